@@ -16,6 +16,7 @@ from superopt.ir.errors import printable
 
 __all__ = ["LINES_EVERY", "Lines", "Progress"]
 
+_TO_STANDARD_ERROR = partial(os.write, 2)
 LINES_EVERY = 30.0  # seconds between plain lines: a log of a two-minute run has four
 
 
@@ -64,7 +65,7 @@ class Lines(threading.Thread):
     """
 
     def __init__(
-        self, what: str, *, every: float = LINES_EVERY, write: Callable[[bytes], object] = partial(os.write, 2)
+        self, what: str, *, every: float = LINES_EVERY, write: Callable[[bytes], object] = _TO_STANDARD_ERROR
     ) -> None:  # fmt: skip
         super().__init__(name="superopt-progress", daemon=True)
         self._state: tuple[int, int | None, str] = (0, None, what)

@@ -37,21 +37,25 @@ Json = Annotated[str | None, typer.Option("--json", metavar="FILE|-", help="writ
 Force = Annotated[bool, typer.Option("-f", "--force", help="overwrite an existing file")]
 Dims = Annotated[
     list[str] | None,
-    typer.Option("--dim", metavar="N=8", help="the size to cost a symbolic dimension at (it stays symbolic)"),
+    typer.Option(
+        "--dim", metavar="N=8", help="the size at which a symbolic dimension is costed and timed (it stays symbolic)"
+    ),
 ]
 Threads = Annotated[
-    int, typer.Option(min=1, max=MOST_THREADS, envvar="SUPEROPT_THREADS", help="threads that are measured with")
+    int, typer.Option(min=1, max=MOST_THREADS, envvar="SUPEROPT_THREADS", help="threads of each measurement")
 ]
 Cluster = Annotated[
     str | None,
     typer.Option("--cluster", metavar="tcp://HOST:8786", envvar="SUPEROPT_CLUSTER",
-                 help="work on the Dask cluster of this scheduler instead (docs/scale.md)"),
+                 help="use the Dask cluster of this scheduler (docs/scale.md)"),
 ]  # fmt: skip
-Seed = Annotated[int, typer.Option(min=0, max=LARGEST, help="the search and the check are deterministic for a seed")]
+Seed = Annotated[
+    int, typer.Option(min=0, max=LARGEST, help="of the inputs that models are run on, and of ties in the search")
+]
 Target = Annotated[str, typer.Option(help="cpu, cuda, or profile:NAME", envvar="SUPEROPT_TARGET")]
 TimeLimit = Annotated[
     float, typer.Option("--time-limit", metavar="S", min=0, envvar="SUPEROPT_TIME_LIMIT",
-                        help="seconds for everything: for emergencies, work is what is budgeted")
+                        help="seconds that a model may take; most take less")
 ]  # fmt: skip
 Runtime = Annotated[
     str, typer.Option("--runtime", metavar="onnxruntime|openvino", envvar="SUPEROPT_RUNTIME",
