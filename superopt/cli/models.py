@@ -81,7 +81,8 @@ def optimize(
         list[str] | None,
         typer.Option(
             metavar="RULE",
-            help="leave out a rule or a family; or algorithms (fewer multiplications), or values (rewrites by weights' elements)",
+            help="leave out a rule or a family; or algorithms (with fewer multiplications), or values (rewrites by the "
+            "elements of weights)",
         ),
     ] = None,
     dim: Dims = None,
@@ -466,7 +467,7 @@ def profile(
         list[str] | None,
         typer.Option(
             metavar="MODEL",
-            help="measure the operators that optimising this model needs; or, of a recorded profile, those that it holds",
+            help="measure the operators that optimising this model needs; of a recorded profile: those that it holds",
         ),
     ] = None,
     time_limit: Annotated[float, typer.Option(metavar="S", min=1)] = 1500.0,
