@@ -156,7 +156,9 @@ def compare(
 ) -> None:
     """Run the corpus, or read a run with --run, and compare it with the baseline. It takes minutes.
 
-    A regression names the rule or the commit that caused it, where that is found. Exit code 6 if a model costs more than its threshold allows or can no longer be optimised, 5 if a result was wrong.
+    A regression names the rule or the commit that caused it, where that is found.
+
+    Exit code 6 if a model costs more than its threshold allows or can no longer be optimised, 5 if a result was wrong.
     """
     from superopt.lab.gate import judge, read_run, run_corpus
 

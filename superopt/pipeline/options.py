@@ -16,7 +16,7 @@ from superopt.runtime.choice import RUNTIMES
 
 __all__ = [
     "ALGORITHMS", "EFFORTS", "MOST_BESIDE", "OBJECTIVES", "VALUES", "Effort", "Options", "Progress", "beside",
-    "bytes_of", "one_of", "quiet", "shown",
+    "bytes_of", "one_of", "quiet",
 ]  # fmt: skip
 
 ALGORITHMS = "algorithms"  # what ``disable`` calls those with fewer multiplications
@@ -126,15 +126,15 @@ class Options:
                  ("threads", self.threads, 1))  # fmt: skip
         for name, number, bound in least:
             if number is not None and not number >= bound:
-                raise InvalidOption(
-                    f"{number:g} is less than {bound:g}", where=shown(name, flags), option=name,
-                    hint="None is no limit" if name == "time_limit" and not flags else "",
-                )  # fmt: skip
+                hint = "None is no limit" if name == "time_limit" and not flags else ""
+                raise _refusal(name, f"{number:g} is less than {bound:g}", flags, hint=hint)
 
 
-def shown(name: str, flags: bool) -> str:
-    """An option as Python's callers write it, or the command line's."""
-    return f"--{name.replace('_', '-')}" if flags else name
+def _refusal(name: str, what: str, flags: bool, **more: str) -> InvalidOption:
+    """The error for a value, with the option as the command line has it, or as Python's callers write it."""
+    if flags:
+        return InvalidOption(f"--{name.replace('_', '-')} {what}", option=name, **more)
+    return InvalidOption(what, where=name, option=name, **more)
 
 
 def one_of(name: str, given: object, known: Sequence[str], flags: bool = False) -> None:
@@ -145,10 +145,8 @@ def one_of(name: str, given: object, known: Sequence[str], flags: bool = False) 
     """
     if given not in known:
         close = difflib.get_close_matches(str(given), known, 1)
-        raise InvalidOption(
-            f"{printable(repr(given))} is none of {', '.join(known)}", where=shown(name, flags), option=name,
-            suggestion=close[0] if close else "",
-        )  # fmt: skip
+        what = f"{printable(repr(given))} is none of {', '.join(known)}"
+        raise _refusal(name, what, flags, suggestion=close[0] if close else "")
 
 
 def bytes_of(text: str, name: str, flags: bool = False) -> int:
@@ -165,10 +163,8 @@ def bytes_of(text: str, name: str, flags: bool = False) -> int:
     except ValueError:
         value = -1.0
     if not 0 < value < 2**60:
-        raise InvalidOption(
-            f"{printable(text)!r} is not a size in bytes", where=shown(name, flags), option=name,
-            hint="write for example 2G or 512M",
-        )  # fmt: skip
+        what = f"{printable(text)!r} is not a size in bytes"
+        raise _refusal(name, what, flags, hint="write for example 2G or 512M")
     return int(value)
 
 
