@@ -70,10 +70,9 @@ def optimize_many(
                 code = code or row["exit_code"]
                 err().print(f"{printable(name)}: {row['error']}", markup=False, soft_wrap=True)
                 continue
-            console.print(
-                f"{printable(name)}  {row['report']['summary']}; wrote {printable(row['output'])}", markup=False,
-                soft_wrap=True,
-            )  # fmt: skip
+            summary = printable(row["report"]["summary"], 400)
+            line = f"{printable(name)}  {summary}; wrote {printable(row['output'])}"
+            console.print(line, markup=False, soft_wrap=True)
     if report_json is not None:
         write_json({"format": "superopt.optimized", "version": 1, "models": rows}, report_json, force)
     return code

@@ -144,7 +144,7 @@ def one_of(name: str, given: object, known: Sequence[str], flags: bool = False) 
         InvalidOption: it names the option, its words, and the one that was probably meant.
     """
     if given not in known:
-        close = difflib.get_close_matches(str(given), known, 1)
+        close = [w for w in known if given and w.startswith(str(given))] or difflib.get_close_matches(str(given), known)
         what = f"{printable(repr(given))} is none of {', '.join(known)}"
         raise _refusal(name, what, flags, suggestion=close[0] if close else "")
 

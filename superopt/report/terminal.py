@@ -57,7 +57,8 @@ def show_report(console: Console, name: str, report: Report, *, estimates: bool 
         report: of the optimisation.
         estimates: with what cost models say, besides what was measured.
     """
-    console.print(f"[bold]{escape(printable(name))}[/bold]  " if name else "", escape(report.summary), sep="")
+    title = f"[bold]{escape(printable(name))}[/bold]  " if name else ""
+    console.print(title + escape(printable(report.summary, 400)))
     console.print(table("", "before", "after", "", rows=facts(report, estimates=estimates), numeric=(1, 2)))
     changed = changed_operators(report)
     if changed:
