@@ -37,7 +37,8 @@ def from_torch(module: torch.nn.Module, example_inputs: Sequence[Any] | torch.Te
         Unsupported: PyTorch cannot export it, or a call changes what it is given or draws random numbers.
     """
     inputs = arguments(example_inputs)
-    tried(module, inputs)
+    with buffers_kept(module):
+        tried(module, inputs)
     held = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     apart = _WithoutState(module, tuple(held), len(inputs))
     graph = exported(apart, (*inputs, *(v.detach() for v in held.values())))
@@ -56,6 +57,18 @@ def from_torch(module: torch.nn.Module, example_inputs: Sequence[Any] | torch.Te
     used = {name for n in nodes for name in n.inputs}
     kept = tuple(w for w in (*weights, *graph.weights) if w.name in used)
     return replace(graph, inputs=graph.inputs[: len(inputs)], nodes=nodes, weights=kept).checked()
+
+
+@contextlib.contextmanager
+def buffers_kept(module: torch.nn.Module) -> Iterator[None]:
+    """Put a module's buffers back: a call in training mode writes running statistics to them."""
+    before = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in before:
+                buffer.copy_(value)
 
 
 def arguments(example_inputs: Any) -> tuple[Any, ...]:
