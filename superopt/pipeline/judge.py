@@ -66,7 +66,8 @@ _PRICED = 0.03
 # Bytes that a node takes in a file, at least: for each node that is gone, constants may take as many more.
 _NODE_BYTES = 64
 
-Improvement = Literal["faster", "simpler", "memory"]  # the last only where less memory was asked for
+# "memory" only where less memory was asked for, "runs" only where the runtime breaks or refuses the input.
+Improvement = Literal["faster", "simpler", "memory", "runs"]
 
 
 @dataclass(frozen=True)

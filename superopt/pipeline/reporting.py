@@ -91,6 +91,7 @@ _IMPROVED = {
     "faster": "the result is faster by more than what was measured or modelled may be off",
     "simpler": "the result has fewer nodes, FLOPs or bytes, none of them more, and was not measured slower",
     "memory": "the result needs less memory",
+    "runs": "the result runs and is right where the runtime breaks or refuses the input",
 }
 _MORE = 2.0  # times the limit that was too short, suggested for another run
 

@@ -8,11 +8,12 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from superopt.ir.graph import Graph
-from superopt.report.measured import Measured
+from superopt.report.measured import Measured, certainty, outcome
 
 __all__ = [
-    "Algorithm", "Applied", "Check", "CheckFailure", "CheckPower", "Cost", "Errors", "FileSize", "Nodes", "Opaque",
-    "Outcome", "Questions", "Reason", "Report", "Search", "Verification", "Work", "operator_counts",
+    "Algorithm", "Applied", "Check", "CheckFailure", "CheckPower", "Cost", "Errors", "FileSize", "Measured", "Nodes",
+    "Opaque", "Outcome", "Questions", "Reason", "Report", "Search", "Verification", "Work", "certainty",
+    "operator_counts", "outcome",
 ]  # fmt: skip
 
 
@@ -109,10 +110,10 @@ class Reason:
 
     Attributes:
         code: of "improved": "faster" (beyond the uncertainty of what was measured or modelled), "simpler" (in nodes,
-            FLOPs and bytes, and not measured slower), "memory" (less, where that was asked for). Of "unchanged":
-            "none_found"; "limits" (e-nodes or steps), "time", "memory_limit", "interrupted": the search ended early;
-            "not_better": what was found is neither faster nor simpler; "not_checked", "check_failed", "refuted": what
-            was found could not be shown equal.
+            FLOPs and bytes, and not measured slower), "memory" (less, where that was asked for), "runs" (where the
+            runtime breaks or refuses the input). Of "unchanged": "none_found"; "limits" (e-nodes or steps), "time",
+            "memory_limit", "interrupted": the search ended early; "not_better": what was found is neither faster nor
+            simpler; "not_checked", "check_failed", "refuted": what was found could not be shown equal.
         text: in words; what to do next, where something can be done.
     """
 

@@ -9,11 +9,17 @@ from superopt.report.quantities import bytes_text, count_text, times_text
 __all__ = ["faster_text", "summary"]
 
 
+_OTHERWISE = {
+    "memory": "less memory, as asked for", "runs": "runs where the runtime breaks or refuses the input",
+}  # fmt: skip
+
+
 def summary(report: Report) -> str:
     """``1.18x faster (5.8 → 4.9 µs, measured); checked equal``, or why the input is returned."""
     if report.status == "unchanged":
         return f"unchanged: {report.reason.text}"
-    what = {"faster": _faster, "memory": _memory}.get(report.reason.code, _simpler)(report)
+    other = _OTHERWISE.get(report.reason.code)
+    what = other or (_faster if report.reason.code == "faster" else _simpler)(report)
     return f"{what}; {_checked(report)}"
 
 
@@ -50,10 +56,6 @@ def _simpler(report: Report) -> str:
     less += [f"{before} → {after}" for before, after in sides if before != after]
     times = "" if report.measured is None else f"; no clear difference in time ({_times(report)[1]})"
     return f"simpler ({', '.join(less) or 'less work'}){times}"
-
-
-def _memory(report: Report) -> str:
-    return "less memory, as asked for"
 
 
 def _checked(report: Report) -> str:
