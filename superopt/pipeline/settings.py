@@ -50,6 +50,11 @@ def options_of(options: Options | None, settings: Mapping[str, Any]) -> Options:
     Raises:
         InvalidOption: there is no such option, or it does not take the value.
     """
+    if options is not None and not isinstance(options, Options):
+        raise InvalidOption(
+            f"a {type(options).__name__} is no superopt.Options", where="options", option="options",
+            hint="write optimize(model, **options) for a dictionary",
+        )  # fmt: skip
     own = {f.name for f in fields(Options)}
     changed: dict[str, Any] = {}
     for name, value in settings.items():

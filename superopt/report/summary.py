@@ -50,10 +50,10 @@ def _simpler(report: Report) -> str:
     nodes, work = report.nodes, report.work
     less = [f"{nodes.before} → {nodes.after} nodes"] if nodes.after < nodes.before else []
     sides = (
-        (count_text(work.flops_before, "FLOP"), count_text(work.flops_after, "FLOP")),
-        (f"{bytes_text(work.bytes_before)} moved", f"{bytes_text(work.bytes_after)} moved"),
+        (count_text(work.flops_before), count_text(work.flops_after), "FLOPs"),
+        (bytes_text(work.bytes_before), bytes_text(work.bytes_after), "moved"),
     )
-    less += [f"{before} → {after}" for before, after in sides if before != after]
+    less += [f"{before} → {after} {what}" for before, after, what in sides if before != after]
     times = "" if report.measured is None else f"; no clear difference in time ({_times(report)[1]})"
     return f"simpler ({', '.join(less) or 'less work'}){times}"
 

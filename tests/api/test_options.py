@@ -85,6 +85,7 @@ def test_the_types_list_the_words_that_are_known(name: str, words: Any) -> None:
         ({"measure": "yes"}, "measure", "measure: 'yes' is not True or False"),
         ({"disable": [3]}, "disable", "disable: [3] is not a sequence of names"),
         ({"rules": 3}, "rules", "rules: 3 is not the path of a folder"),
+        ({"options": {"seed": 1}}, "options", "options: a dict is no superopt.Options; write optimize(model, **opt"),
     ],
     ids=lambda value: str(value)[:20] if isinstance(value, dict) else "",
 )

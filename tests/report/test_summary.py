@@ -47,7 +47,7 @@ UNCHANGED = replace(FASTER, status="unchanged", measured=None, reason=Reason("ti
         (replace(FASTER, measured=replace(RACED, before_ms=80.0, ratio=0.05)),
          "20.0x faster (80.00 → 4.00 ms, measured); checked equal"),
         (ESTIMATED, "1.16x faster (6.4 → 5.5 µs, estimated for profile:cpu-epyc-2core); checked equal"),
-        (SIMPLER, "simpler (12 → 9 nodes, 1.00 kFLOP → 900 FLOP, 4.0 KiB moved → 2.0 KiB moved); no clear difference "
+        (SIMPLER, "simpler (12 → 9 nodes, 1.00 k → 900 FLOPs, 4.0 KiB → 2.0 KiB moved); no clear difference "
                   "in time (5.8 → 5.8 µs, measured); checked equal"),
         (replace(FASTER, reason=Reason("memory", "…")), "less memory, as asked for; checked equal"),
         (replace(FASTER, errors=Errors(1e-7, 2e-7, 3, 1e-5, 4.0)),
