@@ -250,9 +250,9 @@ def optimize(
     show_report(console, model, result.report, estimates=explain)
     if explain:
         show_explanation(console, result.report)
-    if output is None:
-        console.print("not written; add -o FILE" if result.report.status == "improved" else "nothing to write")
-    elif output != "-":
+    if output is None and result.report.status == "improved":
+        console.print("not written; add -o FILE")
+    elif output not in (None, "-"):
         console.print(f"wrote {', '.join((output, *beside))}", markup=False)
     if certificates is not None:
         console.print(

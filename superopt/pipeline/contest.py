@@ -64,8 +64,9 @@ class Contest:
         )  # fmt: skip
         if compared.hopeless and races and not task.options.measure:
             return Judgement(
-                None, f"the rewritten graph is not simpler, and it is modelled at {compared.modelled:.3f} of the "
-                "input's time: two loadings of one model differ by as much", hopeless=True,
+                None, f"the rewritten graph is not simpler ({compared.larger}), and it is modelled at "
+                f"{compared.modelled:.3f} of the input's time: two loadings of one model differ by as much",
+                hopeless=True,
             ), None  # fmt: skip
 
         seconds = min(_TOLD * (before_cost.us + after_cost.us) / 1e6, _LONGER * task.effort.race)

@@ -154,6 +154,11 @@ def test_a_race_goes_on_while_it_could_change_something() -> None:
     assert not Comparison(INPUT, LESS, 0.9, measured=raced(1.02, spread=0.3)).settled
     assert not Comparison(INPUT, TRADED, 0.9, measured=raced(0.99, spread=0.3)).settled
     assert Comparison(INPUT, TRADED, 0.9, measured=raced(0.5)).settled
+    close = Comparison(INPUT, TRADED, 0.9, measured=raced(0.98, spread=0.01))
+    assert close.settled  # what is open is how the models were loaded, so they are loaded again
+    assert (close.loaded_so, close.judged().taken) == (True, False)
+    again = Comparison(INPUT, TRADED, 0.9, measured=raced(0.98, spread=0.01, rounds=31, sittings=16))
+    assert (again.settled, again.loaded_so, again.judged().improvement) == (True, False, "faster")
     assert Comparison(INPUT, TRADED, 0.9, measured=raced(0.5, rounds=3)).settled  # three rounds show what is that large
     assert not Comparison(INPUT, TRADED, 0.9, measured=raced(0.9, rounds=3)).settled
     assert not Comparison(INPUT, TRADED, 0.9, measured=raced(0.5, spread=0.0, rounds=2)).settled  # and two show nothing
