@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,15 +24,15 @@ def refuse_second(models: list[str]) -> None:
     """
     from superopt.formats import load
 
-    first, second = Path(models[0]), models[1]
-    if len(models) != 2 or second == "-" or (models[0] != "-" and not first.is_file()):
+    first, second = models[0], models[1]
+    if len(models) != 2 or second == "-" or (first != "-" and not os.path.isfile(first)):
         return
     try:
         load(Path(second))
     except SuperoptError as error:
-        if Path(second).exists() and error.hint:  # a model of another format
+        if os.path.exists(second) and error.hint:  # a model of another format
             raise
-        what = error.what if Path(second).exists() else "does not exist"
+        what = error.what if os.path.exists(second) else "does not exist"
         raise UsageError(what, where=printable(second), hint=f"did you mean -o {printable(second)}?") from None
 
 

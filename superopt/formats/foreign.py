@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -64,7 +65,10 @@ def foreign_name(path: Path) -> InvalidModel | None:
 
 def foreign_folder(path: Path) -> InvalidModel:
     """The error for a folder, by what lies in it."""
-    names = sorted(p.name for p in path.iterdir())[:10_000]
+    try:
+        names = sorted(os.listdir(path))
+    except OSError:  # it may not be read
+        names = []
     shown = printable(str(path))
     if "saved_model.pb" in names:
         return _refusal("a TensorFlow SavedModel", _TF.format("--saved-model {name}"), shown)
@@ -73,10 +77,10 @@ def foreign_folder(path: Path) -> InvalidModel:
     models = [n for n in names if n.endswith(".onnx")]
     if models:
         more = f" (it holds {len(models)} ONNX models)" if len(models) > 1 else ""
-        return InvalidModel(f"is a folder{more}", hint=f"name the model: {printable(str(path / models[0]))}")
+        return InvalidModel(f"is a directory{more}", hint=f"name the model: {printable(str(path / models[0]))}")
     if "config.json" in names:
-        return _refusal("a folder of a model's configuration and weights", _HUB.format("{name}"), shown)
-    return InvalidModel("is a folder", hint="name the file of a model; " + READS)
+        return _refusal("a directory of a model's configuration and weights", _HUB.format("{name}"), shown)
+    return InvalidModel("is a directory", hint="name the file of a model; " + READS)
 
 
 def _refusal(what: str, hint: str, name: str) -> InvalidModel:

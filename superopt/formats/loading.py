@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -42,7 +43,7 @@ def load_with_files(path: Path | str, *, external: bool = True) -> tuple[Graph, 
     path = Path(path)
     files = ExternalFiles(path.parent, external)
     try:
-        if path.is_dir():
+        if os.path.isdir(path):
             raise foreign_folder(path)
         found = lean(path, MAX_MESSAGE)
         graph = _checked(
@@ -50,7 +51,7 @@ def load_with_files(path: Path | str, *, external: bool = True) -> tuple[Graph, 
             else from_model_bytes(found.message, files, found.weights)
         )  # fmt: skip
     except SuperoptError as error:
-        foreign = foreign_name(path) if not error.hint and path.is_file() else None
+        foreign = foreign_name(path) if not error.hint and os.path.isfile(path) else None
         raise (foreign or error).within(printable(str(path))) from error
     return graph, (path, *files.paths)
 

@@ -54,10 +54,10 @@ def test_a_file_of_another_format_names_the_converter(
     ("holds", "what", "hint"),
     [
         (["saved_model.pb"], "is a TensorFlow SavedModel, not an ONNX model", "tf2onnx.convert --saved-model {path}"),
-        (["b.onnx", "a.onnx"], "is a folder (it holds 2 ONNX models)", "name the model: {path}/a.onnx"),
-        (["only.onnx", "readme"], "is a folder", "name the model: {path}/only.onnx"),
-        (["config.json", "model.safetensors"], "is a folder of a model's", "optimum-cli export onnx --model {path}"),
-        ([], "is a folder", "name the file of a model"),
+        (["b.onnx", "a.onnx"], "is a directory (it holds 2 ONNX models)", "name the model: {path}/a.onnx"),
+        (["only.onnx", "readme"], "is a directory", "name the model: {path}/only.onnx"),
+        (["config.json", "model.safetensors"], "is a directory of a model's", "optimum-cli export onnx --model {path}"),
+        ([], "is a directory", "name the file of a model"),
     ],
 )
 def test_a_folder_names_what_to_do_with_it(holds: list[str], what: str, hint: str, tmp_path: Path) -> None:
