@@ -112,7 +112,8 @@ class Library(Mapping[str, Rule]):
         """The library with some rules or families switched on (only these) or off.
 
         Args:
-            enable, disable: rule ids and families.
+            enable: ids and families of the only rules that are used.
+            disable: ids and families of rules that are not used.
             beside: what can be disabled besides, and may have been meant.
 
         Raises:
