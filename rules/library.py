@@ -17,7 +17,7 @@ from pathlib import Path
 
 from superopt.formats.files import replace_file
 from superopt.ir.collecting import rarely_collected
-from superopt.ir.errors import UsageError, printable
+from superopt.ir.errors import InvalidOption, printable
 from superopt.rules.floats import FLOATS, Directions, Floats, float_key, read_floats
 from superopt.rules.grammar import parse_rule
 from superopt.rules.kept import kept_rules
@@ -106,16 +106,23 @@ class Library(Mapping[str, Rule]):
     def _floats(self) -> dict[str, Floats]:
         return {}
 
-    def select(self, *, enable: Sequence[str] = (), disable: Sequence[str] = ()) -> Library:
+    def select(
+        self, *, enable: Sequence[str] = (), disable: Sequence[str] = (), beside: Sequence[str] = ()
+    ) -> Library:  # fmt: skip
         """The library with some rules or families switched on (only these) or off.
 
+        Args:
+            enable: ids and families of the only rules that are used.
+            disable: ids and families of rules that are not used.
+            beside: what can be disabled besides, and may have been meant.
+
         Raises:
-            UsageError: no rule or family has a name that was given; the closest name is suggested.
+            InvalidOption: no rule or family has a name that was given; the closest name is suggested.
         """
         on = self._named(enable) if enable else frozenset(self)
-        return replace(self, chosen=on - self._named(disable))
+        return replace(self, chosen=on - self._named(disable, beside))
 
-    def _named(self, names: Iterable[str]) -> frozenset[str]:
+    def _named(self, names: Iterable[str], beside: Sequence[str] = ()) -> frozenset[str]:
         found: set[str] = set()
         for name in names:
             if name in self.rules:
@@ -123,9 +130,11 @@ class Library(Mapping[str, Rule]):
             elif name in self.families:
                 found |= {r.id for r in self.families[name]}
             else:
-                close = difflib.get_close_matches(name, [*self.rules, *self.families], 1, 0.5)
-                hint = f"did you mean {close[0]}?" if close else "`superopt rules list` shows them all"
-                raise UsageError(f"no rule or family is called {printable(name)!r}", hint=hint)
+                close = difflib.get_close_matches(name, [*self.rules, *self.families, *beside], 1, 0.5)
+                raise InvalidOption(
+                    f"no rule or family is called {printable(name)!r}", suggestion=close[0] if close else "",
+                    hint="" if close else "`superopt rules list` shows them all",
+                )  # fmt: skip
         return frozenset(found)
 
     def with_verdicts(self, verdicts: Mapping[str, Mapping[str, object]]) -> Library:

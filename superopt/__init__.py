@@ -2,8 +2,8 @@
 
 import superopt
 result = superopt.optimize("model.onnx")
+print(result)
 result.save("faster.onnx")
-print(result.report.json()["cost"])
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from superopt import errors
     from superopt.frontend.from_jax import from_jax
     from superopt.frontend.jit import jit
     from superopt.pipeline import Options, Result, load
@@ -26,10 +27,11 @@ if TYPE_CHECKING:
     )  # fmt: skip
     from superopt.pipeline.door import optimize
     from superopt.pipeline.pytorch import explain, from_torch
+    from superopt.pipeline.settings import Settings
 
 __all__ = [
-    "TIME_LIMIT", "Options", "Result", "explain", "from_jax", "from_torch", "gradients", "hessian_vector", "jit", "jvp",
-    "linearize", "load", "modes", "optimize", "train_step", "training_loop", "vjp",
+    "TIME_LIMIT", "Options", "Result", "Settings", "errors", "explain", "from_jax", "from_torch", "gradients",
+    "hessian_vector", "jit", "jvp", "linearize", "load", "modes", "optimize", "train_step", "training_loop", "vjp",
 ]  # fmt: skip
 
 TIME_LIMIT = 120.0  # seconds that a model may take, unless told otherwise: work is what is budgeted
@@ -42,6 +44,7 @@ _HOMES = {
     ),
     "from_jax": "frontend.from_jax",
     "jit": "frontend.jit",
+    "Settings": "pipeline.settings",
     "optimize": "pipeline.door",
     **dict.fromkeys(("explain", "from_torch"), "pipeline.pytorch"),
 }
@@ -52,5 +55,7 @@ def __getattr__(name: str) -> Any:
     if name in __all__:
         from importlib import import_module
 
+        if name == "errors":
+            return import_module("superopt.errors")
         return getattr(import_module(f"superopt.{_HOMES.get(name, 'pipeline')}"), name)
     raise AttributeError(f"module 'superopt' has no attribute {name!r}")

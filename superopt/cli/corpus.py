@@ -33,36 +33,56 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = typer.Typer(no_args_is_help=True, help="A folder of models as a gate: what got slower, what got wrong, and why.")
+app = typer.Typer(
+    no_args_is_help=True,
+    help="A gate in CI: optimise a folder of models, and compare costs and checks with a recorded baseline.",
+)
 
 Models = Annotated[
-    list[str] | None, typer.Argument(help="models, folders or glob patterns; corpus/ or the settings' if none is given")
+    list[str] | None,
+    typer.Argument(help="models, folders or glob patterns; by default those of the settings file, or corpus/"),
 ]
 Target = Annotated[
     str | None,
-    typer.Option(help="profile:NAME is deterministic; the baseline's if not given", envvar="SUPEROPT_TARGET"),
+    typer.Option(help="profile:NAME is deterministic; by default the baseline's", envvar="SUPEROPT_TARGET"),
 ]
 Baseline = Annotated[Path | None, typer.Option(metavar="FILE", help="the recorded baseline")]
 TimeLimit = Annotated[float | None, typer.Option(metavar="S", min=0, help="seconds for one model")]
 Workers = Annotated[
-    int | None, typer.Option(min=0, max=MOST_WORKERS, help="models at once; 0: one a core, as far as memory allows")
+    int | None,
+    typer.Option(min=0, max=MOST_WORKERS, help="how many models run at once; 0: one a core, as far as memory allows"),
 ]
-Disable = Annotated[list[str] | None, typer.Option(metavar="RULE", help="do without a rule or a family")]
-Rules = Annotated[Path | None, typer.Option(metavar="DIR", help="a rule library besides the built-in one")]
-Measure = Annotated[bool, typer.Option("--measure", help="also time input and result side by side (advisory)")]
-NoCheck = Annotated[bool, typer.Option("--no-check", help="skip the check against the reference")]
-Seed = Annotated[int | None, typer.Option(min=0, max=LARGEST, help="of the search and the check")]
+Disable = Annotated[list[str] | None, typer.Option(metavar="RULE", help="leave out a rule or a family")]
+Rules = Annotated[Path | None, typer.Option(metavar="DIR", help="a library of rules used besides the built-in one")]
+Measure = Annotated[
+    bool, typer.Option("--measure", help="also time input and result side by side; times decide nothing here")
+]
+NoCheck = Annotated[bool, typer.Option("--no-check", help="do not compare results with the inputs")]
+Seed = Annotated[
+    int | None, typer.Option(min=0, max=LARGEST, help="of the inputs that models are run on, and of ties in the search")
+]
 Markdown = Annotated[str | None, typer.Option(metavar="FILE|-", help="write a Markdown summary")]
 JUnit = Annotated[str | None, typer.Option("--junit", metavar="FILE|-", help="write JUnit XML")]
 Sarif = Annotated[str | None, typer.Option("--sarif", metavar="FILE|-", help="write a SARIF 2.1.0 log")]
 Threshold = Annotated[
     float | None, typer.Option(min=0, help="growth of a model's cost that is a regression; 0.02 is 2 %")
 ]
-Total = Annotated[float | None, typer.Option(min=0, help="the same for the geometric mean over all models")]
-BisectLimit = Annotated[float | None, typer.Option(metavar="S", min=0, help="seconds for finding culprits")]
-Resume = Annotated[Path | None, typer.Option(metavar="FOLDER", help="keep each model's row, and go on from them")]
-TotalLimit = Annotated[float | None, typer.Option(metavar="S", min=0, help="begin no further model after this")]
-Recorded = Annotated[Path | None, typer.Option("--run", metavar="FILE", help="a run that `corpus run --json` wrote")]
+Total = Annotated[
+    float | None, typer.Option(min=0, help="growth of the geometric mean over all models that is a regression")
+]
+BisectLimit = Annotated[
+    float | None,
+    typer.Option(metavar="S", min=0, help="seconds for finding the commits or rules that made a model slower"),
+]
+Resume = Annotated[
+    Path | None, typer.Option(metavar="FOLDER", help="keep each model's row there, and continue from them")
+]
+TotalLimit = Annotated[
+    float | None, typer.Option(metavar="S", min=0, help="seconds after which no further model is begun")
+]
+Recorded = Annotated[
+    Path | None, typer.Option("--run", metavar="FILE", help="use the run that `corpus run --json` wrote")
+]
 
 
 @app.command("run")
@@ -86,9 +106,9 @@ def run_command(
     junit: JUnit = None,
     sarif: Sarif = None,
 ) -> None:
-    """Optimise every model, check it, and show the modelled costs; beside the baseline's, if there is one.
+    """Optimise and check every model, and show estimated costs beside the baseline's. It takes minutes.
 
-    Exit code 5 if a result was wrong. `compare` is the gate that also judges costs.
+    Exit code 5 if a result was wrong. `compare` also fails where a model costs more than the baseline allows.
     """
     from superopt.lab.gate import judge, run_corpus
     from superopt.report.corpus import Comparison
@@ -134,7 +154,9 @@ def compare(
     junit: JUnit = None,
     sarif: Sarif = None,
 ) -> None:
-    """Run the corpus (or take a run with --run) and judge it against the baseline; culprits are named.
+    """Run the corpus, or read a run with --run, and compare it with the baseline. It takes minutes.
+
+    A regression names the rule or the commit that caused it, where that is found.
 
     Exit code 6 if a model costs more than its threshold allows or can no longer be optimised, 5 if a result was wrong.
     """
@@ -172,7 +194,7 @@ def update(
     disable: Disable = None,
     no_check: NoCheck = False,
 ) -> None:
-    """Run the corpus (or take a run with --run) and record it as the baseline; each model's history grows by a line.
+    """Run the corpus, or read a run with --run, and record it as the baseline. It takes minutes.
 
     Nothing is recorded if a result was wrong (exit code 5).
     """

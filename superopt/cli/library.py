@@ -44,7 +44,7 @@ app.command()(extend)
 
 LEARNING_SECONDS = 300.0  # of discover --from, where nothing else is said
 
-Rules = Annotated[Path | None, typer.Option("--rules", metavar="DIR", help="a library besides the built-in one")]
+Rules = Annotated[Path | None, typer.Option("--rules", metavar="DIR", help="a library used besides the built-in one")]
 
 
 @app.command("list")
@@ -53,7 +53,8 @@ def list_rules(
     operator: Annotated[str | None, typer.Option(metavar="OP", help="only rules that mention this operator")] = None,
     verdict: Annotated[str | None, typer.Option(help="only this verdict, e.g. proved_all_sizes")] = None,
     search: Annotated[
-        str | None, typer.Option(metavar="WORDS", help="the likeliest first: 'conv batchnorm fold', qkv, gelu …")
+        str | None,
+        typer.Option(metavar="WORDS", help="search by words, best match first: 'conv batchnorm fold', qkv, gelu …"),
     ] = None,
     rules: Rules = None,
     report_json: Json = None,
@@ -100,12 +101,12 @@ def show(
     rule_id: Annotated[str, typer.Argument(metavar="ID")],
     rules: Rules = None,
     certificate: Annotated[
-        bool, typer.Option("--certificate", help="prove it again and write its certificate to the standard output")
+        bool, typer.Option("--certificate", help="prove the rule again and write its certificate to standard output")
     ] = False,
     report_json: Json = None,
     force: Force = False,
 ) -> None:
-    """Show one rule: both sides, preconditions, and what is known of it."""
+    """Show one rule: both sides, preconditions, proof and verdicts in floating point."""
     from superopt.report.naming import rule_name
     from superopt.rules import format_rule, load_library
 
@@ -166,7 +167,7 @@ def prove(
     workers: Annotated[int, typer.Option(min=1, max=MOST_WORKERS, help="processes")] = 2,
     cluster: Cluster = None,
     resume: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="keep each verdict there, and go on from those that it has")
+        Path | None, typer.Option(metavar="FILE", help="keep each verdict there, and continue from them")
     ] = None,
     time_limit: Annotated[float, typer.Option(metavar="S", min=0.1, help="seconds for one proof")] = 10.0,
     seed: Seed = 0,
@@ -261,7 +262,7 @@ def _show_verdicts(data: dict[str, dict[str, Any]]) -> None:
 
 
 @app.command("check-certificate")
-def check_certificate(file: Annotated[Path, typer.Argument(help="ID.json, as it was written or downloaded")]) -> None:
+def check_certificate(file: Annotated[Path, typer.Argument(help="a certificate, ID.json")]) -> None:
     """Check a certificate with the independent checker and the installed solvers. Exit code 5 if it is rejected."""
     from superopt.verifier.checker import check_certificate as replay
 
@@ -310,11 +311,11 @@ def export(
 def derive(
     file: Annotated[Path, typer.Argument(help="a TOML file of rules")],
     rules: Rules = None,
-    alone: Annotated[bool, typer.Option("--alone", help="by the rules of --rules alone, no built-in ones")] = False,
+    alone: Annotated[bool, typer.Option("--alone", help="use the rules of --rules alone")] = False,
     report_json: Json = None,
     force: Force = False,
 ) -> None:
-    """Say which rules of FILE follow from the library, and by which of its rules. Exit code 0 either way."""
+    """Show which rules of FILE follow from the library, and from which of its rules. Exit code 0 in any case."""
     from superopt.discovery import derive as look
     from superopt.rules import load_library
 
@@ -337,9 +338,11 @@ def derive(
 
 @app.command()
 def merge(
-    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="what runs of superopt discover wrote")],
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="folders that superopt discover wrote")],
     destination: Annotated[Path, typer.Option("--out", metavar="DIR", help="where the library is written")],
-    config: Annotated[Path | None, typer.Option(metavar="FILE", help="whose seed and effort count")] = None,
+    config: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="the configuration that sets seed and effort")
+    ] = None,
     workers: Annotated[int, typer.Option(min=1, max=MOST_WORKERS, help="processes")] = 1,
     cluster: Cluster = None,
 ) -> None:
@@ -361,7 +364,9 @@ def merge(
 
 @app.command()
 def growth(
-    folder: Annotated[Path | None, typer.Argument(help="what superopt discover wrote; the built-in library")] = None,
+    folder: Annotated[
+        Path | None, typer.Argument(help="a folder that superopt discover wrote; by default the built-in library")
+    ] = None,
     report_json: Json = None,
     force: Force = False,
 ) -> None:
@@ -384,7 +389,9 @@ def growth(
 
 @app.command()
 def gains(
-    folder: Annotated[Path | None, typer.Argument(help="what superopt discover wrote; the built-in library")] = None,
+    folder: Annotated[
+        Path | None, typer.Argument(help="a folder that superopt discover wrote; by default the built-in library")
+    ] = None,
     record: Annotated[bool, typer.Option("--record", help="price them anew, for a profile recorded since")] = False,
     report_json: Json = None,
     force: Force = False,
@@ -423,9 +430,7 @@ def _gains_anew(folder: Path) -> dict[str, dict[str, Any]]:
 def discover(
     models: Annotated[
         list[str] | None,
-        typer.Option(
-            "--from", metavar="MODEL", help="learn from this model's own parts what the library does not know"
-        ),
+        typer.Option("--from", metavar="MODEL", help="discover rules for parts of this model that the library lacks"),
     ] = None,
     config: Annotated[Path | None, typer.Option(metavar="FILE", help="rules/discovery.toml by default")] = None,
     profile: Annotated[

@@ -2,17 +2,38 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from superopt.cli.outputs import claim
 from superopt.cli.shell import Progress, err, going_on, out, write_json
-from superopt.ir.errors import UsageError, printable
+from superopt.ir.errors import SuperoptError, UsageError, printable
 
 if TYPE_CHECKING:
     from superopt.pipeline import Options
 
-__all__ = ["optimize_many"]
+__all__ = ["optimize_many", "refuse_second"]
+
+
+def refuse_second(models: list[str]) -> None:
+    """Refuse a second name that is no model, where no output was named: it was probably meant as that.
+
+    Raises:
+        UsageError: it is none.
+    """
+    from superopt.formats import load
+
+    first, second = models[0], models[1]
+    if len(models) != 2 or second == "-" or (first != "-" and not os.path.isfile(first)):
+        return
+    try:
+        load(Path(second))
+    except SuperoptError as error:
+        if os.path.exists(second) and error.hint:  # a model of another format
+            raise
+        what = error.what if os.path.exists(second) else "does not exist"
+        raise UsageError(what, where=printable(second), hint=f"did you mean -o {printable(second)}?") from None
 
 
 def optimize_many(
@@ -28,7 +49,7 @@ def optimize_many(
     from superopt.pipeline.many import JOURNAL, optimize_all
 
     if folder is None or folder == "-":
-        raise UsageError("several models need a folder for their results", hint="-o DIR")
+        raise UsageError("several models need a folder for their results", hint="add -o DIR")
     if "-" in models:
         raise UsageError("- is one model; several are named", hint="optimise standard input alone")
     place = Path(folder)
@@ -50,11 +71,9 @@ def optimize_many(
                 code = code or row["exit_code"]
                 err().print(f"{printable(name)}: {row['error']}", markup=False, soft_wrap=True)
                 continue
-            cost = row["report"]["cost"]
-            console.print(
-                f"{printable(name)}  {row['report']['status']}  {cost['before_us']:,.1f} → {cost['after_us']:,.1f} µs "
-                f"modelled  {printable(row['output'])}", markup=False, soft_wrap=True,
-            )  # fmt: skip
+            summary = printable(row["report"]["summary"], 400)
+            line = f"{printable(name)}  {summary}; wrote {printable(row['output'])}"
+            console.print(line, markup=False, soft_wrap=True)
     if report_json is not None:
         write_json({"format": "superopt.optimized", "version": 1, "models": rows}, report_json, force)
     return code

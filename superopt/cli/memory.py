@@ -17,7 +17,7 @@ def memory(
     model: Model,
     dim: Dims = None,
     made: Annotated[
-        str | None, typer.Option("--result", metavar="MODEL", help="what was made of it, shown beside it")
+        str | None, typer.Option("--result", metavar="MODEL", help="the result of optimising MODEL, shown beside it")
     ] = None,
     report_json: Json = None,
     report_html: Annotated[
@@ -25,7 +25,7 @@ def memory(
     ] = None,
     force: Force = False,
 ) -> None:
-    """Show what MODEL's activations take in ONNX Runtime, over the steps of a run, and what no order goes below."""
+    """Show the memory of MODEL's activations in ONNX Runtime, step by step, and a bound that no order goes below."""
     from superopt.formats import load
     from superopt.pipeline.footprint import footprint, footprint_data
     from superopt.report.memory import show_memory

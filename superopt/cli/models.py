@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from superopt import TIME_LIMIT
-from superopt.cli.many import optimize_many
+from superopt.cli.many import optimize_many, refuse_second
 from superopt.cli.outputs import claim, distinct, refuse_own_files
 from superopt.cli.shell import (
     MOST_WORKERS,
@@ -49,56 +49,86 @@ MOST_TRIALS = 1_000_000  # of verify: more would be waited for in vain
 
 def optimize(
     context: typer.Context,
-    models: Annotated[list[str], typer.Argument(metavar="MODEL...", help="ONNX or superopt JSON; - for stdin")],
+    models: Annotated[
+        list[str], typer.Argument(metavar="MODEL...", help="ONNX model or superopt JSON graph; - reads standard input")
+    ],
     output: Annotated[
         str | None,
-        typer.Option("-o", "--output", metavar="OUT", help=".onnx or .json; - for stdout; of several models a folder"),
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="OUT",
+            help="where the result is written: .onnx or .json; - is standard output; a folder for several models",
+        ),
     ] = None,
     target: Target = "cpu",
     runtime: Runtime = "onnxruntime",
     time_limit: TimeLimit = TIME_LIMIT,
     memory_limit: Annotated[
         str | None,
-        typer.Option(metavar="B", envvar="SUPEROPT_MEMORY_LIMIT", help="of the result and the search: bytes, 512M, 2G"),
+        typer.Option(
+            metavar="B",
+            envvar="SUPEROPT_MEMORY_LIMIT",
+            help="bytes that the result may take in memory, and the search on top: 512M, 2G",
+        ),
     ] = None,
     seed: Seed = 0,
-    rules: Annotated[Path | None, typer.Option(metavar="DIR", help="a rule library besides the built-in one")] = None,
+    rules: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="a library of rules used besides the built-in one")
+    ] = None,
     enable: Annotated[list[str] | None, typer.Option(metavar="RULE", help="use only these rules or families")] = None,
     disable: Annotated[
-        list[str] | None, typer.Option(metavar="RULE", help="do without a rule, a family, algorithms, or values")
+        list[str] | None,
+        typer.Option(
+            metavar="RULE",
+            help="leave out a rule or a family; or algorithms (with fewer multiplications), or values (rewrites by the "
+            "elements of weights)",
+        ),
     ] = None,
     dim: Dims = None,
     threads: Threads = 1,
     workers: Annotated[
-        int, typer.Option(min=0, max=MOST_WORKERS, help="of several models: at once; 0: one a core")
+        int, typer.Option(min=0, max=MOST_WORKERS, help="how many models are optimised at once; 0: one a core")
     ] = 0,
     cluster: Cluster = None,
-    measure: Annotated[bool, typer.Option("--measure", help="time input and result side by side")] = False,
+    measure: Annotated[
+        bool,
+        typer.Option(
+            "--measure", help="time the input and the result for longer, and on this machine whatever the target"
+        ),
+    ] = False,
     verify_by: Annotated[
-        str, typer.Option("--verify", metavar="test|certify", help="certify: also prove the result region by region")
+        str,
+        typer.Option("--verify", metavar="test|certify", help="certify: also prove the result equal, region by region"),
     ] = "test",
-    no_check: Annotated[bool, typer.Option("--no-check", help="skip the check against the input")] = False,
+    no_check: Annotated[bool, typer.Option("--no-check", help="do not compare the result with the input")] = False,
     check: Annotated[
-        str, typer.Option(metavar="quick|full", help="full: also judge by a float64 reference, however long it takes")
+        str,
+        typer.Option(
+            metavar="quick|full", help="full: also compare both with a float64 reference, however long it takes"
+        ),
     ] = "quick",
-    strict: Annotated[bool, typer.Option("--strict", help="fail (exit 4) if a node is not understood")] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="fail (exit 4) if superopt does not understand a node")
+    ] = False,
     floats: Annotated[
         str,
         typer.Option(
             "--float",
             metavar="strict|standard|fast",
-            help="rules where floats are safe; where conditions hold, too; all that are true of the reals. Algorithms "
-            "with fewer multiplications: none; errors up to 1e-5; up to 1e-4",
+            help="strict: rules that are safe for all floats, and no algorithm with fewer multiplications. standard: "
+            "also rules whose conditions hold, and algorithms with errors up to 1e-5. fast: all rules that are true of "
+            "the reals, and errors up to 1e-4",
         ),
     ] = "standard",
     effort: Annotated[
-        str, typer.Option(metavar="quick|default|thorough", help="how much work the search may do")
+        str, typer.Option(metavar="quick|default|thorough", help="how much work the search and the measurements may do")
     ] = "default",
     objective: Annotated[
         str,
         typer.Option(
             metavar="time|memory|pareto",
-            help="memory: activations take least; pareto: also what trades time "
+            help="memory: the least memory for activations; pareto: also results that trade time "
             "for memory, written beside OUT as OUT-1, OUT-2, ...",
         ),
     ] = "time",
@@ -108,11 +138,14 @@ def optimize(
             "--discover",
             metavar="S",
             min=1,
-            help="first look so many seconds for rules of MODEL's own: at most half of a time limit that is given",
+            help="first search so many seconds for rules of MODEL's own, at most half of a given time limit",
         ),
     ] = None,
     explain: Annotated[
-        bool, typer.Option("--explain", help="show where each rule was applied, and near misses")
+        bool,
+        typer.Option(
+            "--explain", help="show each step with its estimated gain, where rules were applied, and near misses"
+        ),
     ] = False,
     report_json: Json = None,
     report_html: Annotated[
@@ -121,35 +154,37 @@ def optimize(
     certificates: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="write what the weights' elements allowed, for superopt check-values MODEL DIR"
+            metavar="DIR",
+            help="write certificates of rewrites by weights' elements, for superopt check-values MODEL DIR",
         ),
     ] = None,
     force: Force = False,
 ) -> None:
-    """Rewrite MODEL into a faster, equivalent one, and report what changed.
+    """Rewrite MODEL into a faster, equivalent one, and report what changed. It takes seconds to minutes.
 
-    Several models go into the folder OUT, as many at once as --workers or --cluster says; a run that was stopped goes
-    on where it was.
+    The input is returned unchanged where no result is faster beyond the uncertainty of the measurement, or simpler.
+
+    Several models are written into the folder OUT; the same command continues a run that was stopped.
     """
     with rarely_collected():  # hundreds of modules
         from superopt import pipeline
         from superopt.pipeline import forked
-        from superopt.pipeline.options import MOST_BESIDE
+        from superopt.pipeline.options import MOST_BESIDE, one_of
         from superopt.report.terminal import show_explanation, show_report
         from superopt.runtime.limits import thrifty_heap
 
-    if verify_by not in ("test", "certify"):
-        raise UsageError(f"--verify {printable(verify_by)!r} is neither test nor certify")
-    if check not in ("quick", "full"):
-        raise UsageError(f"--check {printable(check)!r} is neither quick nor full")
+    one_of("verify", verify_by, ("test", "certify"), flags=True)
+    one_of("check", check, ("quick", "full"), flags=True)
     options = pipeline.Options(
         target=target, time_limit=time_limit, memory_limit=parse_bytes(memory_limit), seed=seed, rules=rules,
         enable=tuple(enable or ()), disable=tuple(disable or ()), sizes=parse_dims(dim or []), threads=threads,
         measure=measure, check=not no_check, full_check=check == "full", certify=verify_by == "certify", strict=strict,
         floats=floats, effort=effort, runtime=runtime, objective=objective,
     )  # fmt: skip
-    options.validate({"floats": "--float", "effort": "--effort", "objective": "--objective"})
+    options.validate(flags=True)
     if len(models) > 1:
+        if output is None:
+            refuse_second(models)
         if explain or learn is not None or report_html is not None or certificates is not None:
             raise UsageError("--explain, --discover, --certificates and --html are about one model", hint="name one")
         code = optimize_many(
@@ -169,7 +204,7 @@ def optimize(
     if learn is not None and rules is not None:
         raise UsageError("--discover writes rules of its own", hint="leave out --rules, or discover --from beforehand")
     thrifty_heap()
-    forked.allow("rich.live")  # which only draws
+    forked.allow("rich.live", "superopt.cli.progress")  # which only show what is done
     with Input(model) as path, Progress() as progress, ExitStack() as held:
         if learn is not None:
             from superopt.pipeline.learning import learn_from
@@ -212,10 +247,12 @@ def optimize(
         write_text(render(model, result.report), str(report_html), force)
     busy = "-" in (output, report_json)
     console = err() if busy else out()
-    show_report(console, model, result.report)
+    show_report(console, model, result.report, estimates=explain)
     if explain:
         show_explanation(console, result.report)
-    if output not in (None, "-"):
+    if output is None and result.report.status == "improved":
+        console.print("not written; add -o FILE")
+    elif output not in (None, "-"):
         console.print(f"wrote {', '.join((output, *beside))}", markup=False)
     if certificates is not None:
         console.print(
@@ -239,17 +276,18 @@ def explain(
     time_limit: TimeLimit = TIME_LIMIT,
     dim: Dims = None,
     made: Annotated[
-        str | None, typer.Option("--result", metavar="MODEL", help="what was made of it, instead of optimising again")
+        str | None,
+        typer.Option("--result", metavar="MODEL", help="the result of an earlier run; MODEL is not optimised again"),
     ] = None,
-    step: Annotated[int | None, typer.Option(metavar="N", min=1, help="write the model after step N to -o")] = None,
+    step: Annotated[int | None, typer.Option(metavar="N", min=1, help="write the model after step N to OUT")] = None,
     output: Annotated[str | None, typer.Option("-o", "--output", metavar="OUT", help=".onnx or .json")] = None,
     report_json: Json = None,
     force: Force = False,
 ) -> None:
-    """Say what optimize would do to MODEL and why: step by step, rules by place and gain, near misses, untouched nodes.
+    """Show what optimize does to MODEL, step by step: the rules, where they apply, and what each step gains.
 
-    Steps go from the inputs to the outputs, and each leaves a whole model: --step N -o FILE writes it, superopt verify
-    compares it. Their gains add up. A model that superopt wrote also tells which rules made each of its nodes.
+    It optimises the model first, which takes seconds to minutes. Each step leaves a whole model, which --step N -o FILE
+    writes. For a model that superopt wrote, it also shows which rules made each node.
     """
     from superopt import pipeline
     from superopt.formats import load
@@ -266,7 +304,7 @@ def explain(
             result = pipeline.optimize(path, options=options, progress=progress)
             told, found = pipeline.explained(result, options)
             show_provenance(console, result.original)
-            show_report(console, model, told)
+            show_report(console, model, told, estimates=True)
             show_explanation(console, told)
         else:
             with Input(made) as other:
@@ -281,7 +319,7 @@ def explain(
 
 
 def inspect(model: Model, dim: Dims = None, report_json: Json = None, force: Force = False) -> None:
-    """Show what MODEL is: signature, operators, weights, work, arithmetic intensity, and what is opaque to superopt."""
+    """Show MODEL's signature, operators, weights, work, and the operators that superopt does not understand."""
     from superopt.pipeline import inspect as look
     from superopt.report.views import show_inspection
 
@@ -297,7 +335,7 @@ def inspect(model: Model, dim: Dims = None, report_json: Json = None, force: For
 def convert(
     source: Model, destination: Annotated[str, typer.Argument(help=".onnx or .json")], force: Force = False
 ) -> None:
-    """Convert between ONNX and the JSON graph; nothing is lost either way."""
+    """Convert between ONNX and superopt's JSON graph, without loss."""
     from superopt.formats import load
 
     claim({"OUT": destination}, [source], force=force)
@@ -306,13 +344,13 @@ def convert(
 
 
 def diff(a: Model, b: Model, report_json: Json = None, force: Force = False) -> None:
-    """Show which nodes of A and B compute something that the other does not. Exit code 0 either way."""
+    """List the nodes of A and of B that compute something the other model does not. Exit code 0 in any case."""
     from superopt.formats import load
     from superopt.ir.diff import compare
     from superopt.report.views import diff_data, show_diff
 
     claim({"--json": report_json}, [a, b], force=force)
-    with Input(a) as first, Input(b) as second:
+    with Input(a) as first, Input(b) as second, Progress("comparing the models"):
         found = compare(load(first), load(second))
     if report_json is not None:
         write_json(diff_data(found), report_json, force)
@@ -323,23 +361,31 @@ def diff(a: Model, b: Model, report_json: Json = None, force: Force = False) -> 
 def verify(
     a: Model,
     b: Model,
-    time_limit: Annotated[float, typer.Option(metavar="S", min=0.1, help="seconds for the proof of one region")] = 5.0,
-    trials: Annotated[int, typer.Option(min=1, max=MOST_TRIALS, help="random inputs on which both are run")] = 3,
+    time_limit: Annotated[float, typer.Option(metavar="S", min=0.1, help="seconds for the proof of each region")] = 5.0,
+    trials: Annotated[int, typer.Option(min=1, max=MOST_TRIALS, help="random inputs on which both models are run")] = 3,
     seed: Seed = 0,
     errors: Annotated[
-        float, typer.Option(min=0.0, max=1.0, metavar="SHARE", help="of an output's largest element, allowed besides")
+        float,
+        typer.Option(
+            min=0.0,
+            max=1.0,
+            metavar="SHARE",
+            help="error that is allowed besides rounding, as a share of an output's largest element",
+        ),
     ] = 0.0,
     counterexample: Annotated[
-        Path, typer.Option(metavar="FILE", help="where inputs on which the models differ are written")
+        Path, typer.Option(metavar="FILE", help="where to write inputs on which the models differ")
     ] = Path("counterexample.npz"),
     report_json: Json = None,
     force: Force = False,
 ) -> None:
-    """Say whether A and B compute the same.
+    """Decide whether A and B compute the same. It takes seconds to minutes.
 
-    proved | proved up to the rounding of folded constants (max n ulp) | tested (power n %) | refuted (with inputs that
-    show it) | unknown. Exit code 5 when refuted, whatever files exist already: without -f a new name is taken.
-    A result with fewer multiplications rounds otherwise: --errors 1e-5 holds it to what optimize allows it.
+    Verdicts: proved; proved up to the rounding of folded constants (max n ulp); tested (power n %); refuted, with
+    inputs on which the models differ; unknown. The exit code is 5 when refuted. Without -f an existing file is kept,
+    and a new name is used.
+
+    A result with fewer multiplications rounds differently: --errors 1e-5 allows what optimize allows by default.
     """
     from superopt.formats import load
     from superopt.report.views import show_verdict, verdict_data
@@ -375,18 +421,18 @@ def verify(
 
 def check_values(
     model: Model,
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="what optimize --certificates wrote")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="the folder that optimize --certificates wrote")],
     seed: Seed = 0,
 ) -> None:
-    """Check what a rewrite of MODEL by the elements of its weights claims. Exit code 5 if a claim does not hold.
+    """Check the certificates of rewrites of MODEL by the elements of its weights. Exit code 5 if a claim does not hold.
 
-    The checker shares no code with what found it. What it leads to is DIR's last graph: superopt verify compares that
+    The checker shares no code with the search. DIR's last graph is what the claims lead to; superopt verify compares it
     with the result.
     """
     from superopt.formats import load
     from superopt.verifier.value_files import check_folder
 
-    with Input(model) as path:
+    with Input(model) as path, Progress("checking claims"):
         _, held = check_folder(load(path), folder, seed=seed)
     for number, found in enumerate(held, 1):
         out().print(f"rewrite {number}: {found}", markup=False)
@@ -395,9 +441,9 @@ def check_values(
 def cost(
     model: Model, target: Target = "cpu", runtime: Runtime = "onnxruntime", dim: Dims = None, report_json: Json = None,
     force: Force = False,
-    top: Annotated[int, typer.Option(min=0, metavar="N", help="operators that are shown")] = 20,
+    top: Annotated[int, typer.Option(min=0, metavar="N", help="how many operators are shown")] = 20,
 ) -> None:  # fmt: skip
-    """Show what each operator of MODEL costs on the target, and whether that was measured or predicted."""
+    """Estimate what each operator of MODEL costs on the target, and say whether that was measured or predicted."""
     from superopt.pipeline import cost as cost_of
     from superopt.report.views import show_cost
 
@@ -411,7 +457,7 @@ def cost(
 
 
 def profile(
-    more: Annotated[list[str] | None, typer.Argument(metavar="[MODEL]...", help="more models of the plan")] = None,
+    more: Annotated[list[str] | None, typer.Argument(metavar="[MODEL]...", help="more models to plan for")] = None,
     target: Annotated[str, typer.Option(help="cpu, or cuda on a machine with one")] = "cpu",
     runtime: Runtime = "onnxruntime",
     output: Annotated[Path, typer.Option("--out", metavar="FILE", help="the recorded profile")] = Path(
@@ -419,26 +465,31 @@ def profile(
     ),
     plan: Annotated[
         list[str] | None,
-        typer.Option(metavar="MODEL", help="measure what optimising this asks for; a recorded profile: what it holds"),
+        typer.Option(
+            metavar="MODEL",
+            help="measure the operators that optimising this model needs; of a recorded profile: those that it holds",
+        ),
     ] = None,
     time_limit: Annotated[float, typer.Option(metavar="S", min=1)] = 1500.0,
     threads: Threads = 1,
-    workers: Annotated[int, typer.Option(min=0, max=MOST_WORKERS, help="processes that plan; 0: one a core")] = 0,
+    workers: Annotated[int, typer.Option(min=0, max=MOST_WORKERS, help="how many processes plan; 0: one a core")] = 0,
     cluster: Cluster = None,
     extend: Annotated[bool, typer.Option("--extend", help="keep what FILE holds, and add to it")] = False,
     dim: Dims = None,
     listing: Annotated[bool, typer.Option("--list", help="show the profiles that ship with superopt")] = False,
     dry_run: Annotated[
         str | None,
-        typer.Option(metavar="PROFILE", help="measure nothing: how much of what optimising asks for does it hold?"),
+        typer.Option(
+            metavar="PROFILE", help="measure nothing, and show how much of what optimising needs PROFILE holds"
+        ),
     ] = None,
     report_json: Json = None,
     force: Force = False,
 ) -> None:
-    """Measure what optimising models asks for and record it: a profile that --target profile:FILE uses on any machine.
+    """Measure the operators that optimising models needs, and record them for --target profile:FILE on any machine.
 
-    An interrupted or too short run goes on where it stopped. An existing FILE is measured again (-f) or added to
-    (--extend).
+    It takes minutes; the same command continues a run that was stopped. An existing FILE is measured again (-f) or
+    extended (--extend).
     """
     from superopt import lab
     from superopt.fleet import Fleet

@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 
 from superopt.cli.outputs import refuse_own_files
+from superopt.cli.progress import Progress
 from superopt.cli.streams import copy_input, write_data
 from superopt.ir.errors import Interrupted, SuperoptError, UsageError, printable
 
@@ -36,21 +37,25 @@ Json = Annotated[str | None, typer.Option("--json", metavar="FILE|-", help="writ
 Force = Annotated[bool, typer.Option("-f", "--force", help="overwrite an existing file")]
 Dims = Annotated[
     list[str] | None,
-    typer.Option("--dim", metavar="N=8", help="the size to cost a symbolic dimension at (it stays symbolic)"),
+    typer.Option(
+        "--dim", metavar="N=8", help="the size at which a symbolic dimension is costed and timed (it stays symbolic)"
+    ),
 ]
 Threads = Annotated[
-    int, typer.Option(min=1, max=MOST_THREADS, envvar="SUPEROPT_THREADS", help="threads that are measured with")
+    int, typer.Option(min=1, max=MOST_THREADS, envvar="SUPEROPT_THREADS", help="threads of each measurement")
 ]
 Cluster = Annotated[
     str | None,
     typer.Option("--cluster", metavar="tcp://HOST:8786", envvar="SUPEROPT_CLUSTER",
-                 help="work on the Dask cluster of this scheduler instead (docs/scale.md)"),
+                 help="use the Dask cluster of this scheduler (docs/scale.md)"),
 ]  # fmt: skip
-Seed = Annotated[int, typer.Option(min=0, max=LARGEST, help="the search and the check are deterministic for a seed")]
+Seed = Annotated[
+    int, typer.Option(min=0, max=LARGEST, help="of the inputs that models are run on, and of ties in the search")
+]
 Target = Annotated[str, typer.Option(help="cpu, cuda, or profile:NAME", envvar="SUPEROPT_TARGET")]
 TimeLimit = Annotated[
     float, typer.Option("--time-limit", metavar="S", min=0, envvar="SUPEROPT_TIME_LIMIT",
-                        help="seconds for everything: for emergencies, work is what is budgeted")
+                        help="seconds that a model may take; most take less")
 ]  # fmt: skip
 Runtime = Annotated[
     str, typer.Option("--runtime", metavar="onnxruntime|openvino", envvar="SUPEROPT_RUNTIME",
@@ -98,23 +103,14 @@ def parse_dims(items: list[str]) -> dict[str, int]:
 
 
 def parse_bytes(text: str | None) -> int | None:
-    """``"512M"`` or ``"512MiB"`` → 536870912; a plain number is bytes.
+    """The value of --memory-limit.
 
     Raises:
-        UsageError: it is not a size.
+        InvalidOption: it is not a size.
     """
-    if text is None:
-        return None
-    plain = text.lower().removesuffix("ib") if text.lower()[-3:-2] in ("k", "m", "g", "t") else text.lower()
-    scale = {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}.get(plain[-1:], 1)
-    digits = plain[:-1] if scale > 1 else plain
-    try:
-        value = float(digits) * scale
-    except ValueError:
-        value = -1.0
-    if not 0 < value < 2**60:
-        raise UsageError(f"{printable(text)!r} is not a size in bytes", hint="write for example 2G or 512M")
-    return int(value)
+    from superopt.pipeline.options import bytes_of
+
+    return None if text is None else bytes_of(text, "memory_limit", flags=True)
 
 
 class Input:
@@ -152,25 +148,6 @@ class Input:
     @staticmethod
     def _file(folder: str) -> Path:
         return Path(folder) / "stdin"
-
-
-class Progress:
-    """A callback ``(done, total, what)``: a bar on a terminal, nothing where standard error is not one."""
-
-    def __enter__(self) -> Any:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        self.bar = Progress(*columns, console=err(), transient=True, disable=not sys.stderr.isatty())
-        self.task = self.bar.add_task("starting", total=None)
-        self.bar.start()
-        return self.update
-
-    def update(self, done: int, total: int | None, what: str) -> None:
-        self.bar.update(self.task, completed=done, total=total, description=printable(what, 60))
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.stop()
 
 
 def save(graph: Any, destination: str, force: bool) -> None:

@@ -15,7 +15,7 @@ from superopt.cost.model import CostModel
 from superopt.cost.on_device import OnDevice
 from superopt.cost.profile import load_profile
 from superopt.cost.recorded import RecordedProfile
-from superopt.ir.errors import UsageError, printable
+from superopt.ir.errors import InvalidOption, UsageError, printable
 from superopt.runtime.choice import runtime_named
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 
@@ -65,7 +65,9 @@ def for_target(
     elif target == "cuda":
         yield OnDevice(device_of("cuda"), sizes=sizes, time_limit=time_limit, progress=progress)
     else:
-        raise UsageError(f"there is no target {printable(target)!r}", hint="targets: cpu, cuda, profile:NAME")
+        raise InvalidOption(
+            f"there is no target {printable(target)!r}", option="target", hint="targets: cpu, cuda, profile:NAME"
+        )
 
 
 def device_of(target: str, threads: int = 1, runtime: str = "onnxruntime") -> Device:

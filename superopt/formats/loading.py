@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
 from superopt.formats.contradictions import refuse_contradictions
 from superopt.formats.files import read_plain
+from superopt.formats.foreign import READS, foreign_bytes, foreign_folder, foreign_name
 from superopt.formats.json_reader import read_json
 from superopt.formats.json_writer import save_json
 from superopt.formats.onnx_reader import from_model_bytes
@@ -20,21 +22,6 @@ __all__ = ["from_bytes", "load", "load_with_files", "save"]
 
 MAX_MESSAGE = 2**31 - 1  # protobuf's own limit
 _JSON = re.compile(rb"(?:\xef\xbb\xbf)?[ \t\r\n]*\{")
-_FOREIGN = (
-    (re.compile(rb"PK\x03\x04"), "a zip archive (a PyTorch checkpoint?)"),
-    (re.compile(rb"\x1f\x8b"), "gzip-compressed"),
-    (re.compile(rb"\x80[\x02-\x05]"), "a Python pickle, which is never loaded"),
-    (re.compile(rb"\x89HDF"), "an HDF5 file (Keras?)"),
-    (re.compile(rb"(?s).{4}TFL3"), "a TensorFlow Lite model"),
-    (re.compile(rb"(?s).{4}ORTM"), "an ONNX Runtime .ort model"),
-    (re.compile(rb"(?s).{6}\0\0\{"), "a safetensors file, which holds weights and no graph"),
-    (re.compile(rb"BZh|\xfd7zXZ|\x28\xb5\x2f\xfd"), "compressed"),
-    (re.compile(rb"version https://git-lfs"), "a Git LFS pointer (`git lfs pull` fetches the file)"),
-    (re.compile(rb"(?i)\s*<(?:!doctype|html)"), "a web page (a download that went wrong?)"),
-    (re.compile(rb"\s*<\s*ir_version|\s*ir_version:"), "ONNX's text form"),
-    (re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:\[|null\s*$)"), "JSON, but no object"),
-)
-_NEXT = "superopt reads ONNX models and its own JSON graphs"
 
 
 def load(path: Path | str, *, external: bool = True) -> Graph:
@@ -56,13 +43,16 @@ def load_with_files(path: Path | str, *, external: bool = True) -> tuple[Graph, 
     path = Path(path)
     files = ExternalFiles(path.parent, external)
     try:
+        if os.path.isdir(path):
+            raise foreign_folder(path)
         found = lean(path, MAX_MESSAGE)
         graph = _checked(
-            _parse(read_plain(path, MAX_MESSAGE), files) if found is None
+            _parse(read_plain(path, MAX_MESSAGE), files, printable(str(path))) if found is None
             else from_model_bytes(found.message, files, found.weights)
         )  # fmt: skip
     except SuperoptError as error:
-        raise error.within(printable(str(path))) from error
+        foreign = foreign_name(path) if not error.hint and os.path.isfile(path) else None
+        raise (foreign or error).within(printable(str(path))) from error
     return graph, (path, *files.paths)
 
 
@@ -78,7 +68,7 @@ def from_bytes(data: bytes, *, name: str = "model") -> Graph:
         ResourceLimit: the model asks for unbounded work.
     """
     try:
-        return _checked(_parse(data, ExternalFiles(None)))
+        return _checked(_parse(data, ExternalFiles(None), "FILE"))
     except SuperoptError as error:
         raise error.within(printable(name)) from error
 
@@ -88,14 +78,14 @@ def _checked(graph: Graph) -> Graph:
     return graph
 
 
-def _parse(data: bytes, files: ExternalFiles) -> Graph:
+def _parse(data: bytes, files: ExternalFiles, name: str) -> Graph:
+    """The graph in bytes of a file; ``name`` is what hints call that."""
     if not data:
-        raise InvalidModel("is empty", hint=_NEXT)
+        raise InvalidModel("is empty", hint=READS)
     if _JSON.match(data):
         return read_json(data, files)
-    for pattern, what in _FOREIGN:
-        if pattern.match(data):
-            raise InvalidModel(f"is {what}, not a model", hint=_NEXT)
+    if (foreign := foreign_bytes(data, name)) is not None:
+        raise foreign
     return from_model_bytes(data, files)
 
 

@@ -23,7 +23,7 @@ from superopt.ir.errors import InvalidModel, ResourceLimit, printable
 from superopt.ir.graph import Graph, Node, Value, Weight, attribute_key
 from superopt.ir.types import DType
 
-__all__ = ["save_beside", "save_onnx", "to_onnx", "to_onnx_bytes"]
+__all__ = ["onnx_bytes", "save_beside", "save_onnx", "to_onnx", "to_onnx_bytes"]
 
 SINGLE_FILE = 1_800_000_000  # bytes of weights above which they go to a file beside the model (protobuf ends at 2 GiB)
 _INSIDE = 1024  # a weight of at most this many bytes stays inside the model in any case
@@ -51,6 +51,16 @@ def to_onnx_bytes(graph: Graph) -> bytes:
     if (total := _stored(graph)) > SINGLE_FILE:
         raise ResourceLimit(f"{total} bytes of weights do not fit into one ONNX message; save to a file instead")
     return b"".join(_stream(graph, {}))
+
+
+def onnx_bytes(graph: Graph) -> int:
+    """How large the ONNX model of a graph is, weights inside or beside it; no weight is read for it."""
+    model, body = _skeleton(graph)
+    parts = [_part(w, None) for w in graph.weights if not (w.data is None or isinstance(w.data, SparseData))]
+    inner = int(body.ByteSize()) + sum(
+        len(_INITIALIZER + _varint(len(p.header) + p.size)) + len(p.header) + p.size for p in parts
+    )
+    return int(model.ByteSize()) + len(_GRAPH + _varint(inner)) + inner
 
 
 def save_onnx(graph: Graph, path: Path, *, force: bool = False, external_above: int = SINGLE_FILE) -> None:

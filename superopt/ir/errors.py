@@ -2,6 +2,7 @@
 
     SuperoptError                 exit 1   internal: a bug in superopt
     ├── UsageError                exit 2   the command line or an argument is wrong
+    │   └── InvalidOption         exit 2   an option that does not exist, or a value that it does not take
     ├── InvalidModel              exit 3   the file is not a valid (or is a hostile) model
     ├── Unsupported               exit 4   valid, but --strict asked for what we cannot do
     ├── NotEquivalent             exit 5   two models differ, or a rewrite failed its check
@@ -20,6 +21,7 @@ __all__ = [
     "BackendUnavailable",
     "Interrupted",
     "InvalidModel",
+    "InvalidOption",
     "NotEquivalent",
     "OutOfTime",
     "Regression",
@@ -65,6 +67,30 @@ class SuperoptError(Exception):
 
 class UsageError(SuperoptError):
     exit_code = 2
+
+
+class InvalidOption(UsageError):
+    """An option that does not exist, or a value that it does not take.
+
+    Args:
+        what: as of every error.
+        option: the option's name, as the caller wrote it.
+        suggestion: the name or the value that was probably meant, if there is one.
+        where, hint: as of every error; the hint names the suggestion by default.
+    """
+
+    def __init__(
+        self, what: str, *, option: str = "", suggestion: str = "", where: str = "", hint: str = ""
+    ) -> None:  # fmt: skip
+        super().__init__(what, where=where, hint=hint or (f"did you mean {suggestion}?" if suggestion else ""))
+        self.option = option
+        self.suggestion = suggestion
+
+    def within(self, where: str) -> InvalidOption:
+        outer = super().within(where)
+        return InvalidOption(
+            self.what, option=self.option, suggestion=self.suggestion, where=outer.where, hint=self.hint
+        )
 
 
 class InvalidModel(SuperoptError):

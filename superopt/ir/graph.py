@@ -135,7 +135,7 @@ class Node:
         return tuple(n for n in self.inputs if n) + self.captures
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Graph:
     """A whole model. Nodes are in a valid execution order (:meth:`checked` establishes it).
 
@@ -236,6 +236,12 @@ class Graph:
             return self
         return replace(self, nodes=tuple(self.nodes[i] for i in order))
 
+    def __repr__(self) -> str:
+        """Its name, size and signature, however large it is."""
+        shown = [_signature(self.inputs), _signature(self.outputs)]
+        size = f"{len(self.nodes)} nodes, {len(self.weights)} weights ({self.weight_bytes:,} bytes)"
+        return f"<superopt Graph {printable(self.name)!r}: {size}, {' → '.join(shown)}>"
+
     def _repr_svg_(self) -> str:
         """The graph drawn, as notebooks show it."""
         from superopt.ir.drawing import svg  # which loads networkx
@@ -262,6 +268,12 @@ class Graph:
         for position, node in enumerate(self.nodes):
             drawn.add_edges_from((made.get(n, n), position, {"value": n}) for n in node.reads)
         return drawn
+
+
+def _signature(values: Sequence[Value]) -> str:
+    """The first of the values, by name and type."""
+    shown = [f"{printable(v.name, 40)} {'?' if v.type is None else printable(str(v.type), 60)}" for v in values[:4]]
+    return ", ".join(shown) + (f" and {len(values) - 4} more" if len(values) > 4 else "")
 
 
 def label(node: Node) -> str:

@@ -108,7 +108,7 @@ class _Attempt:
             kept = best.found.graph if best.judged.taken else given
             if self.checks.failures and kept is not found.graph:  # what failed with forms failed for something else
                 best = self.with_forms(replace(best.found, graph=kept)) or best
-        if not best.judged.taken:
+        if best.changed and not best.judged.taken:
             self.notes.append(f"{best.judged.reason}, so the input is returned")
             best = self._of_input(best)
         elif not best.changed and task.options.measure:
@@ -125,9 +125,9 @@ class _Attempt:
         task, valued, after = self.task, self.searches.valued, best.found.graph
         made = report_of(
             best.found, best.checked, best.measured, self.before, best.cost if after is not task.graph else self.before,
-            best.forms, graph=task.graph, typing=task.typing, options=task.options, library=task.library,
-            model=task.costs, notes=(*self.remarks, *self.notes), failures=self.checks.failures, valued=valued,
-            left=task.budget.left,
+            best.forms, judged=best.judged, graph=task.graph, typing=task.typing, options=task.options,
+            library=task.library, model=task.costs, notes=(*self.remarks, *self.notes),
+            failures=self.checks.failures, valued=valued, left=task.budget.left,
         )  # fmt: skip
         stages = valued.stages if valued is not None and made.values is not None else ()
         claimed = tuple((s.after, s.certificate) for s in stages)
@@ -150,7 +150,9 @@ class _Attempt:
         slack = None if best.forms is None else best.forms.slack
         choices, taken = self.checks.sound(after, choices, best.checked, slack)
         if taken is not None:
-            best = replace(best, found=replace(best.found, graph=taken[0]), checked=taken[1])
+            best = replace(
+                best, found=replace(best.found, graph=taken[0]), checked=taken[1], judged=Judgement("memory")
+            )
         return best, choices
 
     def _certified(
@@ -166,8 +168,9 @@ class _Attempt:
         verification = self.checks.certified(after, slack)
         if verification.verdict != "refuted" or after is task.graph:
             return best, choices, verification
-        self.notes.append(f"the result is refuted ({verification.reason}), so the input is returned")
-        best = replace(self._of_input(best), checked=UNCHANGED)
+        why = f"the rewritten graph was refuted ({verification.reason})"
+        self.notes.append(f"{why}, so the input is returned")
+        best = replace(self._of_input(best), checked=UNCHANGED, judged=Judgement(None, why, code="refuted"))
         return best, (), self.checks.certified(task.graph, 0.0)
 
     # -- candidates ----------------------------------------------------------------------------------------------
@@ -277,16 +280,14 @@ class _Attempt:
             costs_of = (formed.cost.us / formed.modelled.mean, formed.cost.us)
             known, possible = self.contest.replaces(plain, formed.graph, known, costs_of)
             if self.contest.interrupted:
-                return Judgement(False, "timing them was interrupted"), None
+                return Judgement(None, "timing them was interrupted"), None
             if possible and not known.taken:
                 why = f"beside the result without them, they take {known.text} of its time"
-                return Judgement(False, why), None
+                return Judgement(None, why), None
             measured = known.measured
         if not of_input:
             self.bench.drop(plain)
-        if of_input and measured is not None:
-            return Judgement(True), measured
-        return self.contest.judged(formed.graph, self.before, formed.cost, believed=True)
+        return self.contest.judged(formed.graph, self.before, formed.cost, measured)
 
     def _worth_another(self, best: Candidate) -> bool:
         """Whether there is time for another candidate, and enough to gain: what the best is modelled at, or nodes."""
@@ -311,7 +312,7 @@ class _Attempt:
                 break
             found = settled  # what is left without the rule at fault: checked, and to be judged
         else:
-            candidate = Candidate(found, checked, self.before, Judgement(True))
+            candidate = Candidate(found, checked, self.before, Judgement(None))
         return candidate
 
 

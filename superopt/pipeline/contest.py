@@ -1,4 +1,4 @@
-"""A rewritten model beside its input: whether it is returned, by what it does, what it is modelled at, and a race.
+"""A rewritten model beside its input: whether it is returned, by how large it is, and a race.
 
 How long a race is follows from what the models are modelled to take, not from the clock: a busy machine has as many
 rounds as a quiet one. The command's time limit still ends it.
@@ -14,7 +14,7 @@ from superopt.cost import GraphCost
 from superopt.cost.trial import sizes_fed
 from superopt.ir.errors import InvalidModel, ResourceLimit, Unsupported
 from superopt.ir.graph import Graph
-from superopt.pipeline.judge import LOOKS, SITTINGS, Comparison, Judgement, Replacement, demand_of
+from superopt.pipeline.judge import LOOKS, SITTINGS, Comparison, Judgement, Replacement, extent_of
 from superopt.pipeline.likely import for_one, said
 from superopt.pipeline.racing import measure
 from superopt.pipeline.task import Task
@@ -55,41 +55,43 @@ class Contest:
         return self.task.options.measure or budget.left > budget.racing
 
     def judged(
-        self, after: Graph, before_cost: GraphCost, after_cost: GraphCost, *, believed: bool = False
+        self, after: Graph, before_cost: GraphCost, after_cost: GraphCost, measured: report.Measured | None = None
     ) -> tuple[Judgement, report.Measured | None]:  # fmt: skip
-        """Whether a result is returned: by what it does, what it is modelled at or believed to take, and a race that
-        goes on while it could still change that.
+        """Whether a result is returned: by how large it is, and a race that goes on while it could still change that.
 
         Args:
             after: the result.
             before_cost: the input's cost.
             after_cost: the result's.
-            believed: trials have said how long its parts take, not prices alone.
+            measured: an earlier race of both.
         """
         task, races = self.task, self.task.races
         compared = Comparison(
-            demand_of(before_cost), demand_of(after_cost),
-            after_cost.us / before_cost.us if before_cost.us else 1.0,
-            simpler=len(after.nodes) < len(task.graph.nodes), believed=believed,
+            extent_of(task.graph, before_cost), extent_of(after, after_cost),
+            after_cost.us / before_cost.us if before_cost.us else 1.0, timed=races,
         )  # fmt: skip
         if compared.hopeless and races and not task.options.measure:
             return Judgement(
-                False, f"the rewritten graph does more of some work for less of other, and is modelled at "
-                f"{compared.modelled:.3f} of the input's cost: two loadings of one model differ by as much",
+                None, f"the rewritten graph is not simpler ({compared.larger}), and it is modelled at "
+                f"{compared.modelled:.3f} of the input's time: two loadings of one model differ by as much",
                 hopeless=True,
             ), None  # fmt: skip
 
-        found = self._raced(compared, after, task.sizes, (before_cost.us, after_cost.us))
-        refused = found is None and races and self.fits and not self.interrupted
-        judged = replace(compared, measured=found, refused=refused).judged()
+        times = (before_cost.us, after_cost.us)
+        found = measured
+        if found is None or not replace(compared, measured=found).faster:
+            found = self._raced(compared, after, task.sizes, times)
+        judged = replace(compared, measured=found).judged()
+        if found is None and races and not self.fits:
+            judged = replace(judged, code="time")
         one = for_one(task.graph, task.sizes, task.options.sizes)
-        if judged.taken and found is not None and one is not None and not compared.after.no_more_than(compared.before):
+        if judged.taken and found is not None and one is not None and not compared.simpler:
             silent = replace(self, notes=[])  # that it is refused there: no model has to accept one example
-            single = silent._raced(replace(compared, believed=True), after, one, (before_cost.us, after_cost.us))
+            single = silent._raced(replace(compared, known_faster=True), after, one, times)
             self.interrupted = self.interrupted or silent.interrupted
-            alone = replace(compared, believed=True, measured=single).judged()
+            alone = replace(compared, known_faster=True, measured=single).judged()
             if not alone.taken:
-                judged = Judgement(False, f"{alone.reason} for one example")
+                judged = Judgement(None, f"{alone.reason} for one example")
         return judged, found
 
     def replaces(
@@ -144,7 +146,7 @@ class Contest:
         if not task.races:
             return None
         if not self.fits:
-            self.notes.append("there was no time left to time the models whole: their modelled costs decide")
+            self.notes.append("no time was left to time the models, so only a simpler graph would be returned")
             return None
         task.progress(0, None, "measuring")
         try:
@@ -165,7 +167,7 @@ class Contest:
             self.notes.append(f"the models could not be timed whole: {error}")
             return None
         except KeyboardInterrupt:  # the result is found, and has to be checked
-            self.notes.append("timing the models whole was interrupted: their modelled costs decide")
+            self.notes.append("timing the models was interrupted, so only a simpler graph is returned")
             self.interrupted = True
             task.budget.hurry()
             return None

@@ -1,12 +1,17 @@
 """Is a rewritten model better? Asked here alone, with one policy about noise.
 
-What a graph does (FLOPs, bytes, kernels) is a fact; what it takes is measured with an error. A result that does no
-more of any of the three, and less of one, is taken unless it was *measured slower beyond doubt*, by more than what two
-copies of one model differ by from sitting to sitting; where that is what decides, both are loaded again and again, and
-the median of so many sittings differs by less. One that trades one for another is taken only if it was measured faster
-beyond doubt or, where nothing was to be measured, if the model says so.
-Beyond doubt means that a race is wrong once in a thousand (:data:`DOUBT`), however often it was looked at
-(:data:`LOOKS`; Bonferroni) and however few rounds it had (Student); ties go to the simpler graph.
+A result improves on its input (:attr:`Comparison.improvement`) in one of two ways; the report's status says "improved"
+for no other reason, and what improves nothing is not returned.
+
+- *faster*: it was measured faster by more than the measurement's uncertainty. Where the target cannot be timed, it is
+  modelled faster by more than prices are off.
+- *simpler*: of nodes, FLOPs, bytes moved, bytes of weights and kernels none is more, one of the first three is less,
+  and it was not measured slower by more than the uncertainty.
+
+The uncertainty of a race is what its median may be off by, once in a thousand (:data:`DOUBT`), however often it was
+looked at (:data:`LOOKS`; Bonferroni) and however few rounds it had (Student), and what two copies of one model differ
+by from one loading to another. Where the latter decides, both are loaded again and again, and the median of so many
+loadings differs by less.
 """
 
 from __future__ import annotations
@@ -15,9 +20,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import erfc, hypot, inf, isinf, prod, sqrt
 from statistics import NormalDist
+from typing import Literal
 
 from superopt import report
 from superopt.cost import Demand, GraphCost
+from superopt.ir.graph import Graph
 from superopt.runtime.spread import SURELY, beyond_quartiles, median_beyond, median_error
 
 __all__ = [
@@ -29,11 +36,15 @@ __all__ = [
     "SITTINGS",
     "Belief",
     "Comparison",
+    "Extent",
+    "Improvement",
     "Judgement",
     "Replacement",
     "demand_of",
     "doubt_of",
+    "extent_of",
     "regret",
+    "uncertainty_of",
 ]
 
 DOUBT = 1e-3  # how often a race may be wrong about which of two equal models is faster
@@ -53,16 +64,55 @@ _TAIL = 5.0  # standard deviations on each side that an expectation takes in
 _STEPS = 64  # places that it is summed at
 _WRONG = DOUBT / len(LOOKS)  # how often one look may be wrong
 _FARTHEST = NormalDist().inv_cdf(1 - _WRONG) * SITTING  # what two copies may seem to differ by, loaded once
+# Share by which prices have to say that a result is faster where nothing is timed: of changes that are larger, they say
+# the direction right in 95 of 100 (docs/costs.md).
+_PRICED = 0.03
+# Bytes that a node takes in a file, at least: for each node that is gone, constants may take as many more.
+_NODE_BYTES = 64
+
+# "memory" only where less memory was asked for, "runs" only where the runtime breaks or refuses the input.
+Improvement = Literal["faster", "simpler", "memory", "runs"]
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """Whether the result is to be returned, and why not (or why, where it needs saying); ``hopeless``: no race was run,
-    since none could show it faster."""
+    """How a result is better than the input, if it is.
 
-    taken: bool
+    Attributes:
+        improvement: how; ``None``: it is not better, so the input is returned.
+        reason: why it is not.
+        hopeless: no race was run, since none could show it faster.
+        code: the reason's, as :class:`superopt.report.Reason` lists them.
+    """
+
+    improvement: Improvement | None
     reason: str = ""
     hopeless: bool = False
+    code: str = "not_better"
+
+    @property
+    def taken(self) -> bool:
+        """Whether the result is to be returned."""
+        return self.improvement is not None
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How large a graph is: its nodes, the bytes of its weights, and what an inference does."""
+
+    nodes: int
+    weight_bytes: int
+    does: Demand
+
+    def simpler_than(self, other: Extent) -> bool:
+        """Whether none of nodes, FLOPs, bytes and kernels is more, and one of the first three is less."""
+        mine, theirs = self.does, other.does
+        fewer = other.nodes - self.nodes
+        no_more = (
+            fewer >= 0 and mine.flops <= theirs.flops and mine.bytes <= theirs.bytes and mine.kernels <= theirs.kernels
+            and self.weight_bytes <= other.weight_bytes + fewer * _NODE_BYTES
+        )  # fmt: skip
+        return no_more and (fewer > 0 or mine.flops < theirs.flops or mine.bytes < theirs.bytes)
 
 
 @dataclass(frozen=True)
@@ -119,95 +169,123 @@ class Comparison:
     """A result beside its input.
 
     Attributes:
-        before, after: what they do.
+        before, after: how large they are.
         modelled: what the result is modelled to take of the input's time.
+        timed: whether the target can be timed; where not, prices say what is faster.
         measured: a race of both, if there was one.
-        simpler: the result has fewer nodes.
-        believed: that it is faster is known from elsewhere, so it needs no more evidence than what does less.
-        refused: there would have been a race, and the runtime runs none of both: no price is evidence enough.
+        known_faster: another race has shown the result faster, so this one only has to not contradict it.
     """
 
-    before: Demand
-    after: Demand
+    before: Extent
+    after: Extent
     modelled: float
+    timed: bool = True
     measured: report.Measured | None = None
-    simpler: bool = False
-    believed: bool = False
-    refused: bool = False
+    known_faster: bool = False
 
     @property
-    def dominates(self) -> bool:
-        """Whether only a race that it loses beyond doubt speaks against it."""
-        return self.believed or self.after.no_more_than(self.before)
+    def improvement(self) -> Improvement | None:
+        """How the result is better than the input; ``None`` where it is not."""
+        if self.slower:
+            return None
+        if self.faster:
+            return "faster"
+        return "simpler" if self.simpler else None
 
     @property
-    def doubt(self) -> float:
-        """How far the measured ratio may be off beyond what a look allows; 0 where nothing was measured."""
-        return 0.0 if self.measured is None else doubt_of(self.measured)
+    def faster(self) -> bool:
+        """Whether it is faster beyond its uncertainty."""
+        if self.measured is not None:
+            return self.known_faster or self.measured.ratio + uncertainty_of(self.measured) < 1.0
+        return self.known_faster or (not self.timed and self.modelled < 1.0 - _PRICED)
+
+    @property
+    def slower(self) -> bool:
+        """Whether it was measured slower beyond its uncertainty."""
+        return self.measured is not None and self.measured.ratio - uncertainty_of(self.measured) > 1.0
+
+    @property
+    def simpler(self) -> bool:
+        return self.after.simpler_than(self.before)
+
+    @property
+    def _unless_slower(self) -> bool:
+        """Whether only a race that it loses speaks against it."""
+        return self.known_faster or self.simpler
 
     @property
     def hopeless(self) -> bool:
-        """Whether no race could show it faster: it trades, for less than two loadings of one model differ by."""
-        return not self.dominates and 0.0 <= 1.0 - self.modelled < SITTING
+        """Whether no race could show it faster: its modelled gain is less than two loadings of one model differ by."""
+        return not self._unless_slower and 0.0 <= 1.0 - self.modelled < SITTING
 
     @property
     def loaded_so(self) -> bool:
-        """Whether it was measured slower, by what may be for how both were loaded that once: more loadings tell."""
+        """Whether a single loading of both leaves open what more of them would tell: a result that is returned may be
+        slower, or one that is not returned may be faster."""
         found = self.measured
-        if found is None or found.sittings > 1 or not self.dominates:
+        if found is None or found.sittings > 1 or found.runs < LOOKS[0]:
             return False
-        return found.ratio > 1.0 + SITTING and self.judged().taken
+        if self._unless_slower:
+            return found.ratio > 1.0 + SITTING and not self.slower
+        return not self.faster and found.ratio + doubt_of(found) < 1.0
 
     @property
     def settled(self) -> bool:
         """Whether more rounds of the race would change nothing: it is clear, or it decides nothing."""
         if self.measured is None:
             return True
-        ratio = self.measured.ratio
-        if ratio - self._margin > 1.0:
+        ratio, doubt = self.measured.ratio, doubt_of(self.measured)
+        if self.slower:
             return True
-        if self.dominates and self.measured.sittings > 1:
-            return ratio + self._margin <= 1.0 + SITTING
-        if self.dominates:  # with a gain as large as that, what is not slower so far will not be beyond doubt
-            return (ratio <= 1.0 and self.modelled < 1.0 - _FARTHEST) or ratio + self.doubt <= 1.0 + _FARTHEST
-        return ratio + self.doubt < 1.0 or (ratio >= 1.0 and self.measured.runs >= _FUTILE)
+        if self._unless_slower and self.measured.sittings > 1:
+            return ratio + uncertainty_of(self.measured) <= 1.0 + SITTING
+        if self._unless_slower:  # with a gain as large as that, what is not slower so far will not be beyond doubt
+            taken = (ratio <= 1.0 and self.modelled < 1.0 - _FARTHEST) or ratio + doubt <= 1.0 + _FARTHEST
+            return taken and (self.faster or ratio > 1.0 - _FARTHEST)  # a gain that can be shown is shown
+        if self.measured.sittings == 1 and ratio + doubt < 1.0:
+            return True  # more rounds do not tell how the models were loaded: more loadings do
+        return self.faster or (ratio >= 1.0 and self.measured.runs >= _FUTILE)
 
     def judged(self) -> Judgement:
         """The policy."""
-        if self.measured is not None and self.measured.ratio - self._margin > 1.0:
-            return Judgement(False, f"the rewritten graph was measured to take {self._ratio} of the input's time")
-        if self.dominates:
-            return Judgement(True)
-        if self.measured is None and self.refused:
-            return Judgement(
-                False, "the rewritten graph does more of some work for less of other, and the two could not be timed"
-            )  # fmt: skip
-        if self.measured is None:
-            if self.modelled < 1.0 or (self.modelled == 1.0 and self.simpler):
-                return Judgement(True)
-            return Judgement(False, f"the rewritten graph is modelled at {self.modelled:.3f} of the input's cost")
-        if self.measured.ratio + self.doubt < 1.0:
-            return Judgement(True)
-        if self.simpler and self.after.kernels <= self.before.kernels and self.measured.ratio <= 1.0:
-            return Judgement(True)
-        return Judgement(
-            False, f"the rewritten graph does more of some work for less of other, and timing both ({self._ratio}) "
-            "left doubt that it is faster"
-        )  # fmt: skip
+        better = self.improvement
+        return Judgement(better, "" if better else self._reason)
 
     @property
-    def _margin(self) -> float:
-        """By how much a slower result has to be: what does less is not refused for how it happened to lie."""
-        if not self.dominates or self.measured is None:
-            return self.doubt
-        return hypot(self.doubt, _FARTHEST / sqrt(self.measured.sittings))
+    def _reason(self) -> str:
+        if self.slower:
+            return f"the rewritten graph was measured to take {self._ratio} of the input's time"
+        if self.measured is not None:
+            return (
+                f"the rewritten graph is not simpler ({self.larger}), and it was not measured faster beyond the "
+                f"uncertainty: {self._ratio} of the input's time"
+            )
+        if self.timed:
+            return f"the rewritten graph is not simpler ({self.larger}), and it could not be timed beside the input"
+        return (
+            f"the rewritten graph is not simpler ({self.larger}), and it is modelled at {self.modelled:.3f} of the "
+            "input's time"
+        )
+
+    @property
+    def larger(self) -> str:
+        """What the result has more of; that nothing is less where nothing is more."""
+        pairs = {
+            "nodes": (self.before.nodes, self.after.nodes),
+            "FLOPs": (self.before.does.flops, self.after.does.flops),
+            "bytes moved": (self.before.does.bytes, self.after.does.bytes),
+            "bytes of weights": (self.before.weight_bytes, self.after.weight_bytes),
+            "kernels": (self.before.does.kernels, self.after.does.kernels),
+        }
+        more = [f"{name} {before:,} → {after:,}" for name, (before, after) in pairs.items() if after > before]
+        return ", ".join(more) or "as many nodes, FLOPs and bytes"
 
     @property
     def _ratio(self) -> str:
         assert self.measured is not None
         if self.measured.runs < LOOKS[0]:
             return f"{self.measured.ratio:.3f} in {self.measured.runs} rounds"
-        return f"{self.measured.ratio:.3f} ± {self._margin:.3f}"
+        return f"{self.measured.ratio:.3f} ± {uncertainty_of(self.measured):.3f}"
 
 
 @dataclass(frozen=True)
@@ -262,6 +340,16 @@ def doubt_of(found: report.Measured) -> float:
     doubt = median_beyond(found.runs, _WRONG) * found.deviation
     factor = beyond_quartiles(found.runs, _WRONG)
     return doubt if isinf(factor) else min(doubt, factor * found.spread)
+
+
+def uncertainty_of(found: report.Measured) -> float:
+    """How far a race's ratio may be off: its rounds' median, and how the models happened to be loaded."""
+    return hypot(doubt_of(found), _FARTHEST / sqrt(found.sittings))
+
+
+def extent_of(graph: Graph, cost: GraphCost) -> Extent:
+    """How large a graph of this cost is."""
+    return Extent(len(graph.nodes), graph.weight_bytes, demand_of(cost))
 
 
 def demand_of(cost: GraphCost) -> Demand:

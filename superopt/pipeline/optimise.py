@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ from superopt.pipeline.budget import TimeBudget
 from superopt.pipeline.likely import likely_sizes
 from superopt.pipeline.options import ALGORITHMS, VALUES, Options, Progress, quiet
 from superopt.pipeline.result import Result
+from superopt.pipeline.settings import options_of
 from superopt.pipeline.task import Task
 from superopt.rules import Library, load_library
 from superopt.runtime.blas import one_blas_thread
@@ -67,8 +67,7 @@ def optimize(
         InvalidModel: the model is broken. ResourceLimit: no machine could run it.
         Unsupported: ``strict`` and a node is opaque. UsageError: a bad setting.
     """
-    options = replace(options or Options(), **settings)
-    options.validate()
+    options = options_of(options, settings)
     budget = TimeBudget.of(options.time_limit)
     progress(0, None, "loading")
     graph = load(model)
@@ -100,8 +99,9 @@ def select_rules(options: Options) -> Library:
     Raises:
         RuleError: a rule does not parse, is false (the message holds the counterexample), or cannot be shown true.
     """
-    disabled = tuple(name for name in options.disable if name not in (ALGORITHMS, VALUES))
-    library = load_library(options.rules).select(enable=options.enable, disable=disabled)
+    others = (ALGORITHMS, VALUES)
+    disabled = tuple(name for name in options.disable if name not in others)
+    library = load_library(options.rules).select(enable=options.enable, disable=disabled, beside=others)
     if options.rules is None:
         return library
     from superopt.verifier.admission import admit  # here, because it loads Z3, which most runs do not need

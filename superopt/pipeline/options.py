@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import difflib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 
 from superopt import TIME_LIMIT
-from superopt.ir.errors import UsageError, printable
+from superopt.ir.errors import InvalidOption, printable
 from superopt.memory import ROWS
 from superopt.rules.floats import MODES
+from superopt.runtime.choice import RUNTIMES
 
 __all__ = [
-    "ALGORITHMS", "EFFORTS", "MOST_BESIDE", "OBJECTIVES", "VALUES", "Effort", "Options", "Progress", "beside", "quiet",
+    "ALGORITHMS", "EFFORTS", "MOST_BESIDE", "OBJECTIVES", "VALUES", "Effort", "Options", "Progress", "beside",
+    "bytes_of", "one_of", "quiet",
 ]  # fmt: skip
 
 ALGORITHMS = "algorithms"  # what ``disable`` calls those with fewer multiplications
@@ -102,21 +104,63 @@ class Options:
     runtime: str = "onnxruntime"
     objective: str = "time"
 
-    def validate(self, flags: Mapping[str, str] = MappingProxyType({})) -> None:
-        """Refuse a word that is none of those known.
+    def validate(self, flags: bool = False) -> None:
+        """Refuse a value that an option does not take.
 
         Args:
-            flags: what the user knows settings as, where it is not their names.
+            flags: options are known as flags of the command line.
 
         Raises:
-            UsageError: it names the setting and its words.
+            InvalidOption: it names the option.
         """
-        words = (("floats", self.floats, MODES), ("effort", self.effort, tuple(EFFORTS)),
-                 ("objective", self.objective, OBJECTIVES))  # fmt: skip
-        for name, given, known in words:
-            if given not in known:
-                said = f"{flags[name]} " if name in flags else f"{name}="
-                raise UsageError(f"{said}{printable(given)!r} is none of {', '.join(known)}")
+        one_of("float", self.floats, MODES, flags)
+        one_of("effort", self.effort, tuple(EFFORTS), flags)
+        one_of("objective", self.objective, OBJECTIVES, flags)
+        one_of("runtime", self.runtime, tuple(RUNTIMES), flags)
+        least = (("time_limit", self.time_limit, 0.0), ("memory_limit", self.memory_limit, 1), ("seed", self.seed, 0),
+                 ("threads", self.threads, 1))  # fmt: skip
+        for name, number, bound in least:
+            if number is not None and not number >= bound:
+                hint = "None is no limit" if name == "time_limit" and not flags else ""
+                raise _refusal(name, f"{number:g} is less than {bound:g}", flags, hint=hint)
+
+
+def _refusal(name: str, what: str, flags: bool, **more: str) -> InvalidOption:
+    """The error for a value, with the option as the command line has it, or as Python's callers write it."""
+    if flags:
+        return InvalidOption(f"--{name.replace('_', '-')} {what}", option=name, **more)
+    return InvalidOption(what, where=name, option=name, **more)
+
+
+def one_of(name: str, given: object, known: Sequence[str], flags: bool = False) -> None:
+    """Refuse what is not one of the words that an option takes.
+
+    Raises:
+        InvalidOption: it names the option, its words, and the one that was probably meant.
+    """
+    if given not in known:
+        close = [w for w in known if given and w.startswith(str(given))] or difflib.get_close_matches(str(given), known)
+        what = f"{printable(repr(given))} is none of {', '.join(known)}"
+        raise _refusal(name, what, flags, suggestion=close[0] if close else "")
+
+
+def bytes_of(text: str, name: str, flags: bool = False) -> int:
+    """``"512M"`` or ``"512MiB"`` → 536870912; a plain number is bytes.
+
+    Raises:
+        InvalidOption: it is not a size.
+    """
+    plain = text.lower().removesuffix("ib") if text.lower()[-3:-2] in ("k", "m", "g", "t") else text.lower()
+    scale = {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}.get(plain[-1:], 1)
+    digits = plain[:-1] if scale > 1 else plain
+    try:
+        value = float(digits) * scale
+    except ValueError:
+        value = -1.0
+    if not 0 < value < 2**60:
+        what = f"{printable(text)!r} is not a size in bytes"
+        raise _refusal(name, what, flags, hint="write for example 2G or 512M")
+    return int(value)
 
 
 def quiet(done: int, total: int | None, what: str) -> None:

@@ -10,6 +10,8 @@ from superopt.frontend import pytorch
 from superopt.frontend.pytorch import Explanation, explain, from_torch
 from superopt.ir.graph import Graph
 from superopt.pipeline.optimise import optimize
+from superopt.pipeline.options import Options
+from superopt.pipeline.settings import options_of
 
 __all__ = ["Explanation", "backend", "explain", "from_torch"]
 
@@ -27,13 +29,18 @@ def backend(
         options: settings of ``superopt.optimize`` for the region's graph and for that of its backward pass; a quick
             search by default. ``{"effort": "none"}`` runs them as they are exported.
         mode: not used.
+
+    Raises:
+        InvalidOption: there is no such setting, or it does not take the value.
     """
     settings = {**QUICK, **(options or {})}
-    if settings["effort"] == "none":
+    as_exported = settings["effort"] == "none"
+    chosen = options_of(None, {k: v for k, v in settings.items() if k != "effort" or not as_exported})
+    if as_exported:
         return pytorch.backend(module, example_inputs)
-    return pytorch.backend(module, example_inputs, rewrite=partial(optimised, settings))
+    return pytorch.backend(module, example_inputs, rewrite=partial(optimised, chosen))
 
 
-def optimised(settings: Mapping[str, Any], graph: Graph) -> Graph:
+def optimised(options: Options, graph: Graph) -> Graph:
     """The graph that ``superopt.optimize`` makes of one."""
-    return optimize(graph, **settings).graph
+    return optimize(graph, options=options).graph

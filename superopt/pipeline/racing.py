@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from statistics import stdev
 from types import MappingProxyType
@@ -16,6 +17,7 @@ from superopt.cost.model import Racing
 from superopt.cost.trial import sizes_fed
 from superopt.ir.errors import Unsupported
 from superopt.ir.graph import Graph
+from superopt.pipeline.judge import uncertainty_of
 from superopt.runtime.fatal import risk_of
 from superopt.runtime.limits import LARGE, give_back, refuse_unbounded
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
@@ -113,10 +115,11 @@ def _asked(enough: Callable[[report.Measured], bool]) -> Enough:
 def measured_of(result: RaceResult, place: int = 1) -> report.Measured:
     """What a race says of its first model and the one at ``place``."""
     ratios = [row[place] / row[0] for row in result.samples]
-    return report.Measured(
+    found = report.Measured(
         result.ms[0], result.ms[place], result.ratios[place], result.rounds, result.spread[place],
         dict(result.circumstances), stdev(ratios) if len(ratios) > 1 else 0.0, result.sittings,
     )  # fmt: skip
+    return replace(found, uncertainty=uncertainty_of(found))
 
 
 def runnable(graph: Graph, path: Path) -> bytes | Path:

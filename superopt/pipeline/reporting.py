@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING
 from superopt import cost as costs
 from superopt import report
 from superopt.cost import CostModel, GraphCost
+from superopt.formats import onnx_bytes
 from superopt.ir.graph import Graph, structural_hash
 from superopt.ops.infer import Barrier, Typing
+from superopt.pipeline.checking import UNCHANGED
+from superopt.pipeline.judge import Judgement
 from superopt.pipeline.options import Options
 from superopt.pipeline.values import Valued
 from superopt.rules import Library
@@ -27,8 +30,8 @@ _PEAKS_TAKE = 4.0  # seconds that measuring the device's ceilings may take, whic
 
 def report_of(
     found: SearchResult, checked: CheckResult, measured: report.Measured | None, before: GraphCost, after: GraphCost,
-    forms: Formed | None, *, graph: Graph, typing: Typing, options: Options, library: Library, model: CostModel,
-    notes: Sequence[str], failures: Sequence[report.CheckFailure], valued: Valued | None, left: float,
+    forms: Formed | None, *, judged: Judgement, graph: Graph, typing: Typing, options: Options, library: Library,
+    model: CostModel, notes: Sequence[str], failures: Sequence[report.CheckFailure], valued: Valued | None, left: float,
 ) -> report.Report:  # fmt: skip
     """The report of a search's result.
 
@@ -39,6 +42,7 @@ def report_of(
         before: what the input costs.
         after: what the result costs.
         forms: what of it has fewer multiplications.
+        judged: how the result is better than the input, or why it is not.
         graph: the input.
         typing: its types.
         options: settings.
@@ -51,7 +55,7 @@ def report_of(
     """
     changed = found.graph is not graph
     return report.Report(
-        status="improved" if changed else "unchanged",
+        status="improved" if judged.improvement is not None else "unchanged",
         target=options.target,
         float=options.floats,
         runtime=options.runtime,
@@ -78,7 +82,53 @@ def report_of(
         errors=None if forms is None else forms.errors_reported(options.floats),
         values=valued.reported() if valued is not None and changed else None,
         roofline=costs.roofline_data(before, after, model.peaks() if left > _PEAKS_TAKE else None),
+        reason=_reason(found.stopped, checked, judged, options, failures, left),
+        file=report.FileSize(onnx_bytes(graph), onnx_bytes(found.graph)),
     )  # fmt: skip
+
+
+_IMPROVED = {
+    "faster": "the result is faster by more than what was measured or modelled may be off",
+    "simpler": "the result has fewer nodes, FLOPs or bytes, none of them more, and was not measured slower",
+    "memory": "the result needs less memory",
+    "runs": "the result runs and is right where the runtime breaks or refuses the input",
+}
+_MORE = 2.0  # times the limit that was too short, suggested for another run
+
+
+def _reason(
+    stopped: str, checked: CheckResult, judged: Judgement, options: Options, failures: Sequence[report.CheckFailure],
+    left: float,
+) -> report.Reason:  # fmt: skip
+    """Why the status is what it is, and what may change it."""
+    if judged.improvement is not None:
+        return report.Reason(judged.improvement, _IMPROVED[judged.improvement])
+    if judged.code == "refuted":
+        return report.Reason("refuted", judged.reason)
+    if failures and (checked.verdict == "failed" or not judged.reason):
+        return report.Reason("check_failed", f"the rewritten graph failed its check ({failures[-1].reason})")
+    limit = options.time_limit or 0.0
+    longer = f"run it longer with --time-limit {_MORE * max(limit, 1.0):g} to continue"
+    if checked.verdict == "skipped" and checked is not UNCHANGED:
+        why = f"a rewritten graph was found and could not be checked ({checked.reason})"
+        return report.Reason("not_checked", f"{why}; {longer}" if left <= 0.0 else why)
+    ends = {
+        "time": f"the search stopped after {limit:g} s, before it was complete; {longer}",
+        "memory": "the memory limit ended the search before it was complete; a larger --memory-limit lets it go on",
+        "interrupted": "an interrupt ended the search before it was complete; run it again to continue",
+    }
+    if judged.code == "time":
+        return report.Reason("time", f"{judged.reason} within {limit:g} s; {longer}")
+    if stopped in ends:
+        why = f"{judged.reason}; {ends[stopped]}" if judged.reason else ends[stopped]
+        return report.Reason("memory_limit" if stopped == "memory" else stopped, why)
+    if judged.reason:
+        return report.Reason("not_better", judged.reason)
+    if stopped in ("nodes", "steps"):
+        return report.Reason(
+            "limits", f"no better equivalent graph was found within the work that --effort {options.effort} allows"
+        )
+    return report.Reason("none_found", "no better equivalent graph was found")
 
 
 def _check(checked: CheckResult) -> report.Check:

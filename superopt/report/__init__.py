@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from superopt.report.measured import Measured, certainty, outcome
 from superopt.report.model import (
     Algorithm,
     Applied,
@@ -10,24 +11,23 @@ from superopt.report.model import (
     CheckPower,
     Cost,
     Errors,
-    Measured,
+    FileSize,
     Nodes,
     Opaque,
     Outcome,
     Questions,
+    Reason,
     Report,
     Search,
     Tradeoff,
     Values,
     Verification,
     Work,
-    certainty,
     operator_counts,
-    outcome,
 )
 
 __all__ = [
-    "Algorithm", "Applied", "Check", "CheckFailure", "CheckPower", "Cost", "Errors", "Measured", "Nodes", "Opaque",
-    "Outcome", "Questions", "Report", "Search", "Tradeoff", "Values", "Verification", "Work",
-    "certainty", "operator_counts", "outcome",
+    "Algorithm", "Applied", "Check", "CheckFailure", "CheckPower", "Cost", "Errors", "FileSize", "Measured",
+    "Nodes", "Opaque", "Outcome", "Questions", "Reason", "Report", "Search", "Tradeoff", "Values", "Verification",
+    "Work", "certainty", "operator_counts", "outcome",
 ]  # fmt: skip

@@ -29,7 +29,7 @@ def show_memory(console: Console, path: str, facts: Mapping[str, Any]) -> None:
     console.print(
         f"activations {size['peak_bytes']} in {facts['runtime']}: inputs {size['inputs_bytes']}, outputs "
         f"{size['outputs_bytes']}, one block of {size['block_bytes']}; weights {size['weight_bytes']}\n"
-        f"alive at once in this order {size['alive_bytes']}; in any order at least {size['bound_bytes']}",
+        f"alive at once in this order {size['alive_bytes']}; at least in any order {size['bound_bytes']}",
         markup=False, highlight=False, soft_wrap=True,
     )  # fmt: skip
     steps = facts["steps"]
@@ -41,7 +41,7 @@ def show_memory(console: Console, path: str, facts: Mapping[str, Any]) -> None:
         full, lives = top["taken_bytes"] * _WIDTH // most, top["alive_bytes"] * _WIDTH // most
         bar = "█" * min(lives, full) + "░" * (full - min(lives, full))
         rows.append((f"{top['step']}", bytes_text(top["taken_bytes"]), bar, f"{top['op']} {top['node']}"))
-    console.print(table("step", "taken", "█ alive, ░ kept besides", "at the most of it", rows=rows))
+    console.print(table("step", "memory", "█ alive, ░ reserved besides", "operator", rows=rows))
     held = [
         (
             bytes_text(b["bytes"]),

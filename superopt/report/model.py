@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from superopt.ir.graph import Graph
+from superopt.report.measured import Measured, certainty, outcome
 
 __all__ = [
-    "Algorithm", "Applied", "Check", "CheckFailure", "CheckPower", "Cost", "Errors", "Measured", "Nodes", "Opaque",
-    "Outcome", "Questions", "Report", "Search", "Verification", "Work", "operator_counts", "outcome",
+    "Algorithm", "Applied", "Check", "CheckFailure", "CheckPower", "Cost", "Errors", "FileSize", "Measured", "Nodes",
+    "Opaque", "Outcome", "Questions", "Reason", "Report", "Search", "Verification", "Work", "certainty",
+    "operator_counts", "outcome",
 ]  # fmt: skip
 
 
@@ -24,65 +26,14 @@ class Cost:
     measured_share: float
 
 
-_SCATTERING = 3  # rounds, at least, of which an interquartile range says how they scatter
-
-
-def outcome(ratio: float, spread: float, rounds: int = _SCATTERING) -> str:
-    """What a measured ratio of after ÷ before says: "faster", "slower", or "no difference" where 1 is within what is
-    written behind ±, or where so few rounds do not scatter."""
-    if abs(ratio - 1.0) <= spread or rounds < _SCATTERING:
-        return "no difference"
-    return "faster" if ratio < 1.0 else "slower"
-
-
-def certainty(spread: float, rounds: int) -> str:
-    """How far a measured ratio may be off, in words."""
-    if rounds >= _SCATTERING:
-        return f"±{spread:.3f}, {rounds} interleaved rounds"
-    return f"{rounds} interleaved round{'s' * (rounds != 1)}, too few to say how far it may be off"
-
-
-@dataclass(frozen=True)
-class Measured:
-    """Whole-model times, interleaved in one run; ``ratio`` is the median of after ÷ before over the rounds.
-
-    ``runs``: rounds; ``spread``: the interquartile range of their ratios; ``deviation``: the standard deviation of
-    these; ``sittings``: how many times the models were loaded for them.
-    """
-
-    before_ms: float
-    after_ms: float
-    ratio: float
-    runs: int
-    spread: float = 0.0
-    circumstances: Mapping[str, Any] = field(default_factory=dict)
-    deviation: float = 0.0
-    sittings: int = 1
-
-    @property
-    def outcome(self) -> str:
-        """See :func:`outcome`."""
-        return outcome(self.ratio, self.spread, self.runs)
-
-    @property
-    def certainty(self) -> str:
-        """See :func:`certainty`."""
-        return certainty(self.spread, self.runs)
-
-    @property
-    def after_paired_ms(self) -> float:
-        """The result's time as the pairs of rounds give it: so ``before_ms`` and this have the ``ratio``, which the two
-        medians by themselves have only where nothing drifted."""
-        return self.before_ms * self.ratio
-
-
 _REFERENCES = {"original": "the input", "original and float64": "the input and a float64 reference",
                "float64": "a float64 reference"}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class CheckPower:
-    """What the inputs of a check can tell apart: mutants of the result, how many were caught, and what was left out."""
+    """How sensitive a check is: of so many single changes of the result (``mutants``), its inputs detect ``caught``;
+    ``unexercised`` are places that they do not reach."""
 
     mutants: int
     caught: int
@@ -114,7 +65,7 @@ class Check:
             f"max rel error {self.max_rel_error:.2e}, max abs error {self.max_abs_error:.2e}"
         )
         if self.power is not None and self.power.mutants:
-            errors += f", {self.power.caught} of {self.power.mutants} mutants caught"
+            errors += f", {self.power.caught} of {self.power.mutants} single changes of the result detected"
         return f"{self.verdict}{errors if self.trials else ''}" + (f" ({self.reason})" if self.reason else "")
 
 
@@ -143,6 +94,31 @@ class Verification:
     tested: int
     proved_share: float
     reason: str = ""
+
+
+@dataclass(frozen=True)
+class FileSize:
+    """Bytes of the models as ONNX files, weights included."""
+
+    bytes_before: int
+    bytes_after: int
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why the status is what it is.
+
+    Attributes:
+        code: of "improved": "faster" (beyond the uncertainty of what was measured or modelled), "simpler" (in nodes,
+            FLOPs and bytes, and not measured slower), "memory" (less, where that was asked for), "runs" (where the
+            runtime breaks or refuses the input). Of "unchanged": "none_found"; "limits" (e-nodes or steps), "time",
+            "memory_limit", "interrupted": the search ended early; "not_better": what was found is neither faster nor
+            simpler; "not_checked", "check_failed", "refuted": what was found could not be shown equal.
+        text: in words; what to do next, where something can be done.
+    """
+
+    code: str
+    text: str
 
 
 @dataclass(frozen=True)
@@ -303,7 +279,7 @@ class Tradeoff:
     digest: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report:
     """What was done to a model. ``memory``: by "before" and "after" what activations take over the steps of a run
     (:func:`superopt.pipeline.footprint.footprint_data`), no "after" where nothing was changed."""
@@ -334,18 +310,45 @@ class Report:
     derivation: Mapping[str, Any] | None = None
     pareto: tuple[Tradeoff, ...] = ()
     memory: Mapping[str, Any] | None = None
+    reason: Reason = Reason("none_found", "no better equivalent graph was found")
+    file: FileSize | None = None
 
     @property
     def unchanged(self) -> str:
-        """Why the input is what is returned, in a few words."""
-        ends = {"time": "the time", "memory": "the memory", "interrupted": "an interrupt"}
-        if self.search.stopped in ends:
-            return f"{ends[self.search.stopped]} ended the search before a better equivalent graph was found"
-        return "no better equivalent graph was found"
+        """Why the input is what is returned."""
+        return self.reason.text
+
+    @property
+    def summary(self) -> str:
+        """What came of it, in a line: by how much faster, measured or estimated, and whether it was checked."""
+        from superopt.report.summary import summary  # which reads a report
+
+        return summary(self)
+
+    def __str__(self) -> str:
+        """The table of the command line."""
+        from superopt.report.notebook import text
+
+        return text(self)
+
+    def __repr__(self) -> str:
+        return f"<superopt Report: {self.summary}>"
+
+    def _repr_html_(self) -> str:
+        """As notebooks show it."""
+        from superopt.report.notebook import html
+
+        return html(self)
+
+    def _repr_svg_(self) -> str:
+        """The times as bars."""
+        from superopt.report.notebook import svg
+
+        return svg(self)
 
     def json(self) -> dict[str, Any]:
         """The report as JSON data, ``{"format": "superopt.report", "version": 1, …}``."""
-        data = {"format": "superopt.report", "version": 1, **asdict(self)}
+        data = {"format": "superopt.report", "version": 1, **asdict(self), "summary": self.summary}
         return _plain(data)  # type: ignore[no-any-return]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from superopt.ir.errors import printable
 
-__all__ = ["bytes_text", "count_text", "counted", "time_text"]
+__all__ = ["bytes_text", "count_text", "counted", "time_text", "times_text"]
 
 
 def time_text(microseconds: float) -> str:
@@ -14,6 +14,13 @@ def time_text(microseconds: float) -> str:
     if microseconds >= 1e6:
         return f"{microseconds / 1e6:.2f} s"
     return f"{microseconds / 1e3:.2f} ms" if microseconds >= 1e3 else f"{microseconds:.1f} µs"
+
+
+def times_text(before: float, after: float) -> str:
+    """``5.8 → 4.9 µs``: two times in microseconds, in the unit of the first."""
+    scale, unit = (1e6, "s") if before >= 1e6 else (1e3, "ms") if before >= 1e3 else (1.0, "µs")
+    digits = 1 if unit == "µs" else 2
+    return f"{before / scale:.{digits}f} → {after / scale:.{digits}f} {unit}"
 
 
 def count_text(value: float | None, unit: str = "") -> str:

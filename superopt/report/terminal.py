@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich import box
@@ -11,10 +11,17 @@ from rich.markup import escape
 from rich.table import Table
 
 from superopt.ir.errors import printable
-from superopt.report.model import Algorithm, Measured, Report, Work
+from superopt.report.measured import Measured
+from superopt.report.model import Algorithm, Report, Work
 from superopt.report.quantities import bytes_text, count_text, counted, time_text
 
-__all__ = ["show_derivation", "show_explanation", "show_report", "table"]
+__all__ = ["changed_operators", "facts", "show_derivation", "show_explanation", "show_report", "table"]
+
+
+_ENDS = {
+    "saturated": "because no rule gained more", "nodes": "at its limit of e-nodes", "steps": "at its limit of steps",
+    "time": "at the time limit", "memory": "at the memory limit", "interrupted": "by an interrupt",
+}  # fmt: skip
 
 
 def table(*headers: str, rows: Iterable[tuple[str, ...]], numeric: tuple[int, ...] = ()) -> Table:
@@ -41,37 +48,28 @@ def _measured(report: Report, m: Measured) -> str:
     return f"{said}, no difference" if m.outcome == "no difference" else said
 
 
-def show_report(console: Console, name: str, report: Report) -> None:
-    """The before/after summary of an optimisation."""
-    change = report.cost.after_us / report.cost.before_us if report.cost.before_us else 1.0
-    head = "improved" if report.status == "improved" else f"unchanged: {report.unchanged}"
-    console.print(f"[bold]{escape(printable(name))}[/bold]  {head}")
-    work = report.work
-    rows = [
-        ("nodes", str(report.nodes.before), str(report.nodes.after), ""),
-        ("modelled cost", time_text(report.cost.before_us), time_text(report.cost.after_us),
-         f"x{change:.3f}, {report.cost.measured_share:.0%} measured"),
-        ("FLOPs", count_text(work.flops_before), count_text(work.flops_after), ""),
-        ("bytes moved", bytes_text(work.bytes_before), bytes_text(work.bytes_after), ""),
-        ("FLOPs per byte", _short(work.intensity_before), _short(work.intensity_after), "arithmetic intensity"),
-        ("memory", bytes_text(_memory(work, "before")), bytes_text(_memory(work, "after")),
-         "weights and activations at once"),
-    ]  # fmt: skip
-    if report.measured is not None:
-        m = report.measured
-        rows.append(
-            ("measured", time_text(1e3 * m.before_ms), time_text(1e3 * m.after_paired_ms), _measured(report, m))
-        )
-    console.print(table("", "before", "after", "", rows=rows, numeric=(1, 2)))
-    changed = _changed_operators(report)
+def show_report(console: Console, name: str, report: Report, *, estimates: bool = False) -> None:
+    """The before/after summary of an optimisation.
+
+    Args:
+        console: where.
+        name: the model's, or nothing.
+        report: of the optimisation.
+        estimates: with what cost models say, besides what was measured.
+    """
+    title = f"[bold]{escape(printable(name))}[/bold]  " if name else ""
+    console.print(title + escape(printable(report.summary, 400)))
+    console.print(table("", "before", "after", "", rows=facts(report, estimates=estimates), numeric=(1, 2)))
+    changed = changed_operators(report)
     if changed:
         console.print(table("operator", "before", "after", rows=changed, numeric=(1, 2)))
     if report.rules_applied:
         rules = [(a.rule, str(a.count), a.verdict) for a in report.rules_applied]
         console.print(table("rule", "times", "verdict", rows=rules, numeric=(1,)))
     if report.algorithms:
-        headers = "algorithm", "times", "errors grow by", "modelled"
-        console.print(table(*headers, rows=_algorithms(report), numeric=(1, 2, 3)))
+        headers = "algorithm", "times", "errors grow by", *(["estimated time"] if estimates else [])
+        rows = [row if estimates else row[:3] for row in _algorithms(report)]
+        console.print(table(*headers, rows=rows, numeric=(1, 2, 3)[: len(headers) - 1]))
     if (e := report.errors) is not None:
         console.print(
             f"errors against float64: {e.before:.1e} before, {e.after:.1e} after, of the largest element, "
@@ -81,8 +79,8 @@ def show_report(console: Console, name: str, report: Report) -> None:
     if (found := report.values) is not None:
         before, after = found.weight_elements
         console.print(
-            f"values of weights: {found.removed} slices left out, {before:,} elements of weights before and {after:,} "
-            f"after ({'exact' if found.exact else 'within the budget of errors'}; {found.checked})"
+            f"values of weights: {found.removed} slices removed, elements of weights {before:,} → {after:,} "
+            f"({'exact' if found.exact else 'within the budget of errors'}; {found.checked})"
         )
     if report.pareto:
         points = [
@@ -90,7 +88,7 @@ def show_report(console: Console, name: str, report: Report) -> None:
              "" if t.doubt is None else f"±{t.doubt:.3f}", t.how)
             for t in report.pareto
         ]  # fmt: skip
-        console.print(table("memory", "time, modelled", "measured", "", "how", rows=points, numeric=(0, 1, 2)))
+        console.print(table("memory", "time, estimated", "measured", "", "how", rows=points, numeric=(0, 1, 2)))
     console.print(f"check {escape(report.check.text)}")
     if report.verification is not None:
         v = report.verification
@@ -100,8 +98,8 @@ def show_report(console: Console, name: str, report: Report) -> None:
         )
     search = report.search
     console.print(
-        f"search {search.seconds:.1f} s, {search.regions} regions at a time, {search.distinct_regions} different ones "
-        f"searched, {search.e_nodes} e-nodes, stopped: {search.stopped}"
+        f"search {search.seconds:.1f} s: {search.distinct_regions:,} regions, {search.e_nodes:,} e-nodes; it ended "
+        f"{_ENDS.get(search.stopped, search.stopped)}"
     )
     if report.opaque:
         parts = [f"{o.count} {printable(o.op)} ({printable(o.reason)})" for o in report.opaque[:8]]
@@ -111,10 +109,34 @@ def show_report(console: Console, name: str, report: Report) -> None:
         console.print(f"note: {escape(note)}")
 
 
+def facts(report: Report, *, estimates: bool) -> list[tuple[str, ...]]:
+    """The rows of the table: name, before, after, and what needs saying."""
+    work, m = report.work, report.measured
+    rows: list[tuple[str, ...]] = []
+    if m is not None:
+        rows.append(("time", time_text(1e3 * m.before_ms), time_text(1e3 * m.after_paired_ms), _measured(report, m)))
+    if estimates or m is None:
+        before, after = report.cost.before_us, report.cost.after_us
+        said = f"x{after / before if before else 1.0:.3f}, {report.cost.measured_share:.0%} from measured operators"
+        rows.append(("time, estimated", time_text(before), time_text(after), said))
+    rows.append(("nodes", str(report.nodes.before), str(report.nodes.after), ""))
+    if report.file is not None:
+        sizes = report.file.bytes_before, report.file.bytes_after
+        rows.append(("ONNX file", *map(bytes_text, sizes), ""))
+    return [
+        *rows,
+        ("FLOPs", count_text(work.flops_before), count_text(work.flops_after), ""),
+        ("bytes moved", bytes_text(work.bytes_before), bytes_text(work.bytes_after), ""),
+        ("FLOPs per byte", _short(work.intensity_before), _short(work.intensity_after), "arithmetic intensity"),
+        ("memory", bytes_text(_memory(work, "before")), bytes_text(_memory(work, "after")),
+         "weights and activations at once"),
+    ]  # fmt: skip
+
+
 def show_explanation(console: Console, report: Report) -> None:
     """For each rule where it was applied and what it gained; then what nearly was."""
     for applied in report.rules_applied:
-        gain = "" if applied.gain_us is None else f", gains {time_text(applied.gain_us)}"
+        gain = "" if applied.gain_us is None else f", estimated gain {time_text(applied.gain_us)}"
         console.print(f"[bold]{escape(applied.rule)}[/bold] x{applied.count}, {applied.verdict}{gain}")
         for place in applied.where[:20]:
             console.print(f"    at {escape(printable(place))}")
@@ -122,7 +144,9 @@ def show_explanation(console: Console, report: Report) -> None:
             console.print(f"    and {len(applied.where) - 20} more places")
     for one in report.algorithms:
         share = one.after_us / (one.before_us or 1.0)
-        console.print(f"{escape(printable(one.where))}: {one.operator} by {one.algorithm}, x{share:.2f} of it modelled")
+        console.print(
+            f"{escape(printable(one.where))}: {one.operator} by {one.algorithm}, estimated at x{share:.2f} of its time"
+        )
     for claim in report.values.claims if report.values is not None else ():
         console.print(f"values of weights: {escape(printable(claim, 200))}")
     if not report.rules_applied and not report.algorithms and report.values is None:
@@ -146,17 +170,33 @@ def _algorithms(report: Report) -> list[tuple[str, ...]]:
 
 
 def show_derivation(console: Console, derivation: Mapping[str, Any]) -> None:
-    """The steps from a model to its result, with what each gains; they add up to the whole."""
+    """The steps from a model to its result, with what each gains; they add up to the whole. Equal steps are a row."""
+    alike: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for s in derivation["steps"]:
+        key = tuple(s["rules"]), tuple(sorted(s["removed"].items())), tuple(sorted(s["added"].items()))
+        alike.setdefault(key, []).append(s)
     rows = [
-        (str(s["step"]), " + ".join(s["rules"]) or "–", counted(s["removed"]), counted(s["added"]),
-         time_text(s["gain_us"]), time_text(s["us"]))
-        for s in derivation["steps"]
+        (_numbers([s["step"] for s in group]), " + ".join(group[0]["rules"]) or "–", counted(group[0]["removed"]),
+         counted(group[0]["added"]), time_text(sum(s["gain_us"] for s in group)))
+        for group in alike.values()
     ]  # fmt: skip
-    console.print(table("step", "rules", "takes out", "puts in", "gains", "then", rows=rows, numeric=(4, 5)))
+    console.print(table("steps", "rules", "removes", "adds", "estimated gain", rows=rows, numeric=(4,)))
     whole = derivation["before_us"] - derivation["after_us"]
     console.print(
-        f"{len(rows)} steps {derivation['order']}: {time_text(whole)} in all, of {time_text(derivation['before_us'])}"
+        f"{len(derivation['steps'])} steps {derivation['order'].split(';')[0]}: {time_text(whole)} in all, of "
+        f"{time_text(derivation['before_us'])} (estimated)"
     )
+
+
+def _numbers(steps: Sequence[int]) -> str:
+    """``1-3, 7``: rising numbers, those in a row by their ends."""
+    runs: list[list[int]] = []
+    for n in steps:
+        if runs and n == runs[-1][-1] + 1:
+            runs[-1][1:] = [n]
+        else:
+            runs.append([n])
+    return ", ".join("-".join(map(str, run)) for run in runs)
 
 
 def _memory(work: Work, side: str) -> int | None:
@@ -168,7 +208,8 @@ def _short(value: float | None) -> str:
     return "–" if value is None else f"{value:.1f}"
 
 
-def _changed_operators(report: Report) -> list[tuple[str, str, str]]:
+def changed_operators(report: Report) -> list[tuple[str, ...]]:
+    """Operator, and how many before and after, of those whose number changed."""
     before, after = report.operators["before"], report.operators["after"]
     names = dict.fromkeys((*before, *after))
     return [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from superopt.ir.errors import UsageError, printable
+from superopt.ir.errors import InvalidOption, printable
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.openvino import openvino
 from superopt.runtime.protocol import Runtime
@@ -18,8 +18,10 @@ def runtime_named(name: str) -> Runtime:
     """The runtime of that name, ready to load models.
 
     Raises:
-        UsageError: there is none. BackendUnavailable: it is not installed; the hint says how to get it.
+        InvalidOption: there is none. BackendUnavailable: it is not installed; the hint says how to get it.
     """
     if name not in RUNTIMES:
-        raise UsageError(f"there is no runtime {printable(name)!r}", hint=f"runtimes: {', '.join(RUNTIMES)}")
+        raise InvalidOption(
+            f"there is no runtime {printable(name)!r}", option="runtime", hint=f"runtimes: {', '.join(RUNTIMES)}"
+        )
     return RUNTIMES[name]()

@@ -121,7 +121,7 @@ def test_names_are_printed_on_one_line(
 ) -> None:
     rows: list[dict[str, Any]] = [
         {"model": "a\nb\x1b[2J.onnx", "output": "o/a\nb.onnx",
-         "report": {"status": "improved", "cost": {"before_us": 2.0, "after_us": 1.0}}},
+         "report": {"summary": "2.00x faster (2.0 → 1.0 µs, measured); checked equal"}},
         {"model": "c\nd.onnx", "error": "is broken", "exit_code": 3},
     ]  # fmt: skip
     given: Callable[..., Any] = lambda *_, **__: iter(rows)  # noqa: E731
@@ -131,6 +131,9 @@ def test_names_are_printed_on_one_line(
     assert code == 3
     assert said.out.count("\n") == said.err.count("\n") == 1
     assert "\x1b" not in said.out
+    assert said.out == (
+        "a\\nb\\x1b[2J.onnx  2.00x faster (2.0 → 1.0 µs, measured); checked equal; wrote o/a\\nb.onnx\n"
+    )
 
 
 @pytest.mark.parametrize("command", ["optimize", "prove", "discover", "corpus"])

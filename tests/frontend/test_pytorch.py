@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from pathlib import Path
 from typing import Any
 
@@ -481,3 +482,52 @@ def test_explain_leaves_everything_as_it_was() -> None:
     assert explain(model, (x,)).regions
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(v, before[n]) for n, v in model.state_dict().items())
+
+
+def test_a_tensor_by_itself_is_the_only_argument() -> None:
+    graph = from_torch(nn.Linear(4, 3).eval(), torch.ones(2, 4))
+    assert [str(v.type) for v in graph.inputs] == ["float32[2, 4]"]
+    made = superopt.optimize(nn.Linear(4, 3).eval(), example_inputs=torch.ones(2, 4), effort="quick")
+    assert not any("training mode" in note for note in made.report.notes)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [({"x": torch.ones(2, 4)}, "example_inputs: dict is no tuple of arguments; write example_inputs=(x,)"),
+     ((torch.ones(2, 5),), "example_inputs: the module cannot be called with them: mat1 and mat2 shapes"),
+     ((), "example_inputs: the module cannot be called with them: ")],
+    ids=["a dictionary", "another size", "none"],
+)  # fmt: skip
+def test_example_inputs_that_do_not_fit_are_named(given: object, said: str) -> None:
+    with pytest.raises(superopt.errors.UsageError) as error:
+        superopt.optimize(nn.Linear(4, 3).eval(), example_inputs=given)  # type: ignore[arg-type]
+    assert str(error.value).startswith(said)
+
+
+def test_a_module_in_training_mode_is_told_where_that_stands_in_the_way() -> None:
+    module = nn.Dropout(0.5)
+    with pytest.raises(superopt.errors.Unsupported, match=r"the module is in training mode: call module\.eval\(\)"):
+        superopt.optimize(module.train(), example_inputs=torch.ones(3, 4))
+    assert superopt.optimize(module.eval(), example_inputs=torch.ones(3, 4), effort="quick").report is not None
+
+
+@pytest.mark.parametrize("module", [nn.Linear(4, 3), nn.BatchNorm1d(4)], ids=["the same", "other statistics"])
+def test_a_module_in_training_mode_is_noted_and_left_as_it_is(module: nn.Module) -> None:
+    before = copy.deepcopy(module.state_dict())
+    made = superopt.optimize(module.train(), example_inputs=normal(3, 4), effort="quick").report
+    assert made.notes[0].startswith("the module is in training mode: call module.eval()")
+    assert module.state_dict().keys() == before.keys()
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [({"efort": "quick"}, "there is no option 'efort'; did you mean effort?"),
+     ({"effort": "qick"}, "effort: 'qick' is none of quick, default, thorough; did you mean quick?"),
+     ({"effort": "none", "tme_limit": 3}, "there is no option 'tme_limit'; did you mean time_limit?")],
+)  # fmt: skip
+def test_a_misspelt_option_of_torch_compile_is_told(options: dict[str, object], said: str) -> None:
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match=re.escape(said)):
+        torch.compile(nn.Linear(4, 3).eval(), backend="superopt", options=options)(torch.ones(2, 4))
+    torch._dynamo.reset()

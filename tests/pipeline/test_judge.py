@@ -9,43 +9,74 @@ import numpy as np
 import pytest
 
 from superopt.cost import Demand
-from superopt.pipeline.judge import DOUBT, LOOKS, SITTING, SITTINGS, Belief, Comparison, regret
+from superopt.pipeline.judge import DOUBT, LOOKS, SITTING, SITTINGS, Belief, Comparison, Extent, regret
 from superopt.report import Measured
 from superopt.runtime.spread import IQR_OF_NORMAL
 
-INPUT = Demand(1000, 1000, 10)
-LESS, MORE, TRADED = Demand(900, 1000, 10), Demand(1000, 1000, 11), Demand(2000, 1000, 5)
+INPUT = Extent(100, 1_000_000, Demand(1000, 1000, 10))
+LESS = Extent(90, 1_000_000, Demand(900, 1000, 10))
+FEWER = Extent(99, 1_000_000, INPUT.does)  # a node that the runtime does not run is gone
+FOLDED = Extent(90, 1_000_600, INPUT.does)  # shapes that ten nodes made are constants
+BLOATED = Extent(90, 1_400_000, Demand(900, 1000, 10))  # a table that one node made is a constant
+MORE_KERNELS = Extent(90, 1_000_000, Demand(900, 900, 11))
+TRADED = Extent(300, 1_300_000, Demand(500, 2000, 30))
 
 
-def raced(ratio: float, spread: float = 0.01, rounds: int = 15) -> Measured:
-    return Measured(1.0, ratio, ratio, rounds, spread, deviation=spread / IQR_OF_NORMAL)
+def raced(ratio: float, spread: float = 0.01, rounds: int = 15, sittings: int = 1) -> Measured:
+    return Measured(1.0, ratio, ratio, rounds, spread, deviation=spread / IQR_OF_NORMAL, sittings=sittings)
 
 
 @pytest.mark.parametrize(
-    ("after", "modelled", "measured", "simpler", "taken"),
+    ("after", "measured", "improvement"),
     [
-        (LESS, 0.9, None, True, True),
-        (LESS, 1.2, None, True, True),  # it does less: a model that says otherwise is not believed unmeasured
-        (LESS, 0.9, raced(1.004), True, True),  # within noise
-        (LESS, 0.9, raced(1.02, spread=0.001), True, True),  # two loadings of one model differ by as much
-        (TRADED, 0.9, raced(1.02, spread=0.001), True, False),
-        (LESS, 0.9, raced(1.05), True, False),  # beyond doubt
-        (LESS, 0.9, raced(1.05, spread=0.3), True, True),  # a race that scatters shows nothing
-        (TRADED, 0.5, None, True, True),
-        (TRADED, 1.1, None, True, False),
-        (TRADED, 0.5, raced(0.9), True, True),
-        (TRADED, 0.5, raced(0.9, spread=0.3), False, False),  # it trades, and nothing is shown
-        (TRADED, 0.5, raced(0.999), True, True),  # a tie goes to the simpler graph
-        (TRADED, 0.5, raced(0.999), False, False),
-        (MORE, 0.5, raced(1.0), False, False),
-        (INPUT, 1.0, None, True, True),
-        (INPUT, 1.0, None, False, False),
+        (LESS, None, "simpler"),
+        (LESS, raced(1.004), "simpler"),  # within noise
+        (LESS, raced(1.02, spread=0.001), "simpler"),  # two loadings of one model differ by as much
+        (LESS, raced(1.02, spread=0.001, sittings=16), None),  # which so many loadings do not
+        (LESS, raced(1.05), None),
+        (LESS, raced(1.05, spread=0.3), "simpler"),  # a race that scatters shows nothing
+        (LESS, raced(0.9), "faster"),
+        (FEWER, raced(1.0), "simpler"),
+        (FOLDED, raced(1.0), "simpler"),  # what the nodes took in the file
+        (BLOATED, raced(1.0), None),
+        (BLOATED, raced(0.9), "faster"),
+        (MORE_KERNELS, raced(1.0), None),
+        (TRADED, raced(0.9), "faster"),
+        (TRADED, raced(0.9, spread=0.3), None),  # it trades, and nothing is shown
+        (TRADED, raced(0.976, spread=0.03), None),  # a ResNet-50 of 518 nodes for 175
+        (TRADED, raced(0.976, spread=0.001), None),  # two loadings of one model differ by as much
+        (TRADED, raced(0.976, spread=0.001, sittings=16), "faster"),
+        (TRADED, raced(0.999), None),
+        (TRADED, None, None),  # it could not be timed
+        (INPUT, raced(1.0), None),  # as large, and as fast
+        (INPUT, raced(0.5), "faster"),
     ],
 )
-def test_the_policy(after: Demand, modelled: float, measured: Measured | None, simpler: bool, taken: bool) -> None:
-    found = Comparison(INPUT, after, modelled, measured, simpler).judged()
-    assert found.taken is taken
-    assert bool(found.reason) is not taken
+def test_a_result_is_better_if_it_is_faster_beyond_doubt_or_simpler(
+    after: Extent, measured: Measured | None, improvement: str | None
+) -> None:
+    found = Comparison(INPUT, after, 0.5, measured=measured).judged()
+    assert found.improvement == improvement
+    assert found.taken is (improvement is not None)
+    assert bool(found.reason) is not found.taken
+
+
+@pytest.mark.parametrize(
+    ("after", "modelled", "improvement"),
+    [(TRADED, 0.5, "faster"), (TRADED, 0.98, None), (TRADED, 1.1, None), (LESS, 0.99, "simpler"),
+     (LESS, 1.2, "simpler"), (INPUT, 1.0, None)],
+)  # fmt: skip
+def test_where_nothing_can_be_timed_prices_say_what_is_faster(
+    after: Extent, modelled: float, improvement: str | None
+) -> None:
+    assert Comparison(INPUT, after, modelled, timed=False).judged().improvement == improvement
+
+
+def test_what_is_refused_is_said_with_figures() -> None:
+    why = Comparison(INPUT, TRADED, 0.5, measured=raced(0.976, spread=0.001)).judged().reason
+    assert "nodes 100 → 300" in why
+    assert "bytes of weights 1,000,000 → 1,300,000" in why
+    assert "0.976 ± 0.035" in why
 
 
 def race(rng: random.Random, truth: float, noise: float, rounds: int) -> Measured:
@@ -60,8 +91,8 @@ def test_noise_seldom_decides(noise: float, rounds: int) -> None:
     """Of equal models, one that does less is refused, and one that trades is taken, about as seldom as is said."""
     rng = random.Random(7)
     races = [race(rng, 1.0, noise, rounds) for _ in range(4000)]
-    refused = sum(not Comparison(INPUT, LESS, 0.9, m, True).judged().taken for m in races)
-    taken = sum(Comparison(INPUT, TRADED, 0.9, m, False).judged().taken for m in races)
+    refused = sum(not Comparison(INPUT, LESS, 0.9, measured=m).judged().taken for m in races)
+    taken = sum(Comparison(INPUT, TRADED, 0.9, measured=m).judged().taken for m in races)
     most = 2 * DOUBT * len(races)  # one look has a quarter of the doubt; ratios are not quite normal
     assert refused <= most
     assert taken <= most
@@ -69,7 +100,7 @@ def test_noise_seldom_decides(noise: float, rounds: int) -> None:
 
 def sat(rng: random.Random, truth: float, noise: float) -> bool:
     """Whether a result that does less is taken, after a sitting and, where that is what decides, more of them."""
-    compared = Comparison(INPUT, LESS, 0.9, race(rng, truth * rng.lognormvariate(0.0, SITTING), noise, 31), True)
+    compared = Comparison(INPUT, LESS, 0.9, measured=race(rng, truth * rng.lognormvariate(0.0, SITTING), noise, 31))
     if not compared.loaded_so:
         return compared.judged().taken
     ratios: list[float] = []
@@ -78,7 +109,7 @@ def sat(rng: random.Random, truth: float, noise: float) -> bool:
         ratios += [here * rng.lognormvariate(0.0, noise) for _ in range(LOOKS[0])]
         low, _, high = quantiles(ratios, n=4)
         found = Measured(1.0, 1.0, median(ratios), len(ratios), high - low, {}, stdev(ratios), number)
-        compared = Comparison(INPUT, LESS, 0.9, found, True)
+        compared = Comparison(INPUT, LESS, 0.9, measured=found)
         if number > 1 and compared.settled:
             break
     return compared.judged().taken
@@ -94,8 +125,8 @@ def test_how_models_were_loaded_seldom_decides_and_hides_little(noise: float) ->
 def test_what_matters_is_seen() -> None:
     """A model that is a tenth slower or faster is told from noise of a twentieth."""
     rng = random.Random(8)
-    slower = [Comparison(INPUT, LESS, 0.9, race(rng, 1.1, 0.05, 31), True).judged().taken for _ in range(300)]
-    faster = [Comparison(INPUT, TRADED, 0.9, race(rng, 0.9, 0.05, 31), False).judged().taken for _ in range(300)]
+    slower = [Comparison(INPUT, LESS, 0.9, measured=race(rng, 1.1, 0.05, 31)).judged().taken for _ in range(300)]
+    faster = [Comparison(INPUT, TRADED, 0.9, measured=race(rng, 0.9, 0.05, 31)).judged().taken for _ in range(300)]
     assert sum(slower) < 0.1 * len(slower)
     assert sum(faster) > 0.9 * len(faster)
 
@@ -111,26 +142,35 @@ def test_rounds_that_something_else_disturbed_do_not_hide_a_slower_result(rounds
         ]
         low, _, high = quantiles(ratios, n=4)
         found = Measured(1.0, 1.0, median(ratios), rounds, high - low, deviation=stdev(ratios))
-        lost += not Comparison(INPUT, LESS, 0.9, found, True).judged().taken
+        lost += not Comparison(INPUT, LESS, 0.9, measured=found).judged().taken
     assert lost > 0.9 * 300
 
 
 def test_a_race_goes_on_while_it_could_change_something() -> None:
-    assert Comparison(INPUT, LESS, 0.9, raced(0.99, spread=0.3)).settled  # taken whatever comes
-    assert not Comparison(INPUT, LESS, 0.99, raced(0.99, spread=0.3)).settled  # as likely a little slower
-    assert not Comparison(INPUT, LESS, 0.9, raced(1.02, spread=0.3)).settled
-    assert not Comparison(INPUT, TRADED, 0.9, raced(0.99, spread=0.3)).settled
-    assert Comparison(INPUT, TRADED, 0.9, raced(0.5)).settled
-    assert Comparison(INPUT, TRADED, 0.9, raced(0.5, rounds=3)).settled  # three rounds show what is that large
-    assert not Comparison(INPUT, TRADED, 0.9, raced(0.9, rounds=3)).settled
-    assert not Comparison(INPUT, TRADED, 0.9, raced(0.5, spread=0.0, rounds=2)).settled  # and two show nothing
-    assert Comparison(INPUT, TRADED, 0.9, raced(1.001, rounds=7)).settled  # it has to be faster, and is not
-    assert Comparison(INPUT, LESS, 0.9, raced(1.002, rounds=7)).settled  # it cannot be shown to be slower any more
+    assert Comparison(INPUT, LESS, 0.9, measured=raced(0.99, spread=0.3)).settled  # taken whatever comes
+    assert not Comparison(INPUT, LESS, 0.9, measured=raced(0.9, spread=0.3)).settled  # it may be shown to be faster
+    assert Comparison(INPUT, LESS, 0.9, measured=raced(0.9)).settled
+    assert not Comparison(INPUT, LESS, 0.99, measured=raced(0.99, spread=0.3)).settled  # as likely a little slower
+    assert not Comparison(INPUT, LESS, 0.9, measured=raced(1.02, spread=0.3)).settled
+    assert not Comparison(INPUT, TRADED, 0.9, measured=raced(0.99, spread=0.3)).settled
+    assert Comparison(INPUT, TRADED, 0.9, measured=raced(0.5)).settled
+    close = Comparison(INPUT, TRADED, 0.9, measured=raced(0.98, spread=0.01))
+    assert close.settled  # what is open is how the models were loaded, so they are loaded again
+    assert (close.loaded_so, close.judged().taken) == (True, False)
+    again = Comparison(INPUT, TRADED, 0.9, measured=raced(0.98, spread=0.01, rounds=31, sittings=16))
+    assert (again.settled, again.loaded_so, again.judged().improvement) == (True, False, "faster")
+    assert Comparison(INPUT, TRADED, 0.9, measured=raced(0.5, rounds=3)).settled  # three rounds show what is that large
+    assert not Comparison(INPUT, TRADED, 0.9, measured=raced(0.9, rounds=3)).settled
+    assert not Comparison(INPUT, TRADED, 0.9, measured=raced(0.5, spread=0.0, rounds=2)).settled  # and two show nothing
+    assert Comparison(INPUT, TRADED, 0.9, measured=raced(1.001, rounds=7)).settled  # it has to be faster, and is not
+    assert Comparison(
+        INPUT, LESS, 0.9, measured=raced(1.002, rounds=7)
+    ).settled  # it cannot be shown to be slower any more
 
 
 def test_two_rounds_decide_nothing() -> None:
-    assert not Comparison(INPUT, TRADED, 0.9, raced(0.5, spread=0.0, rounds=2)).judged().taken
-    assert Comparison(INPUT, LESS, 0.9, raced(1.5, spread=0.0, rounds=2)).judged().taken
+    assert not Comparison(INPUT, TRADED, 0.9, measured=raced(0.5, spread=0.0, rounds=2)).judged().taken
+    assert Comparison(INPUT, LESS, 0.9, measured=raced(1.5, spread=0.0, rounds=2)).judged().taken
 
 
 def test_what_no_race_could_show_is_not_raced() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +24,7 @@ from superopt.ir.graph import Graph
 from superopt.ops.infer import infer
 from superopt.pipeline import attempt, checking, contest, forked, settling, task
 from superopt.pipeline.budget import TimeBudget
+from superopt.pipeline.checking import skipped
 from superopt.pipeline.judge import Comparison
 from superopt.pipeline.options import EFFORTS, Options, quiet
 from superopt.pipeline.racing import measure
@@ -147,7 +149,9 @@ def test_a_result_that_measures_slower_is_not_returned(monkeypatch: pytest.Monke
 )
 def test_rounds_that_are_too_few_say_so(rounds: int, said: str, unsaid: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        contest, "measure", lambda *args, **kwargs: Measured(1.0, 0.9, 0.9, rounds, 0.05 * (rounds > 1))
+        contest,
+        "measure",
+        lambda *args, **kwargs: Measured(1.0, 0.9, 0.9, rounds, 0.01, uncertainty=0.05 if rounds > 1 else inf),
     )
     made = superopt.optimize(branches(), time_limit=None).report
     with Console(record=True, width=300, file=io.StringIO()) as console:
@@ -284,7 +288,36 @@ def test_without_time_the_input_comes_back() -> None:
     result = superopt.optimize(graph, time_limit=0.0)
     assert result.graph is graph
     assert result.report.search.stopped == "time"
-    assert result.report.unchanged == "the time ended the search before a better equivalent graph was found"
+    assert result.report.reason.code == "time"
+    assert result.report.reason.text == (
+        "the search stopped after 0 s, before it was complete; run it longer with --time-limit 2 to continue"
+    )
+    assert result.report.summary == f"unchanged: {result.report.reason.text}"
+    assert result.report.json()["reason"] == {"code": "time", "text": result.report.reason.text}
+
+
+def test_a_search_that_ended_by_itself_says_that_nothing_better_is_known() -> None:
+    builder = GraphBuilder("plain")
+    builder.output(builder.op("Relu", builder.input("x", "float32", [4])), "y")
+    made = superopt.optimize(builder.build(), target="profile:cpu-epyc-2core").report
+    assert (made.status, made.search.stopped, made.reason.code) == ("unchanged", "saturated", "none_found")
+    assert made.summary == "unchanged: no better equivalent graph was found"
+
+
+def test_a_result_that_could_not_be_checked_in_time_is_not_called_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = branches()
+
+    def unchecked(before: Graph, after: Graph, typing: object, options: object, budget: TimeBudget, *_: object) -> Any:
+        budget.deadline = 0.0
+        return skipped("the time ran out after 3 regions")
+
+    monkeypatch.setattr(settling, "check_result", unchecked)
+    made = superopt.optimize(graph, target="profile:cpu-epyc-2core", time_limit=90.0).report
+    assert (made.status, made.check.verdict, made.reason.code) == ("unchanged", "skipped", "not_checked")
+    assert made.reason.text == (
+        "a rewritten graph was found and could not be checked (the time ran out after 3 regions); run it longer with "
+        "--time-limit 180 to continue"
+    )
 
 
 def test_interrupting_the_search_gives_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,7 +339,7 @@ def test_a_result_that_was_checked_survives_an_interrupt(monkeypatch: pytest.Mon
     result = superopt.optimize(branches(), time_limit=None)
     assert result.report.check.verdict == "passed"
     assert (result.report.status, result.report.search.stopped) == ("improved", "interrupted")
-    assert "timing the models whole was interrupted" in result.report.notes[-1]
+    assert "timing the models was interrupted" in result.report.notes[-1]
 
 
 def test_after_an_interrupt_little_time_is_left(monkeypatch: pytest.MonkeyPatch) -> None:

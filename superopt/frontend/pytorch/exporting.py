@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from superopt.formats import from_onnx
 from superopt.frontend.pytorch.exchange import overlap
-from superopt.ir.errors import Unsupported, printable
+from superopt.ir.errors import InvalidOption, Unsupported, UsageError, printable
 from superopt.ir.graph import Graph, constant
 
 __all__ = ["Lifted", "Pure", "Trial", "exported", "from_torch", "tensors", "trial", "tried"]
@@ -25,18 +25,20 @@ OPSET = 20
 _QUIET = threading.RLock()
 
 
-def from_torch(module: torch.nn.Module, example_inputs: Sequence[Any]) -> Graph:
+def from_torch(module: torch.nn.Module, example_inputs: Sequence[Any] | torch.Tensor) -> Graph:
     """A module's graph for inputs of these shapes and types, with its parameters as weights.
 
     Args:
         module: in the mode, training or not, that it is wanted in.
-        example_inputs: positional arguments of a call.
+        example_inputs: positional arguments of a call; a tensor is the only one.
 
     Raises:
+        UsageError: the example inputs are no sequence of arguments, or a call with them fails.
         Unsupported: PyTorch cannot export it, or a call changes what it is given or draws random numbers.
     """
-    inputs = tuple(example_inputs)
-    tried(module, inputs)
+    inputs = arguments(example_inputs)
+    with buffers_kept(module):
+        tried(module, inputs)
     held = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     apart = _WithoutState(module, tuple(held), len(inputs))
     graph = exported(apart, (*inputs, *(v.detach() for v in held.values())))
@@ -55,6 +57,34 @@ def from_torch(module: torch.nn.Module, example_inputs: Sequence[Any]) -> Graph:
     used = {name for n in nodes for name in n.inputs}
     kept = tuple(w for w in (*weights, *graph.weights) if w.name in used)
     return replace(graph, inputs=graph.inputs[: len(inputs)], nodes=nodes, weights=kept).checked()
+
+
+@contextlib.contextmanager
+def buffers_kept(module: torch.nn.Module) -> Iterator[None]:
+    """Put a module's buffers back: a call in training mode writes running statistics to them."""
+    before = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in before:
+                buffer.copy_(value)
+
+
+def arguments(example_inputs: Any) -> tuple[Any, ...]:
+    """The positional arguments of a call; a tensor by itself is the only one.
+
+    Raises:
+        InvalidOption: it is neither.
+    """
+    if isinstance(example_inputs, torch.Tensor):
+        return (example_inputs,)
+    if not isinstance(example_inputs, tuple | list):
+        raise InvalidOption(
+            f"{type(example_inputs).__name__} is no tuple of arguments", where="example_inputs",
+            option="example_inputs", hint="write example_inputs=(x,)",
+        )  # fmt: skip
+    return tuple(example_inputs)
 
 
 class _WithoutState(torch.nn.Module):
@@ -158,7 +188,13 @@ def tried(module: Callable[..., Any], inputs: tuple[Any, ...]) -> None:
     Raises:
         Unsupported: it does.
     """
-    found = trial(module, inputs)
+    try:
+        found = trial(module, inputs)
+    except Exception as error:  # whatever the module raises of its own
+        raise UsageError(
+            f"the module cannot be called with them: {printable(str(error).strip() or type(error).__name__, 300)}",
+            where="example_inputs",
+        ) from error
     if found.drawn:
         raise Unsupported("it draws random numbers")
     if found.changed:

@@ -22,7 +22,7 @@ def headline(found: Comparison) -> str:
     rows = found.run.rows
     improved = sum(r.status == "improved" for r in rows)
     count = "1 model" if len(rows) == 1 else f"{len(rows)} models"
-    text = f"{count}, {improved} improved, modelled cost x{found.ratio:.3f} (geometric mean)"
+    text = f"{count}, {improved} improved, estimated cost x{found.ratio:.3f} (geometric mean)"
     counts = {
         kind: sum(f.kind == kind for f in found.findings) for kind in ("wrong", "failed", "regression", "missing")
     }
@@ -120,7 +120,7 @@ def markdown(found: Comparison) -> str:
         cells = _cells(row, found)
         lines.append(f"| {' | '.join((_code(cells[0]), *map(_text, cells[1:])))} |")
     lines += ["", "</details>", ""]
-    where = f"Costs modelled on {_text(run.target)} ({_text(run.device)}), superopt {_text(run.version)}"
+    where = f"Costs estimated for {_text(run.target)} ({_text(run.device)}), superopt {_text(run.version)}"
     against = ""
     if found.baseline is not None:
         against = f"; baseline of {found.baseline.date[:10]} {_text(found.baseline.revision)}"
