@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,6 +12,7 @@ import numpy as np
 
 from superopt.cost.trial import emptied, with_values
 from superopt.fleet.child import Crew, Lost, packed, unpacked
+from superopt.formats.memory_map import MemoryMap
 from superopt.formats.onnx_writer import save_beside, to_onnx_bytes
 from superopt.formats.scratch import located
 from superopt.formats.tensors import FileData, PackedData, SparseData, expected_bytes, packed_chunks, shape_of
@@ -26,6 +25,7 @@ from superopt.ir.errors import (
     UsageError,
 )
 from superopt.ir.graph import ArrayData, Graph, Weight, WeightData
+from superopt.ir.temporary import TemporaryFolder
 from superopt.ir.types import DType, TensorType
 from superopt.runtime import apart
 from superopt.runtime.fatal import Elsewhere, refuse_fatal_loading, risk_of
@@ -57,10 +57,10 @@ class Bench:
     """
 
     def __init__(self) -> None:
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._folder: TemporaryFolder | None = None
         self._places: dict[int, tuple[WeightData, np.ndarray | None, _Place]] = {}  # by the identity of who has the
         # elements; they themselves, where they lie in the process's scratch file
-        self._maps: list[mmap.mmap] = []
+        self._maps: list[MemoryMap] = []
         self._crew: Crew | None = None
         self._mapped: dict[_Place, OrtValue] = {}  # weights in memory
         self._models = self._fillings = 0
@@ -79,7 +79,7 @@ class Bench:
         if self._crew is not None:
             self._crew.close()
         if self._folder is not None:
-            self._folder.cleanup()
+            self._folder.remove()
             give_back()
 
     def session(self, graph: Graph, *, optimise: bool) -> InferenceSession:
@@ -136,7 +136,7 @@ class Bench:
         """Hand back what a session of a check took while it ran: free memory, and the pages of weights, which the
         system keeps as long as it has room."""
         for elements in self._maps:
-            elements.madvise(mmap.MADV_DONTNEED)
+            elements.drop_pages()
         give_back()
 
     def tidy(self) -> None:
@@ -214,8 +214,8 @@ class Bench:
     @property
     def _directory(self) -> Path:
         if self._folder is None:
-            self._folder = tempfile.TemporaryDirectory(prefix="superopt-check-")
-        return Path(self._folder.name)
+            self._folder = TemporaryFolder("check")
+        return self._folder.path
 
     def _source(self, graph: Graph) -> bytes | Path:
         if all(_size(w) < _BIG for w in graph.weights):
@@ -233,13 +233,13 @@ class Bench:
 
     def _map(self, weight: Weight) -> OrtValue:
         assert self._folder is not None
-        folder = Path(self._folder.name)
+        folder = self._folder.path
         place = self._place(folder, weight)
         if place not in self._mapped:
             name, start, size = place
             with (folder / name).open("rb") as file:
-                mapped = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY, offset=start)
-            elements = np.frombuffer(mapped, weight.type.dtype.numpy).reshape(shape_of(weight.type))
+                mapped = MemoryMap(file.fileno(), size, offset=start, private=True)
+            elements = mapped.array().view(weight.type.dtype.numpy).reshape(shape_of(weight.type))
             self._maps.append(mapped)
             self._mapped[place] = OrtValue.ortvalue_from_numpy(elements)
         return self._mapped[place]

@@ -7,7 +7,6 @@ import time
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
@@ -41,6 +40,7 @@ from superopt.cli.shell import (
 )
 from superopt.ir.collecting import rarely_collected
 from superopt.ir.errors import NotEquivalent, SuperoptError, UsageError, printable
+from superopt.ir.temporary import TemporaryFolder
 
 __all__ = ["COMMANDS"]
 
@@ -174,19 +174,19 @@ def optimize(
         if learn is not None:
             from superopt.pipeline.learning import learn_from
 
-            own = held.enter_context(TemporaryDirectory(prefix="superopt-"))
+            own = held.enter_context(TemporaryFolder("rules"))
             progress(0, None, "learning from the model")
             source = context.get_parameter_source("time_limit")
             limited = source is not None and source.name != "DEFAULT"
             started, seconds = time.monotonic(), min(learn, time_limit / 2) if limited else learn
             learnt = learn_from(
-                [path], out=Path(own), target=target, runtime=runtime, time_limit=seconds, sizes=options.sizes,
+                [path], out=own, target=target, runtime=runtime, time_limit=seconds, sizes=options.sizes,
                 seed=seed,
             )  # fmt: skip
             if limited:
                 options = replace(options, time_limit=max(0.0, time_limit - (time.monotonic() - started)))
             err().print(f"learnt: {learnt.said}", markup=False)
-            options = replace(options, rules=Path(own) if learnt.rules else None)
+            options = replace(options, rules=own if learnt.rules else None)
         result = pipeline.optimize(path, options=options, progress=progress)
         if output is not None:
             beside = _beside(output, len(result.pareto))

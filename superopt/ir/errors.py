@@ -8,6 +8,7 @@
     ├── Regression                exit 6   a cost went over its threshold
     ├── ResourceLimit             exit 7   a limit was reached before there was a result
     │   ├── BackendUnavailable    exit 7   the device or library that was asked for is not here
+    │   ├── MachineLimit          exit 7   this machine has too few open files, too little disk, no temporary folder
     │   └── OutOfTime             exit 7   the time limit came before the end of a part that must be whole
     └── Interrupted               exit 130 Ctrl-C before there was a result
 
@@ -20,6 +21,7 @@ __all__ = [
     "BackendUnavailable",
     "Interrupted",
     "InvalidModel",
+    "MachineLimit",
     "NotEquivalent",
     "OutOfTime",
     "Regression",
@@ -89,6 +91,10 @@ class ResourceLimit(SuperoptError):
 
 class BackendUnavailable(ResourceLimit):
     pass
+
+
+class MachineLimit(ResourceLimit):
+    """The model is not to blame: elsewhere, or once this machine has what it lacks, the same call succeeds."""
 
 
 class OutOfTime(ResourceLimit):

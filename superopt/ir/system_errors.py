@@ -1,0 +1,69 @@
+"""What the system refuses for want of something, as errors that blame the machine and name the remedy."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import resource
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+from superopt.ir.errors import MachineLimit, ResourceLimit, printable
+
+__all__ = ["MORE_DISK", "limit_in_text", "resource_limit", "system_limits"]
+
+MORE_DISK = "free disk space, or name another folder for temporary files with TMPDIR"
+
+
+def _open_files() -> str:
+    return f"too many open files: this process may have {resource.getrlimit(resource.RLIMIT_NOFILE)[0]}"
+
+
+# By the system's number: the error, what it says, and the remedy.
+_LIMITS: Mapping[int, tuple[type[ResourceLimit], Callable[[], str], str]] = {
+    errno.EMFILE: (MachineLimit, _open_files, "raise the limit, for example with ulimit -n 1024"),
+    errno.ENFILE: (MachineLimit, lambda: "too many open files on this machine", "end other programs"),
+    errno.ENOSPC: (MachineLimit, lambda: "no space left on the disk", MORE_DISK),
+    errno.EDQUOT: (MachineLimit, lambda: "the disk quota is used up", MORE_DISK),
+    errno.ENOMEM: (ResourceLimit, lambda: "out of memory", "try --memory-limit, or a machine with more"),
+    errno.EFBIG: (ResourceLimit, lambda: "a file is larger than files may be here", "raise the limit: ulimit -f"),
+}
+_NUMBERS = {os.strerror(number): number for number in _LIMITS}
+_QUOTED = re.compile("|".join(map(re.escape, _NUMBERS)))
+
+
+def resource_limit(error: BaseException, where: str = "") -> ResourceLimit | None:
+    """The error for a limit of the system; ``None`` where the exception is about something else.
+
+    Args:
+        error: what was raised.
+        where: what the system was asked for; the file that the exception names, by default.
+    """
+    number = error.errno if isinstance(error, OSError) else None
+    if number is None or number not in _LIMITS:
+        return None
+    return _limit(number, where or printable(str(getattr(error, "filename", None) or "")))
+
+
+def limit_in_text(text: str, where: str = "") -> ResourceLimit | None:
+    """:func:`resource_limit` for the message of a library that quotes the system."""
+    found = _QUOTED.search(text)
+    return None if found is None else _limit(_NUMBERS[found[0]], where)
+
+
+def _limit(number: int, where: str) -> ResourceLimit:
+    kind, what, hint = _LIMITS[number]
+    return kind(what(), where=where, hint=hint)
+
+
+@contextmanager
+def system_limits(where: str = "") -> Iterator[None]:
+    """Raises :class:`ResourceLimit` where the system refuses something in the body for want of it."""
+    try:
+        yield
+    except OSError as error:
+        limit = resource_limit(error, where)
+        if limit is None:
+            raise
+        raise limit from error
