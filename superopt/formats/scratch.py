@@ -134,6 +134,12 @@ class Scratch:
         mapped.held = self
         return mapped.array().view(self._dtype).reshape(self._shape)
 
+    @property
+    def file(self) -> tuple[int, int]:
+        """Which file the elements lie in: its device and number."""
+        facts = os.fstat(self._arena.descriptor)
+        return facts.st_dev, facts.st_ino
+
     def name(self, path: Path) -> bool:
         """Whether the file that the elements lie in, from ``start`` on, could be made to appear under a name."""
         try:
