@@ -10,10 +10,10 @@ from superopt.cli import early  # first of all: Ctrl-C during the other imports
 
 # isort: split
 import atexit
-import errno
 import gc
 import os
 import sys
+import traceback
 import warnings
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -25,6 +25,7 @@ from superopt.cli import algorithms, bench, corpus, gradients, library, memory, 
 from superopt.cli.settings import defaults, settings_file
 from superopt.fleet import mpi
 from superopt.ir.errors import Interrupted, InvalidModel, ResourceLimit, SuperoptError, UsageError, printable
+from superopt.ir.system_errors import resource_limit
 
 early.done()
 
@@ -70,6 +71,7 @@ def _refuse_repeated(ctx: Any, name: str | None, command: Any, args: list[str]) 
 
 app = typer.Typer(
     name="superopt", cls=_Commands, no_args_is_help=True, add_completion=True, pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     help="Makes neural networks faster with rewrite rules that were checked, and shows that it changed nothing.",
 )  # fmt: skip
 
@@ -141,8 +143,6 @@ def main() -> None:
             _usage(error, said())
         if early.interrupted():
             _fail("interrupted; nothing was written", Interrupted.exit_code)
-        if os.environ.get("SUPEROPT_DEBUG"):
-            raise
         text = f"{type(error).__name__}: {error}"
         _fail(f"internal error: {text}; please report it (SUPEROPT_DEBUG=1 shows where)", 1)
     finally:
@@ -168,10 +168,9 @@ def _file_error(error: OSError) -> tuple[str, int]:
     known = streams.output_error(error)
     if known is not None:
         streams.stop_output()
-        return str(known), known.exit_code
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EMFILE)
-    where = f"{error.filename}: " if error.filename else ""
-    return f"{where}{error.strerror or error}", ResourceLimit.exit_code if full else UsageError.exit_code
+    elif (known := resource_limit(error)) is None:
+        known = UsageError(error.strerror or str(error), where=str(error.filename or ""))
+    return str(known), known.exit_code
 
 
 def _warn(message: Warning | str, *_: object, **__: object) -> None:
@@ -180,6 +179,8 @@ def _warn(message: Warning | str, *_: object, **__: object) -> None:
 
 
 def _fail(message: str, code: int) -> NoReturn:
+    if os.environ.get("SUPEROPT_DEBUG"):
+        traceback.print_exc()
     early.quit_at_once(f"superopt: {printable(message, 2000)}\n".encode("utf-8", "backslashreplace"), code)
     _say(message)
     early.quit_at_once(b"", code)

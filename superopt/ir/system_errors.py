@@ -11,9 +11,9 @@ from contextlib import contextmanager
 
 from superopt.ir.errors import MachineLimit, ResourceLimit, printable
 
-__all__ = ["MORE_DISK", "limit_in_text", "resource_limit", "system_limits"]
+__all__ = ["quoted_error", "resource_limit", "system_limits"]
 
-MORE_DISK = "free disk space, or name another folder for temporary files with TMPDIR"
+_MORE_DISK = "free disk space, or name another folder for temporary files with TMPDIR"
 
 
 def _open_files() -> str:
@@ -24,8 +24,8 @@ def _open_files() -> str:
 _LIMITS: Mapping[int, tuple[type[ResourceLimit], Callable[[], str], str]] = {
     errno.EMFILE: (MachineLimit, _open_files, "raise the limit, for example with ulimit -n 1024"),
     errno.ENFILE: (MachineLimit, lambda: "too many open files on this machine", "end other programs"),
-    errno.ENOSPC: (MachineLimit, lambda: "no space left on the disk", MORE_DISK),
-    errno.EDQUOT: (MachineLimit, lambda: "the disk quota is used up", MORE_DISK),
+    errno.ENOSPC: (MachineLimit, lambda: "no space left on the disk", _MORE_DISK),
+    errno.EDQUOT: (MachineLimit, lambda: "the disk quota is used up", _MORE_DISK),
     errno.ENOMEM: (ResourceLimit, lambda: "out of memory", "try --memory-limit, or a machine with more"),
     errno.EFBIG: (ResourceLimit, lambda: "a file is larger than files may be here", "raise the limit: ulimit -f"),
 }
@@ -43,18 +43,16 @@ def resource_limit(error: BaseException, where: str = "") -> ResourceLimit | Non
     number = error.errno if isinstance(error, OSError) else None
     if number is None or number not in _LIMITS:
         return None
-    return _limit(number, where or printable(str(getattr(error, "filename", None) or "")))
-
-
-def limit_in_text(text: str, where: str = "") -> ResourceLimit | None:
-    """:func:`resource_limit` for the message of a library that quotes the system."""
-    found = _QUOTED.search(text)
-    return None if found is None else _limit(_NUMBERS[found[0]], where)
-
-
-def _limit(number: int, where: str) -> ResourceLimit:
     kind, what, hint = _LIMITS[number]
-    return kind(what(), where=where, hint=hint)
+    return kind(what(), where=where or printable(str(getattr(error, "filename", None) or "")), hint=hint)
+
+
+def quoted_error(error: Exception) -> OSError | None:
+    """The system's error that a library quotes in the message of its own, if it is one of these limits."""
+    found = _QUOTED.search(str(error))
+    if found is None:
+        return None
+    return OSError(_NUMBERS[found[0]], found[0])
 
 
 @contextmanager

@@ -26,6 +26,7 @@ _PREFIX = "superopt-run-"  # of a process's folder: whatever begins so, is the u
 _ANOTHER = "name a folder that can be written, with room for the model's weights, with TMPDIR"
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _own: dict[str, Path] = {}  # this process's folder, by the folder of temporary files
+_cleared: set[str] = set()  # folders of temporary files
 _lock = threading.Lock()
 
 
@@ -64,7 +65,7 @@ def own_folder() -> Path:
     with _lock, _unusable(None):
         base = tempfile.gettempdir()
         if base not in _own or not _own[base].is_dir():
-            remove_abandoned(base)
+            remove_abandoned()
             _own[base] = _locked(base)
         return _own[base]
 
@@ -98,14 +99,14 @@ def _remove(path: Path, owner: int) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def remove_abandoned(base: str | None = None) -> None:
-    """Remove what processes of this user left that are gone.
-
-    Args:
-        base: the folder of temporary files.
-    """
-    with suppress(OSError), os.scandir(base or tempfile.gettempdir()) as entries:
-        for entry in entries:
+def remove_abandoned() -> None:
+    """Remove, once in this process, what processes of this user left that are gone."""
+    with suppress(OSError):
+        base = tempfile.gettempdir()
+        if base in _cleared:
+            return
+        _cleared.add(base)
+        for entry in list(os.scandir(base)):
             if entry.name.startswith(_PREFIX):
                 with suppress(OSError):  # it is in use, or somebody else's
                     _remove_unlocked(entry.path)
