@@ -24,8 +24,8 @@ from typer.core import TyperGroup
 from superopt.cli import algorithms, bench, corpus, gradients, library, memory, models, service, streams, topology
 from superopt.cli.settings import defaults, settings_file
 from superopt.fleet import mpi
-from superopt.ir.errors import Interrupted, InvalidModel, ResourceLimit, SuperoptError, UsageError, printable
-from superopt.ir.system_errors import resource_limit
+from superopt.ir.errors import Interrupted, SuperoptError, UsageError, printable
+from superopt.ir.system_errors import superopt_error
 
 early.done()
 
@@ -132,10 +132,6 @@ def main() -> None:
         _fail("interrupted; nothing was written", Interrupted.exit_code)
     except SuperoptError as error:
         _fail(str(error), error.exit_code)
-    except MemoryError:
-        _fail("out of memory; try --memory-limit, or a machine with more", ResourceLimit.exit_code)
-    except RecursionError:
-        _fail("nested too deeply", InvalidModel.exit_code)
     except OSError as error:
         _fail(*_file_error(error))
     except Exception as error:
@@ -143,8 +139,7 @@ def main() -> None:
             _usage(error, said())
         if early.interrupted():
             _fail("interrupted; nothing was written", Interrupted.exit_code)
-        text = f"{type(error).__name__}: {error}"
-        _fail(f"internal error: {text}; please report it (SUPEROPT_DEBUG=1 shows where)", 1)
+        _fail(str(superopt_error(error)), superopt_error(error).exit_code)
     finally:
         early.done()
 
@@ -165,11 +160,10 @@ def _usage(error: Any, message: str) -> NoReturn:
 
 def _file_error(error: OSError) -> tuple[str, int]:
     """The line and the exit code for an error of the system that nothing more precise was made of."""
-    known = streams.output_error(error)
+    known: SuperoptError | None = streams.output_error(error)
     if known is not None:
         streams.stop_output()
-    elif (known := resource_limit(error)) is None:
-        known = UsageError(error.strerror or str(error), where=str(error.filename or ""))
+    known = known or superopt_error(error)
     return str(known), known.exit_code
 
 

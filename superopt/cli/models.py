@@ -149,13 +149,20 @@ def optimize(
         floats=floats, effort=effort, runtime=runtime, objective=objective,
     )  # fmt: skip
     options.validate({"floats": "--float", "effort": "--effort", "objective": "--objective"})
-    if len(models) > 1:
+    source = context.get_parameter_source("cluster")
+    asked = cluster is not None and source is not None and source.name == "COMMANDLINE"
+    if len(models) > 1 or asked:
         if explain or learn is not None or report_html is not None or certificates is not None:
-            raise UsageError("--explain, --discover, --certificates and --html are about one model", hint="name one")
+            raise UsageError(
+                "--explain, --discover, --certificates and --html are about one model, optimised here",
+                hint="name one" if len(models) > 1 else "leave out --cluster",
+            )
         code = optimize_many(
             models, output, options, workers=workers, cluster=cluster, report_json=report_json, force=force
         )
         raise typer.Exit(code)
+    if cluster is not None:
+        err().print("the cluster of the settings is not used: it is for several models", markup=False)
     model = models[0]
     destinations = {"-o": output, "--json": report_json, "--html": report_html}
     claim(destinations, [model], force=force)

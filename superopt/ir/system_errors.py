@@ -9,10 +9,11 @@ import resource
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from superopt.ir.errors import MachineLimit, ResourceLimit, printable
+from superopt.ir.errors import InvalidModel, MachineLimit, ResourceLimit, SuperoptError, UsageError, printable
 
-__all__ = ["quoted_error", "resource_limit", "system_limits"]
+__all__ = ["quoted_error", "resource_limit", "superopt_error", "system_limits"]
 
+_MORE_MEMORY = "try --memory-limit, or a machine with more"
 _MORE_DISK = "free disk space, or name another folder for temporary files with TMPDIR"
 
 
@@ -26,7 +27,7 @@ _LIMITS: Mapping[int, tuple[type[ResourceLimit], Callable[[], str], str]] = {
     errno.ENFILE: (MachineLimit, lambda: "too many open files on this machine", "end other programs"),
     errno.ENOSPC: (MachineLimit, lambda: "no space left on the disk", _MORE_DISK),
     errno.EDQUOT: (MachineLimit, lambda: "the disk quota is used up", _MORE_DISK),
-    errno.ENOMEM: (ResourceLimit, lambda: "out of memory", "try --memory-limit, or a machine with more"),
+    errno.ENOMEM: (ResourceLimit, lambda: "out of memory", _MORE_MEMORY),
     errno.EFBIG: (ResourceLimit, lambda: "a file is larger than files may be here", "raise the limit: ulimit -f"),
 }
 _NUMBERS = {os.strerror(number): number for number in _LIMITS}
@@ -53,6 +54,21 @@ def quoted_error(error: Exception) -> OSError | None:
     if found is None:
         return None
     return OSError(_NUMBERS[found[0]], found[0])
+
+
+def superopt_error(error: Exception) -> SuperoptError:
+    """Any exception as an error of the hierarchy: a bug is an internal error."""
+    if isinstance(error, SuperoptError):
+        return error
+    if isinstance(error, MemoryError):
+        return ResourceLimit("out of memory", hint=_MORE_MEMORY)
+    if isinstance(error, RecursionError):
+        return InvalidModel("nested too deeply")
+    if isinstance(error, OSError):
+        where = printable(str(error.filename or ""))
+        return resource_limit(error) or UsageError(error.strerror or str(error), where=where)
+    text = f"internal error: {type(error).__name__}: {error}"
+    return SuperoptError(text, hint="please report it (SUPEROPT_DEBUG=1 shows where)")
 
 
 @contextmanager
