@@ -28,7 +28,7 @@ from superopt.ir.errors import MachineLimit, printable
 from superopt.ir.poly import Poly
 from superopt.ir.temporary import own_folder
 
-__all__ = ["SHIPPED", "cache_directory", "check_cache", "code_digest", "keep", "kept", "report_unkept"]
+__all__ = ["SHIPPED", "UNKEPT", "cache_directory", "check_cache", "code_digest", "keep", "kept", "report_unkept"]
 
 _FORMAT = b"superopt.kept/1 "
 _LARGEST = 256 << 20  # bytes of a file that is read
@@ -36,7 +36,7 @@ _DAMAGED = (
     OSError, zlib.error, pickle.UnpicklingError, ValueError, TypeError, AttributeError, EOFError, IndexError,
     KeyError,
 )  # fmt: skip
-_unkept: set[Path] = set()  # folders that are reported
+UNKEPT: set[str] = set()  # folders that are reported
 SHIPPED = Path(__file__).resolve().parents[1] / "compiled"  # what ships with the wheel; a checkout makes its own
 
 
@@ -71,9 +71,9 @@ def report_unkept(folder: Path, reason: str) -> None:
         folder: of the cache, or in it.
         reason: why nothing can be written there that lasts.
     """
-    if folder in _unkept:
+    if str(folder) in UNKEPT:
         return
-    _unkept.add(folder)
+    UNKEPT.add(str(folder))
     logging.getLogger("superopt").warning(
         "superopt keeps nothing for its next run in %s: %s; SUPEROPT_CACHE names another folder",
         printable(str(folder)), reason,

@@ -15,6 +15,7 @@ from superopt import formats
 from superopt.fleet import Fleet, Journal
 from superopt.fleet.stamp import here, of_files
 from superopt.ir.errors import SuperoptError, UsageError, printable
+from superopt.ir.kept import check_cache
 from superopt.ir.system_errors import superopt_error
 from superopt.pipeline.optimise import optimize
 from superopt.pipeline.options import MOST_BESIDE, Options, Progress, beside, quiet
@@ -92,6 +93,7 @@ def optimize_all(
                     f"{printable(path.name)}", hint="use two calls",
                 )  # fmt: skip
     out.mkdir(parents=True, exist_ok=True)
+    check_cache()
     fleet, done = fleet or Fleet(), 0
 
     def told(names: Sequence[str]) -> None:
