@@ -117,7 +117,7 @@ REFUSED: dict[str, tuple[int, str]] = {
     "optimize m.onnx --json m.onnx -f": (2, "--json m.onnx: is m.onnx, which is read"),
     "convert m.onnx hard.onnx -f": (2, "is m.onnx, which is read"),
     "convert big.onnx o.onnx -f": (2, "o.onnx.data holds weights of the model"),
-    "convert big.onnx o.onnx.data -f": (2, "o.onnx.data holds weights of the model"),
+    "convert big.onnx o.onnx.data -f": (2, "OUT o.onnx.data: is no name for a model"),
     "inspect m.onnx --json m.onnx -f": (2, "which is read"),
     "inspect m.onnx --json file": (2, "-f"),
     "diff m.onnx m.json --json m.json -f": (2, "which is read"),
