@@ -84,9 +84,18 @@ class Passed:
     door: str
     limits: str
     digest: str = ""
+    stopped: str = ""  # why the search ended: what the clock cut short need not be what another run finds
     error: str = ""
     seconds: float = 0.0
     peak: int = 0  # MiB
+
+
+def passed(
+    model: Path, door: str, limits: Limits, report: Mapping[str, Any], seconds: float, peak: int = 0
+) -> Passed:  # fmt: skip
+    """What a report says."""
+    digest, stopped = report["result"]["digest"], report["search"]["stopped"]
+    return Passed(model.stem, door, limits.name, digest, stopped, seconds=seconds, peak=peak)
 
 
 @dataclass(frozen=True)
@@ -153,8 +162,7 @@ class Doors:
             error = (problems.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
             return Passed(model.stem, door, limits.name, error=error, seconds=seconds)
         found = json.loads(said if door == "python" else report.read_text())
-        peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss >> 10
-        return Passed(model.stem, door, limits.name, found["result"]["digest"], seconds=seconds, peak=peak)
+        return passed(model, door, limits, found, seconds, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss >> 10)
 
     def installed(self) -> Path:
         """The programs of an environment that has the wheel and what it depends on, and nothing else."""
@@ -196,10 +204,10 @@ class Doors:
         began = time.monotonic()
         try:
             job = self.sent(door, model, service)
-            digest = service.client.report(service.client.wait(job["id"], SECONDS)["id"])["result"]["digest"]
+            found = service.client.report(service.client.wait(job["id"], SECONDS)["id"])
         except (ServiceError, TimeoutError, OSError) as error:
             return Passed(model.stem, door, limits.name, error=str(error), seconds=time.monotonic() - began)
-        return Passed(model.stem, door, limits.name, digest, seconds=time.monotonic() - began)
+        return passed(model, door, limits, found, time.monotonic() - began)
 
     def sent(self, door: str, model: Path, service: Service) -> dict[str, Any]:
         """The job that was made of a model."""
@@ -246,24 +254,27 @@ def walk(
             for model in models:
                 for door in names:
                     key = record.key(model, door, limit.name)
-                    passed = record.get(key)
-                    if passed is None:
+                    known = record.get(key)
+                    if known is None:
                         if time.monotonic() > until:
                             return
                         if door in SERVED:
                             service = service or held.enter_context(doors.service(limit))
-                            passed = doors.served(door, model, limit, service)
+                            known = doors.served(door, model, limit, service)
                         else:
-                            passed = doors.process(door, model, limit)
-                        record.put(key, passed)
-                    yield passed
+                            known = doors.process(door, model, limit)
+                        record.put(key, known)
+                    yield known
 
 
 def problems(rows: Sequence[Passed]) -> list[str]:
     """What failed, and models whose results differ."""
     found = [f"{r.model} through {r.door} at {r.limits} limits: {r.error}" for r in rows if r.error]
     for model in dict.fromkeys(r.model for r in rows):
-        digests = {r.digest: f"{r.door} at {r.limits} limits" for r in rows if r.model == model and r.digest}
+        digests = {
+            r.digest: f"{r.door} at {r.limits} limits" + (", cut short by time" if r.stopped == "time" else "")
+            for r in rows if r.model == model and r.digest
+        }  # fmt: skip
         if len(digests) > 1:
             found.append(f"{model}: results differ: " + ", ".join(f"{d[:8]} ({w})" for d, w in digests.items()))
     return found
@@ -294,9 +305,9 @@ def main() -> int:
     names, limits = given.doors.split(","), [limits_named(name, place) for name in given.limits.split(",")]
     record, until = Record(place / "rows.jsonl", given.target), time.monotonic() + given.total_limit
     rows: list[Passed] = []
-    for passed in walk(Doors(place, given.target), [m.resolve() for m in given.models], names, limits, record, until):
-        rows.append(passed)
-        print(f"{passed.model} {passed.door} {passed.limits}: {passed.error or passed.digest[:8]}", file=sys.stderr)
+    for row in walk(Doors(place, given.target), [m.resolve() for m in given.models], names, limits, record, until):
+        rows.append(row)
+        print(f"{row.model} {row.door} {row.limits}: {row.error or row.digest[:8]}", file=sys.stderr)
     print(table(rows))
     found = problems(rows)
     left = len(given.models) * len(names) * len(limits) - len(rows)
