@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from superopt.cli.early import CLOSED
-from superopt.ir.errors import InvalidModel, ResourceLimit, UsageError
+from superopt.ir.errors import InvalidModel, ResourceLimit, SuperoptError, UsageError
 from superopt.ir.system_errors import resource_limit
 
 __all__ = [
@@ -94,7 +94,7 @@ def write_data(data: bytes) -> None:
     sys.stdout.buffer.flush()
 
 
-def output_error(error: OSError) -> ResourceLimit | UsageError | None:
+def output_error(error: OSError) -> SuperoptError | None:
     """What an error that names no file says of standard output, or of temporary files where that has room; ``None``
     where it is about something else."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

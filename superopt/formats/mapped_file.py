@@ -34,7 +34,7 @@ def open_plain(path: Path) -> int:
     """A read-only descriptor of a regular file; never blocks on a FIFO or a device.
 
     Raises:
-        InvalidModel: it is missing, not readable, or not a regular file. ResourceLimit: the system opens no more files.
+        InvalidModel: it is missing, not readable, or not a regular file. MachineLimit: the system opens no more files.
     """
     try:
         if not stat.S_ISREG((found := os.stat(path)).st_mode):  # before open: opening a device may have effects
@@ -92,7 +92,7 @@ class MappedFile:
         """A descriptor for as long as the body takes.
 
         Raises:
-            InvalidModel: the file is gone, or another one has its name. ResourceLimit: the system opens no more files.
+            InvalidModel: the file is gone, or another one has its name. MachineLimit: the system opens no more files.
         """
         if self._descriptor is not None:
             yield self._descriptor

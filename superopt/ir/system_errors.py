@@ -22,7 +22,7 @@ def _open_files() -> str:
 
 
 # By the system's number: the error, what it says, and the remedy.
-_LIMITS: Mapping[int, tuple[type[ResourceLimit], Callable[[], str], str]] = {
+_LIMITS: Mapping[int, tuple[type[SuperoptError], Callable[[], str], str]] = {
     errno.EMFILE: (MachineLimit, _open_files, "raise the limit, for example with ulimit -n 1024"),
     errno.ENFILE: (MachineLimit, lambda: "too many open files on this machine", "end other programs"),
     errno.ENOSPC: (MachineLimit, lambda: "no space left on the disk", _MORE_DISK),
@@ -34,7 +34,7 @@ _NUMBERS = {os.strerror(number): number for number in _LIMITS}
 _QUOTED = re.compile("|".join(map(re.escape, _NUMBERS)))
 
 
-def resource_limit(error: BaseException, where: str = "") -> ResourceLimit | None:
+def resource_limit(error: BaseException, where: str = "") -> SuperoptError | None:
     """The error for a limit of the system; ``None`` where the exception is about something else.
 
     Args:
@@ -73,7 +73,8 @@ def superopt_error(error: Exception) -> SuperoptError:
 
 @contextmanager
 def system_limits(where: str = "") -> Iterator[None]:
-    """Raises :class:`ResourceLimit` where the system refuses something in the body for want of it."""
+    """Raises :class:`MachineLimit` or :class:`ResourceLimit` where the system refuses the body something for want of
+    it."""
     try:
         yield
     except OSError as error:
