@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 .PHONY: demo docs test test-slow check format web browser bench bench-algorithms bench-train bench-memory bench-parts bench-steps bench-growth bench-cost bench-ablation profile-plan profile-record profile-operators profile-forms certify \
-	gpu-record conformance corpus clean corpus-gate corpus-compare golden golden-tiny corpus-update corpus-update-full patterns attack
+	gpu-record conformance corpus clean corpus-gate corpus-compare golden golden-tiny corpus-update corpus-update-full patterns attack doors
 
 demo: $(READY)            ## optimise two real models and print before/after
 	@$(BIN)/superopt optimize corpus/resnet50.json --measure
@@ -135,6 +135,9 @@ bench-growth: $(READY)    ## search time and memory against layers, nodes and ru
 
 conformance: $(READY)     ## the onnx package's own test models through convert and optimize; writes lab/results/conformance.md
 	@$(BIN)/python tests/conformance.py --optimize
+
+doors: $(READY)           ## every model through every door, at default limits and those of a 2 GiB container; hours, run it again to go on
+	@$(BIN)/python tests/doors.py corpus/*.json
 
 attack: $(READY)          ## 2,000 generated models against ONNX Runtime, optimisations off: build/attack.json (lab/notes/attacks.md)
 	@$(BIN)/python tests/attack/run.py --models 2000 --workers 2 --out build/attack.json

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ _SWITCH = 0.0005  # seconds a thread may keep the interpreter: cheap answers do 
 _NEVER = 1 << 30
 _BACKLOG = 2048  # connections that may wait to be accepted
 _ACCEPTS = 64  # connections accepted between two looks at the network: libuv takes one for each handle of the socket
+_A_HANDLE = 16  # open files that the process may have for each such handle: few of them where few may be open
 _FILES = 256  # besides connections: the database, bodies that are received, results that are sent
 _PATIENCE = 8.0  # seconds that a worker may take to give its job back
 
@@ -137,7 +138,7 @@ def serve(settings: Settings, announce: Callable[[str], None] | None = None) -> 
     from superopt.server.transport import Reads
 
     _check(settings)
-    _make_room_for(settings.door.connections)
+    settings = _with_room(settings)
     for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises the signal again once it has shut down
         signal.signal(number, _leave)
     logs.set_up(settings.log_level, settings.log_format, access=settings.access_log)
@@ -164,7 +165,7 @@ def serve(settings: Settings, announce: Callable[[str], None] | None = None) -> 
         workers = Workers(settings)
         workers.start()
         try:
-            server.run(sockets=[place, *(place.dup() for _ in range(_ACCEPTS - 1))])
+            server.run(sockets=[place, *(place.dup() for _ in range(_handles() - 1))])
         finally:
             workers.stop()
 
@@ -195,21 +196,37 @@ def _check(settings: Settings) -> None:
         )
 
 
-def _make_room_for(connections: int) -> None:
-    """Let the process open as many files as its connections and jobs need.
+def _with_room(settings: Settings) -> Settings:
+    """The settings with as many connections as the process may have open files for, which it is allowed now.
 
     Raises:
-        UsageError: it may not.
+        UsageError: more connections are asked for than by default, and it may not have so many files.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = connections + connections // 4 + _FILES  # a quarter may be closing
-    if resource.RLIM_INFINITY not in (soft, hard) and wanted > hard:
+    asked = settings.door.connections
+    wanted = asked + asked // 4 + _FILES  # a quarter may be closing
+    if resource.RLIM_INFINITY in (soft, hard) or wanted <= hard:
+        if soft != resource.RLIM_INFINITY and soft < wanted:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        return settings
+    if asked > Door().connections:
         raise UsageError(
-            f"{connections} connections need {wanted} open files, and this process may have {hard}",
+            f"{asked} connections need {wanted} open files, and this process may have {hard}",
             hint="raise the limit (ulimit -Hn), or set SUPEROPT_CONNECTIONS lower",
         )
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    fitting = max(1, (hard - min(_FILES, hard // 2)) * 4 // 5)
+    log.warning(
+        "of %d connections %d may be open at once: this process may have %d open files; ulimit -Hn raises that",
+        asked, fitting, hard,
+    )  # fmt: skip
+    return replace(settings, door=replace(settings.door, connections=fitting))
+
+
+def _handles() -> int:
+    """How many handles of the socket accept connections: fewer where few files may be open."""
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return _ACCEPTS if files == resource.RLIM_INFINITY else min(_ACCEPTS, 1 + files // _A_HANDLE)
 
 
 def _listening(settings: Settings) -> socket.socket:

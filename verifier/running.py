@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,8 +13,9 @@ import numpy as np
 
 from superopt.cost.trial import emptied, with_values
 from superopt.fleet.child import Crew, Lost, packed, unpacked
+from superopt.formats.memory_map import MemoryMap
 from superopt.formats.onnx_writer import save_beside, to_onnx_bytes
-from superopt.formats.scratch import located
+from superopt.formats.scratch import Scratch, located
 from superopt.formats.tensors import FileData, PackedData, SparseData, expected_bytes, packed_chunks, shape_of
 from superopt.ir.beside import side_by_side
 from superopt.ir.errors import (
@@ -26,6 +26,7 @@ from superopt.ir.errors import (
     UsageError,
 )
 from superopt.ir.graph import ArrayData, Graph, Weight, WeightData
+from superopt.ir.temporary import TemporaryFolder
 from superopt.ir.types import DType, TensorType
 from superopt.runtime import apart
 from superopt.runtime.fatal import Elsewhere, refuse_fatal_loading, risk_of
@@ -41,7 +42,7 @@ Arrays = dict[str, np.ndarray]
 REFUSALS = (InvalidModel, Unsupported, ResourceLimit, UsageError)  # with which ONNX Runtime says that it cannot run
 
 _BIG = 1 << 16  # bytes of a weight that is written once, to a file, and read by all sessions
-_PAGE = 4096  # bytes between the beginnings of weights in one file
+_PAGE = mmap.ALLOCATIONGRANULARITY  # bytes between the beginnings of weights in one file
 _BLOCK, _AGAIN = (1 << 18) + 1, 16  # numbers that are drawn, and how often they are written: no two pages are equal
 LARGE = 1 << 24  # bytes that a session holds or a run takes from which giving them back is worth its milliseconds
 _GROWN = 1 << 25  # bytes by which the process has grown when free memory is looked for between two places
@@ -57,10 +58,11 @@ class Bench:
     """
 
     def __init__(self) -> None:
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._folder: TemporaryFolder | None = None
         self._places: dict[int, tuple[WeightData, np.ndarray | None, _Place]] = {}  # by the identity of who has the
         # elements; they themselves, where they lie in the process's scratch file
-        self._maps: list[mmap.mmap] = []
+        self._names: dict[tuple[int, int], str | None] = {}  # of scratch files, in the folder
+        self._maps: list[MemoryMap] = []
         self._crew: Crew | None = None
         self._mapped: dict[_Place, OrtValue] = {}  # weights in memory
         self._models = self._fillings = 0
@@ -79,7 +81,7 @@ class Bench:
         if self._crew is not None:
             self._crew.close()
         if self._folder is not None:
-            self._folder.cleanup()
+            self._folder.remove()
             give_back()
 
     def session(self, graph: Graph, *, optimise: bool) -> InferenceSession:
@@ -136,7 +138,7 @@ class Bench:
         """Hand back what a session of a check took while it ran: free memory, and the pages of weights, which the
         system keeps as long as it has room."""
         for elements in self._maps:
-            elements.madvise(mmap.MADV_DONTNEED)
+            elements.drop_pages()
         give_back()
 
     def tidy(self) -> None:
@@ -214,8 +216,8 @@ class Bench:
     @property
     def _directory(self) -> Path:
         if self._folder is None:
-            self._folder = tempfile.TemporaryDirectory(prefix="superopt-check-")
-        return Path(self._folder.name)
+            self._folder = TemporaryFolder("check")
+        return self._folder.path
 
     def _source(self, graph: Graph) -> bytes | Path:
         if all(_size(w) < _BIG for w in graph.weights):
@@ -233,13 +235,13 @@ class Bench:
 
     def _map(self, weight: Weight) -> OrtValue:
         assert self._folder is not None
-        folder = Path(self._folder.name)
+        folder = self._folder.path
         place = self._place(folder, weight)
         if place not in self._mapped:
             name, start, size = place
             with (folder / name).open("rb") as file:
-                mapped = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY, offset=start)
-            elements = np.frombuffer(mapped, weight.type.dtype.numpy).reshape(shape_of(weight.type))
+                mapped = MemoryMap(file.fileno(), size, offset=start, private=True)
+            elements = mapped.array().view(weight.type.dtype.numpy).reshape(shape_of(weight.type))
             self._maps.append(mapped)
             self._mapped[place] = OrtValue.ortvalue_from_numpy(elements)
         return self._mapped[place]
@@ -256,18 +258,31 @@ class Bench:
         return self._places[id(data)][2]
 
     def _placed(self, folder: Path, data: WeightData, kind: TensorType) -> tuple[np.ndarray | None, _Place]:
-        """Elements that lie in the scratch file stay there: it gets a name beside the models. Others are written."""
+        """Elements that lie in the scratch file stay there: it gets a name beside the models. Others are written to
+        one file."""
         size = expected_bytes(kind)
         if not isinstance(data, FileData | PackedData) and kind.dtype.bits >= 8:
             array = data.numpy()
-            held, path = located(array), folder / f"scratch-{len(self._places)}"
-            if held is not None and held.size == size and array.dtype == kind.dtype.numpy and held.name(path):
-                return array, (path.name, held.start, size)
+            held = located(array)
+            if held is not None and held.size == size and array.dtype == kind.dtype.numpy:
+                name = self._named(folder, held)
+                if name is not None:
+                    return array, (name, held.start, size)
             data = ArrayData(array)
-        path = folder / f"weights-{len(self._places)}"
-        with path.open("wb") as file:
+        with (folder / "weights").open("ab") as file:
+            start = -(-file.tell() // _PAGE) * _PAGE
+            file.truncate(start)
             file.writelines(packed_chunks(data, kind.dtype))
-        return None, (path.name, 0, size)
+        return None, ("weights", start, size)
+
+    def _named(self, folder: Path, held: Scratch) -> str | None:
+        """The name in the folder of a scratch file, ``None`` where it cannot have one: one name for all that is in it,
+        since ONNX Runtime opens each file of a model by itself."""
+        file = held.file
+        if file not in self._names:
+            name = f"scratch-{len(self._names)}"
+            self._names[file] = name if held.name(folder / name) else None
+        return self._names[file]
 
 
 def _given_back(load: Callable[[bytes | Path], Loaded], source: bytes | Path) -> Loaded:

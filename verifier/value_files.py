@@ -13,7 +13,7 @@ from pathlib import Path
 from superopt.formats import load
 from superopt.formats.files import read_plain, replace_file
 from superopt.formats.json_writer import save_together
-from superopt.ir.errors import InvalidModel, NotEquivalent, UsageError
+from superopt.ir.errors import InvalidModel, NotEquivalent, SuperoptError, UsageError, printable
 from superopt.ir.graph import Graph
 from superopt.rules.values import Certificate
 from superopt.verifier.values import Held, check_values
@@ -48,6 +48,13 @@ def write_folder(folder: Path, stages: Sequence[tuple[Graph, Certificate]]) -> N
     replace_file(folder / MANIFEST, text.encode())
 
 
+def _manifest(folder: Path) -> bytes:
+    try:
+        return read_plain(folder / MANIFEST, _LARGEST)
+    except SuperoptError as error:
+        raise error.within(printable(str(folder / MANIFEST))) from error
+
+
 def check_folder(model: Graph, folder: Path, *, seed: int = 0) -> tuple[Graph, tuple[Held, ...]]:
     """Check what :func:`write_folder` wrote against a model, rewrite by rewrite.
 
@@ -55,11 +62,17 @@ def check_folder(model: Graph, folder: Path, *, seed: int = 0) -> tuple[Graph, t
         The graph that the last rewrite makes, and what was checked of each.
 
     Raises:
-        InvalidModel: the folder cannot be read.
+        UsageError: there is no such folder. InvalidModel: it cannot be read.
         NotEquivalent: a claim or a rewritten place does not hold; the message says which, and of which rewrite.
     """
+    where = printable(str(folder))
+    if not folder.is_dir():
+        raise UsageError("is no folder", where=where, hint="name what superopt optimize --certificates DIR wrote")
+    if not (folder / MANIFEST).exists():
+        hint = "superopt optimize --certificates DIR writes them; where nothing rests on weights there are none"
+        raise UsageError(f"holds no certificates: there is no {MANIFEST}", where=where, hint=hint)
     try:
-        data = json.loads(read_plain(folder / MANIFEST, _LARGEST))
+        data = json.loads(_manifest(folder))
         rows = [(str(r["after"]), Certificate.from_json(r["claims"])) for r in data["rewrites"]]
         known = (data["format"], data["version"]) == (_FORMAT, _VERSION)
     except (ValueError, KeyError, TypeError) as error:

@@ -10,10 +10,10 @@ from superopt.cli import early  # first of all: Ctrl-C during the other imports
 
 # isort: split
 import atexit
-import errno
 import gc
 import os
 import sys
+import traceback
 import warnings
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -24,7 +24,8 @@ from typer.core import TyperGroup
 from superopt.cli import algorithms, bench, corpus, gradients, library, memory, models, service, streams, topology
 from superopt.cli.settings import defaults, settings_file
 from superopt.fleet import mpi
-from superopt.ir.errors import Interrupted, InvalidModel, ResourceLimit, SuperoptError, UsageError, printable
+from superopt.ir.errors import Interrupted, SuperoptError, UsageError, printable
+from superopt.ir.system_errors import superopt_error
 
 early.done()
 
@@ -70,6 +71,7 @@ def _refuse_repeated(ctx: Any, name: str | None, command: Any, args: list[str]) 
 
 app = typer.Typer(
     name="superopt", cls=_Commands, no_args_is_help=True, add_completion=True, pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     help="Makes neural networks faster with rewrite rules that were checked, and shows that it changed nothing.",
 )  # fmt: skip
 
@@ -130,10 +132,6 @@ def main() -> None:
         _fail("interrupted; nothing was written", Interrupted.exit_code)
     except SuperoptError as error:
         _fail(str(error), error.exit_code)
-    except MemoryError:
-        _fail("out of memory; try --memory-limit, or a machine with more", ResourceLimit.exit_code)
-    except RecursionError:
-        _fail("nested too deeply", InvalidModel.exit_code)
     except OSError as error:
         _fail(*_file_error(error))
     except Exception as error:
@@ -141,10 +139,7 @@ def main() -> None:
             _usage(error, said())
         if early.interrupted():
             _fail("interrupted; nothing was written", Interrupted.exit_code)
-        if os.environ.get("SUPEROPT_DEBUG"):
-            raise
-        text = f"{type(error).__name__}: {error}"
-        _fail(f"internal error: {text}; please report it (SUPEROPT_DEBUG=1 shows where)", 1)
+        _fail(str(superopt_error(error)), superopt_error(error).exit_code)
     finally:
         early.done()
 
@@ -165,13 +160,11 @@ def _usage(error: Any, message: str) -> NoReturn:
 
 def _file_error(error: OSError) -> tuple[str, int]:
     """The line and the exit code for an error of the system that nothing more precise was made of."""
-    known = streams.output_error(error)
+    known: SuperoptError | None = streams.output_error(error)
     if known is not None:
         streams.stop_output()
-        return str(known), known.exit_code
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EMFILE)
-    where = f"{error.filename}: " if error.filename else ""
-    return f"{where}{error.strerror or error}", ResourceLimit.exit_code if full else UsageError.exit_code
+    known = known or superopt_error(error)
+    return str(known), known.exit_code
 
 
 def _warn(message: Warning | str, *_: object, **__: object) -> None:
@@ -180,6 +173,8 @@ def _warn(message: Warning | str, *_: object, **__: object) -> None:
 
 
 def _fail(message: str, code: int) -> NoReturn:
+    if os.environ.get("SUPEROPT_DEBUG"):
+        traceback.print_exc()
     early.quit_at_once(f"superopt: {printable(message, 2000)}\n".encode("utf-8", "backslashreplace"), code)
     _say(message)
     early.quit_at_once(b"", code)

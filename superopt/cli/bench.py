@@ -158,7 +158,7 @@ def _readable(models: list[Path]) -> None:
     Raises:
         InvalidModel: one cannot be read.
     """
-    from superopt.formats.files import open_plain
+    from superopt.formats.mapped_file import open_plain
 
     for path in models:
         try:

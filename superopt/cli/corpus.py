@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -44,9 +45,14 @@ Models = Annotated[
 ]
 Target = Annotated[
     str | None,
-    typer.Option(help="profile:NAME is deterministic; by default the baseline's", envvar="SUPEROPT_TARGET"),
+    typer.Option(
+        help="profile:NAME is deterministic; by default the baseline's, else profile:cpu-epyc-2core",
+        envvar="SUPEROPT_TARGET",
+    ),
 ]
-Baseline = Annotated[Path | None, typer.Option(metavar="FILE", help="the recorded baseline")]
+Baseline = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="the recorded baseline; by default baseline.json beside the models")
+]
 TimeLimit = Annotated[float | None, typer.Option(metavar="S", min=0, help="seconds for one model")]
 Workers = Annotated[
     int | None,
@@ -158,6 +164,8 @@ def compare(
 
     A regression names the rule or the commit that caused it, where that is found.
 
+    The baseline is --baseline, that of the settings, or baseline.json beside the models, which `corpus update` records.
+    Where there is none yet, only wrong results and models that fail are judged.
     Exit code 6 if a model costs more than its threshold allows or can no longer be optimised, 5 if a result was wrong.
     """
     from superopt.lab.gate import judge, read_run, run_corpus
@@ -173,6 +181,8 @@ def compare(
     with going_on(settings.resume), Progress() as progress:
         run = read_run(recorded) if recorded is not None else run_corpus(settings, progress=progress)
         found = judge(run, settings, known, progress=progress)
+    if known is None:
+        found = replace(found, notes=(*found.notes, _no_baseline(models)))
     _write(found, report_json, markdown, junit, sarif)
     raise typer.Exit(found.exit_code)
 
@@ -198,16 +208,18 @@ def update(
 
     Nothing is recorded if a result was wrong (exit code 5).
     """
-    from superopt.lab.gate import judge, read_run, run_corpus, updated, write_run
+    from superopt.lab.gate import beside_models, judge, read_run, run_corpus, updated, write_run
 
     settings = _settings(
         models=models, target=target, baseline=baseline, time_limit=time_limit, workers=workers, cluster=cluster,
         resume=resume, total_limit=total_limit, sizes=dim, seed=seed,
         rules=rules, disable=disable, no_check=no_check,
     )  # fmt: skip
-    if settings.baseline is None:
+    written = settings.baseline or (beside_models(settings) if settings.models else None)
+    if written is None:
         raise UsageError("no baseline file", hint="--baseline FILE, or baseline in [tool.superopt.corpus]")
-    claim({"--baseline": settings.baseline}, [*(models or ()), *([recorded] if recorded else ())], force=True)
+    read = [model for model in models or () if Path(model).name != written.name]
+    claim({"--baseline": written}, [*read, *([recorded] if recorded else ())], force=True)
     old = _baseline(settings, needed=False)
     with going_on(settings.resume), Progress() as progress:
         run = read_run(recorded) if recorded is not None else run_corpus(settings, progress=progress)
@@ -215,15 +227,15 @@ def update(
     _show(found)
     if found.exit_code == 5:
         raise typer.Exit(5)
-    write_run(settings.baseline, updated(run, old, partial=settings.partial))
-    err().print(f"wrote {settings.baseline}", markup=False)
+    write_run(written, updated(run, old, partial=settings.partial))
+    err().print(f"wrote {written}", markup=False)
 
 
 def _settings(
     *, models: list[str] | None, sizes: list[str] | None, disable: list[str] | None, no_check: bool, **flags: Any
 ) -> CorpusSettings:
     """Flags over the settings file's ``corpus`` table."""
-    from superopt.lab.gate import CorpusSettings
+    from superopt.lab.gate import CorpusSettings, beside_models
 
     file, table = settings_file(Path.cwd())
     root = file.parent if file is not None else Path.cwd()
@@ -240,15 +252,25 @@ def _settings(
         given["disable"] = tuple(disable)
     if no_check:
         given["check"] = False
-    return replace(settings, **given)
+    settings = replace(settings, **given)
+    if settings.baseline is None and settings.models and (default := beside_models(settings)).is_file():
+        return replace(settings, baseline=default)
+    return settings
+
+
+def _no_baseline(models: list[str] | None) -> str:
+    """What a comparison without a baseline is, and what makes it one."""
+    again = " ".join(shlex.quote(m) for m in models or ())
+    return (
+        "there is no baseline, so only wrong results and failures count; what stands now becomes the baseline with "
+        f"superopt corpus update {again}".rstrip()
+    )
 
 
 def _baseline(settings: CorpusSettings, *, needed: bool) -> CorpusRun | None:
     from superopt.lab.gate import read_run
 
     if settings.baseline is None:
-        if needed:
-            raise UsageError("no baseline", hint="--baseline FILE, or baseline in [tool.superopt.corpus]")
         return None
     return read_run(settings.baseline) if needed or settings.baseline.is_file() else None
 

@@ -7,7 +7,6 @@ import time
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
@@ -41,6 +40,7 @@ from superopt.cli.shell import (
 )
 from superopt.ir.collecting import rarely_collected
 from superopt.ir.errors import NotEquivalent, SuperoptError, UsageError, printable
+from superopt.ir.temporary import TemporaryFolder
 
 __all__ = ["COMMANDS"]
 
@@ -182,15 +182,22 @@ def optimize(
         floats=floats, effort=effort, runtime=runtime, objective=objective,
     )  # fmt: skip
     options.validate(flags=True)
-    if len(models) > 1:
-        if output is None:
+    source = context.get_parameter_source("cluster")
+    asked = cluster is not None and source is not None and source.name == "COMMANDLINE"
+    if len(models) > 1 or asked:
+        if output is None and len(models) > 1:
             refuse_second(models)
         if explain or learn is not None or report_html is not None or certificates is not None:
-            raise UsageError("--explain, --discover, --certificates and --html are about one model", hint="name one")
+            raise UsageError(
+                "--explain, --discover, --certificates and --html are about one model, optimised here",
+                hint="name one" if len(models) > 1 else "leave out --cluster",
+            )
         code = optimize_many(
             models, output, options, workers=workers, cluster=cluster, report_json=report_json, force=force
         )
         raise typer.Exit(code)
+    if cluster is not None:
+        err().print("the cluster of the settings is not used: it is for several models", markup=False)
     model = models[0]
     destinations = {"-o": output, "--json": report_json, "--html": report_html}
     claim(destinations, [model], force=force)
@@ -209,19 +216,19 @@ def optimize(
         if learn is not None:
             from superopt.pipeline.learning import learn_from
 
-            own = held.enter_context(TemporaryDirectory(prefix="superopt-"))
+            own = held.enter_context(TemporaryFolder("rules"))
             progress(0, None, "learning from the model")
             source = context.get_parameter_source("time_limit")
             limited = source is not None and source.name != "DEFAULT"
             started, seconds = time.monotonic(), min(learn, time_limit / 2) if limited else learn
             learnt = learn_from(
-                [path], out=Path(own), target=target, runtime=runtime, time_limit=seconds, sizes=options.sizes,
+                [path], out=own, target=target, runtime=runtime, time_limit=seconds, sizes=options.sizes,
                 seed=seed,
             )  # fmt: skip
             if limited:
                 options = replace(options, time_limit=max(0.0, time_limit - (time.monotonic() - started)))
             err().print(f"learnt: {learnt.said}", markup=False)
-            options = replace(options, rules=Path(own) if learnt.rules else None)
+            options = replace(options, rules=own if learnt.rules else None)
         result = pipeline.optimize(path, options=options, progress=progress)
         if output is not None:
             beside = _beside(output, len(result.pareto))

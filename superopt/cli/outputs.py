@@ -13,8 +13,9 @@ from superopt.ir.errors import UsageError, printable
 if TYPE_CHECKING:
     from superopt.ir.graph import Graph
 
-__all__ = ["claim", "distinct", "refuse_own_files"]
+__all__ = ["MODEL_SUFFIXES", "claim", "distinct", "refuse_own_files"]
 
+MODEL_SUFFIXES = (".onnx", ".json", "")  # of files that a model is written to; ONNX where it is not .json
 Destination = str | Path | None
 Identity = tuple[object, ...]
 
@@ -41,6 +42,10 @@ def claim(outputs: Mapping[str, Destination], inputs: Sequence[str | Path] = (),
         if name != "-" and (not name or name.endswith(os.sep) or os.path.isdir(name)):
             what, hint = ("is a folder, not a file", "name the file in it") if name else ("is no file name", "name one")
             raise UsageError(what, where=f"{option} {printable(name)}".rstrip(), hint=hint)
+        if name != "-" and _is_model(option) and Path(name).suffix not in MODEL_SUFFIXES:
+            raise UsageError(
+                "is no name for a model", where=f"{option} {printable(name)}", hint="end it with .onnx or .json"
+            )
     distinct(outputs, inputs)
     for name in given.values():
         if name != "-":
@@ -79,9 +84,13 @@ def _streams(given: Mapping[str, str]) -> None:
         raise UsageError("standard output is closed", hint="the result has nowhere to go: write > FILE, or > /dev/null")
 
 
+def _is_model(option: str) -> bool:
+    return option == "-o" or option.startswith("OUT")
+
+
 def _files(option: str, path: Path) -> tuple[Path, ...]:
     """The file, and the one that a model's large weights are written to beside it."""
-    if option != "-o" and not option.startswith("OUT"):
+    if not _is_model(option):
         return (path,)
     return path, path.with_suffix(".safetensors") if path.suffix == ".json" else Path(f"{path}.data")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ from superopt.cli.outputs import refuse_own_files
 from superopt.cli.progress import Progress
 from superopt.cli.streams import copy_input, write_data
 from superopt.ir.errors import Interrupted, SuperoptError, UsageError, printable
+from superopt.ir.temporary import TemporaryFolder
 
 if TYPE_CHECKING:
     import numpy as np
@@ -121,33 +121,33 @@ class Input:
 
     def __init__(self, argument: str) -> None:
         self.argument = argument
-        self.folder: tempfile.TemporaryDirectory[str] | None = None
+        self.folder: TemporaryFolder | None = None
 
     def __enter__(self) -> Path:
         if self.argument != "-":
             return Path(self.argument)
-        self.folder = tempfile.TemporaryDirectory(prefix="superopt-")
-        path = self._file(self.folder.name)
+        self.folder = TemporaryFolder("input")
+        path = self._file(self.folder.path)
         try:
             from superopt.formats.loading import MAX_MESSAGE
 
             copy_input(path, MAX_MESSAGE)
         except BaseException:
-            self.folder.cleanup()
+            self.folder.remove()
             raise
         return path
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self.folder is None:
             return
-        self.folder.cleanup()
+        self.folder.remove()
         if isinstance(error, SuperoptError):
-            where = error.where.replace(str(self._file(self.folder.name)), "standard input")
+            where = error.where.replace(str(self._file(self.folder.path)), "standard input")
             raise type(error)(error.what, where=where, hint=error.hint) from error
 
     @staticmethod
-    def _file(folder: str) -> Path:
-        return Path(folder) / "stdin"
+    def _file(folder: Path) -> Path:
+        return folder / "stdin"
 
 
 def save(graph: Any, destination: str, force: bool) -> None:

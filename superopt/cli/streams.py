@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 
 from superopt.cli.early import CLOSED
-from superopt.ir.errors import InvalidModel, ResourceLimit, UsageError
+from superopt.ir.errors import InvalidModel, ResourceLimit, SuperoptError, UsageError
+from superopt.ir.system_errors import resource_limit
 
 __all__ = [
     "copy_input", "discard_output", "output_closed", "output_error", "prepare", "stop_output", "write_data",
@@ -93,15 +94,14 @@ def write_data(data: bytes) -> None:
     sys.stdout.buffer.flush()
 
 
-def output_error(error: OSError) -> ResourceLimit | UsageError | None:
+def output_error(error: OSError) -> SuperoptError | None:
     """What an error that names no file says of standard output, or of temporary files where that has room; ``None``
     where it is about something else."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     if error.filename is not None or not (full or error.errno in (errno.EIO, errno.EBADF)):
         return None
     if error.errno == errno.ENOSPC and not _may_be_full():
-        hint = "free some of its disk, or name another with TMPDIR"
-        return ResourceLimit(f"cannot be written: {error.strerror}", where="the folder of temporary files", hint=hint)
+        return resource_limit(error, "the folder of temporary files")
     return (ResourceLimit if full else UsageError)(f"cannot be written: {error.strerror}", where="standard output")
 
 

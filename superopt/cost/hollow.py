@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 
@@ -22,6 +21,7 @@ from superopt.formats.onnx_reader import shapes_alone
 from superopt.formats.onnx_writer import save_beside
 from superopt.formats.tensors import SparseData, expected_bytes
 from superopt.ir.graph import Graph, OpaqueAttribute, Weight
+from superopt.ir.temporary import TemporaryFolder
 from superopt.ir.types import DType
 from superopt.runtime.fatal import refuse_fatal_loading
 from superopt.runtime.limits import bounded_memory, give_back
@@ -64,8 +64,8 @@ def hollow_session(graph: Graph) -> InferenceSession:
 def hollow_file(graph: Graph) -> Iterator[Path]:
     """A file of the model, and beside it one as long as its big weights of which hardly a page is written."""
     graph = with_values(replace(graph, weights=tuple(emptied(w) if _is_big(w) else w for w in graph.weights)))
-    with TemporaryDirectory(prefix="superopt-hollow-") as folder:
-        path = Path(folder) / "model.onnx"
+    with TemporaryFolder("hollow") as folder:
+        path = folder / "model.onnx"
         places: dict[str, tuple[str, int, int]] = {}
         end = 0
         with path.with_name("weights").open("wb") as file:

@@ -12,11 +12,11 @@ import difflib
 import gzip
 import hashlib
 import json
+import logging
 import os
 import re
 import tempfile
 import time
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ from typing import IO, Any
 from superopt.cost.loops import Traits, traits_of
 from superopt.cost.record import Key, Record
 from superopt.ir.errors import InvalidModel, UsageError, printable
-from superopt.ir.kept import cache_directory, code_digest, keep, kept
+from superopt.ir.kept import cache_directory, code_digest, keep, kept, report_unkept
 
 __all__ = [
     "Profile",
@@ -51,6 +51,7 @@ except ImportError:  # Windows
 
 SCHEMA = "superopt.profile/1"
 _FOLDER, _MOST = "profiles", 8
+_log = logging.getLogger("superopt")
 _Parsed = tuple[str, str, tuple[Record, ...]]
 
 
@@ -204,7 +205,7 @@ def factor_of(header: Mapping[str, Any], bound: str) -> float:
 
 
 class Store:
-    """The user's growing profile of this device. Every disk failure is a warning, never an error.
+    """The user's growing profile of this device. A failure of the disk is logged, and is no error.
 
     Two processes may share one: lines are appended under a lock where the system has one, and re-read when another
     process has appended (:meth:`refresh`).
@@ -250,8 +251,7 @@ class Store:
             self._append(line.encode())
         except OSError as error:
             self._writable = False
-            reason = error.strerror or str(error)
-            warnings.warn(f"{self.path}: {reason}; measurements are not kept for the next run", stacklevel=2)
+            report_unkept(self.path.parent, error.strerror or str(error))
 
     def know(self, records: Iterable[Record]) -> None:
         """Remember records that are on disk already, if they can be."""
@@ -278,8 +278,7 @@ class Store:
         except FileNotFoundError:
             return
         except OSError as error:
-            reason = error.strerror or str(error)
-            warnings.warn(f"{self.path}: {reason}; measuring afresh", stacklevel=3)
+            report_unkept(self.path.parent, error.strerror or str(error))
             self._writable = False
             return
         if len(content) == self._read_to:
@@ -298,7 +297,8 @@ class Store:
                 continue
             self._records[record.key.text] = record
         if dropped:
-            warnings.warn(f"{self.path}: {dropped} damaged lines are dropped; they are measured again", stacklevel=3)
+            path = printable(str(self.path))
+            _log.warning("%s: %d damaged lines are dropped; they are measured again", path, dropped)
             self._rewrite()
 
     def _is_mine(self, head: bytes) -> bool:
@@ -316,7 +316,7 @@ class Store:
         except OSError:
             self._writable = False
             note = "it cannot be moved away, so measurements are not kept"
-        warnings.warn(f"{self.path} is not a profile: {note}", stacklevel=4)
+        _log.warning("%s is not a profile: %s", printable(str(self.path)), note)
 
     def _rewrite(self) -> None:
         head = json.dumps(self._header, sort_keys=True, separators=(",", ":"))
@@ -326,5 +326,4 @@ class Store:
             self._read_to = len(content)
         except OSError as error:
             self._writable = False
-            reason = error.strerror or str(error)
-            warnings.warn(f"{self.path}: {reason}; measurements are not kept for the next run", stacklevel=4)
+            report_unkept(self.path.parent, error.strerror or str(error))

@@ -19,12 +19,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
 from superopt.fleet import stamp
-from superopt.ir.errors import BackendUnavailable, ResourceLimit, SuperoptError
+from superopt.ir.errors import BackendUnavailable, MachineLimit, ResourceLimit, SuperoptError
+from superopt.ir.kept import UNKEPT, cache_directory
+from superopt.ir.temporary import own_folder
 
 __all__ = ["Crew", "Lost", "Took", "Unlike", "ends_with", "isolated", "packed", "unpacked"]
 
@@ -178,8 +181,8 @@ class _Child:
         self.channel: Connection = here
         try:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", _START, str(there.fileno()), json.dumps(sys.path)],
-                pass_fds=(there.fileno(),), stdin=subprocess.DEVNULL, stdout=2,
+                [sys.executable, "-c", _START, str(there.fileno()), json.dumps(sys.path), json.dumps([*UNKEPT])],
+                pass_fds=(there.fileno(),), stdin=subprocess.DEVNULL, stdout=2, env=_environment(),
             )  # fmt: skip
         except OSError:
             here.close()
@@ -207,8 +210,18 @@ class _Child:
         self.process.wait()
 
 
+def _environment() -> dict[str, str]:
+    """Temporary files of a child lie in this process's folder, so that they go with it where the child is killed; so
+    does its cache where there is no other."""
+    made = dict(os.environ)
+    with suppress(MachineLimit):
+        made |= {"TMPDIR": str(own_folder()), "SUPEROPT_CACHE": str(cache_directory().absolute())}
+    return made
+
+
 def serve() -> None:
     """What a child does: call after call, until the channel closes or nothing comes for a while."""
+    UNKEPT.update(json.loads(sys.argv[3]))  # what was reported is not reported by each child
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the client's to handle; it ends this process
     channel = Connection(int(sys.argv[1]))
     calls: queue.SimpleQueue[bytes] = queue.SimpleQueue()

@@ -297,7 +297,7 @@ class Fleet:
         """How a task ended; ``None``: its process died, and it is to be tried again.
 
         Raises:
-            BackendUnavailable, UsageError: a worker is not like this process, or can start none.
+            UsageError: a worker is not like this process. BackendUnavailable: the cluster cannot run anything.
         """
         task = given.task
         if self._executor is None:
@@ -310,6 +310,8 @@ class Fleet:
                 return None
             times = f", {given.attempt} times" if given.attempt > 1 else ""
             return Outcome(task, None, Lost(f"{error.what}{times}", where=error.where, hint=error.hint))
+        except BackendUnavailable as error:  # its worker can start no process: others may
+            return Outcome(task, None, error)
         except SuperoptError:
             raise
         except self._dead:

@@ -33,7 +33,7 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("ab+")
+        self._file = path.open("ab+", buffering=0)  # what cannot be written is not tried again when it is closed
         try:
             self._rows = self._read(path)
         except BaseException:
@@ -64,15 +64,20 @@ class Journal:
         return {r["key"]: r["result"] for r in rows if isinstance(r, dict) and {k: type(r[k]) for k in r} == _KINDS}
 
     def _append(self, row: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(row, allow_nan=True).encode() + b"\n")
-        self._file.flush()
+        line = memoryview(json.dumps(row, allow_nan=True).encode() + b"\n")
+        while line:
+            line = line[self._file.write(line) :]
 
     def get(self, key: str) -> dict[str, Any] | None:
         """The result of a finished task."""
         return self._rows.get(key)
 
     def put(self, key: str, data: Mapping[str, Any]) -> None:
-        """Note a finished task; of two results of one task the last counts."""
+        """Note a finished task; of two results of one task the last counts.
+
+        Raises:
+            OSError: it cannot be written. What was written of the line is as good as absent.
+        """
         if self._rows.get(key) != data:
             self._rows[key] = dict(data)
             self._append({"key": key, "result": data})

@@ -7,65 +7,32 @@ decided on an open descriptor (``fstat``), so a file cannot be swapped between t
 from __future__ import annotations
 
 import contextlib
-import errno
-import mmap
 import os
 import stat
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 
-from superopt.ir.errors import InvalidModel, ResourceLimit, SuperoptError, UsageError, printable
+from superopt.formats.mapped_file import (
+    CHUNK,
+    HOLE,
+    OPEN_FLAGS,
+    MappedFile,
+    kind_of,
+    only_regular,
+    open_plain,
+    reason,
+    unreadable,
+)
+from superopt.ir.errors import InvalidModel, SuperoptError, UsageError, printable
+from superopt.ir.system_errors import resource_limit
 
-__all__ = [
-    "CHUNK", "MappedFile", "Replacement", "open_inside", "open_plain", "read_plain", "refuse_unwritable",
-    "replace_file",
-]  # fmt: skip
+__all__ = ["Replacement", "open_inside", "read_plain", "refuse_unwritable", "replace_file"]
 
-CHUNK = 4 << 20
-_SMALL = 1 << 20  # bytes that are read as fast as they are mapped, or faster
-_HOLE = bytes(CHUNK)
 _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
-_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
-_KINDS = (
-    (stat.S_ISDIR, "a directory"), (stat.S_ISFIFO, "a FIFO"), (stat.S_ISCHR, "a device"),
-    (stat.S_ISBLK, "a device"), (stat.S_ISSOCK, "a socket"), (stat.S_ISLNK, "a symbolic link"),
-)  # fmt: skip
-
 _COPY = "copy the model and what it points to into a folder of their own (cp -rL follows links)"
-
-
-def open_plain(path: Path) -> int:
-    """A read-only descriptor of a regular file; never blocks on a FIFO or a device.
-
-    Raises:
-        InvalidModel: it is missing, not readable, or not a regular file.
-    """
-    try:
-        if not stat.S_ISREG((found := os.stat(path)).st_mode):  # before open: opening a device may have effects
-            raise InvalidModel(f"is {_kind(found.st_mode)}, not a file")
-        descriptor = os.open(path, _FLAGS)
-    except (OSError, ValueError) as error:
-        raise InvalidModel(f"cannot be read: {_reason(error)}") from error
-    return _only_regular(descriptor)
-
-
-def _only_regular(descriptor: int) -> int:
-    mode = os.fstat(descriptor).st_mode
-    if not stat.S_ISREG(mode):
-        os.close(descriptor)
-        raise InvalidModel(f"is {_kind(mode)}, not a file")
-    return descriptor
-
-
-def _kind(mode: int) -> str:
-    return next((name for test, name in _KINDS if test(mode)), "not a regular file")
-
-
-def _reason(error: OSError | ValueError) -> str:
-    return error.strerror or str(error) if isinstance(error, OSError) else str(error)
 
 
 def read_plain(path: Path, limit: int) -> bytes:
@@ -81,7 +48,7 @@ def read_plain(path: Path, limit: int) -> bytes:
             while size < len(content) <= limit and (more := file.read(CHUNK)):  # it grows, or its length is not told
                 content += more
         except OSError as error:
-            raise InvalidModel(f"cannot be read: {_reason(error)}") from error
+            raise unreadable(error) from error
         if max(size, len(content)) > limit:
             raise InvalidModel(
                 f"is {max(size, len(content))} bytes long; the limit for this kind of file is {limit}",
@@ -109,7 +76,7 @@ def open_inside(directory: Path, location: str) -> MappedFile:
     try:
         descriptor = _walk(directory, parts)
     except OSError as error:
-        raise InvalidModel(f"cannot be opened: {_reason(error)}", where=where) from error
+        raise unreadable(error, "cannot be opened", where) from error
     except InvalidModel as error:
         raise error.within(where) from error
     if (links := os.fstat(descriptor).st_nlink) > 1:
@@ -130,104 +97,10 @@ def _walk(directory: Path, parts: list[str]) -> int:
             here = inner
         mode = os.stat(parts[-1], dir_fd=here, follow_symlinks=False).st_mode
         if not stat.S_ISREG(mode):
-            raise InvalidModel(f"is {_kind(mode)}, not a file", hint=_COPY if stat.S_ISLNK(mode) else "")
-        return _only_regular(os.open(parts[-1], _FLAGS | _NO_FOLLOW, dir_fd=here))
+            raise InvalidModel(f"is {kind_of(mode)}, not a file", hint=_COPY if stat.S_ISLNK(mode) else "")
+        return only_regular(os.open(parts[-1], OPEN_FLAGS | _NO_FOLLOW, dir_fd=here))
     finally:
         os.close(here)
-
-
-class MappedFile:
-    """An open file whose bytes are mapped when first needed; survives renaming or removal of its name.
-
-    After pickling (into a worker process) the file is opened again, and must still be the same file.
-    """
-
-    def __init__(self, path: Path, descriptor: int) -> None:
-        self.path = path
-        self._descriptor = descriptor
-        self.size = os.fstat(descriptor).st_size
-        self._identity = _identity(descriptor)
-
-    def window(self, offset: int, length: int) -> memoryview:
-        """A part of the file: a small one is read, a large one has its own mapping, which goes with its last array.
-
-        The mapping of the whole file would keep every page it was ever read from in the process's memory. Who makes the
-        file shorter *while* a large part is mapped ends the process (SIGBUS): reading it takes five times as long.
-
-        Raises:
-            InvalidModel: the file became shorter since it was opened.
-        """
-        if length <= _SMALL:
-            return memoryview(b"".join(self.chunks(offset, length)))
-        if os.fstat(self._descriptor).st_size < offset + length:
-            raise self._shorter()
-        start = offset - offset % mmap.ALLOCATIONGRANULARITY
-        mapped = mmap.mmap(self._descriptor, offset + length - start, access=mmap.ACCESS_READ, offset=start)
-        return memoryview(mapped)[offset - start :]
-
-    def chunks(self, offset: int, length: int) -> Iterator[bytes | memoryview]:
-        """The bytes from ``offset``, a few MiB at a time, without keeping them mapped; holes are not read.
-
-        Raises:
-            InvalidModel: the file became shorter since it was opened.
-        """
-        end = offset + length
-        while offset < end:
-            piece: bytes | memoryview
-            if hole := min(self._hole(offset), end) - offset:
-                piece = memoryview(_HOLE)[:hole]
-            else:
-                piece = os.pread(self._descriptor, min(CHUNK, end - offset), offset)
-            if not piece:
-                raise self._shorter()
-            yield piece
-            offset += len(piece)
-
-    def _shorter(self) -> InvalidModel:
-        return InvalidModel("the file was truncated while it was being read", where=printable(str(self.path)))
-
-    def _hole(self, offset: int) -> int:
-        """Where the hole at ``offset`` ends, ``offset`` itself where there is none."""
-        try:
-            return os.lseek(self._descriptor, offset, os.SEEK_DATA)
-        except (OSError, AttributeError) as error:  # ENXIO: nothing but a hole up to the end
-            whole = os.fstat(self._descriptor).st_size == self.size
-            return self.size if whole and getattr(error, "errno", 0) == errno.ENXIO else offset
-
-    def __getstate__(self) -> dict[str, object]:
-        return {"path": self.path, "_identity": self._identity}
-
-    def __setstate__(self, state: dict[str, object]) -> None:
-        path = state["path"]
-        assert isinstance(path, Path)
-        self.path = path
-        self._identity = state["_identity"]  # type: ignore[assignment]
-        self._descriptor = open_plain(path)
-        self.size = os.fstat(self._descriptor).st_size
-        self.refuse_changed()
-
-    def refuse_changed(self) -> None:
-        """Pass a file that is as it was when it was opened.
-
-        Raises:
-            InvalidModel: somebody wrote into it, or it was opened again and is another.
-        """
-        if _identity(self._descriptor) != self._identity:
-            hint = "run it again when nobody writes there"
-            raise InvalidModel(
-                "the file changed since the model was loaded", where=printable(str(self.path)), hint=hint
-            )
-
-    def __del__(self) -> None:
-        descriptor = self.__dict__.get("_descriptor")
-        if descriptor is not None:
-            with contextlib.suppress(OSError):
-                os.close(descriptor)
-
-
-def _identity(descriptor: int) -> tuple[int, int, int, int]:
-    found = os.fstat(descriptor)
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 class Replacement:
@@ -304,9 +177,11 @@ class Replacement:
 
 
 def _unwritable(error: OSError | ValueError, where: str) -> SuperoptError:
-    """A full disk is a limit that was reached; anything else is about the path that was given."""
-    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    return (ResourceLimit if full else UsageError)(f"cannot be written: {_reason(error)}", where=where)
+    """The path that was given is to blame, unless the system has not enough of something."""
+    limit = resource_limit(error, where)
+    if limit is None:
+        return UsageError(f"cannot be written: {reason(error)}", where=where)
+    return type(limit)(f"cannot be written: {limit.what}", where=where, hint=limit.hint)
 
 
 def _refuse_existing(path: Path, force: bool) -> None:
@@ -316,9 +191,9 @@ def _refuse_existing(path: Path, force: bool) -> None:
     except FileNotFoundError:
         return
     except (OSError, ValueError) as error:
-        raise UsageError(f"cannot be written: {_reason(error)}", where=where) from error
+        raise UsageError(f"cannot be written: {reason(error)}", where=where) from error
     if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
-        raise UsageError(f"is {_kind(mode)}; a file cannot be written there", where=where)
+        raise UsageError(f"is {kind_of(mode)}; a file cannot be written there", where=where)
     if not force:
         raise UsageError("exists already", where=where, hint="choose another name, or overwrite it with --force (-f)")
 
@@ -334,7 +209,7 @@ def refuse_unwritable(path: Path, *, force: bool) -> None:
     try:
         mode = os.stat(path.parent).st_mode
     except (OSError, ValueError) as error:
-        raise UsageError(f"cannot be written: {_reason(error)}", where=where) from error
+        raise UsageError(f"cannot be written: {reason(error)}", where=where) from error
     if not stat.S_ISDIR(mode):
         raise UsageError("cannot be written: what should be its folder is a file", where=where)
     if not os.access(path.parent, os.W_OK | os.X_OK):
@@ -343,7 +218,7 @@ def refuse_unwritable(path: Path, *, force: bool) -> None:
 
 def any_nonzero(chunk: bytes | memoryview) -> bool:
     """Whether a chunk holds any byte that is not zero."""
-    if isinstance(chunk, memoryview) and chunk.obj is _HOLE:
+    if isinstance(chunk, memoryview) and chunk.obj is HOLE:
         return False
     return bool(np.frombuffer(chunk, np.uint8).any())
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from superopt.formats.files import MappedFile, open_plain
+from superopt.formats.mapped_file import MappedFile, open_plain
 
 __all__ = ["Inside", "Lean", "lean"]
 

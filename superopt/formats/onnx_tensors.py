@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 from onnx import SparseTensorProto, TensorProto
 
-from superopt.formats.files import MappedFile, open_inside
+from superopt.formats.files import open_inside
+from superopt.formats.mapped_file import MappedFile
 from superopt.formats.onnx_scan import Inside
 from superopt.formats.tensors import (
     FileData,

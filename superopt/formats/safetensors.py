@@ -10,8 +10,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from superopt.formats.files import MappedFile
 from superopt.formats.json_scan import Cursor, parse_json
+from superopt.formats.mapped_file import MappedFile
 from superopt.formats.tensors import FileData, checked_shape, expected_bytes, packed_chunks, shape_of
 from superopt.ir.errors import InvalidModel, printable
 from superopt.ir.graph import Weight

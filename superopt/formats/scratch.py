@@ -17,6 +17,8 @@ from threading import Lock
 
 import numpy as np
 
+from superopt.formats.memory_map import MemoryMap
+
 __all__ = ["Handed", "Scratch", "located", "scratch"]
 
 _FREE = 4  # times an array's size that must be free on the disk
@@ -128,9 +130,15 @@ class Scratch:
 
     def array(self) -> np.ndarray:
         """The elements, read-only; their memory goes with the array."""
-        mapped = _Mapped(self._arena.descriptor, self.size, access=mmap.ACCESS_READ, offset=self.start)
+        mapped = _Elements(self._arena.descriptor, self.size, offset=self.start)
         mapped.held = self
-        return np.frombuffer(mapped, self._dtype).reshape(self._shape)
+        return mapped.array().view(self._dtype).reshape(self._shape)
+
+    @property
+    def file(self) -> tuple[int, int]:
+        """Which file the elements lie in: its device and number."""
+        facts = os.fstat(self._arena.descriptor)
+        return facts.st_dev, facts.st_ino
 
     def name(self, path: Path) -> bool:
         """Whether the file that the elements lie in, from ``start`` on, could be made to appear under a name."""
@@ -186,7 +194,7 @@ class Handed:
         return made
 
 
-class _Mapped(mmap.mmap):
+class _Elements(MemoryMap):
     """Elements in memory; they are there as long as this is."""
 
     held: Scratch
@@ -197,10 +205,9 @@ def located(array: np.ndarray) -> Scratch | None:
     whole, base = array, array.base
     while isinstance(base, np.ndarray):
         whole, base = base, base.base
-    mapped = base.obj if isinstance(base, memoryview) else base
-    if not isinstance(mapped, _Mapped) or not array.flags.c_contiguous or array.nbytes != whole.nbytes:
+    if not isinstance(base, _Elements) or not array.flags.c_contiguous or array.nbytes != whole.nbytes:
         return None
-    return mapped.held
+    return base.held
 
 
 def scratch(array: np.ndarray) -> Scratch | None:

@@ -10,6 +10,7 @@
     ├── ResourceLimit             exit 7   a limit was reached before there was a result
     │   ├── BackendUnavailable    exit 7   the device or library that was asked for is not here
     │   └── OutOfTime             exit 7   the time limit came before the end of a part that must be whole
+    ├── MachineLimit              exit 7   this machine has too few open files, too little disk, no temporary folder
     └── Interrupted               exit 130 Ctrl-C before there was a result
 
 An error says where, what, and what next. ``str(error)`` is the whole message.
@@ -22,6 +23,7 @@ __all__ = [
     "Interrupted",
     "InvalidModel",
     "InvalidOption",
+    "MachineLimit",
     "NotEquivalent",
     "OutOfTime",
     "Regression",
@@ -115,6 +117,13 @@ class ResourceLimit(SuperoptError):
 
 class BackendUnavailable(ResourceLimit):
     pass
+
+
+class MachineLimit(SuperoptError):
+    """The model is not to blame: elsewhere, or once this machine has what it lacks, the same call succeeds. So this is
+    no :class:`ResourceLimit`, by which a runtime may refuse a model."""
+
+    exit_code = 7
 
 
 class OutOfTime(ResourceLimit):

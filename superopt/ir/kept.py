@@ -8,8 +8,10 @@ What everybody would make in the first run ships with the wheel (:mod:`superopt.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
+import logging
 import os
 import pickle
 import stat
@@ -22,9 +24,11 @@ from pathlib import Path
 from threading import get_ident
 
 from superopt.ir.collecting import rarely_collected
+from superopt.ir.errors import MachineLimit, printable
 from superopt.ir.poly import Poly
+from superopt.ir.temporary import own_folder
 
-__all__ = ["SHIPPED", "cache_directory", "code_digest", "keep", "kept"]
+__all__ = ["SHIPPED", "UNKEPT", "cache_directory", "check_cache", "code_digest", "keep", "kept", "report_unkept"]
 
 _FORMAT = b"superopt.kept/1 "
 _LARGEST = 256 << 20  # bytes of a file that is read
@@ -32,16 +36,59 @@ _DAMAGED = (
     OSError, zlib.error, pickle.UnpicklingError, ValueError, TypeError, AttributeError, EOFError, IndexError,
     KeyError,
 )  # fmt: skip
+UNKEPT: set[str] = set()  # folders that are reported
 SHIPPED = Path(__file__).resolve().parents[1] / "compiled"  # what ships with the wheel; a checkout makes its own
 
 
 def cache_directory() -> Path:
-    """Where measurements are kept: ``$SUPEROPT_CACHE``, ``$XDG_CACHE_HOME/superopt`` or ``~/.cache/superopt``."""
+    """Where measurements are kept: ``$SUPEROPT_CACHE``, ``$XDG_CACHE_HOME/superopt`` or ``~/.cache/superopt``; for as
+    long as this process lasts where there is no home directory, as for a container's user without a name."""
     own = os.environ.get("SUPEROPT_CACHE")
     if own:
         return Path(own)
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "superopt"
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "superopt"
+    except RuntimeError:
+        return _homeless()
+
+
+def _homeless() -> Path:
+    try:
+        folder = own_folder() / "cache"
+    except MachineLimit as error:
+        folder = Path(os.devnull) / "cache"  # where nothing can be kept
+        report_unkept(folder, str(error))
+    else:
+        report_unkept(folder, "there is no home directory")
+    return folder
+
+
+def report_unkept(folder: Path, reason: str) -> None:
+    """Log, once for a folder, that what is found is not kept for the next run.
+
+    Args:
+        folder: of the cache, or in it.
+        reason: why nothing can be written there that lasts.
+    """
+    if str(folder) in UNKEPT:
+        return
+    UNKEPT.add(str(folder))
+    logging.getLogger("superopt").warning(
+        "superopt keeps nothing for its next run in %s: %s; SUPEROPT_CACHE names another folder",
+        printable(str(folder)), reason,
+    )  # fmt: skip
+
+
+def check_cache() -> None:
+    """Report a cache folder that cannot be written, before forks of this process find it out one by one."""
+    folder = cache_directory()
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        report_unkept(folder, error.strerror or str(error))
 
 
 @lru_cache(maxsize=8)
@@ -124,7 +171,8 @@ def keep(folder: str, name: str, value: object, most: int) -> bool:
         most: files that the folder holds at most; beyond, the quarter that was not used for longest goes.
     """
     payload = pickle.dumps(_Shared().of(value), protocol=5)
-    place = cache_directory() / folder
+    root = cache_directory()
+    place = root / folder
     partial = place / f".{name}.{os.getpid()}.{get_ident()}"
     try:
         place.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -134,7 +182,8 @@ def keep(folder: str, name: str, value: object, most: int) -> bool:
             file.write(_FORMAT + hashlib.sha256(payload).hexdigest().encode() + b"\n" + payload)
         partial.replace(place / name)
         _tidy(place, most)
-    except OSError:
+    except OSError as error:
+        report_unkept(root, error.strerror or str(error))
         return False
     finally:
         with suppress(OSError):

@@ -5,11 +5,9 @@ from __future__ import annotations
 import hashlib
 import math
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
@@ -22,6 +20,7 @@ from superopt.cost.trial import feeds_for, with_values
 from superopt.cost.whole import graph_cost
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph
+from superopt.ir.temporary import TemporaryFolder
 from superopt.ops.record import NotCovered
 from superopt.runtime.race import RaceResult, race
 from superopt.runtime.spread import median_error
@@ -268,9 +267,9 @@ def repeat(
     """Profile a model twice from nothing: ONNX Runtime's nodes of it and its own operators."""
     runs: list[dict[str, float]] = []
     seconds, cpu = [], []
-    with tempfile.TemporaryDirectory(prefix="superopt-") as folder:
+    with TemporaryFolder("predictions") as folder:
         for number in range(2):
-            store = Store(f"run-{number}", {}, Path(folder))
+            store = Store(f"run-{number}", {}, folder)
             started, used = time.monotonic(), time.process_time()
             costs = make(store)
             for model in (costs, costs.recording()):

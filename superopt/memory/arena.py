@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from superopt.ir.errors import Unsupported
+from superopt.ir.temporary import TemporaryFolder
 
 __all__ = ["Arena", "measured_arena"]
 
@@ -58,13 +58,13 @@ def measured_arena(
     Raises:
         Unsupported: the process failed, or took longer than five minutes.
     """
-    with tempfile.TemporaryDirectory(prefix="superopt-") as folder:
-        ran, arrays = Path(folder) / "ran.onnx", Path(folder) / "feeds.npz"
-        path = model if isinstance(model, Path) else Path(folder) / "model.onnx"
+    with TemporaryFolder("arena") as folder:
+        ran, arrays = folder / "ran.onnx", folder / "feeds.npz"
+        path = model if isinstance(model, Path) else folder / "model.onnx"
         if isinstance(model, bytes):
             path.write_bytes(model)
         np.savez(arrays, *feeds.values())
-        names = Path(folder) / "names"
+        names = folder / "names"
         names.write_text("\n".join(feeds))
         kept = "" if discard is None else str(discard)
         command = [

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,15 +12,18 @@ from typing import Any
 
 from superopt import fleet as fleets
 from superopt import formats
-from superopt.fleet import Fleet, Journal, Lost
+from superopt.fleet import Fleet, Journal
 from superopt.fleet.stamp import here, of_files
-from superopt.ir.errors import ResourceLimit, SuperoptError, UsageError, printable
+from superopt.ir.errors import SuperoptError, UsageError, printable
+from superopt.ir.kept import check_cache
+from superopt.ir.system_errors import superopt_error
 from superopt.pipeline.optimise import optimize
 from superopt.pipeline.options import MOST_BESIDE, Options, Progress, beside, quiet
 
 __all__ = ["JOURNAL", "Demand", "demand_of", "optimize_all"]
 
 JOURNAL = ".superopt.jsonl"  # of a folder of results: what is finished, so that a run that was killed goes on
+_log = logging.getLogger("superopt")
 _BASE = 600 << 20  # bytes of a worker beside its model: interpreter, libraries, e-graphs
 _COPIES = 8  # of a model's weights, at worst: original and result in float32 and, for the reference, in float64
 _LARGE = 2 << 30  # bytes: a process that had such a model is not used again, so that its memory is free
@@ -46,7 +52,7 @@ def demand_of(path: Path, options: Options) -> Demand:
     try:
         graph, files = formats.load_with_files(path)
         weights = graph.weight_bytes
-    except SuperoptError:
+    except (SuperoptError, MemoryError):
         weights, files = 0, (path,)
     files += () if options.rules is None else (options.rules,)
     need = _BASE + _COPIES * weights
@@ -87,6 +93,7 @@ def optimize_all(
                     f"{printable(path.name)}", hint="use two calls",
                 )  # fmt: skip
     out.mkdir(parents=True, exist_ok=True)
+    check_cache()
     fleet, done = fleet or Fleet(), 0
 
     def told(names: Sequence[str]) -> None:
@@ -97,7 +104,7 @@ def optimize_all(
         for outcome in fleet.map(tasks, kept=_Results(journal), progress=told):
             try:
                 row = outcome.result()
-            except Lost as error:
+            except Exception as error:  # of this model: others go on
                 row = _failed(outcome.task.arguments[0], error)
             done += 1
             yield row
@@ -105,7 +112,10 @@ def optimize_all(
 
 def _task(path: Path, target: Path, options: Options) -> fleets.Task[dict[str, Any]]:
     need = demand_of(path, options)
-    content = of_files(need.files)
+    try:
+        content = of_files(need.files)
+    except OSError as error:
+        return fleets.Task(_failed, (path.absolute(), error), path.name)
     key = fleets.digest(dict(here()), content, str(target.absolute()), repr(options))
     return fleets.Task(
         _one, (path.absolute(), target.absolute(), options, content), path.name, key, need.files, need.seconds,
@@ -125,16 +135,18 @@ def _one(path: Path, target: Path, options: Options, content: Mapping[str, str])
         formats.save(result.graph, target, force=True)
         for file, point in points.items():
             formats.save(point.graph, file, force=True)
-    except SuperoptError as error:
+        files = of_files(p for made in (target, *points) for p in (made, *_weights(made)) if p.is_file())
+    except Exception as error:
         return _failed(path, error)
-    except MemoryError:
-        return _failed(path, ResourceLimit("out of memory"))
-    files = of_files(p for made in (target, *points) for p in (made, *_weights(made)) if p.is_file())
     return {"model": str(path), "output": str(target), "files": files, "report": result.report.json()}
 
 
-def _failed(path: Path, error: SuperoptError) -> dict[str, Any]:
-    return {"model": str(path), "error": str(error), "exit_code": error.exit_code}
+def _failed(path: Path, error: Exception) -> dict[str, Any]:
+    """The row of a model that could not be optimised."""
+    if os.environ.get("SUPEROPT_DEBUG"):
+        traceback.print_exception(error)
+    known = superopt_error(error)
+    return {"model": str(path), "error": str(known), "exit_code": known.exit_code}
 
 
 def _weights(target: Path) -> tuple[Path, ...]:
@@ -153,5 +165,9 @@ class _Results:
         return row if row is not None and of_files(map(Path, row["files"])) == row["files"] else None
 
     def put(self, key: str, data: Mapping[str, Any]) -> None:
-        if "output" in data:
+        if "output" not in data:
+            return
+        try:
             self.journal.put(key, data)
+        except OSError as error:  # the result itself is there
+            _log.warning("%s is not noted as finished (%s)", data["output"], error.strerror or error)

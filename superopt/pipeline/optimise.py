@@ -11,6 +11,9 @@ from superopt import formats
 from superopt.ir.collecting import rarely_collected
 from superopt.ir.errors import ResourceLimit, Unsupported, UsageError
 from superopt.ir.graph import Graph
+from superopt.ir.kept import check_cache
+from superopt.ir.system_errors import system_limits
+from superopt.ir.temporary import remove_abandoned
 from superopt.ops.infer import Barrier, Typing, infer
 from superopt.pipeline.attempt import attempt
 from superopt.pipeline.budget import TimeBudget
@@ -48,6 +51,7 @@ def load(model: str | Path | bytes | onnx.ModelProto | Graph) -> Graph:
 
 @rarely_collected()
 @one_blas_thread()
+@system_limits()
 def optimize(
     model: str | Path | bytes | onnx.ModelProto | Graph,
     *,
@@ -64,10 +68,12 @@ def optimize(
         **settings: single fields of ``options``: ``optimize("m.onnx", time_limit=10)``.
 
     Raises:
-        InvalidModel: the model is broken. ResourceLimit: no machine could run it.
+        InvalidModel: the model is broken. ResourceLimit: no machine could run it; MachineLimit: this one cannot.
         Unsupported: ``strict`` and a node is opaque. UsageError: a bad setting.
     """
     options = options_of(options, settings)
+    remove_abandoned()
+    check_cache()
     budget = TimeBudget.of(options.time_limit)
     progress(0, None, "loading")
     graph = load(model)

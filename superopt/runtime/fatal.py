@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from superopt.fleet.child import Crew, Lost, packed, unpacked
-from superopt.ir.errors import BackendUnavailable, InvalidModel
+from superopt.ir.errors import InvalidModel
 from superopt.ir.graph import Graph, Node, OpaqueAttribute
 from superopt.ir.poly import Dim, symbols, value_at
 from superopt.ir.types import DType
@@ -83,7 +83,7 @@ def refuse_fatal_loading(graph: Graph, source: bytes | Path, crew: Crew | None =
         crew: whose process loads it; one that is started for it, where there is none.
 
     Raises:
-        InvalidModel: that process ended.
+        InvalidModel: that process ended. BackendUnavailable: none can be started.
     """
     risk = risk_of(graph) if any(n.op in _RECURRENT for n in graph.nodes) else None  # types are inferred for few
     if risk is None or not risk.loading:
@@ -91,7 +91,7 @@ def refuse_fatal_loading(graph: Graph, source: bytes | Path, crew: Crew | None =
     call = packed(apart.attempt, (source, {}), files=None, seconds=_LONGEST, last=crew is None)
     try:
         unpacked((crew or Crew()).run(call))
-    except (Lost, BackendUnavailable) as error:
+    except Lost as error:
         raise InvalidModel(f"loading it ends the process ({error.what})") from error
 
 
@@ -148,7 +148,7 @@ class Elsewhere(InferenceSession):
         task = (self._name, self._source, self._optimise, dict(feeds), list(outputs))
         try:
             made, _ = unpacked(self._crew.run(packed(apart.outputs, task, files=None, seconds=_LONGEST, last=False)))
-        except (Lost, BackendUnavailable) as error:
+        except Lost as error:
             raise InvalidModel(f"running it ends the process ({error.what})") from error
         assert isinstance(made, dict)
         return made

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
+from superopt.ir.temporary import TemporaryFolder
 from superopt.runtime.binding import bind
 from superopt.runtime.ort import InferenceSession, make_session, run
 from superopt.runtime.protocol import Bound, Loaded, Runtime, Traced
@@ -54,14 +54,14 @@ class _OnnxRuntime:
         return Session(make_session(model, threads=threads, optimise=optimise))
 
     def lowered(self, model: bytes) -> bytes:
-        with tempfile.TemporaryDirectory(prefix="superopt-") as folder:
-            path = Path(folder) / "lowered.onnx"
+        with TemporaryFolder("runtime") as folder:
+            path = folder / "lowered.onnx"
             make_session(model, threads=1, save_optimised=path)
             return path.read_bytes()
 
     def trace(self, model: bytes, feeds: Mapping[str, np.ndarray], *, runs: int = 9) -> tuple[Traced, ...]:
-        with tempfile.TemporaryDirectory(prefix="superopt-") as folder:
-            session = make_session(model, threads=1, trace=Path(folder) / "trace")
+        with TemporaryFolder("runtime") as folder:
+            session = make_session(model, threads=1, trace=folder / "trace")
             for _ in range(1 + max(runs, 1)):
                 run(session, feeds, keep=True)
             ended: Any = session  # whose end of profiling is left untyped

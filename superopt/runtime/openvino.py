@@ -28,6 +28,7 @@ from superopt.ir.errors import (
     UsageError,
     printable,
 )
+from superopt.ir.system_errors import quoted_error, system_limits
 from superopt.runtime.protocol import Bound, Loaded, Runtime, Traced
 
 __all__ = ["openvino"]
@@ -218,6 +219,9 @@ def _translated(where: str = "", *, running: bool = False) -> Iterator[None]:
         reason = _reason(whole)
         if "bad_alloc" in whole or "allocate" in whole:
             raise ResourceLimit(f"OpenVINO ran out of memory: {reason}", where=where) from error
+        with system_limits(where):
+            if (quoted := quoted_error(error)) is not None:
+                raise quoted from error
         if not running and any(m in whole for m in _MISSING):
             raise Unsupported(f"OpenVINO cannot run it: {reason}", where=where) from error
         raise InvalidModel(f"OpenVINO refuses it: {reason}", where=where) from error

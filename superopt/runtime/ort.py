@@ -21,6 +21,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as state
 from onnxruntime.capi.onnxruntime_inference_collection import InferenceSession, OrtValue
 
 from superopt.ir.errors import InvalidModel, ResourceLimit, SuperoptError, Unsupported, UsageError, printable
+from superopt.ir.system_errors import quoted_error, system_limits
 from superopt.ir.types import DType
 from superopt.runtime.watch import stopped_after
 
@@ -115,7 +116,8 @@ def make_session(
         options.enable_profiling, options.profile_file_prefix = True, str(trace)
     source = str(model) if isinstance(model, Path) else bytes(model)
     with translated(str(model) if isinstance(model, Path) else ""):
-        made = kind(source, options, providers=["CPUExecutionProvider"])
+        # Without a fallback, which is the same provider again: it prints a banner on standard output before it fails.
+        made = kind(source, options, providers=["CPUExecutionProvider"], enable_fallback=0)
     if overwriting:
         _overwriting[made] = shared or {}
     return made
@@ -155,6 +157,9 @@ def translated(where: str, *, running: bool = False) -> Iterator[None]:
     except SuperoptError:
         raise
     except RAISED as error:
+        with system_limits(where):
+            if (quoted := quoted_error(error)) is not None:
+                raise quoted from error
         raise _translation(error, where, running) from error
 
 

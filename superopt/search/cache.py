@@ -8,7 +8,6 @@ against the region before it is used: every reference, type and constancy of a p
 from __future__ import annotations
 
 import hashlib
-import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -91,8 +90,6 @@ class RegionCache:
         result = search()
         if result.stopped != "time" and whole() and self._usable:
             self._usable = keep(FOLDER, self._name(key), result, _MOST)
-            if not self._usable:
-                warnings.warn("the cache folder cannot be written; results are not kept for the next run", stacklevel=2)
         return result
 
     def _name(self, key: Hashable) -> str:

@@ -98,6 +98,12 @@ REFUSED: dict[str, tuple[int, str]] = {
     "corpus run --workers -1": (2, "--workers"),
     "corpus compare --threshold nan": (2, "--threshold"),
     # destinations
+    "optimize m.onnx -o x.txt": (2, "-o x.txt: is no name for a model; end it with .onnx or .json"),
+    "convert m.onnx x.pb": (2, "OUT x.pb: is no name for a model"),
+    "optimize m.onnx m.json -o new.onnx": (2, "-o new.onnx: is the name of a file, and several models need a folder"),
+    "optimize m.onnx --cluster tcp://127.0.0.1:1": (2, "--cluster needs a folder for the results; -o DIR"),
+    "check-values m.onnx missing": (2, "missing: is no folder"),
+    "check-values m.onnx old": (2, "old: holds no certificates: there is no certificate.json"),
     "optimize m.onnx -o o.onnx --json o.onnx": (2, "--json o.onnx: is the same file as -o"),
     "optimize m.onnx -o o.onnx --json ./old/../o.onnx": (2, "is the same file as -o"),
     "optimize m.onnx --json r --html r": (2, "--html r: is the same file as --json"),
@@ -111,7 +117,7 @@ REFUSED: dict[str, tuple[int, str]] = {
     "optimize m.onnx --json m.onnx -f": (2, "--json m.onnx: is m.onnx, which is read"),
     "convert m.onnx hard.onnx -f": (2, "is m.onnx, which is read"),
     "convert big.onnx o.onnx -f": (2, "o.onnx.data holds weights of the model"),
-    "convert big.onnx o.onnx.data -f": (2, "o.onnx.data holds weights of the model"),
+    "convert big.onnx o.onnx.data -f": (2, "OUT o.onnx.data: is no name for a model"),
     "inspect m.onnx --json m.onnx -f": (2, "which is read"),
     "inspect m.onnx --json file": (2, "-f"),
     "diff m.onnx m.json --json m.json -f": (2, "which is read"),
@@ -335,12 +341,12 @@ def test_no_folder_is_made_for_what_is_not_learnt(run: Run, monkeypatch: pytest.
     def refuses(**how: object) -> None:
         raise OSError("there is no room")
 
-    monkeypatch.setattr("superopt.cli.models.TemporaryDirectory", refuses)
+    monkeypatch.setattr("superopt.cli.models.TemporaryFolder", refuses)
     assert run("optimize", "m.onnx")[0] == 0
 
 
 def test_a_full_disk_that_is_not_the_outputs_is_that_of_temporary_files(capfd: pytest.CaptureFixture[str]) -> None:
     said = streams.output_error(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     assert said is not None
-    assert str(said).startswith("the folder of temporary files: cannot be written: No space left on device")
+    assert str(said).startswith("the folder of temporary files: no space left on the disk; ")
     assert "TMPDIR" in str(said)

@@ -4,7 +4,8 @@ import gzip
 import json
 import subprocess
 import sys
-import warnings
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -89,6 +90,23 @@ def test_the_cache_directory_follows_the_environment(monkeypatch, tmp_path):
     assert cache_directory() == tmp_path / "own"
 
 
+def test_without_a_home_directory_there_is_a_cache_for_this_process(monkeypatch, tmp_path, caplog):
+    """A container's user may have no name, and then no home."""
+
+    def home():
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("SUPEROPT_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", home)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert cache_directory() == cache_directory()
+    assert cache_directory().parents[1] == tmp_path
+    assert [r.getMessage().partition(": ")[2] for r in caplog.records] == [
+        "there is no home directory; SUPEROPT_CACHE names another folder"
+    ]
+
+
 def test_a_store_remembers_across_openings(tmp_path):
     first = Store("dev/ice: 1", HEADER, tmp_path)
     for row in records(3):
@@ -99,7 +117,7 @@ def test_a_store_remembers_across_openings(tmp_path):
     assert again.path.parent == tmp_path
 
 
-def test_two_processes_share_a_store(tmp_path):
+def test_two_processes_share_a_store(tmp_path, caplog):
     script = (
         "import sys\n"
         "from pathlib import Path\n"
@@ -110,9 +128,8 @@ def test_two_processes_share_a_store(tmp_path):
     )
     running = [subprocess.Popen([sys.executable, "-c", script, str(tmp_path), op]) for op in ("A", "B")]
     assert [p.wait(timeout=60) for p in running] == [0, 0]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert len(Store("shared", {}, tmp_path)) == 300
+    assert len(Store("shared", {}, tmp_path)) == 300
+    assert not caplog.records
 
 
 def test_refresh_takes_in_what_another_has_written(tmp_path):
@@ -127,51 +144,53 @@ def test_refresh_takes_in_what_another_has_written(tmp_path):
     "junk",
     [b"{", b'{"op": 1}', b"\xff\xfe", b"null", b'{"op":"Relu","attrs":"","dtype":"","shapes":[],"ns":-5,"ns_cold":1}'],
 )
-def test_a_damaged_line_is_dropped_and_the_rest_kept(tmp_path, junk):
+def test_a_damaged_line_is_dropped_and_the_rest_kept(tmp_path, junk, caplog):
     store = Store("s", HEADER, tmp_path)
     for row in records(2):
         store.add(row)
     with open(store.path, "ab") as file:
         file.write(junk)  # cut short: no newline
     store.add(records(3)[2])  # another process goes on appending
-    with pytest.warns(UserWarning, match="1 damaged"):
-        again = Store("s", HEADER, tmp_path)
+    again = Store("s", HEADER, tmp_path)
     assert set(again.records) == set(records(3))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert len(Store("s", HEADER, tmp_path)) == 3  # it was repaired
+    assert [r.getMessage() for r in caplog.records] == [
+        f"{store.path}: 1 damaged lines are dropped; they are measured again"
+    ]
+    caplog.clear()
+    assert len(Store("s", HEADER, tmp_path)) == 3  # it was repaired
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("content", [b"not json\n", b"\x00" * 100, b"[]\n", b'{"schema": "other"}\n'])
-def test_a_file_that_is_no_profile_is_set_aside(tmp_path, content):
+def test_a_file_that_is_no_profile_is_set_aside(tmp_path, content, caplog):
     path = Store("s", HEADER, tmp_path).path
     path.write_bytes(content)
-    with pytest.warns(UserWarning, match="not a profile"):
-        store = Store("s", HEADER, tmp_path)
+    store = Store("s", HEADER, tmp_path)
+    assert "is not a profile" in caplog.text
     store.add(records(1)[0])
     assert len(Store("s", HEADER, tmp_path)) == 1
     assert [p.read_bytes() for p in tmp_path.glob("*.damaged-*")] == [content]
 
 
-def test_a_store_without_a_place_to_write_warns_once_and_carries_on(tmp_path):
+def test_a_store_without_a_place_to_write_says_so_once_and_carries_on(tmp_path, caplog):
     (tmp_path / "file").write_text("in the way")
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        store = Store("s", HEADER, tmp_path / "file" / "below")
-        for row in records(3):
-            store.add(row)
+    store = Store("s", HEADER, tmp_path / "file" / "below")
+    for row in records(3):
+        store.add(row)
     assert len(store) == 3
-    assert len(caught) == 1
-    assert "measur" in str(caught[0].message)
+    assert [r.getMessage() for r in caplog.records] == [
+        f"superopt keeps nothing for its next run in {tmp_path}/file/below: Not a directory; SUPEROPT_CACHE names "
+        "another folder"
+    ]
 
 
-def test_a_full_disk_is_a_warning(tmp_path):
+def test_a_full_disk_is_a_warning(tmp_path, caplog):
     store = Store("s", HEADER, tmp_path)
     store.path = type(store.path)("/dev/full")
     if not store.path.exists():
         pytest.skip("this system has no /dev/full")
-    with pytest.warns(UserWarning, match="not kept"):
-        store.add(records(1)[0])
+    store.add(records(1)[0])
+    assert "No space left on device" in caplog.text
     assert store.get(records(1)[0].key.text) is not None
 
 

@@ -25,6 +25,7 @@ from superopt.fleet.child import Crew, packed, unpacked
 from superopt.fleet.fleet import memory
 from superopt.fleet.stamp import libraries
 from superopt.ir.errors import BackendUnavailable, UsageError
+from superopt.ir.temporary import own_folder
 from superopt.rules import load_library
 from superopt.verifier import store
 
@@ -265,10 +266,13 @@ def test_processes_that_cannot_be_started_are_said(monkeypatch: pytest.MonkeyPat
 
     with Fleet.open(2) as fleet:
         monkeypatch.setattr(subprocess, "Popen", full)
+        own_folder()  # which holds a descriptor
         before = len(os.listdir("/proc/self/fd"))
-        with pytest.raises(BackendUnavailable, match=r"no process for a worker can be started .*Too many open files"):
-            list(fleet.map([Task(work.square, (n,)) for n in range(4)]))
+        outcomes = list(fleet.map([Task(work.square, (n,)) for n in range(4)]))
         assert len(os.listdir("/proc/self/fd")) == before
+    for outcome in outcomes:  # a task that fails so does not end the others
+        with pytest.raises(BackendUnavailable, match=r"no process for a worker can be started .*Too many open files"):
+            outcome.result()
 
 
 def test_two_runs_do_not_discover_into_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

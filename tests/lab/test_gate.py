@@ -156,6 +156,21 @@ def test_update_then_compare_finds_nothing(corpus: Corpus) -> None:
     assert undated[0] == undated[1]
 
 
+def test_without_a_baseline_only_what_is_wrong_counts_and_the_first_is_kept_beside_the_models(corpus: Corpus) -> None:
+    """``superopt corpus compare models/*.onnx``, where nobody has set anything up."""
+    settings = corpus.folder / "superopt.toml"
+    settings.write_text(settings.read_text().replace('baseline = "baseline.json"\n', ""))
+    models = [f"models/{name}.json" for name in ("branches", "products")]
+    text = " ".join(corpus.run("compare", *models).split())
+    assert "there is no baseline, so only wrong results and failures count" in text
+    assert f"superopt corpus update {' '.join(models)}" in text
+    corpus.run("update", *models)
+    assert (corpus.folder / "models" / "baseline.json").is_file()
+    assert "no regression" in corpus.run("compare", *models)
+    assert "no regression" in corpus.run("compare", *models, "models/baseline.json")  # as models/*.json names it
+    assert "no regression" in corpus.run("compare", "models/*.json")
+
+
 def test_a_rule_that_is_gone_is_named(
     corpus: Corpus, used: frozenset[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import fields
 from pathlib import Path
 
@@ -75,6 +77,19 @@ def test_more_connections_than_open_files(tmp_path: Path) -> None:
 
     with pytest.raises(UsageError, match="SUPEROPT_CONNECTIONS"):
         serve(Settings(tmp_path, door=Door(connections=10**9)))
+
+
+def test_few_open_files_leave_fewer_connections_than_by_default() -> None:
+    """In a process of its own, whose limit cannot be raised again."""
+    program = (
+        "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128));"
+        "from pathlib import Path; from superopt.server import supervisor;"
+        "from superopt.server.settings import Settings;"
+        "print(supervisor._with_room(Settings(Path('.'))).door.connections, supervisor._handles())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["51", "9"]
+    assert "of 1000 connections 51 may be open at once: this process may have 128 open files" in done.stderr
 
 
 def test_heads_that_are_not_ambiguous() -> None:

@@ -13,7 +13,6 @@ import platform
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +23,7 @@ from typing import Any
 
 from superopt import TIME_LIMIT, formats
 from superopt.ir.errors import SuperoptError, UsageError, printable
+from superopt.ir.temporary import TemporaryFolder
 from superopt.lab.benchmark.inductor import MARK
 from superopt.lab.kept import Kept, code_digest
 from superopt.pipeline.options import Progress, quiet
@@ -134,8 +134,8 @@ def _stamp(options: BenchOptions, tools: Mapping[str, Mapping[str, str]]) -> str
 
 def _fresh(path: Path, options: BenchOptions, tools: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
     """A model's row, made now."""
-    with tempfile.TemporaryDirectory(prefix="superopt-bench-") as folder:
-        return _row(_Model(path, Path(folder), options), tools)
+    with TemporaryFolder("bench") as folder:
+        return _row(_Model(path, folder, options), tools)
 
 
 def _row(model: _Model, tools: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ import numpy as np
 from superopt import TIME_LIMIT, formats
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import structural_hash
+from superopt.ir.temporary import TemporaryFolder
 from superopt.lab.benchmark.rows import child_job
 from superopt.lab.kept import Kept, code_digest
 from superopt.pipeline.options import Progress, quiet
@@ -80,13 +80,13 @@ def compare_runtimes(
 
 
 def _fresh(path: Path, options: RuntimesOptions) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory(prefix="superopt-bench-") as folder:
+    with TemporaryFolder("bench") as folder:
         try:
             original = formats.load(path)
-            formats.save(original, Path(folder) / "input.onnx")
+            formats.save(original, folder / "input.onnx")
         except SuperoptError as error:
             return {"error": str(error)}
-        return _row(Path(folder), structural_hash(original), options)
+        return _row(folder, structural_hash(original), options)
 
 
 def _row(folder: Path, digest: str, options: RuntimesOptions) -> dict[str, Any]:

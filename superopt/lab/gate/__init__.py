@@ -4,6 +4,16 @@ from __future__ import annotations
 
 from superopt.lab.gate.baseline import read_run, run_data, updated, write_run
 from superopt.lab.gate.judge import judge, run_corpus
-from superopt.lab.gate.settings import CorpusSettings, models_of
+from superopt.lab.gate.settings import CorpusSettings, beside_models, models_of
 
-__all__ = ["CorpusSettings", "judge", "models_of", "read_run", "run_corpus", "run_data", "updated", "write_run"]
+__all__ = [
+    "CorpusSettings",
+    "beside_models",
+    "judge",
+    "models_of",
+    "read_run",
+    "run_corpus",
+    "run_data",
+    "updated",
+    "write_run",
+]

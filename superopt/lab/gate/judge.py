@@ -14,12 +14,12 @@ from pathlib import Path
 from superopt.cost import load_profile
 from superopt.fleet import Fleet
 from superopt.fleet.fleet import cores
-from superopt.ir.errors import ResourceLimit, UsageError
+from superopt.ir.errors import ResourceLimit
 from superopt.lab.gate.baseline import read_run, row_data, row_from_data
 from superopt.lab.gate.culprit import why_slower, why_wrong
 from superopt.lab.gate.laboratory import Laboratory
 from superopt.lab.gate.one import Task
-from superopt.lab.gate.settings import CorpusSettings, models_of
+from superopt.lab.gate.settings import DEFAULT_TARGET, CorpusSettings, models_of
 from superopt.lab.gate.workers import run_all
 from superopt.lab.kept import Kept, code_digest, model_digest
 from superopt.pipeline.optimise import select_rules
@@ -88,18 +88,12 @@ def _rows(
 
 
 def target_of(settings: CorpusSettings) -> str:
-    """The target that is asked for, else the baseline's.
-
-    Raises:
-        UsageError: neither is there.
-    """
+    """The target that is asked for, else the baseline's, else a shipped profile."""
     if settings.target is not None:
         return settings.target
     if settings.baseline is not None and settings.baseline.is_file():
         return read_run(settings.baseline).target
-    raise UsageError(
-        "no target", hint="--target profile:NAME gives the same costs everywhere; `superopt profile` records one"
-    )  # fmt: skip
+    return DEFAULT_TARGET
 
 
 def tasks_of(models: Mapping[str, Path], settings: CorpusSettings, target: str) -> dict[str, Task]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatch
@@ -12,8 +13,10 @@ from superopt import TIME_LIMIT
 from superopt.ir.errors import UsageError, printable
 from superopt.pipeline.options import Options
 
-__all__ = ["CorpusSettings", "models_of"]
+__all__ = ["DEFAULT_TARGET", "CorpusSettings", "beside_models", "models_of"]
 
+DEFAULT_TARGET = "profile:cpu-epyc-2core"  # where neither a target nor a baseline is named: the same costs everywhere
+BASELINE = "baseline.json"
 _SUFFIXES = (".onnx", ".json")
 
 
@@ -130,6 +133,16 @@ def _not(key: str, kind: str) -> UsageError:
     return UsageError(f"[corpus] {key} is not {kind}")
 
 
+def beside_models(settings: CorpusSettings) -> Path:
+    """Where the baseline is where none is named: ``baseline.json`` in the folder that holds all the models.
+
+    Raises:
+        UsageError: no model was named, or a name finds none.
+    """
+    folders = {path.absolute().parent for path in models_of(settings).values()}
+    return Path(os.path.relpath(os.path.commonpath(folders))) / BASELINE
+
+
 def models_of(settings: CorpusSettings) -> dict[str, Path]:
     """The models of a run, by name: their path below the root, or as it is elsewhere.
 
@@ -144,7 +157,7 @@ def models_of(settings: CorpusSettings) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for text in wanted:
         paths = _expanded(text, settings)
-        if not paths:
+        if not paths and Path(text).name != BASELINE:
             raise UsageError("no model is there", where=printable(text))
         found.update((_name(p, settings.root), p) for p in paths)
     return dict(sorted(found.items()))
@@ -155,11 +168,13 @@ def _expanded(text: str, settings: CorpusSettings) -> Sequence[Path]:
     if path.is_dir():
         inside: Sequence[Path] = sorted(p for p in path.iterdir() if p.is_file())
     elif path.exists():
-        return [path]
+        inside = [path]
+        if path.name != BASELINE:
+            return inside
     else:
         inside = sorted(p for p in settings.root.glob(text) if p.is_file()) if not Path(text).is_absolute() else []
     own = None if settings.baseline is None else settings.baseline.resolve()
-    return [p for p in inside if p.suffix in _SUFFIXES and p.resolve() != own and not p.name.endswith("baseline.json")]
+    return [p for p in inside if p.suffix in _SUFFIXES and p.resolve() != own and not p.name.endswith(BASELINE)]
 
 
 def _name(path: Path, root: Path) -> str:
