@@ -25,13 +25,15 @@ from superopt.runtime.blas import one_blas_thread
 from superopt.runtime.limits import LARGE
 from superopt.verifier.apart import far_apart, witness
 from superopt.verifier.constants import Known, constants_of, contents_of, settled
-from superopt.verifier.differential import CheckResult, Slack, check, check_regions, signature_difference
+from superopt.verifier.differential import CheckResult, Slack, check, check_regions
 from superopt.verifier.expressions import deviation, evaluated, ulps, written
 from superopt.verifier.folds import irrational
 from superopt.verifier.fused import bodies_of, unfused
+from superopt.verifier.inlining import inlined
 from superopt.verifier.provenance import Unfolded, unfolded
 from superopt.verifier.regions import PROVED, ROUNDED, Region, Work
 from superopt.verifier.sides import Side, aligned
+from superopt.verifier.signatures import interface_difference, narrower, unified
 
 __all__ = ["PROVED", "ROUNDED", "GraphVerdict", "Region", "certify_result", "verify"]
 
@@ -100,7 +102,7 @@ def verify(
     a: Graph, b: Graph, *, seed: int = 0, time_limit: float = 5.0, trials: int = 3, total: float = float("inf"),
     power: str = "thorough", slack: float = 0.0,
 ) -> GraphVerdict:  # fmt: skip
-    """Compare two models with the same signature.
+    """Compare two models that take and give tensors of the same names and element types.
 
     Args:
         a: the first model, checked.
@@ -113,9 +115,9 @@ def verify(
         slack: share of an output's largest magnitude by which the second may be off, beyond what rounding explains.
 
     Raises:
-        UsageError: their inputs or outputs differ in names, order or types.
+        UsageError: their inputs or outputs differ in names, order or element types.
     """
-    difference = signature_difference(a, b)
+    difference = interface_difference(a, b)
     if difference is not None:
         raise UsageError(
             f"the models have different signatures: {difference[1]}",
@@ -123,7 +125,8 @@ def verify(
         )
     allowed = Slack(slack, frozenset(node.name for node in b.nodes))
     ran = _ran(a, b, seed, trials, allowed)
-    first, second, found = _opened(a, b)
+    read = inlined(a)
+    first, second, found = _opened(read, unified(read, inlined(b)))
     if ran.verdict == "failed" and structural_hash(a) != structural_hash(b):  # runtimes may run one graph in two ways
         same = {n: first.named[c] for n, c in second.classes.items() if c in first.named}
         counts = _counted(Work(first, second, same, found, 0.0, 0.0), b.nodes)
@@ -137,13 +140,16 @@ def verify(
     work = Work(first, second, partners, found, time_limit, time.monotonic() + total)
     work.run()
     verdict = _judged(work, b.nodes, ran, reason)
+    fewer = narrower(a, b)
+    if fewer and ran.verdict != "passed":
+        return replace(verdict, verdict="unknown", reason="; ".join(r for r in (fewer, verdict.reason) if r))
     if verdict.verdict in (PROVED, ROUNDED):
         return verdict
     apart = far_apart(first, second, seed, time.monotonic() + min(_PATIENCE, total))
     if apart is not None:
         return replace(verdict, verdict="refuted", feeds=apart[1], reason=apart[0])
     if verdict.verdict == "tested" and power != "none" and not _large(a, b):
-        return replace(verdict, check=check(a, b, seed=seed, trials=trials, power=power, slack=allowed))
+        return replace(verdict, check=check(a, b, seed=seed, trials=trials, power=power, slack=allowed, unify=True))
     return verdict
 
 
@@ -166,7 +172,7 @@ def _ran(a: Graph, b: Graph, seed: int, trials: int, slack: Slack) -> CheckResul
         if found.verdict == "passed":
             why = f"run place by place, because the models' weights are more than {LARGE >> 30} GiB"
             return replace(found, reason="; ".join(r for r in (why, found.reason) if r))
-    return check(a, b, seed=seed, trials=trials, slack=slack)
+    return check(a, b, seed=seed, trials=trials, slack=slack, unify=True)
 
 
 def _opened(a: Graph, b: Graph) -> tuple[Side, Side, dict[str, float]]:
