@@ -52,6 +52,7 @@ class Comparison:
         problem: why it fails.
         place: where it fails.
         excess: the largest distance over what the farthest move of any element would allow; 0 where nothing is told.
+        excused: what would be a problem, but that the original overflows there, or nearly.
     """
 
     absolute: float = 0.0
@@ -61,6 +62,7 @@ class Comparison:
     problem: str | None = None
     place: tuple[int, ...] | None = None
     excess: float = 0.0
+    excused: str = ""
 
 
 class Moves:
@@ -354,11 +356,11 @@ class _Groups:
 
 
 def _size(values: np.ndarray) -> np.ndarray:
-    return np.abs(_finite(values))
+    return np.asarray(np.abs(_finite(values)))
 
 
 def _finite(values: np.ndarray) -> np.ndarray:
-    wide = values.astype(np.float64)
+    wide: np.ndarray = values.astype(np.float64)
     return np.asarray(np.where(np.isfinite(wide), wide, 0.0))
 
 

@@ -9,7 +9,7 @@ since mutants are judged on the same ones.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -103,14 +103,16 @@ class Explanations:
         """
         old, mixed = trial.original[name], trial.feed.mixed
         full: np.ndarray | None = None
+        excused = ""
 
         def look(moved: Moves | None) -> Comparison:
-            return compare(
+            looked = compare(
                 old, made, dtype, moved, mixed=mixed, exact=exact, full=full, slack=self._slack, optimised=optimised
             )
+            return replace(looked, excused=excused) if looked.problem is None and excused else looked
 
         if np.isinf(found.absolute):  # NaNs and infinities: no rounding explains them
-            full = self._near(trial, number, name)
+            full, excused = self._near(trial, number, name), found.problem or ""
             found = look(None)
             if np.isinf(found.absolute):
                 return found
@@ -121,12 +123,12 @@ class Explanations:
                 return found
             if moved.disturbed and found.excess > _HOPELESS[count] and self._is_smooth(name):
                 if full is None:
-                    full = self._near(trial, number, name)
+                    full, excused = self._near(trial, number, name), found.problem
                     found = look(moved)
                 if found.problem is None or found.excess > _HOPELESS[count]:
                     return found
         if full is None:
-            full = self._near(trial, number, name)
+            full, excused = self._near(trial, number, name), found.problem or ""
             found = look(moved)
         return found
 

@@ -30,14 +30,31 @@ from superopt.verifier.expressions import deviation, evaluated, ulps, written
 from superopt.verifier.folds import irrational
 from superopt.verifier.fused import bodies_of, unfused
 from superopt.verifier.inlining import inlined
+from superopt.verifier.judge import ORIGINAL, RESULT
 from superopt.verifier.provenance import Unfolded, unfolded
 from superopt.verifier.regions import PROVED, ROUNDED, Region, Work
 from superopt.verifier.sides import Side, aligned
 from superopt.verifier.signatures import interface_difference, narrower, unified
 
-__all__ = ["PROVED", "ROUNDED", "GraphVerdict", "Region", "certify_result", "verify"]
+__all__ = ["POLICY", "PROVED", "ROUNDED", "GraphVerdict", "Policy", "Region", "certify_result", "verify"]
 
 _PATIENCE = 60.0  # seconds after which no other inputs are tried against two models that were not proved equal
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What a verdict asks for.
+
+    Attributes:
+        least_power: the share of single changes of the second model that the inputs must tell apart for the models to
+            count as tested. Where they miss more than half, a mistake is likelier to be missed than to be seen, and
+            that nothing was seen says nothing.
+    """
+
+    least_power: float = 0.5
+
+
+POLICY = Policy()
 
 
 @dataclass(frozen=True)
@@ -77,11 +94,26 @@ class GraphVerdict:
     @property
     def words(self) -> str:
         """The verdict as it is said: with the rounding that a proof leaves, or the power of a test."""
-        if self.verdict == ROUNDED:
-            return f"proved up to the rounding of folded constants (max {self.max_ulp} ulp)"
-        if self.verdict == "tested" and self.check.power is not None and self.check.power.mutants:
-            return f"tested (power {self.check.power.share:.0%})"
-        return self.verdict
+        said = self.verdict
+        if self.verdict == PROVED:
+            said = "proved: every node is literally the same" if self.literal else "proved over the reals"
+        elif self.verdict == ROUNDED:
+            said = f"proved over the reals, up to the rounding of folded constants (max {self.max_ulp} ulp)"
+        elif self.verdict == "tested" and self.check.power is not None:
+            said = f"tested (power {self.check.power.share:.0%})"
+        if self.check.refused == RESULT:
+            said += ": does not run"
+        elif self.check.refused == ORIGINAL:
+            said += ": A does not run" if self.verdict == "unknown" else "; ONNX Runtime does not run A"
+        if self.verdict in (PROVED, ROUNDED, "tested") and self.check.beyond:
+            kinds = dict.fromkeys(b.partition(":")[0] for b in self.check.beyond)
+            said += f"; differs at {', '.join(kinds)}"
+        return said
+
+    @property
+    def literal(self) -> bool:
+        """Whether every node of the second model is one of the first."""
+        return self.same > 0 and self.proved == self.tested == 0
 
 
 def certify_result(
@@ -100,7 +132,7 @@ def certify_result(
 @one_blas_thread()
 def verify(
     a: Graph, b: Graph, *, seed: int = 0, time_limit: float = 5.0, trials: int = 3, total: float = float("inf"),
-    power: str = "thorough", slack: float = 0.0,
+    power: str = "thorough", slack: float = 0.0, policy: Policy = POLICY,
 ) -> GraphVerdict:  # fmt: skip
     """Compare two models that take and give tensors of the same names and element types.
 
@@ -113,6 +145,7 @@ def verify(
         total: seconds for all proofs.
         power: how many mutations of a result that is only tested are tried: "none", "quick" or "thorough".
         slack: share of an output's largest magnitude by which the second may be off, beyond what rounding explains.
+        policy: what a verdict asks for.
 
     Raises:
         UsageError: their inputs or outputs differ in names, order or element types.
@@ -149,8 +182,23 @@ def verify(
     if apart is not None:
         return replace(verdict, verdict="refuted", feeds=apart[1], reason=apart[0])
     if verdict.verdict == "tested" and power != "none" and not _large(a, b):
-        return replace(verdict, check=check(a, b, seed=seed, trials=trials, power=power, slack=allowed, unify=True))
+        measured = check(a, b, seed=seed, trials=trials, power=power, slack=allowed, unify=True)
+        return _weighed(replace(verdict, check=measured), policy)
     return verdict
+
+
+def _weighed(verdict: GraphVerdict, policy: Policy) -> GraphVerdict:
+    """The verdict on models that were only tested, by the power of the inputs."""
+    power = verdict.check.power
+    if power is None or (power.mutants and power.share >= policy.least_power):
+        return verdict
+    told = (
+        f"the inputs tell {power.caught} of {power.mutants} single changes of B apart from A"
+        if power.mutants
+        else ("no single change of B could be tried")
+    )
+    why = f"no difference was found, but {told}, and less than {policy.least_power:.0%} is no test"
+    return replace(verdict, verdict="unknown", reason="; ".join(r for r in (why, verdict.reason) if r))
 
 
 def _large(*graphs: Graph) -> bool:
@@ -226,8 +274,6 @@ def _judged(work: Work, nodes: Sequence[Node], ran: CheckResult, reason: str) ->
     verdict = "unknown"
     if whole:
         verdict = ROUNDED if off else PROVED
-        if counts[0] == len(nodes):
-            notes.append("every node is literally the same")
     elif ran.verdict == "passed":
         verdict = "tested"
         notes.append("some regions were tested, not proved")

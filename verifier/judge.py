@@ -12,6 +12,7 @@ import numpy as np
 from superopt.cost.whole import work
 from superopt.ir.errors import InvalidModel, OutOfTime, ResourceLimit, Unsupported, UsageError
 from superopt.ir.graph import Graph, OpaqueAttribute
+from superopt.ir.poly import symbols
 from superopt.ir.types import TensorType
 from superopt.ops.infer import Typing, infer
 from superopt.runtime import reference
@@ -19,16 +20,19 @@ from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.ort import InferenceSession
 from superopt.runtime.ort import run as run_session
 from superopt.runtime.protocol import Runtime
-from superopt.verifier._feeds import KINDS, LEVELS, fed_types, make_inputs
+from superopt.verifier._feeds import KINDS, LEVELS, choose_sizes, fed_types, make_inputs
 from superopt.verifier._judgement import Comparison, agrees_with_reals, compare, equal
 from superopt.verifier.elsewhere import Elsewhere, displaced
 from superopt.verifier.explaining import Explanations, Trial
 from superopt.verifier.power import NONE, Effort, Power, measure_power
 from superopt.verifier.running import LARGE, Arrays, Bench, attempt
+from superopt.verifier.sizing import MOST, sizes_beside
+from superopt.verifier.special import handles_special
 from superopt.verifier.steering import Feed, changed_rows, steered
 
-__all__ = ["EXACT", "QUICK", "WHOLE", "CheckResult", "Judge", "Plan", "Slack", "Thoroughness"]
+__all__ = ["EXACT", "ORIGINAL", "QUICK", "RESULT", "WHOLE", "CheckResult", "Judge", "Plan", "Slack", "Thoroughness"]
 
+ORIGINAL, RESULT = "original", "result"  # models that do not run
 _LONGEST_RUN = 15.0  # seconds of one run
 _RANDOM = ("RandomNormal", "RandomUniform", "Multinomial", "Bernoulli", "Dropout")
 _RUNS = 11  # runs of about the original's work that an input takes: both models, and the disturbed ones
@@ -36,6 +40,10 @@ _RUN = 1e7  # operations that a run counts at least, for being called
 _NODE = 5e4  # operations that a node of it counts at least
 _EMERGENCY = 20.0  # seconds of the original's runs after which no more are begun: work was not known (a loop, say)
 _STEERED = 48  # steered inputs at most
+_SIZES = 0.25  # of the work that sizes of the graphs' own may take besides
+_UNKNOWN = 1 << 12  # a size up to which a model is run though what it makes of it is not known
+_OVERFLOWS = "overflow"  # the kind of difference that it is
+_HELD = 1 << 30  # bytes that a run may read and write at such a size
 
 
 @dataclass(frozen=True)
@@ -56,6 +64,9 @@ class CheckResult:
         feeds: the inputs on which a failed check saw the models differ.
         where: values of the original that are made at the place which differs, where it was run by itself.
         alike: whether those inputs were alike by design (:class:`superopt.verifier.steering.Feed`).
+        refused: which of the models does not run, where that was the end: :data:`ORIGINAL` or :data:`RESULT`.
+        beyond: where the models differ beyond what the reals say (NaN, infinities, numbers that overflow in the
+            original), in words; it is no reason to fail.
     """
 
     verdict: str
@@ -70,6 +81,8 @@ class CheckResult:
     feeds: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
     where: tuple[str, ...] = ()
     alike: bool = False
+    refused: str = ""
+    beyond: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -222,7 +235,8 @@ class Judge:
         )
         sessions, refused = self._sessions()
         if refused is not None:
-            return CheckResult("failed", reason=f"ONNX Runtime accepts the original but refuses the result: {refused}")
+            why = f"ONNX Runtime accepts the original but refuses the result: {refused}"
+            return CheckResult("failed", reason=why, refused=RESULT)
         total = CheckResult("passed")
         tried: list[Trial] = []
         names: list[str] = []
@@ -291,7 +305,11 @@ class Judge:
         most = min(_STEERED, int(plan.effort.work / (_RUNS * self.run_work)) - plan.trials)
         most = max(most, len(changed_rows(self.before, self.after)))  # what no other input may ever read
         started = time.monotonic()
-        for feed in steered(self.before, self.after, plan.seed, plan.sizes, level, most, alike=plan.effort.alike):
+        aims = steered(
+            self.before, self.after, plan.seed, plan.sizes, level, most, alike=plan.effort.alike,
+            beside=self._sizes(level), special=plan.beyond or self.deliberate,
+        )  # fmt: skip
+        for feed in aims:
             if plan.late() or time.monotonic() - started > _EMERGENCY:
                 self.notes.append("time ended the check before all steered inputs were tried")
                 return
@@ -302,10 +320,36 @@ class Judge:
             if made is not None:
                 yield Trial(feed, made)
 
+    @cached_property
+    def deliberate(self) -> bool:
+        """Whether either model says what is done with NaN or infinities."""
+        return handles_special(self.before) or handles_special(self.after)
+
+    def _sizes(self, level: int) -> Iterator[tuple[str, int]]:
+        """Sizes beside those that the graphs compare with or cut at, as far as a share of the work goes."""
+        plan, left = self.plan, self.plan.effort.work * _SIZES
+        kinds = fed_types(self.before).values()
+        names = [n for t in kinds for d in t.shape or () for n in sorted(symbols(d))]
+        if not names or _RUNS * self.run_work > left:
+            return
+        typed = (self.before, self.typing), (self.after, infer(self.after, plan.sizes))
+        count = 0
+        for name, size in sizes_beside([(g, t.types) for g, t in typed], names, plan.sizes):
+            sizes = choose_sizes(self.before, plan.seed, level, {**plan.sizes, name: size})
+            done = [work(g, t, sizes) for g, t in typed]
+            known = size <= _UNKNOWN or all(kind is not None for _, t in typed for kind in t.types.values())
+            taken = _RUNS * max(sum(d.flops + d.bytes for d in done), self.run_work)
+            if not known or max(d.bytes for d in done) > _HELD or taken > left:
+                continue
+            left, count = left - taken, count + 1
+            yield name, size
+            if count == MOST:
+                return
+
     def _survives(self, graph: Graph, feed: Feed) -> bool:
         """Whether this process may run a graph on a feed. Kernels may divide by a size of 0, or worse (those of Einsum,
         LSTM, GRU and GroupQueryAttention in ONNX Runtime 1.32 do), and no error says so."""
-        if all(a.size for a in feed.arrays.values()):
+        if all(a.size for a in feed.arrays.values()) and not feed.risky:
             return True
         return self.bench.survives(graph, feed.arrays, self.plan.longest())
 
@@ -324,15 +368,19 @@ class Judge:
         self, trial: Trial, number: int, sessions: list[_Session], names: Sequence[str], total: CheckResult
     ) -> CheckResult:  # fmt: skip
         if not self._survives(self.result, trial.feed):
-            return replace(total, verdict="failed", reason="the result ends the process where the original runs")
+            why = "the result ends the process where the original runs"
+            return replace(total, verdict="failed", reason=why, refused=RESULT)
         try:
             results = [(self._run(one.ran, trial), one.optimised) for one in sessions]
         except (InvalidModel, UsageError) as error:
-            return replace(total, verdict="failed", reason=f"the result fails where the original runs: {error.what}")
+            why = f"the result fails where the original runs: {error.what}"
+            return replace(total, verdict="failed", reason=why, refused=RESULT)
         only = len(sessions) == 1 and sessions[0].optimised
         if self.once:
             sessions.clear()
             self.bench.drop(self.result)
+        if trial.feed.special:
+            return self._not_finite(trial, number, results[-1][0], names, total)
         for made, optimised in results:
             total = self._compared(trial, number, made, names, total, optimised=optimised)
             if total.verdict == "failed":
@@ -342,6 +390,17 @@ class Judge:
         if total.verdict == "failed" or self.plan.runtime is ONNX_RUNTIME:
             return total
         return self._judged_elsewhere(trial, number, names, total)
+
+    def _not_finite(
+        self, trial: Trial, number: int, made: Arrays, names: Sequence[str], total: CheckResult
+    ) -> CheckResult:
+        """NaN and infinities: a difference fails where a model says what is done with them, and else is told."""
+        for name, one in self.outputs_compared(trial, number, made, names).items():
+            if one.problem is not None and self.deliberate:
+                return _worse(total, one, name, trial.feed.name)
+            if one.problem is not None:
+                total = _beyond(total, trial.feed.name, name, one.problem)
+        return total
 
     def _is_broken(self, trial: Trial, number: int, names: Sequence[str]) -> bool:
         """Whether the runtime's optimiser moves an output of the original as no other order of sums does; where
@@ -406,6 +465,8 @@ class Judge:
         found = self.outputs_compared(trial, number, made, names, optimised=optimised)
         for name, one in found.items():
             total = _worse(total, one, name, trial.feed.name, counts=not trial.feed.scaled)
+            if one.excused:
+                total = _beyond(total, _OVERFLOWS, name, one.excused)
             if total.verdict == "failed":
                 return total
         differing = [n for n, one in found.items() if one.differs]
@@ -470,6 +531,8 @@ class Judge:
 
         def fails(number: int, made: Arrays) -> bool | None:
             trial = tried[number]
+            if trial.feed.special and not self.deliberate:
+                return False
             if any(made[n].shape != trial.original[n].shape for n in names):
                 return None
             found = self.outputs_compared(trial, number, made, names)
@@ -484,7 +547,7 @@ class Judge:
         """Both models by the reference alone, since ONNX Runtime refuses the original."""
         names = [v.name for v in self.before.outputs]
         note = f"ONNX Runtime refuses the original ({refusal}): compared in float64 only"
-        total = CheckResult("passed", reference="float64", reason=note)
+        total = CheckResult("passed", reference="float64", reason=note, refused=ORIGINAL)
         for number in range(self.plan.trials):
             if number and self.plan.late():
                 break
@@ -498,7 +561,8 @@ class Judge:
             except OutOfTime:
                 raise
             except (Unsupported, ResourceLimit) as error:
-                raise Unsupported(f"neither ONNX Runtime nor the reference can run the model: {error.what}") from error
+                why = f"neither ONNX Runtime nor the reference can run the original: {refusal}; {error.what}"
+                return CheckResult("skipped", reason=why, refused=ORIGINAL)
             for name in names:
                 found = agrees_with_reals(None, new[name], old[name], self.types[name], slack=self.slack)
                 total = _worse(total, found, name, f"{kind} inputs")
@@ -515,6 +579,14 @@ def _is_random(graph: Graph) -> bool:
         or any(isinstance(a, OpaqueAttribute) and any(m in a.payload for m in marks) for a in n.attributes.values())
         for n in graph.nodes
     ) or any(m in payload for payload in graph.extras.values() for m in marks)
+
+
+def _beyond(total: CheckResult, kind: str, name: str, said: str) -> CheckResult:
+    """With a difference beyond the reals, the first of its kind at each output."""
+    start = f"{kind}: output {name!r} "
+    if any(known.startswith(start) for known in total.beyond):
+        return total
+    return replace(total, beyond=(*total.beyond, start + said))
 
 
 def _worse(total: CheckResult, found: Comparison, name: str, kind: str, *, counts: bool = True) -> CheckResult:

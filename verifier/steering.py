@@ -8,18 +8,22 @@ in the order in which they are worth their work, and are the same for the same g
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 
 import ml_dtypes
 import numpy as np
 
+from superopt.ir.errors import ResourceLimit
 from superopt.ir.graph import Graph, Weight
 from superopt.ir.types import DType
-from superopt.verifier._feeds import EMPTY, KINDS, NO_BATCH, accepted, domain_of, fed_types, make_inputs
+from superopt.verifier._feeds import EMPTY, KINDS, NO_BATCH, accepted, domain_of, fed_types, make_inputs, reads_numbers
 from superopt.verifier._judgement import pieces
 from superopt.verifier.cancelling import sums
+from superopt.verifier.integers import divides, ends, special, spread
+from superopt.verifier.strings import draw_strings, words_of
 from superopt.verifier.targets import input_targets, literals
 
 __all__ = ["Feed", "changed_rows", "steered"]
@@ -32,6 +36,11 @@ _SUMS = 2  # feeds in which a sum of three or more cancels as a whole
 _SWEEPS = 16  # runs in which the rows of one table are visited
 _STREAMS = 500  # more than there are feeds of one check
 _FILLED = 8  # targets that fill a whole input
+_EXTREME = 8  # feeds of the ends of integer types, where inputs are small
+_COUNTS, _COUNT = 6, 1 << 12  # sizes and counts of the graphs' own that are fed, and the largest
+_WORDED = 4  # feeds of strings
+_SHARE = 0.25  # of elements that are NaN or infinite
+_SIZED, _SPECIAL, _ENDS, _COUNTED, _STRINGS = 100, 20, 30, 40, 50  # numbers of these feeds' own, from each on
 
 
 @dataclass(frozen=True)
@@ -46,6 +55,8 @@ class Feed:
         scaled: values are far from 1 by design, where sums overflow or vanish; how far two results are apart there is
             no measure of either.
         alike: values are equal or nearly so by design, as no other inputs make them.
+        risky: kernels may end the process: the least integer by -1.
+        special: some elements are NaN or infinite.
     """
 
     name: str
@@ -54,13 +65,16 @@ class Feed:
     tiny: bool = False
     scaled: bool = False
     alike: bool = False
+    risky: bool = False
+    special: bool = False
 
 
 Fill = Callable[[str, DType, np.ndarray, np.random.Generator], np.ndarray]
 
 
 def steered(
-    before: Graph, after: Graph, seed: int, sizes: Mapping[str, int], level: int, most: int, *, alike: bool = False
+    before: Graph, after: Graph, seed: int, sizes: Mapping[str, int], level: int, most: int, *, alike: bool = False,
+    beside: Iterable[tuple[str, int]] = (), special: bool = False,
 ) -> Iterator[Feed]:  # fmt: skip
     """Up to so many feeds beyond plain random ones, and those without elements, which take no work.
 
@@ -72,9 +86,14 @@ def steered(
         level: how the others are chosen (:func:`superopt.verifier._feeds.choose_sizes`).
         most: feeds.
         alike: whether the first of numbers that nearly cancel are among them, however few they are.
+        beside: sizes of symbolic dimensions, by name, one for each further feed.
+        special: whether NaN and infinities are among them, however few they are.
     """
     aim = _Aim(before, after, seed, dict(sizes), level)
     yield from aim.empty()
+    yield from aim.of_sizes(beside)
+    if special:
+        yield from aim.not_finite()
     tried: set[str] = set()
     for made in islice(aim.feeds(), max(most, 0)):
         tried.add(made.name)
@@ -118,11 +137,17 @@ class _Aim:
         if len(whole) > 0:
             yield self._made("integers over their domain", self._near, mixed=True)
             yield self._made("integers over their type", self._any, mixed=True, own=3)
+            yield from self._extreme(whole)
             if any(domain_of(self.before, n).stop is not None for n in whole):
                 yield self._made("positions counted from the end", self._from_end, own=4)
         if any(d.is_integer and domain_of(self.before, n).small for n, d in inputs.items()):
             for number in (0, 1, 3):
                 yield self._made(f"sizes and counts of {number}", self._counts(number))
+            for turn, number in enumerate(self._told_counts(inputs)):
+                yield self._made(f"sizes and counts of {number}", self._counts(number), own=_COUNTED + turn)
+        if any(d is DType.STRING for d in inputs.values()):
+            for turn in range(_WORDED):
+                yield self._made(f"strings {turn + 1}", self._words, own=_STRINGS + turn)
         if any(d is DType.BOOL for d in inputs.values()):
             for truth in (True, False):
                 yield self._made(f"booleans {truth}".lower(), _booleans(truth))
@@ -143,7 +168,7 @@ class _Aim:
         for number, signs in enumerate(self.sums):
             name = f"the sum of {', '.join(signs)} cancels"
             yield self._made(name, self._balanced(signs), own=6 + _OPPOSED + number, alike=True)
-        for turn in range(min((len(reals) - 1).bit_length(), _OPPOSED)):
+        for turn in range(min((len(reals) - 1).bit_length(), _OPPOSED) if reals else 0):
             turned = {n for i, n in enumerate(reals) if i >> turn & 1}
             yield self._made(f"nearly opposite {turn + 1}", self._opposed(turned), own=6 + turn, alike=True)
 
@@ -152,18 +177,60 @@ class _Aim:
 
     def _made(
         self, name: str, fill: Fill, *, mixed: bool = False, tiny: bool = False, scaled: bool = False,
-        alike: bool = False, level: int | None = None, own: int = 0,
+        alike: bool = False, level: int | None = None, own: int = 0, sizes: Mapping[str, int] | None = None,
+        risky: bool = False, special: bool = False,
     ) -> Feed:  # fmt: skip
         """A feed; one with a number of its ``own`` leaves the draws of those after it as they are without it."""
         self.count += not own
         seed = self.seed + 1000 * (own + _STREAMS if own else self.count)
-        arrays = make_inputs(self.before, seed, KINDS[0], self.sizes, level=self.level if level is None else level)
+        fixed = {**self.sizes, **(sizes or {})}
+        arrays = make_inputs(self.before, seed, KINDS[0], fixed, level=self.level if level is None else level)
         rng = np.random.default_rng([seed, 7])
         for n, array in arrays.items():
             if n not in self.weights and array.size:
                 filled = np.asarray(fill(n, self.types[n].dtype, array, rng)).astype(array.dtype, copy=False)
                 arrays[n] = accepted(self.before, n, filled.reshape(array.shape))
-        return Feed(name, arrays, mixed, tiny, scaled, alike)
+        return Feed(name, arrays, mixed, tiny, scaled, alike, risky, special)
+
+    def of_sizes(self, beside: Iterable[tuple[str, int]]) -> Iterator[Feed]:
+        """Each of these sizes, the others as they are drawn."""
+        for turn, (symbol, size) in enumerate(beside):
+            with suppress(ResourceLimit):
+                yield self._made(f"{symbol} of {size}", _as_drawn, own=_SIZED + turn, sizes={symbol: size})
+
+    def not_finite(self) -> Iterator[Feed]:
+        """NaN, then infinities, among ordinary reals."""
+        kinds = (("NaN", (np.nan,)), ("infinities", (np.inf, -np.inf)))
+        for turn, (name, values) in enumerate(kinds if self._reals() else ()):
+            yield self._made(name, _among(values), mixed=True, special=True, own=_SPECIAL + turn)
+
+    def _extreme(self, whole: Sequence[str]) -> Iterator[Feed]:
+        """Integers at the ends of their types, and where narrower types wrap around."""
+        free = [n for n in whole if (d := domain_of(self.before, n)).stop is None and not d.small]
+        risky = divides(self.before) or divides(self.after)
+        for turn in range(_EXTREME if free else 0):
+
+            def fill(
+                name: str, dtype: DType, array: np.ndarray, rng: np.random.Generator, turn: int = turn
+            ) -> np.ndarray:
+                numbers = special(dtype, safe=risky and turn % 2 == 1) if name in free else []
+                return spread(numbers, array, turn if name == free[0] else -1, rng) if numbers else array
+
+            made = self._made(f"ends of integer types {turn + 1}", fill, mixed=True, own=_ENDS + turn, risky=risky)
+            yield made
+            if turn and all(made.arrays[n].size >= len(special(self.types[n].dtype, safe=False)) for n in free):
+                return
+
+    def _told_counts(self, inputs: Mapping[str, DType]) -> list[int]:
+        """Sizes and counts that the graphs compare such integers with."""
+        told = (t for n, d in inputs.items() if d.is_integer for t in self.targets.get(n, ()))
+        numbers = dict.fromkeys(s for t in told if t == int(t) for s in (int(t) + 1, int(t)) if 3 < s <= _COUNT)
+        return list(numbers)[:_COUNTS]
+
+    def _words(self, name: str, dtype: DType, array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        if dtype is not DType.STRING:
+            return array
+        return draw_strings(self.before, array.shape, words_of(self.after), reads_numbers(self.before, name), rng)
 
     def _near(self, name: str, dtype: DType, array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Elements at, beside and around the targets, among ordinary ones."""
@@ -179,7 +246,7 @@ class _Aim:
         domain = domain_of(self.before, name)
         if not dtype.is_integer or domain.small or domain.stop is not None:
             return array
-        low, high = _ends(dtype)
+        low, high = ends(dtype)
         held = dtype.numpy if dtype.bits >= 8 else np.int8
         drawn = rng.integers(low, high, array.shape, dtype=held, endpoint=True)
         shift = rng.integers(0, dtype.bits, array.shape, dtype=held)
@@ -188,7 +255,7 @@ class _Aim:
     def _from_end(self, name: str, dtype: DType, array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Positions as the negative numbers that mean the same, which most operators take."""
         stop = domain_of(self.before, name).stop if dtype.is_integer else None
-        return array if stop is None or _ends(dtype)[0] == 0 else array.astype(np.int64) - stop
+        return array if stop is None or ends(dtype)[0] == 0 else array.astype(np.int64) - stop
 
     def _counts(self, number: int) -> Fill:
         """Integers that sizes or trip counts are made of."""
@@ -369,7 +436,7 @@ def _integers(
     domain = domain_of(graph, name)
     if domain.small:
         return array
-    least, most = _ends(dtype)
+    least, most = ends(dtype)
     if domain.stop is not None:
         return rng.integers(0, max(domain.stop, 1), array.shape)
     marks = np.asarray([t for t in targets if abs(t) < 2**53] or [0.0], dtype=np.float64)
@@ -378,12 +445,6 @@ def _integers(
     spread = rng.integers(int(max(low, least)), int(min(reach, most)), array.shape)
     near = np.rint(rng.choice(marks, array.shape)) + rng.integers(-1, 2, array.shape)
     return np.asarray(np.clip(np.where(rng.random(array.shape) < 0.5, near, spread), least, most))
-
-
-def _ends(dtype: DType) -> tuple[int, int]:
-    """The least and the greatest integer of a type; NumPy's own knows none of four bits."""
-    limits = ml_dtypes.iinfo(dtype.numpy)  # type: ignore[no-untyped-call]
-    return int(limits.min), int(limits.max)
 
 
 def _tied(name: str, dtype: DType, array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -415,6 +476,19 @@ def _closeness(dtype: DType) -> tuple[float, float]:
 
 def _as_drawn(name: str, dtype: DType, array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return array
+
+
+def _among(values: Sequence[float]) -> Fill:
+    """These among ordinary reals: a quarter of them, and one at least."""
+
+    def fill(name: str, dtype: DType, array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        if not dtype.is_float:
+            return array
+        chosen = rng.random(array.shape) < _SHARE
+        chosen.reshape(-1)[int(rng.integers(array.size))] = True
+        return np.where(chosen, rng.choice(np.asarray(values), array.shape), array.astype(np.float64))
+
+    return fill
 
 
 def _booleans(truth: bool) -> Fill:

@@ -40,7 +40,7 @@ from superopt.cli.shell import (
     written_beside,
 )
 from superopt.ir.collecting import rarely_collected
-from superopt.ir.errors import NotEquivalent, SuperoptError, UsageError, printable
+from superopt.ir.errors import InvalidModel, NotEquivalent, SuperoptError, UsageError, printable
 
 __all__ = ["COMMANDS"]
 
@@ -337,18 +337,27 @@ def verify(
 ) -> None:
     """Say whether A and B compute the same.
 
-    proved | proved up to the rounding of folded constants (max n ulp) | tested (power n %) | refuted (with inputs that
-    show it) | unknown. Exit code 5 when refuted, whatever files exist already: without -f a new name is taken.
+    proved (every node is literally the same, or over the reals, up to the rounding of folded constants: max n ulp) |
+    tested (power n %) | refuted (with inputs that show it, or: does not run) | unknown (A does not run, or too little
+    was exercised). "differs at NaN, infinities, overflow" names where what runs differs all the same. Exit code 5 when
+    refuted, whatever files exist already: without -f a new name is taken.
     A result with fewer multiplications rounds otherwise: --errors 1e-5 holds it to what optimize allows it.
     """
     from superopt.formats import load
     from superopt.report.views import show_verdict, verdict_data
     from superopt.verifier.graphs import verify as compare
+    from superopt.verifier.refusals import judged_unread
 
     claim({"--json": report_json}, [a, b], force=True)  # what exists gets a fresh name: it must not hide a verdict
     distinct({"--counterexample": counterexample, "--json": report_json}, [a, b])
     with Input(a) as first, Input(b) as second:
-        found = compare(load(first), load(second), seed=seed, time_limit=time_limit, trials=trials, slack=errors)
+        before = load(first)
+        try:
+            after = load(second)
+        except InvalidModel as error:
+            found = judged_unread(before, second, error)
+        else:
+            found = compare(before, after, seed=seed, time_limit=time_limit, trials=trials, slack=errors)
         data = verdict_data(found)
     refuted = found.verdict == "refuted"
     problems: list[SuperoptError] = []
