@@ -279,6 +279,8 @@ def _judged(work: Work, nodes: Sequence[Node], ran: CheckResult, reason: str) ->
         notes.append("some regions were tested, not proved")
     else:
         notes.append(ran.reason or "the models could not be run")
+    if ran.verdict == "passed" and ran.reason:
+        notes.append(ran.reason)
     if folded:
         notes.append(f"{len(folded)} folded constants are within {off} ulp of what they were computed from")
     if len(folded) < len(work.ulps):

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -538,10 +539,18 @@ class Judge:
             found = self.outputs_compared(trial, number, made, names)
             return any(c.problem is not None for c in found.values())
 
-        return measure_power(
-            self.before, self.after, [t.feed.arrays for t in tried], fails, bench=self.bench, seed=self.plan.seed,
-            effort=self.plan.power, work=self.work,
-        )  # fmt: skip
+        runs = [t.feed.arrays for t in tried]
+        given: dict[str, Any] = {
+            "bench": self.bench,
+            "seed": self.plan.seed,
+            "effort": self.plan.power,
+            "work": self.work,
+        }
+        power = measure_power(self.before, self.after, runs, fails, **given)
+        if power.mutants or not self.plan.beyond:
+            return power
+        other = measure_power(self.after, self.before, runs, fails, **given)
+        return replace(other, of_original=True) if other.mutants else power
 
     def _in_float64(self, refusal: str) -> CheckResult:
         """Both models by the reference alone, since ONNX Runtime refuses the original."""

@@ -122,7 +122,10 @@ def verdict_data(found: GraphVerdict) -> dict[str, Any]:
         "check": {"verdict": check.verdict, "trials": check.trials, "max_abs_error": _finite(check.max_abs_error),
                   "max_rel_error": _finite(check.max_rel_error), "reference": check.reference, "reason": check.reason},
         "beyond_the_reals": list(check.beyond),
-        "power": None if power is None else {"share": power.share, "mutants": power.mutants, "caught": power.caught},
+        "power": None if power is None else {
+            "share": power.share, "mutants": power.mutants, "caught": power.caught,
+            "changed": "A" if power.of_original else "B",
+        },
         "unexercised": [] if power is None else list(power.unexercised),
     }  # fmt: skip
 
@@ -150,7 +153,9 @@ def show_verdict(console: Console, a: str, b: str, data: Mapping[str, Any], limi
     )
     if data["power"] is not None and data["verdict"] in ("tested", "unknown"):
         power = data["power"]
-        console.print(f"the inputs tell {power['caught']} of {power['mutants']} single changes of B apart from A")
+        console.print(
+            f"the inputs tell {power['caught']} of {power['mutants']} single changes of {power['changed']} apart from A"
+        )
     if data["reason"]:
         console.print(escape(printable(data["reason"], 400)))
     if data["verdict"] == "refuted" and 0.0 < (check["max_rel_error"] or 0.0) <= MOST_ERROR["standard"]:
