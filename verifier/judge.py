@@ -272,7 +272,7 @@ class Judge:
         except (InvalidModel, Unsupported) as error:
             return [], refused or error.what
         if refused is not None and self._is_loaded(self.original):
-            return [], refused
+            return [], f"{refused} (with its optimisations off it loads)"
         if refused is not None:  # its optimiser stumbles over names that it gave itself, in a model it had optimised
             self.notes.append(f"the result was run with ONNX Runtime's optimisations off, since it refuses: {refused}")
         return sessions, None

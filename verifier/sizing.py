@@ -17,6 +17,7 @@ __all__ = ["MOST", "sizes_beside"]
 MOST = 24  # sizes that are tried, at most
 _LARGEST = 1 << 24  # a size: larger ones say "to the end"
 _FEW = 16  # elements of a constant that is a size by itself
+_WRAPS: Mapping[object, tuple[int, ...]] = {2: (256,), 3: (128, 256), 4: (1 << 16,), 5: (1 << 15, 1 << 16)}  # by type
 _READ = 1 << 20  # bytes of a subgraph that is looked into
 
 Types = Mapping[str, ValueType | None]
@@ -40,6 +41,7 @@ def sizes_beside(
         wanted.update(dict.fromkeys((n, t) for node in graph.nodes for n, t in _sites(graph, node, types)))
     numbers = [dict.fromkeys(_numbers(graph)) for graph, _ in graphs]
     own = [t for i, held in enumerate(numbers) for t in held if not any(t in o for o in numbers[:i] + numbers[i + 1 :])]
+    own += [t for graph, _ in graphs for node in graph.nodes for t in _narrowed(node)]
     inner = [t for graph, _ in graphs for t in _inner_numbers(graph)]
     wanted.update(dict.fromkeys((n, t) for t in (*own, *inner) for n in names))
     beside = dict.fromkeys((n, s) for n, t in wanted if n in names for s in (t + 1, t, t - 1) if 1 < s <= _LARGEST)
@@ -49,6 +51,11 @@ def sizes_beside(
 def _numbers(graph: Graph) -> Iterator[int]:
     """Whole numbers of a graph's small constants."""
     return (int(abs(t)) for t in literals(graph, _FEW) if t == int(t) and 0 < abs(t) <= _LARGEST)
+
+
+def _narrowed(node: Node) -> tuple[int, ...]:
+    """Numbers at which a cast to few bits wraps around: it may be of positions."""
+    return _WRAPS.get(node.attributes.get("to"), ()) if node.op == "Cast" else ()
 
 
 def _sites(graph: Graph, node: Node, types: Types) -> Iterator[tuple[str, int]]:

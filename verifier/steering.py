@@ -17,7 +17,7 @@ import ml_dtypes
 import numpy as np
 
 from superopt.ir.errors import ResourceLimit
-from superopt.ir.graph import Graph, Weight
+from superopt.ir.graph import Graph, Node, Weight
 from superopt.ir.types import DType
 from superopt.verifier._feeds import EMPTY, KINDS, NO_BATCH, accepted, domain_of, fed_types, make_inputs, reads_numbers
 from superopt.verifier._judgement import pieces
@@ -40,7 +40,16 @@ _EXTREME = 8  # feeds of the ends of integer types, where inputs are small
 _COUNTS, _COUNT = 6, 1 << 12  # sizes and counts of the graphs' own that are fed, and the largest
 _WORDED = 4  # feeds of strings
 _SHARE = 0.25  # of elements that are NaN or infinite
-_SIZED, _SPECIAL, _ENDS, _COUNTED, _STRINGS = 100, 20, 30, 40, 50  # numbers of these feeds' own, from each on
+_FEWER = frozenset({10, 16, 17, 18, 19, 20, 23})  # ONNX's numbers of reals of 16 bits or less
+_DIGITS = 20.0  # binary ones, to which a number may be like a target
+_SIZED, _SPECIAL, _ENDS, _COUNTED, _STRINGS, _NARROWED = (
+    100,
+    20,
+    30,
+    40,
+    50,
+    60,
+)  # numbers of these feeds' own, from each on
 
 
 @dataclass(frozen=True)
@@ -131,6 +140,8 @@ class _Aim:
         if any(self.targets.values()):
             for turn in range(2):
                 yield self._made(f"near the constants {turn + 1}", self._near, mixed=True)
+            if any(_narrows(node) for graph in (self.before, self.after) for node in graph.nodes):
+                yield self._made("less and less near the constants", self._less_near, mixed=True, own=_NARROWED)
         yield from self.close()
         if reals:
             yield self._made("few numbers, so that many are equal", _tied, own=2, alike=True)
@@ -240,6 +251,15 @@ class _Aim:
         if not dtype.is_float or not targets:
             return array
         return _in_parts(array, lambda part: _around(targets, dtype, part, rng))
+
+    def _less_near(self, name: str, dtype: DType, array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Reals beside the targets, at distances of any magnitude: where they are rounded to fewer digits shows."""
+        targets = self.targets.get(name, [])
+        if not dtype.is_float or not targets:
+            return array
+        distance = rng.choice([-1.0, 1.0], array.shape) * np.exp2(rng.uniform(-_DIGITS, -2, array.shape))
+        made = rng.choice(np.asarray(targets), array.shape) * (1 + distance)
+        return np.asarray(np.where(np.isfinite(made.astype(dtype.numpy).astype(float)), made, array))
 
     def _any(self, name: str, dtype: DType, array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Integers of any magnitude, where they are no positions, sizes or counts: sums and products wrap."""
@@ -353,10 +373,14 @@ class _Aim:
 
     def _filled(self) -> Iterator[Feed]:
         """Inputs that are a target everywhere, give or take a unit in the last place."""
+        whole = (n for n, t in self.types.items() if n not in self.weights and t.dtype.is_integer)
+        free = {n for n in whole if (d := domain_of(self.before, n)).stop is None and not d.small}
         order = sorted({t for ts in self.targets.values() for t in ts}, key=lambda t: (abs(t), t))
         for t in order[:_FILLED]:
 
             def fill(name: str, dtype: DType, array: np.ndarray, rng: np.random.Generator, t: float = t) -> np.ndarray:
+                if dtype.is_integer and name in free and t == int(t) and ends(dtype)[0] <= t <= ends(dtype)[1]:
+                    return np.full(array.shape, int(t), dtype=object)
                 if not dtype.is_float:
                     return array
                 with np.errstate(over="ignore"):  # beyond the type's largest number it is infinity
@@ -476,6 +500,11 @@ def _closeness(dtype: DType) -> tuple[float, float]:
 
 def _as_drawn(name: str, dtype: DType, array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return array
+
+
+def _narrows(node: Node) -> bool:
+    """Whether a node rounds to fewer digits."""
+    return node.op == "Cast" and node.attributes.get("to") in _FEWER
 
 
 def _among(values: Sequence[float]) -> Fill:

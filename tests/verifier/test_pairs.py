@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-
+import pairs
 import pytest
 
 from superopt.formats.onnx_reader import from_onnx
 from superopt.verifier.graphs import GraphVerdict, verify
-
-_found = importlib.util.spec_from_file_location("pairs", Path(__file__).parent / "pairs.py")
-assert _found is not None
-assert _found.loader is not None
-pairs = importlib.util.module_from_spec(_found)
-sys.modules["pairs"] = pairs
-_found.loader.exec_module(pairs)
 
 
 def judged(a: str, b: str, **given: object) -> GraphVerdict:
