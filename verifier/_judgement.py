@@ -80,13 +80,14 @@ class Moves:
         self._kept = np.float32 if narrow else np.float64  # a move, to seven digits
         self._kinds: dict[str, np.ndarray] = {}
         self._optimised: np.ndarray | None = None
+        self._reordered: np.ndarray | None = None  # the same, where it may be another order of sums
         self.broken = 0.0  # how far the runtime's optimiser moves an element, where that is no other order of sums
         self.inputs = self.inside = 0  # runs that were added
 
     @property
     def nbytes(self) -> int:
         """Bytes that are held."""
-        held = (*self._kinds.values(), *(() if self._optimised is None else (self._optimised,)))
+        held = (*self._kinds.values(), *(a for a in (self._optimised, self._reordered) if a is not None))
         return sum(a.nbytes for a in held)
 
     @property
@@ -115,8 +116,9 @@ class Moves:
         if run.shape == self._old.shape:
             self._optimised = self._moved(run)
             dtype = element_type(self._old)
-            free = 0.0 if dtype is None else _JUMP * _free(_finite(self._old), dtype, False)
-            self.broken = float(np.max(self._optimised, where=self._optimised > free, initial=0.0))
+            free = np.zeros(()) if dtype is None else _free(_finite(self._old), dtype, False)
+            self._reordered = np.where(self._optimised <= free, self._optimised, 0).astype(self._kept)
+            self.broken = float(np.max(self._optimised, where=self._optimised > _JUMP * free, initial=0.0))
 
     def _moved(self, run: np.ndarray) -> np.ndarray:
         found = np.empty(self._old.shape, self._kept)
@@ -126,12 +128,13 @@ class Moves:
         return found
 
     def largest(self, optimised: bool = False) -> np.ndarray:
-        """By element: the smaller of the two kinds' largest moves; or the runtime's optimiser's, if that counts and
-        where it is larger."""
+        """By element: the smaller of the two kinds' largest moves; or the runtime's optimiser's, where that is larger
+        and within the free distance, or wherever it counts."""
         inside = self._kinds.get("inside")
         kinds = [inside] if self._tiny and inside is not None else list(self._kinds.values())
         moved: np.ndarray = np.minimum.reduce(kinds) if kinds else np.zeros(self._old.shape, self._kept)
-        return np.maximum(moved, self._optimised) if optimised and self._optimised is not None else moved
+        known = self._optimised if optimised else self._reordered
+        return moved if known is None else np.maximum(moved, known)
 
 
 def compare(

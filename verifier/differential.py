@@ -11,9 +11,10 @@ and on inputs of mixed magnitudes, the element alone). ``N`` is how far the *ori
 (:mod:`superopt.verifier.noise`): the smaller of its largest moves when inputs and small full-precision weights are
 moved by up to 4 units in the last place, and when its inputs stay and every rounded intermediate is moved so (near the
 smallest numbers, where rounding is absolute, the latter alone). Where an element's neighbours move further, that
-counts, up to 16 times its own move. Only for the result with the runtime's optimisations on, what turning them on moves
-the original by counts as well: they are no meaning of it, and may break it. So where they move it by more than another
-order of sums would, the result must be near the original with them off, too, however much work that is.
+counts, up to 16 times its own move. What turning the runtime's optimisations on moves the original by counts as well
+where it is within the free distance, as another order of sums is; beyond, only for the result with them on: they are no
+meaning of the original, and may break it. So where they move it by 64 free distances or more, the result must be near
+the original with them off, too, however much work that is.
 
 Outputs that are not reals must be equal, but for elements that the same disturbances flip, and within 4 times as far.
 Where the original is finite the result must be, unless a value inside the original is within a factor of 4 of overflow:
@@ -50,8 +51,9 @@ from superopt.runtime.protocol import Runtime
 from superopt.verifier._feeds import make_inputs
 from superopt.verifier._judgement import FACTOR, MARGIN
 from superopt.verifier.inlining import inlined
-from superopt.verifier.judge import EXACT, QUICK, WHOLE, CheckResult, Judge, Plan, Slack, Thoroughness
+from superopt.verifier.judge import Judge
 from superopt.verifier.places import check_places
+from superopt.verifier.plans import EXACT, QUICK, WHOLE, CheckResult, Plan, Slack, Thoroughness
 from superopt.verifier.power import EFFORTS, NONE, Effort, Power
 from superopt.verifier.running import Bench
 from superopt.verifier.signatures import interface_difference, signature_difference, unified

@@ -1,9 +1,9 @@
 """What explains that an output is further from the original's than the free distance, asked for as far as it takes.
 
-Evidence comes in the order of its price, and no more is gathered once an output is explained, or cannot be: for a
-result that ran optimised, what the runtime's own optimiser moves the original by (one run); disturbed runs, 1, 4, 12
-and 36 of each kind; and, before a refusal, where the original overflows or nearly does. Everything is kept by input,
-since mutants are judged on the same ones.
+Evidence comes in the order of its price, and no more is gathered once an output is explained, or cannot be: what the
+runtime's own optimiser moves the original by (one run); disturbed runs, 1, 4, 12 and 36 of each kind; and, before a
+refusal, where the original overflows or nearly does. Everything is kept by input, since mutants are judged on the same
+ones.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Explanations:
             if np.isinf(found.absolute):
                 return found
         moved: Moves | None = None
-        for count, moved in self._moves(trial, number, name, optimised):
+        for count, moved in self._moves(trial, number, name):
             found = look(moved)
             if found.problem is None:
                 return found
@@ -143,16 +143,15 @@ class Explanations:
         known = self._known.get(number)
         return 0.0 if known is None or name not in known.moves else known.moves[name][1].broken
 
-    def _moves(self, trial: Trial, number: int, name: str, optimised: bool) -> Iterator[tuple[int, Moves]]:
+    def _moves(self, trial: Trial, number: int, name: str) -> Iterator[tuple[int, Moves]]:
         """More and more evidence of an output's moves, beginning with all that is known, with the runs asked for."""
         known = self._of(number)
         if name not in known.moves:
             known.moves[name] = (0, Moves(trial.original[name], tiny=trial.feed.tiny))
         done, moved = known.moves[name]
-        if optimised and not moved.has_optimised and (ran := self.optimised(trial, number)) is not None:
+        if not moved.has_optimised and (ran := self.optimised(trial, number)) is not None:
             moved.add_optimised(ran[name])
-        if done or optimised:
-            yield done, moved
+        yield done, moved
         for count in _SAMPLES:
             if count > done:
                 for upto in [*range(known.count + 1, count + 1)] or [count]:  # outputs may be large: one is held

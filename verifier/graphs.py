@@ -30,7 +30,7 @@ from superopt.verifier.expressions import deviation, evaluated, ulps, written
 from superopt.verifier.folds import irrational
 from superopt.verifier.fused import bodies_of, unfused
 from superopt.verifier.inlining import inlined
-from superopt.verifier.judge import ORIGINAL, RESULT
+from superopt.verifier.plans import ORIGINAL, RESULT
 from superopt.verifier.provenance import Unfolded, unfolded
 from superopt.verifier.regions import PROVED, ROUNDED, Region, Work
 from superopt.verifier.sides import Side, aligned

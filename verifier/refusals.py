@@ -13,7 +13,7 @@ from superopt.ir.errors import InvalidModel, SuperoptError, Unsupported
 from superopt.ir.graph import Graph
 from superopt.runtime import apart
 from superopt.verifier.graphs import GraphVerdict
-from superopt.verifier.judge import ORIGINAL, RESULT, CheckResult
+from superopt.verifier.plans import ORIGINAL, RESULT, CheckResult
 
 __all__ = ["judged_unread"]
 
