@@ -76,7 +76,7 @@ def far_apart(a: Side, b: Side, seed: int, deadline: float) -> tuple[str, dict[s
             for graph, names, result in ((a.graph, loose[0], left), (b.graph, loose[1], right)):
                 moved = _disturbed(graph, feeds, names, noise, rng)
                 for n in suspects:
-                    far = _distance(result[n], moved[n]) if moved else np.full(reach[n].shape, np.inf)
+                    far = _move(result[n], moved[n]) if moved else np.full(reach[n].shape, np.inf)
                     reach[n] = np.maximum(reach[n], far)
         for n in suspects:
             found = _beyond(left[n], right[n], reach[n], jumpy)
@@ -116,6 +116,12 @@ def _distance(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     with np.errstate(invalid="ignore", over="ignore"):
         gap = np.abs(x.astype(np.float64) - y.astype(np.float64))
     return np.where(np.isfinite(gap), gap, 0.0)
+
+
+def _move(result: np.ndarray, moved: np.ndarray) -> np.ndarray:
+    """How far a disturbance moved each element; any distance where it is no finite number any more."""
+    gap = _distance(result, moved)
+    return gap if gap.shape != moved.shape else np.where(np.isfinite(result) & ~np.isfinite(moved), np.inf, gap)
 
 
 def _beyond(x: np.ndarray, y: np.ndarray, reach: np.ndarray, jumpy: bool) -> str | None:
@@ -189,11 +195,14 @@ def _disturbed(
 ) -> Arrays:  # fmt: skip
     """The outputs with inputs, weights and what opaque nodes give moved by some roundings; empty where the model cannot
     be run."""
+    powers = any(node.op == "Pow" for node in graph.nodes)  # of negative numbers, if an exponent is whole
     moved: dict[str, np.ndarray] = {}
     for name, array in feeds.items():
         moved[name] = _moved(array, noise, rng) if array.dtype.kind == "f" else array
     for weight in graph.weights:
         if weight.data is None or not weight.type.dtype.is_float or weight.name in moved:
+            continue
+        if powers and weight.type.elements == 1 and float(weight.data.numpy().reshape(-1)[0]).is_integer():
             continue
         eps = float(ml_dtypes.finfo(weight.type.dtype.numpy).eps)  # type: ignore[no-untyped-call]
         relative = LIMIT * eps if weight.name in loose else noise

@@ -24,7 +24,7 @@ from superopt.ops.record import NotCovered
 from superopt.runtime.blas import one_blas_thread
 from superopt.runtime.limits import LARGE
 from superopt.verifier.apart import far_apart, witness
-from superopt.verifier.constants import Known, constants_of, contents_of, settled
+from superopt.verifier.constants import Known, constants_of, contents_of, settled, stored
 from superopt.verifier.differential import CheckResult, Slack, check, check_regions
 from superopt.verifier.expressions import deviation, evaluated, ulps, written
 from superopt.verifier.folds import irrational
@@ -226,7 +226,7 @@ def _ran(a: Graph, b: Graph, seed: int, trials: int, slack: Slack) -> CheckResul
 def _opened(a: Graph, b: Graph) -> tuple[Side, Side, dict[str, float]]:
     """Both models with fused operators written out and folded constants put back, and how far each of those was off."""
     bodies = bodies_of(a) | bodies_of(b)
-    a, b = settled(unfused(a, bodies)), settled(unfused(b, bodies))
+    a, b = (settled(stored(unfused(graph, bodies))) for graph in (a, b))
     typing = infer(a)
     known = Known(a, typing, constants_of(a, typing))
     found = unfolded(known, b, frozenset(contents_of(w) for w in known.weights.values()))

@@ -189,6 +189,14 @@ RIGHT: Mapping[str, Pair] = {
         real(f"{TEN}  g = com.microsoft.Gelu (a)  y = Sub (g, a)", MS),
         real(f"{TEN}  {ONE} {TWO} {HALF} {GELU}"),
     ),
+    "a Gelu by its tangent and its parts": (
+        real('y = Gelu <approximate = "tanh"> (x)', opset=20),
+        real(
+            f"{ONE} {HALF} t := 3.0  q := 0.044715  p := 0.63661975  r = Sqrt (p)  u = Pow (x, t)  v = Mul (u, q) "
+            "w = Add (x, v)  i = Mul (w, r)  j = Tanh (i)  l = Add (j, c)  m = Mul (x, h)  y = Mul (m, l)",
+            opset=20,
+        ),
+    ),
     "a QuickGelu and its parts": (
         real("g = com.microsoft.QuickGelu <alpha = 1.0> (x)  y = Sub (g, x)", MS),
         real("s = Sigmoid (x)  g = Mul (x, s)  y = Sub (g, x)"),
