@@ -212,7 +212,7 @@ class Judge:
         """Whether either model says what is done with NaN or infinities."""
         return handles_special(self.before) or handles_special(self.after)
 
-    def _sizes(self, level: int) -> Iterator[tuple[str, int]]:
+    def _sizes(self, level: int) -> Iterator[dict[str, int]]:
         """Sizes beside those that the graphs compare with or cut at, as far as a share of the work goes."""
         plan, left = self.plan, self.plan.effort.work * _SIZES
         kinds = fed_types(self.before).values()
@@ -221,15 +221,16 @@ class Judge:
             return
         typed = (self.before, self.typing), (self.after, infer(self.after, plan.sizes))
         count = 0
-        for name, size in sizes_beside([(g, t.types) for g, t in typed], names, plan.sizes):
-            sizes = choose_sizes(self.before, plan.seed, level, {**plan.sizes, name: size})
+        for group, size in sizes_beside([(g, t.types) for g, t in typed], names, plan.sizes):
+            wanted = dict.fromkeys(group, size)
+            sizes = choose_sizes(self.before, plan.seed, level, {**plan.sizes, **wanted})
             done = [work(g, t, sizes) for g, t in typed]
             known = size <= _UNKNOWN or all(kind is not None for _, t in typed for kind in t.types.values())
             taken = _RUNS * max(sum(d.flops + d.bytes for d in done), self.run_work)
             if not known or max(d.bytes for d in done) > _HELD or taken > left:
                 continue
             left, count = left - taken, count + 1
-            yield name, size
+            yield wanted
             if count == MOST:
                 return
 

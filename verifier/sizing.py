@@ -16,6 +16,7 @@ __all__ = ["MOST", "sizes_beside"]
 
 MOST = 24  # sizes that are tried, at most
 _LARGEST = 1 << 24  # a size: larger ones say "to the end"
+_MANY = 8  # rows more than twice a number
 _FEW = 16  # elements of a constant that is a size by itself
 _WRAPS: Mapping[object, tuple[int, ...]] = {2: (256,), 3: (128, 256), 4: (1 << 16,), 5: (1 << 15, 1 << 16)}  # by type
 _READ = 1 << 20  # bytes of a subgraph that is looked into
@@ -25,8 +26,8 @@ Types = Mapping[str, ValueType | None]
 
 def sizes_beside(
     graphs: Sequence[tuple[Graph, Types]], names: Iterable[str], fixed: Mapping[str, int]
-) -> Iterator[tuple[str, int]]:
-    """Sizes to try, by name: beyond, at and before each number that a graph tells one size from another by.
+) -> Iterator[tuple[tuple[str, ...], int]]:
+    """Sizes to try, each of one name or of all: about each number that a graph tells one size from another by.
 
     Args:
         graphs: both models, with their types; sizes are named alike in them.
@@ -44,8 +45,20 @@ def sizes_beside(
     own += [t for graph, _ in graphs for node in graph.nodes for t in _narrowed(node)]
     inner = [t for graph, _ in graphs for t in _inner_numbers(graph)]
     wanted.update(dict.fromkeys((n, t) for t in (*own, *inner) for n in names))
-    beside = dict.fromkeys((n, s) for n, t in wanted if n in names for s in (t + 1, t, t - 1) if 1 < s <= _LARGEST)
-    yield from beside
+    told = [(n, t) for n, t in wanted if n in names]
+    together = [tuple(names)] if len(names) > 1 else []
+    yield from dict.fromkeys(
+        (group, size)
+        for n, t in told
+        for group, sizes in (*(((n,), _beside(t)),), *((g, (t + 1,)) for g in together))
+        for size in sizes
+        if 1 < size <= _LARGEST
+    )
+
+
+def _beside(number: int) -> tuple[int, ...]:
+    """Beyond a number, at it, before it; and so far beyond that most elements are."""
+    return number + 1, number, number - 1, 2 * number + _MANY
 
 
 def _numbers(graph: Graph) -> Iterator[int]:

@@ -92,7 +92,7 @@ class Feed:
 
 def steered(
     before: Graph, after: Graph, seed: int, sizes: Mapping[str, int], level: int, most: int, *, alike: bool = False,
-    beside: Iterable[tuple[str, int]] = (), special: bool = False,
+    beside: Iterable[Mapping[str, int]] = (), special: bool = False,
 ) -> Iterator[Feed]:  # fmt: skip
     """Up to so many feeds beyond plain random ones, and those without elements, which take no work.
 
@@ -212,11 +212,12 @@ class _Aim:
                 arrays[n] = accepted(self.before, n, filled.reshape(array.shape))
         return Feed(name, arrays, mixed, tiny, scaled, alike, risky, special)
 
-    def of_sizes(self, beside: Iterable[tuple[str, int]]) -> Iterator[Feed]:
+    def of_sizes(self, beside: Iterable[Mapping[str, int]]) -> Iterator[Feed]:
         """Each of these sizes, the others as they are drawn."""
-        for turn, (symbol, size) in enumerate(beside):
+        for turn, sizes in enumerate(beside):
+            name = ", ".join(f"{symbol} of {size}" for symbol, size in sizes.items())
             with suppress(ResourceLimit):
-                yield self._made(f"{symbol} of {size}", as_drawn, own=_SIZED + turn, sizes={symbol: size})
+                yield self._made(name, as_drawn, own=_SIZED + turn, sizes=sizes)
 
     def not_finite(self) -> Iterator[Feed]:
         """NaN, then infinities, among ordinary reals."""
