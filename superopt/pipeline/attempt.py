@@ -156,7 +156,7 @@ class _Attempt:
         if valued is not None:
             slack = max(slack, valued.slack(after, task.options.floats).share)
         verification = self.checks.certified(after, slack)
-        if verification.verdict != "refuted" or after is task.graph:
+        if not verification.verdict.startswith("refuted") or after is task.graph:
             return best, choices, verification
         self.notes.append(f"the result is refuted ({verification.reason}), so the input is returned")
         best = replace(self._of_input(best), checked=UNCHANGED)
