@@ -13,6 +13,7 @@ from superopt.ir.errors import (
     Interrupted,
     InvalidModel,
     InvalidOption,
+    MachineLimit,
     NotEquivalent,
     OutOfTime,
     Regression,
@@ -23,6 +24,6 @@ from superopt.ir.errors import (
 )
 
 __all__ = [
-    "BackendUnavailable", "Interrupted", "InvalidModel", "InvalidOption", "NotEquivalent", "OutOfTime", "Regression",
-    "ResourceLimit", "SuperoptError", "Unsupported", "UsageError",
+    "BackendUnavailable", "Interrupted", "InvalidModel", "InvalidOption", "MachineLimit", "NotEquivalent", "OutOfTime",
+    "Regression", "ResourceLimit", "SuperoptError", "Unsupported", "UsageError",
 ]  # fmt: skip

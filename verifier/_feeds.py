@@ -13,6 +13,7 @@ from superopt.ir.graph import Graph, Node
 from superopt.ir.poly import Dim, symbols, value_at
 from superopt.ir.types import DType, TensorType
 from superopt.runtime.limits import available
+from superopt.verifier.strings import draw_strings
 
 __all__ = [
     "EMPTY",
@@ -25,6 +26,7 @@ __all__ = [
     "domain_of",
     "fed_types",
     "make_inputs",
+    "reads_numbers",
 ]
 
 KINDS = ("normal", "edge", "uniform")
@@ -57,7 +59,7 @@ def fed_types(graph: Graph) -> dict[str, TensorType]:
     """What must be fed: every input that has no default, and every weight without values.
 
     Raises:
-        Unsupported: an input is not a tensor of known rank and of numbers.
+        Unsupported: an input is no tensor, or one of complex numbers.
     """
     fed: dict[str, TensorType] = {}
     for value in graph.inputs:
@@ -65,7 +67,7 @@ def fed_types(graph: Graph) -> dict[str, TensorType]:
         if weight is not None and weight.data is not None:
             continue
         kind = value.type
-        if not isinstance(kind, TensorType) or kind.dtype is DType.STRING or kind.dtype.value.startswith("complex"):
+        if not isinstance(kind, TensorType) or kind.dtype.value.startswith("complex"):
             raise Unsupported(f"random values for input {printable(value.name)!r} of type {kind} cannot be made")
         fed[value.name] = kind
     fed.update((w.name, w.type) for w in graph.weights if w.data is None)
@@ -104,8 +106,8 @@ def make_inputs(
         level: how the others are chosen (see ``choose_sizes``).
 
     Raises:
-        Unsupported: an input is not a tensor of numbers. ResourceLimit: the inputs would not fit in memory, or are
-            far larger than any that is asked for, at sizes that were chosen here.
+        Unsupported: an input is no tensor, or one of complex numbers. ResourceLimit: the inputs would not fit in
+            memory, or are far larger than any that is asked for, at sizes that were chosen here.
     """
     rng = np.random.default_rng((seed, KINDS.index(kind)))
     bound = choose_sizes(graph, seed, level, sizes or {})
@@ -140,6 +142,8 @@ def _values(
 ) -> np.ndarray:  # fmt: skip
     if dtype is DType.BOOL:
         return np.asarray(rng.random(shape) < 0.5)
+    if dtype is DType.STRING:
+        return draw_strings(graph, shape, (), reads_numbers(graph, name), rng)
     if dtype.is_integer:
         stop = index_bound(graph, name, sizes)
         stop = min(2 if stop is None else stop, 2 ** (dtype.bits - 1))
@@ -168,6 +172,11 @@ def _not_zero(graph: Graph, name: str) -> bool:
         len(node.inputs) > (place := _NOT_ZERO.get(node.op, len(node.inputs))) and node.inputs[place] == current
         for node, current in _readers(graph, name)
     )
+
+
+def reads_numbers(graph: Graph, name: str) -> bool:
+    """Whether something reads numbers from an input of strings."""
+    return any(node.op == "Cast" for node, _ in _readers(graph, name))
 
 
 def _readers(graph: Graph, name: str, *, sums: bool = False) -> Iterator[tuple[Node, str]]:

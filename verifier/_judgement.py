@@ -52,6 +52,7 @@ class Comparison:
         problem: why it fails.
         place: where it fails.
         excess: the largest distance over what the farthest move of any element would allow; 0 where nothing is told.
+        excused: what would be a problem, but that the original overflows there, or nearly.
     """
 
     absolute: float = 0.0
@@ -61,6 +62,7 @@ class Comparison:
     problem: str | None = None
     place: tuple[int, ...] | None = None
     excess: float = 0.0
+    excused: str = ""
 
 
 class Moves:
@@ -78,18 +80,25 @@ class Moves:
         self._kept = np.float32 if narrow else np.float64  # a move, to seven digits
         self._kinds: dict[str, np.ndarray] = {}
         self._optimised: np.ndarray | None = None
+        self._reordered: np.ndarray | None = None  # the same, where it may be another order of sums
+        self.broken = 0.0  # how far the runtime's optimiser moves an element, where that is no other order of sums
         self.inputs = self.inside = 0  # runs that were added
 
     @property
     def nbytes(self) -> int:
         """Bytes that are held."""
-        held = (*self._kinds.values(), *(() if self._optimised is None else (self._optimised,)))
+        held = (*self._kinds.values(), *(a for a in (self._optimised, self._reordered) if a is not None))
         return sum(a.nbytes for a in held)
 
     @property
     def disturbed(self) -> bool:
         """Whether any run with moved inputs has been added."""
         return self.inputs > 0
+
+    @property
+    def has_optimised(self) -> bool:
+        """Whether the run with the runtime's optimisations on has been added."""
+        return self._optimised is not None
 
     def add(self, inputs: Sequence[np.ndarray], inside: Sequence[np.ndarray]) -> None:
         """More outputs: with inputs and small weights moved by a few units in the last place, and with every rounded
@@ -106,6 +115,10 @@ class Moves:
         """The output with the runtime's optimisations on."""
         if run.shape == self._old.shape:
             self._optimised = self._moved(run)
+            dtype = element_type(self._old)
+            free = np.zeros(()) if dtype is None else _free(_finite(self._old), dtype, False)
+            self._reordered = np.where(self._optimised <= free, self._optimised, 0).astype(self._kept)
+            self.broken = float(np.max(self._optimised, where=self._optimised > _JUMP * free, initial=0.0))
 
     def _moved(self, run: np.ndarray) -> np.ndarray:
         found = np.empty(self._old.shape, self._kept)
@@ -114,17 +127,19 @@ class Moves:
                 found[part] = _distance(self._old[part], run[part])
         return found
 
-    def largest(self) -> np.ndarray:
-        """By element: the smaller of the two kinds' largest moves, or the optimiser's where that is larger."""
+    def largest(self, optimised: bool = False) -> np.ndarray:
+        """By element: the smaller of the two kinds' largest moves; or the runtime's optimiser's, where that is larger
+        and within the free distance, or wherever it counts."""
         inside = self._kinds.get("inside")
         kinds = [inside] if self._tiny and inside is not None else list(self._kinds.values())
         moved: np.ndarray = np.minimum.reduce(kinds) if kinds else np.zeros(self._old.shape, self._kept)
-        return moved if self._optimised is None else np.maximum(moved, self._optimised)
+        known = self._optimised if optimised else self._reordered
+        return moved if known is None else np.maximum(moved, known)
 
 
 def compare(
     old: np.ndarray, new: np.ndarray, dtype: DType | None, moves: Moves | None = None, *, mixed: bool = False,
-    exact: np.ndarray | None = None, full: np.ndarray | None = None, slack: float = 0.0,
+    exact: np.ndarray | None = None, full: np.ndarray | None = None, slack: float = 0.0, optimised: bool = False,
 ) -> Comparison:  # fmt: skip
     """Judge an output of the result by the original's.
 
@@ -138,17 +153,18 @@ def compare(
         full: where the original is so near to overflow that the result may overflow, or may not where the original
             did; nowhere by default.
         slack: share of the output's largest magnitude that is a free distance as well.
+        optimised: the result ran with the runtime's optimisations on, so what they move the original by counts.
     """
     if new.shape != old.shape:
         return Comparison(np.inf, np.inf, differs=True, problem=f"its shape was {old.shape} and is {new.shape}")
     dtype = dtype or element_type(old)
     if dtype is None or not dtype.is_float:
-        return _discrete(old, new, moves)
+        return _discrete(old, new, None if moves is None else moves.largest(optimised))
     near = _plainly_near(old, new, dtype)
     if near is not None:
         return Comparison(near[0], near[0] / near[1])
     if all(np.isfinite(x[part]).all() for part in _parts(old.shape) for x in (old, new)):
-        return _Beside(old, new, dtype, mixed, slack).judged(moves, full)
+        return _Beside(old, new, dtype, mixed, slack).judged(None if moves is None else moves.largest(optimised), full)
     first, made = old.astype(np.float64, copy=False), new.astype(np.float64, copy=False)
     wrong = _not_finite(first, made, dtype, exact, full)
     if wrong.any():
@@ -156,7 +172,8 @@ def compare(
         said = f"at {place} the original gives {first[place]} and the result {made[place]}"
         return Comparison(np.inf, np.inf, differs=True, problem=said, place=place)
     usable = np.isfinite(first) & np.isfinite(made)
-    return _Beside(np.where(usable, first, 0.0), np.where(usable, made, 0.0), dtype, mixed, slack).judged(moves, full)
+    moved = None if moves is None else moves.largest(optimised)
+    return _Beside(np.where(usable, first, 0.0), np.where(usable, made, 0.0), dtype, mixed, slack).judged(moved, full)
 
 
 class _Beside:
@@ -182,14 +199,13 @@ class _Beside:
         size = np.abs(first) if self.groups is None else np.maximum(np.abs(first), self.groups.least(part))
         return distance, np.maximum(_allowed(size, self.dtype), self.slack)
 
-    def judged(self, moves: Moves | None, full: np.ndarray | None) -> Comparison:
+    def judged(self, moved: np.ndarray | None, full: np.ndarray | None) -> Comparison:
         worst, beyond = 0.0, False
         for part in self.parts:
             distance, free = self._of(part)
             worst, beyond = max(worst, float(distance.max())), beyond or bool((distance > free).any())
         if not beyond:
             return Comparison(worst, worst / self.scale)
-        moved = None if moves is None else moves.largest()
         base = 0.0 if moved is None else float(np.max(moved, where=np.isfinite(moved), initial=0.0))
         near = None if moved is None or self.mixed else _Groups(moved, 2)
         most = 0.0 if moved is None else float(moved.max())
@@ -343,8 +359,12 @@ class _Groups:
 
 
 def _size(values: np.ndarray) -> np.ndarray:
-    wide = values.astype(np.float64)
-    return np.abs(np.where(np.isfinite(wide), wide, 0.0))
+    return np.asarray(np.abs(_finite(values)))
+
+
+def _finite(values: np.ndarray) -> np.ndarray:
+    wide: np.ndarray = values.astype(np.float64)
+    return np.asarray(np.where(np.isfinite(wide), wide, 0.0))
 
 
 def _top(values: np.ndarray) -> float:
@@ -379,14 +399,14 @@ def _distance(old: np.ndarray, run: np.ndarray) -> np.ndarray:
     return np.asarray(np.where(fine == also, gap, np.inf))
 
 
-def _discrete(old: np.ndarray, new: np.ndarray, moves: Moves | None) -> Comparison:
+def _discrete(old: np.ndarray, new: np.ndarray, moves: np.ndarray | None) -> Comparison:
     """Outputs that are not reals: equal, but for elements that the original's own rounding flips, and as far."""
     if equal(old, new):
         return Comparison()
     if new.dtype == object or old.dtype.kind not in "biu":
         return Comparison(np.inf, np.inf, differs=True, problem="its elements differ from the original's")
     distance = np.maximum(np.abs(new.astype(np.float64) - old.astype(np.float64)), new != old)  # float64 holds 2^53
-    moved = np.zeros(old.shape) if moves is None else moves.largest()
+    moved = np.zeros(old.shape) if moves is None else moves
     over = distance > FACTOR * moved
     scale = float(np.abs(old.astype(np.float64)).max(initial=0.0)) or 1.0
     worst, base = float(distance.max()), float(np.max(moved, where=np.isfinite(moved), initial=0.0)) / scale
@@ -399,7 +419,7 @@ def _discrete(old: np.ndarray, new: np.ndarray, moves: Moves | None) -> Comparis
 
 def agrees_with_reals(
     old: np.ndarray | None, new: np.ndarray, exact: np.ndarray, dtype: DType | None, moves: Moves | None = None,
-    *, slack: float = 0.0,
+    *, slack: float = 0.0, optimised: bool = False,
 ) -> Comparison:  # fmt: skip
     """The second criterion: against a float64 reference, an error of at most ``FACTOR`` times the original's own.
 
@@ -414,6 +434,7 @@ def agrees_with_reals(
         dtype: declared element type.
         moves: how the original moves by its own rounding.
         slack: share of the largest magnitude that is allowed as well.
+        optimised: as in :func:`compare`.
     """
     if exact.shape != new.shape:
         return Comparison(np.inf, np.inf, problem=f"its shape is {new.shape} and the reference's {exact.shape}")
@@ -435,7 +456,7 @@ def agrees_with_reals(
     if old is not None:
         first = old.astype(np.float64, copy=False)
         if moves is not None:
-            moved = moves.largest()
+            moved = moves.largest(optimised)
             usable &= (moved <= _JUMP * _free(first, dtype, False)) & (FACTOR * moved <= tolerance)
         base = _errors(first, truth, usable)
     error = _errors(made, truth, usable)

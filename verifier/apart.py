@@ -15,10 +15,12 @@ from collections.abc import Mapping
 
 import ml_dtypes
 import numpy as np
+from onnx import AttributeProto, FunctionProto
 
+from superopt.formats.onnx_reader import functions_of
 from superopt.ir.errors import SuperoptError
-from superopt.ir.graph import Graph
-from superopt.ir.types import TensorType
+from superopt.ir.graph import Graph, OpaqueAttribute
+from superopt.ir.types import DType, TensorType
 from superopt.ops.infer import Barrier
 from superopt.runtime import reference
 from superopt.verifier._feeds import LEVELS
@@ -38,7 +40,7 @@ _DISTURBED = (
 _FACTOR = 16.0  # how much farther apart than disturbances move them two elements may be
 _BEHIND_JUMPS = 12  # the same behind discontinuities, where a disturbance shows only when it crosses one
 _ROUNDING = 2.0**-48  # relative: some float64 roundings
-_OPAQUE = 2.0**-20  # the same where an opaque node computes in float32 or less
+_OPAQUE = 8.0  # the same where an opaque node computes at its own precision, in epsilons of that
 _NOTHING = 1e-12  # of an output's largest element: not looked at
 
 
@@ -55,7 +57,9 @@ def far_apart(a: Side, b: Side, seed: int, deadline: float) -> tuple[str, dict[s
     jumpy = any(jumps(n, s.typing.types) for s in (a, b) for n in s.graph.nodes)
     if jumpy and _requantised(a, b):
         return None
-    noise = _OPAQUE if any(_opaque(s) for s in (a, b)) else _ROUNDING
+    if any(_hidden(s) for s in (a, b)):
+        return None
+    noise = max(_ROUNDING, *(_OPAQUE * _roughest(s) for s in (a, b)))
     for number, (kind, scale) in enumerate(_KINDS):
         if number and time.monotonic() > deadline:
             return None
@@ -72,7 +76,7 @@ def far_apart(a: Side, b: Side, seed: int, deadline: float) -> tuple[str, dict[s
             for graph, names, result in ((a.graph, loose[0], left), (b.graph, loose[1], right)):
                 moved = _disturbed(graph, feeds, names, noise, rng)
                 for n in suspects:
-                    far = _distance(result[n], moved[n]) if moved else np.full(reach[n].shape, np.inf)
+                    far = _move(result[n], moved[n]) if moved else np.full(reach[n].shape, np.inf)
                     reach[n] = np.maximum(reach[n], far)
         for n in suspects:
             found = _beyond(left[n], right[n], reach[n], jumpy)
@@ -114,6 +118,12 @@ def _distance(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(gap), gap, 0.0)
 
 
+def _move(result: np.ndarray, moved: np.ndarray) -> np.ndarray:
+    """How far a disturbance moved each element; any distance where it is no finite number any more."""
+    gap = _distance(result, moved)
+    return gap if gap.shape != moved.shape else np.where(np.isfinite(result) & ~np.isfinite(moved), np.inf, gap)
+
+
 def _beyond(x: np.ndarray, y: np.ndarray, reach: np.ndarray, jumpy: bool) -> str | None:
     """Where two outputs are farther apart than disturbances move them, in words."""
     if x.shape != y.shape:
@@ -131,15 +141,32 @@ def _beyond(x: np.ndarray, y: np.ndarray, reach: np.ndarray, jumpy: bool) -> str
     )
 
 
-def _opaque(side: Side) -> bool:
-    """Whether some node computes reals at its own precision."""
+def _roughest(side: Side) -> float:
+    """The largest epsilon at which an opaque node computes reals; 0 where none does. What is not known is float32."""
+    types = {**side.graph.declared, **side.typing.types}
+    found = [0.0]
+    for node, form in zip(side.graph.nodes, side.typing.nodes, strict=True):
+        kinds = [types.get(n) for n in (*node.inputs, *node.outputs) if n] if isinstance(form, Barrier) else []
+        dtypes = [t.dtype if isinstance(t, TensorType) else DType.FLOAT32 for t in kinds]
+        found += [float(ml_dtypes.finfo(d.numpy).eps) for d in dtypes if d.is_float]  # type: ignore[no-untyped-call]
+    return max(found)
+
+
+def _hidden(side: Side) -> bool:
+    """Whether an opaque node holds other nodes: a subgraph or a function that is not inlined.
+
+    Values in it round at magnitudes that nobody sees from outside, so only the run in ONNX Runtime judges it.
+    """
+    own = {f.domain: None for f in map(FunctionProto.FromString, functions_of(side.graph))}
     return any(
-        isinstance(form, Barrier)
-        and any(
-            not isinstance(t := side.typing.types.get(o), TensorType) or t.dtype.is_float for o in node.outputs if o
-        )
+        isinstance(form, Barrier) and (node.domain in own or any(_is_graph(a) for a in node.attributes.values()))
         for node, form in zip(side.graph.nodes, side.typing.nodes, strict=True)
     )
+
+
+def _is_graph(value: object) -> bool:
+    holds = (AttributeProto.GRAPH, AttributeProto.GRAPHS)
+    return isinstance(value, OpaqueAttribute) and AttributeProto.FromString(value.payload).type in holds  # type: ignore[no-untyped-call]
 
 
 def _loose(graph: Graph, other: Graph) -> frozenset[str]:
@@ -166,18 +193,22 @@ def _requantised(a: Side, b: Side) -> bool:
 def _disturbed(
     graph: Graph, feeds: Arrays, loose: frozenset[str], noise: float, rng: np.random.Generator
 ) -> Arrays:  # fmt: skip
-    """The outputs with inputs and weights moved by some roundings; empty where the model cannot be run."""
+    """The outputs with inputs, weights and what opaque nodes give moved by some roundings; empty where the model cannot
+    be run."""
+    powers = any(node.op == "Pow" for node in graph.nodes)  # of negative numbers, if an exponent is whole
     moved: dict[str, np.ndarray] = {}
     for name, array in feeds.items():
         moved[name] = _moved(array, noise, rng) if array.dtype.kind == "f" else array
     for weight in graph.weights:
         if weight.data is None or not weight.type.dtype.is_float or weight.name in moved:
             continue
+        if powers and weight.type.elements == 1 and float(weight.data.numpy().reshape(-1)[0]).is_integer():
+            continue
         eps = float(ml_dtypes.finfo(weight.type.dtype.numpy).eps)  # type: ignore[no-untyped-call]
         relative = LIMIT * eps if weight.name in loose else noise
         moved[weight.name] = _moved(np.asarray(weight.data.numpy()), relative, rng)
     try:
-        return reference.run(graph, moved)
+        return reference.run(graph, moved, opaque=lambda array: _moved(array, noise, rng))
     except SuperoptError:
         return {}
 

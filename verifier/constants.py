@@ -17,13 +17,14 @@ from superopt.formats.tensors import SparseData
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import ArrayData, Graph, Node, OpaqueAttribute, Value, Weight, constant
 from superopt.ir.types import DType, TensorType, ValueType
+from superopt.ops.generators import attribute_array
 from superopt.ops.infer import Applied, Typing, infer
 from superopt.ops.record import NotCovered
 from superopt.runtime._barrier import run_node
 from superopt.runtime.ort import make_session
 from superopt.runtime.ort import run as run_session
 
-__all__ = ["JUMPS", "RANDOM", "Constants", "Known", "constants_of", "contents_of", "jumps", "settled"]
+__all__ = ["JUMPS", "RANDOM", "Constants", "Known", "constants_of", "contents_of", "jumps", "settled", "stored"]
 
 RANDOM = frozenset(
     {"RandomNormal", "RandomUniform", "Multinomial", "Bernoulli", "RandomNormalLike", "RandomUniformLike"}
@@ -180,6 +181,23 @@ def _one_by_one(graph: Graph, typing: Typing, nodes: list[Node]) -> dict[str, np
         except SuperoptError:
             continue
     return arrays
+
+
+def stored(graph: Graph) -> Graph:
+    """The model with its Constants as weights: how a number is spelled says nothing of how it was rounded."""
+    given = {v.name for v in graph.outputs}
+    found: dict[str, Weight] = {}
+    for node in graph.nodes:
+        if node.op == "Constant" and not node.domain and len(node.attributes) == 1 and node.outputs[0] not in given:
+            [(attribute, held)] = node.attributes.items()
+            array = attribute_array(attribute, held)
+            if array is not None:
+                found[node.outputs[0]] = constant(node.outputs[0], array)
+    if not found:
+        return graph
+    nodes = tuple(n for n in graph.nodes if n.outputs[0] not in found)
+    values = tuple(v for v in graph.values if v.name not in found)
+    return replace(graph, nodes=nodes, weights=(*graph.weights, *found.values()), values=values).checked()
 
 
 def settled(graph: Graph) -> Graph:

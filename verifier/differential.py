@@ -9,10 +9,12 @@ Both models run on the same inputs: the original with the runtime's optimisation
 the element: its magnitude or, if that is larger, the least root mean square of its row, column or channel (in a vector,
 and on inputs of mixed magnitudes, the element alone). ``N`` is how far the *original* moves by its own rounding
 (:mod:`superopt.verifier.noise`): the smaller of its largest moves when inputs and small full-precision weights are
-moved by up to 4 units in the last place, and when its inputs stay and every rounded intermediate is moved so; or what
-turning the runtime's optimisations on moves it by, if that is more (near the smallest numbers, where rounding is
-absolute, the larger of the two). Where an element's neighbours move further, that
-counts, up to 16 times its own move.
+moved by up to 4 units in the last place, and when its inputs stay and every rounded intermediate is moved so (near the
+smallest numbers, where rounding is absolute, the latter alone). Where an element's neighbours move further, that
+counts, up to 16 times its own move. What turning the runtime's optimisations on moves the original by counts as well
+where it is within the free distance, as another order of sums is; beyond, only for the result with them on: they are no
+meaning of the original, and may break it. So where they move it by 64 free distances or more, the result must be near
+the original with them off, too, however much work that is.
 
 Outputs that are not reals must be equal, but for elements that the same disturbances flip, and within 4 times as far.
 Where the original is finite the result must be, unless a value inside the original is within a factor of 4 of overflow:
@@ -48,14 +50,17 @@ from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.protocol import Runtime
 from superopt.verifier._feeds import make_inputs
 from superopt.verifier._judgement import FACTOR, MARGIN
-from superopt.verifier.judge import EXACT, QUICK, WHOLE, CheckResult, Judge, Plan, Slack, Thoroughness
+from superopt.verifier.inlining import inlined
+from superopt.verifier.judge import Judge
 from superopt.verifier.places import check_places
+from superopt.verifier.plans import EXACT, QUICK, WHOLE, CheckResult, Plan, Slack, Thoroughness
 from superopt.verifier.power import EFFORTS, NONE, Effort, Power
 from superopt.verifier.running import Bench
+from superopt.verifier.signatures import interface_difference, signature_difference, unified
 
 __all__ = [
     "EXACT", "FACTOR", "MARGIN", "CheckResult", "Power", "Slack", "check", "check_regions", "check_rewrite",
-    "make_inputs", "signature_difference",
+    "make_inputs",
 ]  # fmt: skip
 
 Pair = tuple[Graph, Graph]
@@ -78,6 +83,7 @@ def check(
     power: str = "none",
     runtime: Runtime = ONNX_RUNTIME,
     slack: Slack = EXACT,
+    unify: bool = False,
 ) -> CheckResult:
     """Compare a model with its rewritten form.
 
@@ -94,13 +100,15 @@ def check(
         power: "none", or "quick" or "thorough": try that many mutations of the result on the same inputs.
         runtime: what the result will run in; if not ONNX Runtime, the result is run there, too.
         slack: what a budget of errors allows besides, and for which nodes of the result.
+        unify: the result may declare other names of sizes, or none: what runs decides.
     """
 
-    def judged(plan: Plan, bench: Bench, typing: Typing) -> CheckResult:
-        return Judge(before, after, plan, bench, typing).run()
+    def judged(read: Pair, plan: Plan, bench: Bench, typing: Typing) -> CheckResult:
+        return Judge(*read, plan, bench, typing, ran=(before, after)).run()
 
     plan = _plan(seed, max(trials, 1), time_limit, patience, sizes, EFFORTS[power])
-    return _bounded(before, after, replace(plan, full=full, runtime=runtime, slack=slack), judged)
+    plan = replace(plan, full=full, runtime=runtime, slack=slack, beyond=unify)
+    return _bounded(before, after, plan, judged, unify=unify)
 
 
 @one_blas_thread()
@@ -141,14 +149,14 @@ def check_rewrite(
         the whole got less than all steered ones.
     """
 
-    def judged(plan: Plan, bench: Bench, typing: Typing) -> CheckResult:
-        judge = Judge(before, after, plan, bench, typing)
+    def judged(read: Pair, plan: Plan, bench: Bench, typing: Typing) -> CheckResult:
+        judge = Judge(*read, plan, bench, typing, ran=(before, after))
         if judge.exhaustive:
             return judge.run()
-        places = check_places(before, after, typing, plan, bench)
+        places = check_places(*read, typing, plan, bench)
         bench.rest()
         if places.disagreement:
-            found = Judge(before, after, replace(plan, effort=WHOLE), bench, typing).run()
+            found = Judge(*read, replace(plan, effort=WHOLE), bench, typing, ran=(before, after)).run()
             if places.hidden and found.verdict == "passed":
                 why = f"{places.disagreement}, on inputs that are alike as none of the whole makes them"
                 return replace(found, verdict="failed", reason=why, where=places.hidden)
@@ -180,19 +188,23 @@ def _plan(
 
 
 def _bounded(
-    before: Graph, after: Graph, plan: Plan, judged: Callable[[Plan, Bench, Typing], CheckResult],
-    bench: Bench | None = None,
+    before: Graph, after: Graph, plan: Plan, judged: Callable[[Pair, Plan, Bench, Typing], CheckResult],
+    bench: Bench | None = None, *, unify: bool = False,
 ) -> CheckResult:  # fmt: skip
-    """A check within bounds of time and memory."""
-    difference = signature_difference(before, after)
+    """A check within bounds of time and memory, of the models as they run and, their functions inlined, as they are
+    read."""
+    difference = (interface_difference if unify else signature_difference)(before, after)
     if difference is not None:
         return CheckResult("failed", culprit_output=difference[0], reason=difference[1])
     try:
-        typing = infer(before, plan.sizes)
-        refuse_unbounded(before, plan.sizes, typing=typing, copies=_COPIES)
+        read = inlined(before), inlined(after)
+        if unify:
+            read = read[0], unified(*read)
+        typing = infer(read[0], plan.sizes)
+        refuse_unbounded(read[0], plan.sizes, typing=typing, copies=_COPIES)
         refuse_unbounded(after, plan.sizes, copies=_COPIES)
         with bounded_memory(), Bench() if bench is None else nullcontext(bench) as given:
-            return judged(plan, given, typing)
+            return judged(read, plan, given, typing)
     except MemoryError:
         return CheckResult("skipped", reason="not enough memory to run the model")
     except (ResourceLimit, Unsupported) as error:
@@ -244,14 +256,3 @@ def check_regions(
             max(total.baseline_error, found.baseline_error),
         )  # fmt: skip
     return total
-
-
-def signature_difference(before: Graph, after: Graph) -> tuple[str | None, str] | None:
-    """The first difference in inputs or outputs (names, order, element types, declared dimensions), in words."""
-    for what, old, new in (("input", before.inputs, after.inputs), ("output", before.outputs, after.outputs)):
-        if [v.name for v in old] != [v.name for v in new]:
-            return None, f"the {what}s were {[v.name for v in old]} and are {[v.name for v in new]}"
-        for a, b in zip(old, new, strict=True):
-            if a.type != b.type:
-                return (a.name if what == "output" else None), f"{what} {a.name!r} was {a.type} and is {b.type}"
-    return None

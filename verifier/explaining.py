@@ -1,14 +1,15 @@
 """What explains that an output is further from the original's than the free distance, asked for as far as it takes.
 
 Evidence comes in the order of its price, and no more is gathered once an output is explained, or cannot be: what the
-runtime's own optimiser moves it by (one run); disturbed runs, 1, 4, 12 and 36 of each kind; and, before a refusal,
-where the original overflows or nearly does. Everything is kept by input, since mutants are judged on the same ones.
+runtime's own optimiser moves the original by (one run); disturbed runs, 1, 4, 12 and 36 of each kind; and, before a
+refusal, where the original overflows or nearly does. Everything is kept by input, since mutants are judged on the same
+ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -86,7 +87,7 @@ class Explanations:
 
     def judged(
         self, trial: Trial, number: int, name: str, made: np.ndarray, dtype: DType | None, found: Comparison,
-        exact: np.ndarray | None,
+        exact: np.ndarray | None, *, optimised: bool = False,
     ) -> Comparison:  # fmt: skip
         """One output that the free distance does not explain.
 
@@ -98,15 +99,20 @@ class Explanations:
             dtype: declared element type.
             found: what comparing it without evidence gave.
             exact: the float64 reference's, where the original is not finite.
+            optimised: the result ran with the runtime's optimisations on.
         """
         old, mixed = trial.original[name], trial.feed.mixed
         full: np.ndarray | None = None
+        excused = ""
 
         def look(moved: Moves | None) -> Comparison:
-            return compare(old, made, dtype, moved, mixed=mixed, exact=exact, full=full, slack=self._slack)
+            looked = compare(
+                old, made, dtype, moved, mixed=mixed, exact=exact, full=full, slack=self._slack, optimised=optimised
+            )
+            return replace(looked, excused=excused) if looked.problem is None and excused else looked
 
         if np.isinf(found.absolute):  # NaNs and infinities: no rounding explains them
-            full = self._near(trial, number, name)
+            full, excused = self._near(trial, number, name), found.problem or ""
             found = look(None)
             if np.isinf(found.absolute):
                 return found
@@ -117,12 +123,12 @@ class Explanations:
                 return found
             if moved.disturbed and found.excess > _HOPELESS[count] and self._is_smooth(name):
                 if full is None:
-                    full = self._near(trial, number, name)
+                    full, excused = self._near(trial, number, name), found.problem
                     found = look(moved)
                 if found.problem is None or found.excess > _HOPELESS[count]:
                     return found
         if full is None:
-            full = self._near(trial, number, name)
+            full, excused = self._near(trial, number, name), found.problem or ""
             found = look(moved)
         return found
 
@@ -131,16 +137,20 @@ class Explanations:
         known = self._known.get(number)
         return None if known is None or name not in known.moves else known.moves[name][1]
 
+    def broken(self, number: int, name: str) -> float:
+        """How far the runtime's optimiser moves an output of the original, if by more than another order of sums does;
+        0 where it was not asked for."""
+        known = self._known.get(number)
+        return 0.0 if known is None or name not in known.moves else known.moves[name][1].broken
+
     def _moves(self, trial: Trial, number: int, name: str) -> Iterator[tuple[int, Moves]]:
         """More and more evidence of an output's moves, beginning with all that is known, with the runs asked for."""
         known = self._of(number)
         if name not in known.moves:
-            moved = Moves(trial.original[name], tiny=trial.feed.tiny)
-            known.moves[name] = (0, moved)
-            optimised = self._optimised(trial, number)
-            if optimised is not None:
-                moved.add_optimised(optimised[name])
+            known.moves[name] = (0, Moves(trial.original[name], tiny=trial.feed.tiny))
         done, moved = known.moves[name]
+        if not moved.has_optimised and (ran := self.optimised(trial, number)) is not None:
+            moved.add_optimised(ran[name])
         yield done, moved
         for count in _SAMPLES:
             if count > done:
@@ -165,7 +175,8 @@ class Explanations:
             self._disturbed = Disturbed(self._graph, self._bench, self._plain, self._typing)
         return self._disturbed
 
-    def _optimised(self, trial: Trial, number: int) -> Arrays | None:
+    def optimised(self, trial: Trial, number: int) -> Arrays | None:
+        """What the original gives with the runtime's optimisations on."""
         known = self._of(number)
         if not known.optimised:
             self._rest()

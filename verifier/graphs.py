@@ -24,18 +24,37 @@ from superopt.ops.record import NotCovered
 from superopt.runtime.blas import one_blas_thread
 from superopt.runtime.limits import LARGE
 from superopt.verifier.apart import far_apart, witness
-from superopt.verifier.constants import Known, constants_of, contents_of, settled
-from superopt.verifier.differential import CheckResult, Slack, check, check_regions, signature_difference
+from superopt.verifier.constants import Known, constants_of, contents_of, settled, stored
+from superopt.verifier.differential import CheckResult, Slack, check, check_regions
 from superopt.verifier.expressions import deviation, evaluated, ulps, written
 from superopt.verifier.folds import irrational
 from superopt.verifier.fused import bodies_of, unfused
+from superopt.verifier.inlining import inlined
+from superopt.verifier.plans import ORIGINAL, RESULT
 from superopt.verifier.provenance import Unfolded, unfolded
 from superopt.verifier.regions import PROVED, ROUNDED, Region, Work
 from superopt.verifier.sides import Side, aligned
+from superopt.verifier.signatures import interface_difference, narrower, unified
 
-__all__ = ["PROVED", "ROUNDED", "GraphVerdict", "Region", "certify_result", "verify"]
+__all__ = ["POLICY", "PROVED", "ROUNDED", "GraphVerdict", "Policy", "Region", "certify_result", "verify"]
 
 _PATIENCE = 60.0  # seconds after which no other inputs are tried against two models that were not proved equal
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What a verdict asks for.
+
+    Attributes:
+        least_power: the share of single changes of the second model that the inputs must tell apart for the models to
+            count as tested. Where they miss more than half, a mistake is likelier to be missed than to be seen, and
+            that nothing was seen says nothing.
+    """
+
+    least_power: float = 0.5
+
+
+POLICY = Policy()
 
 
 @dataclass(frozen=True)
@@ -75,11 +94,26 @@ class GraphVerdict:
     @property
     def words(self) -> str:
         """The verdict as it is said: with the rounding that a proof leaves, or the power of a test."""
-        if self.verdict == ROUNDED:
-            return f"proved up to the rounding of folded constants (max {self.max_ulp} ulp)"
-        if self.verdict == "tested" and self.check.power is not None and self.check.power.mutants:
-            return f"tested (power {self.check.power.share:.0%})"
-        return self.verdict
+        said = self.verdict
+        if self.verdict == PROVED:
+            said = "proved: every node is literally the same" if self.literal else "proved over the reals"
+        elif self.verdict == ROUNDED:
+            said = f"proved over the reals, up to the rounding of folded constants (max {self.max_ulp} ulp)"
+        elif self.verdict == "tested" and self.check.power is not None:
+            said = f"tested (power {self.check.power.share:.0%})"
+        if self.check.refused == RESULT:
+            said += ": does not run"
+        elif self.check.refused == ORIGINAL:
+            said += ": A does not run" if self.verdict == "unknown" else "; ONNX Runtime does not run A"
+        if self.verdict in (PROVED, ROUNDED, "tested") and self.check.beyond:
+            kinds = dict.fromkeys(b.partition(":")[0] for b in self.check.beyond)
+            said += f"; differs at {', '.join(kinds)}"
+        return said
+
+    @property
+    def literal(self) -> bool:
+        """Whether every node of the second model is one of the first."""
+        return self.same > 0 and self.proved == self.tested == 0
 
 
 def certify_result(
@@ -98,9 +132,9 @@ def certify_result(
 @one_blas_thread()
 def verify(
     a: Graph, b: Graph, *, seed: int = 0, time_limit: float = 5.0, trials: int = 3, total: float = float("inf"),
-    power: str = "thorough", slack: float = 0.0,
+    power: str = "thorough", slack: float = 0.0, policy: Policy = POLICY,
 ) -> GraphVerdict:  # fmt: skip
-    """Compare two models with the same signature.
+    """Compare two models that take and give tensors of the same names and element types.
 
     Args:
         a: the first model, checked.
@@ -111,11 +145,12 @@ def verify(
         total: seconds for all proofs.
         power: how many mutations of a result that is only tested are tried: "none", "quick" or "thorough".
         slack: share of an output's largest magnitude by which the second may be off, beyond what rounding explains.
+        policy: what a verdict asks for.
 
     Raises:
-        UsageError: their inputs or outputs differ in names, order or types.
+        UsageError: their inputs or outputs differ in names, order or element types.
     """
-    difference = signature_difference(a, b)
+    difference = interface_difference(a, b)
     if difference is not None:
         raise UsageError(
             f"the models have different signatures: {difference[1]}",
@@ -123,7 +158,8 @@ def verify(
         )
     allowed = Slack(slack, frozenset(node.name for node in b.nodes))
     ran = _ran(a, b, seed, trials, allowed)
-    first, second, found = _opened(a, b)
+    read = inlined(a)
+    first, second, found = _opened(read, unified(read, inlined(b)))
     if ran.verdict == "failed" and structural_hash(a) != structural_hash(b):  # runtimes may run one graph in two ways
         same = {n: first.named[c] for n, c in second.classes.items() if c in first.named}
         counts = _counted(Work(first, second, same, found, 0.0, 0.0), b.nodes)
@@ -137,14 +173,32 @@ def verify(
     work = Work(first, second, partners, found, time_limit, time.monotonic() + total)
     work.run()
     verdict = _judged(work, b.nodes, ran, reason)
+    fewer = narrower(a, b)
+    if fewer and ran.verdict != "passed":
+        return replace(verdict, verdict="unknown", reason="; ".join(r for r in (fewer, verdict.reason) if r))
     if verdict.verdict in (PROVED, ROUNDED):
         return verdict
     apart = far_apart(first, second, seed, time.monotonic() + min(_PATIENCE, total))
     if apart is not None:
         return replace(verdict, verdict="refuted", feeds=apart[1], reason=apart[0])
     if verdict.verdict == "tested" and power != "none" and not _large(a, b):
-        return replace(verdict, check=check(a, b, seed=seed, trials=trials, power=power, slack=allowed))
+        measured = check(a, b, seed=seed, trials=trials, power=power, slack=allowed, unify=True)
+        return _weighed(replace(verdict, check=measured), policy)
     return verdict
+
+
+def _weighed(verdict: GraphVerdict, policy: Policy) -> GraphVerdict:
+    """The verdict on models that were only tested, by the power of the inputs."""
+    power = verdict.check.power
+    if power is None or (power.mutants and power.share >= policy.least_power):
+        return verdict
+    told = (
+        f"the inputs tell {power.caught} of {power.mutants} single changes of B apart from A"
+        if power.mutants
+        else ("no single change of B could be tried")
+    )
+    why = f"no difference was found, but {told}, and less than {policy.least_power:.0%} is no test"
+    return replace(verdict, verdict="unknown", reason="; ".join(r for r in (why, verdict.reason) if r))
 
 
 def _large(*graphs: Graph) -> bool:
@@ -166,13 +220,13 @@ def _ran(a: Graph, b: Graph, seed: int, trials: int, slack: Slack) -> CheckResul
         if found.verdict == "passed":
             why = f"run place by place, because the models' weights are more than {LARGE >> 30} GiB"
             return replace(found, reason="; ".join(r for r in (why, found.reason) if r))
-    return check(a, b, seed=seed, trials=trials, slack=slack)
+    return check(a, b, seed=seed, trials=trials, slack=slack, unify=True)
 
 
 def _opened(a: Graph, b: Graph) -> tuple[Side, Side, dict[str, float]]:
     """Both models with fused operators written out and folded constants put back, and how far each of those was off."""
     bodies = bodies_of(a) | bodies_of(b)
-    a, b = settled(unfused(a, bodies)), settled(unfused(b, bodies))
+    a, b = (settled(stored(unfused(graph, bodies))) for graph in (a, b))
     typing = infer(a)
     known = Known(a, typing, constants_of(a, typing))
     found = unfolded(known, b, frozenset(contents_of(w) for w in known.weights.values()))
@@ -220,13 +274,13 @@ def _judged(work: Work, nodes: Sequence[Node], ran: CheckResult, reason: str) ->
     verdict = "unknown"
     if whole:
         verdict = ROUNDED if off else PROVED
-        if counts[0] == len(nodes):
-            notes.append("every node is literally the same")
     elif ran.verdict == "passed":
         verdict = "tested"
         notes.append("some regions were tested, not proved")
     else:
         notes.append(ran.reason or "the models could not be run")
+    if ran.verdict == "passed" and ran.reason:
+        notes.append(ran.reason)
     if folded:
         notes.append(f"{len(folded)} folded constants are within {off} ulp of what they were computed from")
     if len(folded) < len(work.ulps):

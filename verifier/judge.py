@@ -3,152 +3,73 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from superopt.cost.whole import work
 from superopt.ir.errors import InvalidModel, OutOfTime, ResourceLimit, Unsupported, UsageError
 from superopt.ir.graph import Graph, OpaqueAttribute
+from superopt.ir.poly import symbols
 from superopt.ir.types import TensorType
 from superopt.ops.infer import Typing, infer
 from superopt.runtime import reference
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.ort import InferenceSession
 from superopt.runtime.ort import run as run_session
-from superopt.runtime.protocol import Runtime
-from superopt.verifier._feeds import KINDS, LEVELS, fed_types, make_inputs
+from superopt.verifier._feeds import KINDS, LEVELS, choose_sizes, fed_types, make_inputs
 from superopt.verifier._judgement import Comparison, agrees_with_reals, compare, equal
 from superopt.verifier.elsewhere import Elsewhere, displaced
 from superopt.verifier.explaining import Explanations, Trial
-from superopt.verifier.power import NONE, Effort, Power, measure_power
+from superopt.verifier.plans import ORIGINAL, RESULT, CheckResult, Plan
+from superopt.verifier.power import Power, measure_power
 from superopt.verifier.running import LARGE, Arrays, Bench, attempt
+from superopt.verifier.sizing import MOST, sizes_beside
+from superopt.verifier.special import handles_special
 from superopt.verifier.steering import Feed, changed_rows, steered
 
-__all__ = ["EXACT", "QUICK", "WHOLE", "CheckResult", "Judge", "Plan", "Slack", "Thoroughness"]
+__all__ = ["Judge"]
 
-_LONGEST_RUN = 15.0  # seconds of one run
 _RANDOM = ("RandomNormal", "RandomUniform", "Multinomial", "Bernoulli", "Dropout")
 _RUNS = 11  # runs of about the original's work that an input takes: both models, and the disturbed ones
 _RUN = 1e7  # operations that a run counts at least, for being called
 _NODE = 5e4  # operations that a node of it counts at least
 _EMERGENCY = 20.0  # seconds of the original's runs after which no more are begun: work was not known (a loop, say)
 _STEERED = 48  # steered inputs at most
+_SIZES = 0.25  # of the work that sizes of the graphs' own may take besides
+_UNKNOWN = 1 << 12  # a size up to which a model is run though what it makes of it is not known
+_OVERFLOWS = "overflow"  # the kind of difference that it is
+_HELD = 1 << 30  # bytes that a run may read and write at such a size
 
 
 @dataclass(frozen=True)
-class CheckResult:
-    """What a check found.
+class _Session:
+    """The result in ONNX Runtime, with its optimisations on or off."""
 
-    Attributes:
-        verdict: "passed", "failed" (the models differ: see ``reason``), or "skipped" (they could not be run).
-        trials: inputs that were tried.
-        max_abs_error: largest difference of the result from the original, on inputs of ordinary magnitude.
-        max_rel_error: the same, relative to the largest magnitude of that output.
-        reference: what judged: "original" (ONNX Runtime on the original), "original and float64" where the second
-            criterion was needed, or "float64" where the runtime refuses the original.
-        baseline_error: largest move of the original by its own rounding, relative likewise, where it was asked for.
-        culprit_output: name of the output that failed.
-        reason: in words.
-        power: what the inputs can tell apart, if that was measured.
-        feeds: the inputs on which a failed check saw the models differ.
-        where: values of the original that are made at the place which differs, where it was run by itself.
-        alike: whether those inputs were alike by design (:class:`superopt.verifier.steering.Feed`).
-    """
-
-    verdict: str
-    trials: int = 0
-    max_abs_error: float = 0.0
-    max_rel_error: float = 0.0
-    reference: str = "original"
-    baseline_error: float = 0.0
-    culprit_output: str | None = None
-    reason: str = ""
-    power: Power | None = None
-    feeds: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
-    where: tuple[str, ...] = ()
-    alike: bool = False
-
-
-@dataclass(frozen=True)
-class Thoroughness:
-    """How much a check does, in operations: work is counted, not time.
-
-    Attributes:
-        work: of all runs but those of the first input.
-        reference: from which the float64 reference is only run when asked for.
-        both: up to which the result is also run with the runtime's optimisations off.
-        alike: whether inputs of numbers that nearly cancel are tried, whatever they take.
-    """
-
-    work: float
-    reference: float
-    both: float
-    alike: bool = False
-
-
-# Some ten seconds of one core, with the runtime's optimisations off; and one.
-WHOLE = Thoroughness(work=8e10, reference=2e9, both=1e9, alike=True)
-QUICK = Thoroughness(work=6e9, reference=1e8, both=1e8)
-
-
-@dataclass(frozen=True)
-class Slack:
-    """What a budget of errors allows a result beyond what the original's own rounding explains.
-
-    Attributes:
-        share: of an output's largest magnitude.
-        nodes: of the result, by name, for which it is meant: places without any are held to the bound as it is.
-    """
-
-    share: float = 0.0
-    nodes: frozenset[str] = frozenset()
-
-    def at(self, graph: Graph) -> float:
-        """The share for a graph, the result or a part of it."""
-        return self.share if self.share and any(node.name in self.nodes for node in graph.nodes) else 0.0
-
-
-EXACT = Slack()  # no more than its own rounding explains
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Settings of a check: see :func:`superopt.verifier.differential.check`."""
-
-    seed: int
-    trials: int
-    deadline: float | None
-    give_up: float
-    sizes: dict[str, int]
-    full: bool = False
-    power: Effort = NONE
-    effort: Thoroughness = WHOLE
-    runtime: Runtime = ONNX_RUNTIME
-    slack: Slack = EXACT
-
-    def late(self) -> bool:
-        return self.deadline is not None and time.monotonic() > self.deadline
-
-    def longest(self) -> float:
-        """Seconds that the next run may take.
-
-        Raises:
-            OutOfTime: there is no time for it.
-        """
-        left = self.give_up - time.monotonic()
-        if left <= 0:
-            raise OutOfTime("the time ran out during the check")
-        return min(_LONGEST_RUN, left)
+    ran: InferenceSession
+    optimised: bool
 
 
 class Judge:
-    """One check: ``run`` goes straight through."""
+    """One check: ``run`` goes straight through.
 
-    def __init__(self, before: Graph, after: Graph, plan: Plan, bench: Bench, typing: Typing | None = None) -> None:
+    Args:
+        before, after: the models as they are read: their functions inlined, sizes named alike.
+        plan: settings.
+        bench: where sessions are made.
+        typing: the original's types.
+        ran: the models as they run, if that is not as they are read.
+    """
+
+    def __init__(
+        self, before: Graph, after: Graph, plan: Plan, bench: Bench, typing: Typing | None = None,
+        ran: tuple[Graph, Graph] | None = None,
+    ) -> None:  # fmt: skip
         self.before, self.after, self.plan, self.bench = before, after, plan, bench
+        self.original, self.result = ran or (before, after)
         self.typing = typing or infer(before, plan.sizes)
         self.types = {v.name: v.type.dtype if isinstance(v.type, TensorType) else None for v in before.outputs}
         done = work(before, self.typing, plan.sizes)
@@ -158,8 +79,9 @@ class Judge:
         self.plain: InferenceSession | None = None
         self.explanations: Explanations | None = None
         self.notes: list[str] = []
+        self.broken: dict[str, str] = {}  # by output: that the runtime's optimiser moves it as no rounding does
         self.slack = plan.slack.at(after)
-        self.elsewhere = Elsewhere(before, after, bench, plan.runtime)
+        self.elsewhere = Elsewhere(self.original, self.result, bench, plan.runtime)
 
     @property
     def exhaustive(self) -> bool:
@@ -186,7 +108,7 @@ class Judge:
     def run(self) -> CheckResult:
         fed_types(self.before)
         try:
-            self.plain = self.bench.session(self.before, optimise=False)
+            self.plain = self.bench.session(self.original, optimise=False)
         except (InvalidModel, Unsupported) as refusal:
             return self._in_float64(refusal.what)
         self.explanations = Explanations(
@@ -198,9 +120,10 @@ class Judge:
             self.slack,
             self.bench.rest if self.large else None,  # no method of this object's: what holds itself is held for long
         )
-        sessions, refused = self._result()
+        sessions, refused = self._sessions()
         if refused is not None:
-            return CheckResult("failed", reason=f"ONNX Runtime accepts the original but refuses the result: {refused}")
+            why = f"ONNX Runtime accepts the original but refuses the result: {refused}"
+            return CheckResult("failed", reason=why, refused=RESULT)
         total = CheckResult("passed")
         tried: list[Trial] = []
         names: list[str] = []
@@ -218,24 +141,24 @@ class Judge:
                 return replace(total, feeds=trial.feed.arrays, alike=trial.feed.alike)
         if self.erratic:
             self.notes.append(f"random outputs not compared: {', '.join(sorted(self.erratic))}")
-        return replace(total, reason="; ".join(self.notes), power=self._power(tried, names))
+        return replace(total, reason="; ".join((*self.notes, *self.broken.values())), power=self._power(tried, names))
 
-    def _result(self) -> tuple[list[InferenceSession], str | None]:
+    def _sessions(self) -> tuple[list[_Session], str | None]:
         """Sessions of the result, or why there are none."""
-        sessions: list[InferenceSession] = []
+        sessions: list[_Session] = []
         refused: str | None = None
         try:
-            sessions.append(self.bench.session(self.after, optimise=True))
+            sessions.append(_Session(self.bench.session(self.result, optimise=True), optimised=True))
         except (InvalidModel, Unsupported) as error:
             refused = error.what
         if sessions and self.work > self.plan.effort.both:
             return sessions, None
         try:
-            sessions.append(self.bench.session(self.after, optimise=False))
+            sessions.append(_Session(self.bench.session(self.result, optimise=False), optimised=False))
         except (InvalidModel, Unsupported) as error:
             return [], refused or error.what
-        if refused is not None and self._is_loaded(self.before):
-            return [], refused
+        if refused is not None and self._is_loaded(self.original):
+            return [], f"{refused} (with its optimisations off it loads)"
         if refused is not None:  # its optimiser stumbles over names that it gave itself, in a model it had optimised
             self.notes.append(f"the result was run with ONNX Runtime's optimisations off, since it refuses: {refused}")
         return sessions, None
@@ -269,21 +192,52 @@ class Judge:
         most = min(_STEERED, int(plan.effort.work / (_RUNS * self.run_work)) - plan.trials)
         most = max(most, len(changed_rows(self.before, self.after)))  # what no other input may ever read
         started = time.monotonic()
-        for feed in steered(self.before, self.after, plan.seed, plan.sizes, level, most, alike=plan.effort.alike):
+        aims = steered(
+            self.before, self.after, plan.seed, plan.sizes, level, most, alike=plan.effort.alike,
+            beside=self._sizes(level), special=plan.beyond or self.deliberate,
+        )  # fmt: skip
+        for feed in aims:
             if plan.late() or time.monotonic() - started > _EMERGENCY:
                 self.notes.append("time ended the check before all steered inputs were tried")
                 return
-            if not self._survives(self.before, feed):
+            if not self._survives(self.original, feed):
                 self._note(f"not tried: {feed.name}, at which ONNX Runtime ends the process that runs the original")
                 continue
             made = attempt(self._session(), feed.arrays, time_limit=plan.longest())
             if made is not None:
                 yield Trial(feed, made)
 
+    @cached_property
+    def deliberate(self) -> bool:
+        """Whether either model says what is done with NaN or infinities."""
+        return handles_special(self.before) or handles_special(self.after)
+
+    def _sizes(self, level: int) -> Iterator[dict[str, int]]:
+        """Sizes beside those that the graphs compare with or cut at, as far as a share of the work goes."""
+        plan, left = self.plan, self.plan.effort.work * _SIZES
+        kinds = fed_types(self.before).values()
+        names = [n for t in kinds for d in t.shape or () for n in sorted(symbols(d))]
+        if not names or _RUNS * self.run_work > left:
+            return
+        typed = (self.before, self.typing), (self.after, infer(self.after, plan.sizes))
+        count = 0
+        for group, size in sizes_beside([(g, t.types) for g, t in typed], names, plan.sizes):
+            wanted = dict.fromkeys(group, size)
+            sizes = choose_sizes(self.before, plan.seed, level, {**plan.sizes, **wanted})
+            done = [work(g, t, sizes) for g, t in typed]
+            known = size <= _UNKNOWN or all(kind is not None for _, t in typed for kind in t.types.values())
+            taken = _RUNS * max(sum(d.flops + d.bytes for d in done), self.run_work)
+            if not known or max(d.bytes for d in done) > _HELD or taken > left:
+                continue
+            left, count = left - taken, count + 1
+            yield wanted
+            if count == MOST:
+                return
+
     def _survives(self, graph: Graph, feed: Feed) -> bool:
         """Whether this process may run a graph on a feed. Kernels may divide by a size of 0, or worse (those of Einsum,
         LSTM, GRU and GroupQueryAttention in ONNX Runtime 1.32 do), and no error says so."""
-        if all(a.size for a in feed.arrays.values()):
+        if all(a.size for a in feed.arrays.values()) and not feed.risky:
             return True
         return self.bench.survives(graph, feed.arrays, self.plan.longest())
 
@@ -299,22 +253,65 @@ class Judge:
         return {n for n, a in trial.original.items() if not equal(a, again[n])}
 
     def _judged(
-        self, trial: Trial, number: int, sessions: list[InferenceSession], names: Sequence[str], total: CheckResult
+        self, trial: Trial, number: int, sessions: list[_Session], names: Sequence[str], total: CheckResult
     ) -> CheckResult:  # fmt: skip
-        if not self._survives(self.after, trial.feed):
-            return replace(total, verdict="failed", reason="the result ends the process where the original runs")
+        if not self._survives(self.result, trial.feed):
+            why = "the result ends the process where the original runs"
+            return replace(total, verdict="failed", reason=why, refused=RESULT)
         try:
-            results = [self._run(session, trial) for session in sessions]
+            results = [(self._run(one.ran, trial), one.optimised) for one in sessions]
         except (InvalidModel, UsageError) as error:
-            return replace(total, verdict="failed", reason=f"the result fails where the original runs: {error.what}")
+            why = f"the result fails where the original runs: {error.what}"
+            return replace(total, verdict="failed", reason=why, refused=RESULT)
+        only = len(sessions) == 1 and sessions[0].optimised
         if self.once:
             sessions.clear()
-            self.bench.drop(self.after)
-        for made in results:
-            total = self._compared(trial, number, made, names, total)
+            self.bench.drop(self.result)
+        if trial.feed.special:
+            return self._not_finite(trial, number, results[-1][0], names, total)
+        for made, optimised in results:
+            total = self._compared(trial, number, made, names, total, optimised=optimised)
             if total.verdict == "failed":
                 return total
-        return total if self.plan.runtime is ONNX_RUNTIME else self._judged_elsewhere(trial, number, names, total)
+        if self._is_broken(trial, number, names) and only:
+            total = self._unoptimised(trial, number, names, total)
+        if total.verdict == "failed" or self.plan.runtime is ONNX_RUNTIME:
+            return total
+        return self._judged_elsewhere(trial, number, names, total)
+
+    def _not_finite(
+        self, trial: Trial, number: int, made: Arrays, names: Sequence[str], total: CheckResult
+    ) -> CheckResult:
+        """NaN and infinities: a difference fails where a model says what is done with them, and else is told."""
+        for name, one in self.outputs_compared(trial, number, made, names).items():
+            if one.problem is not None and self.deliberate:
+                return _worse(total, one, name, trial.feed.name)
+            if one.problem is not None:
+                total = _beyond(total, trial.feed.name, name, one.problem)
+        return total
+
+    def _is_broken(self, trial: Trial, number: int, names: Sequence[str]) -> bool:
+        """Whether the runtime's optimiser moves an output of the original as no other order of sums does; where
+        rounding does not explain that either, it is noted."""
+        assert self.explanations is not None
+        moved = [name for name in names if self.explanations.broken(number, name)]
+        ran = self.explanations.optimised(trial, number) if moved and not trial.feed.scaled else None
+        for name in moved if ran is not None else ():
+            assert ran is not None
+            found = self.outputs_compared(trial, number, {name: ran[name]}, [name])[name]
+            if found.problem is not None and np.isfinite(found.absolute):
+                said = f"ONNX Runtime's own optimisations move output {name!r} of the original by {found.absolute:.2g}"
+                self.broken.setdefault(name, said)
+        return bool(moved)
+
+    def _unoptimised(self, trial: Trial, number: int, names: Sequence[str], total: CheckResult) -> CheckResult:
+        """The result with the runtime's optimisations off: what they break in the original excuses nothing."""
+        try:
+            session = self.bench.session(self.result, optimise=False)
+            made = self._run(session, trial)
+        except (InvalidModel, Unsupported, UsageError) as error:
+            return replace(total, verdict="failed", reason=f"the result fails where the original runs: {error.what}")
+        return self._compared(trial, number, made, names, total)
 
     def _run(self, session: InferenceSession, trial: Trial) -> Arrays:
         made = run_session(session, trial.feed.arrays, time_limit=self.plan.longest())
@@ -332,14 +329,14 @@ class Judge:
                 return replace(total, verdict="failed", reason=f"the result fails where the original runs: {why}")
             self._note(f"not run in {made.name} on some inputs or at all, as it refuses the original, too: {whence}")
             return total
-        found = self._compared(trial, number, after, names, total)
+        found = self._compared(trial, number, after, names, total, optimised=True)
         if found.verdict != "failed":
             return found
         before, _ = made.before(trial.feed.arrays, longest())
-        if before is None or self._compared(trial, number, before, names, total).verdict != "failed":
+        if before is None or self._compared(trial, number, before, names, total, optimised=True).verdict != "failed":
             return replace(found, reason=f"in {made.name}: {found.reason}")
         moved = {name: displaced(trial.original[name], before[name], after[name]) for name in names}
-        again = self._compared(trial, number, moved, names, total)
+        again = self._compared(trial, number, moved, names, total, optimised=True)
         if again.verdict == "failed":
             return replace(again, reason=f"in {made.name}, against the original there: {again.reason}")
         self._note(f"{made.name} strays from ONNX Runtime on the original itself, and the result was held to it there")
@@ -350,20 +347,25 @@ class Judge:
             self.notes.append(text)
 
     def _compared(
-        self, trial: Trial, number: int, made: Arrays, names: Sequence[str], total: CheckResult
-    ) -> CheckResult:
-        found = self.outputs_compared(trial, number, made, names)
+        self, trial: Trial, number: int, made: Arrays, names: Sequence[str], total: CheckResult, *,
+        optimised: bool = False,
+    ) -> CheckResult:  # fmt: skip
+        found = self.outputs_compared(trial, number, made, names, optimised=optimised)
         for name, one in found.items():
             total = _worse(total, one, name, trial.feed.name, counts=not trial.feed.scaled)
+            if one.excused:
+                total = _beyond(total, _OVERFLOWS, name, one.excused)
             if total.verdict == "failed":
                 return total
         differing = [n for n, one in found.items() if one.differs]
         wanted = self.plan.full and number < self.plan.trials
         if wanted or (differing and self.work <= self.plan.effort.reference and number < self.plan.trials):
-            total = self._against_reals(trial, number, made, names if wanted else differing, total)
+            total = self._against_reals(trial, number, made, names if wanted else differing, total, optimised)
         return total
 
-    def outputs_compared(self, trial: Trial, number: int, made: Arrays, names: Sequence[str]) -> dict[str, Comparison]:
+    def outputs_compared(
+        self, trial: Trial, number: int, made: Arrays, names: Sequence[str], *, optimised: bool = False
+    ) -> dict[str, Comparison]:
         """Each output by the first criterion, with as much evidence as it takes."""
         assert self.explanations is not None
         old, mixed = trial.original, trial.feed.mixed
@@ -372,7 +374,9 @@ class Judge:
         odd = [n for n in apart if np.isinf(found[n].absolute)]
         exact = (self._exact(trial, odd)[0] or {}) if odd else {}
         for n in apart:
-            found[n] = self.explanations.judged(trial, number, n, made[n], self.types[n], found[n], exact.get(n))
+            found[n] = self.explanations.judged(
+                trial, number, n, made[n], self.types[n], found[n], exact.get(n), optimised=optimised
+            )
         return found
 
     def _exact(self, trial: Trial, names: Sequence[str]) -> tuple[Arrays | None, str]:
@@ -388,7 +392,7 @@ class Judge:
             return None, f"compared with the original only, since the reference cannot run: {error}"
 
     def _against_reals(
-        self, trial: Trial, number: int, made: Arrays, names: Sequence[str], total: CheckResult
+        self, trial: Trial, number: int, made: Arrays, names: Sequence[str], total: CheckResult, optimised: bool
     ) -> CheckResult:
         """The second criterion."""
         exact, why = self._exact(trial, names)
@@ -400,8 +404,9 @@ class Judge:
             assert self.explanations is not None
             given = self.explanations.all_moves(trial, number, name)
             found = agrees_with_reals(
-                trial.original[name], made[name], exact[name], self.types[name], given, slack=self.slack
-            )
+                trial.original[name], made[name], exact[name], self.types[name], given, slack=self.slack,
+                optimised=optimised,
+            )  # fmt: skip
             if found.problem is not None:
                 said = f"output {name!r} ({trial.feed.name}) against float64: {found.problem}"
                 return replace(total, verdict="failed", culprit_output=name, reason=said)
@@ -414,21 +419,31 @@ class Judge:
 
         def fails(number: int, made: Arrays) -> bool | None:
             trial = tried[number]
+            if trial.feed.special and not self.deliberate:
+                return False
             if any(made[n].shape != trial.original[n].shape for n in names):
                 return None
             found = self.outputs_compared(trial, number, made, names)
             return any(c.problem is not None for c in found.values())
 
-        return measure_power(
-            self.before, self.after, [t.feed.arrays for t in tried], fails, bench=self.bench, seed=self.plan.seed,
-            effort=self.plan.power, work=self.work,
-        )  # fmt: skip
+        runs = [t.feed.arrays for t in tried]
+        given: dict[str, Any] = {
+            "bench": self.bench,
+            "seed": self.plan.seed,
+            "effort": self.plan.power,
+            "work": self.work,
+        }
+        power = measure_power(self.before, self.after, runs, fails, **given)
+        if power.mutants or not self.plan.beyond:
+            return power
+        other = measure_power(self.after, self.before, runs, fails, **given)
+        return replace(other, of_original=True) if other.mutants else power
 
     def _in_float64(self, refusal: str) -> CheckResult:
         """Both models by the reference alone, since ONNX Runtime refuses the original."""
         names = [v.name for v in self.before.outputs]
         note = f"ONNX Runtime refuses the original ({refusal}): compared in float64 only"
-        total = CheckResult("passed", reference="float64", reason=note)
+        total = CheckResult("passed", reference="float64", reason=note, refused=ORIGINAL)
         for number in range(self.plan.trials):
             if number and self.plan.late():
                 break
@@ -442,7 +457,8 @@ class Judge:
             except OutOfTime:
                 raise
             except (Unsupported, ResourceLimit) as error:
-                raise Unsupported(f"neither ONNX Runtime nor the reference can run the model: {error.what}") from error
+                why = f"neither ONNX Runtime nor the reference can run the original: {refusal}; {error.what}"
+                return CheckResult("skipped", reason=why, refused=ORIGINAL)
             for name in names:
                 found = agrees_with_reals(None, new[name], old[name], self.types[name], slack=self.slack)
                 total = _worse(total, found, name, f"{kind} inputs")
@@ -459,6 +475,14 @@ def _is_random(graph: Graph) -> bool:
         or any(isinstance(a, OpaqueAttribute) and any(m in a.payload for m in marks) for a in n.attributes.values())
         for n in graph.nodes
     ) or any(m in payload for payload in graph.extras.values() for m in marks)
+
+
+def _beyond(total: CheckResult, kind: str, name: str, said: str) -> CheckResult:
+    """With a difference beyond the reals, the first of its kind at each output."""
+    start = f"{kind}: output {name!r} "
+    if any(known.startswith(start) for known in total.beyond):
+        return total
+    return replace(total, beyond=(*total.beyond, start + said))
 
 
 def _worse(total: CheckResult, found: Comparison, name: str, kind: str, *, counts: bool = True) -> CheckResult:

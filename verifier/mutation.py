@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from superopt.formats.tensors import set_aside
 from superopt.ir.graph import Graph, Node, Weight, label
+from superopt.ir.types import DType
 from superopt.ops import REGISTRY
 from superopt.verifier._judgement import pieces
 
@@ -26,6 +28,11 @@ _SWITCHES = frozenset({"keepdims", "transA", "transB", "count_include_pad", "cei
 _POSITIVE = frozenset({"strides", "dilations", "kernel_shape"})
 _NATURAL = frozenset({"pads"})
 _REAL = frozenset({"alpha", "beta", "gamma", "epsilon", "bias", "lambd"})
+_TABLES = frozenset({  # of ONNX's operators of machine learning: what is looked up
+    "values_int64s", "values_floats", "default_int64", "default_float", "coefficients", "intercepts", "offset", "scale",
+    "threshold",
+})  # fmt: skip
+_BOOL = 9  # ONNX's number of the type
 _SCALE = 1.01  # of a whole tensor
 _LARGEST = 1 << 24  # elements of a constant that is changed
 
@@ -73,10 +80,18 @@ def _kinds(graph: Graph, node: Node) -> Iterator[str]:
         yield "branches"
     if node.op == "If":
         yield "condition"
+    if (
+        node.op == "Cast"
+        and node.attributes.get("to") != _BOOL
+        and all(n.op == "Cast" for n in graph.consumers.get(node.outputs[0], ()))
+    ):
+        yield "narrower"
     if any(node.op in family for family in _ALIKE) and not node.domain:
         yield "sibling"
     if not node.domain:
         yield from (f"attribute {k}" for k, v in sorted(node.attributes.items()) if _changes(node.op, k, v))
+    elif node.domain == "ai.onnx.ml":
+        yield from (f"attribute {k}" for k, v in sorted(node.attributes.items()) if k in _TABLES and v != ())
 
 
 def _changes(op: str, name: str, value: object) -> bool:
@@ -90,7 +105,7 @@ def _weight_kinds(weight: Weight) -> Iterator[str]:
     count, data = weight.type.elements, weight.data
     if data is None or not isinstance(count, int) or not 0 < count <= _LARGEST:
         return
-    if weight.type.dtype.is_float or weight.type.dtype.is_integer:
+    if weight.type.dtype.is_float or weight.type.dtype.is_integer or weight.type.dtype in (DType.BOOL, DType.STRING):
         yield "element"
     if weight.type.dtype.is_float:
         yield "scale"
@@ -102,14 +117,14 @@ def _weight(graph: Graph, weight: Weight, kind: str, rng: np.random.Generator) -
     assert weight.data is not None
     array = np.array(weight.data.numpy())
     flat = array.reshape(-1)
-    usual = _usual(flat)
-    step = np.asarray(usual if weight.type.dtype.is_float and usual > 0 else 1)
+    usual = _usual(flat) if weight.type.dtype.is_float else 0.0
+    step = np.asarray(usual if usual > 0 else 1)
     where = ""
     with np.errstate(over="ignore", invalid="ignore"):
         if kind == "element":
             place = int(rng.integers(flat.size))
             where = f"[{', '.join(map(str, np.unravel_index(place, array.shape)))}]" if array.ndim else ""
-            flat[place] = (flat[place].astype(np.float64) + step).astype(array.dtype)
+            flat[place] = _changed(flat[place], step, weight.type.dtype)
         elif kind == "row":
             row = int(rng.integers(len(array)))
             where = f"[{row}]"
@@ -130,6 +145,15 @@ def _weight(graph: Graph, weight: Weight, kind: str, rng: np.random.Generator) -
     return Mutant(said, replace(graph, weights=weights))
 
 
+def _changed(element: Any, step: np.ndarray, dtype: DType) -> Any:
+    """An element with a step added; the other boolean; a string with a letter more."""
+    if dtype is DType.STRING:
+        return element + (b"a" if isinstance(element, bytes) else "a")
+    if dtype is DType.BOOL:
+        return not element
+    return (element.astype(np.float64) + step).astype(element.dtype)
+
+
 def _usual(flat: np.ndarray) -> float:
     """The root of the mean square of the finite elements; 1 where there is none."""
     total, count = 0.0, 0
@@ -147,6 +171,8 @@ def _node(graph: Graph, node: Node, kind: str, rng: np.random.Generator) -> Muta
         changed, said = replace(node, inputs=(node.inputs[0], node.inputs[2], node.inputs[1])), "branches exchanged"
     elif kind == "condition":
         return _negated(graph, node)
+    elif kind == "narrower":
+        changed, said = replace(node, attributes={**node.attributes, "to": _BOOL}), "cast to booleans"
     elif kind == "sibling":
         family = next(f for f in _ALIKE if node.op in f)
         other = family[(family.index(node.op) + 1) % len(family)]
@@ -178,8 +204,13 @@ def _without(graph: Graph, node: Node) -> dict[str, bytes]:
     return {k: v for k, v in graph.extras.items() if k != f"onnx.node:{key}"}
 
 
-def _shifted(name: str, value: object, rng: np.random.Generator) -> int | float | tuple[int, ...]:
+def _shifted(
+    name: str, value: object, rng: np.random.Generator
+) -> int | float | tuple[int, ...] | tuple[float, ...]:  # fmt: skip
     """A number moved by one, or by a tenth; one number of several; a switch the other way."""
+    if isinstance(value, tuple) and isinstance(value[0], float):
+        place = int(rng.integers(len(value)))
+        return tuple(v + 1.0 if i == place else v for i, v in enumerate(value))
     if isinstance(value, tuple):
         place = int(rng.integers(len(value)))
         changed = [int(v) for v in value]

@@ -19,7 +19,8 @@ from superopt.ir.graph import Graph, attribute_key
 from superopt.ir.types import TensorType, ValueType
 from superopt.ops.infer import Typing, infer, made_of_weights
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
-from superopt.verifier.judge import Judge, Plan, Thoroughness
+from superopt.verifier.judge import Judge
+from superopt.verifier.plans import Plan, Thoroughness
 from superopt.verifier.power import NONE, Effort, Power, joined
 from superopt.verifier.running import Bench
 

@@ -57,12 +57,14 @@ class Power:
         share: their share; 0 if there were none, so that nothing is claimed.
         unexercised: what the inputs leave out, in words: branches never taken, bounds never reached, rows never read,
             and changes that were not caught.
+        of_original: the changes are the original's, since nothing in the result could be changed.
     """
 
     mutants: int
     caught: int
     share: float
     unexercised: tuple[str, ...] = ()
+    of_original: bool = False
 
 
 def joined(parts: Sequence[Power]) -> Power | None:

@@ -8,30 +8,60 @@ in the order in which they are worth their work, and are the same for the same g
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 
-import ml_dtypes
 import numpy as np
 
-from superopt.ir.graph import Graph, Weight
+from superopt.ir.errors import ResourceLimit
+from superopt.ir.graph import Graph, Node, Weight
 from superopt.ir.types import DType
-from superopt.verifier._feeds import EMPTY, KINDS, NO_BATCH, accepted, domain_of, fed_types, make_inputs
-from superopt.verifier._judgement import pieces
+from superopt.verifier._feeds import EMPTY, KINDS, NO_BATCH, accepted, domain_of, fed_types, make_inputs, reads_numbers
 from superopt.verifier.cancelling import sums
+from superopt.verifier.fills import (
+    Fill,
+    among,
+    around,
+    as_drawn,
+    booleans,
+    closeness,
+    exponents,
+    in_parts,
+    near_integers,
+    next_number,
+    power_at,
+    scale,
+    tied,
+    underflows,
+)  # fmt: skip
+from superopt.verifier.integers import divides, ends, special, spread
+from superopt.verifier.strings import draw_strings, words_of
 from superopt.verifier.targets import input_targets, literals
 
 __all__ = ["Feed", "changed_rows", "steered"]
 
 _GENERIC = 16  # elements of a constant that is a target by itself
-_OFFSET, _SPREAD = 1000.0, 1e-4  # of data that lie close together, away from 0
 _CLOSE = 2  # feeds of numbers that nearly cancel which are tried whatever they take
 _OPPOSED = 3  # feeds in which inputs are opposite: any two of eight
 _SUMS = 2  # feeds in which a sum of three or more cancels as a whole
 _SWEEPS = 16  # runs in which the rows of one table are visited
 _STREAMS = 500  # more than there are feeds of one check
 _FILLED = 8  # targets that fill a whole input
+_EXTREME = 8  # feeds of the ends of integer types, where inputs are small
+_COUNTS, _COUNT = 6, 1 << 12  # sizes and counts of the graphs' own that are fed, and the largest
+_WORDED = 4  # feeds of strings
+_FEWER = frozenset({10, 16, 17, 18, 19, 20, 23})  # ONNX's numbers of reals of 16 bits or less
+_DIGITS = 20.0  # binary ones, to which a number may be like a target
+_SIZED, _SPECIAL, _ENDS, _COUNTED, _STRINGS, _NARROWED = (
+    100,
+    20,
+    30,
+    40,
+    50,
+    60,
+)  # numbers of these feeds' own, from each on
 
 
 @dataclass(frozen=True)
@@ -46,6 +76,8 @@ class Feed:
         scaled: values are far from 1 by design, where sums overflow or vanish; how far two results are apart there is
             no measure of either.
         alike: values are equal or nearly so by design, as no other inputs make them.
+        risky: kernels may end the process: the least integer by -1.
+        special: some elements are NaN or infinite.
     """
 
     name: str
@@ -54,13 +86,13 @@ class Feed:
     tiny: bool = False
     scaled: bool = False
     alike: bool = False
-
-
-Fill = Callable[[str, DType, np.ndarray, np.random.Generator], np.ndarray]
+    risky: bool = False
+    special: bool = False
 
 
 def steered(
-    before: Graph, after: Graph, seed: int, sizes: Mapping[str, int], level: int, most: int, *, alike: bool = False
+    before: Graph, after: Graph, seed: int, sizes: Mapping[str, int], level: int, most: int, *, alike: bool = False,
+    beside: Iterable[Mapping[str, int]] = (), special: bool = False,
 ) -> Iterator[Feed]:  # fmt: skip
     """Up to so many feeds beyond plain random ones, and those without elements, which take no work.
 
@@ -72,9 +104,14 @@ def steered(
         level: how the others are chosen (:func:`superopt.verifier._feeds.choose_sizes`).
         most: feeds.
         alike: whether the first of numbers that nearly cancel are among them, however few they are.
+        beside: sizes of symbolic dimensions, by name, one for each further feed.
+        special: whether NaN and infinities are among them, however few they are.
     """
     aim = _Aim(before, after, seed, dict(sizes), level)
     yield from aim.empty()
+    yield from aim.of_sizes(beside)
+    if special:
+        yield from aim.not_finite()
     tried: set[str] = set()
     for made in islice(aim.feeds(), max(most, 0)):
         tried.add(made.name)
@@ -100,9 +137,9 @@ class _Aim:
     def empty(self) -> Iterator[Feed]:
         """A batch, or all that is open, of nothing."""
         if self.open:
-            yield self._made("sizes of 0", _as_drawn, level=EMPTY, own=1)
+            yield self._made("sizes of 0", as_drawn, level=EMPTY, own=1)
         if any(not isinstance(d, int) for t in self.types.values() for d in (t.shape or ())[1:]):
-            yield self._made("a batch of 0", _as_drawn, level=NO_BATCH, own=5)
+            yield self._made("a batch of 0", as_drawn, level=NO_BATCH, own=5)
 
     def feeds(self) -> Iterator[Feed]:
         inputs = {n: t.dtype for n, t in self.types.items() if n not in self.weights}
@@ -112,20 +149,28 @@ class _Aim:
         if any(self.targets.values()):
             for turn in range(2):
                 yield self._made(f"near the constants {turn + 1}", self._near, mixed=True)
+            if any(_narrows(node) for graph in (self.before, self.after) for node in graph.nodes):
+                yield self._made("less and less near the constants", self._less_near, mixed=True, own=_NARROWED)
         yield from self.close()
         if reals:
-            yield self._made("few numbers, so that many are equal", _tied, own=2, alike=True)
+            yield self._made("few numbers, so that many are equal", tied, own=2, alike=True)
         if len(whole) > 0:
             yield self._made("integers over their domain", self._near, mixed=True)
             yield self._made("integers over their type", self._any, mixed=True, own=3)
+            yield from self._extreme(whole)
             if any(domain_of(self.before, n).stop is not None for n in whole):
                 yield self._made("positions counted from the end", self._from_end, own=4)
         if any(d.is_integer and domain_of(self.before, n).small for n, d in inputs.items()):
             for number in (0, 1, 3):
                 yield self._made(f"sizes and counts of {number}", self._counts(number))
+            for turn, number in enumerate(self._told_counts(inputs)):
+                yield self._made(f"sizes and counts of {number}", self._counts(number), own=_COUNTED + turn)
+        if any(d is DType.STRING for d in inputs.values()):
+            for turn in range(_WORDED):
+                yield self._made(f"strings {turn + 1}", self._words, own=_STRINGS + turn)
         if any(d is DType.BOOL for d in inputs.values()):
             for truth in (True, False):
-                yield self._made(f"booleans {truth}".lower(), _booleans(truth))
+                yield self._made(f"booleans {truth}".lower(), booleans(truth))
         if reals:
             yield from self._scaled(reals)
         yield from self._filled()
@@ -143,7 +188,7 @@ class _Aim:
         for number, signs in enumerate(self.sums):
             name = f"the sum of {', '.join(signs)} cancels"
             yield self._made(name, self._balanced(signs), own=6 + _OPPOSED + number, alike=True)
-        for turn in range(min((len(reals) - 1).bit_length(), _OPPOSED)):
+        for turn in range(min((len(reals) - 1).bit_length(), _OPPOSED) if reals else 0):
             turned = {n for i, n in enumerate(reals) if i >> turn & 1}
             yield self._made(f"nearly opposite {turn + 1}", self._opposed(turned), own=6 + turn, alike=True)
 
@@ -152,34 +197,87 @@ class _Aim:
 
     def _made(
         self, name: str, fill: Fill, *, mixed: bool = False, tiny: bool = False, scaled: bool = False,
-        alike: bool = False, level: int | None = None, own: int = 0,
+        alike: bool = False, level: int | None = None, own: int = 0, sizes: Mapping[str, int] | None = None,
+        risky: bool = False, special: bool = False,
     ) -> Feed:  # fmt: skip
         """A feed; one with a number of its ``own`` leaves the draws of those after it as they are without it."""
         self.count += not own
         seed = self.seed + 1000 * (own + _STREAMS if own else self.count)
-        arrays = make_inputs(self.before, seed, KINDS[0], self.sizes, level=self.level if level is None else level)
+        fixed = {**self.sizes, **(sizes or {})}
+        arrays = make_inputs(self.before, seed, KINDS[0], fixed, level=self.level if level is None else level)
         rng = np.random.default_rng([seed, 7])
         for n, array in arrays.items():
             if n not in self.weights and array.size:
                 filled = np.asarray(fill(n, self.types[n].dtype, array, rng)).astype(array.dtype, copy=False)
                 arrays[n] = accepted(self.before, n, filled.reshape(array.shape))
-        return Feed(name, arrays, mixed, tiny, scaled, alike)
+        return Feed(name, arrays, mixed, tiny, scaled, alike, risky, special)
+
+    def of_sizes(self, beside: Iterable[Mapping[str, int]]) -> Iterator[Feed]:
+        """Each of these sizes, the others as they are drawn."""
+        for turn, sizes in enumerate(beside):
+            name = ", ".join(f"{symbol} of {size}" for symbol, size in sizes.items())
+            with suppress(ResourceLimit):
+                yield self._made(name, as_drawn, own=_SIZED + turn, sizes=sizes)
+
+    def not_finite(self) -> Iterator[Feed]:
+        """NaN, then infinities, among ordinary reals."""
+        kinds = (("NaN", (np.nan,)), ("infinities", (np.inf, -np.inf)))
+        for turn, (name, values) in enumerate(kinds if self._reals() else ()):
+            yield self._made(name, among(values), mixed=True, special=True, own=_SPECIAL + turn)
+
+    def _extreme(self, whole: Sequence[str]) -> Iterator[Feed]:
+        """Integers at the ends of their types, and where narrower types wrap around."""
+        free = [n for n in whole if (d := domain_of(self.before, n)).stop is None and not d.small]
+        risky = divides(self.before) or divides(self.after)
+        for turn in range(_EXTREME if free else 0):
+
+            def fill(
+                name: str, dtype: DType, array: np.ndarray, rng: np.random.Generator, turn: int = turn
+            ) -> np.ndarray:
+                numbers = special(dtype, safe=risky and turn % 2 == 1) if name in free else []
+                return spread(numbers, array, turn if name == free[0] else -1, rng) if numbers else array
+
+            made = self._made(f"ends of integer types {turn + 1}", fill, mixed=True, own=_ENDS + turn, risky=risky)
+            yield made
+            reached = ((turn + 1) * made.arrays[n].size / len(special(self.types[n].dtype, safe=False)) for n in free)
+            if turn and min(reached) >= 1:
+                return
+
+    def _told_counts(self, inputs: Mapping[str, DType]) -> list[int]:
+        """Sizes and counts that the graphs compare such integers with."""
+        told = (t for n, d in inputs.items() if d.is_integer for t in self.targets.get(n, ()))
+        numbers = dict.fromkeys(s for t in told if t == int(t) for s in (int(t) + 1, int(t)) if 3 < s <= _COUNT)
+        return list(numbers)[:_COUNTS]
+
+    def _words(self, name: str, dtype: DType, array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        if dtype is not DType.STRING:
+            return array
+        return draw_strings(self.before, array.shape, words_of(self.after), reads_numbers(self.before, name), rng)
 
     def _near(self, name: str, dtype: DType, array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Elements at, beside and around the targets, among ordinary ones."""
         targets = self.targets.get(name, [])
         if dtype.is_integer:
-            return _integers(self.before, name, dtype, array, targets, rng)
+            return near_integers(self.before, name, dtype, array, targets, rng)
         if not dtype.is_float or not targets:
             return array
-        return _in_parts(array, lambda part: _around(targets, dtype, part, rng))
+        return in_parts(array, lambda part: around(targets, dtype, part, rng))
+
+    def _less_near(self, name: str, dtype: DType, array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Reals beside the targets, at distances of any magnitude: where they are rounded to fewer digits shows."""
+        targets = self.targets.get(name, [])
+        if not dtype.is_float or not targets:
+            return array
+        distance = rng.choice([-1.0, 1.0], array.shape) * np.exp2(rng.uniform(-_DIGITS, -2, array.shape))
+        made = rng.choice(np.asarray(targets), array.shape) * (1 + distance)
+        return np.asarray(np.where(np.isfinite(made.astype(dtype.numpy).astype(float)), made, array))
 
     def _any(self, name: str, dtype: DType, array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Integers of any magnitude, where they are no positions, sizes or counts: sums and products wrap."""
         domain = domain_of(self.before, name)
         if not dtype.is_integer or domain.small or domain.stop is not None:
             return array
-        low, high = _ends(dtype)
+        low, high = ends(dtype)
         held = dtype.numpy if dtype.bits >= 8 else np.int8
         drawn = rng.integers(low, high, array.shape, dtype=held, endpoint=True)
         shift = rng.integers(0, dtype.bits, array.shape, dtype=held)
@@ -188,7 +286,7 @@ class _Aim:
     def _from_end(self, name: str, dtype: DType, array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Positions as the negative numbers that mean the same, which most operators take."""
         stop = domain_of(self.before, name).stop if dtype.is_integer else None
-        return array if stop is None or _ends(dtype)[0] == 0 else array.astype(np.int64) - stop
+        return array if stop is None or ends(dtype)[0] == 0 else array.astype(np.int64) - stop
 
     def _counts(self, number: int) -> Fill:
         """Integers that sizes or trip counts are made of."""
@@ -203,7 +301,7 @@ class _Aim:
         """Numbers close together, far from 0: differences cancel. Some are equal."""
         if not dtype.is_float:
             return array
-        offset, spread = _closeness(dtype)
+        offset, spread = closeness(dtype)
         made: np.ndarray = np.array(array, np.float64 if dtype.bits > 32 else np.float32)  # of a standard normal
         np.multiply(made, offset * spread, out=made)
         np.add(made, offset, out=made)
@@ -228,7 +326,7 @@ class _Aim:
             if not dtype.is_float:
                 return array
             if name not in signs:
-                return array * math.prod(_closeness(dtype))
+                return array * math.prod(closeness(dtype))
             made = self._alike(name, dtype, array, rng)
             scaled = made * (len(signs) - 1) if name == last else made
             return -scaled if signs[name] != (name == last) else scaled
@@ -237,65 +335,72 @@ class _Aim:
 
     def _scaled(self, reals: Sequence[str]) -> Iterator[Feed]:
         """Whole inputs of very different magnitudes, then elements of all magnitudes side by side."""
-        ends = {n: _exponents(self.types[n].dtype) for n in reals}
+        ends = {n: exponents(self.types[n].dtype) for n in reals}
         rng = np.random.default_rng([self.seed, 11])
         plans: list[tuple[str, dict[str, int]]] = []
         for name, share in (("large", 0.15), ("small", -0.15), ("huge", 0.46), ("minute", -0.46)):
-            plans.append((f"{name} numbers", {n: _at(ends[n], share) for n in reals}))
+            plans.append((f"{name} numbers", {n: power_at(ends[n], share) for n in reals}))
         if len(reals) > 1:
             plans += [(f"one least, the others large {k + 1}", {
-                n: ends[n][0] if i == k else _at(ends[n], 0.9) for i, n in enumerate(reals)
+                n: ends[n][0] if i == k else power_at(ends[n], 0.9) for i, n in enumerate(reals)
             }) for k in range(min(len(reals), 4))]  # fmt: skip
             # products of any two are lost though the whole is not
             plans += [(f"one large, the others small {k + 1}", {
-                n: _at(ends[n], 0.9 if i == k else -0.55) for i, n in enumerate(reals)
+                n: power_at(ends[n], 0.9 if i == k else -0.55) for i, n in enumerate(reals)
             }) for k in range(min(len(reals), 4))]  # fmt: skip
             plans += [(f"magnitudes {k + 1}", {
-                n: int(rng.choice([ends[n][0], _at(ends[n], -0.3), 0, _at(ends[n], 0.3), ends[n][1]])) for n in reals
+                n: int(rng.choice([ends[n][0], power_at(ends[n], -0.3), 0, power_at(ends[n], 0.3), ends[n][1]]))
+                for n in reals
             }) for k in range(4)]  # fmt: skip
         plans += [
             ("largest numbers", {n: ends[n][1] for n in reals}),
             ("smallest numbers", {n: ends[n][0] for n in reals}),
         ]
         for name, plan in plans[:2]:
-            yield self._made(name, _scale(plan), scaled=True)
+            yield self._made(name, scale(plan), scaled=True)
         yield self._made("all magnitudes", self._wide(0.3), mixed=True, scaled=True)
         if len(reals) > 1:
             for one in reals[:4]:  # what is finite beside a 0 may not be when it is formed first
                 yield self._made(
-                    f"{one!r} is 0, the others largest", _scale({n: ends[n][1] for n in reals}, zero=one), scaled=True
+                    f"{one!r} is 0, the others largest", scale({n: ends[n][1] for n in reals}, zero=one), scaled=True
                 )
         for name, plan in plans[2:]:
-            yield self._made(name, _scale(plan), tiny=_underflows(plan, min(e[0] for e in ends.values())), scaled=True)
+            yield self._made(name, scale(plan), tiny=underflows(plan, min(e[0] for e in ends.values())), scaled=True)
         yield self._made("the whole range", self._wide(1.0), mixed=True, tiny=True, scaled=True)
 
     def _wide(self, share: float) -> Fill:
         def fill(name: str, dtype: DType, array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
             if not dtype.is_float:
                 return array
-            low, high = _exponents(dtype)
+            low, high = exponents(dtype)
 
             def any_magnitude(part: np.ndarray) -> np.ndarray:
                 powers = np.floor(rng.uniform(share * low, share * high, part.shape))
                 sign = rng.choice([-1.0, 1.0], part.shape)
                 return np.asarray(np.ldexp(sign * rng.uniform(1, 2, part.shape), powers.astype(int)))
 
-            return _in_parts(array, any_magnitude)
+            return in_parts(array, any_magnitude)
 
         return fill
 
     def _filled(self) -> Iterator[Feed]:
         """Inputs that are a target everywhere, give or take a unit in the last place."""
+        whole = (n for n, t in self.types.items() if n not in self.weights and t.dtype.is_integer)
+        free = {n for n in whole if (d := domain_of(self.before, n)).stop is None and not d.small}
         order = sorted({t for ts in self.targets.values() for t in ts}, key=lambda t: (abs(t), t))
         for t in order[:_FILLED]:
 
             def fill(name: str, dtype: DType, array: np.ndarray, rng: np.random.Generator, t: float = t) -> np.ndarray:
+                if dtype.is_integer and name in free and t == int(t) and ends(dtype)[0] <= t <= ends(dtype)[1]:
+                    return np.full(array.shape, int(t), dtype=object)
                 if not dtype.is_float:
                     return array
                 with np.errstate(over="ignore"):  # beyond the type's largest number it is infinity
                     exact = np.full(array.shape, t).astype(dtype.numpy)
                 way = rng.integers(-1, 2, array.shape)
-                return np.where(way == 0, exact, np.where(way > 0, _next(exact, dtype, 1), _next(exact, dtype, -1)))
+                return np.where(
+                    way == 0, exact, np.where(way > 0, next_number(exact, dtype, 1), next_number(exact, dtype, -1))
+                )
 
             yield self._made(f"{t:.9g} everywhere", fill, mixed=True)
 
@@ -325,7 +430,7 @@ class _Aim:
         """Other sizes of symbolic dimensions: all 1, and larger ones."""
         if self.open:
             for level, name in ((5, "sizes of 1"), (1, "sizes of 8")):
-                yield self._made(name, _as_drawn, level=level)
+                yield self._made(name, as_drawn, level=level)
 
 
 def _targets(before: Graph, after: Graph, inputs: Sequence[str]) -> dict[str, list[float]]:
@@ -335,129 +440,9 @@ def _targets(before: Graph, after: Graph, inputs: Sequence[str]) -> dict[str, li
     return {n: list(dict.fromkeys([*second.get(n, ()), *first.get(n, ()), *list(generic)[:16]])) for n in inputs}
 
 
-def _in_parts(array: np.ndarray, make: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """An array like one whose elements are made independently of each other, a part of it at a time."""
-    flat = array.reshape(-1)
-    made = np.empty_like(flat)
-    for part in pieces(flat.size):
-        made[part] = make(flat[part]).astype(array.dtype)
-    return made.reshape(array.shape)
-
-
-def _around(targets: Sequence[float], dtype: DType, ordinary: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Reals at, beside and around the targets, among ordinary ones."""
-    chosen = rng.choice(np.asarray(targets), ordinary.shape)
-    kind = rng.integers(0, 8, ordinary.shape)
-    with np.errstate(over="ignore", invalid="ignore"):
-        exact = chosen.astype(dtype.numpy)
-        up, down = (_next(exact, dtype, way) for way in (1, -1))
-        wide = chosen + rng.standard_normal(ordinary.shape)
-        near = chosen * (1 + 1e-3 * rng.standard_normal(ordinary.shape))
-        made = np.select(
-            [kind == 0, kind == 1, kind == 2, kind == 3, kind == 4],
-            [exact.astype(float), up.astype(float), down.astype(float), wide, near],
-            np.where(kind == 5, 2 * chosen, ordinary.astype(float)),
-        )
-        out = made.astype(dtype.numpy)
-    return np.asarray(np.where(np.isfinite(out.astype(float)), out, ordinary))
-
-
-def _integers(
-    graph: Graph, name: str, dtype: DType, array: np.ndarray, targets: Sequence[float], rng: np.random.Generator
-) -> np.ndarray:
-    """Integers over the domain that their uses allow: any row of a table, or around the targets and beyond."""
-    domain = domain_of(graph, name)
-    if domain.small:
-        return array
-    least, most = _ends(dtype)
-    if domain.stop is not None:
-        return rng.integers(0, max(domain.stop, 1), array.shape)
-    marks = np.asarray([t for t in targets if abs(t) < 2**53] or [0.0], dtype=np.float64)
-    reach = 4 * float(np.abs(marks).max()) + 1000
-    low = 0 if least == 0 else -reach
-    spread = rng.integers(int(max(low, least)), int(min(reach, most)), array.shape)
-    near = np.rint(rng.choice(marks, array.shape)) + rng.integers(-1, 2, array.shape)
-    return np.asarray(np.clip(np.where(rng.random(array.shape) < 0.5, near, spread), least, most))
-
-
-def _ends(dtype: DType) -> tuple[int, int]:
-    """The least and the greatest integer of a type; NumPy's own knows none of four bits."""
-    limits = ml_dtypes.iinfo(dtype.numpy)  # type: ignore[no-untyped-call]
-    return int(limits.min), int(limits.max)
-
-
-def _tied(name: str, dtype: DType, array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Numbers among which ties are likely: which of equal ones is chosen shows. Some rows are negative throughout.
-
-    Along each axis the greatest or the least of a line, in turn, is at both of its ends.
-    """
-    if not dtype.is_float:
-        return array
-    lowered = 2 * rng.integers(0, 2, (*array.shape[:-1], 1)[: array.ndim])
-    tied = np.asarray(rng.integers(-1, 2, array.shape) - lowered)
-    for axis in range(tied.ndim if tied.size else 0):
-        moved = np.moveaxis(tied, axis, -1)
-        lines = moved.reshape(-1, moved.shape[-1]).copy()
-        lines[::2, [0, -1]] = lines[::2].max(axis=1, keepdims=True)
-        if len(lines) > 1:
-            lines[1::2, [0, -1]] = lines[1::2].min(axis=1, keepdims=True)
-        elif lines.size > 3:
-            lines[:, [1, -2]] = lines.min(axis=1, keepdims=True)
-        tied = np.moveaxis(lines.reshape(moved.shape), -1, axis)
-    return tied
-
-
-def _closeness(dtype: DType) -> tuple[float, float]:
-    """How far from 0 numbers close together lie in a type, and their distances as a share of that."""
-    limits = ml_dtypes.finfo(dtype.numpy)  # type: ignore[no-untyped-call]
-    return min(_OFFSET, float(limits.max) ** 0.25), max(_SPREAD, 4 * float(limits.eps))
-
-
-def _as_drawn(name: str, dtype: DType, array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    return array
-
-
-def _booleans(truth: bool) -> Fill:
-    return lambda name, dtype, array, rng: np.full(array.shape, truth) if dtype is DType.BOOL else array
-
-
-def _scale(plan: Mapping[str, int], zero: str = "") -> Fill:
-    def fill(name: str, dtype: DType, array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        if name not in plan:
-            return array
-        if name == zero:
-            return np.zeros_like(array)
-
-        def one_magnitude(part: np.ndarray) -> np.ndarray:
-            sign = rng.choice([-1.0, 1.0], part.shape)
-            return np.asarray(np.ldexp(sign * rng.uniform(1, 1.99, part.shape), plan[name]))
-
-        return _in_parts(array, one_magnitude)
-
-    return fill
-
-
-def _underflows(plan: Mapping[str, int], least: int) -> bool:
-    """Whether products of two of these magnitudes are near the smallest number, ``2**least``."""
-    small = sorted(plan.values())[:2]
-    return min(2 * small[0], sum(small)) < 0.8 * least
-
-
-def _exponents(dtype: DType) -> tuple[int, int]:
-    """Powers of two of the smallest and the largest numbers: -145 and 127 in float32, -1070 and 1023 in float64."""
-    limits = ml_dtypes.finfo(dtype.numpy)  # type: ignore[no-untyped-call]
-    return int(np.log2(float(limits.smallest_subnormal))) + 4, int(np.frexp(float(limits.max))[1]) - 1
-
-
-def _at(ends: tuple[int, int], share: float) -> int:
-    return int(share * ends[1]) if share > 0 else int(-share * ends[0])
-
-
-def _next(array: np.ndarray, dtype: DType, way: int) -> np.ndarray:
-    """The neighbouring numbers above or below; beside 0 the square of epsilon, whose products do not underflow."""
-    beside = way * float(ml_dtypes.finfo(dtype.numpy).eps) ** 2  # type: ignore[no-untyped-call]
-    following = np.nextafter(array, np.asarray(np.inf * way, dtype.numpy))
-    return np.asarray(np.where(array == 0, np.asarray(beside, dtype.numpy), following))
+def _narrows(node: Node) -> bool:
+    """Whether a node rounds to fewer digits."""
+    return node.op == "Cast" and node.attributes.get("to") in _FEWER
 
 
 def changed_rows(before: Graph, after: Graph) -> dict[str, np.ndarray]:

@@ -14,15 +14,19 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from superopt.ir.graph import Graph, Node
+from superopt.ir.poly import Dim, symbols, value_at
+from superopt.ir.types import TensorType, ValueType
 from superopt.ops.generators import attribute_array
 
-__all__ = ["input_targets", "literals", "numbers_of"]
+__all__ = ["input_targets", "literals", "numbers_of", "size_targets", "solved"]
 
 _MOST = 48  # targets of one input
 _STEPS = 4000  # nodes that one graph's targets are carried through, in all
 _FEW = 4  # elements of a constant operand that are tried
 _DEPTH = 64
 _READ = 1 << 20  # elements of a constant that is looked at
+_FAR = 64  # where a size that follows from another is looked at beside 0: its slope
+_LARGEST = 1 << 24  # a size
 
 _SAME = frozenset({
     "AveragePool", "Cast", "CastLike", "Ceil", "Clip", "Concat", "DepthToSpace", "Dropout", "Expand", "Flatten",
@@ -104,12 +108,32 @@ def _constant(graph: Graph, name: str) -> np.ndarray | None:
 
 def input_targets(graph: Graph) -> dict[str, list[float]]:
     """Values worth feeding, by input, the likeliest to matter first."""
-    work = _Backwards(graph)
+    return {n: list(t)[:_MOST] for n, t in _carried(graph, {}).found.items()}
+
+
+def size_targets(graph: Graph, types: Mapping[str, ValueType | None]) -> dict[str, list[int]]:
+    """Sizes at which what is computed from shapes changes a model's behaviour, by name; ``types`` are of its values."""
+    return {n: list(t)[:_MOST] for n, t in _carried(graph, types).sizes.items()}
+
+
+def _carried(graph: Graph, types: Mapping[str, ValueType | None]) -> _Backwards:
+    work = _Backwards(graph, types)
     for node in graph.nodes:
         for name, targets in _sites(graph, node):
             for target in targets:
                 work.want(name, target)
-    return {n: list(t)[:_MOST] for n, t in work.found.items()}
+    return work
+
+
+def solved(size: Dim, wanted: float) -> Iterator[tuple[str, int]]:
+    """Each name in a size, with the whole numbers about which that size is the wanted one, all other names being 1."""
+    for name in sorted(symbols(size)):
+        others = dict.fromkeys(symbols(size), 1)
+        low, high = (value_at(size, {**others, name: n}) for n in (0, _FAR))
+        if high != low:
+            found = (wanted - low) * _FAR / (high - low)
+            if 0 < found <= _LARGEST:
+                yield from ((name, n) for n in dict.fromkeys((math.floor(found), math.ceil(found))))
 
 
 def _sites(graph: Graph, node: Node) -> Iterator[tuple[str, list[float]]]:
@@ -152,10 +176,12 @@ def _knees(node: Node) -> list[float]:
 
 @dataclass
 class _Backwards:
-    """Targets carried back to the inputs."""
+    """Targets carried back to the inputs, and to the sizes of what is fed."""
 
     graph: Graph
+    types: Mapping[str, ValueType | None] = field(default_factory=dict)
     found: dict[str, dict[float, None]] = field(default_factory=dict)
+    sizes: dict[str, dict[int, None]] = field(default_factory=dict)
     seen: set[tuple[str, float]] = field(default_factory=set)
     steps: int = 0
 
@@ -174,14 +200,26 @@ class _Backwards:
                 self.found.setdefault(current, {})[wanted] = None
                 continue
             node = self.graph.producer.get(current)
-            if node is not None:
+            if node is not None and node.op in ("Shape", "Size"):
+                self._want_size(node, wanted)
+            elif node is not None:
                 stack += [(n, t, depth + 1) for n, t in self._back(node, wanted)]
+
+    def _want_size(self, node: Node, wanted: float) -> None:
+        """A size of an operand, or how many elements it has."""
+        kind = self.types.get(node.inputs[0])
+        if isinstance(kind, TensorType) and kind.shape is not None:
+            for size in kind.shape if node.op == "Shape" else (math.prod(kind.shape, start=1),):
+                for name, number in solved(size, wanted):
+                    self.sizes.setdefault(name, {})[number] = None
 
     def _back(self, node: Node, wanted: float) -> list[tuple[str, float]]:
         """Operands of a node, and the value of each that gives what is wanted, the others being what they are."""
         inputs = [n for n in node.inputs if n]
         if node.op in _SAME:
             return [(n, wanted) for n in inputs]
+        if node.op == "Range":
+            return [(inputs[1], wanted)]
         if node.op in _INVERSES and inputs:
             return [(inputs[0], t) for t in _INVERSES[node.op](wanted)]
         if node.op in ("Add", "Sub", "Mul", "Div", "Pow", "Sum") and len(inputs) == 2:

@@ -39,7 +39,7 @@ from superopt.cli.shell import (
     written_beside,
 )
 from superopt.ir.collecting import rarely_collected
-from superopt.ir.errors import NotEquivalent, SuperoptError, UsageError, printable
+from superopt.ir.errors import InvalidModel, NotEquivalent, SuperoptError, UsageError, printable
 from superopt.ir.temporary import TemporaryFolder
 
 __all__ = ["COMMANDS"]
@@ -388,20 +388,28 @@ def verify(
 ) -> None:
     """Decide whether A and B compute the same. It takes seconds to minutes.
 
-    Verdicts: proved; proved up to the rounding of folded constants (max n ulp); tested (power n %); refuted, with
-    inputs on which the models differ; unknown. The exit code is 5 when refuted. Without -f an existing file is kept,
-    and a new name is used.
+    Verdicts: proved (every node is literally the same, or over the reals, up to the rounding of folded constants: max
+    n ulp); tested (power n %); refuted (with inputs on which the models differ, or: does not run); unknown (A does not
+    run, or too little was exercised). "differs at NaN, infinities, overflow" names where a proof over the reals does not
+    hold. The exit code is 5 when refuted. Without -f an existing file is kept, and a new name is used.
 
     A result with fewer multiplications rounds differently: --errors 1e-5 allows what optimize allows by default.
     """
     from superopt.formats import load
     from superopt.report.views import show_verdict, verdict_data
     from superopt.verifier.graphs import verify as compare
+    from superopt.verifier.refusals import judged_unread
 
     claim({"--json": report_json}, [a, b], force=True)  # what exists gets a fresh name: it must not hide a verdict
     distinct({"--counterexample": counterexample, "--json": report_json}, [a, b])
     with Input(a) as first, Input(b) as second:
-        found = compare(load(first), load(second), seed=seed, time_limit=time_limit, trials=trials, slack=errors)
+        before = load(first)
+        try:
+            after = load(second)
+        except InvalidModel as error:
+            found = judged_unread(before, second, error)
+        else:
+            found = compare(before, after, seed=seed, time_limit=time_limit, trials=trials, slack=errors)
         data = verdict_data(found)
     refuted = found.verdict == "refuted"
     problems: list[SuperoptError] = []

@@ -166,7 +166,7 @@ class _Attempt:
         if valued is not None:
             slack = max(slack, valued.slack(after, task.options.floats).share)
         verification = self.checks.certified(after, slack)
-        if verification.verdict != "refuted" or after is task.graph:
+        if not verification.verdict.startswith("refuted") or after is task.graph:
             return best, choices, verification
         why = f"the rewritten graph was refuted ({verification.reason})"
         self.notes.append(f"{why}, so the input is returned")

@@ -121,7 +121,11 @@ def verdict_data(found: GraphVerdict) -> dict[str, Any]:
         "regions": [vars(region) for region in found.regions],
         "check": {"verdict": check.verdict, "trials": check.trials, "max_abs_error": _finite(check.max_abs_error),
                   "max_rel_error": _finite(check.max_rel_error), "reference": check.reference, "reason": check.reason},
-        "power": None if power is None else {"share": power.share, "mutants": power.mutants, "caught": power.caught},
+        "beyond_the_reals": list(check.beyond),
+        "power": None if power is None else {
+            "share": power.share, "mutants": power.mutants, "caught": power.caught,
+            "changed": "A" if power.of_original else "B",
+        },
         "unexercised": [] if power is None else list(power.unexercised),
     }  # fmt: skip
 
@@ -147,9 +151,11 @@ def show_verdict(console: Console, a: str, b: str, data: Mapping[str, Any], limi
         f"run side by side: {check['verdict']}, {check['trials']} trials, judged by the {check['reference']}, "
         f"max rel error {relative}, max abs error {far}"
     )
-    if data["power"] is not None and data["verdict"] == "tested":
+    if data["power"] is not None and data["verdict"] in ("tested", "unknown"):
         power = data["power"]
-        console.print(f"the inputs tell {power['caught']} of {power['mutants']} single changes of B apart from A")
+        console.print(
+            f"the inputs tell {power['caught']} of {power['mutants']} single changes of {power['changed']} apart from A"
+        )
     if data["reason"]:
         console.print(escape(printable(data["reason"], 400)))
     if data["verdict"] == "refuted" and 0.0 < (check["max_rel_error"] or 0.0) <= MOST_ERROR["standard"]:
@@ -159,6 +165,10 @@ def show_verdict(console: Console, a: str, b: str, data: Mapping[str, Any], limi
         )
     if "counterexample" in data:
         console.print(escape(f"inputs on which they differ: {data['counterexample']} (numpy.load reads it)"))
+    if data["verdict"] != "refuted":
+        _show_list(
+            console, [f"differs at {printable(text, 300)}" for text in data["beyond_the_reals"]], limit, "places"
+        )
     _show_list(console, [f"not exercised: {printable(text, 200)}" for text in data["unexercised"]], limit, "places")
     tested = [r for r in data["regions"] if r["verdict"] == "tested"]
     lines = [f"{printable(r['output'], 60)}: {r['verdict']}, {printable(r['reason'], 200)}" for r in tested]

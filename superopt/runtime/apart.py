@@ -15,7 +15,7 @@ import numpy as np
 from superopt.ir.errors import SuperoptError
 from superopt.runtime.ort import InferenceSession, make_session, run
 
-__all__ = ["attempt", "outputs"]
+__all__ = ["attempt", "load", "outputs"]
 
 _HELD = 4  # sessions that are kept
 
@@ -28,6 +28,16 @@ def attempt(source: bytes | Path, feeds: Mapping[str, np.ndarray]) -> None:
     for optimise in (False, True):
         with suppress(SuperoptError):
             run(make_session(source, threads=1, optimise=optimise), feeds)
+
+
+def load(source: bytes | Path) -> None:
+    """Load a model, its optimisations off.
+
+    Raises:
+        InvalidModel, Unsupported, ResourceLimit: ONNX Runtime refuses it.
+    """
+    _hush()
+    make_session(source, threads=1, optimise=False)
 
 
 def outputs(

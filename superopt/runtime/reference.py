@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -125,6 +125,7 @@ def run(
     outputs: Sequence[str] | None = None,
     sizes: Mapping[str, int] | None = None,
     deadline: float = float("inf"),
+    opaque: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> dict[str, np.ndarray]:
     """Run a graph in float64, from the meanings; nodes without one run in ONNX Runtime at their own types.
 
@@ -136,6 +137,7 @@ def run(
         outputs: names of the wanted values (any, not only outputs); all outputs by default.
         sizes: symbolic dimensions that the feeds do not bind.
         deadline: ``time.monotonic`` value after which no further node is run.
+        opaque: what is made of the reals that a node without a meaning gives, before they are read.
 
     Returns:
         Reals in float64, everything else at its own type.
@@ -149,7 +151,7 @@ def run(
     bound = dict(sizes or {})
     feeds = {name: _fed(value) for name, value in feeds.items()}
     bind_sizes(((v.type, feeds[v.name]) for v in graph.inputs if v.name in feeds), bound)
-    state = _Run(graph, feeds, infer(graph, bound), bound, {})
+    state = _Run(graph, feeds, infer(graph, bound), bound, {}, opaque)
     needed = _needed(graph, wanted)
     uses: dict[str, int] = {}
     for position in needed:
@@ -197,6 +199,7 @@ class _Run:
     typing: Typing
     bound: dict[str, int]
     values: dict[str, tuple[np.ndarray, DType | None]]  # computed values: wide elements, and their own element type
+    moved: Callable[[np.ndarray], np.ndarray] | None
 
     def value(self, name: str) -> tuple[np.ndarray, DType | None]:
         """Elements (those of inputs and weights as they are given) and element type; ``None`` when it is no tensor."""
@@ -264,7 +267,10 @@ class _Run:
         for name in outputs:
             array = found[name]
             dtype = None if isinstance(types.get(name), OpaqueType) else _dtype(array)
-            made.append((name, array if dtype is None else wide(array, dtype), dtype))
+            elements = array if dtype is None else wide(array, dtype)
+            if self.moved is not None and dtype is not None and dtype.is_float:
+                elements = self.moved(elements)
+            made.append((name, elements, dtype))
         return made
 
 

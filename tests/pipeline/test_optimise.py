@@ -101,7 +101,7 @@ def test_what_is_refuted_is_not_returned(monkeypatch: pytest.MonkeyPatch) -> Non
     assert result.graph is result.original
     assert (result.report.status, result.report.check.verdict) == ("unchanged", "skipped")
     assert result.report.verification is not None
-    assert result.report.verification.verdict == "proved"
+    assert result.report.verification.verdict == "proved: every node is literally the same"
     assert any("refuted (over the reals they differ)" in note for note in result.report.notes)
 
 

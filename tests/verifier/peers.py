@@ -1,4 +1,5 @@
-"""What `superopt verify` says of other tools' outputs, and of seeded mutants of them: `python tests/verifier/peers.py`.
+"""What `superopt verify` says of other tools' outputs, of the same models spelled otherwise (`respelled.py`), and of
+seeded mutants of them: `python tests/verifier/peers.py`.
 
 Every small model of the corpus and every block of `blocks.py` goes through ONNX Runtime (basic and extended) and
 through the tools of the `bench` extra that are installed. Printed is a table by tool (the one in
@@ -27,6 +28,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "verifier")]
 
 from blocks import BLOCKS  # noqa: E402
 from mutations import mutants  # noqa: E402
+from respelled import SPELLINGS  # noqa: E402
 
 from superopt.formats import load, save  # noqa: E402
 from superopt.lab.benchmark import peer  # noqa: E402
@@ -40,8 +42,8 @@ PEERS = ("onnxsim", "onnxslim", "onnxscript", "onnxoptimizer")
 
 
 def installed() -> tuple[str, ...]:
-    """ONNX Runtime's levels, and the tools that can be imported."""
-    return (*LEVELS, *(p for p in PEERS if importlib.util.find_spec(p) is not None))
+    """ONNX Runtime's levels, spellings, and the tools that can be imported."""
+    return (*LEVELS, *SPELLINGS, *(p for p in PEERS if importlib.util.find_spec(p) is not None))
 
 
 def write_models(folder: Path, names: Sequence[str] = ()) -> Iterator[Path]:
@@ -62,6 +64,9 @@ def optimised(tool: str, source: Path) -> Path | None:
     """What a tool makes of a model, kept beside it; ``None`` where it fails."""
     target = source.with_suffix(f".{tool}.onnx")
     if target.exists():
+        return target
+    if tool in SPELLINGS:
+        onnx.save(SPELLINGS[tool](onnx.load(source)), target)
         return target
     if tool in LEVELS:
         options = SessionOptions()

@@ -389,7 +389,7 @@ def test_an_element_that_twelve_runs_hardly_moved_is_looked_at_again(monkeypatch
         return {"y": run}
 
     monkeypatch.setattr(Explanations, "_noise", lambda self: Runs())
-    monkeypatch.setattr(Explanations, "_optimised", lambda *_: None)
+    monkeypatch.setattr(Explanations, "optimised", lambda *_: None)
     monkeypatch.setattr(Explanations, "_is_smooth", lambda *_: True)
     graph = floored()
     one = Explanations(graph, None, None, None, lambda: 1.0)  # type: ignore[arg-type]

@@ -18,6 +18,7 @@ from superopt.verifier import differential, places
 from superopt.verifier import judge as judging
 from superopt.verifier.cancelling import sums
 from superopt.verifier.differential import CheckResult, check_rewrite
+from superopt.verifier.plans import QUICK
 from superopt.verifier.running import Bench
 
 F32, I64 = DType.FLOAT32, DType.INT64
@@ -223,7 +224,7 @@ def test_what_a_check_held_goes_with_it(monkeypatch: pytest.MonkeyPatch, large: 
     monkeypatch.setattr(judging, "LARGE", 0 if large else 1 << 40)
     with places.Bench() as bench:
         bench.loaded(AFTER, ONNX_RUNTIME, keep=True)
-        plan = replace(_QUICK, effort=replace(judging.QUICK, work=1.0))
+        plan = replace(_QUICK, effort=replace(QUICK, work=1.0))
         one = differential.Judge(BEFORE, AFTER, plan, bench)
         assert one.run().verdict == "passed"
         assert one.once is large
@@ -351,7 +352,7 @@ def test_terms_of_a_sum_are_followed_to_the_inputs() -> None:
 
 
 def test_changed_rows_are_read_whatever_the_work() -> None:
-    plan = replace(_QUICK, effort=replace(judging.QUICK, work=1.0))
+    plan = replace(_QUICK, effort=replace(QUICK, work=1.0))
     with Bench() as bench:
         right = judging.Judge(ROWS_BEFORE, ROWS_AFTER, plan, bench).run()
         wrong = judging.Judge(ROWS_BEFORE, embedded(fused=True, wrong_row=True), plan, bench).run()

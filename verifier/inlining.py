@@ -1,0 +1,36 @@
+"""Calls of a model's own functions, written out as the nodes of their bodies: what a call means, without running it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from onnx.inliner import inline_local_functions
+
+from superopt.formats.onnx_reader import from_onnx, functions_of
+from superopt.formats.onnx_writer import to_onnx
+from superopt.ir.errors import SuperoptError
+from superopt.ir.graph import Graph
+
+__all__ = ["inlined"]
+
+_OWN = ("onnx.node:", "onnx.model")  # parts of the file that belong to nodes and functions
+
+
+def inlined(graph: Graph) -> Graph:
+    """The model with every call of its own functions written out, in subgraphs and other functions too.
+
+    A call stays where the function asks for another opset than the model, and where the result would be no valid model.
+    Weights are shared with the graph that is given.
+    """
+    if not functions_of(graph):
+        return graph
+    fed = {v.name for v in graph.inputs}
+    bare = replace(graph, weights=tuple(w if w.name in fed else replace(w, data=None) for w in graph.weights))
+    try:
+        made = from_onnx(inline_local_functions(to_onnx(bare)))
+    except (SuperoptError, RuntimeError):
+        return graph
+    weights = (*graph.weights, *(w for w in made.weights if w.name not in graph.weight))
+    extras = {k: v for k, v in graph.extras.items() if not k.startswith(_OWN)}
+    extras |= {k: v for k, v in made.extras.items() if k.startswith(_OWN)}
+    return replace(made, inputs=graph.inputs, outputs=graph.outputs, weights=weights, extras=extras).checked()
