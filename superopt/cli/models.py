@@ -390,8 +390,8 @@ def verify(
 
     Verdicts: proved (every node is literally the same, or over the reals, up to the rounding of folded constants: max
     n ulp); tested (power n %); refuted (with inputs on which the models differ, or: does not run); unknown (A does not
-    run, or too little was exercised). "differs at NaN, infinities, overflow" names where a proof over the reals does not
-    hold. The exit code is 5 when refuted. Without -f an existing file is kept, and a new name is used.
+    run, or too little was exercised). "differs at NaN, infinities, overflow" names where a proof over the reals fails.
+    The exit code is 5 when refuted. Without -f an existing file is kept, and a new name is used.
 
     A result with fewer multiplications rounds differently: --errors 1e-5 allows what optimize allows by default.
     """
