@@ -12,6 +12,7 @@ from superopt.server.parameters import DESCRIPTIONS
 from superopt.server.problems import MEDIA, TITLES
 
 __all__ = [
+    "ALGORITHM", "ALGORITHMS",
     "CERTIFICATE", "COMPARISON", "DELIVERED", "EVENTS", "FILE", "FRAME", "GALLERY", "GALLERY_ENTRY", "GRAPH", "HEALTH",
     "JOB", "JOB_ACCEPTED", "JUDGEMENT", "LIMITS", "METRICS", "OPERATORS", "OPTIMIZED", "PIN", "PROFILES", "REPORT",
     "RULE", "RULES", "TRIAL", "UNPIN", "UPLOADS", "UPLOAD_MADE", "continuation", "document", "guarded", "last_event_id",
@@ -92,7 +93,8 @@ SCHEMAS: dict[str, Any] = {
                   "outputs": {"type": "array"}}},
     "RuleEntry": {
         "type": "object", "required": ["id", "family", "verdict", "operators", "forall", "where", "lhs", "rhs"],
-        "properties": {"id": _NAME, "name": _NAME, "known_as": _STRINGS, "family": _NAME, "verdict": _NAME,
+        "properties": {"id": _NAME, "name": _NAME, "differs": _NAME,
+                       "known_as": _STRINGS, "family": _NAME, "verdict": _NAME,
                        "operators": _STRINGS, "where": _STRINGS,
                        "forall": {"type": "object", "additionalProperties": _NAME}, "lhs": _STRINGS, "rhs": _STRINGS,
                        "origin": _NAME, "directions": _STRINGS},
@@ -103,7 +105,8 @@ SCHEMAS: dict[str, Any] = {
         "inputs": {"type": "object", "additionalProperties": _NAME}, "outputs": {"type": "array"}}},
     "Rules": {"type": "object", "required": ["rules", "total", "next", "digest"], "properties": {
         "rules": {"type": "array", "items": {"$ref": "#/components/schemas/RuleEntry"}},
-        "total": {"type": "integer"}, "next": {"type": ["string", "null"]}, "digest": _NAME}},
+        "total": {"type": "integer"}, "next": {"type": ["string", "null"]}, "digest": _NAME,
+        "algorithms": {"type": "array", "description": "fast algorithms that the words of q mean"}}},
 }  # fmt: skip
 
 
@@ -171,6 +174,8 @@ EVENTS: Responses = {
 RULES = {**_json(_ref("Rules"), 400), **_UNCHANGED}
 RULE = _json(_ref("RuleEntry"), 404)
 CERTIFICATE = {**_json({"type": "object", "required": ["format", "id", "rule", "smt2"]}, 404, 503), **_UNCHANGED}
+ALGORITHM = {**_json({"type": "object", "required": ["id", "name", "operator", "matrices"]}, 404), **_UNCHANGED}
+ALGORITHMS = {**_json({"type": "object", "required": ["algorithms", "total"]}, 400), **_UNCHANGED}
 TRIAL = _json(_ref("Trial"), 400, 404, 503)
 OPERATORS = {**_json({"type": "object", "required": ["operators", "total"]}), **_UNCHANGED}
 PROFILES = _json({"type": "object", "required": ["profiles"]})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Annotated, Any
 
@@ -14,6 +14,8 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 
+from superopt.report.headline import Headline, measured_claim
+from superopt.report.quantities import time_text
 from superopt.server import openapi as doc
 from superopt.server.alike import AFTER, BEFORE, BOTH, Side, drawn, side_of
 from superopt.server.charts import timeline
@@ -142,13 +144,27 @@ async def get_model_page(name: str, request: Request) -> Response:
     if model is None or entry is None:
         problem = Problem(404, "not-found", "nothing is recorded of a model of this name")
         return page("problem.html", "/corpus", status=404, problem=problem.body)
+    measured = service.recorded.measured.get(name)
+    values = shown(entry["report"])
+    if measured:
+        values["head"] = _benchmarked(values["head"], measured)
     return page(
         "model.html", "/corpus", wide=True, name=name, model=model, entry=entry,
-        measured=service.recorded.measured.get(name), beside=service.recorded.beside.get(name, {}),
+        measured=measured, beside=service.recorded.beside.get(name, {}),
         addresses={"comparison": f"/v1/gallery/{name}/comparison", "frames": "", "shared": ""},
         known=service.catalogue.entries,
-        sentences=(), timeline=timeline(entry["comparison"]), **shown(entry["report"]),
+        sentences=(), timeline=timeline(entry["comparison"]), **values,
     )  # fmt: skip
+
+
+def _benchmarked(head: Headline, measured: Mapping[str, Any]) -> Headline:
+    """A headline that claims what the recorded benchmark measured, in the place of an estimate."""
+    ratio, spread = float(measured["ratio"]), float(measured["spread"])
+    found, claim = measured_claim(ratio, spread)
+    before = measured["before_ms"]
+    times = f"{time_text(before * 1e3)} → {time_text(before * 1e3 * ratio)}, " if before else ""
+    basis = f"{times}measured in the recorded benchmark: {ratio:.3f} of the original’s time (±{spread:.3f})."
+    return replace(head, outcome=found, claim=claim, basis=basis)
 
 
 @router.get("/compare", include_in_schema=False)

@@ -24,6 +24,7 @@ from superopt.server.routes.render import page
 from superopt.server.routes.reports import shown
 from superopt.server.service import Service, of
 from superopt.server.store import FINAL
+from superopt.server.waiting import Wait, expected_wait
 
 __all__ = ["router"]
 
@@ -112,17 +113,24 @@ async def get_job_page(job_id: str, request: Request) -> Response:
         job = await service.job(job_id)
     except Problem as problem:
         return page("problem.html", "", status=problem.status, problem=problem.body)
-    progress, ahead = None, None
-    if job["state"] == "queued":
-        ahead = await run_in_threadpool(service.store.ahead, job["created"])
-    elif job["state"] == "running":
-        rows = await run_in_threadpool(service.store.events_after, job_id, max(0, job["events"] - 2))
-        progress = next((row["data"] for row in reversed(rows) if row["kind"] == "progress"), None)
+    live = job["state"] not in FINAL
+    progress, wait = await run_in_threadpool(_progress, service, job) if live else (None, None)
     shown = await run_in_threadpool(_report, service, job) if job["state"] == "succeeded" else {"report": None}
     pinned = await run_in_threadpool(service.pins.of, job_id)
-    return page("job.html", "/", wide=shown["report"] is not None, job=describe(job), live=job["state"] not in FINAL,
-                pinned=pinned, progress=progress, ahead=ahead, needs_key=await service.needs_key(),
+    link = f"{str(request.base_url).rstrip('/')}/p/{pinned}" if pinned else ""
+    return page("job.html", "/", wide=shown["report"] is not None, job=describe(job), live=live, link=link,
+                progress=progress, wait=wait, needs_key=await service.needs_key(),
                 known=service.catalogue.entries, **shown)  # fmt: skip
+
+
+def _progress(service: Service, job: Mapping[str, Any]) -> tuple[dict[str, Any] | None, Wait]:
+    """The last progress of a job that has not ended, and what to expect of it."""
+    if job["state"] == "queued":
+        ahead = service.store.ahead(job["created"])
+        return None, expected_wait(service.database, service.settings.limits, job, ahead)
+    rows = service.store.events_after(job["id"], max(0, job["events"] - 2))
+    found = next((row["data"] for row in reversed(rows) if row["kind"] == "progress"), None)
+    return found, expected_wait(service.database, service.settings.limits, job, 0)
 
 
 def _report(service: Service, job: Mapping[str, Any]) -> dict[str, Any]:
@@ -135,9 +143,9 @@ def _report(service: Service, job: Mapping[str, Any]) -> dict[str, Any]:
     lines = json.loads(drawing.read_bytes()) if drawing is not None and drawing.is_file() else {}
     shared = said["links"].get("frames_weights", "")
     frames = f"{said['links']['self']}/frames" if "frames" in said["links"] else ""
-    sentences = ["It was cut short: there may be more to find."] if "continue" in said["links"] else []
+    sentences = ["Continuing it may find more."] if "continue" in said["links"] else []
     if job["cached"]:
-        sentences.append("The result of an equal earlier job.")
+        sentences.append("This is the result of an equal earlier job.")
     return {
         "addresses": {"comparison": said["links"].get("comparison", ""), "frames": frames, "shared": shared},
         "sentences": sentences,
