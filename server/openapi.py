@@ -12,7 +12,7 @@ from superopt.server.parameters import DESCRIPTIONS
 from superopt.server.problems import MEDIA, TITLES
 
 __all__ = [
-    "ALGORITHM", "ALGORITHMS",
+    "ALGORITHM", "ALGORITHMS", "INSPECTION", "model_body",
     "CERTIFICATE", "COMPARISON", "DELIVERED", "EVENTS", "FILE", "FRAME", "GALLERY", "GALLERY_ENTRY", "GRAPH", "HEALTH",
     "JOB", "JOB_ACCEPTED", "JUDGEMENT", "LIMITS", "METRICS", "OPERATORS", "OPTIMIZED", "PIN", "PROFILES", "REPORT",
     "RULE", "RULES", "TRIAL", "UNPIN", "UPLOADS", "UPLOAD_MADE", "continuation", "document", "guarded", "last_event_id",
@@ -174,6 +174,7 @@ EVENTS: Responses = {
 RULES = {**_json(_ref("Rules"), 400), **_UNCHANGED}
 RULE = _json(_ref("RuleEntry"), 404)
 CERTIFICATE = {**_json({"type": "object", "required": ["format", "id", "rule", "smt2"]}, 404, 503), **_UNCHANGED}
+INSPECTION = _json({"type": "object", "required": ["format", "nodes", "operators", "comparison"]}, *_MAKE)
 ALGORITHM = {**_json({"type": "object", "required": ["id", "name", "operator", "matrices"]}, 404), **_UNCHANGED}
 ALGORITHMS = {**_json({"type": "object", "required": ["algorithms", "total"]}, 400), **_UNCHANGED}
 TRIAL = _json(_ref("Trial"), 400, 404, 503)
@@ -197,7 +198,6 @@ METRICS = _json({"type": "string"}, 503, media="text/plain")
 
 def submission() -> dict[str, Any]:
     """The operation's body and option parameters."""
-    binary = {"type": "string", "format": "binary"}
     uploads = {
         "name": "upload",
         "in": "query",
@@ -214,6 +214,12 @@ def submission() -> dict[str, Any]:
         {"name": name, "in": "query", "required": False, "schema": schema, "description": text}
         for name, (schema, text) in DESCRIPTIONS.items()
     ]
+    return {"parameters": parameters, **model_body()}
+
+
+def model_body() -> dict[str, Any]:
+    """The body of an operation that takes a model."""
+    binary = {"type": "string", "format": "binary"}
     data = {"type": "array", "items": binary, "description": "files that an ONNX model points to, under their names"}
     properties = {"graph": binary, "weights.safetensors": binary, "data": data}
     form = {"type": "object", "required": ["graph"], "properties": properties}
@@ -225,8 +231,7 @@ def submission() -> dict[str, Any]:
         ONNX: {"schema": binary},
         MULTIPART: {"schema": form},
     }
-    return {"parameters": parameters, "requestBody": {"required": True, "content": content},
-            "security": [{}, {"key": []}]}  # fmt: skip
+    return {"requestBody": {"required": True, "content": content}, "security": [{}, {"key": []}]}
 
 
 def typed_rule() -> dict[str, Any]:

@@ -20,7 +20,7 @@ from superopt.server import openapi as doc
 from superopt.server.alike import AFTER, BEFORE, BOTH, Side, drawn, side_of
 from superopt.server.charts import timeline
 from superopt.server.problems import Problem
-from superopt.server.routes.documents import ended
+from superopt.server.routes.documents import describe, ended
 from superopt.server.routes.render import page
 from superopt.server.routes.reports import shown
 from superopt.server.routes.rules import sent
@@ -173,7 +173,7 @@ async def get_compare_page(request: Request) -> Response:
     service = of(request)
     a, b = (request.query_params.get(name, "").strip()[:100] for name in ("a", "b"))
     values: dict[str, Any] = {"a": a, "b": b, "names": sorted(service.gallery.names), "problem": None, "found": None,
-                              "timeline": ""}  # fmt: skip
+                              "timeline": "", "labels": {w: await _label(service, w) for w in (a, b) if w}}  # fmt: skip
     if a and b:
         try:
             comparison = await _compared(service, a, b)
@@ -181,6 +181,15 @@ async def get_compare_page(request: Request) -> Response:
             return page("compare.html", "/compare", status=problem.status, **{**values, "problem": problem})
         values |= {"found": _facts(comparison), "timeline": timeline(comparison)}
     return page("compare.html", "/compare", wide=values["found"] is not None, **values)
+
+
+async def _label(service: Service, which: str) -> str:
+    """What a page calls one of two models: a job by the name of its model."""
+    name, result = which.removesuffix(_RESULT), which.endswith(_RESULT)
+    job = await run_in_threadpool(service.store.job, name) if service.is_job(name) else None
+    if job is not None:
+        name = f"{describe(job)['name'] or 'job'} ({name[:8]})"
+    return f"{name}, {'result' if result else 'original'}"
 
 
 def _facts(comparison: Mapping[str, Any]) -> dict[str, Any]:

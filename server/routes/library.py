@@ -37,6 +37,17 @@ _EXAMPLE = {
     "forall": "x: f[m, k]\na, b: f[k, n]", "where": "", "lhs": "Add(MatMul(x, a), MatMul(x, b))",
     "rhs": "MatMul(x, Add(a, b))", "corpus": "",
 }  # fmt: skip
+_EXAMPLES: Mapping[str, Mapping[str, str]] = {  # rules to begin with: true, false, with attributes, with a condition
+    "two products of one input": _EXAMPLE,
+    "false: Relu and Neg": {"forall": "x: f[m]", "lhs": "Relu(Neg(x))", "rhs": "Neg(Relu(x))"},
+    "two transposes": {"forall": "x: f[m, n]", "rhs": "x",
+                       "lhs": "Transpose(Transpose(x, perm=[1, 0]), perm=[1, 0])"},
+    "scale before a product": {"forall": "x: f[m, k]\na: f[k, n]\nc: f[]", "lhs": "Mul(MatMul(x, a), c)",
+                               "rhs": "MatMul(x, Mul(a, c))"},
+    "Relu of a concatenation": {"forall": "x, y: f[m, n]", "lhs": "Concat(Relu(x), Relu(y), axis=1)",
+                                "rhs": "Relu(Concat(x, y, axis=1))"},
+    "integers": {"forall": "x: i[m]", "lhs": "Add(x, x)", "rhs": "Mul(x, 2)"},
+}  # fmt: skip
 _RULES = 8  # rules that a model's row names
 _ORDERS = {"": "best match, or by id", "used": "most used in the corpus", "short": "shortest first"}
 
@@ -107,7 +118,9 @@ async def post_playground(request: Request) -> Response:
 async def _playground(
     request: Request, typed: Mapping[str, str], found: Mapping[str, Any] | None = None, problem: Problem | None = None
 ) -> Response:
+    examples = {title: f"/playground?{urlencode(typed)}" for title, typed in _EXAMPLES.items()}
     return page("playground.html", "/playground", status=problem.status if problem else 200, typed=typed, found=found,
+                examples=examples,
                 problem=problem, needs_key=await of(request).needs_key())  # fmt: skip
 
 

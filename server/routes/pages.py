@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter
@@ -12,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 
 from superopt.ir.errors import printable
+from superopt.report import outcome
 from superopt.server.blobs import Spool
 from superopt.server.body import GRAPH_JSON, ONNX, Upload, receive
 from superopt.server.charts import timeline
@@ -26,10 +28,11 @@ from superopt.server.service import Service, of
 from superopt.server.store import FINAL
 from superopt.server.waiting import Wait, expected_wait
 
-__all__ = ["router"]
+__all__ = ["received_model", "router"]
 
 router = APIRouter(include_in_schema=False)
 _WORDS = ("enable", "disable", "dim", "source")  # fields in which blanks or commas stand between several
+_REPORTS = 3  # that the first page names
 _FORM = 1 << 14  # bytes of a form that holds no file
 
 
@@ -42,6 +45,14 @@ def _examples(service: Service) -> list[str]:
     return sorted(p.stem for p in paths if p.is_file() and p.stat().st_size <= most)
 
 
+def _finished_reports(service: Service) -> list[dict[str, Any]]:
+    """Recorded reports to begin with: those with the largest measured speed-ups, or any where none is measured."""
+    measured = {n: m for n, m in service.recorded.measured.items() if n in service.gallery.names}
+    faster = sorted((m["ratio"], n) for n, m in measured.items() if outcome(m["ratio"], m["spread"]) == "faster")
+    found = [{"name": name, "ratio": ratio} for ratio, name in faster[:_REPORTS]]
+    return found or [{"name": name, "ratio": None} for name in sorted(service.gallery.names)[:_REPORTS]]
+
+
 async def _form(request: Request, problem: Problem | None = None) -> Response:
     service = of(request)
     targets = ["cpu", *(p["target"] for p in service.catalogue.profiles())]
@@ -49,6 +60,7 @@ async def _form(request: Request, problem: Problem | None = None) -> Response:
         "examples": await run_in_threadpool(_examples, service), "targets": targets, "problem": problem,
         "limits": service.settings.limits, "needs_key": await service.needs_key(),
         "example": request.query_params.get("example", ""), "stores": service.stores.prefixes,
+        "reports": await run_in_threadpool(_finished_reports, service),
     }  # fmt: skip
     return page("optimize.html", "/", status=problem.status if problem else 200, **values)
 
@@ -75,20 +87,31 @@ async def post_form(request: Request) -> Response:
 
 
 async def _submit(service: Service, request: Request) -> Mapping[str, Any]:
+    upload, caller, name = await received_model(service, request)
+    fields = upload.fields
+    options = read_options(lambda name: _values(fields, name), service.settings.limits, service.catalogue)
+    return await service.enqueue(service.submission(upload, options, caller, name=name))
+
+
+async def received_model(service: Service, request: Request) -> tuple[Upload, Caller, str]:
+    """The model of a form, who sent it, and its name: a file, an object of a store, or an example.
+
+    Raises:
+        Problem: there is none, it is too large, or the key is not known.
+    """
     limits = service.settings.limits
     upload = await receive(request, service.blobs, limits, limits.body)
     fields = upload.fields
     caller = await service.caller(request, next(iter(fields.get("key", [])), ""))
-    options = read_options(lambda name: _values(fields, name), limits, service.catalogue)
     if not upload.model and (sources := _values(fields, "source")):
-        upload = await service.carried(service.stores.fetch, sources)
+        upload = replace(await service.carried(service.stores.fetch, sources), fields=fields)
     name = printable(upload.filename, 120)
     if not upload.model:
         name = next(iter(fields.get("example", [])), "")
         if name not in await run_in_threadpool(_examples, service):
             raise Problem(422, "invalid-model", "choose a file, or one of the examples")
-        upload = await run_in_threadpool(_example, service, name)
-    return await service.enqueue(service.submission(upload, options, caller, name=name))
+        upload = replace(await run_in_threadpool(_example, service, name), fields=fields)
+    return upload, caller, name
 
 
 def _values(fields: Mapping[str, list[str]], name: str) -> list[str]:
