@@ -46,11 +46,12 @@ def _examples(service: Service) -> list[str]:
 
 
 def _finished_reports(service: Service) -> list[dict[str, Any]]:
-    """Recorded reports to begin with: those with the largest measured speed-ups, or any where none is measured."""
-    measured = {n: m for n, m in service.recorded.measured.items() if n in service.gallery.names}
-    faster = sorted((m["ratio"], n) for n, m in measured.items() if outcome(m["ratio"], m["spread"]) == "faster")
-    found = [{"name": name, "ratio": ratio} for ratio, name in faster[:_REPORTS]]
-    return found or [{"name": name, "ratio": None} for name in sorted(service.gallery.names)[:_REPORTS]]
+    """Recorded reports to begin with: the first models of the corpus that are measured faster; else any."""
+    recorded = service.recorded
+    names = [str(m["name"]) for m in recorded.models if m["name"] in service.gallery.names]
+    measured = {n: recorded.measured[n] for n in names if n in recorded.measured}
+    faster = [n for n, m in measured.items() if outcome(float(m["ratio"]), float(m["spread"])) == "faster"]
+    return [{"name": n, "ratio": measured[n]["ratio"] if n in faster else None} for n in (faster or names)[:_REPORTS]]
 
 
 async def _form(request: Request, problem: Problem | None = None) -> Response:

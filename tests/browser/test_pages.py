@@ -37,7 +37,7 @@ SCREENSHOTS = ROOT / "build" / "screenshots"
 EXAMPLES = ("repvgg_a0", "lstm", "nasnet_a")
 SCENARIOS = (
     "upload", "drop", "problems", "cancel", "compare", "thousand", "rules", "plain", "corpus", "gallery", "hostile",
-    "keyboard", "accessible",
+    "keyboard", "accessible", "look", "seen", "playground", "api",
 )  # fmt: skip
 
 
