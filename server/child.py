@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from superopt.fleet.child import ends_with
 from superopt.ir.errors import InvalidModel, ResourceLimit, SuperoptError
-from superopt.server.phases import phase_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -134,9 +133,7 @@ def _work(job: dict[str, Any]) -> dict[str, Any]:
         nonlocal last
         if time.monotonic() - last >= _EVERY:
             last = time.monotonic()
-            Path("progress.tmp").write_text(
-                json.dumps({"done": done, "total": total, "what": _bounded(phase_text(what))})
-            )
+            Path("progress.tmp").write_text(json.dumps({"done": done, "total": total, "what": _bounded(what)}))
             os.replace("progress.tmp", "progress")
 
     progress(0, None, "loading")

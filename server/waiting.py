@@ -64,7 +64,7 @@ def _queue(connection: sa.Connection, ahead: int) -> str:
     took = [finished - started for started, finished in rows if finished >= started]
     if not took:
         return f"{words}."
-    return f"{words}; it begins in about {_duration(median(took) * before / max(running, 1))}."
+    return f"{words}; recent jobs took about {_duration(median(took))} each."
 
 
 def _duration(seconds: float) -> str:

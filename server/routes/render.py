@@ -32,9 +32,9 @@ VERDICTS = {
     "tested": "tested exactly, not proved", "refuted": "false", "unknown": "not known", "evaluated": "computed",
 }  # fmt: skip
 SEARCH_ENDS = {  # why a search ended
-    "saturated": "no rule adds anything new", "nodes": "its limit on the size of e-graphs is reached",
-    "steps": "its limit on rounds is reached", "memory": "its memory limit is reached",
-    "time": "its time limit is reached", "interrupted": "it was interrupted",
+    "saturated": "no rule added anything new", "nodes": "its limit on the size of e-graphs was reached",
+    "steps": "its limit on rounds was reached", "memory": "its memory limit was reached",
+    "time": "its time limit was reached", "interrupted": "it was interrupted",
 }  # fmt: skip
 _PROOF = {  # what a verdict's parts are called
     "steps": "Steps", "ranks": "Proved rank by rank", "leading": "Leading axes", "nonzero": "Conditions on elements",

@@ -18,6 +18,11 @@ __all__ = ["Headline", "headline", "measured_claim", "price_basis"]
 _CHANGED = 3  # operators whose counts are named
 _CLOSE = 0.005  # modelled ratios this near to 1 are the same time
 _SEARCH_ENDS = {"time": "its time limit", "memory": "its memory limit", "interrupted": "an interrupt"}
+_INSTEAD = {
+    "simpler": "Simpler",
+    "memory": "Less memory",
+    "runs": "Runs where the original does not",
+}  # of being faster
 _PROVED = frozenset({"proved_all_sizes", "evaluated"})
 _REFERENCES = {
     "original": "the original model in ONNX Runtime", "float64": "a float64 reference",
@@ -56,10 +61,15 @@ def headline(report: Mapping[str, Any]) -> Headline:
         claim = _measured(report)
     else:
         claim = _modelled(report)
+    instead = _INSTEAD.get((report.get("reason") or {}).get("code", ""))
+    if instead is not None and report["status"] != "unchanged":
+        claim = ("no difference" if claim[0] == "faster" else claim[0], instead, claim[2])
     return Headline(*claim, _safety(report), _changes(report))
 
 
 def _unchanged(report: Mapping[str, Any]) -> str:
+    if reason := (report.get("reason") or {}).get("text"):
+        return f"{reason[0].upper()}{printable(reason[1:], 600)}."
     ended = _SEARCH_ENDS.get(report["search"]["stopped"])
     if ended is None:
         return "The search found no faster equivalent graph."
@@ -70,7 +80,7 @@ def _unchanged(report: Mapping[str, Any]) -> str:
 
 def _measured(report: Mapping[str, Any]) -> tuple[str, str, str]:
     m = report["measured"]
-    ratio, spread, rounds = float(m["ratio"]), float(m.get("spread", 0.0)), int(m["runs"])
+    ratio, spread, rounds = float(m["ratio"]), float(m.get("uncertainty") or m.get("spread") or 0.0), int(m["runs"])
     before = float(m["before_ms"]) * 1e3
     device = printable(str((m.get("circumstances") or {}).get("device") or report["target"]), 80)
     basis = (
@@ -156,7 +166,7 @@ def _changes(report: Mapping[str, Any]) -> str:
     before, after = report["operators"]["before"], report["operators"]["after"]
     nodes = report["nodes"]
     if report["status"] == "unchanged":
-        return f"Nothing: the {nodes['before']} nodes are as they were."
+        return "Nothing."
     moved = {op: after.get(op, 0) - before.get(op, 0) for op in dict.fromkeys((*before, *after))}
     most = sorted((op for op, by in moved.items() if by), key=lambda op: -abs(moved[op]))
     named = [f"{printable(op, 40)} {before.get(op, 0)} → {after.get(op, 0)}" for op in most[:_CHANGED]]

@@ -192,7 +192,7 @@ class _Run:
                 return
             order = level_order(self.program) if by_level else list(self.program.running)
             regions, _ = cut(self.program, order, self.prepared.adjacent, _WINDOWS[0], fused=self.costs.fusable)
-            self._phase([region_of(self.program, r) for r in regions], _CLOSING, moves, kind=_CLOSING)
+            self._phase([region_of(self.program, r) for r in regions], "fusing operators", moves, kind=_CLOSING)
 
     def apart(self) -> None:
         """What the backend would run as a kernel dearer than its parts is put into other words, after all else."""
@@ -227,13 +227,15 @@ class _Run:
         return self.program.steps is not self.stages[0][0].steps
 
     def _merge(self) -> None:
-        self._directed("merging", sibling_regions, Moves((), self.prepared.moves.groups), Limits().rounds)
+        self._directed(
+            "merging parallel operators", sibling_regions, Moves((), self.prepared.moves.groups), Limits().rounds
+        )
 
     def _closer(self, *, merging: bool = False) -> None:
         """From moves that are few and mostly right to all moves everywhere; what is far apart is merged on the way."""
         self._prepare()
         sinking = tuple(p for p in self.prepared.moves.patterns if _selects(p))
-        self._directed("selecting early", selection_regions, Moves(sinking), _STEPS)
+        self._directed("selecting earlier", selection_regions, Moves(sinking), _STEPS)
         self._shorten()
         if merging:
             self._merge()
@@ -243,7 +245,7 @@ class _Run:
             self.totals.before = self._cost() + self.totals.gain
             return
         if not self.merged:
-            self._windows("searching")
+            self._windows("applying all rules")
         else:
             computes, gained = computation(self.program), self.totals.gain
             if any(o.computes == computes for o in self.orders):
@@ -251,7 +253,7 @@ class _Run:
             start = self._cost() if self.orders else 0.0
             if any(o.far_ahead_of(start) for o in self.orders):
                 return
-            self._windows("searching")
+            self._windows("applying all rules")
             self.orders.append(Order(computes, self.totals.before - gained, self.totals.before - self.totals.gain))
         self._keep()
 
@@ -261,7 +263,7 @@ class _Run:
 
     def _gates_first(self) -> None:
         """What reads the same data is merged before what is far apart, and everything else comes after."""
-        self._windows("merging nearby", near=True)
+        self._windows("merging nearby operators", near=True)
         if self._differs:  # else the other orders have done all this
             self._merge()
             self._closer(merging=True)
@@ -298,7 +300,7 @@ class _Run:
             order = level_order(self.program) if number % 2 else list(self.program.running)
             regions, _ = cut(self.program, order, self.prepared.adjacent, _WINDOWS[1], fused=self.costs.fusable)
             chosen = [region_of(self.program, r) for r in regions]
-            improved = self._phase(chosen, _SHORTENING, self.prepared.shortening, kind=_SHORTENING)
+            improved = self._phase(chosen, "removing operators", self.prepared.shortening, kind=_SHORTENING)
             quiet = 0 if improved else quiet + 1
             if self._over() or quiet > 1:
                 return

@@ -72,6 +72,16 @@ def test_what_is_unchanged_says_why(stopped: str, said: str) -> None:
     assert "trials" not in head.safety
 
 
+def test_a_reports_own_reason_and_uncertainty_are_used() -> None:
+    reason = {"code": "time", "text": "the search ended after 3 s; continue it with a longer time limit"}
+    head = headline(report(status="unchanged", reason=reason))
+    assert head.basis == "The search ended after 3 s; continue it with a longer time limit."
+    unsure = {**measured(0.9, 0.01), "uncertainty": 0.2}
+    assert headline(report(measured=unsure)).claim == "No measurable difference"
+    simpler = headline(report(measured=measured(0.99, 0.03), reason={"code": "simpler", "text": "fewer nodes"}))
+    assert (simpler.claim, simpler.outcome) == ("Simpler", "no difference")
+
+
 def test_safety_says_what_was_checked_and_proved() -> None:
     assert headline(report()).safety == (
         "Checked: the outputs agree with the original model in ONNX Runtime on 20 sets of generated inputs (largest "

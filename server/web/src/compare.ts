@@ -100,7 +100,8 @@ class Compare {
   }
 
   private title(side: Shown, count: number): string {
-    return this.single ? `${count}\u00a0nodes` : `${side}, ${count}\u00a0nodes`;
+    const nodes = `${count}\u00a0node${count === 1 ? "" : "s"}`;
+    return this.single ? nodes : `${side}, ${nodes}`;
   }
 
   private bar(): HTMLElement {
