@@ -46,13 +46,13 @@ export function wake(place: HTMLElement): void {
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     if (!fits()) return;
-    if ((event.submitter as HTMLButtonElement | null)?.id === "look") void look(form, problem);
+    if ((event.submitter as HTMLButtonElement | null)?.id === "look") void inspectModel(form, problem);
     else send(form, problem);
   });
 }
 
 /** Show the model below the form, which stays filled in: the server's page has it all. */
-async function look(form: HTMLFormElement, problem: HTMLElement): Promise<void> {
+async function inspectModel(form: HTMLFormElement, problem: HTMLElement): Promise<void> {
   const say = document.getElementById("sending")!;
   const shown = document.getElementById("looked")!;
   const buttons = form.querySelectorAll<HTMLButtonElement>(".row button");

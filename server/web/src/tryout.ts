@@ -30,7 +30,7 @@ interface Operation {
   security?: unknown[];
 }
 
-interface Found {
+interface Endpoint {
   method: string;
   path: string;
   operation: Operation;
@@ -41,7 +41,7 @@ const STREAM = 5_000; // milliseconds that a stream is listened to
 const HEADERS = ["content-type", "content-length", "location", "etag", "link", "retry-after", "superopt-status"];
 
 export function wake(place: HTMLElement): void {
-  let all: Promise<Map<string, Found>> | undefined;
+  let all: Promise<Map<string, Endpoint>> | undefined;
   for (const details of place.querySelectorAll<HTMLDetailsElement>("details.operation")) {
     const open = () => {
       if (!details.open || details.dataset["form"]) return;
@@ -57,12 +57,12 @@ export function wake(place: HTMLElement): void {
   }
 }
 
-async function operations(): Promise<Map<string, Found>> {
+async function operations(): Promise<Map<string, Endpoint>> {
   const answer = await fetch("/openapi.json");
   const { paths } = (await answer.json()) as { paths: Record<string, Record<string, Operation>> };
   return new Map(
     Object.entries(paths).flatMap(([path, methods]) =>
-      Object.entries(methods).map(([method, operation]): [string, Found] => [operation.operationId, { method: method.toUpperCase(), path, operation }]),
+      Object.entries(methods).map(([method, operation]): [string, Endpoint] => [operation.operationId, { method: method.toUpperCase(), path, operation }]),
     ),
   );
 }
@@ -76,7 +76,7 @@ class Tryout {
   private readonly curl = html("pre", { class: "wrapped" });
   private readonly answer = html("div", { class: "outcome", role: "status" });
 
-  constructor(details: HTMLElement, private readonly found: Found, needsKey: boolean) {
+  constructor(details: HTMLElement, private readonly found: Endpoint, needsKey: boolean) {
     const { parameters = [], requestBody, security } = found.operation;
     this.fields = parameters.map((parameter) => [parameter, field(parameter)]);
     this.form.append(html("h4", {}, "Try it"), html("div", { class: "options" }, ...this.fields.map(([p, input]) => html("label", {}, `${p.name}${p.required ? "" : " (optional)"} `, input))));
