@@ -12,6 +12,7 @@ const WARM = [0.005, 0.01, 0.03, 0.08]; // shares of the whole from which a box 
 
 const RECORDED = /^\/v1\/gallery\/([\w.-]+)\/comparison$/; // of these the layout is recorded, too
 
+const [CROWDED, FIRST] = [60, 8]; // boxes from which a model is shown from its beginning, and how many are in view then
 const NARROW = "(max-width: 62rem)";
 
 export function wake(home: HTMLElement): void {
@@ -244,6 +245,7 @@ class Compare {
       this.warm();
       if (keep !== undefined) this.panes.focus(this.boxesOf([keep], true));
       else if (this.given.regions.length > 0) this.go(0);
+      else if (this.single && this.drawing.boxes.length > CROWDED) this.panes.focus(this.drawing.boxes.map((_, box) => box).slice(0, FIRST));
       else this.panes.fit();
       this.tellCounts();
       this.home.dataset["drawn"] = String(this.drawing.boxes.length);
