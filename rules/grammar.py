@@ -50,6 +50,8 @@ __all__ = [
 ]  # fmt: skip
 
 _RELATIONS = ("==", "!=", "<=", ">=", "<", ">")
+_INFIX = {"+": "Add", "-": "Sub", "*": "Mul", "/": "Div", "@": "MatMul", "^": "Pow"}  # signs of other languages
+_FUNCTIONS = "arithmetic on tensors is written with operators: Add(a, b), Mul(2, a), Neg(a)"
 _DEPTH = 200  # nesting that a rule may have; deeper text is refused rather than parsed
 _TERMS, _DEGREE = 512, 64  # of a size; the library's have at most a dozen terms and degree 5
 _DIVISIONS = 32  # in a size
@@ -123,7 +125,7 @@ class _Parser(Scanner):
     def atom(self) -> Dim:
         token = self.take()
         if self.forall is not None and isinstance(self.forall.get(token.text), TensorScheme):
-            raise self.error(token.column, f"{token.text} is a tensor, not a size")
+            raise self.error(token.column, f"{token.text} is a tensor, not a size; {_FUNCTIONS}")
         length = self.vectors.get(token.text)
         if length is None:
             return sym(token.text)
@@ -193,6 +195,28 @@ class _Parser(Scanner):
 
     # ---- terms -------------------------------------------------------------------------------------------------
     def term(self) -> Term:
+        column = self.next.column
+        made = self.operand()
+        if self.next.kind in _INFIX:
+            raise self.infix(column)
+        return made
+
+    def infix(self, begin: int) -> RuleError:
+        """The error that an operator's sign stands between tensors, with what is to be written instead."""
+        sign = self.take()
+        left = self.text[begin : sign.column].strip()
+        power = sign.kind == "*" and self.accept("*") is not None
+        start = self.next.column
+        try:
+            self.operand()
+            right = self.text[start : self.next.column].strip()
+        except RuleError:
+            right = "…"
+        op = "Pow" if power else _INFIX[sign.kind]
+        shown = "**" if power else sign.text
+        return self.error(sign.column, f"{shown!r} cannot stand between tensors: write {op}({left}, {right})")
+
+    def operand(self) -> Term:
         token = self.next
         if token.kind != "name" or self.peek().kind != "(":
             return self.leaf()

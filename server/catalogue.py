@@ -11,6 +11,8 @@ from typing import Any
 
 from superopt import cost
 from superopt.ops import REGISTRY, Operator
+from superopt.report.algorithm_index import search_algorithms
+from superopt.report.differences import Differences
 from superopt.report.naming import RuleIndex
 from superopt.rules import Library, Rule, format_rule, load_library
 from superopt.rules.floats import float_key
@@ -24,6 +26,7 @@ class Catalogue:
     def __init__(self) -> None:
         self.library: Library = load_library()
         self.index = RuleIndex(self.library)
+        self.differences = Differences(self.library, self.index.names)
         self.entries: Mapping[str, Mapping[str, Any]] = {i: self._entry(self.library[i]) for i in self.library}
 
     @cached_property
@@ -44,7 +47,8 @@ class Catalogue:
     def _entry(self, rule: Rule) -> dict[str, Any]:
         text = format_rule(rule)
         return {
-            "id": rule.id, "name": self.index.names[rule.id], "known_as": list(self.index.known_as(rule.id)),
+            "id": rule.id, "name": self.index.names[rule.id], "differs": self.differences.of(rule.id),
+            "known_as": list(self.index.known_as(rule.id)),
             "family": rule.family, "verdict": self.library.verdict_name(rule.id),
             "operators": sorted(rule.operators), "forall": text["forall"], "where": text["where"],
             "lhs": text["lhs"], "rhs": text["rhs"], "origin": rule.origin,
@@ -100,7 +104,9 @@ class Catalogue:
         found = self.select(operator, family, verdict, q)
         rest = self.rest(operator, family, verdict, q, after)
         following = rest[limit - 1]["id"] if len(rest) > limit else None
-        data = {"rules": rest[:limit], "total": len(found), "next": following, "digest": self.digest}
+        data: dict[str, Any] = {"rules": rest[:limit], "total": len(found), "next": following, "digest": self.digest}
+        if q and not (operator or family or verdict or after):
+            data["algorithms"] = search_algorithms(q)
         return json.dumps(data, ensure_ascii=False).encode()
 
     @cached_property

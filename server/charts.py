@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from superopt.ir.errors import printable
-from superopt.report.quantities import bytes_text, time_text
+from superopt.report.quantities import bytes_text, time_text, unbroken
 
 __all__ = ["cost_bars", "spark", "staircase", "timeline"]
 
@@ -94,7 +94,7 @@ def timeline(comparison: Mapping[str, Any]) -> str:
     for side in ("before", "after"):
         line = sides.get(side) or []
         whole, peak = sum(us for _, us, _ in line), max((alive for *_, alive in line), default=0)
-        told = f"{side}: {time_text(whole)}, at most {bytes_text(peak)} of activations"
+        told = unbroken(f"{side}: {time_text(whole)}, at most {bytes_text(peak)} of activations")
         strip = "".join(_lane(line, nodes, colour, _WIDE / longest)) + _alive(line, _WIDE / longest, _MEMORY / most)
         parts.append(
             f'<p class="fine">{told}</p><svg class="timeline" viewBox="0 0 {_WIDE:.0f} {_LANE + _MEMORY + 4:.0f}" '

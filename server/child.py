@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from superopt.ir.graph import Graph
     from superopt.pipeline import Options, Result
 
-__all__ = ["main"]
+__all__ = ["confine", "load_received", "main"]
 
 _EVERY = 0.02  # seconds between two progress messages; more would only be overwritten
 # What takes long to load. Not ONNX Runtime: it starts a thread, and only one thread survives a fork.
@@ -72,7 +72,7 @@ def _child(folder: Path, nursery: int, limits: dict[str, Any]) -> NoReturn:
         os.setsid()
         _die_with(nursery)
         os.chdir(folder)
-        _confine(limits)
+        confine(limits)
         nothing = os.open(os.devnull, os.O_RDONLY)
         words = os.open("stderr", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         for target, source in ((0, nothing), (1, words), (2, words)):  # what a library prints is for the log
@@ -93,7 +93,8 @@ def _die_with(parent: int) -> None:
         os._exit(1)
 
 
-def _confine(limits: dict[str, Any]) -> None:
+def confine(limits: dict[str, Any]) -> None:
+    """Limit this process's memory, file sizes and processor time."""
     seconds = int(limits["seconds"]) * (os.cpu_count() or 1)
     for kind, limit in (
         (resource.RLIMIT_AS, limits["memory"]), (resource.RLIMIT_FSIZE, limits["result"]), (resource.RLIMIT_CORE, 0),
@@ -149,7 +150,7 @@ def _work(job: dict[str, Any]) -> dict[str, Any]:
             os.replace("progress.tmp", "progress")
 
     progress(0, None, "loading")
-    graph = _load()
+    graph = load_received()
     from superopt import pipeline  # loads ONNX Runtime, which a model that does not load needs not wait for
 
     options = pipeline.Options(**_options(job))
@@ -157,7 +158,8 @@ def _work(job: dict[str, Any]) -> dict[str, Any]:
     return _write(result, options, job)
 
 
-def _load() -> Graph:
+def load_received() -> Graph:
+    """The graph that a client sent, from ``in/model`` and the files beside it."""
     from superopt.formats import load
 
     beside = sorted(path.name for path in Path("in").iterdir() if path.name != "model")

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -152,9 +153,9 @@ def _judged(row: dict[str, Any]) -> tuple[dict[str, Any], Callable[[Path], dict[
 
     unknown = sorted(o for o in rule.operators if o not in REGISTRY)
     if unknown:
-        return {
-            "error": f"there is no operator {printable(unknown[0])!r}; GET /v1/operators lists those there are"
-        }, None
+        near = get_close_matches(unknown[0].lower(), by_name := {o.lower(): o for o in REGISTRY}, 1)
+        hint = f"write {by_name[near[0]]}" if near else "GET /v1/operators lists those there are"
+        return {"error": f"there is no operator {printable(unknown[0])!r}; {hint}"}, None
     if mistyped := _mistyped(rule):
         return {"error": mistyped}, None
     try:

@@ -13,6 +13,7 @@ from superopt.server.parameters import DESCRIPTIONS
 from superopt.server.problems import MEDIA, TITLES
 
 __all__ = [
+    "ALGORITHM", "ALGORITHMS", "INSPECTION", "model_body",
     "CERTIFICATE", "COMPARISON", "DELIVERED", "EVENTS", "FILE", "FRAME", "GALLERY", "GALLERY_ENTRY", "GRAPH", "HEALTH",
     "JOB", "JOBS", "JOB_ACCEPTED", "JUDGEMENT", "LIMITS", "METRICS", "OPERATORS", "OPTIMIZED", "PIN", "PROFILES",
     "REPORT", "RULE", "RULES", "TRIAL", "UNPIN", "UPLOADS", "UPLOAD_MADE", "USAGE", "continuation", "document",
@@ -99,7 +100,8 @@ SCHEMAS: dict[str, Any] = {
                   "outputs": {"type": "array"}}},
     "RuleEntry": {
         "type": "object", "required": ["id", "family", "verdict", "operators", "forall", "where", "lhs", "rhs"],
-        "properties": {"id": _NAME, "name": _NAME, "known_as": _STRINGS, "family": _NAME, "verdict": _NAME,
+        "properties": {"id": _NAME, "name": _NAME, "differs": _NAME,
+                       "known_as": _STRINGS, "family": _NAME, "verdict": _NAME,
                        "operators": _STRINGS, "where": _STRINGS,
                        "forall": {"type": "object", "additionalProperties": _NAME}, "lhs": _STRINGS, "rhs": _STRINGS,
                        "origin": _NAME, "directions": _STRINGS},
@@ -110,7 +112,8 @@ SCHEMAS: dict[str, Any] = {
         "inputs": {"type": "object", "additionalProperties": _NAME}, "outputs": {"type": "array"}}},
     "Rules": {"type": "object", "required": ["rules", "total", "next", "digest"], "properties": {
         "rules": {"type": "array", "items": {"$ref": "#/components/schemas/RuleEntry"}},
-        "total": {"type": "integer"}, "next": {"type": ["string", "null"]}, "digest": _NAME}},
+        "total": {"type": "integer"}, "next": {"type": ["string", "null"]}, "digest": _NAME,
+        "algorithms": {"type": "array", "description": "fast algorithms that the words of q mean"}}},
 }  # fmt: skip
 
 
@@ -179,6 +182,9 @@ EVENTS: Responses = {
 RULES = {**_json(_ref("Rules"), 400), **_UNCHANGED}
 RULE = _json(_ref("RuleEntry"), 404)
 CERTIFICATE = {**_json({"type": "object", "required": ["format", "id", "rule", "smt2"]}, 404, 503), **_UNCHANGED}
+INSPECTION = _json({"type": "object", "required": ["format", "nodes", "operators", "comparison"]}, *_MAKE)
+ALGORITHM = {**_json({"type": "object", "required": ["id", "name", "operator", "matrices"]}, 404), **_UNCHANGED}
+ALGORITHMS = {**_json({"type": "object", "required": ["algorithms", "total"]}, 400), **_UNCHANGED}
 TRIAL = _json(_ref("Trial"), 400, 404, 503)
 OPERATORS = {**_json({"type": "object", "required": ["operators", "total"]}), **_UNCHANGED}
 PROFILES = _json({"type": "object", "required": ["profiles"]})
@@ -242,7 +248,6 @@ def submission(*headers: str) -> dict[str, Any]:
     Args:
         headers: of :data:`_HEADERS`, those that it reads.
     """
-    binary = {"type": "string", "format": "binary"}
     uploads = {
         "name": "upload",
         "in": "query",
@@ -261,6 +266,12 @@ def submission(*headers: str) -> dict[str, Any]:
         _parameter(name, "query", schema, text) for name, (schema, text) in DESCRIPTIONS.items()
     ]
     parameters += [_parameter(name, "header", *_HEADERS[name]) for name in headers]
+    return {"parameters": parameters, **model_body()}
+
+
+def model_body() -> dict[str, Any]:
+    """The body of an operation that takes a model."""
+    binary = {"type": "string", "format": "binary"}
     data = {"type": "array", "items": binary, "description": "files that an ONNX model points to, under their names"}
     properties = {"graph": binary, "weights.safetensors": binary, "data": data}
     form = {"type": "object", "required": ["graph"], "properties": properties}
@@ -272,8 +283,7 @@ def submission(*headers: str) -> dict[str, Any]:
         ONNX: {"schema": binary},
         MULTIPART: {"schema": form},
     }
-    return {"parameters": parameters, "requestBody": {"required": True, "content": content},
-            "security": [{}, {"key": []}]}  # fmt: skip
+    return {"requestBody": {"required": True, "content": content}, "security": [{}, {"key": []}]}
 
 
 def typed_rule() -> dict[str, Any]:

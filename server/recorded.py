@@ -41,6 +41,11 @@ class Run:
         small = all("tiny" in Path(r.model).parts for r in self.data.rows)
         return f"{self.data.target}, tiny forms" if small and self.data.rows else self.data.target
 
+    @property
+    def revision(self) -> str:
+        """The revision that was run; empty where there were changes beside it, for then no revision has that code."""
+        return "" if self.data.revision.endswith("-dirty") else self.data.revision
+
     @cached_property
     def ratio(self) -> float:
         """Geometric mean of modelled cost after ÷ before, over the models that could be run."""

@@ -30,6 +30,7 @@ from superopt.server.evidence import Evidence
 from superopt.server.gallery import Gallery
 from superopt.server.health import Health
 from superopt.server.histogram import HTTP_SECONDS, Histogram
+from superopt.server.inspection import Inspector
 from superopt.server.judge import Judge
 from superopt.server.keys import ANYONE, Caller, Keys
 from superopt.server.pins import Pins
@@ -73,6 +74,7 @@ class Service:
         self.catalogue = Catalogue()
         self.certificates = Certificates(self.settings.data / "certificates")
         self.judge = Judge()
+        self.inspector = Inspector(self.blobs, limits)
         self.evidence = Evidence(BUILT_IN)
         self.recorded = Recorded(self.settings.corpus)
         self.gallery = Gallery(self.settings.corpus)

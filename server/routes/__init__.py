@@ -8,6 +8,7 @@ from superopt.server.head_method import ASKED
 from superopt.server.parameters import refuse_unknown
 from superopt.server.routes.api import router as api
 from superopt.server.routes.gallery import router as gallery
+from superopt.server.routes.inspect import router as inspect
 from superopt.server.routes.jobs import router as jobs
 from superopt.server.routes.library import router as library
 from superopt.server.routes.meta import router as meta
@@ -36,4 +37,4 @@ async def _head_again(request: Request) -> None:
 HEAD_AGAIN = Depends(_head_again)  # once a HEAD has found its route: a file's answer then does not read the file
 ONLY_KNOWN = Depends(_only_known)  # a query parameter that the OpenAPI document does not name is refused
 
-ROUTERS = (optimize, jobs, uploads, rules, gallery, api, meta, pages, library)
+ROUTERS = (optimize, inspect, jobs, uploads, rules, gallery, api, meta, pages, library)

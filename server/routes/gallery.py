@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Annotated, Any
 
@@ -14,11 +14,13 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 
+from superopt.report.headline import Headline, measured_claim
+from superopt.report.quantities import time_text
 from superopt.server import openapi as doc
 from superopt.server.alike import AFTER, BEFORE, BOTH, Side, drawn, side_of
 from superopt.server.charts import timeline
 from superopt.server.problems import Problem
-from superopt.server.routes.documents import ended
+from superopt.server.routes.documents import describe, ended
 from superopt.server.routes.render import page
 from superopt.server.routes.reports import shown
 from superopt.server.routes.rules import sent
@@ -142,13 +144,27 @@ async def get_model_page(name: str, request: Request) -> Response:
     if model is None or entry is None:
         problem = Problem(404, "not-found", "nothing is recorded of a model of this name")
         return page("problem.html", "/corpus", status=404, problem=problem.body)
+    measured = service.recorded.measured.get(name)
+    values = shown(entry["report"])
+    if measured:
+        values["head"] = _benchmarked(values["head"], measured)
     return page(
         "model.html", "/corpus", wide=True, name=name, model=model, entry=entry,
-        measured=service.recorded.measured.get(name), beside=service.recorded.beside.get(name, {}),
+        measured=measured, beside=service.recorded.beside.get(name, {}),
         addresses={"comparison": f"/v1/gallery/{name}/comparison", "frames": "", "shared": ""},
         known=service.catalogue.entries,
-        sentences=(), timeline=timeline(entry["comparison"]), **shown(entry["report"]),
+        sentences=(), timeline=timeline(entry["comparison"]), **values,
     )  # fmt: skip
+
+
+def _benchmarked(head: Headline, measured: Mapping[str, Any]) -> Headline:
+    """A headline that claims what the recorded benchmark measured, in the place of an estimate."""
+    ratio, spread = float(measured["ratio"]), float(measured["spread"])
+    found, claim = measured_claim(ratio, spread)
+    before = measured["before_ms"]
+    times = f"{time_text(before * 1e3)} → {time_text(before * 1e3 * ratio)}, " if before else ""
+    basis = f"{times}measured in the recorded benchmark: {ratio:.3f} of the original’s time (±{spread:.3f})."
+    return replace(head, outcome=found, claim=claim, basis=basis)
 
 
 @router.get("/compare", include_in_schema=False)
@@ -157,7 +173,7 @@ async def get_compare_page(request: Request) -> Response:
     service = of(request)
     a, b = (request.query_params.get(name, "").strip()[:100] for name in ("a", "b"))
     values: dict[str, Any] = {"a": a, "b": b, "names": sorted(service.gallery.names), "problem": None, "found": None,
-                              "timeline": ""}  # fmt: skip
+                              "timeline": "", "labels": {w: await _label(service, w) for w in (a, b) if w}}  # fmt: skip
     if a and b:
         try:
             comparison = await _compared(service, a, b)
@@ -165,6 +181,15 @@ async def get_compare_page(request: Request) -> Response:
             return page("compare.html", "/compare", status=problem.status, **{**values, "problem": problem})
         values |= {"found": _facts(comparison), "timeline": timeline(comparison)}
     return page("compare.html", "/compare", wide=values["found"] is not None, **values)
+
+
+async def _label(service: Service, which: str) -> str:
+    """What a page calls one of two models: a job by the name of its model."""
+    name, result = which.removesuffix(_RESULT), which.endswith(_RESULT)
+    job = await run_in_threadpool(service.store.job, name) if service.is_job(name) else None
+    if job is not None:
+        name = f"{describe(job)['name'] or 'job'} ({name[:8]})"
+    return f"{name}, {'result' if result else 'original'}"
 
 
 def _facts(comparison: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 from urllib.parse import urlencode
 
@@ -11,6 +12,8 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
+from superopt.report.algorithm_index import algorithm_data, search_algorithms
+from superopt.rules.bilinear import algorithms
 from superopt.server.body import receive
 from superopt.server.charts import spark
 from superopt.server.drawing import draw
@@ -19,20 +22,34 @@ from superopt.server.reading import read_rule
 from superopt.server.recorded import Run, ratio_of
 from superopt.server.routes.render import page
 from superopt.server.routes.rules import read_seed
+from superopt.server.rule_page import example_of, float_rows, gain_text, reach_text
 from superopt.server.service import Service, of
+from superopt.verifier.bilinear import check_algorithm
 
 __all__ = ["router"]
 
 router = APIRouter(include_in_schema=False)
 _PAGE = 50
+_SEED = 1  # of the example on a rule's page
 _FORM = 1 << 14  # bytes of a form that holds no file
 _TYPED = ("forall", "where", "lhs", "rhs", "corpus")
 _EXAMPLE = {
     "forall": "x: f[m, k]\na, b: f[k, n]", "where": "", "lhs": "Add(MatMul(x, a), MatMul(x, b))",
     "rhs": "MatMul(x, Add(a, b))", "corpus": "",
 }  # fmt: skip
+_EXAMPLES: Mapping[str, Mapping[str, str]] = {  # rules to begin with: true, false, with attributes, with a condition
+    "two products of one input": _EXAMPLE,
+    "false: Relu and Neg": {"forall": "x: f[m]", "lhs": "Relu(Neg(x))", "rhs": "Neg(Relu(x))"},
+    "two transposes": {"forall": "x: f[m, n]", "rhs": "x",
+                       "lhs": "Transpose(Transpose(x, perm=[1, 0]), perm=[1, 0])"},
+    "scale before a product": {"forall": "x: f[m, k]\na: f[k, n]\nc: f[]", "lhs": "Mul(MatMul(x, a), c)",
+                               "rhs": "MatMul(x, Mul(a, c))"},
+    "Relu of a concatenation": {"forall": "x, y: f[m, n]", "lhs": "Concat(Relu(x), Relu(y), axis=1)",
+                                "rhs": "Relu(Concat(x, y, axis=1))"},
+    "integers": {"forall": "x: i[m]", "lhs": "Add(x, x)", "rhs": "Mul(x, 2)"},
+}  # fmt: skip
 _RULES = 8  # rules that a model's row names
-_ORDERS = {"": "as found", "used": "most used in the corpus", "short": "shortest first"}
+_ORDERS = {"": "best match, or by id", "used": "most used in the corpus", "short": "shortest first"}
 
 
 @router.get("/rules")
@@ -61,6 +78,7 @@ async def get_rules_page(request: Request) -> Response:
     return page(
         "rules.html", "/rules", rules=shown, total=len(found), first=(number - 1) * _PAGE + 1, number=number, last=last,
         places=places, filters=filters, choices=service.catalogue.choices(**filters), order=order, orders=_ORDERS,
+        algorithms=search_algorithms(filters["q"]) if filters["q"] and number == 1 else (),
         uses=uses, families={f: address(family=f) for f in ("", *service.catalogue.library.families)},
     )  # fmt: skip
 
@@ -100,7 +118,9 @@ async def post_playground(request: Request) -> Response:
 async def _playground(
     request: Request, typed: Mapping[str, str], found: Mapping[str, Any] | None = None, problem: Problem | None = None
 ) -> Response:
+    examples = {title: f"/playground?{urlencode(typed)}" for title, typed in _EXAMPLES.items()}
     return page("playground.html", "/playground", status=problem.status if problem else 200, typed=typed, found=found,
+                examples=examples,
                 problem=problem, needs_key=await of(request).needs_key())  # fmt: skip
 
 
@@ -129,6 +149,7 @@ async def get_rule_page(rule_id: str, request: Request) -> Response:
     rule = service.catalogue.library[rule_id]
     sides = [("left", draw(rule.lhs, f"left side of {rule_id}")), ("right", draw(rule.rhs, f"right side of {rule_id}"))]
     trial, seed = None, None
+    example = await service.slowly(_example, service, rule_id)
     if text := request.query_params.get("seed", ""):
         try:
             seed = read_seed(text)
@@ -141,9 +162,36 @@ async def get_rule_page(rule_id: str, request: Request) -> Response:
         "rule.html", "/rules", rule=entry, reading=read_rule(rule), sides=sides, runs=runs, trial=trial, seed=seed,
         typed=urlencode({"forall": "\n".join(f"{n}: {t}" for n, t in entry["forall"].items()),
                          **{side: "\n".join(entry[side]) for side in ("lhs", "rhs", "where")}}),
-        gain=service.evidence.gain(rule_id), certified=service.evidence.certified(digest),
+        gain=gain_text(entry, service.evidence.gain(rule_id)), reach=reach_text(runs), example=example,
+        source=(service.evidence.gain(rule_id) or {}).get("source", ""), floats=float_rows(entry["floats"]),
+        namesakes=service.catalogue.differences.namesakes(rule_id), certified=service.evidence.certified(digest),
         seconds=service.certificates.seconds(digest),
     )  # fmt: skip
+
+
+def _example(service: Service, rule_id: str) -> str:
+    """A rule at small sizes, in words; nothing while too many rules are evaluated."""
+    try:
+        return example_of(service.trial(rule_id, _SEED))
+    except Problem:
+        return ""
+
+
+@router.get("/algorithms/{name}")
+async def get_algorithm_page(name: str, request: Request) -> Response:
+    """A fast algorithm: what it saves, its matrices, and that it was compared with the operator's meaning."""
+    found = algorithm_data(name)
+    if found is None:
+        problem = Problem(404, "not-found", "there is no such algorithm; /rules?q=winograd finds those there are")
+        return page("problem.html", "/rules", status=404, problem=problem.body)
+    compared = await of(request).slowly(_compared, name)
+    return page("algorithm.html", "/rules", algorithm=found, compared=compared)
+
+
+@lru_cache(maxsize=64)
+def _compared(name: str) -> int:
+    """Coefficients of an algorithm that were compared with its operator's meaning, exactly."""
+    return check_algorithm(algorithms()[name])
 
 
 @router.get("/corpus")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter
@@ -12,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 
 from superopt.ir.errors import printable
+from superopt.report import outcome
 from superopt.server.blobs import Spool
 from superopt.server.body import GRAPH_JSON, ONNX, Upload, receive
 from superopt.server.charts import timeline
@@ -24,11 +26,13 @@ from superopt.server.routes.render import page
 from superopt.server.routes.reports import shown
 from superopt.server.service import Service, of
 from superopt.server.store import FINAL
+from superopt.server.waiting import Wait, expected_wait
 
-__all__ = ["router"]
+__all__ = ["received_model", "router"]
 
 router = APIRouter(include_in_schema=False)
 _WORDS = ("enable", "disable", "dim", "source")  # fields in which blanks or commas stand between several
+_REPORTS = 3  # that the first page names
 _FORM = 1 << 14  # bytes of a form that holds no file
 
 
@@ -41,6 +45,15 @@ def _examples(service: Service) -> list[str]:
     return sorted(p.stem for p in paths if p.is_file() and p.stat().st_size <= most)
 
 
+def _finished_reports(service: Service) -> list[dict[str, Any]]:
+    """Recorded reports to begin with: the first models of the corpus that are measured faster; else any."""
+    recorded = service.recorded
+    names = [str(m["name"]) for m in recorded.models if m["name"] in service.gallery.names]
+    measured = {n: recorded.measured[n] for n in names if n in recorded.measured}
+    faster = [n for n, m in measured.items() if outcome(float(m["ratio"]), float(m["spread"])) == "faster"]
+    return [{"name": n, "ratio": measured[n]["ratio"] if n in faster else None} for n in (faster or names)[:_REPORTS]]
+
+
 async def _form(request: Request, problem: Problem | None = None) -> Response:
     service = of(request)
     targets = ["cpu", *(p["target"] for p in service.catalogue.profiles())]
@@ -48,6 +61,7 @@ async def _form(request: Request, problem: Problem | None = None) -> Response:
         "examples": await run_in_threadpool(_examples, service), "targets": targets, "problem": problem,
         "limits": service.settings.limits, "needs_key": await service.needs_key(),
         "example": request.query_params.get("example", ""), "stores": service.stores.prefixes,
+        "reports": await run_in_threadpool(_finished_reports, service),
     }  # fmt: skip
     return page("optimize.html", "/", status=problem.status if problem else 200, **values)
 
@@ -74,20 +88,31 @@ async def post_form(request: Request) -> Response:
 
 
 async def _submit(service: Service, request: Request) -> Mapping[str, Any]:
+    upload, caller, name = await received_model(service, request)
+    fields = upload.fields
+    options = read_options(lambda name: _values(fields, name), service.settings.limits, service.catalogue)
+    return await service.enqueue(service.submission(upload, options, caller, name=name))
+
+
+async def received_model(service: Service, request: Request) -> tuple[Upload, Caller, str]:
+    """The model of a form, who sent it, and its name: a file, an object of a store, or an example.
+
+    Raises:
+        Problem: there is none, it is too large, or the key is not known.
+    """
     limits = service.settings.limits
     upload = await receive(request, service.blobs, limits, limits.body)
     fields = upload.fields
     caller = await service.caller(request, next(iter(fields.get("key", [])), ""))
-    options = read_options(lambda name: _values(fields, name), limits, service.catalogue)
     if not upload.model and (sources := _values(fields, "source")):
-        upload = await service.carried(service.stores.fetch, sources)
+        upload = replace(await service.carried(service.stores.fetch, sources), fields=fields)
     name = printable(upload.filename, 120)
     if not upload.model:
         name = next(iter(fields.get("example", [])), "")
         if name not in await run_in_threadpool(_examples, service):
             raise Problem(422, "invalid-model", "choose a file, or one of the examples")
-        upload = await run_in_threadpool(_example, service, name)
-    return await service.enqueue(service.submission(upload, options, caller, name=name))
+        upload = replace(await run_in_threadpool(_example, service, name), fields=fields)
+    return upload, caller, name
 
 
 def _values(fields: Mapping[str, list[str]], name: str) -> list[str]:
@@ -112,17 +137,24 @@ async def get_job_page(job_id: str, request: Request) -> Response:
         job = await service.job(job_id)
     except Problem as problem:
         return page("problem.html", "", status=problem.status, problem=problem.body)
-    progress, ahead = None, None
-    if job["state"] == "queued":
-        ahead = await run_in_threadpool(service.store.ahead, job)
-    elif job["state"] == "running":
-        rows = await run_in_threadpool(service.store.events_after, job_id, max(0, job["events"] - 2))
-        progress = next((row["data"] for row in reversed(rows) if row["kind"] == "progress"), None)
+    live = job["state"] not in FINAL
+    progress, wait = await run_in_threadpool(_progress, service, job) if live else (None, None)
     shown = await run_in_threadpool(_report, service, job) if job["state"] == "succeeded" else {"report": None}
     pinned = await run_in_threadpool(service.pins.of, job_id)
-    return page("job.html", "/", wide=shown["report"] is not None, job=describe(job), live=job["state"] not in FINAL,
-                pinned=pinned, progress=progress, ahead=ahead, needs_key=await service.needs_key(),
+    link = f"{str(request.base_url).rstrip('/')}/p/{pinned}" if pinned else ""
+    return page("job.html", "/", wide=shown["report"] is not None, job=describe(job), live=live, link=link,
+                progress=progress, wait=wait, needs_key=await service.needs_key(),
                 known=service.catalogue.entries, **shown)  # fmt: skip
+
+
+def _progress(service: Service, job: Mapping[str, Any]) -> tuple[dict[str, Any] | None, Wait]:
+    """The last progress of a job that has not ended, and what to expect of it."""
+    if job["state"] == "queued":
+        ahead = service.store.ahead(job)
+        return None, expected_wait(service.database, service.settings.limits, job, ahead)
+    rows = service.store.events_after(job["id"], max(0, job["events"] - 2))
+    found = next((row["data"] for row in reversed(rows) if row["kind"] == "progress"), None)
+    return found, expected_wait(service.database, service.settings.limits, job, 0)
 
 
 def _report(service: Service, job: Mapping[str, Any]) -> dict[str, Any]:
@@ -135,9 +167,9 @@ def _report(service: Service, job: Mapping[str, Any]) -> dict[str, Any]:
     lines = json.loads(drawing.read_bytes()) if drawing is not None and drawing.is_file() else {}
     shared = said["links"].get("frames_weights", "")
     frames = f"{said['links']['self']}/frames" if "frames" in said["links"] else ""
-    sentences = ["It was cut short: there may be more to find."] if "continue" in said["links"] else []
+    sentences = ["Continuing it may find more."] if "continue" in said["links"] else []
     if job["cached"]:
-        sentences.append("The result of an equal earlier job.")
+        sentences.append("This is the result of an equal earlier job.")
     return {
         "addresses": {"comparison": said["links"].get("comparison", ""), "frames": frames, "shared": shared},
         "sentences": sentences,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
@@ -12,15 +12,29 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoes
 from starlette.responses import HTMLResponse, Response
 
 from superopt.ir.errors import printable
-from superopt.report import certainty, outcome
-from superopt.report.quantities import bytes_text, count_text, counted, time_text
+from superopt.report import outcome
+from superopt.report.headline import price_basis
+from superopt.report.quantities import (
+    bytes_text,
+    count_text,
+    counted,
+    scientific_text,
+    speedup_text,
+    time_text,
+    unbroken,
+)
 
-__all__ = ["VERDICTS", "built", "page"]
+__all__ = ["SEARCH_ENDS", "VERDICTS", "built", "page"]
 
 _HERE = Path(__file__).parents[1]
 VERDICTS = {
     "proved_all_sizes": "proved for all sizes", "proved_bounded": "proved at some sizes",
     "tested": "tested exactly, not proved", "refuted": "false", "unknown": "not known", "evaluated": "computed",
+}  # fmt: skip
+SEARCH_ENDS = {  # why a search ended
+    "saturated": "no rule added anything new", "nodes": "its limit on the size of e-graphs was reached",
+    "steps": "its limit on rounds was reached", "memory": "its memory limit was reached",
+    "time": "its time limit was reached", "interrupted": "it was interrupted",
 }  # fmt: skip
 _PROOF = {  # what a verdict's parts are called
     "steps": "Steps", "ranks": "Proved rank by rank", "leading": "Leading axes", "nonzero": "Conditions on elements",
@@ -38,7 +52,7 @@ def _decimal(value: float | None) -> str:
 
 
 def _scientific(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2g}"
+    return "–" if value is None else scientific_text(value)
 
 
 def _verdict(measured: Mapping[str, Any]) -> str:
@@ -48,8 +62,9 @@ def _verdict(measured: Mapping[str, Any]) -> str:
     return {"faster": "good", "slower": "worse"}.get(found, "")
 
 
-def _certainty(measured: Mapping[str, Any]) -> str:
-    return certainty(float(measured["spread"]), int(measured["runs"]))
+def _unbroken(write: Callable[..., str]) -> Callable[..., str]:
+    """A way to write a quantity, on pages: its number and its unit stay in one line."""
+    return lambda *given: unbroken(write(*given))
 
 
 @lru_cache(maxsize=1)
@@ -57,11 +72,13 @@ def _templates() -> Environment:
     made = Environment(loader=FileSystemLoader(_HERE / "templates"), autoescape=select_autoescape(default=True),
                        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)  # fmt: skip
     made.filters |= {
-        "us": time_text, "count": count_text, "size": bytes_text, "printable": printable, "zip": zip,
-        "decimal": _decimal, "scientific": _scientific, "verdict": _verdict, "certainty": _certainty,
-        "operators": counted,
+        "us": _unbroken(time_text), "count": _unbroken(count_text), "size": _unbroken(bytes_text),
+        "speedup": _unbroken(speedup_text), "unbroken": unbroken, "printable": printable, "zip": zip,
+        "decimal": _decimal, "scientific": _scientific, "verdict": _verdict, "operators": counted,
+        "price_basis": _unbroken(price_basis),
     }  # fmt: skip
-    made.globals |= {"version": version("superopt"), "verdict_words": VERDICTS, "proof_words": _PROOF, "wide": False}
+    made.globals |= {"version": version("superopt"), "verdict_words": VERDICTS, "proof_words": _PROOF,
+                     "search_ends": SEARCH_ENDS, "wide": False}  # fmt: skip
     return made
 
 

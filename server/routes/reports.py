@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from superopt.report.headline import headline
+from superopt.report.quantities import unbroken
 from superopt.report.roofline import roofline
 from superopt.report.timeline import timelines
 from superopt.server.charts import cost_bars, staircase
@@ -21,6 +23,6 @@ def shown(report: Mapping[str, Any]) -> dict[str, Any]:
     way = report.get("derivation") or {}
     stairs = staircase([way["before_us"], *(s["us"] for s in way["steps"])]) if way else ""
     return {
-        "report": report, "bars": cost_bars(data), "plot": plot, "plot_note": note, "steps": way, "stairs": stairs,
-        "memory": timelines(report.get("memory") or {}),
+        "report": report, "head": headline(report), "bars": cost_bars(data), "plot": plot, "plot_note": note,
+        "steps": way, "stairs": stairs, "memory": unbroken(timelines(report.get("memory") or {})),
     }  # fmt: skip

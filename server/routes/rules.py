@@ -11,6 +11,7 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 
+from superopt.report.algorithm_index import algorithm_data, search_algorithms
 from superopt.server import openapi as doc
 from superopt.server.body import pieces
 from superopt.server.problems import Problem
@@ -41,7 +42,8 @@ async def get_rules(
     """A page of rules; all filters must fit. ``next`` (and the Link header) lead to the next page.
 
     Sorted by id; with ``q`` (names of operators or their beginnings, what is done to them, well-known rewrites such as
-    ``qkv``, or text of the rule) the likeliest first.
+    ``qkv``, or text of the rule) the likeliest first, and beside the first page's rules the fast ``algorithms``
+    (Winograd's, Strassen's) that the words mean.
     """
     catalogue = of(request).catalogue
     body = catalogue.page(operator, family, verdict, q, after, limit)
@@ -111,6 +113,22 @@ async def post_judge(request: Request) -> Response:
     if not isinstance(rule, dict):
         raise Problem(422, "invalid-rule", "the body is not a JSON object with forall, lhs and rhs")
     return JSONResponse(await service.slowly(service.judged, rule, corpus == "true"))
+
+
+@router.get("/algorithms", responses=doc.ALGORITHMS, summary="Fast algorithms")
+async def get_algorithms(request: Request, q: Word = "") -> Response:
+    """Algorithms with fewer multiplications for convolutions and matrix products; ``q``: words such as ``winograd``."""
+    found = search_algorithms(q)
+    return sent(request, json.dumps({"algorithms": found, "total": len(found)}).encode())
+
+
+@router.get("/algorithms/{name}", responses=doc.ALGORITHM, summary="One fast algorithm")
+async def get_algorithm(name: str, request: Request) -> Response:
+    """Its matrices, its numbers of operations, and how much its rounding errors grow."""
+    found = algorithm_data(name)
+    if found is None:
+        raise Problem(404, "not-found", "there is no such algorithm; GET /v1/algorithms lists them")
+    return sent(request, json.dumps(found).encode())
 
 
 def read_seed(text: str) -> int:

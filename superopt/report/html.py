@@ -7,8 +7,9 @@ from html import escape
 from typing import Any
 
 from superopt.ir.errors import printable
+from superopt.report.headline import Headline, headline, price_basis
 from superopt.report.model import Report
-from superopt.report.quantities import bytes_text, count_text, counted, time_text
+from superopt.report.quantities import bytes_text, count_text, counted, time_text, unbroken
 from superopt.report.roofline import STYLE as PLOT_STYLE
 from superopt.report.roofline import roofline
 from superopt.report.timeline import STYLE as TIMELINE_STYLE
@@ -24,7 +25,7 @@ table { border-collapse: collapse; width: 100%; } th, td { text-align: left; pad
 th, td { border-bottom: 1px solid var(--line); overflow-wrap: anywhere; } .n { text-align: right; white-space: nowrap; }
 .bar { display: flex; align-items: center; gap: .6rem; margin: .3rem 0; } .bar span { width: 5rem; }
 .bar i { height: 1.1rem; border-radius: 3px; min-width: 2px; } .a { background: var(--a); } .b { background: var(--b); }
-.verdict { font-weight: 600; }
+.claim { font-size: 1.9rem; font-weight: 650; margin: 0; } dt { font-weight: 600; margin-top: .5rem; } dd { margin: 0; }
 """
 
 
@@ -33,8 +34,8 @@ def render(name: str, report: Report) -> str:
     return _document(
         name,
         (
-            f'<p class="verdict">{escape(_headline(report))}</p>',
-            _bars(report), _work(report), _memory(report), _roofline(report), _operators(report), _rules(report),
+            _summary(headline(report.json())), _bars(report), _work(report), _memory(report), _roofline(report),
+            _operators(report), _rules(report),
             _circumstances(report),
         ),
     )  # fmt: skip
@@ -64,18 +65,18 @@ def _document(name: str, parts: Sequence[str]) -> str:
     )  # fmt: skip
 
 
-def _headline(report: Report) -> str:
-    if report.status == "unchanged":
-        return f"Unchanged: {report.unchanged}."
-    if report.measured is not None:
-        m = report.measured
-        said = f"Measured at {m.ratio:.3f} of the input's time ({m.certainty})"
-        return f"{said}: no difference." if m.outcome == "no difference" else f"{said}."
-    return f"Modelled at {report.cost.after_us / max(report.cost.before_us, 1e-9):.3f} of the input's cost."
+def _summary(head: Headline) -> str:
+    """How much faster, whether it is safe, what changed: what a reader asks first."""
+    answers = (("Is it safe?", head.safety), ("What changed?", head.changes),
+               ("What is this?", "A report of superopt, which rewrites neural networks into equivalent ones that run "
+                "faster."))  # fmt: skip
+    rows = "".join(f"<dt>{escape(question)}</dt><dd>{escape(unbroken(text))}</dd>" for question, text in answers)
+    claim, basis = (escape(unbroken(text)) for text in (head.claim, head.basis))
+    return f'<p class="claim">{claim}</p><p>{basis}</p><dl>{rows}</dl>'
 
 
 def _bars(report: Report) -> str:
-    pairs = [("modelled", report.cost.before_us, report.cost.after_us)]
+    pairs = [("estimated by the cost model", report.cost.before_us, report.cost.after_us)]
     if report.measured is not None:
         pairs.append(("measured", report.measured.before_ms * 1e3, report.measured.after_paired_ms * 1e3))
     parts = []
@@ -84,15 +85,15 @@ def _bars(report: Report) -> str:
         for label, kind, value in (("before", "a", before), ("after", "b", after)):
             width = 70 * value / max(before, after, 1e-9)
             bar = f'<i class="{kind}" style="width:{width:.1f}%"></i>'
-            parts.append(f'<div class="bar"><span>{label}</span>{bar}{escape(time_text(value))}</div>')
-    parts.append(f"<p>{report.cost.measured_share:.0%} of the modelled cost rests on measurements.</p>")
+            parts.append(f'<div class="bar"><span>{label}</span>{bar}{escape(unbroken(time_text(value)))}</div>')
+    parts.append(f"<p>The estimate is made {escape(price_basis(report.cost.measured_share))}.</p>")
     return "\n".join(parts)
 
 
 def _table(headers: tuple[str, ...], rows: Sequence[tuple[str, ...]], numeric: tuple[int, ...]) -> str:
     def cells(tag: str, row: tuple[str, ...]) -> str:
         marks = ((' class="n"' if i in numeric else "", cell) for i, cell in enumerate(row))
-        return "".join(f"<{tag}{mark}>{escape(cell)}</{tag}>" for mark, cell in marks)
+        return "".join(f"<{tag}{mark}>{escape(unbroken(cell))}</{tag}>" for mark, cell in marks)
 
     body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
     return f"<table><thead><tr>{cells('th', headers)}</tr></thead><tbody>{body}</tbody></table>"
@@ -104,11 +105,11 @@ def _work(report: Report) -> str:
     rows = [
         ("nodes", str(report.nodes.before), str(report.nodes.after)),
         ("FLOPs", count_text(w.flops_before), count_text(w.flops_after)),
-        ("bytes moved", bytes_text(w.bytes_before), bytes_text(w.bytes_after)),
+        ("memory traffic", bytes_text(w.bytes_before), bytes_text(w.bytes_after)),
         ("arithmetic intensity, FLOPs per byte", *intensity),
         ("weights at inference", bytes_text(w.weight_bytes_before), bytes_text(w.weight_bytes_after)),
         (
-            "activations alive at once, at most",
+            "largest live activations",
             bytes_text(w.peak_activation_bytes_before),
             bytes_text(w.peak_activation_bytes_after),
         ),
@@ -125,7 +126,7 @@ def _memory(report: Report) -> str:
              "–" if t.measured is None else f"{t.measured:.3f}" + (f" ± {t.doubt:.3f}" if t.doubt else ""))
             for t in report.pareto
         ]  # fmt: skip
-        headers = ("by", "weights and activations", "× time, modelled", "× time, raced")
+        headers = ("by", "weights and activations", "× time, estimated", "× time, measured")
         drawn += "<h3>Less memory for more time</h3>" + _table(headers, rows, (1, 2, 3))
     return f"<h2>Memory over the steps of a run</h2>{drawn}" if drawn else ""
 
@@ -156,11 +157,11 @@ def _rules(report: Report) -> str:
     if not rows:
         return "<h2>Rules</h2><p>No rule was applied.</p>"
     names = _table(("rule", "times", "verdict", "gain"), rows, (1, 3))
-    told = "" if report.derivation is None else (
-        "<p>Gains are those of the steps below, whose nodes the rule made: they add up to the whole. A rule that only "
-        "prepared another one's node has none by itself.</p>"
+    note = "" if report.derivation is None else (
+        "<p>A rule's gain is that of the steps below whose nodes it made; all gains add up to the whole. A rule "
+        "without a gain prepared a node for another rule.</p>"
     )  # fmt: skip
-    return f"<h2>Rules</h2>{names}{told}{_derivation(report)}"
+    return f"<h2>Rules applied</h2>{names}{note}{_derivation(report)}"
 
 
 def _derivation(report: Report) -> str:
@@ -175,22 +176,21 @@ def _derivation(report: Report) -> str:
     whole = found["before_us"] - found["after_us"]
     note = (
         f"{len(rows)} steps {found['order']}: together {time_text(whole)}, from {time_text(found['before_us'])} to "
-        f"{time_text(found['after_us'])}, modelled. superopt explain MODEL --result RESULT --step N -o FILE writes the "
-        "model after step N, which superopt verify compares with either."
+        f"{time_text(found['after_us'])}, estimated. superopt explain MODEL --result RESULT --step N -o FILE writes "
+        "the model after step N, which superopt verify compares with either."
     )
-    headers = ("step", "rules", "takes out", "puts in", "gains", "then")
+    headers = ("step", "rules", "removed", "added", "gain", "time after")
     return f"<h2>Step by step</h2>{_table(headers, rows, (0, 4, 5))}<p>{escape(note)}</p>"
 
 
 def _circumstances(report: Report) -> str:
     s = report.search
     lines = [
-        f"Check {report.check.text}.",
-        f"Search: {s.seconds:.1f} s, {s.regions} regions at a time, {s.distinct_regions} different ones searched, "
-        f"{s.e_nodes} e-nodes, stopped: {s.stopped}. Target: {report.target}.",
-        *(f"Carried through untouched: {o.count} {printable(o.op)} ({printable(o.reason)})" for o in report.opaque),
+        f"Search: {s.seconds:.1f} s, {s.distinct_regions} distinct regions, {s.e_nodes} e-graph nodes, stopped: "
+        f"{s.stopped}. Target: {report.target}.",
+        *(f"Not rewritten: {o.count} {printable(o.op)} ({printable(o.reason)})" for o in report.opaque),
         *report.notes,
     ]
     if report.measured is not None:
         lines.append("; ".join(f"{k}: {v}" for k, v in report.measured.circumstances.items()))
-    return "<h2>Circumstances</h2>" + "".join(f"<p>{escape(line)}</p>" for line in lines)
+    return "<h2>Details</h2>" + "".join(f"<p>{escape(unbroken(line))}</p>" for line in lines)

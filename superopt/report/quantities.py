@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from superopt.ir.errors import printable
 
-__all__ = ["bytes_text", "count_text", "counted", "time_text", "times_text"]
+__all__ = [
+    "bytes_text",
+    "count_text",
+    "counted",
+    "scientific_text",
+    "speedup_text",
+    "time_text",
+    "times_text",
+    "unbroken",
+]
+
+_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+_UNIT = re.compile(
+    r"(?<=\d) (?=(?:s|ms|µs|ns|%|×|B|[KMGT]iB|[kMGT]|[kMGT]?(?:FLOPs?|B)(?:/s)?|nodes?|steps?|rules?|times|models?"
+    r"|rounds|trials|FLOP per byte)\b|(?:%|×))|(?<=[±×≈]) (?=\d)"
+)
 
 
 def time_text(microseconds: float) -> str:
@@ -47,3 +63,22 @@ def counted(operators: Mapping[str, int]) -> str:
     """Operators with how many of each, the first ones."""
     named = [f"{printable(op)} x{n}" if n > 1 else printable(op) for op, n in list(operators.items())[:4]]
     return ", ".join(named) + (" …" if len(operators) > 4 else "")
+
+
+def speedup_text(ratio: float) -> str:
+    """``3.7 ×``: by which factor a ratio of after ÷ before is faster, or slower where it is above 1."""
+    factor = 1.0 / ratio if 0.0 < ratio < 1.0 else ratio
+    return f"{factor:.0f} ×" if factor >= 10 else f"{factor:.1f} ×" if factor >= 2 else f"{factor:.2f} ×"
+
+
+def scientific_text(value: float, digits: int = 2) -> str:
+    """``1.6×10⁻⁶``: a small number as people write it."""
+    if value == 0.0:
+        return "0"
+    mantissa, _, exponent = f"{value:.{digits - 1}e}".partition("e")
+    return f"{mantissa}×10{str(int(exponent)).translate(_RAISED)}"
+
+
+def unbroken(text: str) -> str:
+    """A text in which no number stands in another line than its unit: the spaces between them do not break."""
+    return _UNIT.sub("\u00a0", text)

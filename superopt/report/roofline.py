@@ -86,7 +86,7 @@ def _note(whole: Sequence[_Spot], roofs: _Roofs | None) -> str:
             f"Ceilings measured on {roofs.device}: {count_text(roofs.flops, 'FLOP/s')}, "
             f"{count_text(roofs.memory, 'B/s')} from memory{cached}."
         )
-    return f"{told[0].upper()}{told[1:]} (modelled time). {above}"
+    return f"{told[0].upper()}{told[1:]} (estimated time). {above}"
 
 
 def _whole(rows: Any, side: str) -> _Spot | None:

@@ -48,7 +48,7 @@ async function drawn(page) {
 }
 
 const views = (page) => page.$$eval(".pane svg", (all) => all.map((svg) => svg.getAttribute("viewBox")));
-const pagesOf = (jobs) => ({ optimise: "/", rules: "/rules?operator=Conv", rule: `/rules/${facts.rule}?seed=3`, corpus: "/corpus", model: "/corpus/lstm", pair: `/compare?a=lstm&b=${jobs.repvgg}/result`, api: "/api", playground: "/playground", job: `/jobs/${jobs.repvgg}` });
+const pagesOf = (jobs) => ({ optimise: "/", rules: "/rules?operator=Conv", rule: `/rules/${facts.rule}?seed=3`, corpus: "/corpus", model: "/corpus/lstm", pair: `/compare?a=lstm&b=${jobs.repvgg}/result`, api: "/api", algorithm: "/algorithms/conv:4:3", playground: "/playground", job: `/jobs/${jobs.repvgg}` });
 
 const scenarios = {
   /** A file is chosen, its job followed, its result read and downloaded. */
@@ -62,6 +62,10 @@ const scenarios = {
     await page.waitForSelector(".headline");
     assert.equal(await page.textContent("h1"), "mine.json");
     await drawn(page);
+    assert.match(await page.textContent("a.primary"), /Download ONNX/);
+    assert.equal(await page.locator(".primary").count(), 1, "one primary button");
+    const fold = await page.evaluate(() => ["a.primary", ".headline", ".answers dd:last-of-type"].map((q) => document.querySelector(q).getBoundingClientRect().bottom));
+    assert.ok(fold.every((bottom) => bottom < 1000), `above the fold: ${fold.join(", ")}`);
     for (const label of ["Download ONNX", "Download JSON", "Download report"]) {
       const link = await page.getAttribute(`text=${label}`, "href");
       const answer = await page.request.get(link);
@@ -120,11 +124,101 @@ const scenarios = {
     await keep(page, "problem-job");
   },
 
+  /** A model is looked at and saved as SVG before it is optimised; the form stays filled in. */
+  async look() {
+    const page = await open("/");
+    await page.setInputFiles("#graph", { name: "mine.json", mimeType: "application/json", buffer: Buffer.from(readFileSync(facts.model)) });
+    await page.click("#look");
+    await drawn(page);
+    assert.equal(await page.textContent("#looked h2"), "mine.json");
+    assert.equal(await page.$eval("#graph", (input) => input.files[0].name), "mine.json");
+    assert.ok(await page.isHidden("[data-side=before]"));
+    const [download] = await Promise.all([page.waitForEvent("download"), page.click("text=Save as SVG")]);
+    assert.equal(download.suggestedFilename(), "mine.json.svg");
+    const file = readFileSync(await download.path(), "utf8");
+    const inside = await page.evaluate((text) => {
+      const parsed = new DOMParser().parseFromString(text, "image/svg+xml");
+      return { error: parsed.querySelector("parsererror") !== null, boxes: parsed.querySelectorAll("g > rect").length, styled: /class=|style=/.test(text) };
+    }, file);
+    assert.deepEqual({ ...inside, boxes: inside.boxes > 10 }, { error: false, boxes: true, styled: false });
+    await keep(page, "look");
+    await page.setInputFiles("#graph", { name: "bad.onnx", mimeType: "application/octet-stream", buffer: Buffer.from("garbage") });
+    await page.click("#look");
+    await page.waitForSelector("#problem:not([hidden])");
+    assert.match(await page.textContent("#problem"), /The model is not valid/);
+  },
+
+  /** Jobs are listed where they were opened, without an account, and the list can be cleared. */
+  async seen() {
+    const page = await open("/");
+    assert.ok(await page.isHidden("#seen"));
+    await page.goto(`/jobs/${facts.jobs.hostile}`);
+    await drawn(page);
+    await page.goto("/");
+    await page.waitForSelector("#seen:not([hidden])");
+    assert.match(await page.textContent("#seen a"), /<img/);
+    assert.equal(await page.locator("#seen img").count(), 0);
+    await page.click("#seen a");
+    await page.waitForURL(/\/jobs\//);
+    await page.goto("/");
+    await page.click("text=Clear this list");
+    assert.ok(await page.isHidden("#seen"));
+    await page.evaluate(() => localStorage.setItem("superopt.jobs", '[{"id": "x"}, 3, null]')); // another's, or damaged
+    await page.reload();
+    assert.ok(await page.isHidden("#seen"));
+  },
+
+  /** Names of operators are completed by keyboard; examples fill the form. */
+  async playground() {
+    const page = await open("/playground");
+    await page.click("text=false: Relu and Neg");
+    await page.waitForURL(/lhs=/);
+    assert.equal(await page.inputValue("textarea[name=lhs]"), "Relu(Neg(x))");
+    await page.fill("textarea[name=lhs]", "");
+    await page.type("textarea[name=lhs]", "batchn");
+    await page.waitForSelector("#complete-lhs:not([hidden])");
+    await page.keyboard.press("ArrowDown");
+    assert.equal(await page.getAttribute("textarea[name=lhs]", "aria-activedescendant"), "complete-lhs-0");
+    await keep(page, "completion");
+    await page.keyboard.press("Enter");
+    assert.equal(await page.inputValue("textarea[name=lhs]"), "BatchNormalization(");
+    assert.ok(await page.isHidden("#complete-lhs"));
+    await page.fill("textarea[name=lhs]", "x + x");
+    await page.click("button.primary");
+    assert.match(await page.textContent(".problem"), /write Add\(x, x\)/);
+  },
+
+  /** An operation of the API is tried from its page. */
+  async api() {
+    const page = await open("/api");
+    await page.click("#get_rules summary");
+    await page.fill("#get_rules input[name=q]", "winograd");
+    assert.match(await page.textContent("#get_rules .tryout pre"), /curl -X GET .*q=winograd/);
+    await page.click("#get_rules button.primary");
+    await page.waitForSelector("#get_rules strong.good");
+    assert.match(await page.textContent("#get_rules .outcome"), /200.*Winograd F\(2, 3\)/s);
+    await page.click("#post_judge summary >> nth=0");
+    await page.click("#post_judge button.primary");
+    await page.waitForSelector("#post_judge strong.good");
+    assert.match(await page.textContent("#post_judge .outcome"), /proved_all_sizes/);
+    await page.click("#get_rule summary >> nth=0");
+    await page.fill("#get_rule input[name=rule_id]", "nope");
+    await page.click("#get_rule button.primary");
+    await page.waitForSelector("#get_rule strong.worse");
+    assert.match(await page.textContent("#get_rule .outcome"), /404.*not-found/s);
+    await keep(page, "tryout", false);
+  },
+
   /** A long job is cancelled by its button. */
   async cancel() {
     const page = await open(`/jobs/${facts.jobs.long}`);
     await page.waitForSelector("#progress");
     assert.ok(await page.locator("progress").count());
+    const seconds = async () => Number.parseInt(await page.textContent("#elapsed"), 10);
+    const first = await seconds();
+    await page.waitForFunction((n) => Number.parseInt(document.querySelector("#elapsed").textContent, 10) > n, first);
+    assert.match(await page.textContent("#expects"), /The search takes at most 300\s?s|before it|as soon as/);
+    assert.doesNotMatch(await page.textContent("#say"), /shortening|closing|phase/);
     await keep(page, "progress");
     await page.click("text=Cancel");
     await page.waitForSelector("text=The job was cancelled");
@@ -168,7 +262,7 @@ const scenarios = {
     assert.ok(await page.isHidden("[data-side=after]"));
     await page.click("summary:has-text('changes in words')");
     assert.ok((await page.locator(".regions li a.chip").count()) > 0, "rules are linked");
-    await page.click("text=Fold what is alike");
+    await page.click("text=Fold repeated parts");
     await page.waitForSelector(".node.fold");
     await keep(page, "compare-folded", false);
   },
@@ -254,7 +348,7 @@ const scenarios = {
       await page.waitForTimeout(1000);
       await page.reload();
     }
-    assert.match(await page.textContent("main"), /Rules that fired/);
+    assert.match(await page.textContent("main"), /Rules applied/);
   },
 
   /** The corpus is sorted, and leads to its models' optimisation and to the rules. */
@@ -281,27 +375,34 @@ const scenarios = {
     await page.waitForURL(/\/corpus\/lstm/);
     await drawn(page);
     if (facts.load < 1) assert.ok(Date.now() - began < 1000, `${Date.now() - began} ms`);
-    await page.click("text=Heat");
+    await page.click("text=Colour by time");
     assert.ok((await page.locator(".heated [data-heat]:not([data-heat='0'])").count()) > 0, "something is hot");
-    assert.match(await page.textContent(".detail"), /Hottest before: .* (µs|ms)/);
+    assert.match(await page.textContent(".detail"), /Most time before: .*\u00a0(µs|ms)/);
     await page.fill(".bar input[type=search]", "sigmoid");
     await page.keyboard.press("Enter");
     assert.match(await page.textContent(".say"), /^1 of \d+ found/);
-    assert.match(await page.textContent(".detail"), /Sigmoid.*takes, modelled/s);
+    assert.match(await page.textContent(".detail"), /Sigmoid.*estimated time/s);
     assert.equal(await page.locator(".node.chosen").count() > 0, true);
     await page.fill(".bar input[type=search]", "no such thing");
     await page.keyboard.press("Enter");
     assert.equal(await page.textContent(".say"), "none found");
     assert.ok((await page.locator("svg.timeline rect").count()) > 10, "the timeline");
     await keep(page, "gallery");
+    await page.goto(`/jobs/${facts.jobs.repvgg}`); // from now on a job of this browser
+    await page.waitForFunction(() => localStorage.getItem("superopt.jobs"));
+    await page.goto("/corpus/lstm");
     await page.click("text=Compare with another");
-    await page.fill("input[name=b]", `${facts.jobs.repvgg}/result`);
+    assert.equal(await page.inputValue("select[name=a]"), "lstm");
+    await page.selectOption("select[name=b]", `${facts.jobs.repvgg}/result`);
     await page.click("button:text-is('Compare')");
     await drawn(page);
     await keep(page, "pair");
     await page.goto(`/jobs/${facts.jobs.thousand}`);
     await page.click("text=Keep under a short link");
-    const link = await page.getAttribute("a[href^='/p/']", "href");
+    const link = await page.inputValue("#short");
+    assert.ok(link.startsWith(facts.base), link);
+    await page.click("#link button:text-is('Copy')");
+    await page.waitForFunction(() => /Copied|Selected/.test(document.querySelector("#link [role=status]").textContent));
     await page.goto(link);
     assert.match(page.url(), new RegExp(facts.jobs.thousand));
   },

@@ -37,7 +37,7 @@ SCREENSHOTS = ROOT / "build" / "screenshots"
 EXAMPLES = ("repvgg_a0", "lstm", "nasnet_a")
 SCENARIOS = (
     "upload", "drop", "problems", "cancel", "compare", "thousand", "rules", "plain", "corpus", "gallery", "hostile",
-    "keyboard", "accessible",
+    "keyboard", "accessible", "look", "seen", "playground", "api",
 )  # fmt: skip
 
 
@@ -120,7 +120,7 @@ def facts(built: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path
             "hostile": json.dumps(hostile()).encode(),
         }  # fmt: skip
         target = f"profile:{profile_names()[0]}" if profile_names() else "cpu"  # recorded costs: the same result always
-        answers = {name: live.post(body, GRAPH, time_limit=20, target=target) for name, body in sent.items()}
+        answers = {name: live.post(body, GRAPH, time_limit=120, target=target) for name, body in sent.items()}
         for answer in answers.values():
             until(lambda answer=answer: live.succeeded(answer), 300)
         answers["long"] = live.post((TINY / "nasnet_a.json").read_bytes(), GRAPH, time_limit=300)

@@ -167,7 +167,7 @@ def test_ctrl_c_ends_the_trial_with_the_models_that_are_done(monkeypatch, tmp_pa
 
     def note(_done, _of, what):
         at.append(what)
-        if where == "the search of a model" and "stopped" in at and what.startswith("searching"):
+        if where == "the search of a model" and "stopped" in at and what.startswith("applying all rules"):
             signal.raise_signal(signal.SIGINT)
 
     lookup = Estimated._lookup

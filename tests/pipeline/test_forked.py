@@ -207,7 +207,7 @@ def test_what_was_measured_is_known_here(monkeypatch: pytest.MonkeyPatch, tmp_pa
 def test_progress_is_told_and_may_interrupt() -> None:
     told: list[str] = []
     searched(folding(), lambda done, total, what: told.append(what))
-    assert any("searching" in what for what in told)
+    assert any("applying all rules" in what for what in told)
 
     def interrupts(done: int, total: int | None, what: str) -> None:
         raise KeyboardInterrupt

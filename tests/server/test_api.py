@@ -404,7 +404,7 @@ def test_the_corpus_page_shows_what_was_recorded(tmp_path: Path) -> None:
     with TestClient(create_app(Settings(data=tmp_path / "data", corpus=corpus)), base_url="http://localhost") as client:
         page = client.get("/corpus").text
         assert "0.800" in page
-        assert "1 worse than in the run before: one" in page
+        assert "1 slower than in the previous run: one" in page
         assert "<b>because" not in page
         assert f"/rules/{FOLDING}" in page
         assert "fold BatchNormalization into Conv ×3" in page
@@ -412,7 +412,7 @@ def test_the_corpus_page_shows_what_was_recorded(tmp_path: Path) -> None:
         assert "profile:here" in rule
         assert "tiny forms" not in rule
         assert 'href="/corpus#one"' in rule
-        assert "Fires in none of the 1 models" in client.get(f"/rules/{ANY}").text
+        assert "Not applied in any of the 1 models" in client.get(f"/rules/{ANY}").text
 
 
 def test_hostile_text_is_escaped_on_pages(client: TestClient) -> None:

@@ -86,10 +86,23 @@ def test_a_run_of_another_library_says_so(tmp_path: Path) -> None:
     run = json.loads((examples() / "baselines" / "tiny.json").read_text())
     today = dict.fromkeys(load_library().rules, "digest")
     for library, said in (
-        (today, "The rules are those of today."),
-        ({**dict(list(today.items())[3:]), "gone-1234": "digest"}, "of the rules it had, 1 are not in the library any "
-         "more, and 3 of today’s were not yet in it."),
+        (today, "The library is the same today."),
+        ({**dict(list(today.items())[3:]), "gone-1234": "digest"},
+         "The library has changed since: 1 of its rules are gone, 3 rules are new."),
     ):  # fmt: skip
         (corpus / "baselines" / "run.json").write_text(json.dumps({**run, "library": library}))
         with TestClient(create_app(Settings(tmp_path / "data", corpus=corpus)), base_url="http://localhost") as client:
             assert said in client.get("/corpus").text
+
+
+def test_a_revision_with_uncommitted_changes_is_not_shown(tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus"
+    (corpus / "baselines").mkdir(parents=True)
+    (corpus / "manifest.toml").write_text((examples() / "manifest.toml").read_text())
+    run = json.loads((examples() / "baselines" / "tiny.json").read_text())
+    for revision, shown in (("abc1234-dirty", False), ("abc1234", True)):
+        (corpus / "baselines" / "run.json").write_text(json.dumps({**run, "revision": revision}))
+        with TestClient(create_app(Settings(tmp_path / "data", corpus=corpus)), base_url="http://localhost") as client:
+            page = client.get("/corpus").text
+        assert "dirty" not in page
+        assert ("abc1234" in page) == shown

@@ -80,7 +80,7 @@ def test_onnx_in_and_either_form_out(live: Live) -> None:
     refused = live.http.get(f"{place}/result", headers={"Accept": "text/html"})
     assert (refused.status_code, refused.json()["type"]) == (406, "urn:superopt:problem:not-acceptable")
     page = live.http.get(f"/jobs/{place.rsplit('/', 1)[1]}").text
-    assert "Circumstances" in page
+    assert "Is it safe?" in page
     assert live.http.get(f"/jobs/{place.rsplit('/', 1)[1]}/graph.onnx").content == result.content
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
+from html import unescape
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from starlette.testclient import TestClient
@@ -66,6 +69,13 @@ def test_a_false_rule_is_refuted_by_numbers(client: TestClient) -> None:
     [
         ({"lhs": ["Relu(Neg(x)"]}, "column 12"),
         ({"lhs": ["Foo(x)"]}, "no operator 'Foo'"),
+        ({"lhs": ["relu(x)"]}, "write Relu"),
+        ({"lhs": ["x + x"]}, "write Add(x, x)"),
+        ({"lhs": ["Relu(x) - x"]}, "write Sub(Relu(x), x)"),
+        ({"lhs": ["Exp(x @ x)"]}, "write MatMul(x, x)"),
+        ({"lhs": ["x ** 2"]}, "write Pow(x, 2)"),
+        ({"lhs": ["-x"]}, "Neg(a)"),
+        ({"lhs": ["2 * x"]}, "Mul(2, a)"),
         ({"lhs": ["Relu(z)"]}, "z"),
         ({"forall": {"x": "g[m]"}}, "forall"),
         ({"lhs": []}, ""),
@@ -96,6 +106,20 @@ def test_integers_are_more_than_nothing_and_one(client: TestClient, lhs: str, rh
     assert found["verdict"] == verdict, found
     if verdict == "refuted":
         assert " on the left and " in found["says"]
+
+
+def test_every_example_of_the_page_is_a_rule_that_is_judged(client: TestClient) -> None:
+    page = client.get("/playground").text
+    places = [unescape(p) for p in re.findall(r'class="chip" href="(/playground[^"]+)"', page)]
+    assert len(places) > 4
+    verdicts = []
+    for place in places:
+        typed = {name: values[0] for name, values in parse_qs(urlsplit(place).query).items()}
+        answer = client.post("/playground", files={name: (None, text) for name, text in typed.items()})
+        assert answer.status_code == 200, place
+        verdicts += re.findall(r'<span class="chip (proved_all_sizes|refuted)">', answer.text)
+    assert len(verdicts) == len(places)
+    assert set(verdicts) == {"proved_all_sizes", "refuted"}
 
 
 def test_bodies_that_are_no_rules(client: TestClient) -> None:

@@ -8,6 +8,12 @@ const PARTS: Record<string, () => Promise<{ wake(place: HTMLElement): void }>> =
   filters: () => import("./filters"),
   try: () => import("./trial"),
   models: () => import("./table"),
+  job: () => import("./jobs"),
+  seen: async () => ({ wake: (await import("./jobs")).wakeList }),
+  two: () => import("./picking"),
+  short: () => import("./copying"),
+  playground: () => import("./completion"),
+  operations: () => import("./tryout"),
 };
 
 for (const [id, load] of Object.entries(PARTS)) {

@@ -2,8 +2,9 @@
 
 import { type Comparison, crowded, type Drawing, draw, type UnionNode } from "./comparison";
 import { button, html, isProblem } from "./dom";
-import { type Kept, place, questionOf } from "./layout";
+import { type Kept, place, type Placed, questionOf } from "./layout";
 import { Panes, type Shown } from "./panes";
+import { drawingFile, saveText } from "./saving";
 
 type Whole = Required<Pick<Comparison, "nodes" | "edges" | "regions">> & Pick<Comparison, "timeline">;
 const SIDES = ["before", "after"] as const;
@@ -11,6 +12,7 @@ const WARM = [0.005, 0.01, 0.03, 0.08]; // shares of the whole from which a box 
 
 const RECORDED = /^\/v1\/gallery\/([\w.-]+)\/comparison$/; // of these the layout is recorded, too
 
+const [CROWDED, FIRST] = [60, 8]; // boxes from which a model is shown from its beginning, and how many are in view then
 const NARROW = "(max-width: 62rem)";
 
 export function wake(home: HTMLElement): void {
@@ -46,7 +48,9 @@ async function before(address: string): Promise<Kept | undefined> {
   }
 }
 
+/** What an address leads to; `#id` is an element of the page that holds it. */
 async function load(address: string): Promise<Comparison> {
+  if (address.startsWith("#")) return JSON.parse(document.getElementById(address.slice(1))!.textContent ?? "{}") as Comparison;
   const answer = await fetch(address);
   const data = (await answer.json()) as unknown;
   if (isProblem(data)) throw new Error(data.detail);
@@ -54,6 +58,8 @@ async function load(address: string): Promise<Comparison> {
 }
 
 class Compare {
+  private readonly single: boolean; // one model, not yet optimised
+  private placed: Placed | undefined;
   private drawing: Drawing = { boxes: [], edges: [], folded: false, boxOf: new Map() };
   private fold: boolean;
   private readonly opened = new Set<number>();
@@ -72,10 +78,11 @@ class Compare {
     private readonly given: Whole,
     private readonly kept: Promise<Kept | undefined>,
   ) {
+    this.single = "single" in home.dataset;
     this.fold = crowded(given);
     this.panes = new Panes({ chosen: (box) => this.choose(box), step: (by) => this.step(by) });
-    this.folder = button("Fold what is alike", () => this.toggleFold(), { "aria-pressed": String(this.fold) });
-    this.heater = button("Heat", () => this.toggleHeat(), { "aria-pressed": "false", disabled: !given.timeline });
+    this.folder = button("Fold repeated parts", () => this.toggleFold(), { "aria-pressed": String(this.fold) });
+    this.heater = button("Colour by time", () => this.toggleHeat(), { "aria-pressed": "false", disabled: !given.timeline });
     const of = (side: Shown) => new Map((given.timeline?.[side] ?? []).map(([node, us]) => [node, us]));
     this.times = { before: of("before"), after: of("after") };
     this.home.classList.add("compare");
@@ -84,15 +91,28 @@ class Compare {
     for (const side of ["before", "after"] as const) {
       const count = given.nodes.filter((n) => (n.side === "both" || n.side === side) && n.op !== "input" && n.op !== "output").length;
       this.frames.append(
-        html("div", { class: "pane", "data-side": side }, html("span", { class: "title" }, `${side}, ${count} nodes`), this.panes.svgs[side]),
+        html("div", { class: "pane", "data-side": side }, html("span", { class: "title" }, this.title(side, count)), this.panes.svgs[side]),
       );
     }
-    this.display(matchMedia(NARROW).matches && given.regions.length > 0 ? "after" : "both");
+    if (this.single) this.display("after");
+    else this.display(matchMedia(NARROW).matches && given.regions.length > 0 ? "after" : "both");
     this.hint();
     void this.redraw();
   }
 
+  private title(side: Shown, count: number): string {
+    const nodes = `${count}\u00a0node${count === 1 ? "" : "s"}`;
+    return this.single ? nodes : `${side}, ${nodes}`;
+  }
+
   private bar(): HTMLElement {
+    const zoom = [
+      button("−", () => this.panes.zoom(0.8), { "aria-label": "Zoom out" }),
+      button("+", () => this.panes.zoom(1.25), { "aria-label": "Zoom in" }),
+      button("Show all", () => this.panes.fit()),
+    ];
+    const save = button("Save as SVG", () => this.save());
+    if (this.single) return html("div", { class: "bar", role: "toolbar", "aria-label": "Drawing" }, ...zoom, this.folder, save, this.finder(), this.status);
     const sides = (["both", "before", "after"] as const).map((side) =>
       button(side[0]!.toUpperCase() + side.slice(1), () => this.display(side), { "data-show": side }),
     );
@@ -102,11 +122,22 @@ class Compare {
       ...sides,
       button("‹ Change", () => this.step(-1), { disabled: none, "aria-label": "Previous change" }),
       button("Change ›", () => this.step(1), { disabled: none, "aria-label": "Next change" }),
-      button("−", () => this.panes.zoom(0.8), { "aria-label": "Zoom out" }),
-      button("+", () => this.panes.zoom(1.25), { "aria-label": "Zoom in" }),
-      button("Show all", () => this.panes.fit()),
-      this.folder, this.heater, this.finder(), this.status,
+      ...zoom, this.folder, this.heater, save, this.finder(), this.status,
     );
+  }
+
+  /** The sides that are shown, with what is folded or opened, as a file. */
+  private save(): void {
+    if (!this.placed) return;
+    const shown = SIDES.filter((side) => !this.home.querySelector<HTMLElement>(`[data-side=${side}]`)!.hidden);
+    const titles = shown.map((side): [Shown, string] => [side, this.home.querySelector(`[data-side=${side}] .title`)!.textContent ?? ""]);
+    const names = (box: number) => {
+      const [first] = this.drawing.boxes[box]!.members;
+      const node = this.given.nodes[first!]!;
+      return this.drawing.boxes[box]!.folded ? this.drawing.boxes[box]!.label : `${node.op} ${node.name}: ${node.type}`;
+    };
+    const name = (this.home.dataset["name"] ?? document.querySelector("h1")?.textContent ?? "graph").replace(/[^\w.-]+/g, "_").slice(0, 80);
+    saveText(drawingFile(this.drawing, this.placed, titles, names), `${name || "graph"}.svg`, "image/svg+xml");
   }
 
   /** Words for a node: Enter goes to the first one whose operator or name has them, and on. */
@@ -149,7 +180,7 @@ class Compare {
     this.heater.setAttribute("aria-pressed", String(on));
     this.warm();
     this.detail.textContent = on
-      ? `Coloured by the share of its side's time: from ${WARM.map((share) => `${100 * share} %`).join(", ")} on. ${this.hottest()}`
+      ? `Coloured by the share of estimated time: from ${WARM.map((share) => `${100 * share}\u00a0%`).join(", ")} on. ${this.hottest()}`
       : "Coloured by what changed.";
   }
 
@@ -158,7 +189,7 @@ class Compare {
       const line = [...this.times[side]].sort(([, a], [, b]) => b - a).slice(0, 3);
       return `${side}: ${line.map(([node, us]) => `${this.given.nodes[node]!.op} ${this.given.nodes[node]!.name} ${micro(us)}`).join(", ")}`;
     });
-    return `Hottest ${told.join("; ")}.`;
+    return `Most time ${told.join("; ")}.`;
   }
 
   private warm(): void {
@@ -183,7 +214,7 @@ class Compare {
       const us = this.times[side].get(number);
       return us === undefined ? [] : [`${side} ${micro(us)} (${((100 * us) / Math.max(total(this.times[side]), 1e-9)).toFixed(1)} %)`];
     });
-    return told.length > 0 ? [["takes, modelled", told.join(", ")]] : [];
+    return told.length > 0 ? [["estimated time", told.join(", ")]] : [];
   }
 
   private display(shown: Shown | "both"): void {
@@ -197,7 +228,8 @@ class Compare {
   }
 
   private hint(): void {
-    this.detail.textContent = this.given.regions.length > 0
+    if (this.single) this.detail.textContent = "Choose a node to read about it; drag to move, Ctrl and the wheel to zoom.";
+    else this.detail.textContent = this.given.regions.length > 0
       ? "Choose a node to read about it; drag to move, Ctrl and the wheel to zoom."
       : "Nothing changed, so both sides are the same. Choose a node to read about it.";
   }
@@ -207,11 +239,13 @@ class Compare {
     this.status.textContent = "Laying out…";
     try {
       const placed = await place(questionOf(this.drawing), this.kept);
+      this.placed = placed;
       const regions = this.given.regions.map((r) => this.boxesOf([...r.before, ...r.after], false));
       this.panes.show(this.drawing, placed, regions);
       this.warm();
       if (keep !== undefined) this.panes.focus(this.boxesOf([keep], true));
       else if (this.given.regions.length > 0) this.go(0);
+      else if (this.single && this.drawing.boxes.length > CROWDED) this.panes.focus(this.drawing.boxes.map((_, box) => box).slice(0, FIRST));
       else this.panes.fit();
       this.tellCounts();
       this.home.dataset["drawn"] = String(this.drawing.boxes.length);
@@ -222,6 +256,10 @@ class Compare {
 
   private tellCounts(): void {
     const changes = this.given.regions.length;
+    if (this.single) {
+      this.status.textContent = this.drawing.folded ? "repeated parts are folded" : "";
+      return;
+    }
     const where = this.region >= 0 ? `change ${this.region + 1} of ${changes}` : `${changes} change${changes === 1 ? "" : "s"}`;
     this.status.textContent = this.drawing.folded ? `${where}; folded` : where;
   }
@@ -273,7 +311,7 @@ class Compare {
     const number = chosen.members[0]!;
     const node = this.given.nodes[number]!;
     this.panes.mark(box, node.region);
-    this.detail.replaceChildren(...told(node, this.takes(number)));
+    this.detail.replaceChildren(...told(node, this.takes(number), this.single));
   }
 
   private toggleFold(): void {
@@ -313,16 +351,16 @@ function total(times: Map<number, number>): number {
 }
 
 function micro(us: number): string {
-  return us >= 1000 ? `${(us / 1000).toPrecision(3)} ms` : `${us.toPrecision(3)} µs`;
+  return us >= 1000 ? `${(us / 1000).toPrecision(3)}\u00a0ms` : `${us.toPrecision(3)}\u00a0µs`;
 }
 
-function told(node: UnionNode, takes: [string, string][]): (Node | string)[] {
-  const facts: [string, string][] = [["makes", node.type], ...takes, ...Object.entries(node.attributes ?? {})];
+function told(node: UnionNode, takes: [string, string][], single: boolean): (Node | string)[] {
+  const facts: [string, string][] = [["output", node.type], ...takes, ...Object.entries(node.attributes ?? {})];
   if (node.weights && node.weights.length > 0) facts.push(["weights", node.weights.join(", ") + (node.more_weights ? ` and ${node.more_weights} more` : "")]);
   if (node.renamed) facts.push(["in the result", node.renamed]);
-  const side = { both: "on both sides", before: "only before", after: "only after" }[node.side];
+  const side = single ? "" : ` (${{ both: "before and after", before: "only before", after: "only after" }[node.side]})`;
   return [
-    html("strong", {}, node.op), ` ${node.name} (${side}) `, ...ruleLinks(node.rules ?? []),
+    html("strong", {}, node.op), ` ${node.name}${side} `, ...ruleLinks(node.rules ?? []),
     html("dl", {}, ...facts.filter(([, value]) => value).map(([name, value]) => html("div", {}, html("dt", {}, `${name}:`), html("dd", {}, value)))),
   ];
 }

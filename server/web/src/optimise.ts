@@ -1,6 +1,6 @@
 /** The form: drop files, see how far the upload is, and read what is wrong without losing what was filled in. */
 
-import { isProblem, showProblem } from "./dom";
+import { html, isProblem, showProblem } from "./dom";
 
 export function wake(place: HTMLElement): void {
   const form = place as HTMLFormElement;
@@ -45,8 +45,41 @@ export function wake(place: HTMLElement): void {
   });
   form.addEventListener("submit", (event) => {
     event.preventDefault();
-    if (fits()) send(form, problem);
+    if (!fits()) return;
+    if ((event.submitter as HTMLButtonElement | null)?.id === "look") void inspectModel(form, problem);
+    else send(form, problem);
   });
+}
+
+/** Show the model below the form, which stays filled in: the server's page has it all. */
+async function inspectModel(form: HTMLFormElement, problem: HTMLElement): Promise<void> {
+  const say = document.getElementById("sending")!;
+  const shown = document.getElementById("looked")!;
+  const buttons = form.querySelectorAll<HTMLButtonElement>(".row button");
+  problem.hidden = true;
+  say.textContent = "Reading the model";
+  buttons.forEach((button) => (button.disabled = true));
+  try {
+    const answer = await fetch("/inspect", { method: "POST", body: new FormData(form) });
+    const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+    const found = page.getElementById("inspection");
+    if (answer.ok && found) {
+      const heading = html("h2", { tabindex: -1 }, page.querySelector("h1")?.textContent ?? "Model");
+      shown.replaceChildren(heading, document.adoptNode(found));
+      const { wake } = await import("./compare");
+      wake(document.getElementById("compare")!);
+      heading.scrollIntoView();
+      heading.focus({ preventScroll: true });
+    } else {
+      const detail = page.querySelector(".problem")?.textContent?.trim() ?? `The service answered ${answer.status}.`;
+      showProblem(problem, { title: page.querySelector("h1")?.textContent ?? "The model cannot be shown", detail });
+    }
+  } catch {
+    showProblem(problem, { title: "The service cannot be reached", detail: "No answer came. Try again in a moment." });
+  } finally {
+    say.textContent = "";
+    buttons.forEach((button) => (button.disabled = false));
+  }
 }
 
 function listOf(files: File[]): FileList {
@@ -69,17 +102,17 @@ function receiveDrops(zone: HTMLElement, take: (files: File[]) => void): void {
 
 function send(form: HTMLFormElement, problem: HTMLElement): void {
   const say = document.getElementById("sending")!;
-  const submit = form.querySelector<HTMLButtonElement>("button.primary")!;
+  const buttons = form.querySelectorAll<HTMLButtonElement>(".row button");
   const request = new XMLHttpRequest(); // fetch does not tell how far an upload is
   const failed = (title: string, detail: string) => showProblem(problem, { title, detail });
   request.open("POST", form.action);
   request.setRequestHeader("Accept", "application/json");
   request.responseType = "json";
   request.upload.addEventListener("progress", (event) => {
-    if (event.lengthComputable) say.textContent = `Sending, ${Math.round((100 * event.loaded) / event.total)} %`;
+    if (event.lengthComputable) say.textContent = `Sending, ${Math.round((100 * event.loaded) / event.total)}\u00a0%`;
   });
   request.addEventListener("loadend", () => {
-    submit.disabled = false;
+    buttons.forEach((button) => (button.disabled = false));
     say.textContent = "";
     const answer: unknown = request.response;
     if (request.status === 202) {
@@ -92,7 +125,7 @@ function send(form: HTMLFormElement, problem: HTMLElement): void {
     }
   });
   problem.hidden = true;
-  submit.disabled = true;
+  buttons.forEach((button) => (button.disabled = true));
   say.textContent = "Sending";
   request.send(new FormData(form));
 }
@@ -100,5 +133,5 @@ function send(form: HTMLFormElement, problem: HTMLElement): void {
 function size(bytes: number): string {
   const units = ["B", "KiB", "MiB", "GiB"];
   const step = Math.min(units.length - 1, Math.floor(Math.log2(Math.max(bytes, 1)) / 10));
-  return `${(bytes / 2 ** (10 * step)).toFixed(step > 0 ? 1 : 0)} ${units[step]}`;
+  return `${(bytes / 2 ** (10 * step)).toFixed(step > 0 ? 1 : 0)}\u00a0${units[step]}`;
 }
