@@ -102,6 +102,14 @@ def optimize(
             "for memory, written beside OUT as OUT-1, OUT-2, ...",
         ),
     ] = "time",
+    functions: Annotated[
+        str,
+        typer.Option(
+            metavar="keep|inline",
+            help="keep: a call of the model's own function stays one where its body is not rewritten; inline: its body "
+            "takes its place",
+        ),
+    ] = "keep",
     learn: Annotated[
         float | None,
         typer.Option(
@@ -147,8 +155,11 @@ def optimize(
         enable=tuple(enable or ()), disable=tuple(disable or ()), sizes=parse_dims(dim or []), threads=threads,
         measure=measure, check=not no_check, full_check=check == "full", certify=verify_by == "certify", strict=strict,
         floats=floats, effort=effort, runtime=runtime, objective=objective,
+        functions=functions,
     )  # fmt: skip
-    options.validate({"floats": "--float", "effort": "--effort", "objective": "--objective"})
+    options.validate({
+        "floats": "--float", "effort": "--effort", "objective": "--objective", "functions": "--functions",
+    })  # fmt: skip
     if len(models) > 1:
         if explain or learn is not None or report_html is not None or certificates is not None:
             raise UsageError("--explain, --discover, --certificates and --html are about one model", hint="name one")

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto
+from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto
 
-from superopt.formats.onnx_nodes import attribute_proto, node
+from superopt.formats.functions import Functions, bound_body, functions_in
+from superopt.formats.onnx_nodes import node
 from superopt.formats.onnx_tensors import ExternalFiles, weight
 from superopt.formats.onnx_values import value
 from superopt.ir.errors import InvalidModel, ResourceLimit, printable
@@ -22,8 +23,6 @@ _NODES = 20_000  # of subgraphs and functions that are looked at: 2⁴⁰ calls 
 _BYTES = 64 << 20  # of one subgraph: with more in it, it is weights that would be copied
 _SHOWN = 6  # inputs whose types a message lists
 _HINT = "no runtime can run it; look at how the model was made or edited"
-
-Functions = Mapping[tuple[str, str, str], FunctionProto]
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ def refuse_contradictions(graph: Graph) -> None:
     Raises:
         InvalidModel: it names the node, its operator, the types of its inputs, and what is wrong with them.
     """
-    functions = _functions(graph)
+    functions = functions_in(graph)
     whole = facts(graph)
     stack = [_Part(whole)]
     budget = _NODES
@@ -81,15 +80,6 @@ def _operands(item: Node, typing: Typing) -> str:
     return f" (inputs: {shown}{more})" if names else ""
 
 
-def _functions(graph: Graph) -> Functions:
-    """The model's own functions by domain, name and overload."""
-    payload = graph.extras.get("onnx.model")
-    if not payload or not any(n.domain not in ("", "ai.onnx") for n in graph.nodes):
-        return {}
-    found = ModelProto.FromString(payload).functions
-    return {(f.domain, f.name, f.overload): f for f in found}
-
-
 def _parts(part: _Part, item: Node, typing: Typing, functions: Functions) -> Iterator[_Part]:
     """The graphs inside a node: those of its attributes, or the body of the function that it calls."""
     where = f"{part.where}{label(item)}, "
@@ -121,24 +111,10 @@ def _subgraph(proto: GraphProto, captures: tuple[str, ...], typing: Typing, opse
 
 def _body(function: FunctionProto, call: Node, typing: Typing) -> Graph | None:
     """A function's body with the types and attributes of a call."""
-    given = {k: attribute_proto(k, v) for k, v in call.attributes.items()}
-    given = {a.name: a for a in function.attribute_proto} | given
-    nodes = []
-    for proto in function.node:
-        made = NodeProto()
-        made.CopyFrom(proto)
-        del made.attribute[:]
-        for item in proto.attribute:
-            if not item.ref_attr_name:
-                made.attribute.append(item)
-            elif item.ref_attr_name in given:
-                made.attribute.append(given[item.ref_attr_name])
-                made.attribute[-1].name = item.name
-        nodes.append(made)
     kinds = [typing.types.get(n) if n else None for n in call.inputs]
     inputs = [Value(n, k) for n, k in zip(function.input, kinds, strict=False)]
     opset = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in function.opset_import}
-    return _read(GraphProto(), nodes, inputs, function.output, opset)
+    return _read(GraphProto(), bound_body(function, call), inputs, function.output, opset)
 
 
 def _read(

@@ -118,8 +118,8 @@ class _Attempt:
         made = report_of(
             best.found, best.checked, best.measured, self.before, best.cost if after is not task.graph else self.before,
             best.forms, graph=task.graph, typing=task.typing, options=task.options, library=task.library,
-            model=task.costs, notes=(*self.remarks, *self.notes), failures=self.checks.failures, valued=valued,
-            left=task.budget.left,
+            model=task.costs, notes=(*task.notes, *self.remarks, *self.notes), failures=self.checks.failures,
+            valued=valued, left=task.budget.left,
         )  # fmt: skip
         stages = valued.stages if valued is not None and made.values is not None else ()
         claimed = tuple((s.after, s.certificate) for s in stages)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from superopt import cost as costs
+from superopt.formats.functions import inlined
 from superopt.ir.diff import pieces
 from superopt.ir.errors import InvalidModel
 from superopt.ir.graph import Graph, Node, Weight, unused_name
@@ -193,8 +194,9 @@ def explained(result: Result, options: Options) -> tuple[Report, Derivation | No
     """
     if result.report.status == "unchanged":
         return result.report, None
+    before, after = (inlined(graph).graph for graph in (result.original, result.graph))
     found = derive(
-        result.original, result.graph, target=options.target, runtime=options.runtime, sizes=options.sizes
+        before, after, target=options.target, runtime=options.runtime, sizes=options.sizes
     )  # fmt: skip
     gains = found.by_rule()
     applied = tuple(replace(a, gain_us=gains.get(a.rule)) for a in result.report.rules_applied)

@@ -1,4 +1,4 @@
-"""Optimising a model: load → search → race → check → report."""
+"""Optimising a model: load → inline its functions → search → race → check → report → calls again."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from superopt.ir.graph import Graph
 from superopt.ops.infer import Barrier, Typing, infer
 from superopt.pipeline.attempt import attempt
 from superopt.pipeline.budget import TimeBudget
+from superopt.pipeline.functions import opened, with_calls_again
 from superopt.pipeline.likely import likely_sizes
 from superopt.pipeline.options import ALGORITHMS, EFFORTS, VALUES, Options, Progress, quiet
 from superopt.pipeline.result import Result
@@ -71,7 +72,9 @@ def optimize(
     options.validate()
     budget = TimeBudget.of(options.time_limit)
     progress(0, None, "loading")
-    graph = load(model)
+    given = load(model)
+    before, notes = opened(given, options)
+    graph = before.graph
     typing = infer(graph, options.sizes)
     try:
         refuse_unbounded(graph, options.sizes, typing=typing, absurd=True)
@@ -92,7 +95,8 @@ def optimize(
         runtime=options.runtime,
     ) as model_costs:
         budget.extend(time.monotonic() - began)
-        return attempt(Task(graph, typing, library, model_costs, options, progress, budget, sizes))
+        result = attempt(Task(graph, typing, library, model_costs, options, progress, budget, sizes, notes))
+    return with_calls_again(result, given, before, options)
 
 
 def select_rules(options: Options) -> Library:

@@ -14,12 +14,14 @@ from superopt.memory import ROWS
 from superopt.rules.floats import MODES
 
 __all__ = [
-    "ALGORITHMS", "EFFORTS", "MOST_BESIDE", "OBJECTIVES", "VALUES", "Effort", "Options", "Progress", "beside", "quiet",
+    "ALGORITHMS", "EFFORTS", "FUNCTIONS", "MOST_BESIDE", "OBJECTIVES", "VALUES", "Effort", "Options", "Progress",
+    "beside", "quiet",
 ]  # fmt: skip
 
 ALGORITHMS = "algorithms"  # what ``disable`` calls those with fewer multiplications
 VALUES = "values"  # and rewrites by the elements of weights
 OBJECTIVES = ("time", "memory", "pareto")
+FUNCTIONS = ("keep", "inline")
 MOST_BESIDE = 99  # graphs that trade time for memory, whose files are claimed: no front has as many
 Progress = Callable[[int, int | None, str], None]
 
@@ -86,6 +88,10 @@ class Options:
             again where that takes little time; "pareto": besides the fastest result, others that need less memory for
             more time (:mod:`superopt.pipeline.recomputing`). With a ``memory_limit``, the fastest that is found to
             need no more is the result, whatever the objective.
+        functions: the model's own. "keep": a call whose body is not rewritten stays a call, so that the result has the
+            model's structure; a body that is rewritten stands in place of its call. "inline": every call's body does,
+            for runtimes that do not know functions. Either way rules and prices see the bodies, so a call costs
+            nothing but where it stays, and "keep", which loses nothing, is the default.
     """
 
     target: str = "cpu"
@@ -106,6 +112,7 @@ class Options:
     effort: str = "default"
     runtime: str = "onnxruntime"
     objective: str = "time"
+    functions: str = "keep"
 
     def validate(self, flags: Mapping[str, str] = MappingProxyType({})) -> None:
         """Refuse a word that is none of those known.
@@ -117,7 +124,7 @@ class Options:
             UsageError: it names the setting and its words.
         """
         words = (("floats", self.floats, MODES), ("effort", self.effort, tuple(EFFORTS)),
-                 ("objective", self.objective, OBJECTIVES))  # fmt: skip
+                 ("objective", self.objective, OBJECTIVES), ("functions", self.functions, FUNCTIONS))  # fmt: skip
         for name, given, known in words:
             if given not in known:
                 said = f"{flags[name]} " if name in flags else f"{name}="
