@@ -13,11 +13,11 @@ from superopt.ir.collecting import rarely_collected
 from superopt.ir.errors import ResourceLimit, Unsupported, UsageError
 from superopt.ir.graph import Graph
 from superopt.ops.infer import Barrier, Typing, infer
-from superopt.pipeline.attempt import attempt
 from superopt.pipeline.budget import TimeBudget
 from superopt.pipeline.functions import opened, with_calls_again
 from superopt.pipeline.likely import likely_sizes
 from superopt.pipeline.options import ALGORITHMS, EFFORTS, VALUES, Options, Progress, quiet
+from superopt.pipeline.repair import attempt_beside_faults
 from superopt.pipeline.result import Result
 from superopt.pipeline.task import Task
 from superopt.rules import Library, load_library
@@ -95,7 +95,9 @@ def optimize(
         runtime=options.runtime,
     ) as model_costs:
         budget.extend(time.monotonic() - began)
-        result = attempt(Task(graph, typing, library, model_costs, options, progress, budget, sizes, notes))
+        result = attempt_beside_faults(
+            Task(graph, typing, library, model_costs, options, progress, budget, sizes, notes)
+        )
     return with_calls_again(result, given, before, options)
 
 

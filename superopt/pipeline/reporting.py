@@ -20,7 +20,7 @@ from superopt.verifier.differential import CheckResult
 if TYPE_CHECKING:
     from superopt.pipeline.fewer import Formed
 
-__all__ = ["opaque_nodes", "report_of"]
+__all__ = ["opaque_nodes", "report_of", "reported_check"]
 
 _PEAKS_TAKE = 4.0  # seconds that measuring the device's ceilings may take, which is done once a machine
 
@@ -59,7 +59,7 @@ def report_of(
         result=report.Outcome(structural_hash(found.graph)),
         cost=report.Cost(before.us, after.us, min(before.measured_share, after.measured_share)),
         measured=measured,
-        check=_check(checked),
+        check=reported_check(checked),
         nodes=report.Nodes(len(graph.nodes), len(found.graph.nodes)),
         operators={"before": report.operator_counts(graph), "after": report.operator_counts(found.graph)},
         work=report.Work(
@@ -81,7 +81,8 @@ def report_of(
     )  # fmt: skip
 
 
-def _check(checked: CheckResult) -> report.Check:
+def reported_check(checked: CheckResult) -> report.Check:
+    """What a report says of a check."""
     power = checked.power
     return report.Check(
         checked.verdict, checked.trials, checked.max_abs_error, checked.max_rel_error, checked.reference,

@@ -16,6 +16,7 @@ from superopt.report.model import (
     Outcome,
     Questions,
     Report,
+    RuntimeFault,
     Search,
     Tradeoff,
     Values,
@@ -28,6 +29,6 @@ from superopt.report.model import (
 
 __all__ = [
     "Algorithm", "Applied", "Check", "CheckFailure", "CheckPower", "Cost", "Errors", "Measured", "Nodes", "Opaque",
-    "Outcome", "Questions", "Report", "Search", "Tradeoff", "Values", "Verification", "Work",
+    "Outcome", "Questions", "Report", "RuntimeFault", "Search", "Tradeoff", "Values", "Verification", "Work",
     "certainty", "operator_counts", "outcome",
 ]  # fmt: skip

@@ -304,6 +304,23 @@ class Tradeoff:
 
 
 @dataclass(frozen=True)
+class RuntimeFault:
+    """What the runtime's own optimiser breaks in the model.
+
+    Attributes:
+        refusal: why the model does not run with it; "" where it does.
+        outputs: what it changes, by output in words.
+        avoided: "rewritten" or "copies": how the result keeps it from that; "" where no equal graph was found.
+        copies: the values that are copied for that.
+    """
+
+    refusal: str
+    outputs: Mapping[str, str]
+    avoided: str = ""
+    copies: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Report:
     """What was done to a model. ``memory``: by "before" and "after" what activations take over the steps of a run
     (:func:`superopt.pipeline.footprint.footprint_data`), no "after" where nothing was changed."""
@@ -334,6 +351,7 @@ class Report:
     derivation: Mapping[str, Any] | None = None
     pareto: tuple[Tradeoff, ...] = ()
     memory: Mapping[str, Any] | None = None
+    runtime_fault: RuntimeFault | None = None
 
     @property
     def unchanged(self) -> str:
