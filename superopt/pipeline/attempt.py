@@ -40,15 +40,18 @@ _FORMS_RACE = 6.0
 _FORMS = 4.0  # times what a check needs that have to be left before fewer multiplications are looked for
 
 
-def attempt(task: Task) -> Result:
+def attempt(task: Task, bench: Bench) -> Result:
     """Optimise: the input is returned where nothing better is found and checked.
+
+    Args:
+        task: what is optimised, and how.
+        bench: where graphs are run.
 
     Raises:
         InvalidModel: a file of the model changed meanwhile.
     """
     task.budget.expect(task.graph, task.typing, task.options.sizes)
-    with Bench() as bench:
-        result = _Attempt(task, bench).run()
+    result = _Attempt(task, bench).run()
     refuse_changed_files(task.graph)  # some of the result would be of the one, some of the other
     return result
 

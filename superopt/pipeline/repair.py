@@ -27,6 +27,7 @@ from superopt.verifier.running import Bench
 
 __all__ = ["attempt_beside_faults"]
 
+_RUN = 20.0  # seconds for one run
 _SPENT = 0.3  # share of the time that is left, which looking for copies may take: the rest is the search's
 _NAMED = 4  # copied values in a note
 _HINT = "a session with graph_optimization_level = ORT_DISABLE_ALL computes what the model says"
@@ -47,12 +48,15 @@ def attempt_beside_faults(task: Task) -> Result:
     Raises:
         InvalidModel: a file of the model changed meanwhile.
     """
-    fault, copied = _looked_for(task)
-    if fault is None:
-        return attempt(task)
-    task = replace(task, notes=(*task.notes, fault.words()))
-    result = attempt(task)
-    if result.graph is not task.graph and _is_right(task, result.graph):
+    with Bench() as bench:
+        fault, copied = _looked_for(task, bench)
+        bench.drop(task.graph)  # its sessions are gone, and may have been large
+        if fault is None:
+            return attempt(task, bench)
+        task = replace(task, notes=(*task.notes, fault.words()))
+        result = attempt(task, bench)
+        rewritten = result.graph is not task.graph and _is_right(task, result.graph, bench)
+    if rewritten:
         how = "the result avoids that: ONNX Runtime runs it right, with its optimisations and without"
         return _told(result, report.RuntimeFault(fault.refusal, fault.outputs, "rewritten"), how)
     if copied is not None:
@@ -67,37 +71,45 @@ def attempt_beside_faults(task: Task) -> Result:
     return _told(_with_graph(result, task, task.graph, None), report.RuntimeFault(fault.refusal, fault.outputs), how)
 
 
-def _looked_for(task: Task) -> tuple[Fault | None, _Copied | None]:
+def _looked_for(task: Task, bench: Bench) -> tuple[Fault | None, _Copied | None]:
     """What is broken, and the model with copies that avoid it, if there is such a graph."""
     options, graph = task.options, task.graph
     if not options.check or options.runtime != ONNX_RUNTIME.name or graph.weight_bytes > LARGE:
         return None, None
     if any(w.data is None for w in graph.weights):
         return None, None
+    task.budget.expect(graph, task.typing, options.sizes)
     until = task.budget.left * (1.0 - _SPENT)
+    if task.budget.needs > _SPENT * task.budget.left:
+        return None, None
     try:
         refuse_unbounded(graph, options.sizes, typing=task.typing)
-        with Bench() as bench:
-            known = Unoptimised(graph, task.typing, options.seed, options.sizes, bench)
-            fault = known.fault(graph)
-            if fault is None:
-                return None, None
-            found = fewest_copies(graph, lambda made: task.budget.left >= until and known.fault(made) is None)
-            if found is None:
-                return fault, None
-            made, values = found
-            checked = check_result(graph, made, task.typing, options, task.budget, bench, EXACT)
-            return fault, _Copied(made, values, checked) if checked.verdict == "passed" else None
+        known = _unoptimised(task, bench)
+        fault = known.fault(graph)
+        if fault is None:
+            return None, None
+        found = fewest_copies(graph, lambda made: task.budget.left >= until and known.fault(made) is None)
+        if found is None:
+            return fault, None
+        made, values = found
+        checked = check_result(graph, made, task.typing, options, task.budget, bench, EXACT)
+        return fault, _Copied(made, values, checked) if checked.verdict == "passed" else None
     except (InvalidModel, ResourceLimit, Unsupported, UsageError, MemoryError):
         return None, None  # it does not run, or not here: the check will say so
+    except KeyboardInterrupt:  # there is no result yet: the search finds what it can in little time
+        task.budget.hurry()
+        return None, None
 
 
-def _is_right(task: Task, graph: Graph) -> bool:
+def _unoptimised(task: Task, bench: Bench) -> Unoptimised:
+    options, budget = task.options, task.budget
+    return Unoptimised(task.graph, task.typing, options.seed, options.sizes, bench, lambda: min(_RUN, budget.left))
+
+
+def _is_right(task: Task, graph: Graph, bench: Bench) -> bool:
     """Whether the optimiser leaves a graph right that was made of the model."""
     try:
-        with Bench() as bench:
-            known = Unoptimised(task.graph, task.typing, task.options.seed, task.options.sizes, bench)
-            return known.fault(graph) is None
+        return _unoptimised(task, bench).fault(graph) is None
     except (InvalidModel, ResourceLimit, Unsupported, UsageError, MemoryError):
         return False
 

@@ -10,7 +10,7 @@ eight bits, which is what such models are made for: behind it, only results that
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
@@ -43,8 +43,10 @@ __all__ = ["Fault", "Unoptimised"]
 _KINDS = ("normal", "uniform", "edge", "normal")  # of unsteered inputs
 _STEERED = 12  # inputs that are steered to the graph's own constants, as far as the work goes
 _WORK = 2e9  # operations of all runs of one kind: a second's; one input is tried in any case
-_RUN = 20.0  # seconds for one run
-_SAMPLES = 8  # disturbed runs of each kind: the farthest move of any element is then within a half of its deviation
+_RUN = 20.0  # seconds for one run, where nobody says less
+# Disturbed runs of each kind: one explains most differences; of eight, the farthest move of any element is within half
+# of its standard deviation.
+_SAMPLES = (1, 8)
 # Times as far as FACTOR allows: fused kernels approximate (tanh, erf) and sum in blocks, which is no fault.
 _FURTHER = 4.0
 _SHARE, _FEWEST = 0.02, 3  # of elements, and of them in number, that are off where rounding flips some by whole steps
@@ -102,14 +104,18 @@ class Unoptimised:
         seed: of the inputs.
         sizes: symbolic dimensions that are fixed.
         bench: where sessions are made.
+        longest: seconds that the next run may take.
 
     Raises:
         InvalidModel, Unsupported, UsageError: it does not run even so, or on no input that was tried.
         ResourceLimit: it does not fit in memory, or takes too long.
     """
 
-    def __init__(self, graph: Graph, typing: Typing, seed: int, sizes: Mapping[str, int], bench: Bench) -> None:
-        self.graph, self._typing, self._bench = graph, typing, bench
+    def __init__(
+        self, graph: Graph, typing: Typing, seed: int, sizes: Mapping[str, int], bench: Bench,
+        longest: Callable[[], float] = lambda: _RUN,
+    ) -> None:  # fmt: skip
+        self.graph, self._typing, self._bench, self._longest = graph, typing, bench, longest
         self._plain = bench.session(graph, optimise=False)
         work = graph_work(graph, typing, sizes)
         most = max(1, int(_WORK / max(work["flops"] + work["bytes"], 1.0)))
@@ -117,7 +123,9 @@ class Unoptimised:
         refusal: InvalidModel | UsageError | None = None
         for ordinary, feeds in islice(_inputs(graph, seed, sizes), most):
             try:
-                self._trials.append(_Trial(ordinary, feeds, run_session(self._plain, feeds, time_limit=_RUN)))
+                self._trials.append(
+                    _Trial(ordinary, feeds, run_session(self._plain, feeds, time_limit=self._longest()))
+                )
             except (InvalidModel, UsageError) as error:
                 refusal = error
         if not self._trials and refusal is not None:
@@ -166,9 +174,9 @@ class Unoptimised:
         made: list[Arrays] = []
         names = [v.name for v in self.graph.outputs]
         for trial in self._trials:
-            made.append(loaded.run(trial.feeds, names, time_limit=_RUN))
+            made.append(loaded.run(trial.feeds, names, time_limit=self._longest()))
             if plain is not None:
-                run_session(plain, trial.feeds, time_limit=_RUN)
+                run_session(plain, trial.feeds, time_limit=self._longest())
         found = {name: said for name in names if (said := self._said(name, [m[name] for m in made]))}
         return Fault(outputs=found) if found else None
 
@@ -212,19 +220,27 @@ class Unoptimised:
             another = np.sum(distance * distance) > _ANOTHER**2 * np.sum(wide * wide)
             return int(np.count_nonzero(distance)) if another else 0
         free = _free(old, wide)
+        free = free if name in self._jumping else _FURTHER * free
         if not (distance > free).any():
             return 0
-        moved = self._moved(name, old, feeds)
-        if name in self._jumping:
-            return int(np.count_nonzero(distance > np.maximum(free, FACTOR * moved)))
-        return int(np.count_nonzero(distance > _FURTHER * np.maximum(free, FACTOR * moved.max(initial=0.0))))
+        off = 0
+        for moved in self._moved(name, old, feeds):
+            allowed = FACTOR * moved if name in self._jumping else FACTOR * _FURTHER * moved.max(initial=0.0)
+            off = int(np.count_nonzero(distance > np.maximum(free, allowed)))
+            if not off:
+                break
+        return off
 
-    def _moved(self, name: str, old: np.ndarray, feeds: Arrays) -> np.ndarray:
-        """How far the model's own rounding moves an output on inputs."""
-        moves = Moves(old)
-        inputs, inside = self._disturbed.samples(feeds, range(_SAMPLES), tiny=False, time_limit=_RUN, together=False)
-        moves.add([r[name] for r in inputs], [r[name] for r in inside])
-        return moves.largest().astype(np.float64)
+    def _moved(self, name: str, old: np.ndarray, feeds: Arrays) -> Iterator[np.ndarray]:
+        """How far the model's own rounding moves an output on inputs, by more and more runs."""
+        moves, done = Moves(old), 0
+        for count in _SAMPLES:
+            inputs, inside = self._disturbed.samples(
+                feeds, range(done, count), tiny=False, time_limit=self._longest(), together=False
+            )
+            moves.add([r[name] for r in inputs], [r[name] for r in inside])
+            done = count
+            yield moves.largest().astype(np.float64)
 
 
 def _is_static(kind: TensorType | None) -> bool:
