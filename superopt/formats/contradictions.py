@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto
 
@@ -12,7 +12,7 @@ from superopt.formats.onnx_nodes import node
 from superopt.formats.onnx_tensors import ExternalFiles, weight
 from superopt.formats.onnx_values import value
 from superopt.ir.errors import InvalidModel, ResourceLimit, printable
-from superopt.ir.graph import Graph, Node, OpaqueAttribute, Value, label
+from superopt.ir.graph import Graph, Node, OpaqueAttribute, Value, Weight, label
 from superopt.ir.types import TensorType
 from superopt.ops.contradictions import exclusion, facts
 from superopt.ops.infer import Applied, Typing, infer
@@ -84,7 +84,7 @@ def _parts(part: _Part, item: Node, typing: Typing, functions: Functions) -> Ite
     """The graphs inside a node: those of its attributes, or the body of the function that it calls."""
     where = f"{part.where}{label(item)}, "
     if called := functions.get((item.domain, item.op, item.overload)):
-        inner = _body(called, item, typing)
+        inner = _body(called, item, typing, part.graph.constants)
         if inner is not None:
             yield _Part(inner, where, part.certain)
         return
@@ -109,12 +109,18 @@ def _subgraph(proto: GraphProto, captures: tuple[str, ...], typing: Typing, opse
     return _read(proto, proto.node, inputs, [v.name for v in proto.output], opset)
 
 
-def _body(function: FunctionProto, call: Node, typing: Typing) -> Graph | None:
-    """A function's body with the types and attributes of a call."""
+def _body(
+    function: FunctionProto, call: Node, typing: Typing, constants: Mapping[str, Weight]
+) -> Graph | None:  # fmt: skip
+    """A function's body with the types, attributes and constants of a call."""
+    operands = [(n, given) for n, given in zip(function.input, call.inputs, strict=False) if given in constants]
+    weights = tuple(replace(constants[given], name=n) for n, given in operands)
     kinds = [typing.types.get(n) if n else None for n in call.inputs]
-    inputs = [Value(n, k) for n, k in zip(function.input, kinds, strict=False)]
+    fixed = {w.name for w in weights}
+    inputs = [Value(n, k) for n, k in zip(function.input, kinds, strict=False) if n not in fixed]
     opset = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in function.opset_import}
-    return _read(GraphProto(), bound_body(function, call), inputs, function.output, opset)
+    made = _read(GraphProto(), bound_body(function, call), inputs, function.output, opset)
+    return None if made is None else replace(made, weights=weights)
 
 
 def _read(

@@ -226,3 +226,11 @@ def test_a_call_does_not_read_what_it_makes() -> None:
                     body=tuple(n for n in nodes if n.op in ("Neg", "Exp")))  # fmt: skip
     made = replace(found.graph, nodes=(*nodes, between)).checked()
     assert with_calls(made, replace(found, calls=(calls,)), model) is made
+
+
+def test_constants_of_a_call_are_constants_of_the_body() -> None:
+    """An empty list of sizes is a Resize's way to leave them out: only the call says that it is empty."""
+    model = read("""<ir_version: 10, opset_import: ["": 17, "own": 1]> g (float[1, 1, 4, 4] x) => (float[1, 1, 8, 8] y)
+        <float[4] k = {1, 1, 2, 2}, int64[0] e = {}, float[0] r = {}> { y = own.F(x, r, k, e) }
+        <domain: "own", opset_import: ["": 17]> F (a, r, s, e) => (b) { b = Resize(a, r, s, e) }""")  # fmt: skip
+    assert [n.op for n in inlined(model).graph.nodes] == ["Resize"]
