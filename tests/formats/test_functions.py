@@ -229,8 +229,9 @@ def test_a_call_does_not_read_what_it_makes() -> None:
 
 
 def test_constants_of_a_call_are_constants_of_the_body() -> None:
-    """An empty list of sizes is a Resize's way to leave them out: only the call says that it is empty."""
-    model = read("""<ir_version: 10, opset_import: ["": 17, "own": 1]> g (float[1, 1, 4, 4] x) => (float[1, 1, 8, 8] y)
-        <float[4] k = {1, 1, 2, 2}, int64[0] e = {}, float[0] r = {}> { y = own.F(x, r, k, e) }
-        <domain: "own", opset_import: ["": 17]> F (a, r, s, e) => (b) { b = Resize(a, r, s, e) }""")  # fmt: skip
-    assert [n.op for n in inlined(model).graph.nodes] == ["Resize"]
+    """Without the slice's bounds nobody knows how many sizes there are, and none are too few."""
+    model = read("""<ir_version: 10, opset_import: ["": 18, "own": 1]> g (float[N, 4, H, W] x) => (float[A, B, C, D] y)
+        <int64[1] s = {0}, int64[1] e = {2}, int64[2] k = {8, 8}> { y = own.F(x, s, e, k) }
+        <domain: "own", opset_import: ["": 18]> F (a, s, e, k) => (b) {
+            h = Shape(a) p = Slice(h, s, e) z = Concat <axis = 0> (p, k) b = Resize(a, , , z) }""")  # fmt: skip
+    assert [n.op for n in inlined(model).graph.nodes] == ["Shape", "Slice", "Concat", "Resize"]
