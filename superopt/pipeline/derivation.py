@@ -178,6 +178,7 @@ def derive(
         sizes: what symbolic dimensions are costed at.
         most: steps.
     """
+    before, after = (inlined(graph).graph for graph in (before, after))
     found = tuple(steps(before, after, most=most))
     with costs.for_target(target, runtime=runtime, sizes=sizes, time_limit=0.0, questions=0) as model:
         graphs = (before, *(s.graph for s in found))
@@ -194,9 +195,8 @@ def explained(result: Result, options: Options) -> tuple[Report, Derivation | No
     """
     if result.report.status == "unchanged":
         return result.report, None
-    before, after = (inlined(graph).graph for graph in (result.original, result.graph))
     found = derive(
-        before, after, target=options.target, runtime=options.runtime, sizes=options.sizes
+        result.original, result.graph, target=options.target, runtime=options.runtime, sizes=options.sizes
     )  # fmt: skip
     gains = found.by_rule()
     applied = tuple(replace(a, gain_us=gains.get(a.rule)) for a in result.report.rules_applied)
