@@ -28,11 +28,12 @@ from superopt.ops.meaning import IllTyped
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.ort import InferenceSession
 from superopt.runtime.ort import run as run_session
+from superopt.verifier._feeds import LEVELS, fed_types
 from superopt.verifier._judgement import FACTOR, ULPS, Moves, element_type, equal, scales
 from superopt.verifier.differential import make_inputs
 from superopt.verifier.noise import Disturbed
 from superopt.verifier.noisy_model import is_exact
-from superopt.verifier.running import Arrays, Bench
+from superopt.verifier.running import Arrays, Bench, attempt
 from superopt.verifier.steering import steered
 
 if TYPE_CHECKING:
@@ -86,10 +87,10 @@ class _Trial:
     outputs: Arrays
 
 
-def _inputs(graph: Graph, seed: int, sizes: Mapping[str, int]) -> Iterator[tuple[bool, Arrays]]:
+def _inputs(graph: Graph, seed: int, sizes: Mapping[str, int], level: int) -> Iterator[tuple[bool, Arrays]]:
     for number, kind in enumerate(_KINDS):
-        yield kind != "edge", make_inputs(graph, seed + number, kind, sizes)
-    for feed in steered(graph, graph, seed, sizes, 0, _STEERED):
+        yield kind != "edge", make_inputs(graph, seed + number, kind, sizes, level=level)
+    for feed in steered(graph, graph, seed, sizes, level, _STEERED):
         plain = not (feed.mixed or feed.tiny or feed.scaled or feed.alike)
         if plain and all(a.size for a in feed.arrays.values()):  # kernels may end the process at a size of 0
             yield False, feed.arrays
@@ -120,16 +121,27 @@ class Unoptimised:
         work = graph_work(graph, typing, sizes)
         most = max(1, int(_WORK / max(work["flops"] + work["bytes"], 1.0)))
         self._trials: list[_Trial] = []
+        level, refusal = self._level(seed, sizes)
+        for ordinary, feeds in islice(_inputs(graph, seed, sizes, level), most):
+            made = attempt(self._plain, feeds, time_limit=self._longest())
+            if made is not None:
+                self._trials.append(_Trial(ordinary, feeds, made))
+        if not self._trials:
+            raise refusal or UsageError("ONNX Runtime refuses every input that was tried")
+
+    def _level(self, seed: int, sizes: Mapping[str, int]) -> tuple[int, InvalidModel | UsageError | None]:
+        """How symbolic sizes are chosen that the model takes; or why it takes none."""
         refusal: InvalidModel | UsageError | None = None
-        for ordinary, feeds in islice(_inputs(graph, seed, sizes), most):
+        if all(kind.is_static for kind in fed_types(self.graph).values()):
+            return 0, None
+        for level in range(LEVELS):
             try:
-                self._trials.append(
-                    _Trial(ordinary, feeds, run_session(self._plain, feeds, time_limit=self._longest()))
-                )
+                feeds = make_inputs(self.graph, seed, sizes=sizes, level=level)
+                run_session(self._plain, feeds, time_limit=self._longest())
+                return level, None
             except (InvalidModel, UsageError) as error:
                 refusal = error
-        if not self._trials and refusal is not None:
-            raise refusal
+        return 0, refusal
 
     @cached_property
     def _disturbed(self) -> Disturbed:
@@ -178,7 +190,15 @@ class Unoptimised:
             if plain is not None:
                 run_session(plain, trial.feeds, time_limit=self._longest())
         found = {name: said for name in names if (said := self._said(name, [m[name] for m in made]))}
+        found = {name: said for name, said in found.items() if self._is_steady(name)} if found else found
         return Fault(outputs=found) if found else None
+
+    def _is_steady(self, name: str) -> bool:
+        """Whether an output is the same again, as one of random numbers is not."""
+        trial = self._trials[0]
+        return equal(
+            run_session(self._plain, trial.feeds, [name], time_limit=self._longest())[name], trial.outputs[name]
+        )
 
     def _said(self, name: str, made: Sequence[np.ndarray]) -> str:
         """What is off at an output, in words; "" where nothing is."""

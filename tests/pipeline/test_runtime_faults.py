@@ -128,6 +128,8 @@ SOUND = {
         <float16[4, 2] w = {1, 2, 3, 4, 5, 6, 7, 8}, float16[2] b = {1, 2}> { m = MatMul(x, w) y = Add(m, b) }""",
     "as many results as a comparison finds": """g (float[64] x) => (int64[1, n] y) {
         e = Exp(x) s = ReduceSum(e) q = Div(e, s) m = ReduceMean(q) c = Greater(q, m) y = NonZero(c) }""",
+    "random numbers": "g (float[8, 8] x) => (float[8, 8] y) { r = RandomUniformLike(x) y = Add(x, r) }",
+    "sizes that have to fit": """g (float[N, M] x) => (float[4, K] y) <int64[2] s = {4, -1}> { y = Reshape(x, s) }""",
     "what overflows": """g (float[8, 8] x) => (float[8, 8] y) <float k = {1e30}> {
         a = Mul(x, k) b = Mul(a, k) y = Sub(b, a) }""",
 }  # fmt: skip
