@@ -15,7 +15,7 @@ from superopt.ir.errors import InvalidModel, ResourceLimit, Unsupported, UsageEr
 from superopt.ir.graph import Graph, structural_hash
 from superopt.pipeline.attempt import attempt
 from superopt.pipeline.barriers import fewest_copies
-from superopt.pipeline.checking import check_result
+from superopt.pipeline.checking import UNCHANGED, check_result
 from superopt.pipeline.reporting import reported_check
 from superopt.pipeline.result import Result
 from superopt.pipeline.runtime_faults import Fault, Unoptimised
@@ -26,6 +26,8 @@ from superopt.verifier.differential import EXACT, CheckResult
 from superopt.verifier.running import Bench
 
 __all__ = ["attempt_beside_faults"]
+
+_NOT_RUN = (InvalidModel, ResourceLimit, Unsupported, UsageError, MemoryError)  # with which a model does not run here
 
 _RUN = 20.0  # seconds for one run
 _SPENT = 0.3  # share of the time that is left, which looking for copies may take: the rest is the search's
@@ -86,19 +88,27 @@ def _looked_for(task: Task, bench: Bench) -> tuple[Fault | None, _Copied | None]
         refuse_unbounded(graph, options.sizes, typing=task.typing)
         known = _unoptimised(task, bench)
         fault = known.fault(graph)
-        if fault is None:
-            return None, None
-        found = fewest_copies(graph, lambda made: task.budget.left >= until and known.fault(made) is None)
-        if found is None:
-            return fault, None
-        made, values = found
-        checked = check_result(graph, made, task.typing, options, task.budget, bench, EXACT)
-        return fault, _Copied(made, values, checked) if checked.verdict == "passed" else None
-    except (InvalidModel, ResourceLimit, Unsupported, UsageError, MemoryError):
-        return None, None  # it does not run, or not here: the check will say so
+    except _NOT_RUN:
+        return None, None  # the check will say so
     except KeyboardInterrupt:  # there is no result yet: the search finds what it can in little time
         task.budget.hurry()
         return None, None
+    return fault, None if fault is None else _copied(task, bench, known, until)
+
+
+def _copied(task: Task, bench: Bench, known: Unoptimised, until: float) -> _Copied | None:
+    """The model with copies that avoid what is broken, looked for until so many seconds are left."""
+    try:
+        found = fewest_copies(task.graph, lambda made: task.budget.left >= until and known.fault(made) is None)
+        if found is None:
+            return None
+        checked = check_result(task.graph, found[0], task.typing, task.options, task.budget, bench, EXACT)
+    except _NOT_RUN:
+        return None
+    except KeyboardInterrupt:
+        task.budget.hurry()
+        return None
+    return _Copied(*found, checked) if checked.verdict == "passed" else None
 
 
 def _unoptimised(task: Task, bench: Bench) -> Unoptimised:
@@ -110,7 +120,7 @@ def _is_right(task: Task, graph: Graph, bench: Bench) -> bool:
     """Whether the optimiser leaves a graph right that was made of the model."""
     try:
         return _unoptimised(task, bench).fault(graph) is None
-    except (InvalidModel, ResourceLimit, Unsupported, UsageError, MemoryError):
+    except _NOT_RUN:
         return False
 
 
@@ -128,7 +138,7 @@ def _with_graph(result: Result, task: Task, graph: Graph, checked: CheckResult |
     made = replace(
         told,
         status="unchanged" if checked is None else "improved",
-        check=told.check if checked is None else reported_check(checked),
+        check=reported_check(checked or UNCHANGED),
         cost=replace(told.cost, after_us=cost.us),
         measured=None,
         nodes=replace(told.nodes, after=len(graph.nodes)),
