@@ -21,7 +21,12 @@ _TARGET = re.compile(r"cpu|cuda|profile:[A-Za-z0-9_-]{1,80}")
 _DIM = re.compile(r"([^=\s]{1,80})=([0-9]{1,9})")
 _MANY = 200
 # Words of options that the engine knows; the API process does without the engine, and a test compares them.
-_WORDS = {"float": "floats", "runtime": "runtime", "effort": "effort"}  # parameter → option of the pipeline
+_WORDS = {
+    "float": "floats",
+    "runtime": "runtime",
+    "effort": "effort",
+    "functions": "functions",
+}  # parameter → option of the pipeline
 
 DESCRIPTIONS: Mapping[str, tuple[dict[str, Any], str]] = {
     "target": ({"type": "string", "default": "cpu", "pattern": f"^({_TARGET.pattern})$"},
@@ -41,6 +46,9 @@ DESCRIPTIONS: Mapping[str, tuple[dict[str, Any], str]] = {
                 "what the model will run in"),
     "effort": ({"type": "string", "enum": ["quick", "default", "thorough"], "default": "default"},
                "how much work the search may do"),
+    "functions": ({"type": "string", "enum": ["keep", "inline"], "default": "keep"},
+                  "a call of the model's own function stays one where its body is not rewritten (keep), or its body "
+                  "takes its place everywhere (inline)"),
     "measure": ({"type": "boolean", "default": False}, "time input and result side by side"),
     "strict": ({"type": "boolean", "default": False}, "fail if a node is not understood"),
 }  # fmt: skip

@@ -152,5 +152,6 @@ def power_at(ends: tuple[int, int], share: float) -> int:
 def next_number(array: np.ndarray, dtype: DType, way: int) -> np.ndarray:
     """The neighbouring numbers above or below; beside 0 the square of epsilon, whose products do not underflow."""
     beside = way * float(ml_dtypes.finfo(dtype.numpy).eps) ** 2  # type: ignore[no-untyped-call]
-    following = np.nextafter(array, np.asarray(np.inf * way, dtype.numpy))
+    with np.errstate(over="ignore"):  # infinity follows the largest number
+        following = np.nextafter(array, np.asarray(np.inf * way, dtype.numpy))
     return np.asarray(np.where(array == 0, np.asarray(beside, dtype.numpy), following))

@@ -155,13 +155,23 @@ def _changed(element: Any, step: np.ndarray, dtype: DType) -> Any:
 
 
 def _usual(flat: np.ndarray) -> float:
-    """The root of the mean square of the finite elements; 1 where there is none."""
+    """The root of the mean square of the finite elements; 1 where there is none.
+
+    They are squared as shares of a power of two that is larger than all of them, so that no square overflows.
+    """
     total, count = 0.0, 0
+    most = max((float(np.abs(finite).max(initial=0.0)) for finite in _finite(flat)), default=0.0)
+    exponent = int(np.frexp(most)[1])
+    for finite in _finite(flat):
+        total, count = total + float(np.sum(np.ldexp(finite, -exponent) ** 2)), count + finite.size
+    return float(np.ldexp(np.sqrt(total / count), exponent)) if count else 1.0
+
+
+def _finite(flat: np.ndarray) -> Iterator[np.ndarray]:
+    """The finite elements in float64, in parts."""
     for part in pieces(flat.size):
         wide = flat[part].astype(np.float64)
-        finite = wide[np.isfinite(wide)]
-        total, count = total + float(np.sum(finite**2)), count + finite.size
-    return float(np.sqrt(total / count)) if count else 1.0
+        yield wide[np.isfinite(wide)]
 
 
 def _node(graph: Graph, node: Node, kind: str, rng: np.random.Generator) -> Mutant | None:

@@ -132,6 +132,14 @@ def optimize(
             "for memory, written beside OUT as OUT-1, OUT-2, ...",
         ),
     ] = "time",
+    functions: Annotated[
+        str,
+        typer.Option(
+            metavar="keep|inline",
+            help="keep: a call of the model's own function stays one where its body is not rewritten; inline: its body "
+            "takes its place",
+        ),
+    ] = "keep",
     learn: Annotated[
         float | None,
         typer.Option(
@@ -180,6 +188,7 @@ def optimize(
         enable=tuple(enable or ()), disable=tuple(disable or ()), sizes=parse_dims(dim or []), threads=threads,
         measure=measure, check=not no_check, full_check=check == "full", certify=verify_by == "certify", strict=strict,
         floats=floats, effort=effort, runtime=runtime, objective=objective,
+        functions=functions,
     )  # fmt: skip
     options.validate(flags=True)
     source = context.get_parameter_source("cluster")

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto
+from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto
 
-from superopt.formats.onnx_nodes import attribute_proto, node, subgraphs
+from superopt.formats.functions import Functions, bound_body, functions_in
+from superopt.formats.onnx_nodes import node, subgraphs
 from superopt.formats.onnx_tensors import ExternalFiles, weight
 from superopt.formats.onnx_values import value
 from superopt.ir.errors import InvalidModel, ResourceLimit, printable
-from superopt.ir.graph import Graph, Node, OpaqueAttribute, Value, label
+from superopt.ir.graph import Graph, Node, OpaqueAttribute, Value, Weight, label
 from superopt.ir.types import TensorType
 from superopt.ops.contradictions import exclusion, facts
 from superopt.ops.infer import Applied, Typing, infer
@@ -24,8 +25,6 @@ _NODES = 20_000
 _BYTES = 64 << 20  # of one subgraph: with more in it, it is weights that would be copied
 _SHOWN = 6  # inputs whose types a message lists
 _HINT = "no runtime can run it; look at how the model was made or edited"
-
-Functions = Mapping[tuple[str, str, str], FunctionProto]
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ def refuse_contradictions(graph: Graph) -> None:
     Raises:
         InvalidModel: it names the node, its operator, the types of its inputs, and what is wrong with them.
     """
-    functions = _functions(graph)
+    functions = functions_in(graph)
     whole = facts(graph)
     stack = [_Part(whole)]
     budget = _NODES
@@ -83,22 +82,13 @@ def _operands(item: Node, typing: Typing) -> str:
     return f" (inputs: {shown}{more})" if names else ""
 
 
-def _functions(graph: Graph) -> Functions:
-    """The model's own functions by domain, name and overload."""
-    payload = graph.extras.get("onnx.model")
-    if not payload or not any(n.domain not in ("", "ai.onnx") for n in graph.nodes):
-        return {}
-    found = ModelProto.FromString(payload).functions
-    return {(f.domain, f.name, f.overload): f for f in found}
-
-
 def _parts(part: _Part, item: Node, typing: Typing, functions: Functions, budget: int) -> Iterator[_Part]:
     """The graphs inside a node, those of its attributes or the body of the function that it calls, as far as they
     have no more nodes than the budget."""
     where = f"{part.where}{label(item)}, "
     if called := functions.get((item.domain, item.op, item.overload)):
         size = _size(called.node)
-        inner = _body(called, item, typing) if size <= budget else None
+        inner = _body(called, item, typing, part.graph.constants) if size <= budget else None
         if inner is not None:
             yield _Part(inner, where, part.certain, size)
         return
@@ -131,26 +121,18 @@ def _subgraph(proto: GraphProto, captures: tuple[str, ...], typing: Typing, opse
     return _read(proto, proto.node, inputs, [v.name for v in proto.output], opset)
 
 
-def _body(function: FunctionProto, call: Node, typing: Typing) -> Graph | None:
-    """A function's body with the types and attributes of a call."""
-    given = {k: attribute_proto(k, v) for k, v in call.attributes.items()}
-    given = {a.name: a for a in function.attribute_proto} | given
-    nodes = []
-    for proto in function.node:
-        made = NodeProto()
-        made.CopyFrom(proto)
-        del made.attribute[:]
-        for item in proto.attribute:
-            if not item.ref_attr_name:
-                made.attribute.append(item)
-            elif item.ref_attr_name in given:
-                made.attribute.append(given[item.ref_attr_name])
-                made.attribute[-1].name = item.name
-        nodes.append(made)
+def _body(
+    function: FunctionProto, call: Node, typing: Typing, constants: Mapping[str, Weight]
+) -> Graph | None:  # fmt: skip
+    """A function's body with the types, attributes and constants of a call."""
+    operands = [(n, given) for n, given in zip(function.input, call.inputs, strict=False) if given in constants]
+    weights = tuple(replace(constants[given], name=n) for n, given in operands)
     kinds = [typing.types.get(n) if n else None for n in call.inputs]
-    inputs = [Value(n, k) for n, k in zip(function.input, kinds, strict=False)]
+    fixed = {w.name for w in weights}
+    inputs = [Value(n, k) for n, k in zip(function.input, kinds, strict=False) if n not in fixed]
     opset = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in function.opset_import}
-    return _read(GraphProto(), nodes, inputs, function.output, opset)
+    made = _read(GraphProto(), bound_body(function, call), inputs, function.output, opset)
+    return None if made is None else replace(made, weights=weights)
 
 
 def _read(

@@ -22,6 +22,7 @@ from onnx import (
     ValueInfoProto,
 )
 
+from superopt.formats.functions import calls_in
 from superopt.formats.json_scan import Cursor, parse_json
 from superopt.formats.json_weights import DTYPE_NAMES, SOURCES, Sidecars, decode, tensor_type, weight_data
 from superopt.formats.onnx_checks import (
@@ -30,7 +31,6 @@ from superopt.formats.onnx_checks import (
     check_nodes,
     check_opset,
     check_text,
-    node_keys,
 )
 from superopt.formats.onnx_nodes import attribute_from_payload, nested_tensors
 from superopt.formats.onnx_tensors import ExternalFiles
@@ -103,7 +103,7 @@ def read_json(data: bytes, files: ExternalFiles | None = None) -> Graph:
         extras=extras,
     )
     check_opset(opset, graph.nodes)
-    local = check_functions(_functions(extras), _calls(graph))
+    local = check_functions(_functions(extras), calls_in(graph))
     for cursor, node in zip(cursors, graph.nodes, strict=True):
         try:
             check_nodes([node], opset, local)
@@ -288,14 +288,6 @@ def _extras(cursor: Cursor) -> dict[str, bytes]:
 
 def _functions(extras: Mapping[str, bytes]) -> list[FunctionProto]:
     return list(ModelProto.FromString(extras.get("onnx.model", b"")).functions)
-
-
-def _calls(graph: Graph) -> Iterable[tuple[str, str, str]]:
-    """Every operator that is applied, in subgraphs too."""
-    yield from ((n.domain, n.op, n.overload) for n in graph.nodes)
-    opaque = (a for n in graph.nodes for a in n.attributes.values() if isinstance(a, OpaqueAttribute))
-    for proto in (AttributeProto.FromString(a.payload) for a in opaque):
-        yield from node_keys((), (proto.g, *proto.graphs))
 
 
 def _check_reads(graph: Graph, cursors: list[Cursor]) -> None:

@@ -16,7 +16,7 @@ from superopt.ir.graph import Node, label
 
 __all__ = [
     "attribute_kind", "check_functions", "check_model", "check_nodes", "check_opset", "check_text", "expanded_nodes",
-    "minimum_ir_version", "node_keys",
+    "expanded_sizes", "minimum_ir_version", "node_keys",
 ]  # fmt: skip
 
 MAX_EXPANDED_NODES = 10_000_000
@@ -171,6 +171,16 @@ def expanded_nodes(functions: Sequence[FunctionProto], calls: Iterable[_Key]) ->
     Raises:
         InvalidModel: a function calls itself.
     """
+    size = expanded_sizes(functions)
+    return sum(size.get(key, 1) for key in calls)
+
+
+def expanded_sizes(functions: Sequence[FunctionProto]) -> dict[_Key, int]:
+    """By (domain, name, overload): how many nodes a call of the function is, those of its calls included.
+
+    Raises:
+        InvalidModel: a function calls itself.
+    """
     bodies = {(_domain(f.domain), f.name, f.overload): f for f in functions}
     inner: dict[_Key, list[_Key]] = {}
     own: dict[_Key, int] = {}
@@ -178,8 +188,7 @@ def expanded_nodes(functions: Sequence[FunctionProto], calls: Iterable[_Key]) ->
         items = list(node_keys(body.node, (g for n in body.node for a in n.attribute for g in (a.g, *a.graphs))))
         inner[key] = [t for t in items if t in bodies]
         own[key] = len(items)
-    size = _expanded(inner, own)
-    return sum(size.get(key, 1) for key in calls)
+    return _expanded(inner, own)
 
 
 def node_keys(nodes: Iterable[NodeProto], graphs: Iterable[GraphProto]) -> Iterator[_Key]:

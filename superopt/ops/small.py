@@ -110,7 +110,7 @@ def evaluate_small(
         for at in indices(*(range(e) for _, e in digits if isinstance(e, int))):
             place: dict[str, Dim] = {v: i for (v, _), i in zip(digits, at, strict=True)}
             elements.append(run.result(run.value(comprehension.body, place)))
-    except (Unknown, ZeroDivisionError):
+    except (Unknown, ZeroDivisionError, OverflowError):  # a rational beyond float64's largest number
         return None
     return Small(dtype, known, tuple(elements))
 
@@ -130,7 +130,9 @@ class _Run:
                 raise Unknown
             return value
         if self.dtype.is_float:
-            if float(np.asarray(float(value)).astype(self.dtype.numpy).astype(np.float64)) != value:
+            with np.errstate(over="ignore"):  # infinity equals no value
+                held = np.asarray(float(value)).astype(self.dtype.numpy)
+            if float(held.astype(np.float64)) != value:
                 raise Unknown
         elif isinstance(value, Fraction) or abs(value) >= 2**63:
             raise Unknown

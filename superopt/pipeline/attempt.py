@@ -39,15 +39,18 @@ _QUESTIONS = 24  # answers that may be off, where a target's prices are measured
 _FORMS = 4.0  # times what a check needs that have to be left before fewer multiplications are looked for
 
 
-def attempt(task: Task) -> Result:
+def attempt(task: Task, bench: Bench) -> Result:
     """Optimise: the input is returned where nothing better is found and checked.
+
+    Args:
+        task: what is optimised, and how.
+        bench: where graphs are run.
 
     Raises:
         InvalidModel: a file of the model changed meanwhile.
     """
     task.budget.expect(task.graph, task.typing, task.options.sizes)
-    with Bench() as bench:
-        result = _Attempt(task, bench).run()
+    result = _Attempt(task, bench).run()
     refuse_changed_files(task.graph)  # some of the result would be of the one, some of the other
     return result
 
@@ -126,7 +129,7 @@ class _Attempt:
         made = report_of(
             best.found, best.checked, best.measured, self.before, best.cost if after is not task.graph else self.before,
             best.forms, judged=best.judged, graph=task.graph, typing=task.typing, options=task.options,
-            library=task.library, model=task.costs, notes=(*self.remarks, *self.notes),
+            library=task.library, model=task.costs, notes=(*task.notes, *self.remarks, *self.notes),
             failures=self.checks.failures, valued=valued, left=task.budget.left,
         )  # fmt: skip
         stages = valued.stages if valued is not None and made.values is not None else ()

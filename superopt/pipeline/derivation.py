@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from superopt import cost as costs
+from superopt.formats.functions import inlined
 from superopt.ir.diff import pieces
 from superopt.ir.errors import InvalidModel
 from superopt.ir.graph import Graph, Node, Weight, unused_name
@@ -177,6 +178,7 @@ def derive(
         sizes: what symbolic dimensions are costed at.
         most: steps.
     """
+    before, after = (inlined(graph).graph for graph in (before, after))
     found = tuple(steps(before, after, most=most))
     with costs.for_target(target, runtime=runtime, sizes=sizes, time_limit=0.0) as model:
         graphs = (before, *(s.graph for s in found))

@@ -1,4 +1,4 @@
-"""Optimising a model: load → search → race → check → report."""
+"""Optimising a model: load → inline its functions → search → race → check → report → calls again."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from superopt.ir.kept import check_cache
 from superopt.ir.system_errors import system_limits
 from superopt.ir.temporary import remove_abandoned
 from superopt.ops.infer import Barrier, Typing, infer
-from superopt.pipeline.attempt import attempt
 from superopt.pipeline.budget import TimeBudget
+from superopt.pipeline.functions import opened, with_calls_again
 from superopt.pipeline.likely import likely_sizes
 from superopt.pipeline.options import ALGORITHMS, VALUES, Options, Progress, quiet
+from superopt.pipeline.repair import attempt_beside_faults
 from superopt.pipeline.result import Result
 from superopt.pipeline.settings import options_of
 from superopt.pipeline.task import Task
@@ -76,7 +77,9 @@ def optimize(
     check_cache()
     budget = TimeBudget.of(options.time_limit)
     progress(0, None, "loading")
-    graph = load(model)
+    given = load(model)
+    before, notes = opened(given, options)
+    graph = before.graph
     typing = infer(graph, options.sizes)
     try:
         refuse_unbounded(graph, options.sizes, typing=typing, absurd=True)
@@ -96,7 +99,10 @@ def optimize(
         runtime=options.runtime,
     ) as model_costs:
         budget.extend(time.monotonic() - began)
-        return attempt(Task(graph, typing, library, model_costs, options, progress, budget, sizes))
+        result = attempt_beside_faults(
+            Task(graph, typing, library, model_costs, options, progress, budget, sizes, notes)
+        )
+    return with_calls_again(result, given, before, options)
 
 
 def select_rules(options: Options) -> Library:

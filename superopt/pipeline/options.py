@@ -14,13 +14,14 @@ from superopt.rules.floats import MODES
 from superopt.runtime.choice import RUNTIMES
 
 __all__ = [
-    "ALGORITHMS", "EFFORTS", "MOST_BESIDE", "OBJECTIVES", "VALUES", "Effort", "Options", "Progress", "beside",
-    "bytes_of", "one_of", "quiet",
+    "ALGORITHMS", "EFFORTS", "FUNCTIONS", "MOST_BESIDE", "OBJECTIVES", "VALUES", "Effort", "Options", "Progress",
+    "beside", "bytes_of", "one_of", "quiet",
 ]  # fmt: skip
 
 ALGORITHMS = "algorithms"  # what ``disable`` calls those with fewer multiplications
 VALUES = "values"  # and rewrites by the elements of weights
 OBJECTIVES = ("time", "memory", "pareto")
+FUNCTIONS = ("keep", "inline")
 MOST_BESIDE = 99  # graphs that trade time for memory, whose files are claimed: no front has as many
 Progress = Callable[[int, int | None, str], None]
 
@@ -83,6 +84,10 @@ class Options:
             again where that takes little time; "pareto": besides the fastest result, others that need less memory for
             more time (:mod:`superopt.pipeline.recomputing`). With a ``memory_limit``, the fastest that is found to
             need no more is the result, whatever the objective.
+        functions: the model's own. "keep": a call whose body is not rewritten stays a call, so that the result has the
+            model's structure; a body that is rewritten stands in place of its call. "inline": every call's body does,
+            for runtimes that do not know functions. Either way rules and prices see the bodies, so a call costs
+            nothing but where it stays, and "keep", which loses nothing, is the default.
     """
 
     target: str = "cpu"
@@ -103,6 +108,7 @@ class Options:
     effort: str = "default"
     runtime: str = "onnxruntime"
     objective: str = "time"
+    functions: str = "keep"
 
     def validate(self, flags: bool = False) -> None:
         """Refuse a value that an option does not take.
@@ -117,6 +123,7 @@ class Options:
         one_of("effort", self.effort, tuple(EFFORTS), flags)
         one_of("objective", self.objective, OBJECTIVES, flags)
         one_of("runtime", self.runtime, tuple(RUNTIMES), flags)
+        one_of("functions", self.functions, FUNCTIONS, flags)
         least = (("time_limit", self.time_limit, 0.0), ("memory_limit", self.memory_limit, 1), ("seed", self.seed, 0),
                  ("threads", self.threads, 1))  # fmt: skip
         for name, number, bound in least:

@@ -23,7 +23,7 @@ from superopt.verifier.differential import CheckResult
 if TYPE_CHECKING:
     from superopt.pipeline.fewer import Formed
 
-__all__ = ["opaque_nodes", "report_of"]
+__all__ = ["opaque_nodes", "reason_of", "report_of", "reported_check"]
 
 _PEAKS_TAKE = 4.0  # seconds that measuring the device's ceilings may take, which is done once a machine
 
@@ -63,7 +63,7 @@ def report_of(
         result=report.Outcome(structural_hash(found.graph)),
         cost=report.Cost(before.us, after.us, min(before.measured_share, after.measured_share)),
         measured=measured,
-        check=_check(checked),
+        check=reported_check(checked),
         nodes=report.Nodes(len(graph.nodes), len(found.graph.nodes)),
         operators={"before": report.operator_counts(graph), "after": report.operator_counts(found.graph)},
         work=report.Work(
@@ -96,13 +96,20 @@ _IMPROVED = {
 _MORE = 2.0  # times the limit that was too short, suggested for another run
 
 
+def reason_of(judged: Judgement) -> report.Reason:
+    """Why a judgement is what it is, where nothing else is known."""
+    if judged.improvement is not None:
+        return report.Reason(judged.improvement, _IMPROVED[judged.improvement])
+    return report.Reason(judged.code, judged.reason)
+
+
 def _reason(
     stopped: str, checked: CheckResult, judged: Judgement, options: Options, failures: Sequence[report.CheckFailure],
     left: float,
 ) -> report.Reason:  # fmt: skip
     """Why the status is what it is, and what may change it."""
     if judged.improvement is not None:
-        return report.Reason(judged.improvement, _IMPROVED[judged.improvement])
+        return reason_of(judged)
     if judged.code == "refuted":
         return report.Reason("refuted", judged.reason)
     if failures and (checked.verdict == "failed" or not judged.reason):
@@ -131,7 +138,8 @@ def _reason(
     return report.Reason("none_found", "no better equivalent graph was found")
 
 
-def _check(checked: CheckResult) -> report.Check:
+def reported_check(checked: CheckResult) -> report.Check:
+    """What a report says of a check."""
     power = checked.power
     return report.Check(
         checked.verdict, checked.trials, checked.max_abs_error, checked.max_rel_error, checked.reference,

@@ -35,6 +35,7 @@ Settings = TypedDict(  # noqa: UP013
         "float": Literal["strict", "standard", "fast"],
         "effort": Literal["quick", "default", "thorough"],
         "objective": Literal["time", "memory", "pareto"],
+        "functions": Literal["keep", "inline"],
     },
     total=False,
 )
@@ -145,7 +146,7 @@ def _verify(name: str, value: object) -> dict[str, Any]:
 
 
 _READERS: Mapping[str, Callable[[str, Any], dict[str, Any]]] = {
-    **dict.fromkeys(("target", "runtime", "effort", "objective"), _text),
+    **dict.fromkeys(("target", "runtime", "effort", "objective", "functions"), _text),
     **dict.fromkeys(("measure", "strict"), _flag), **dict.fromkeys(("seed", "threads"), _whole),
     **dict.fromkeys(("enable", "disable"), _names),
     "time_limit": _seconds, "memory_limit": _memory, "rules": _folder, "dim": _sizes, "verify": _verify,

@@ -8,6 +8,7 @@ from typing import Any
 
 from superopt import cost as costs
 from superopt import report
+from superopt.formats.functions import function_names, inlined
 from superopt.ir.graph import Graph
 from superopt.ops.infer import infer
 from superopt.pipeline.optimise import load
@@ -19,7 +20,8 @@ __all__ = ["cost", "inspect"]
 
 def inspect(model: str | Path | Graph, *, sizes: Mapping[str, int] | None = None) -> dict[str, Any]:
     """Facts about a model, as JSON data."""
-    graph = load(model)
+    given = load(model)
+    graph = inlined(given).graph
     typing = infer(graph, sizes or {})
     work = costs.graph_work(graph, typing, sizes=sizes)
     weights = graph.weight_bytes
@@ -35,7 +37,7 @@ def inspect(model: str | Path | Graph, *, sizes: Mapping[str, int] | None = None
             for name, op, flops, moved in costs.node_work(graph, typing, sizes=sizes)
         ]},
         "opaque": [vars(o) for o in opaque_nodes(graph, typing)],
-        "functions": sorted(k for k in graph.extras if k.startswith("function")),
+        "functions": list(function_names(given)),
     }  # fmt: skip
 
 
@@ -48,7 +50,7 @@ def cost(
     progress: Progress = quiet,
 ) -> dict[str, Any]:
     """What each operator costs on the target, in a runtime if that is the processor, as JSON data."""
-    graph = load(model)
+    graph = inlined(load(model)).graph
     with costs.for_target(target, runtime=runtime, progress=progress, sizes=sizes) as model_costs:
         found = costs.graph_cost(graph, model_costs, sizes=sizes or {})
         peaks = model_costs.peaks()

@@ -29,6 +29,7 @@ class Task:
         progress: is told what is done.
         budget: the time that is left.
         sizes: what symbolic dimensions are costed and timed at.
+        notes: what there is to say of the model itself.
     """
 
     graph: Graph
@@ -39,6 +40,7 @@ class Task:
     progress: Progress
     budget: TimeBudget
     sizes: Mapping[str, int]
+    notes: tuple[str, ...] = ()
 
     @property
     def effort(self) -> Effort:

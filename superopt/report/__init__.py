@@ -18,6 +18,7 @@ from superopt.report.model import (
     Questions,
     Reason,
     Report,
+    RuntimeFault,
     Search,
     Tradeoff,
     Values,
@@ -28,6 +29,6 @@ from superopt.report.model import (
 
 __all__ = [
     "Algorithm", "Applied", "Check", "CheckFailure", "CheckPower", "Cost", "Errors", "FileSize", "Measured",
-    "Nodes", "Opaque", "Outcome", "Questions", "Reason", "Report", "Search", "Tradeoff", "Values", "Verification",
-    "Work", "certainty", "operator_counts", "outcome",
+    "Nodes", "Opaque", "Outcome", "Questions", "Reason", "Report", "RuntimeFault", "Search", "Tradeoff", "Values",
+    "Verification", "Work", "certainty", "operator_counts", "outcome",
 ]  # fmt: skip

@@ -279,6 +279,23 @@ class Tradeoff:
     digest: str
 
 
+@dataclass(frozen=True)
+class RuntimeFault:
+    """What the runtime's own optimiser breaks in the model.
+
+    Attributes:
+        refusal: why the model does not run with it; "" where it does.
+        outputs: what it changes, by output in words.
+        avoided: "rewritten" or "copies": how the result keeps it from that; "" where no equal graph was found.
+        copies: the values that are copied for that.
+    """
+
+    refusal: str
+    outputs: Mapping[str, str]
+    avoided: str = ""
+    copies: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, repr=False)
 class Report:
     """What was done to a model. ``memory``: by "before" and "after" what activations take over the steps of a run
@@ -312,6 +329,7 @@ class Report:
     memory: Mapping[str, Any] | None = None
     reason: Reason = Reason("none_found", "no better equivalent graph was found")
     file: FileSize | None = None
+    runtime_fault: RuntimeFault | None = None
 
     @property
     def unchanged(self) -> str:

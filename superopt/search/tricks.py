@@ -3,9 +3,16 @@
 ``hi = a - (a - x)`` with ``a = 4097·x`` is the upper half of the bits of ``x`` (Veltkamp 1968), ``(x + C) - C`` rounds
 ``x`` to a multiple of C's last bit, ``(s - a) - b`` with ``s = a + b`` is the error of the sum (Møller 1965, Kahan
 1965, Dekker 1971). Over the reals they are ``x``, ``x`` and 0, so rules that are proved over the reals remove them.
-They have one thing in common, by which they are known: a value enters a sum twice with coefficients that cancel, wholly
-or nearly, though something was rounded in between. So each value is written as a linear combination of atoms, where
-values that are equal over the reals are one atom.
+Each value is written as a linear combination of atoms, where values that are equal over the reals are one atom. In all
+of them an atom enters a sum twice with coefficients that cancel, wholly or nearly, and something was rounded before. So
+it does in a butterfly, ``(a + b) + (a - b)``, which rounds no more on purpose than any sum. Such a sum is deliberate
+
+- where nothing is left of one of its operands: ``s - a`` takes ``a`` away from a sum that holds it, and an error is
+  what is left where all of both is gone;
+- or where what cancels is of the format's scale, so that adding it rounded the other terms: ``(x + C) - (y + C)``.
+
+``(x + y) - x`` alone, with no constant and no error that is computed of it, is the first half of Møller's and Dekker's
+sums: nothing in a graph says whether its rounding is wanted, so it stays.
 
 A cast to a narrower type and back rounds on purpose, too.
 """
@@ -16,10 +23,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
-from math import frexp
+from math import ceil, frexp, inf
 
+import ml_dtypes
 import numpy as np
 
+from superopt.ir.types import DType
 from superopt.ops import REGISTRY
 from superopt.ops.meaning import IllTyped
 from superopt.search.fold import FoldedData, data_of
@@ -107,6 +116,7 @@ class _Sums:
         self.program = program
         self.atoms: dict[object, int] = {}
         self.forms: dict[str, _Form] = {}
+        self.magnitudes: dict[int, float] = {}  # of atoms that are constants: of their largest element
 
     def found(self) -> frozenset[int]:
         positions: set[int] = set()
@@ -145,10 +155,15 @@ class _Sums:
                 if elements.size and bool((elements == elements[0]).all()):
                     value = float(elements[0])
                 else:
-                    return _Form({self._atom(data.described(program.same)): 1.0}, False)
+                    return self._of_constant(data.described(program.same), float(np.abs(elements).max(initial=0.0)))
         if value is not None and np.isfinite(value):
             return _Form({_ONE: value} if value else {}, False)
-        return _Form({self._atom(("value", program.same.get(name, name))): 1.0}, False)
+        return self._of_constant(("value", program.same.get(name, name)), inf)
+
+    def _of_constant(self, key: object, magnitude: float) -> _Form:
+        atom = self._atom(key)
+        self.magnitudes[atom] = magnitude
+        return _Form({atom: 1.0}, False)
 
     def _parts(self, step: Step) -> list[tuple[float, str]] | None:
         """The step as a sum of operands times numbers, or ``None`` if it is none."""
@@ -193,9 +208,18 @@ class _Sums:
             left, all_ = sum(c for c, _ in given), sum(abs(c) for c, _ in given)
             if abs(left) <= _NEARLY * all_ and any(f.rounded for _, f in given):
                 gone.add(atom)
-        if gone:
+        if any(f.terms and gone.issuperset(f.terms) for _, f in forms) or self._is_of_scale(position, forms, gone):
             return {position, *self._chain([a for _, a in parts], gone)}
         return {position} if any(self._is_error(a) for _, a in parts) else set()
+
+    def _is_of_scale(self, position: int, forms: Sequence[tuple[float, _Form]], gone: AbstractSet[int]) -> bool:
+        """Whether some of what cancels is so large that terms of magnitude 1 lost half of their bits beside it."""
+        scale = _scale_of(self.program.types[self.program.steps[position].outputs[0]].dtype)
+        return any(
+            abs(share * form.terms.get(atom, 0.0)) * self.magnitudes.get(atom, 1.0) >= scale
+            for share, form in forms
+            for atom in gone
+        )
 
     def _chain(self, operands: Sequence[str], gone: AbstractSet[int]) -> Iterator[int]:
         """The sums and scalings by which atoms came into the operands, up to the sum from which their ways part."""
@@ -237,8 +261,9 @@ class _Sums:
             form = self.form(moved[0])
             plain = step.op in ("Identity", "Dropout")
             head = (step.op, step.attributes)
-            terms = {a if plain or a == _ONE else self._atom((head, a)): c for a, c in form.terms.items()}
-            self.forms[step.outputs[0]] = _Form(terms, form.rounded)
+            atoms = {a: a if plain or a == _ONE else self._atom((head, a)) for a in form.terms}
+            self.magnitudes.update((atoms[a], self.magnitudes[a]) for a in atoms if a in self.magnitudes)
+            self.forms[step.outputs[0]] = _Form({atoms[a]: c for a, c in form.terms.items()}, form.rounded)
             return
         forms = [None if a is None else self.form(a) for a in step.args]
         rounded = any(f is not None and f.rounded for f in forms)
@@ -267,6 +292,12 @@ class _Sums:
         exact = op == "Neg" or (op in _SCALES and all(abs(frexp(s)[0]) == 0.5 for s, _ in parts))
         rounded = any(self.form(a).rounded for _, a in parts)
         return _Form(kept, rounded or not (exact or not kept))  # x - x is 0, as long as nothing was rounded before
+
+
+def _scale_of(dtype: DType) -> float:
+    """Veltkamp's constant of a format, less one: 2 to half of its bits, rounded up."""
+    bits = int(ml_dtypes.finfo(dtype.numpy).nmant) + 1  # type: ignore[no-untyped-call]
+    return 2.0 ** ceil(bits / 2)
 
 
 def _is_small(count: object) -> bool:

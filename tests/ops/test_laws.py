@@ -186,3 +186,24 @@ def test_record_is_complete(name: str) -> None:
     operator = REGISTRY[name]
     assert operator.dtypes
     assert set(operator.attributes.values()) <= {"int", "ints", "float", "floats", "dtype", "string"}
+
+
+EXTREMES = (np.inf, -np.inf, np.nan, 0.0, -0.0)
+
+
+@pytest.mark.filterwarnings("error")
+def test_extreme_numbers_warn_of_nothing(sample: Any) -> None:
+    """The largest, the smallest and no numbers at all: what they make is meant, so NumPy has nothing to say."""
+    graph = sample.graph()
+    found, types = applied(graph), infer(graph).types
+    generator = np.random.default_rng(0)
+    arrays = []
+    for array in (array_of(sample, a) for a in found.args):
+        if array is not None and array.dtype.kind == "f":
+            limits = np.finfo(array.dtype)
+            edges = (limits.max, limits.min, limits.tiny, limits.smallest_subnormal, *EXTREMES)
+            array = generator.choice(np.array(edges, array.dtype), array.shape)
+        arrays.append(array)
+    kinds = [None if a is None else types[a] for a in found.args]
+    for cast in (True, False):
+        evaluate_application(found.operator, found.attributes, arrays, kinds, cast=cast)

@@ -49,7 +49,7 @@ def cast_down_and_up(to: str) -> Rule:
 
 
 CASTS = tuple(map(cast_down_and_up, ("float16", "bfloat16")))
-SCALAR = {"C": 4097.0, "D": 4096.0, "M": 12582912.0, "k": 3.0, "one": 1.0}
+SCALAR = {"C": 4097.0, "D": 4096.0, "M": 12582912.0, "k": 3.0, "one": 1.0, "half": 0.5}
 END = [op("Relu", "q", "t"), op("Relu", "r", "q")]  # one Relu too many: something is always won
 
 TRICKS = {
@@ -70,6 +70,20 @@ TRICKS = {
     "FastTwoSum": [op("Add", "s", "x", "y"), op("Sub", "b", "s", "x"), op("Sub", "t", "y", "b")],
     "Kahan": [op("Add", "s", "x", "y"), op("Sub", "b", "s", "x"), op("Sub", "c", "b", "y"), op("Sub", "d", "z", "c"),
               op("Add", "t", "s", "d")],
+    "Kahan in one sum": [op("Add", "s", "x", "y"), op("Neg", "m", "x"), op("Neg", "n", "y"),
+                         op("Sum", "t", "s", "m", "n")],
+    "AccSum's high part, by a scale that is computed": [
+        op("Mul", "a", "y", "M"), op("Add", "b", "x", "a"), op("Sub", "t", "b", "a")],
+    "difference of two rounded by one constant": [op("Add", "a", "x", "M"), op("Add", "b", "y", "M"),
+                                                  op("Sub", "t", "a", "b")],
+    "rounded up and down by one constant": [op("Add", "a", "x", "M"), op("Sub", "b", "y", "M"),
+                                            op("Add", "t", "a", "b")],
+    "difference of two rounded by one vector": [op("Add", "a", "x", "v"), op("Add", "b", "y", "v"),
+                                                op("Sub", "t", "a", "b")],
+    "the error of a butterfly": [op("Add", "a", "x", "y"), op("Sub", "b", "x", "y"), op("Add", "c", "a", "b"),
+                                 op("Add", "d", "x", "x"), op("Sub", "t", "c", "d")],
+    "log1p's one plus x, less one": [op("Add", "a", "x", "one"), op("Sub", "t", "a", "one")],
+    "half of Fast2Sum": [op("Add", "a", "x", "y"), op("Sub", "t", "a", "x")],
 }  # fmt: skip
 PRODUCT = [
     op("Mul", "a", "x", "C"), op("Sub", "b", "a", "x"), op("Sub", "xh", "a", "b"), op("Sub", "xl", "x", "xh"),
@@ -145,6 +159,19 @@ ORDINARY = {
     "twice and back": [op("Neg", "a", "x"), op("Neg", "b", "a"), op("Add", "t", "b", "x")],
     "normalised": [op("Sub", "a", "x", "k"), op("Div", "b", "a", "C"), op("Mul", "c", "b", "k"),
                    op("Add", "t", "c", "one")],
+    "butterfly": [op("Add", "a", "x", "y"), op("Sub", "b", "x", "y"), op("Add", "t", "a", "b")],
+    "butterfly, the other output": [op("Add", "a", "x", "y"), op("Sub", "b", "x", "y"), op("Sub", "t", "a", "b")],
+    "Haar and back": [op("Add", "a", "x", "y"), op("Sub", "b", "x", "y"), op("Mul", "c", "a", "half"),
+                      op("Mul", "d", "b", "half"), op("Add", "t", "c", "d")],
+    "mean of a butterfly": [op("Add", "a", "x", "y"), op("Sub", "b", "x", "y"), op("Mean", "t", "a", "b")],
+    "Walsh of four and back": [
+        op("Add", "a", "x", "y"), op("Sub", "b", "x", "y"), op("Add", "c", "z", "one"), op("Sub", "d", "z", "one"),
+        op("Add", "e", "a", "c"), op("Sub", "f", "a", "c"), op("Add", "g", "b", "d"), op("Sub", "h", "b", "d"),
+        op("Add", "i", "e", "f"), op("Add", "j", "g", "h"), op("Add", "t", "i", "j")],
+    "two residual sums": [op("Relu", "f", "y"), op("Add", "a", "x", "f"), op("Add", "b", "x", "z"),
+                          op("Sub", "t", "a", "b")],
+    "both sides of one": [op("Add", "a", "one", "x"), op("Sub", "b", "one", "x"), op("Add", "t", "a", "b")],
+    "offsets of an ordinary size": [op("Add", "a", "x", "k"), op("Add", "b", "y", "k"), op("Sub", "t", "a", "b")],
 }  # fmt: skip
 
 
@@ -152,6 +179,30 @@ ORDINARY = {
 def test_what_rounds_only_as_everything_does_is_no_trick(case: str) -> None:
     model = model_of(ORDINARY[case])
     assert not tricks(program_of(model, infer(model)))
+
+
+@pytest.mark.parametrize("dtype", [DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64])
+def test_a_constant_is_of_a_formats_scale_from_half_of_its_bits_on(dtype: DType) -> None:
+    bits = {DType.FLOAT16: 11, DType.BFLOAT16: 8, DType.FLOAT32: 24, DType.FLOAT64: 53}[dtype]
+    for size, guarded in ((2.0 ** ((bits + 1) // 2), True), (2.0 ** ((bits + 1) // 2 - 1), False)):
+        nodes = [op("Add", "a", "x", "C"), op("Add", "b", "y", "C"), op("Sub", "t", "a", "b")]
+        kind = TensorType(dtype, (3, 3))
+        model = graph({"x": kind, "y": kind}, ["t"], [constant("C", np.array(size, dtype.numpy))], nodes)
+        assert bool(tricks(program_of(model, infer(model)))) == guarded, size
+
+
+@pytest.mark.parametrize("case", ["butterfly", "butterfly, the other output"])
+def test_a_butterfly_is_rewritten(case: str) -> None:
+    sum_, difference = "Add(Add(x, y), Sub(x, y))", "Sub(Add(x, y), Sub(x, y))"
+    rules = [
+        parse_rule(
+            {"id": f"b-{z}", "forall": {"x": "f[m, n]", "y": "f[m, n]"}, "lhs": [left], "rhs": [f"Mul({z}, 2.0)"]}
+        )
+        for left, z in ((sum_, "x"), (difference, "y"))
+    ]
+    result = searched(model_of(ORDINARY[case]), rules)
+    assert [n.op for n in result.graph.nodes if n.op != "Relu"] == ["Mul"]
+    assert not any("round on purpose" in note for note in result.notes)
 
 
 def test_a_long_sum_is_followed_through() -> None:

@@ -57,7 +57,7 @@ def test_a_job_is_accepted_and_can_be_looked_at(client: TestClient) -> None:
     assert (job["state"], job["ahead"], job["attempt"]) == ("queued", 0, 0)
     assert job["options"] == {"target": "cpu", "time_limit": 3.0, "seed": 0, "measure": False, "strict": False,
                               "floats": "standard", "runtime": "onnxruntime", "effort": "default",
-                              "sizes": {"N": 8}, "enable": [], "disable": ["conv"]}  # fmt: skip
+                              "functions": "keep", "sizes": {"N": 8}, "enable": [], "disable": ["conv"]}  # fmt: skip
     problem(client.get(f"{answer.headers['location']}/result"), 409, "not-ready")
     problem(client.get(f"{answer.headers['location']}/report"), 409, "not-ready")
     assert client.delete(answer.headers["location"]).json()["state"] == "cancelled"

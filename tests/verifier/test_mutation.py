@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from superopt.frontend import GraphBuilder
+from superopt.ir.graph import Graph, Node, Value, constant
+from superopt.ir.types import DType, TensorType
 from superopt.verifier.mutation import mutants
 
 
@@ -29,3 +31,15 @@ def test_a_changed_weight_takes_the_memory_of_one_copy(seed: int) -> None:
     assert made.graph.weights[0].data is not None
     assert not np.array_equal(made.graph.weights[0].data.numpy(), before)
     assert peak < 1.7 * before.nbytes
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("size", [1e-320, 1e-200, 1.0, 1e200, np.finfo(np.float64).max])
+def test_a_weight_is_changed_by_the_root_of_its_mean_square_however_large(size: float) -> None:
+    weight = constant("w", np.array([[size, -size], [np.inf, size]]))
+    kind = TensorType(DType.FLOAT64, (2, 2))
+    node = Node("mul", "Mul", ("x", "w"), ("y",))
+    model = Graph("g", (Value("x", kind),), (Value("y", kind),), (weight,), (node,), {"": 21})
+    changed = [m.graph.weights[0] for seed in range(8) for m in mutants(model, seed, ["w"], 8)]
+    steps = {float(np.nanmax(np.abs(new.data.numpy()[1, 1] - size))) for new in changed}
+    assert size in steps or np.inf in steps  # an element or a row went up by that much, if there is such a number
