@@ -245,7 +245,7 @@ class Compare {
       this.warm();
       if (keep !== undefined) this.panes.focus(this.boxesOf([keep], true));
       else if (this.given.regions.length > 0) this.go(0);
-      else if (this.single && this.drawing.boxes.length > CROWDED) this.panes.focus(this.drawing.boxes.map((_, box) => box).slice(0, FIRST));
+      else if (this.single && this.drawing.boxes.length > CROWDED) this.panes.focus(topmost(placed));
       else this.panes.fit();
       this.tellCounts();
       this.home.dataset["drawn"] = String(this.drawing.boxes.length);
@@ -334,6 +334,11 @@ class Compare {
     });
     return html("details", { class: "regions" }, html("summary", {}, `The ${regions.length} changes in words`), html("ul", {}, ...items));
   }
+}
+
+/** The boxes at the top of a layout. */
+function topmost({ boxes }: Placed): number[] {
+  return boxes.map((_, box) => box).sort((a, b) => boxes[a]!.y - boxes[b]!.y).slice(0, FIRST);
 }
 
 function counted(names: string[]): string {
