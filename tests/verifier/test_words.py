@@ -122,7 +122,7 @@ def test_the_runtimes_own_constant_is_proved_and_another_is_not(kind: str) -> No
     a = _jumping(kind)
     right = _value(a, "u")
     found = verify(a, _jumping(kind, right))
-    assert found.words == "proved", found
+    assert found.verdict == "proved", found
     wrong = right.copy()
     wrong[0, 2] = np.floor(np.float64(np.float32(0.7)) * 10) if kind == "floor" else right[0, 2] * np.float32(1.001)
     if (wrong == right).all():
@@ -143,7 +143,7 @@ def test_a_transposed_copy_is_proved() -> None:
     b = f32(5)
     one = model([("MatMul", "x w", "p"), ("Add", "p b", "y")], {"w": w, "b": b}, [3, 8], [3, 5])
     two = model([("Gemm", "x w b", "y", {"transB": 1})], {"w": w.T.copy(), "b": b}, [3, 8], [3, 5])
-    assert verify(one, two).words == "proved"
+    assert verify(one, two).verdict == "proved"
 
 
 def _gelu(spelling: str) -> Graph:
@@ -316,7 +316,7 @@ def test_a_constant_is_the_same_wherever_its_bits_come_from() -> None:
     computed = model([("Mul", "w k", "u"), ("MatMul", "x u", "y")], {"w": w, "k": np.float32(1.1)}, [2, 4], [2, 4])
     stored = model([("MatMul", "x u", "y")], {"u": w * np.float32(1.1)}, [2, 4], [2, 4])
     found = verify(computed, stored)
-    assert found.words == "proved"
+    assert found.verdict == "proved"
     assert (found.same, found.max_ulp) == (1, 0)
 
 
