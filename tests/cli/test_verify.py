@@ -103,3 +103,13 @@ def test_a_test_states_its_power(tmp_path: Path) -> None:
     assert data["words"] == f"tested (power {data['power']['share']:.0%}); differs at infinities"
     assert data["power"]["caught"] <= data["power"]["mutants"]
     assert isinstance(data["unexercised"], list)
+
+
+def test_a_second_model_that_is_not_valid_does_not_run(tmp_path: Path) -> None:
+    a, b = model(tmp_path / "a.onnx", WEIGHT), model(tmp_path / "b.onnx", WEIGHT[:3])
+    done = verify(tmp_path, a, b)
+    assert done.returncode == 5, done.stderr
+    assert done.stdout.startswith("refuted: does not run")
+    assert verify(tmp_path, b, a).returncode == 3  # a first model that is not valid is no verdict
+    (tmp_path / "c.onnx").write_bytes(b"\x00no model")
+    assert verify(tmp_path, a, tmp_path / "c.onnx").returncode == 3
