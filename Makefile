@@ -55,12 +55,12 @@ corpus-gate: $(READY)     ## modelled costs of tiny models of every family again
 golden: export SUPEROPT_CACHE = build/golden
 golden: $(READY)          ## results under recorded prices beside the recorded ones: corpus, tiny and full-size, and 20 networks
 	@rm -rf build/golden
-	@$(BIN)/python -m superopt.lab.golden tiny networks full
+	@$(BIN)/python -m lab.golden tiny networks full
 
 golden-tiny: export SUPEROPT_CACHE = build/golden
 golden-tiny: $(READY)     ## the same for the tiny models alone: in CI
 	@rm -rf build/golden
-	@$(BIN)/python -m superopt.lab.golden tiny
+	@$(BIN)/python -m lab.golden tiny
 
 corpus-compare: $(READY)  ## the same for the whole corpus at full size: 10 minutes where its regions were searched before
 	@$(BIN)/superopt corpus compare corpus --baseline corpus/baselines/full.json --resume build/corpus
@@ -76,31 +76,31 @@ patterns: $(READY)        ## which patterns of other tools our rules find: lab/r
 	@$(BIN)/python corpus/patterns.py
 
 bench-ablation: $(READY)  ## modelled and measured gains with our rules, with what each model adds, with TASO's, and with none; goes on where it stopped
-	@$(BIN)/python -m superopt.lab.ablation corpus/*.json --time-limit 25 --race-limit 6 --total-limit 1440 --measure \
+	@$(BIN)/python -m lab.ablation corpus/*.json --time-limit 25 --race-limit 6 --total-limit 1440 --measure \
 		--discover 30 --library taso=tests/discovery/taso/shipped --json lab/results/ablation.json --markdown lab/results/ablation.md
 	@$(BIN)/python lab/tables.py
 
 bench-algorithms: $(READY)  ## operators and models with fewer multiplications beside what they were: the tables of lab/notes/algorithms.md
-	@$(BIN)/python -m superopt.lab.algorithms
+	@$(BIN)/python -m lab.algorithms
 
 bench-train: export TORCHINDUCTOR_CACHE_DIR = $(CURDIR)/build/bench-train/inductor
 bench-train: $(READY)     ## training steps beside eager PyTorch and inductor: lab/notes/training.md; 6 minutes and PyTorch's installation, on a quiet machine
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[torch]'
-	@$(BIN)/python -m superopt.lab.training
+	@$(BIN)/python -m lab.training
 
 STEPS ?= mobilenet_v2 whisper_encoder conv_tasnet
 bench-memory: $(READY)    ## what models take in ONNX Runtime, written for memory and not: the tables of lab/notes/memory.md; run it again to go on
-	@$(BIN)/python -m superopt.lab.memory corpus/tiny/*.json --title "Tiny models" --resume build/memory/tiny.jsonl
-	@$(BIN)/python -m superopt.lab.memory corpus/*.json --title "Full size" --resume build/memory/full.jsonl
-	@$(BIN)/python -m superopt.lab.memory corpus/*.json --share 0.1 --seconds 600 --title "Full size, for a tenth of the time" --files build/memory/parts --resume build/memory/parts.jsonl
-	@$(BIN)/python -m superopt.lab.training_memory $(STEPS:%=corpus/%.json)
-	@$(BIN)/python -m superopt.lab.training_memory corpus/mobileone_s0.json --share 0.05
+	@$(BIN)/python -m lab.memory corpus/tiny/*.json --title "Tiny models" --resume build/memory/tiny.jsonl
+	@$(BIN)/python -m lab.memory corpus/*.json --title "Full size" --resume build/memory/full.jsonl
+	@$(BIN)/python -m lab.memory corpus/*.json --share 0.1 --seconds 600 --title "Full size, for a tenth of the time" --files build/memory/parts --resume build/memory/parts.jsonl
+	@$(BIN)/python -m lab.training_memory $(STEPS:%=corpus/%.json)
+	@$(BIN)/python -m lab.training_memory corpus/mobileone_s0.json --share 0.05
 
 bench-parts: $(READY)     ## models that bench-memory has planned for a tenth of the time beside what they were, timed; quiet, run it again to go on
-	@$(BIN)/python -m superopt.lab.memory corpus/*.json --race --title "Full size, for a tenth of the time" --files build/memory/parts --resume build/memory/parts.jsonl
+	@$(BIN)/python -m lab.memory corpus/*.json --race --title "Full size, for a tenth of the time" --files build/memory/parts --resume build/memory/parts.jsonl
 
 bench-steps: $(READY)     ## training steps that bench-memory has planned beside what they were, timed: lab/notes/memory.md; at most 10 minutes, quiet
-	@$(BIN)/python -m superopt.lab.training_memory --race --page lab/notes/memory.md
+	@$(BIN)/python -m lab.training_memory --race --page lab/notes/memory.md
 
 bench-handmade: $(READY)  ## our result beside the same rewrite made by hand, where the corpus's sizes are not the prototype's
 	@$(BIN)/python corpus/handmade.py
@@ -123,11 +123,11 @@ profile-record: $(READY)  ## record PROFILE on this quiet machine for the corpus
 	@$(BIN)/superopt profile $(wildcard $(PLAN)) corpus/tiny/*.json corpus/*.json --out $(PROFILE) --time-limit 690 -f
 
 profile-operators: $(READY)  ## add to PROFILE what operators by themselves take, at types that are drawn, on this quiet machine; at most 8 minutes, run it again to go on
-	@$(BIN)/python -m superopt.lab.operators build/operators --each 20 --seed 7
+	@$(BIN)/python -m lab.operators build/operators --each 20 --seed 7
 	@$(BIN)/superopt profile build/operators/*.json --out $(PROFILE) --extend --time-limit 450
 
 profile-forms: $(READY)   ## add to PROFILE what forms of drawn operators ask for, on this quiet machine; at most 8 minutes, run it again to go on
-	@$(BIN)/python -m superopt.lab.algorithms --plan build/forms --count 120 --seed 7
+	@$(BIN)/python -m lab.algorithms --plan build/forms --count 120 --seed 7
 	@$(BIN)/superopt profile build/forms/*.json --out $(PROFILE) --extend --time-limit 450
 
 bench-growth: $(READY)    ## search time and memory against layers, nodes and rules
@@ -147,7 +147,7 @@ gpu-record: $(READY)      ## on a machine with a GPU: gpu tests, profile, whole 
 
 certify: $(READY)         ## certify the rules that rules/certificates/record.json does not hold: checker, Z3 and cvc5
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[certify]'
-	@$(BIN)/python -m superopt.verifier.certify_library
+	@$(BIN)/python -m superopt.verifier.certificates.certify_library
 
 corpus: $(READY)          ## write corpus/*.json again from corpus/build.py
 	@$(BIN)/python corpus/build.py
@@ -158,7 +158,7 @@ $(READY): pyproject.toml
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --upgrade pip
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[dev,openvino,dask,mpi]' mpich
 	@$(BIN)/python -m compileall -q superopt rules server verifier -x node_modules  # else, where Python writes no bytecode, each run compiles
-	@$(BIN)/python -m superopt.search.compiled 2>/dev/null
+	@$(BIN)/python -m superopt.passes.precompile 2>/dev/null
 	@touch $(READY)
 
 clean:

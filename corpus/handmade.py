@@ -24,8 +24,8 @@ from superopt import formats, optimize  # noqa: E402
 from superopt.frontend import GraphBuilder, Tensor  # noqa: E402
 from superopt.ir.graph import ArrayData, Graph, Node, Weight  # noqa: E402
 from superopt.ir.types import TensorType  # noqa: E402
-from superopt.runtime.race import race  # noqa: E402
-from superopt.verifier.differential import check, make_inputs  # noqa: E402
+from superopt.runtime.paired_benchmark import race  # noqa: E402
+from superopt.verifier.check.differential import check, make_inputs  # noqa: E402
 
 
 def widened(graph: Graph, wide: int) -> Graph:

@@ -6,7 +6,7 @@ of ``R`` rank-one tensors is an algorithm with ``R`` products (Strassen 1969; Wi
     z[k] = Σ_r G[k, r] · (Σ_i A[r, i] · x[i]) · (Σ_j B[r, j] · w[j])
 
 Nobody writes ``A``, ``B`` and ``G``: :mod:`superopt.discovery.bilinear` finds them from an operator's meaning, and
-:mod:`superopt.verifier.bilinear`, which shares no code with it, compares them with that meaning exactly. What was
+:mod:`superopt.verifier.exact.bilinear`, which shares no code with it, compares them with that meaning exactly. What was
 found is kept in ``algorithms.json`` beside the rules.
 """
 

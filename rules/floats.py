@@ -1,8 +1,8 @@
 """What floating point says of rules: a verdict for each direction and element type, beside the one over the reals.
 
 ``rules/floats.json`` holds them by a digest of the rule's text and of its operators' meanings; only
-:mod:`superopt.verifier.floating` writes it. This module is the data, and what reads it: search asks a verdict what must
-hold at a match, and knows nothing of how it was found.
+:mod:`superopt.verifier.floats.verdict_search` writes it. This module is the data, and what reads it: search asks a
+verdict what must hold at a match, and knows nothing of how it was found.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from superopt.formats.files import replace_file
-from superopt.ir.kept import code_digest, keep, kept
+from superopt.ir.disk_cache import code_digest, keep, kept
 from superopt.ir.types import DType
 from superopt.rules.canonical import rule_text
 from superopt.rules.rule import Rule

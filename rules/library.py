@@ -16,11 +16,11 @@ from functools import cached_property
 from pathlib import Path
 
 from superopt.formats.files import replace_file
-from superopt.ir.collecting import rarely_collected
 from superopt.ir.errors import InvalidOption, printable
+from superopt.ir.garbage_collection import rarely_collected
 from superopt.rules.floats import FLOATS, Directions, Floats, float_key, read_floats
 from superopt.rules.grammar import parse_rule
-from superopt.rules.kept import kept_rules
+from superopt.rules.library_cache import kept_rules
 from superopt.rules.rows import expanded, toml_rows
 from superopt.rules.rule import Rule
 from superopt.rules.scanner import RuleError

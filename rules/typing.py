@@ -208,8 +208,8 @@ def meaning_digest(rule: Rule) -> str:
     """SHA-256 over the rule's canonical text and what its operators mean at the rule's own symbolic types.
 
     It changes when the rule changes, or the meaning of an operator as far as this rule depends on it. The library
-    keeps it with its rules for as long as neither its files nor superopt's code change (:mod:`superopt.rules.kept`);
-    an operator that was replaced in this process since then is read anew.
+    keeps it with its rules for as long as neither its files nor superopt's code change
+    (:mod:`superopt.rules.library_cache`); an operator that was replaced in this process since then is read anew.
 
     Raises:
         RuleError: the rule is not well-formed.

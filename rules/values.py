@@ -1,8 +1,8 @@
 """What the elements of a model's own weights allow: claims about slices, and the certificate of a rewrite by them.
 
 A *slice* of a value is what an index on one axis selects: a channel, a column, a neuron. The finder
-(:mod:`superopt.search.values`) writes down what it claims, the checker (:mod:`superopt.verifier.values`) believes none
-of it; they share these rows and nothing else.
+(:mod:`superopt.passes.weights`) writes down what it claims, the checker (:mod:`superopt.verifier.weights.claims`)
+believes none of it; they share these rows and nothing else.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ def serve(settings: Settings, announce: Callable[[str], None] | None = None) -> 
         UsageError: a library is missing, or it would be open to others without an API key, or cannot listen.
     """
     require()
-    from superopt.server import supervisor
+    from superopt.server.jobs import supervisor
 
     supervisor.serve(settings, announce)
 
@@ -52,7 +52,8 @@ def work(settings: Settings) -> None:
         UsageError: a library is missing.
     """
     require()
-    from superopt.server import logs, supervisor, worker
+    from superopt.server.http import logs
+    from superopt.server.jobs import supervisor, worker
 
     if settings.workers > 1:
         supervisor.host(settings)

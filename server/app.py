@@ -20,17 +20,17 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 
-from superopt.server import openapi
-from superopt.server.answers import Answers
-from superopt.server.guard import Guard
-from superopt.server.head_method import HeadAsGet
-from superopt.server.health import HealthFirst
-from superopt.server.problems import Problem, from_meaning
+from superopt.server.http import openapi
+from superopt.server.http.answers import Answers
+from superopt.server.http.guard import Guard
+from superopt.server.http.head_method import HeadAsGet
+from superopt.server.http.health import HealthFirst
+from superopt.server.http.problems import Problem, from_meaning
+from superopt.server.http.system_errors import meaning
 from superopt.server.routes import HEAD_AGAIN, ONLY_KNOWN, ROUTERS
 from superopt.server.routes.errors import answer
 from superopt.server.service import Service
 from superopt.server.settings import Settings
-from superopt.server.system_errors import meaning
 
 __all__ = ["create_app"]
 
@@ -41,7 +41,7 @@ _KINDS = {404: "not-found", 405: "method-not-allowed", 413: "too-large", 415: "u
 
 
 def create_app(settings: Settings) -> FastAPI:
-    """The ASGI application of one service. Workers run beside it (:mod:`superopt.server.supervisor`)."""
+    """The ASGI application of one service. Workers run beside it (:mod:`superopt.server.jobs.supervisor`)."""
     service = Service(settings)
 
     @asynccontextmanager

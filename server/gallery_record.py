@@ -30,7 +30,7 @@ def recorded(path: Path, target: str, seconds: float = _SECONDS) -> dict[str, An
         seconds: limit of the optimisation.
     """
     from superopt import cost, pipeline
-    from superopt.server.told import tell
+    from superopt.server.views.report_payload import tell
 
     options = pipeline.Options(target=target, time_limit=seconds)
     result = pipeline.optimize(path, options=options)

@@ -19,30 +19,30 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
 from superopt.rules.library import BUILT_IN
-from superopt.server.blobs import Blobs
-from superopt.server.body import Upload
-from superopt.server.catalogue import Catalogue
-from superopt.server.certificates import Certificates
-from superopt.server.connections import Connections
-from superopt.server.copies import Copies
-from superopt.server.database import Database
-from superopt.server.evidence import Evidence
 from superopt.server.gallery import Gallery
-from superopt.server.health import Health
-from superopt.server.histogram import HTTP_SECONDS, Histogram
-from superopt.server.inspection import Inspector
-from superopt.server.judge import Judge
-from superopt.server.keys import ANYONE, Caller, Keys
-from superopt.server.pins import Pins
-from superopt.server.problems import Problem
-from superopt.server.recorded import Recorded
+from superopt.server.http.body import Upload
+from superopt.server.http.connections import Connections
+from superopt.server.http.health import Health
+from superopt.server.http.histogram import HTTP_SECONDS, Histogram
+from superopt.server.http.keys import ANYONE, Caller, Keys
+from superopt.server.http.problems import Problem
+from superopt.server.jobs.blob_copies import Copies
+from superopt.server.jobs.blobs import Blobs
+from superopt.server.jobs.database import Database
+from superopt.server.jobs.job_watch import Watcher
+from superopt.server.jobs.object_storage import Stores
+from superopt.server.jobs.pins import Pins
+from superopt.server.jobs.store import Store, Submission
+from superopt.server.jobs.uploads import Uploads
+from superopt.server.jobs.webhooks import Webhooks
 from superopt.server.settings import Settings
-from superopt.server.store import Store, Submission
-from superopt.server.stores import Stores
-from superopt.server.trials import try_rule
-from superopt.server.uploads import Uploads
-from superopt.server.watch import Watcher
-from superopt.server.webhooks import Webhooks
+from superopt.server.views.catalogue import Catalogue
+from superopt.server.views.certificates import Certificates
+from superopt.server.views.evidence import Evidence
+from superopt.server.views.inspection import Inspector
+from superopt.server.views.recorded import Recorded
+from superopt.server.views.rule_judging import Judge
+from superopt.server.views.rule_trials import try_rule
 
 __all__ = ["Service", "of"]
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from superopt.frontend.from_jax import from_jax
     from superopt.frontend.jit import jit
     from superopt.pipeline import Options, Result, load
+    from superopt.pipeline.api import optimize
     from superopt.pipeline.derivatives import (
         gradients,
         hessian_vector,
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
         training_loop,
         vjp,
     )  # fmt: skip
-    from superopt.pipeline.door import optimize
     from superopt.pipeline.pytorch import explain, from_torch
     from superopt.pipeline.settings import Settings
 
@@ -45,7 +45,7 @@ _HOMES = {
     "from_jax": "frontend.from_jax",
     "jit": "frontend.jit",
     "Settings": "pipeline.settings",
-    "optimize": "pipeline.door",
+    "optimize": "pipeline.api",
     **dict.fromkeys(("explain", "from_torch"), "pipeline.pytorch"),
 }
 

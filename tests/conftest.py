@@ -30,6 +30,6 @@ def pytest_collection() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _searches_stay_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """A command that ran in this process has let searches run in copies of it, where no test sees what they do."""
-    forked = sys.modules.get("superopt.pipeline.forked")
+    forked = sys.modules.get("superopt.pipeline.child_process")
     if forked is not None:
         monkeypatch.setattr(forked, "_allowed", False)

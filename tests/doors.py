@@ -36,7 +36,7 @@ sys.path.insert(0, str(ROOT))
 
 from superopt import formats  # noqa: E402
 from superopt.client import Client, ServiceError  # noqa: E402
-from superopt.ir.kept import code_digest  # noqa: E402
+from superopt.ir.disk_cache import code_digest  # noqa: E402
 
 SERVED = ("post-json", "post-onnx", "upload")
 DOORS = ("cli", "python", *SERVED, "wheel")

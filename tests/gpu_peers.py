@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from superopt import formats
+from superopt.benchmark.inductor import older
 from superopt.cost.trial import with_values
 from superopt.ir.graph import Graph
-from superopt.lab.benchmark.inductor import older
 
 __all__ = ["PEERS", "missing", "time_peer"]
 

@@ -41,7 +41,7 @@ WHOLE = (
     "inception_v3", "efficientnet_b0",
 )  # fmt: skip
 _SEED, _EACH = 31, 8  # operators that are drawn beside what the corpus asks for, and how many of each
-_NETWORKS = 58  # the seed that draws networks which no profile was recorded for (`superopt.lab.networks`)
+_NETWORKS = 58  # the seed that draws networks which no profile was recorded for (`lab.networks`)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--last", choices=("tests", "profile", "models", "peers"), default="peers", help="last step to take"
     )
-    parser.add_argument("--networks", type=int, default=0, help="networks of superopt.lab to validate, too")
+    parser.add_argument("--networks", type=int, default=0, help="networks of lab to validate, too")
     parser.add_argument("--like", type=Path, help="--ask: what this profile of another device holds, and no more")
     parser.add_argument("--ask", action="store_true", help="write what is to be timed, without a GPU")
     parser.add_argument("--optimise", action="store_true", help="optimise the models under the profile, without a GPU")
@@ -91,22 +91,22 @@ def main(arguments: Sequence[str]) -> int:
 
 def _named(networks: int) -> tuple[str, ...]:
     """The models that are validated: of the corpus, and so many networks that the profile was not recorded for."""
-    from superopt.lab.networks import drawn
+    from lab.networks import drawn
 
     return WHOLE + drawn(_NETWORKS, networks)
 
 
 def _model(name: str) -> Graph:
     """A model of the corpus, or a network of the laboratory."""
+    from lab.networks import NETWORKS
     from superopt import formats
-    from superopt.lab.networks import NETWORKS
 
     return formats.load(ROOT / "corpus" / f"{name}.json") if name in WHOLE else NETWORKS[name]()
 
 
 def _profiled(profile: Path, deadline: float) -> bool:
     """Go on with the profile; whether it is complete."""
-    from superopt import lab
+    from superopt.benchmark import profiling
     from superopt.fleet import Fleet
 
     mark = STATE / "profile.json"
@@ -116,7 +116,7 @@ def _profiled(profile: Path, deadline: float) -> bool:
     plans: list[str | Path] = sorted(str(p) for p in ([asked] if asked.exists() else (ROOT / "corpus").glob("*.json")))
     left = max(deadline - time.monotonic(), 1.0)
     with Fleet.open(8) as fleet:
-        found = lab.profile(plans, profile, target="cuda", time_limit=left, fleet=fleet, extend=profile.exists())
+        found = profiling.profile(plans, profile, target="cuda", time_limit=left, fleet=fleet, extend=profile.exists())
     mark.write_text(json.dumps(found.summary()))
     print(json.dumps(found.summary()))
     return bool(found.complete)
@@ -126,12 +126,12 @@ def _ask(profile: Path, like: Path | None) -> int:
     """Write what optimising the corpus asks for and the profile lacks, and what is drawn. A device without a profile is
     known by its ceilings; once there is one, other plans look best: ask, record, and ask once more.
     """
+    from lab import operators
+    from lab.multiplications import H200_HEADER
+    from superopt.benchmark.profiling import asked_by
+    from superopt.cost.measurement_request import Question
     from superopt.cost.profile import Profile, read_profile
-    from superopt.cost.question import Question
     from superopt.fleet import Fleet, Task
-    from superopt.lab import operators
-    from superopt.lab.multiplications import H200_HEADER
-    from superopt.lab.profiling import asked_by
 
     known = read_profile(profile) if profile.exists() else Profile(H200_HEADER, {})
     held = {r.key.question for r in known.records.values()}
@@ -152,8 +152,8 @@ def _ask(profile: Path, like: Path | None) -> int:
 
 def _written(asked: Sequence[Record]) -> int:
     """Write what is to be timed."""
+    from lab.multiplications import H200_HEADER
     from superopt.cost.profile import write_profile
-    from superopt.lab.multiplications import H200_HEADER
 
     write_profile(STATE / "asked.jsonl.gz", H200_HEADER, asked)
     print(f"{len(asked)} to time: {STATE / 'asked.jsonl.gz'}")

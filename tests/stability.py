@@ -10,7 +10,7 @@ command to file. The last table has a row for each result of each model; the exi
 
 Ten deployments, five cold runs each on a quiet machine and five beside a neighbour on all cores::
 
-    python -m superopt.lab.deployments FOLDER
+    python -m lab.deployments FOLDER
     python tests/stability.py FOLDER/*.onnx --runs 10 --warm --at-least 0.95 --json stability.json
 """
 
@@ -39,10 +39,10 @@ sys.path.insert(0, str(ROOT))
 from superopt import formats  # noqa: E402
 from superopt.cost.trial import sizes_fed  # noqa: E402
 from superopt.ir.graph import Graph  # noqa: E402
-from superopt.pipeline.likely import likely_sizes  # noqa: E402
-from superopt.pipeline.racing import runnable  # noqa: E402
-from superopt.runtime.race import race  # noqa: E402
-from superopt.verifier.differential import make_inputs  # noqa: E402
+from superopt.pipeline.paired_benchmark import runnable  # noqa: E402
+from superopt.pipeline.shape_defaults import likely_sizes  # noqa: E402
+from superopt.runtime.paired_benchmark import race  # noqa: E402
+from superopt.verifier.check.differential import make_inputs  # noqa: E402
 
 # Ends with who started it, however that ends: one that is left over falsifies whatever is measured next.
 _NEIGHBOUR = "import os, numpy as n\na, p = n.ones((1500, 1500), 'f'), os.getppid()\nwhile os.getppid() == p: a @ a"

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from superopt.verifier.verdict import ProvedAllSizes, ProvedBounded, Refuted, Tested, Unknown, Verdict
 
 if TYPE_CHECKING:
-    from superopt.verifier.certificate import certify
-    from superopt.verifier.checker import check_certificate
-    from superopt.verifier.exact import test
-    from superopt.verifier.graphs import verify
-    from superopt.verifier.prover import prove
+    from superopt.verifier.certificates.certificate import certify
+    from superopt.verifier.certificates.checker import check_certificate
+    from superopt.verifier.equivalence.graphs import verify
+    from superopt.verifier.exact.testing import test
+    from superopt.verifier.prover.prover import prove
     from superopt.verifier.store import prove_all
 
 __all__ = [
@@ -23,9 +23,13 @@ __all__ = [
 
 # Loaded when first asked for: the prover brings Z3 in, which most runs do not need.
 _HOMES = {
-    "certify": "certificate", "check_certificate": "checker", "prove": "prover", "prove_all": "store", "test": "exact",
-    "verify": "graphs",
-}  # fmt: skip
+    "certify": "certificates.certificate",
+    "check_certificate": "certificates.checker",
+    "prove": "prover.prover",
+    "prove_all": "store",
+    "test": "exact.testing",
+    "verify": "equivalence.graphs",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -9,19 +9,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from superopt.ir.disk_cache import code_digest, keep, kept
 from superopt.ir.errors import SuperoptError
-from superopt.ir.kept import code_digest, keep, kept
 from superopt.rules.floats import Directions, FloatVerdict, Way, float_key
 from superopt.rules.library import ADMISSIBLE, BUILT_IN, PROOFS, Library, load_library, write_verdicts
 from superopt.rules.rule import Rule
 from superopt.rules.scanner import RuleError
-from superopt.verifier.counterexample import describe
-from superopt.verifier.exact import test
-from superopt.verifier.floating_record import settled
-from superopt.verifier.prover import prove
-from superopt.verifier.rounding import rounding_of
+from superopt.verifier.exact.counterexample import describe
+from superopt.verifier.exact.testing import test
+from superopt.verifier.exact.witness import runtime_disagrees
+from superopt.verifier.floats.recording import settled
+from superopt.verifier.floats.rounding_effect import rounding_of
+from superopt.verifier.prover.prover import prove
 from superopt.verifier.verdict import Refuted, Tested, Unknown, Verdict, kind_of, verdict_to_json
-from superopt.verifier.witness import runtime_disagrees
 
 __all__ = ["Prover", "admit", "borne", "check", "record_all", "recorded", "renew", "verify"]
 

@@ -1,7 +1,7 @@
 """Proving many rules at once, with progress as verdicts arrive.
 
-Proofs end by counted work (:mod:`.budget`). A worker that does not answer at all is ended by the clock, long after any
-proof has used up its count; its rule is unknown, and says that it was the clock.
+Proofs end by counted work (:mod:`superopt.verifier.prover.budget`). A worker that does not answer at all is ended by
+the clock, long after any proof has used up its count; its rule is unknown, and says that it was the clock.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from functools import partial
 
 from superopt.fleet import Checkpoints, Fleet, Lost, Task, digest
 from superopt.fleet.stamp import libraries
+from superopt.ir.disk_cache import code_digest
 from superopt.ir.errors import SuperoptError
-from superopt.ir.kept import code_digest
 from superopt.rules import Rule
 from superopt.rules.canonical import rule_text
 from superopt.rules.typing import meaning_digest
 from superopt.verifier.admission import check
-from superopt.verifier.budget import emergency
-from superopt.verifier.prover import prove
+from superopt.verifier.prover.budget import emergency
+from superopt.verifier.prover.prover import prove
 from superopt.verifier.verdict import Unknown, Verdict, verdict_from_json, verdict_to_json
 
 __all__ = ["Progress", "prove_all"]

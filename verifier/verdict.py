@@ -27,7 +27,8 @@ class ProvedAllSizes:
             ``where`` (``i < j where j <= n``: only there); the search requires it of a match.
         nonzero: scalars whose inverse was cancelled, hence that must not be 0 (text of the expression).
         leading: how ``...`` was proved: "one axis" of any size, which stands for any number of them because every
-            operator was shown to read leading axes in place (``superopt.verifier.leading``); empty without ``...``.
+            operator was shown to read leading axes in place (``superopt.verifier.prover.rank_lifting``); empty without
+            ``...``.
         ranks: the numbers of leading axes at which it was proved, each of any size.
         seconds: wall time of the proof.
         steps: the number of proof steps.
@@ -66,7 +67,7 @@ class Tested:
 
 @dataclass(frozen=True)
 class Refuted:
-    """A concrete counterexample, as plain JSON data that ``superopt.verifier.counterexample`` can replay."""
+    """A concrete counterexample, as plain JSON data that ``superopt.verifier.exact.counterexample`` can replay."""
 
     counterexample: Mapping[str, object]
     seconds: float = field(default=0.0, compare=False)

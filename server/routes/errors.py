@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from superopt.server.problems import Problem
+from superopt.server.http.problems import Problem
 from superopt.server.routes.render import page
 
 __all__ = ["answer"]

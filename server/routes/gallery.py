@@ -16,15 +16,15 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 
 from superopt.report.headline import Headline, measured_claim
 from superopt.report.quantities import time_text
-from superopt.server import openapi as doc
-from superopt.server.alike import AFTER, BEFORE, BOTH, Side, drawn, side_of
-from superopt.server.charts import timeline
-from superopt.server.problems import Problem
+from superopt.server.http import openapi as doc
+from superopt.server.http.problems import Problem
 from superopt.server.routes.documents import describe, ended
 from superopt.server.routes.render import page
 from superopt.server.routes.reports import shown
 from superopt.server.routes.rules import sent
 from superopt.server.service import Service, of
+from superopt.server.views.charts import timeline
+from superopt.server.views.graph_pairing import AFTER, BEFORE, BOTH, Side, drawn, side_of
 
 __all__ = ["router"]
 

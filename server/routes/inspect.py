@@ -7,9 +7,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 
 from superopt.ir.errors import printable
-from superopt.server import openapi as doc
-from superopt.server.body import Upload, receive
-from superopt.server.problems import Problem
+from superopt.server.http import openapi as doc
+from superopt.server.http.body import Upload, receive
+from superopt.server.http.problems import Problem
 from superopt.server.routes.pages import received_model
 from superopt.server.routes.render import page
 from superopt.server.service import of

@@ -16,17 +16,17 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from superopt.server import openapi as doc
-from superopt.server.body import GRAPH_JSON, ONNX, Upload, receive
-from superopt.server.child import FILES, FRAME
-from superopt.server.finality import reusable
-from superopt.server.keys import Caller
-from superopt.server.listing import MOST, Wanted, list_jobs, read_wanted
-from superopt.server.parameters import read_options
-from superopt.server.problems import Problem
+from superopt.server.http import openapi as doc
+from superopt.server.http.body import GRAPH_JSON, ONNX, Upload, receive
+from superopt.server.http.keys import Caller
+from superopt.server.http.parameters import read_options
+from superopt.server.http.problems import Problem
+from superopt.server.jobs.child import FILES, FRAME
+from superopt.server.jobs.finality import reusable
+from superopt.server.jobs.job_list import MOST, Wanted, list_jobs, read_wanted
+from superopt.server.jobs.store import FINAL, WAITING
 from superopt.server.routes.documents import delivered, describe, ended, send_file, send_result
 from superopt.server.service import Service, of
-from superopt.server.store import FINAL, WAITING
 
 __all__ = ["enqueue", "go_on", "router", "submit"]
 

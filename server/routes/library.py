@@ -14,17 +14,17 @@ from starlette.responses import Response
 
 from superopt.report.algorithm_index import algorithm_data, search_algorithms
 from superopt.rules.bilinear import algorithms
-from superopt.server.body import receive
-from superopt.server.charts import spark
-from superopt.server.drawing import draw
-from superopt.server.problems import Problem
-from superopt.server.reading import read_rule
-from superopt.server.recorded import Run, ratio_of
+from superopt.server.http.body import receive
+from superopt.server.http.problems import Problem
 from superopt.server.routes.render import page
 from superopt.server.routes.rules import read_seed
-from superopt.server.rule_page import example_of, float_rows, gain_text, reach_text
 from superopt.server.service import Service, of
-from superopt.verifier.bilinear import check_algorithm
+from superopt.server.views.charts import spark
+from superopt.server.views.drawing import draw
+from superopt.server.views.recorded import Run, ratio_of
+from superopt.server.views.rule_page import example_of, float_rows, gain_text, reach_text
+from superopt.server.views.rule_prose import read_rule
+from superopt.verifier.exact.bilinear import check_algorithm
 
 __all__ = ["router"]
 

@@ -9,11 +9,11 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from superopt.server import openapi as doc
-from superopt.server.exposition import exposition
-from superopt.server.keys import Caller
+from superopt.server.http import openapi as doc
+from superopt.server.http.keys import Caller
+from superopt.server.http.metrics_text import exposition
+from superopt.server.jobs.usage import usage_of
 from superopt.server.service import of
-from superopt.server.usage import usage_of
 
 __all__ = ["router"]
 

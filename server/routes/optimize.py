@@ -9,11 +9,11 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from superopt.server import openapi as doc
+from superopt.server.http import openapi as doc
+from superopt.server.jobs.store import FINAL
 from superopt.server.routes.documents import describe, send_result
 from superopt.server.routes.jobs import enqueue
 from superopt.server.service import Service, of
-from superopt.server.store import FINAL
 
 __all__ = ["router"]
 

@@ -14,19 +14,19 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 
 from superopt.ir.errors import printable
 from superopt.report import outcome
-from superopt.server.blobs import Spool
-from superopt.server.body import GRAPH_JSON, ONNX, Upload, receive
-from superopt.server.charts import timeline
-from superopt.server.keys import Caller
-from superopt.server.parameters import read_options
-from superopt.server.problems import Problem
+from superopt.server.http.body import GRAPH_JSON, ONNX, Upload, receive
+from superopt.server.http.keys import Caller
+from superopt.server.http.parameters import read_options
+from superopt.server.http.problems import Problem
+from superopt.server.jobs.blobs import Spool
+from superopt.server.jobs.store import FINAL
 from superopt.server.routes.documents import describe, ended, send_file
 from superopt.server.routes.jobs import go_on
 from superopt.server.routes.render import page
 from superopt.server.routes.reports import shown
 from superopt.server.service import Service, of
-from superopt.server.store import FINAL
-from superopt.server.waiting import Wait, expected_wait
+from superopt.server.views.charts import timeline
+from superopt.server.views.waiting import Wait, expected_wait
 
 __all__ = ["received_model", "router"]
 

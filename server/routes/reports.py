@@ -9,7 +9,7 @@ from superopt.report.headline import headline
 from superopt.report.quantities import unbroken
 from superopt.report.roofline import roofline
 from superopt.report.timeline import timelines
-from superopt.server.charts import cost_bars, staircase
+from superopt.server.views.charts import cost_bars, staircase
 
 __all__ = ["shown"]
 

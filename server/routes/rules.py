@@ -12,9 +12,9 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 
 from superopt.report.algorithm_index import algorithm_data, search_algorithms
-from superopt.server import openapi as doc
-from superopt.server.body import pieces
-from superopt.server.problems import Problem
+from superopt.server.http import openapi as doc
+from superopt.server.http.body import pieces
+from superopt.server.http.problems import Problem
 from superopt.server.service import of
 
 __all__ = ["MOST_SEED", "read_seed", "router", "sent"]

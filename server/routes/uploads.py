@@ -10,11 +10,11 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
-from superopt.server import openapi as doc
-from superopt.server.body import pieces
-from superopt.server.problems import Problem
+from superopt.server.http import openapi as doc
+from superopt.server.http.body import pieces
+from superopt.server.http.problems import Problem
+from superopt.server.jobs.uploads import Resumable
 from superopt.server.service import of
-from superopt.server.uploads import Resumable
 
 __all__ = ["router"]
 

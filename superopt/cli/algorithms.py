@@ -53,7 +53,7 @@ def find(
 def check(file: Kept = None) -> None:
     """Compare algorithms with the meanings of their tiles, exactly. Exit code 5 if one is false."""
     from superopt.rules.bilinear import KEPT, load_algorithms
-    from superopt.verifier.bilinear import check_algorithm
+    from superopt.verifier.exact.bilinear import check_algorithm
 
     for algorithm in load_algorithms(file or KEPT):
         compared = check_algorithm(algorithm)
@@ -104,8 +104,8 @@ def apply(
     Results differ by rounding errors that are larger than the model's own, within the budget of --float: strict allows
     none, so nothing is rewritten. What is not faster, or not accurate enough, comes back as it was.
     """
+    from superopt.passes.fast_algorithms.selection import named
     from superopt.pipeline.algorithms import apply_algorithms
-    from superopt.search.bilinear.choosing import named
 
     claim({"-o": output}, [model], force=force)
     with Input(model) as path, Progress() as progress:

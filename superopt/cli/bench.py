@@ -114,9 +114,9 @@ def _in_runtimes(
     report_json: str | None, markdown: str | None,
 ) -> None:  # fmt: skip
     """Graphs times runtimes."""
-    from superopt.lab.benchmark import RuntimesOptions, compare_runtimes
+    from superopt.benchmark import RuntimesOptions, compare_runtimes
     from superopt.report.benchmark import runtimes_table, show_runtimes
-    from superopt.runtime.choice import RUNTIMES
+    from superopt.runtime.registry import RUNTIMES
 
     if not models:
         raise UsageError("no model was named", hint="superopt bench --runtimes all model.onnx")
@@ -140,8 +140,8 @@ def _run(
     models: list[Path] | None, vs: str, limits: tuple[float, float, float], rounds: int, resume: Path | None,
     total_limit: float | None,
 ) -> dict[str, Any]:  # fmt: skip
-    from superopt.lab.benchmark import BenchOptions
-    from superopt.lab.benchmark import bench as run_bench
+    from superopt.benchmark import BenchOptions
+    from superopt.benchmark import bench as run_bench
 
     if not models:
         raise UsageError("no model was named", hint="superopt bench model.onnx --vs ort,onnxsim")
@@ -172,12 +172,13 @@ def _validated(
     enable: list[str] | None, keep: Path | None, total_limit: float | None, console: Console,
 ) -> dict[str, Any]:  # fmt: skip
     """Modelled beside measured time."""
-    from superopt import lab, pipeline
+    from superopt import pipeline
+    from superopt.benchmark import validation
     from superopt.report.validation import show_validation
 
     with Progress() as progress:
         options = pipeline.Options(sizes=parse_dims(dim or []), threads=threads, enable=tuple(enable or ()))
-        found = lab.validate_costs(
+        found = validation.validate_costs(
             models, options=options, pairs=pairs, blocks=blocks, rounds=rounds, keep=keep,
             total_limit=float("inf") if total_limit is None else total_limit, progress=progress,
         )  # fmt: skip
@@ -189,10 +190,10 @@ def _cold(models: list[Path], threads: int, console: Console) -> dict[str, Any]:
     """How long profiling from nothing takes, and how much two runs of it differ."""
     from dataclasses import asdict
 
-    from superopt import lab
+    from superopt.benchmark import validation
     from superopt.report.validation import show_repetition
 
-    rows = [asdict(lab.repeat_profile(path, threads=threads)) for path in models]
+    rows = [asdict(validation.repeat_profile(path, threads=threads)) for path in models]
     for row in rows:
         show_repetition(console, row)
     return {"format": "superopt.cold", "version": 1, "rows": rows}

@@ -29,7 +29,7 @@ from superopt.cli.shell import (
 from superopt.ir.errors import UsageError
 
 if TYPE_CHECKING:
-    from superopt.lab.gate import CorpusSettings
+    from superopt.gate import CorpusSettings
     from superopt.report.corpus import Comparison, CorpusRun
 
 __all__ = ["app"]
@@ -116,7 +116,7 @@ def run_command(
 
     Exit code 5 if a result was wrong. `compare` also fails where a model costs more than the baseline allows.
     """
-    from superopt.lab.gate import judge, run_corpus
+    from superopt.gate import judge, run_corpus
     from superopt.report.corpus import Comparison
 
     _claim(report_json, markdown, junit, sarif, [*(models or ()), *([baseline] if baseline else ())])
@@ -168,7 +168,7 @@ def compare(
     Where there is none yet, only wrong results and models that fail are judged.
     Exit code 6 if a model costs more than its threshold allows or can no longer be optimised, 5 if a result was wrong.
     """
-    from superopt.lab.gate import judge, read_run, run_corpus
+    from superopt.gate import judge, read_run, run_corpus
 
     _claim(report_json, markdown, junit, sarif, [*(models or ()), *(f for f in (baseline, recorded) if f)])
     settings = _settings(
@@ -208,7 +208,7 @@ def update(
 
     Nothing is recorded if a result was wrong (exit code 5).
     """
-    from superopt.lab.gate import beside_models, judge, read_run, run_corpus, updated, write_run
+    from superopt.gate import beside_models, judge, read_run, run_corpus, updated, write_run
 
     settings = _settings(
         models=models, target=target, baseline=baseline, time_limit=time_limit, workers=workers, cluster=cluster,
@@ -235,7 +235,7 @@ def _settings(
     *, models: list[str] | None, sizes: list[str] | None, disable: list[str] | None, no_check: bool, **flags: Any
 ) -> CorpusSettings:
     """Flags over the settings file's ``corpus`` table."""
-    from superopt.lab.gate import CorpusSettings, beside_models
+    from superopt.gate import CorpusSettings, beside_models
 
     file, table = settings_file(Path.cwd())
     root = file.parent if file is not None else Path.cwd()
@@ -268,7 +268,7 @@ def _no_baseline(models: list[str] | None) -> str:
 
 
 def _baseline(settings: CorpusSettings, *, needed: bool) -> CorpusRun | None:
-    from superopt.lab.gate import read_run
+    from superopt.gate import read_run
 
     if settings.baseline is None:
         return None
@@ -293,7 +293,7 @@ def _write(
     found: Comparison, report_json: str | None, markdown: str | None, junit: str | None, sarif: str | None
 ) -> None:
     """The table, and the files that were asked for."""
-    from superopt.lab.gate import run_data
+    from superopt.gate import run_data
     from superopt.report.corpus import markdown as as_markdown
     from superopt.report.corpus.junit import junit as as_junit
     from superopt.report.corpus.sarif import sarif as as_sarif

@@ -12,7 +12,7 @@ from superopt.ir.errors import NotEquivalent, UsageError
 
 if TYPE_CHECKING:
     from superopt.rules import Library
-    from superopt.verifier.floating_law import Breach
+    from superopt.verifier.floats.recorded_law import Breach
 
 __all__ = ["float_lines", "floats", "floats_data"]
 
@@ -39,8 +39,8 @@ def floats(
     from superopt.fleet import Fleet
     from superopt.report.floats import census_data, show_census
     from superopt.rules import load_library
-    from superopt.verifier.floating_law import check_all
-    from superopt.verifier.floating_record import census, mend, record
+    from superopt.verifier.floats.recorded_law import check_all
+    from superopt.verifier.floats.recording import census, mend, record
 
     if mending and check is None:
         raise UsageError("--mend says what becomes of what --check finds", hint="add --check N")

@@ -34,7 +34,7 @@ def check(
 ) -> None:
     """Prove that operators' derivatives are those of their meanings, and pullbacks their adjoints, for all sizes."""
     from superopt.report.terminal import table
-    from superopt.verifier.gradients import check_gradients
+    from superopt.verifier.prover.gradients import check_gradients
 
     claim({"--json": report_json}, force=force)
     found = []

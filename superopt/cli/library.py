@@ -146,7 +146,7 @@ def show(
 
 
 def _show_certificate(rule: Rule) -> None:
-    from superopt.verifier.certificate import certificate_of
+    from superopt.verifier.certificates.certificate import certificate_of
 
     verdict, text = certificate_of(rule)
     if not text:
@@ -181,7 +181,7 @@ def prove(
     """
     from superopt.fleet import Fleet, Journal
     from superopt.verifier.admission import record_all
-    from superopt.verifier.certificate import certify
+    from superopt.verifier.certificates.certificate import certify
     from superopt.verifier.store import prove_all
     from superopt.verifier.verdict import ProvedAllSizes, Unknown, kind_of, verdict_to_json
 
@@ -243,7 +243,7 @@ def _rules_of(path: Path | None) -> tuple[dict[str, Rule], dict[str, RuleError]]
 
 
 def _show_verdicts(data: dict[str, dict[str, Any]]) -> None:
-    from superopt.verifier.counterexample import describe
+    from superopt.verifier.exact.counterexample import describe
 
     console = out()
     for rule_id, verdict in data.items():
@@ -264,7 +264,7 @@ def _show_verdicts(data: dict[str, dict[str, Any]]) -> None:
 @app.command("check-certificate")
 def check_certificate(file: Annotated[Path, typer.Argument(help="a certificate, ID.json")]) -> None:
     """Check a certificate with the independent checker and the installed solvers. Exit code 5 if it is rejected."""
-    from superopt.verifier.checker import check_certificate as replay
+    from superopt.verifier.certificates.checker import check_certificate as replay
 
     result = replay(file)
     if not result.valid:
@@ -496,7 +496,7 @@ def discover(
 
 def _learn(models: list[str], out_dir: Path, target: str, seconds: float, sizes: dict[str, int]) -> None:
     """``discover --from``."""
-    from superopt.pipeline.learning import learn_from
+    from superopt.pipeline.rule_learning import learn_from
 
     with going_on(out_dir), ExitStack() as held:
         paths = [held.enter_context(Input(model)) for model in models]

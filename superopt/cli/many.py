@@ -50,7 +50,7 @@ def optimize_many(
         UsageError: there is no folder, or it is not empty and not of such a run.
     """
     from superopt.fleet import Fleet
-    from superopt.pipeline.many import JOURNAL, optimize_all
+    from superopt.pipeline.batch import JOURNAL, optimize_all
 
     several = "several models need" if len(models) > 1 else "--cluster needs"
     if folder is None or folder == "-":

@@ -27,7 +27,7 @@ def memory(
 ) -> None:
     """Show the memory of MODEL's activations in ONNX Runtime, step by step, and a bound that no order goes below."""
     from superopt.formats import load
-    from superopt.pipeline.footprint import footprint, footprint_data
+    from superopt.pipeline.memory_timeline import footprint, footprint_data
     from superopt.report.memory import show_memory
 
     models = [model, made] if made else [model]

@@ -38,8 +38,8 @@ from superopt.cli.shell import (
     write_text,
     written_beside,
 )
-from superopt.ir.collecting import rarely_collected
 from superopt.ir.errors import InvalidModel, NotEquivalent, SuperoptError, UsageError, printable
+from superopt.ir.garbage_collection import rarely_collected
 from superopt.ir.temporary import TemporaryFolder
 
 __all__ = ["COMMANDS"]
@@ -176,7 +176,7 @@ def optimize(
     """
     with rarely_collected():  # hundreds of modules
         from superopt import pipeline
-        from superopt.pipeline import forked
+        from superopt.pipeline import child_process
         from superopt.pipeline.options import MOST_BESIDE, one_of
         from superopt.report.terminal import show_explanation, show_report
         from superopt.runtime.limits import thrifty_heap
@@ -220,10 +220,10 @@ def optimize(
     if learn is not None and rules is not None:
         raise UsageError("--discover writes rules of its own", hint="leave out --rules, or discover --from beforehand")
     thrifty_heap()
-    forked.allow("rich.live", "superopt.cli.progress")  # which only show what is done
+    child_process.allow("rich.live", "superopt.cli.progress")  # which only show what is done
     with Input(model) as path, Progress() as progress, ExitStack() as held:
         if learn is not None:
-            from superopt.pipeline.learning import learn_from
+            from superopt.pipeline.rule_learning import learn_from
 
             own = held.enter_context(TemporaryFolder("rules"))
             progress(0, None, "learning from the model")
@@ -247,7 +247,7 @@ def optimize(
             for point, file in zip(result.pareto, beside, strict=False):  # none of them on standard output
                 save(point.graph, file, force)
         if certificates is not None and result.by_values:
-            from superopt.verifier.value_files import write_folder
+            from superopt.verifier.weights.files import write_folder
 
             write_folder(certificates, result.by_values)
     if explain or report_json is not None or report_html is not None:
@@ -406,8 +406,8 @@ def verify(
     """
     from superopt.formats import load
     from superopt.report.views import show_verdict, verdict_data
-    from superopt.verifier.graphs import verify as compare
-    from superopt.verifier.refusals import judged_unread
+    from superopt.verifier.equivalence.graphs import verify as compare
+    from superopt.verifier.equivalence.refusals import judged_unread
 
     claim({"--json": report_json}, [a, b], force=True)  # what exists gets a fresh name: it must not hide a verdict
     distinct({"--counterexample": counterexample, "--json": report_json}, [a, b])
@@ -454,7 +454,7 @@ def check_values(
     with the result.
     """
     from superopt.formats import load
-    from superopt.verifier.value_files import check_folder
+    from superopt.verifier.weights.files import check_folder
 
     with Input(model) as path, Progress("checking claims"):
         _, held = check_folder(load(path), folder, seed=seed)
@@ -515,7 +515,7 @@ def profile(
     It takes minutes; the same command continues a run that was stopped. An existing FILE is measured again (-f) or
     extended (--extend).
     """
-    from superopt import lab
+    from superopt.benchmark import profiling
     from superopt.fleet import Fleet
     from superopt.report.profiles import profile_rows, recorded_data, show_profiles, show_recorded
 
@@ -533,7 +533,7 @@ def profile(
         _dry_run(given, dry_run, parse_dims(dim or []), report_json, force)
         return
     with Fleet.open(workers, cluster) as fleet, Progress() as progress:
-        found = lab.profile(
+        found = profiling.profile(
             given, output, target=target, runtime=runtime, threads=threads, time_limit=time_limit,
             fleet=fleet, extend=extend, sizes=parse_dims(dim or []), progress=progress,
         )  # fmt: skip
@@ -549,13 +549,13 @@ def _dry_run(
     """How much of what optimising models asks for a recorded profile holds."""
     from dataclasses import asdict
 
-    from superopt import lab
+    from superopt.benchmark import profiling
     from superopt.report.profiles import coverage_data, show_coverage
 
     if not models:
         raise UsageError("nothing to plan", hint="name models: superopt profile --dry-run cpu-epyc-2core model.onnx")
     with Progress() as progress:
-        found = lab.coverage(models, name, sizes=sizes, progress=progress)
+        found = profiling.coverage(models, name, sizes=sizes, progress=progress)
     data = coverage_data(name, [asdict(row) for row in found])
     if report_json is not None:
         write_json(data, report_json, force)

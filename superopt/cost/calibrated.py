@@ -2,7 +2,7 @@
 
 Nothing else is measured for a price. Which of two graphs is cheaper then follows from the graphs and the profile, and
 neither from the load of the machine nor from what earlier runs left in the cache. What a measurement is for is refusing
-a whole result (:mod:`superopt.pipeline.judge`).
+a whole result (:mod:`superopt.pipeline.acceptance_policy`).
 """
 
 from __future__ import annotations

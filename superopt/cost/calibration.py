@@ -20,15 +20,15 @@ from statistics import median, pstdev
 from typing import Any, Literal
 
 from superopt.cost.device import Device
+from superopt.cost.measurement_request import question_of
 from superopt.cost.peaks import peaks_of_header
 from superopt.cost.predictor import Ceilings, ceilings_of
 from superopt.cost.profile import Profile
-from superopt.cost.question import question_of
 from superopt.cost.record import APART, Record
+from superopt.ir.disk_cache import keep, kept
 from superopt.ir.errors import SuperoptError
-from superopt.ir.kept import keep, kept
 from superopt.ops.record import NotCovered
-from superopt.runtime.spread import IQR_OF_NORMAL, median_error
+from superopt.runtime.statistics import IQR_OF_NORMAL, median_error
 
 __all__ = [
     "Calibration",

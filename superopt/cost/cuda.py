@@ -19,7 +19,7 @@ import numpy as np
 
 from superopt.cost.fusion import SUPEROPT_CUDA
 from superopt.cost.measure import Timing
-from superopt.cost.question import Question
+from superopt.cost.measurement_request import Question
 from superopt.cost.record import Key
 from superopt.cost.trial import application_graph, feeds_for
 from superopt.ir.errors import SuperoptError
@@ -29,7 +29,7 @@ from superopt.runtime.cuda.device import CudaDriver
 from superopt.runtime.cuda.plan import Step
 from superopt.runtime.cuda.race import Clocked, race_sessions
 from superopt.runtime.cuda.session import Session, supported
-from superopt.runtime.race import RaceResult
+from superopt.runtime.paired_benchmark import RaceResult
 
 __all__ = ["CudaDevice", "Timed", "slope"]
 

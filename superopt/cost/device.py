@@ -12,19 +12,19 @@ from typing import Any, Protocol
 
 from superopt import formats
 from superopt.cost.cache import last_level_bytes
+from superopt.cost.cache_model import fitted, pass_ns, probed_bytes
 from superopt.cost.fusion import Backend, cpu_backend
 from superopt.cost.measure import METHOD, Meter, Timing, measure_graph
+from superopt.cost.measurement_request import Question
 from superopt.cost.model import Racing
 from superopt.cost.peaks import peaks_of_times
-from superopt.cost.question import Question
-from superopt.cost.ramp import fitted, pass_ns, probed_bytes
 from superopt.cost.record import Key
 from superopt.cost.trial import application_graph, feeds_for, with_values
 from superopt.ir.graph import Graph, Node, Value, Weight
 from superopt.ir.types import DType, TensorType
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
+from superopt.runtime.paired_benchmark import circumstances
 from superopt.runtime.protocol import Bound, Runtime
-from superopt.runtime.race import circumstances
 
 __all__ = ["CpuDevice", "Device"]
 
@@ -53,8 +53,8 @@ class Device(Protocol):
 
     def facts(self) -> dict[str, Any]:
         """The header's part about the device: ``device``, ``runtime`` and other versions, ``backend``, ``precision``,
-        ``layout``, ``cache_bytes``, ``cache_ramp`` (:class:`superopt.cost.ramp.Ramp`; may be absent), ``dispatch_ns``,
-        ``peaks`` (``flops_per_s``, ``bytes_per_s``, as measured)."""
+        ``layout``, ``cache_bytes``, ``cache_ramp`` (:class:`superopt.cost.cache_model.Ramp`; may be absent),
+        ``dispatch_ns``, ``peaks`` (``flops_per_s``, ``bytes_per_s``, as measured)."""
         ...
 
     def key(self, question: Question) -> Key:

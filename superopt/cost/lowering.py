@@ -9,8 +9,8 @@ from functools import lru_cache
 import numpy as np
 
 from superopt import formats
-from superopt.cost.hollow import hollow_session
 from superopt.cost.trial import with_values
+from superopt.cost.weightless import hollow_session
 from superopt.ir.errors import Unsupported
 from superopt.ir.graph import Graph, Node, Value, Weight
 from superopt.ir.poly import sym
@@ -18,11 +18,11 @@ from superopt.ir.types import DType, TensorType
 from superopt.memory import NCHWC
 from superopt.ops.infer import infer
 from superopt.runtime.binding import bind
-from superopt.runtime.fatal import risk_of
 from superopt.runtime.limits import bounded_memory, refuse_unbounded
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.ort import element_type, make_session, run
 from superopt.runtime.protocol import Runtime
+from superopt.runtime.unsafe_models import risk_of
 
 __all__ = ["Typed", "block_size", "distinct", "known_types", "lowered", "typed", "without_reorders"]
 

@@ -7,21 +7,21 @@ import json
 from collections.abc import Mapping
 from functools import cached_property, partial
 
-from superopt.cost.answers import Answers, Progress
-from superopt.cost.asked import Asked
 from superopt.cost.cache import last_level_bytes
+from superopt.cost.cache_model import Ramp, fitted, pass_ns, probed_bytes, usual
 from superopt.cost.fusion import cpu_backend
 from superopt.cost.kernel import Kernel
 from superopt.cost.measure import METHOD, Meter, Timing, measure_graph
+from superopt.cost.measurement_request import Question
+from superopt.cost.measurements import Answers, Progress
+from superopt.cost.measuring_model import Asked
 from superopt.cost.peaks import PEAK_QUESTIONS, Peaks, peaks_of_header, peaks_of_times
 from superopt.cost.profile import Store
-from superopt.cost.question import Question
-from superopt.cost.ramp import Ramp, fitted, pass_ns, probed_bytes, usual
 from superopt.cost.record import Estimate, Key
 from superopt.cost.trial import application_graph
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
+from superopt.runtime.paired_benchmark import Clock, circumstances, cpu_name
 from superopt.runtime.protocol import Runtime
-from superopt.runtime.race import Clock, circumstances, cpu_name
 
 __all__ = ["MeasuredCpu", "device_store"]
 

@@ -13,21 +13,21 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
 
+from superopt.cost.cache_model import Ramp, usual
 from superopt.cost.fusion import ONNX_RUNTIME_CPU, Backend
+from superopt.cost.measurement_request import Question, fixed_bytes, work_of
 from superopt.cost.peaks import Peaks
-from superopt.cost.question import Question, fixed_bytes, work_of
-from superopt.cost.ramp import Ramp, usual
 from superopt.cost.record import FREE, Estimate, Key, Record, key_of
 from superopt.cost.trial import at_sizes, value_at_sizes
 from superopt.ir.graph import Graph
 from superopt.ir.terms import AttributeValue
 from superopt.ir.types import TensorType
-from superopt.runtime.race import RaceResult
-from superopt.runtime.spread import IQR_OF_NORMAL
+from superopt.runtime.paired_benchmark import RaceResult
+from superopt.runtime.statistics import IQR_OF_NORMAL
 
 if TYPE_CHECKING:
-    from superopt.cost.answers import Answers
     from superopt.cost.kernel import Kernel
+    from superopt.cost.measurements import Answers
     from superopt.runtime.protocol import Runtime
 
 __all__ = ["Application", "Attributes", "CostModel", "Lowered", "Racing", "work_of"]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from superopt.cost.answers import Answers, Progress
-from superopt.cost.asked import Asked
 from superopt.cost.device import Device
+from superopt.cost.measurement_request import Question
+from superopt.cost.measurements import Answers, Progress
+from superopt.cost.measuring_model import Asked
 from superopt.cost.model import Racing
 from superopt.cost.peaks import Peaks, peaks_of_header
 from superopt.cost.predictor import ceilings_of
 from superopt.cost.profile import Store
-from superopt.cost.question import Question
 from superopt.cost.record import Estimate
 
 __all__ = ["OnDevice"]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from superopt.cost.question import Question
+from superopt.cost.measurement_request import Question
 from superopt.ir.types import DType, TensorType
 
 __all__ = ["PEAK_QUESTIONS", "Peaks", "peaks_of_header", "peaks_of_times"]

@@ -1,7 +1,8 @@
 """What would have to be measured: the costs that a recorded profile gives, and a note of what it could not answer.
 
-The search asks such a model as it asks one that measures (:class:`superopt.search.costing.Pricer`): what is not in its
-store is predicted, and asked for once an extraction wants it. So the notes hold what is decisive, not every e-node.
+The search asks such a model as it asks one that measures (:class:`superopt.extraction.node_costs.Pricer`): what is not
+in its store is predicted, and asked for once an extraction wants it. So the notes hold what is decisive, not every
+e-node.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from superopt.cost.fusion import Backend
+from superopt.cost.measurement_request import Question
 from superopt.cost.profile import Profile
-from superopt.cost.question import Question
 from superopt.cost.record import Estimate, Key, Record
 from superopt.cost.recorded import RecordedProfile
 

@@ -28,8 +28,8 @@ from typing import IO, Any
 
 from superopt.cost.loops import Traits, traits_of
 from superopt.cost.record import Key, Record
+from superopt.ir.disk_cache import cache_directory, code_digest, keep, kept, report_unkept
 from superopt.ir.errors import InvalidModel, UsageError, printable
-from superopt.ir.kept import cache_directory, code_digest, keep, kept, report_unkept
 
 __all__ = [
     "Profile",

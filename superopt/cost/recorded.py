@@ -6,14 +6,14 @@ import json
 from collections.abc import Mapping
 from functools import cached_property
 
-from superopt.cost.answers import refused
+from superopt.cost.cache_model import Ramp, ramp_of_header
 from superopt.cost.fusion import BACKENDS, ONNX_RUNTIME_CPU, Backend
+from superopt.cost.measurement_request import Question
+from superopt.cost.measurements import refused
 from superopt.cost.model import CostModel
 from superopt.cost.peaks import Peaks, peaks_of_header
 from superopt.cost.predictor import Predictor, ceilings_of
 from superopt.cost.profile import Profile, factor_of
-from superopt.cost.question import Question
-from superopt.cost.ramp import Ramp, ramp_of_header
 from superopt.cost.record import Estimate, Key, Record
 
 __all__ = ["RecordedProfile"]

@@ -21,12 +21,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from superopt.cost.answers import Progress
 from superopt.cost.device import Device
 from superopt.cost.measure import METHOD
+from superopt.cost.measurement_request import Question
+from superopt.cost.measurements import Progress
 from superopt.cost.planning import Planning
 from superopt.cost.profile import Profile, Store, write_profile
-from superopt.cost.question import Question
 from superopt.cost.record import Key, Record
 from superopt.ir.errors import SuperoptError, UsageError
 from superopt.ops.record import NotCovered

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from superopt.cost.graph_costs import GraphCost
 from superopt.cost.peaks import Peaks
-from superopt.cost.whole import GraphCost
 
 __all__ = ["ceilings", "operator_rows", "roofline_data"]
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from superopt.cost.answers import Progress
 from superopt.cost.calibrated import calibrated_cpu
 from superopt.cost.cuda import CudaDevice
 from superopt.cost.device import CpuDevice, Device
 from superopt.cost.fusion import cpu_backend
 from superopt.cost.measured import MeasuredCpu
+from superopt.cost.measurements import Progress
 from superopt.cost.model import CostModel
 from superopt.cost.on_device import OnDevice
 from superopt.cost.profile import load_profile
 from superopt.cost.recorded import RecordedProfile
 from superopt.ir.errors import InvalidOption, UsageError, printable
-from superopt.runtime.choice import runtime_named
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
+from superopt.runtime.registry import runtime_named
 
 __all__ = ["device_of", "for_target"]
 
@@ -40,7 +40,7 @@ def for_target(
         sizes: what symbolic dimensions are costed at.
         threads: threads inside an operator.
         time_limit: seconds that may be spent measuring, where prices are measured; what comes later is predicted.
-        runtime: what runs models on the processor (:data:`superopt.runtime.choice.RUNTIMES`).
+        runtime: what runs models on the processor (:data:`superopt.runtime.registry.RUNTIMES`).
 
     Raises:
         UsageError: there is no such target, profile or runtime, or the two do not go together. InvalidModel: the

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from superopt.cost.question import Question
+from superopt.cost.measurement_request import Question
 from superopt.formats.tensors import shape_of
 from superopt.ir.graph import ArrayData, Graph, Node, Value, Weight, constant
 from superopt.ir.poly import Poly, symbols, value_at

@@ -8,6 +8,8 @@ from dataclasses import replace
 
 from superopt.cost.fusion import ONNX_RUNTIME_CPU
 from superopt.discovery.config import Theme
+from superopt.egraph.lifting import lift
+from superopt.egraph.rewrites import flowing
 from superopt.ir.poly import Poly, symbols
 from superopt.ir.terms import App, Project, Term, Var, postorder, remade, variables
 from superopt.ops.meaning import IllTyped
@@ -15,8 +17,6 @@ from superopt.rules.canonical import map_terms
 from superopt.rules.rule import AttributeScheme, Rule, TypeScheme, attribute_symbols, term_symbols
 from superopt.rules.scanner import RuleError
 from superopt.rules.typing import instances, operator_of, types_of
-from superopt.search.merge import lift
-from superopt.search.moves import flowing
 
 __all__ = ["candidates", "joined", "movements", "n_ary", "operator_count", "restricted", "simpler", "tidied", "work"]
 

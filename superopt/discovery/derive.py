@@ -16,25 +16,25 @@ from pathlib import Path
 
 import numpy as np
 
+from superopt.egraph.egraph import ABSENT, EGraph, is_multi
+from superopt.egraph.lifting import lift
+from superopt.egraph.matching import Pattern, compile_side
+from superopt.egraph.rewrites import prepare
+from superopt.egraph.saturation import Limits, Moves, saturate
 from superopt.ir.graph import Graph
 from superopt.ir.poly import value_at
 from superopt.ir.terms import App, Project, Term, Var, postorder, variables
 from superopt.ir.types import DType, TensorType
 from superopt.ops import REGISTRY
 from superopt.ops.meaning import Condition, IllTyped
+from superopt.program.program import Program, Step
 from superopt.rules.library import Library, parse_file
 from superopt.rules.rule import CLASSES, Rule
 from superopt.rules.scanner import RuleError
 from superopt.rules.typing import at_sizes, complete, instances, type_terms, types_of
 from superopt.runtime.evaluate import FLOAT64, Array, evaluate
-from superopt.search.egraph import ABSENT, EGraph, is_multi
-from superopt.search.match import Pattern, compile_side
-from superopt.search.merge import lift
-from superopt.search.moves import prepare
-from superopt.search.program import Program, Step
-from superopt.search.saturate import Limits, Moves, saturate
-from superopt.verifier.exact import Trial, trial_at
-from superopt.verifier.sampling import Point, draw, names_of
+from superopt.verifier.exact.sampling import Point, draw, names_of
+from superopt.verifier.exact.testing import Trial, trial_at
 
 __all__ = [
     "Coverage",

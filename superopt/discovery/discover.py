@@ -38,7 +38,7 @@ from superopt.rules.grammar import format_rule, parse_rule
 from superopt.rules.library import ADMISSIBLE, Library, load_library, write_rules, write_verdicts
 from superopt.rules.rule import Rule
 from superopt.verifier.admission import check
-from superopt.verifier.prover import prove
+from superopt.verifier.prover.prover import prove
 from superopt.verifier.verdict import verdict_to_json
 
 __all__ = ["DiscoveryResult", "claimed", "discover", "finished", "merge", "write_library"]

@@ -26,8 +26,8 @@ from superopt.ops.meaning import Call, Comprehension, Condition, IllTyped, Numbe
 from superopt.rules.rule import CLASSES, TensorScheme
 from superopt.rules.typing import complete, operator_of
 from superopt.runtime.evaluate import Array, evaluate
-from superopt.verifier.algebra import ORDERED, PrimeField, Unlucky
-from superopt.verifier.sampling import Point, allowed
+from superopt.verifier.exact.algebra import ORDERED, PrimeField, Unlucky
+from superopt.verifier.exact.sampling import Point, allowed
 
 __all__ = ["Enumeration", "Level", "enumerate_terms", "points_of"]
 

@@ -24,7 +24,7 @@ from superopt.ops.meaning import IllTyped
 from superopt.rules.canonical import rule_text
 from superopt.rules.grammar import format_rule, parse_rule
 from superopt.rules.rule import Rule
-from superopt.verifier.sampling import Point
+from superopt.verifier.exact.sampling import Point
 
 __all__ = [
     "Enumerated", "Explored", "Prepared", "explore", "fingerprint_points", "key_of",

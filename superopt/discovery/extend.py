@@ -32,6 +32,9 @@ from superopt.discovery.gain import priced, recorded
 from superopt.discovery.generalise import with_sizes
 from superopt.discovery.minimise import near_to, rank, special
 from superopt.discovery.solved import SOLVED, data_beside_weights
+from superopt.egraph.egraph import ABSENT, LEAF, PROJECT, EGraph, ENode
+from superopt.egraph.rewrites import data_of
+from superopt.egraph.saturation import Moves
 from superopt.ir.poly import sym
 from superopt.ir.terms import variables
 from superopt.ops.meaning import IllTyped
@@ -40,11 +43,8 @@ from superopt.rules.library import ADMISSIBLE, BUILT_IN, load_library, parse_fil
 from superopt.rules.rule import Guard, Rule
 from superopt.rules.scanner import RuleError
 from superopt.rules.typing import instances
-from superopt.search.egraph import ABSENT, LEAF, PROJECT, EGraph, ENode
-from superopt.search.moves import data_of
-from superopt.search.saturate import Moves
 from superopt.verifier.admission import check
-from superopt.verifier.counterexample import describe
+from superopt.verifier.exact.counterexample import describe
 from superopt.verifier.verdict import Refuted, kind_of
 
 __all__ = ["extend", "extended"]

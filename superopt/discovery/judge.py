@@ -23,8 +23,8 @@ from superopt.rules.canonical import rule_text
 from superopt.rules.rule import Rule
 from superopt.rules.scanner import RuleError
 from superopt.rules.typing import meaning_digest
-from superopt.verifier.exact import test
-from superopt.verifier.prover import prove
+from superopt.verifier.exact.testing import test
+from superopt.verifier.prover.prover import prove
 from superopt.verifier.verdict import (
     ProvedAllSizes,
     Refuted,

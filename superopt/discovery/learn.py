@@ -39,6 +39,7 @@ from superopt.ir.terms import App, postorder, variables
 from superopt.ir.types import DType
 from superopt.ops.infer import infer
 from superopt.ops.meaning import IllTyped
+from superopt.program.program import program_of
 from superopt.rules.canonical import map_terms, text_digest
 from superopt.rules.floats import Floats, float_key
 from superopt.rules.grammar import format_rule, parse_rule
@@ -46,7 +47,6 @@ from superopt.rules.library import Library
 from superopt.rules.rule import Rule, TensorScheme
 from superopt.rules.scanner import RuleError
 from superopt.rules.typing import operator_of, types_of
-from superopt.search.program import program_of
 from superopt.verifier.admission import borne
 
 __all__ = ["Learned", "Lesson", "applies", "learn"]

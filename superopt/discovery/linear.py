@@ -24,8 +24,8 @@ from superopt.ir.types import TensorType
 from superopt.ops.meaning import Comprehension
 from superopt.rules.typing import type_terms
 from superopt.runtime.evaluate import Array, evaluate
-from superopt.verifier.algebra import MODULUS, PrimeField, Unlucky
-from superopt.verifier.sampling import Point
+from superopt.verifier.exact.algebra import MODULUS, PrimeField, Unlucky
+from superopt.verifier.exact.sampling import Point
 
 __all__ = ["Known", "Place", "Undecided", "Wanted", "asked", "meanings_of", "residues"]
 

@@ -26,7 +26,7 @@ from superopt.ir.types import TensorType
 from superopt.ops import REGISTRY
 from superopt.ops.meaning import Call, Comprehension, IllTyped, Read, Reduce, Scalar, Where, parts, subexpressions
 from superopt.ops.record import FLOATS
-from superopt.search.program import Program
+from superopt.program.program import Program
 
 __all__ = ["Target", "mined"]
 

@@ -15,7 +15,7 @@ from math import isfinite
 import numpy as np
 
 from superopt.runtime.evaluate import FLOAT64, Array
-from superopt.verifier.algebra import PrimeField
+from superopt.verifier.exact.algebra import PrimeField
 
 __all__ = ["Ordered"]
 

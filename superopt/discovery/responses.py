@@ -27,7 +27,7 @@ from superopt.rules.canonical import map_terms
 from superopt.rules.scanner import RuleError
 from superopt.rules.typing import complete, type_terms
 from superopt.runtime.evaluate import Array
-from superopt.verifier.algebra import NeedsOrder, Unlucky
+from superopt.verifier.exact.algebra import NeedsOrder, Unlucky
 
 __all__ = ["response"]
 

@@ -38,7 +38,7 @@ from superopt.fleet import Checkpoints, Fleet, Task
 from superopt.ir.terms import Term, variables
 from superopt.ir.types import TensorType
 from superopt.runtime.evaluate import Array
-from superopt.verifier.sampling import Point
+from superopt.verifier.exact.sampling import Point
 
 __all__ = ["Cost", "Step", "Traffic", "enumerate_sharded"]
 

@@ -34,8 +34,8 @@ from superopt.rules.canonical import map_terms
 from superopt.rules.rule import Guard, Rule, TensorScheme, TypeScheme
 from superopt.rules.scanner import RuleError
 from superopt.rules.typing import types_of
-from superopt.verifier.algebra import NeedsOrder, PrimeField, Unlucky
-from superopt.verifier.sampling import Point, draw
+from superopt.verifier.exact.algebra import NeedsOrder, PrimeField, Unlucky
+from superopt.verifier.exact.sampling import Point, draw
 
 __all__ = ["PLACES", "Solver", "places_of", "theme_of"]
 

@@ -29,7 +29,7 @@ from superopt.rules.rule import scalar
 from superopt.rules.scanner import RuleError
 from superopt.rules.typing import complete, operator_of
 from superopt.runtime.evaluate import Array
-from superopt.verifier.algebra import MODULUS, NeedsOrder, Unlucky
+from superopt.verifier.exact.algebra import MODULUS, NeedsOrder, Unlucky
 
 __all__ = ["Table", "extents", "seeds"]
 

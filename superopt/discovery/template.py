@@ -24,7 +24,7 @@ from superopt.ops.meaning import (
 )
 from superopt.rules.rule import CLASSES
 from superopt.rules.typing import complete, operator_of
-from superopt.verifier.sampling import Point
+from superopt.verifier.exact.sampling import Point
 
 __all__ = ["Typed", "batched", "concrete", "obligations_of", "size_at", "typed", "variants"]
 

@@ -25,8 +25,8 @@ from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
 from superopt.fleet import stamp
+from superopt.ir.disk_cache import UNKEPT, cache_directory
 from superopt.ir.errors import BackendUnavailable, MachineLimit, ResourceLimit, SuperoptError
-from superopt.ir.kept import UNKEPT, cache_directory
 from superopt.ir.temporary import own_folder
 
 __all__ = ["Crew", "Lost", "Took", "Unlike", "ends_with", "isolated", "packed", "unpacked"]

@@ -11,8 +11,8 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from superopt.ir.disk_cache import code_digest
 from superopt.ir.errors import BackendUnavailable, UsageError
-from superopt.ir.kept import code_digest
 
 __all__ = ["check", "content_digest", "digest", "here", "libraries", "of_files"]
 

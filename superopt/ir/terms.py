@@ -16,13 +16,14 @@ from typing import TypeVar
 from superopt.ir.poly import Poly
 
 __all__ = [
-    "App", "AttributeValue", "Project", "Term", "Var", "children", "computed", "format_term", "format_value",
-    "is_open", "postorder", "rebuilt", "remade", "replaced", "variables",
+    "App", "AttributeValue", "Attributes", "Project", "Term", "Var", "children", "computed", "format_term",
+    "format_value", "is_open", "postorder", "rebuilt", "remade", "replaced", "variables",
 ]  # fmt: skip
 
 _Value = TypeVar("_Value")
 
 AttributeValue = int | float | str | Poly | tuple["AttributeValue", ...]
+Attributes = tuple[tuple[str, AttributeValue], ...]
 
 
 def is_open(value: AttributeValue) -> bool:

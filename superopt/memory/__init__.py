@@ -1,19 +1,15 @@
 """The memory that a graph's activations take: in a runtime as it plans them, and ideally."""
 
-from superopt.memory.alive import Lifetime, alive, lifetimes, unavoidable
 from superopt.memory.arena import Arena, measured_arena
 from superopt.memory.copies import Pin, Planned, Written, written
 from superopt.memory.fission import Region, Source, grown, heads, tails
-from superopt.memory.guards import OPSET, Guards, measurable
-from superopt.memory.openings import best_open, kernel_of
+from superopt.memory.liveness import Lifetime, alive, lifetimes, unavoidable
+from superopt.memory.operand_order import best_walk
 from superopt.memory.parts import Split, split
 from superopt.memory.planner import ALIGNMENT, Buffer, Plan, block_of, planned
-from superopt.memory.points import Bound, least_time, plain
-from superopt.memory.recompute import ROWS, front
-from superopt.memory.schedule import Schedule, least_peak
-from superopt.memory.sharing import IN_PLACE, NCHWC, RENAMING
-from superopt.memory.slicing import Slicing
-from superopt.memory.timetable import (
+from superopt.memory.remat import ROWS, front
+from superopt.memory.remat_ilp import Bound, least_time, plain
+from superopt.memory.schedule_plan import (
     Op,
     Step,
     Task,
@@ -26,7 +22,11 @@ from superopt.memory.timetable import (
     polished,
     prompt,
 )
-from superopt.memory.walks import best_walk
+from superopt.memory.scheduling import Schedule, least_peak
+from superopt.memory.shape_guards import OPSET, Guards, measurable
+from superopt.memory.sharing import IN_PLACE, NCHWC, RENAMING
+from superopt.memory.slicing import Slicing
+from superopt.memory.unknown_shapes import best_open, kernel_of
 
 __all__ = [
     "ALIGNMENT", "IN_PLACE", "NCHWC", "OPSET", "RENAMING", "ROWS", "Arena", "Bound", "Buffer", "Guards", "Lifetime",

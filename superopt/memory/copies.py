@@ -2,7 +2,7 @@
 
 Left alone, the runtime's elimination of common subexpressions merges a copy with what it repeats, and its walk back
 from the results may run copies long before they are needed. Both are prevented by a *guard* on what a copy reads
-(:mod:`superopt.memory.guards`), which opens with what is made right before the copy is planned to run.
+(:mod:`superopt.memory.shape_guards`), which opens with what is made right before the copy is planned to run.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import numpy as np
 
 from superopt.ir.graph import Graph, Node, Value, unused_name
 from superopt.ir.types import TensorType
-from superopt.memory.guards import Guards, measurable
-from superopt.memory.recompute import Step, Task, Timetable
+from superopt.memory.remat import Step, Task, Timetable
+from superopt.memory.shape_guards import Guards, measurable
 
 __all__ = ["Pin", "Planned", "Written", "written"]
 

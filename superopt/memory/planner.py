@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from superopt.ir.graph import Graph, Node
 from superopt.ir.poly import Dim
 from superopt.ir.types import DType, TensorType
-from superopt.memory.alive import Lifetime, alive
+from superopt.memory.liveness import Lifetime, alive
+from superopt.memory.schedule_plan import Task, Timetable, spans
 from superopt.memory.sharing import IN_PLACE, RENAMING
-from superopt.memory.timetable import Task, Timetable, spans
 
 __all__ = ["ALIGNMENT", "Buffer", "Plan", "block_of", "planned"]
 

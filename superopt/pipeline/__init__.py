@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from superopt.pipeline.derivation import Derivation, derive, explained
-from superopt.pipeline.footprint import told_of
-from superopt.pipeline.optimise import Result, load, optimize
+from superopt.pipeline.inspection import cost, inspect
+from superopt.pipeline.memory_timeline import told_of
+from superopt.pipeline.optimize import Result, load, optimize
 from superopt.pipeline.options import EFFORTS, Options, Progress
-from superopt.pipeline.racing import measure
-from superopt.pipeline.studies import cost, inspect
+from superopt.pipeline.paired_benchmark import measure
 
 __all__ = [
     "EFFORTS", "Derivation", "Options", "Progress", "Result", "cost", "derive", "explained", "inspect", "load",

@@ -1,6 +1,6 @@
 """Algorithms with fewer multiplications on a model as it is, without a search: ``superopt algorithms apply``.
 
-What ``superopt optimize`` does for what its search found (:mod:`superopt.pipeline.fewer`), alone.
+What ``superopt optimize`` does for what its search found (:mod:`superopt.pipeline.fast_algorithms`), alone.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from superopt import cost as costs
 from superopt.ir.errors import UsageError, printable
 from superopt.ir.graph import Graph
 from superopt.ops.infer import infer
-from superopt.pipeline.attempt import with_forms_alone
 from superopt.pipeline.budget import TimeBudget
-from superopt.pipeline.fewer import Formed
-from superopt.pipeline.optimise import load
+from superopt.pipeline.context import Task
+from superopt.pipeline.driver import with_forms_alone
+from superopt.pipeline.fast_algorithms import Formed
+from superopt.pipeline.optimize import load
 from superopt.pipeline.options import Options, quiet
-from superopt.pipeline.task import Task
 from superopt.report import Measured
 from superopt.rules import Library
 from superopt.rules.floats import MODES

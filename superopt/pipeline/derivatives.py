@@ -12,7 +12,7 @@ from superopt.frontend import autodiff, training
 from superopt.frontend.training.losses import Loss
 from superopt.frontend.training.optimisers import Optimiser
 from superopt.ir.graph import Graph
-from superopt.pipeline.optimise import load
+from superopt.pipeline.optimize import load
 
 if TYPE_CHECKING:
     import onnx

@@ -21,8 +21,8 @@ from superopt.pipeline.result import Result
 from superopt.report import Outcome
 from superopt.runtime.limits import LARGE, bounded_memory, refuse_unbounded
 from superopt.runtime.ort import run
-from superopt.verifier.differential import make_inputs
-from superopt.verifier.running import Bench
+from superopt.verifier.check.differential import make_inputs
+from superopt.verifier.check.sessions import Bench
 
 __all__ = ["opened", "with_calls_again"]
 

@@ -11,7 +11,7 @@ from superopt import TIME_LIMIT
 from superopt.ir.errors import InvalidOption, printable
 from superopt.memory import ROWS
 from superopt.rules.floats import MODES
-from superopt.runtime.choice import RUNTIMES
+from superopt.runtime.registry import RUNTIMES
 
 __all__ = [
     "ALGORITHMS", "EFFORTS", "FUNCTIONS", "MOST_BESIDE", "OBJECTIVES", "VALUES", "Effort", "Options", "Progress",
@@ -62,7 +62,8 @@ class Options:
         time_limit: seconds for everything but the calibration that a machine needs once; ``None`` lets the search
             reach its fixpoint, however long that takes.
         memory_limit: bytes that the result's weights and peak activations may take together, and that the search may
-            add to the process (:mod:`superopt.pipeline.memory` says what holds where the input takes more already).
+            add to the process (:mod:`superopt.pipeline.memory_limit` says what holds where the input takes more
+            already).
         sizes: what symbolic dimensions are costed at; they stay symbolic in the result.
         threads: threads that an operator is measured with.
         rules: folder of a rule library used besides the built-in one.
@@ -76,14 +77,15 @@ class Options:
         floats: which of the rules' verdicts in floating point let a rule be used: "strict" only where it is safe
             whatever the numbers, "standard" also where the conditions of its safety are known to hold or are checked,
             "fast" wherever it is true of the reals and moderate numbers stay finite. Likewise algorithms with fewer
-            multiplications: "strict" uses none, the others within a budget of errors (:mod:`.fewer`), and rewrites by
-            weights' elements: "strict" takes no running value to be finite, so 0·x is 0 nowhere (:mod:`.values`).
+            multiplications: "strict" uses none, the others within a budget of errors
+            (:mod:`superopt.pipeline.fast_algorithms`), and rewrites by weights' elements: "strict" takes no running
+            value to be finite, so 0·x is 0 nowhere (:mod:`superopt.pipeline.weight_rewrites`).
         effort: work budgets of the search, in :data:`EFFORTS`.
         runtime: what the model will run in: prices, the final race, and a part of the check are its own.
         objective: "memory": the result is written so that its activations take least in ONNX Runtime, values computed
             again where that takes little time; "pareto": besides the fastest result, others that need less memory for
-            more time (:mod:`superopt.pipeline.recomputing`). With a ``memory_limit``, the fastest that is found to
-            need no more is the result, whatever the objective.
+            more time (:mod:`superopt.pipeline.rematerialization`). With a ``memory_limit``, the fastest that is found
+            to need no more is the result, whatever the objective.
         functions: the model's own. "keep": a call whose body is not rewritten stays a call, so that the result has the
             model's structure; a body that is rewritten stands in place of its call. "inline": every call's body does,
             for runtimes that do not know functions. Either way rules and prices see the bodies, so a call costs

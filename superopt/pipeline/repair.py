@@ -2,7 +2,8 @@
 
 The model is run both ways first (:mod:`.runtime_faults`). Where it is broken, the result is, in this order: the
 rewritten graph, if the optimiser leaves that right; the model with copies of a few values, which keep the optimiser
-from what it does (:mod:`.barriers`); the model. All are held to what the model computes with the optimiser off.
+from what it does (:mod:`superopt.pipeline.optimizer_barriers`); the model. All are held to what the model computes with
+the optimiser off.
 """
 
 from __future__ import annotations
@@ -14,18 +15,18 @@ from superopt import report
 from superopt.formats import onnx_bytes
 from superopt.ir.errors import InvalidModel, ResourceLimit, Unsupported, UsageError
 from superopt.ir.graph import Graph, structural_hash
-from superopt.pipeline.attempt import attempt
-from superopt.pipeline.barriers import fewest_copies
-from superopt.pipeline.checking import UNCHANGED, check_result
-from superopt.pipeline.judge import Judgement
+from superopt.pipeline.acceptance_policy import Judgement
+from superopt.pipeline.context import Task
+from superopt.pipeline.driver import attempt
+from superopt.pipeline.optimizer_barriers import fewest_copies
 from superopt.pipeline.reporting import reason_of, reported_check
 from superopt.pipeline.result import Result
+from superopt.pipeline.result_check import UNCHANGED, check_result
 from superopt.pipeline.runtime_faults import Fault, Unoptimised
-from superopt.pipeline.task import Task
 from superopt.runtime.limits import LARGE, refuse_unbounded
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
-from superopt.verifier.differential import EXACT, CheckResult
-from superopt.verifier.running import Bench
+from superopt.verifier.check.differential import EXACT, CheckResult
+from superopt.verifier.check.sessions import Bench
 
 __all__ = ["attempt_beside_faults"]
 

@@ -12,16 +12,16 @@ from superopt.cost import CostModel, GraphCost
 from superopt.formats import onnx_bytes
 from superopt.ir.graph import Graph, structural_hash
 from superopt.ops.infer import Barrier, Typing
-from superopt.pipeline.checking import UNCHANGED
-from superopt.pipeline.judge import Judgement
+from superopt.passes import SearchResult
+from superopt.pipeline.acceptance_policy import Judgement
 from superopt.pipeline.options import Options
-from superopt.pipeline.values import Valued
+from superopt.pipeline.result_check import UNCHANGED
+from superopt.pipeline.weight_rewrites import Valued
 from superopt.rules import Library
-from superopt.search import SearchResult
-from superopt.verifier.differential import CheckResult
+from superopt.verifier.check.differential import CheckResult
 
 if TYPE_CHECKING:
-    from superopt.pipeline.fewer import Formed
+    from superopt.pipeline.fast_algorithms import Formed
 
 __all__ = ["opaque_nodes", "reason_of", "report_of", "reported_check"]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from superopt import formats, report
 from superopt.ir.errors import printable
 from superopt.ir.graph import Graph
-from superopt.pipeline.recomputing import Point
+from superopt.pipeline.rematerialization import Point
 from superopt.rules.values import Certificate
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ class Result:
     """The graph to use (the input itself when nothing better was found), the input, and the report.
 
     ``by_values`` are the rewrites by the elements of weights that the graph rests on: what each makes of the one before
-    it, and what it claims (:mod:`superopt.verifier.value_files`).
+    it, and what it claims (:mod:`superopt.verifier.weights.files`).
     ``pareto`` has the graphs that trade time for memory, where they were asked for, by rising time; each was checked.
     """
 

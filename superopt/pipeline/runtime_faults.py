@@ -2,10 +2,11 @@
 
 What the model makes with the optimiser off is what it means. With the optimiser on, an output may move as rounding
 moves it: kernels that it fuses sum in another order. It is broken where it moves much further than the model's own
-rounding does (:mod:`superopt.verifier.noise`), where its shape or a result that rounding does not reach is another,
-or where the model is refused. Behind a quantisation, a branch or a comparison rounding flips single elements by whole
-steps, so there a share of all elements has to be off. An operator between DequantizeLinear and QuantizeLinear runs in
-eight bits, which is what such models are made for: behind it, only results that are another as a whole are a fault.
+rounding does (:mod:`superopt.verifier.check.rounding_noise`), where its shape or a result that rounding does not reach
+is another, or where the model is refused. Behind a quantisation, a branch or a comparison rounding flips single
+elements by whole steps, so there a share of all elements has to be off. An operator between DequantizeLinear and
+QuantizeLinear runs in eight bits, which is what such models are made for: behind it, only results that are another as a
+whole are a fault.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from superopt.ops.meaning import IllTyped
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.ort import InferenceSession
 from superopt.runtime.ort import run as run_session
-from superopt.verifier._feeds import LEVELS, fed_types
-from superopt.verifier._judgement import FACTOR, ULPS, Moves, element_type, equal, scales
-from superopt.verifier.differential import make_inputs
-from superopt.verifier.noise import Disturbed
-from superopt.verifier.noisy_model import is_exact
-from superopt.verifier.running import Arrays, Bench, attempt
-from superopt.verifier.steering import steered
+from superopt.verifier.check.differential import make_inputs
+from superopt.verifier.check.input_generation import LEVELS, fed_types
+from superopt.verifier.check.noise_model import is_exact
+from superopt.verifier.check.rounding_noise import Disturbed
+from superopt.verifier.check.sessions import Arrays, Bench, attempt
+from superopt.verifier.check.steered_inputs import steered
+from superopt.verifier.check.tolerance import FACTOR, ULPS, Moves, element_type, equal, scales
 
 if TYPE_CHECKING:
     from superopt.runtime.protocol import Loaded

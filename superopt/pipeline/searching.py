@@ -8,16 +8,16 @@ from functools import partial
 
 from superopt.ir.errors import InvalidModel
 from superopt.ir.graph import TRAINING, Graph
-from superopt.pipeline.forked import searched
-from superopt.pipeline.memory import SEARCHING, MemoryBound, memory_bound
+from superopt.passes import SearchOptions, SearchResult
+from superopt.pipeline.child_process import searched
+from superopt.pipeline.context import Task
+from superopt.pipeline.memory_limit import SEARCHING, MemoryBound, memory_bound
 from superopt.pipeline.options import VALUES
-from superopt.pipeline.own import own_rules, search_own_first
-from superopt.pipeline.task import Task
-from superopt.pipeline.values import Valued, with_values
+from superopt.pipeline.rule_schedule import own_rules, search_own_first
+from superopt.pipeline.weight_rewrites import Valued, with_values
 from superopt.rules import Rule
-from superopt.runtime.choice import runtime_named
 from superopt.runtime.limits import give_back, resident
-from superopt.search import SearchOptions, SearchResult
+from superopt.runtime.registry import runtime_named
 
 __all__ = ["Searches"]
 

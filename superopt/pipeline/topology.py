@@ -14,9 +14,9 @@ from superopt.ir.errors import InvalidModel, NotEquivalent, Unsupported, printab
 from superopt.ir.graph import Attribute, Graph, Node, OpaqueAttribute, Weight
 from superopt.ops import REGISTRY
 from superopt.ops.infer import infer
-from superopt.search.emit import emit
-from superopt.search.program import program_of
-from superopt.verifier.differential import CheckResult, check_rewrite
+from superopt.program.program import program_of
+from superopt.regions.emission import emit
+from superopt.verifier.check.differential import CheckResult, check_rewrite
 
 __all__ = ["apply", "topology"]
 

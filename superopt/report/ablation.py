@@ -152,7 +152,7 @@ def document(data: Mapping[str, Any]) -> str:
     )
     lines = [
         "# Ablation: what the rules are worth", "",
-        "Written by `python -m superopt.lab.ablation` (`make bench-ablation`); do not edit. The figures are in "
+        "Written by `python -m lab.ablation` (`make bench-ablation`); do not edit. The figures are in "
         "`lab/results/ablation.json`.", "",
         f"Each model with each library ({counts}), one search, {settings['time_limit']:g} s at most, nothing kept from "
         f"earlier runs, modelled cost of the whole model after ÷ before (`{settings['target']}`), {settings['date']}; "

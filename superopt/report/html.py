@@ -46,7 +46,7 @@ def render_memory(name: str, facts: Mapping[str, Any], after: Mapping[str, Any] 
 
     Args:
         name: the model's, as given.
-        facts: :func:`superopt.pipeline.footprint.footprint_data`.
+        facts: :func:`superopt.pipeline.memory_timeline.footprint_data`.
         after: the same of the other model, where there is one.
     """
     sides = {"before": facts} if after is None else {"before": facts, "after": after}

@@ -39,7 +39,8 @@ class Measured:
         circumstances: of the race.
         deviation: the standard deviation of the ratios.
         sittings: how many times the models were loaded for them.
-        uncertainty: how far the ratio may be off, as :mod:`superopt.pipeline.judge` has it, which decides by it.
+        uncertainty: how far the ratio may be off, as :mod:`superopt.pipeline.acceptance_policy` has it, which decides
+            by it.
     """
 
     before_ms: float

@@ -22,7 +22,7 @@ def show_memory(console: Console, path: str, facts: Mapping[str, Any]) -> None:
     Args:
         console: where.
         path: the model's, as given.
-        facts: :func:`superopt.pipeline.footprint.footprint_data`.
+        facts: :func:`superopt.pipeline.memory_timeline.footprint_data`.
     """
     console.print(path, markup=False, highlight=False)
     size = {k: bytes_text(v) for k, v in facts.items() if k.endswith("_bytes")}

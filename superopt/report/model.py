@@ -299,7 +299,7 @@ class RuntimeFault:
 @dataclass(frozen=True, repr=False)
 class Report:
     """What was done to a model. ``memory``: by "before" and "after" what activations take over the steps of a run
-    (:func:`superopt.pipeline.footprint.footprint_data`), no "after" where nothing was changed."""
+    (:func:`superopt.pipeline.memory_timeline.footprint_data`), no "after" where nothing was changed."""
 
     status: Literal["improved", "unchanged"]
     target: str

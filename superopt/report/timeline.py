@@ -37,8 +37,8 @@ def timelines(sides: Mapping[str, Mapping[str, Any]]) -> str:
     """Plots and tables, side by side; empty where there is nothing to show.
 
     Args:
-        sides: what activations take (:func:`superopt.pipeline.footprint.footprint_data`) by "before" and "after"; a
-            model alone is "before".
+        sides: what activations take (:func:`superopt.pipeline.memory_timeline.footprint_data`) by "before" and "after";
+            a model alone is "before".
     """
     shown = {side: facts for side in ("before", "after") if (facts := sides.get(side)) and facts["steps"]}
     if not shown:

@@ -20,7 +20,7 @@ from superopt.report.terminal import table
 from superopt.rules.floats import MOST_ERROR
 
 if TYPE_CHECKING:
-    from superopt.verifier.graphs import GraphVerdict
+    from superopt.verifier.equivalence.graphs import GraphVerdict
 
 __all__ = [
     "diff_data", "show_cost", "show_diff", "show_inspection", "show_provenance",

@@ -13,7 +13,7 @@ from onnxruntime.capi.onnxruntime_inference_collection import OrtValue
 from superopt.ir.errors import Unsupported, UsageError
 from superopt.runtime.ort import RAISED, InferenceSession, give_back_after, lent, run, to_value, translated
 from superopt.runtime.protocol import Bound
-from superopt.runtime.watch import stopped_after
+from superopt.runtime.watchdog import stopped_after
 
 __all__ = ["bind"]
 

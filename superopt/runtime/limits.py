@@ -2,7 +2,7 @@
 
 Sizes are read from the inferred types, so refusing costs nothing. What types do not show (subgraphs, custom operators,
 sizes that depend on data) is bounded while it runs: memory by the system, time by ONNX Runtime's own switch
-(:mod:`superopt.runtime.watch`).
+(:mod:`superopt.runtime.watchdog`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """ONNX Runtime as a runtime: quiet sessions, element types NumPy lacks, and errors in superopt's own words.
 
-Timing of whole models against each other is in :mod:`superopt.runtime.race`.
+Timing of whole models against each other is in :mod:`superopt.runtime.paired_benchmark`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from onnxruntime.capi.onnxruntime_inference_collection import InferenceSession, 
 from superopt.ir.errors import InvalidModel, ResourceLimit, SuperoptError, Unsupported, UsageError, printable
 from superopt.ir.system_errors import quoted_error, system_limits
 from superopt.ir.types import DType
-from superopt.runtime.watch import stopped_after
+from superopt.runtime.watchdog import stopped_after
 
 __all__ = [
     "RAISED",

@@ -25,7 +25,7 @@ sys.path.insert(0, str(ROOT / "tests" / "server"))
 from service_testing import GRAPH, free_port, start, stop, until  # noqa: E402
 
 from superopt.cost import profile_names  # noqa: E402
-from superopt.lab.gate import write_run  # noqa: E402
+from superopt.gate import write_run  # noqa: E402
 from superopt.report.corpus import CorpusRun, Row  # noqa: E402
 from superopt.rules import load_library  # noqa: E402
 from superopt.server import examples  # noqa: E402

@@ -330,7 +330,7 @@ def test_learning_is_within_the_time_limit_that_is_given(
         asked.append(time_limit)
         return Learned()
 
-    monkeypatch.setattr("superopt.pipeline.learning.learn_from", learn_from)
+    monkeypatch.setattr("superopt.pipeline.rule_learning.learn_from", learn_from)
     assert run("optimize", "m.onnx", "--discover", "60", *limit)[0] == 0
     assert asked == [learns]
 

@@ -6,7 +6,7 @@ import tomllib
 from pathlib import Path
 
 from superopt.cost import profile_names
-from superopt.lab.gate import CorpusSettings, models_of, read_run
+from superopt.gate import CorpusSettings, models_of, read_run
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["superopt"]["corpus"]

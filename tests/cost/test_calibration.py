@@ -23,9 +23,9 @@ from superopt.cost.calibration import (
     scaled,
 )
 from superopt.cost.measure import Timing
+from superopt.cost.measurement_request import Question
 from superopt.cost.model import Racing
 from superopt.cost.predictor import ceilings_of
-from superopt.cost.question import Question
 from superopt.cost.record import Key
 from superopt.ir.errors import Unsupported
 from superopt.ops.record import NotCovered

@@ -7,9 +7,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from superopt import formats
-from superopt.cost.hollow import hollow_lowered, hollow_session
 from superopt.cost.lowering import lowered, typed
 from superopt.cost.trial import feeds_for
+from superopt.cost.weightless import hollow_lowered, hollow_session
 from superopt.formats.onnx_reader import from_onnx
 from superopt.formats.tensors import expected_bytes
 from superopt.frontend import GraphBuilder

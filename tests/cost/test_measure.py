@@ -9,7 +9,7 @@ from superopt import formats
 from superopt.cost import measure
 from superopt.cost.cache import core_bytes, last_level_bytes
 from superopt.cost.measure import Meter
-from superopt.cost.question import question_of
+from superopt.cost.measurement_request import question_of
 from superopt.cost.record import key_of
 from superopt.cost.trial import application_graph, feeds_for
 from superopt.ir.graph import Graph, Node, Value, Weight

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from superopt.cost import Key, Record, RecordedProfile, load_profile, loops
+from superopt.cost.measurement_request import Question
 from superopt.cost.predictor import Ceilings, Predictor, ceilings_of
-from superopt.cost.question import Question
 from superopt.ir.types import DType, TensorType
 from superopt.ops import REGISTRY
 

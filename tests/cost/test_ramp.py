@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 
+from superopt.benchmark import predictions
+from superopt.benchmark.predictions import held_out
 from superopt.cost import MeasuredCpu, Profile, Record, RecordedProfile, Store, graph_cost
+from superopt.cost.cache_model import Ramp, fitted, pass_ns, probed_bytes, ramp_of_header, usual
 from superopt.cost.device import CpuDevice
-from superopt.cost.question import fixed_bytes
-from superopt.cost.ramp import Ramp, fitted, pass_ns, probed_bytes, ramp_of_header, usual
+from superopt.cost.measurement_request import fixed_bytes
 from superopt.cost.record import Key, key_of
 from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ir.types import DType, TensorType
-from superopt.lab import predictions
-from superopt.lab.predictions import held_out
 
 MIB = 1 << 20
 

@@ -6,24 +6,24 @@ import time
 
 import pytest
 
+from superopt.benchmark.profiling import coverage, profile
 from superopt.cost import Key, Record, RecordedProfile, Store, device_of, for_target, load_profile, read_profile
 from superopt.cost.fusion import ONNX_RUNTIME_CPU
+from superopt.cost.graph_costs import graph_cost
 from superopt.cost.measure import Timing
+from superopt.cost.measurement_request import question_of
 from superopt.cost.planning import Planning
-from superopt.cost.question import question_of
 from superopt.cost.record import key_of
 from superopt.cost.recording import Recorder
 from superopt.cost.trial import sample
-from superopt.cost.whole import graph_cost
 from superopt.frontend import GraphBuilder
 from superopt.ir.errors import BackendUnavailable, InvalidModel, UsageError
 from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ir.types import DType, TensorType
-from superopt.lab import coverage, profile
 from superopt.ops.record import NotCovered
+from superopt.passes.fast_algorithms.selection import GROWTH, Choice, alternatives, rewritten
+from superopt.passes.fast_algorithms.sites import sites_of
 from superopt.pipeline import optimize
-from superopt.search.bilinear.choosing import GROWTH, Choice, alternatives, rewritten
-from superopt.search.bilinear.sites import sites_of
 
 
 def f(*shape):
@@ -205,7 +205,7 @@ def test_the_same_measurements_give_the_same_bytes(tmp_path):
 @pytest.fixture
 def clockwork(monkeypatch):
     device = Clockwork()
-    monkeypatch.setattr("superopt.lab.profiling.costs.device_of", lambda *_: device)
+    monkeypatch.setattr("superopt.benchmark.profiling.costs.device_of", lambda *_: device)
     return device
 
 

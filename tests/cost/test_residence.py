@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from superopt.cost import MeasuredCpu, Store, graph_cost, whole
+from superopt.cost import MeasuredCpu, Store, graph_cost, graph_costs
+from superopt.cost.cache_residency import Activations
 from superopt.cost.peaks import Peaks
-from superopt.cost.residence import Activations
 from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ir.types import DType, TensorType
 
@@ -81,5 +81,5 @@ def test_a_model_costs_more_where_its_activations_leave_the_core(tmp_path, monke
                   (constant("w", np.ones(1024, np.float32)),), (*nodes, *sums), {"": 21})  # fmt: skip
     cpu = MeasuredCpu(store=Store("test", {}, tmp_path))
     found = graph_cost(graph, cpu)
-    monkeypatch.setattr(whole, "_activations", lambda *_: lambda *_: 0.0)
+    monkeypatch.setattr(graph_costs, "_activations", lambda *_: lambda *_: 0.0)
     assert graph_cost(graph, cpu).us < found.us < 3 * graph_cost(graph, cpu).us

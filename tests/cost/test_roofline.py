@@ -23,7 +23,7 @@ from superopt.ir.types import DType, TensorType
 from superopt.ops.infer import infer
 from superopt.pipeline import cost as cost_of
 from superopt.pipeline import inspect, optimize
-from superopt.pipeline.memory import memory_bound, needed
+from superopt.pipeline.memory_limit import memory_bound, needed
 from superopt.report.roofline import roofline
 
 HEADER = {

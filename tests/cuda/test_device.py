@@ -13,20 +13,21 @@ import pytest
 from superopt import optimize
 from superopt.cost import target
 from superopt.cost.cuda import CudaDevice, slope
+from superopt.cost.measurement_request import Question
 from superopt.cost.on_device import OnDevice
 from superopt.cost.profile import Store
-from superopt.cost.question import Question
 from superopt.frontend import GraphBuilder
 from superopt.ir.errors import BackendUnavailable, Unsupported, UsageError
 from superopt.ir.graph import Graph
 from superopt.ir.types import DType, TensorType
-from superopt.pipeline import forked, optimise
+from superopt.passes import SearchResult
+from superopt.pipeline import child_process
+from superopt.pipeline import optimize as optimise
 from superopt.rules import Library
 from superopt.runtime.cuda.library import Call
 from superopt.runtime.cuda.plan import Launch, Step
 from superopt.runtime.cuda.probe import Probe, cupy, probe
 from superopt.runtime.cuda.session import Session
-from superopt.search import SearchResult
 
 
 class Recorder:
@@ -236,7 +237,7 @@ def test_optimising_for_cuda_races_on_the_device(
     monkeypatch.setattr(CudaDevice, "peaks", {"flops_per_s": 1e12, "bytes_per_s": 1e12})
     monkeypatch.setattr(target, "CudaDevice", lambda: CudaDevice(driver=Recorder()))
     monkeypatch.setattr(optimise, "load_library", lambda *_: Library({}, {}))
-    monkeypatch.setattr(forked, "search", lambda *_, **__: SearchResult(multiplied(after)))
+    monkeypatch.setattr(child_process, "search", lambda *_, **__: SearchResult(multiplied(after)))
     graph = multiplied(before)
     result = optimize(graph, target="cuda", time_limit=60.0)
     measured = result.report.measured

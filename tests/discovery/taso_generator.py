@@ -29,7 +29,7 @@ from superopt.rules import Rule
 from superopt.rules.canonical import text_digest
 from superopt.rules.library import write_rules
 from superopt.rules.scanner import RuleError
-from superopt.verifier.exact import test as exact
+from superopt.verifier.exact.testing import test as exact
 from superopt.verifier.verdict import Refuted, Tested
 
 __all__ = ["LEAVES", "Found", "Generator", "general", "generated", "pairs", "pruned"]

@@ -25,7 +25,7 @@ from superopt.discovery.ranks import any_rank, with_lead
 from superopt.ir.terms import Var
 from superopt.rules import Rule, parse_rule
 from superopt.rules.library import parse_file, write_rules
-from superopt.verifier.prover import prove
+from superopt.verifier.prover.prover import prove
 from superopt.verifier.verdict import ProvedAllSizes
 
 __all__ = ["axioms", "shipped", "strongest", "widened"]

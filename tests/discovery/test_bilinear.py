@@ -24,7 +24,7 @@ from superopt.rules.bilinear import (
     save_algorithms,
     shared_sums,
 )
-from superopt.verifier.bilinear import check_algorithm
+from superopt.verifier.exact.bilinear import check_algorithm
 
 FEW = {"steps": 60_000, "walks": 2}
 

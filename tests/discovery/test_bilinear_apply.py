@@ -8,24 +8,24 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from lab.algorithms import Measured, replaced
 from superopt import formats
 from superopt.cost import for_target
 from superopt.cost.fusion import ONNX_RUNTIME_CPU
 from superopt.frontend import GraphBuilder
 from superopt.ir.errors import UsageError
 from superopt.ir.graph import Graph, Value, structural_hash
-from superopt.lab.algorithms import Measured, replaced
 from superopt.ops.infer import Typing, infer
+from superopt.passes.fast_algorithms import selection
+from superopt.passes.fast_algorithms.blocked_layout import Place, changes
+from superopt.passes.fast_algorithms.conv import ConvForm
+from superopt.passes.fast_algorithms.selection import GROWTH, Choice, choose, forms_of, named, rewritten
+from superopt.passes.fast_algorithms.sites import possible, sites_of
 from superopt.pipeline.algorithms import apply_algorithms
-from superopt.pipeline.fewer import Accuracy, accuracy
+from superopt.pipeline.fast_algorithms import Accuracy, accuracy
 from superopt.runtime import ort
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
-from superopt.search.bilinear import choosing
-from superopt.search.bilinear.choosing import GROWTH, Choice, choose, forms_of, named, rewritten
-from superopt.search.bilinear.conv import ConvForm
-from superopt.search.bilinear.layout import Place, changes
-from superopt.search.bilinear.sites import possible, sites_of
-from superopt.verifier.differential import check_rewrite
+from superopt.verifier.check.differential import check_rewrite
 
 PROFILE = "profile:cpu-epyc-2core"
 
@@ -261,9 +261,9 @@ def test_a_form_has_to_gain_in_its_place(monkeypatch: pytest.MonkeyPatch) -> Non
     graph = model(256, 28)
     with for_target(PROFILE) as costs:
         assert len(choose(graph, costs, growth=GROWTH["standard"])) == 2
-        monkeypatch.setattr(choosing, "changes_us", lambda graph, typing, forms, costs: 1e5 * len(forms))
+        monkeypatch.setattr(selection, "changes_us", lambda graph, typing, forms, costs: 1e5 * len(forms))
         assert choose(graph, costs, growth=GROWTH["standard"]) == []
-        monkeypatch.setattr(choosing, "changes_us", lambda graph, typing, forms, costs: 1e5 * (len(forms) == 2))
+        monkeypatch.setattr(selection, "changes_us", lambda graph, typing, forms, costs: 1e5 * (len(forms) == 2))
         assert len(choose(graph, costs, growth=GROWTH["standard"])) == 1
 
 

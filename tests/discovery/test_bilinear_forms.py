@@ -12,12 +12,12 @@ from superopt import formats
 from superopt.discovery.bilinear.statement import rule_of
 from superopt.ir.graph import Graph, Node, Value
 from superopt.ir.types import DType, TensorType
+from superopt.passes.fast_algorithms.conv import Axis, ConvForm, Kernel, write_conv
+from superopt.passes.fast_algorithms.graph_extension import Writer
+from superopt.passes.fast_algorithms.matmul import MatMulForm, write_matmul
 from superopt.rules.bilinear import algorithms
 from superopt.runtime import ort
-from superopt.search.bilinear.conv import Axis, ConvForm, Kernel, write_conv
-from superopt.search.bilinear.matmul import MatMulForm, write_matmul
-from superopt.search.bilinear.writing import Writer
-from superopt.verifier.prover import prove
+from superopt.verifier.prover.prover import prove
 from superopt.verifier.verdict import ProvedAllSizes
 
 

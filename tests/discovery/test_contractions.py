@@ -23,7 +23,8 @@ from superopt.rules import load_library
 from superopt.rules.library import Library
 from superopt.rules.typing import type_terms
 from superopt.runtime.evaluate import FLOAT64, Array, evaluate
-from superopt.verifier import exact, verdict
+from superopt.verifier import verdict
+from superopt.verifier.exact import testing
 
 PRICES = "profile:cpu-epyc-2core"
 
@@ -157,7 +158,7 @@ def test_sums_of_products_are_learnt_as_products_of_matrices(tmp_path: Path) -> 
     assert any('equation="ibnd,jbnd->bnij"' in s for s in lefts)
     for rule in found.rules:
         assert "Einsum" not in str(rule.rhs[0])
-        assert isinstance(exact.test(rule, seed=31), verdict.Tested)
+        assert isinstance(testing.test(rule, seed=31), verdict.Tested)
 
 
 def test_what_is_repeated_is_moved_before_it_is_repeated(tmp_path: Path) -> None:
@@ -169,7 +170,7 @@ def test_what_is_repeated_is_moved_before_it_is_repeated(tmp_path: Path) -> None
     found = learnt(b.build(), load_library(), tmp_path / "out")
     assert found.saved_us["net"] > 0.5 * found.model_us["net"]
     for rule in found.rules:
-        assert isinstance(exact.test(rule, seed=31), verdict.Tested)
+        assert isinstance(testing.test(rule, seed=31), verdict.Tested)
 
 
 def test_an_expand_is_lifted_to_sizes_and_counts() -> None:

@@ -13,7 +13,7 @@ from superopt.rules.grammar import format_rule, parse_rule
 from superopt.rules.library import load_library, parse_file, write_rules
 from superopt.rules.rule import Rule
 from superopt.rules.scanner import RuleError
-from superopt.verifier.prover import prove
+from superopt.verifier.prover.prover import prove
 from superopt.verifier.verdict import ProvedAllSizes
 
 

@@ -12,8 +12,8 @@ from tour import tour
 from superopt.discovery.derive import derived, moves_of, parts_of
 from superopt.rules import Rule
 from superopt.rules.library import BUILT_IN, parse_file
-from superopt.verifier.counterexample import replay
-from superopt.verifier.exact import test as exact
+from superopt.verifier.exact.counterexample import replay
+from superopt.verifier.exact.testing import test as exact
 from superopt.verifier.verdict import Refuted, Tested
 
 RECORDED = BUILT_IN / "discovered"

@@ -26,13 +26,14 @@ from superopt.ir.terms import App, Term, Var, postorder
 from superopt.ir.types import DType, TensorType
 from superopt.ops.infer import infer
 from superopt.pipeline import optimize
-from superopt.pipeline.learning import learn_from
+from superopt.pipeline.rule_learning import learn_from
+from superopt.program.program import program_of
 from superopt.rules import load_library, parse_rule
 from superopt.rules.library import Library, parse_file
 from superopt.rules.rule import Rule
-from superopt.search.program import program_of
-from superopt.verifier import exact, verdict
+from superopt.verifier import verdict
 from superopt.verifier.admission import admit
+from superopt.verifier.exact import testing
 
 PRICES = "profile:cpu-epyc-2core"
 
@@ -94,7 +95,7 @@ def test_learns_what_a_model_needs(lesson: tuple[Learned, Path]) -> None:
     assert {r.id for r in written} == {r.id for r in found.rules}
     for rule in written:
         for seed in (21, 22, 23):  # sizes and elements of other seeds than discovery's
-            assert isinstance(exact.test(rule, seed=seed), verdict.Tested)
+            assert isinstance(testing.test(rule, seed=seed), verdict.Tested)
         assert "from layers" in rule.origin
 
 
@@ -268,7 +269,7 @@ def test_elements_are_put_in_order_by_what_the_device_does_fast(tmp_path: Path) 
         "the axis of one element is gone, and those that stay together are one"
     )
     for seed in (31, 32, 33):
-        assert isinstance(exact.test(rule, seed=seed), verdict.Tested)
+        assert isinstance(testing.test(rule, seed=seed), verdict.Tested)
 
 
 def test_one_example_has_fewer_axes_to_move_than_a_batch() -> None:
@@ -277,7 +278,7 @@ def test_one_example_has_fewer_axes_to_move_than_a_batch() -> None:
     moved = []
     for problem, _ in lifted(term, kinds, frozenset(), {"xa": "f"}):
         (found,) = Solver(problem, cost=lambda _: (1.0, 0.5)).solutions()
-        assert isinstance(exact.test(found, seed=5), verdict.Tested)
+        assert isinstance(testing.test(found, seed=5), verdict.Tested)
         applied = [t for t in postorder(*found.rhs) if isinstance(t, App) and t.op == "Transpose"]
         moved += [dict(t.attributes)["perm"] for t in applied]
     assert moved == [(2, 0, 3, 1), (1, 0)]

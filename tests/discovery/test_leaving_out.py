@@ -10,8 +10,9 @@ from superopt.ir.terms import App, Term, Var, postorder
 from superopt.ir.types import DType, TensorType
 from superopt.rules.grammar import parse_rule
 from superopt.rules.rule import Rule
-from superopt.verifier import exact, verdict
-from superopt.verifier.prover import prove
+from superopt.verifier import verdict
+from superopt.verifier.exact import testing
+from superopt.verifier.prover.prover import prove
 
 HEADS = "Transpose(Reshape({}, shape=[b, m, r, d]), perm={})"
 
@@ -45,14 +46,14 @@ def test_an_operator_of_data_is_left_out(name: str) -> None:
     found = next(Solver(given).solutions())
     assert gone not in {t.op for t in moving(found.rhs[0], given.weights)}
     assert isinstance(prove(found), verdict.ProvedAllSizes), found.rhs
-    assert isinstance(exact.test(found, seed=11), verdict.Tested)
+    assert isinstance(testing.test(found, seed=11), verdict.Tested)
 
 
 def test_a_sign_goes_into_the_weight_behind_it() -> None:
     """Halves are exchanged, one with its sign turned, in every rotation of positions; what is left has no such part."""
     left = "Mul(Concat(Neg(y), z, axis=3), s)"
     given = problem(left, "s", y="f[b, h, n, d]", z="f[b, h, n, d]", s="f[n, 2*d]")
-    found = next(s for s in Solver(given).solutions() if isinstance(exact.test(s, seed=11), verdict.Tested))
+    found = next(s for s in Solver(given).solutions() if isinstance(testing.test(s, seed=11), verdict.Tested))
     assert "Neg" not in {t.op for t in moving(found.rhs[0], given.weights)}
     assert isinstance(prove(found), verdict.ProvedAllSizes), found.rhs
 
@@ -90,7 +91,7 @@ def test_operators_along_different_axes_are_exchanged(name: str) -> None:
     found = next(Solver(given, cost=cost).solutions())
     assert core in str(found.rhs[0])
     assert isinstance(prove(found), verdict.ProvedAllSizes), found.rhs
-    assert isinstance(exact.test(found, seed=11), verdict.Tested)
+    assert isinstance(testing.test(found, seed=11), verdict.Tested)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +103,7 @@ def test_operators_along_different_axes_are_exchanged(name: str) -> None:
 )
 def test_nothing_is_left_out_that_matters(left: str) -> None:
     given = problem(left, "c", x="f[n, i, h, w]", c="f[i, 1, 1]")
-    assert [s for s in Solver(given).solutions() if not isinstance(exact.test(s, seed=11), verdict.Refuted)] == []
+    assert [s for s in Solver(given).solutions() if not isinstance(testing.test(s, seed=11), verdict.Refuted)] == []
 
 
 @pytest.mark.parametrize(
@@ -147,7 +148,7 @@ def test_constants_beside_data() -> None:
         "Add(MatMul(Concat(x, p, axis=1), w), c)", "pwc", x="f[m, k]", p="f[m, l]", w="f[k + l, n]", c="f[n]"
     )
     for found in Solver(given).solutions():
-        assert not isinstance(exact.test(found, seed=11), verdict.Refuted)
+        assert not isinstance(testing.test(found, seed=11), verdict.Refuted)
 
 
 def test_sizes_of_what_is_lifted_follow_from_its_leaves() -> None:

@@ -16,11 +16,12 @@ from superopt.frontend import GraphBuilder
 from superopt.ir.terms import App, Var, postorder
 from superopt.ir.types import DType, TensorType
 from superopt.ops.infer import infer
+from superopt.program.program import program_of
 from superopt.rules.grammar import parse_rule
-from superopt.search.program import program_of
-from superopt.verifier import exact, verdict
-from superopt.verifier.prover import prove
-from superopt.verifier.witness import runtime_disagrees
+from superopt.verifier import verdict
+from superopt.verifier.exact import testing
+from superopt.verifier.exact.witness import runtime_disagrees
+from superopt.verifier.prover.prover import prove
 
 LAST = "Slice(x, axes=[2], ends=[t], starts=[t - 1], steps=[1])"
 TURNED = "Transpose(Add(MatMul(Transpose(Mul(x, s), perm=[0, 2, 1]), w), q), perm=[0, 2, 1])"
@@ -44,7 +45,7 @@ def test_an_affine_expression_is_one_product(types: str, left: str, weights: str
     asked = problem(types, left, weights)
     found = next(s for s in Solver(asked).solutions() if _running(s.rhs[0], asked) <= {op, "Add"})
     assert isinstance(prove(found), verdict.ProvedAllSizes), found.rhs
-    assert isinstance(exact.test(found, seed=11), verdict.Tested)
+    assert isinstance(testing.test(found, seed=11), verdict.Tested)
     assert runtime_disagrees(found, seed=5) == ""
 
 

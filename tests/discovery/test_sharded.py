@@ -13,7 +13,7 @@ from superopt.discovery.enumerate import Enumeration, enumerate_terms, points_of
 from superopt.discovery.sharded import enumerate_sharded
 from superopt.discovery.store import Chunks
 from superopt.fleet import Fleet
-from superopt.verifier.sampling import Point
+from superopt.verifier.exact.sampling import Point
 
 MOST = 400_000
 

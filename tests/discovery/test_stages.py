@@ -19,8 +19,8 @@ from superopt.discovery.store import Chunks
 from superopt.rules import Rule, parse_rule
 from superopt.rules.typing import instances
 from superopt.verifier import ProvedAllSizes, prove, verdict
-from superopt.verifier.algebra import PrimeField, Rationals
-from superopt.verifier.exact import test as exact
+from superopt.verifier.exact.algebra import PrimeField, Rationals
+from superopt.verifier.exact.testing import test as exact
 
 CONFIG = """
 seed = 3

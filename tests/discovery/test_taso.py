@@ -17,7 +17,7 @@ from superopt.discovery.config import load_config
 from superopt.discovery.derive import derive, derived, moves_of, parts_of
 from superopt.rules import Rule, parse_rule
 from superopt.rules.library import BUILT_IN, parse_file
-from superopt.verifier.exact import test as exact
+from superopt.verifier.exact.testing import test as exact
 from superopt.verifier.verdict import Refuted, Tested
 
 LIST = Path(__file__).parent / "taso"

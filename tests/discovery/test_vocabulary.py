@@ -14,8 +14,8 @@ from superopt.discovery.generalise import size_general, whole_sizes
 from superopt.ir.terms import App, format_term, postorder
 from superopt.rules.grammar import parse_rule
 from superopt.rules.rule import Rule
-from superopt.verifier.exact import test as check
-from superopt.verifier.prover import prove
+from superopt.verifier.exact.testing import test as check
+from superopt.verifier.prover.prover import prove
 from superopt.verifier.verdict import ProvedAllSizes, kind_of
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -18,11 +18,12 @@ from superopt.frontend import GraphBuilder, Tensor
 from superopt.ir.poly import sym
 from superopt.ir.terms import Var
 from superopt.ops.infer import infer
+from superopt.program.program import program_of
 from superopt.rules.rule import Guard, Rule
-from superopt.search.program import program_of
-from superopt.verifier import exact, verdict
-from superopt.verifier.prover import prove
-from superopt.verifier.witness import runtime_disagrees
+from superopt.verifier import verdict
+from superopt.verifier.exact import testing
+from superopt.verifier.exact.witness import runtime_disagrees
+from superopt.verifier.prover.prover import prove
 
 
 def phases(b: GraphBuilder, x: Tensor) -> Tensor:
@@ -95,7 +96,7 @@ def test_one_convolution_with_the_part_s_own_window(
     if made is crop:  # a slice clamps where the window leaves less than it asks for, as the judge finds
         slack = sym("p_0") + sym("p_1") - sym(taps) + 1
         rule = replace(rule, where=(*rule.where, Guard(slack, ">=", 0)))
-    assert isinstance(exact.test(rule, seed=11), verdict.Tested)
+    assert isinstance(testing.test(rule, seed=11), verdict.Tested)
     assert runtime_disagrees(rule, seed=5) == ""
     assert isinstance(prove(rule), verdict.ProvedAllSizes)
 

@@ -11,7 +11,7 @@ from superopt.discovery.derive import derived, moves_of
 from superopt.discovery.discover import discover
 from superopt.rules.library import load_library, parse_file
 from superopt.rules.rule import Rule
-from superopt.verifier.prover import prove
+from superopt.verifier.prover.prover import prove
 from superopt.verifier.verdict import ProvedAllSizes, Refuted
 
 LIST = parse_file(Path(__file__).parent / "xla" / "list.toml")

@@ -13,13 +13,13 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
+from superopt.benchmark.row_cache import Kept, model_digest
 from superopt.cli import app
 from superopt.formats import load_with_files
 from superopt.ir.errors import UsageError
-from superopt.lab.kept import Kept, model_digest
-from superopt.pipeline import Options, many
-from superopt.pipeline.many import JOURNAL, demand_of, optimize_all
-from superopt.pipeline.recomputing import Point
+from superopt.pipeline import Options, batch
+from superopt.pipeline.batch import JOURNAL, demand_of, optimize_all
+from superopt.pipeline.rematerialization import Point
 
 TARGET = Options(target="profile:cpu-epyc-2core")
 
@@ -39,13 +39,13 @@ def model(path: Path, value: float) -> Path:
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the models that were optimised, not found kept."""
-    names, real = list[str](), many.optimize
+    names, real = list[str](), batch.optimize
 
     def noted(path: Path, **given: Any) -> Any:
         names.append(path.name)
         return real(path, **given)
 
-    monkeypatch.setattr(many, "optimize", noted)
+    monkeypatch.setattr(batch, "optimize", noted)
     return names
 
 
@@ -65,20 +65,20 @@ def test_other_weights_beside_the_same_graph_are_another_model(tmp_path: Path, r
 def test_a_model_that_changes_meanwhile_is_neither_written_nor_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, out, real = model(tmp_path / "m.onnx", 1.0), tmp_path / "out", many.optimize
+    path, out, real = model(tmp_path / "m.onnx", 1.0), tmp_path / "out", batch.optimize
 
     def changed(given: Path, **more: Any) -> Any:
         result = real(given, **more)
         model(path, 3.0)
         return result
 
-    monkeypatch.setattr(many, "optimize", changed)
+    monkeypatch.setattr(batch, "optimize", changed)
     (row,) = optimize_all([path], out, options=TARGET)
     assert "changed meanwhile" in row["error"]
     assert row["exit_code"] == 2
     assert [p.name for p in out.iterdir()] == [JOURNAL]
     assert (out / JOURNAL).read_bytes().count(b"\n") == 1
-    monkeypatch.setattr(many, "optimize", real)
+    monkeypatch.setattr(batch, "optimize", real)
     (row,) = optimize_all([path], out, options=TARGET)
     assert "error" not in row
 
@@ -97,20 +97,20 @@ def test_a_measurement_of_a_model_that_changed_meanwhile_is_not_kept(tmp_path: P
 def test_graphs_that_trade_time_for_memory_are_written_beside_each_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = many.optimize
+    real = batch.optimize
 
     def with_a_front(path: Path, **given: Any) -> Any:
         made = real(path, **given)
         return replace(made, pareto=(Point(made.original, 2, 1.0, "order"), Point(made.graph, 1, 2.0, "recomputation")))
 
-    monkeypatch.setattr(many, "optimize", with_a_front)
+    monkeypatch.setattr(batch, "optimize", with_a_front)
     paths = [model(tmp_path / f"{name}.onnx", 1.0) for name in ("a", "b")]
     both = replace(TARGET, objective="pareto")
     rows = list(optimize_all(paths, tmp_path / "out", options=both))
     for row, name in zip(rows, "ab", strict=True):
         assert {Path(f).name for f in row["files"]} == {f"{name}.onnx", f"{name}-1.onnx", f"{name}-2.onnx"}
         assert all(len(onnx.load(f).graph.output) == 1 for f in row["files"])
-    monkeypatch.setattr(many, "optimize", lambda *_, **__: pytest.fail("it is kept"))
+    monkeypatch.setattr(batch, "optimize", lambda *_, **__: pytest.fail("it is kept"))
     assert list(optimize_all(paths, tmp_path / "out", options=both)) == rows
     with pytest.raises(UsageError, match=r"of a\.onnx may have the name of a-2\.onnx"):
         list(optimize_all([paths[0], model(tmp_path / "a-2.onnx", 1.0)], tmp_path / "other", options=both))
@@ -125,7 +125,7 @@ def test_names_are_printed_on_one_line(
         {"model": "c\nd.onnx", "error": "is broken", "exit_code": 3},
     ]  # fmt: skip
     given: Callable[..., Any] = lambda *_, **__: iter(rows)  # noqa: E731
-    monkeypatch.setattr(many, "optimize_all", given)
+    monkeypatch.setattr(batch, "optimize_all", given)
     code = app(["optimize", "a.onnx", "c.onnx", "-o", str(tmp_path / "out")], standalone_mode=False)
     said = capsys.readouterr()
     assert code == 3
@@ -138,16 +138,15 @@ def test_names_are_printed_on_one_line(
 
 @pytest.mark.parametrize("command", ["optimize", "prove", "discover", "corpus"])
 def test_ctrl_c_says_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
-    from superopt import discovery
+    from superopt import discovery, gate
     from superopt.ir.errors import Interrupted
-    from superopt.lab import gate
     from superopt.verifier import store
 
     def stopped(*_: object, **__: object) -> Any:
         raise KeyboardInterrupt
 
     place = tmp_path / "place"
-    homes = {"optimize": many, "prove": store, "discover": discovery, "corpus": gate}
+    homes = {"optimize": batch, "prove": store, "discover": discovery, "corpus": gate}
     names = {"optimize": "optimize_all", "prove": "prove_all", "discover": "discover", "corpus": "run_corpus"}
     monkeypatch.setattr(homes[command], names[command], stopped)
     (tmp_path / "m.json").write_text(json.dumps({}))

@@ -15,7 +15,7 @@ from superopt import formats
 from superopt.formats.memory_map import MemoryMap
 from superopt.formats.scratch import scratch
 from superopt.ir.errors import InvalidModel
-from superopt.verifier.running import Bench
+from superopt.verifier.check.sessions import Bench
 
 COUNT = 40
 SIDE = 520  # rows and columns of a weight: more than a MiB, so that it is mapped

@@ -15,7 +15,7 @@ from superopt.ir.errors import ResourceLimit
 from superopt.ops.infer import infer
 from superopt.runtime import limits
 from superopt.runtime.ort import make_session, run
-from superopt.verifier.differential import check
+from superopt.verifier.check.differential import check
 
 make = helper.make_node
 

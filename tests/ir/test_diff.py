@@ -10,7 +10,7 @@ from superopt.ir.diff import changed_regions, compare, grown
 from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ir.types import DType, TensorType
 from superopt.ops.infer import infer, made_of_weights
-from superopt.verifier.differential import check_regions
+from superopt.verifier.check.differential import check_regions
 
 KIND = TensorType(DType.FLOAT32, (2, 2))
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from lab.ablation import LEARNT, NONE, Ablation, admitted, main
 from superopt.formats import save
 from superopt.frontend import GraphBuilder
 from superopt.ir.errors import UsageError
-from superopt.lab.ablation import LEARNT, NONE, Ablation, admitted, main
 from superopt.report.ablation import Outcome, data_of, document, outcomes_of
 from superopt.rules import parse_rule
 from superopt.rules.floats import Floats

@@ -16,10 +16,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from typer.testing import CliRunner
 
+from superopt.benchmark import BenchOptions, bench, rows
+from superopt.benchmark.peer import PEERS
 from superopt.cli import app
 from superopt.ir.errors import UsageError
-from superopt.lab.benchmark import BenchOptions, bench, rows
-from superopt.lab.benchmark.peer import PEERS
 from superopt.report.benchmark import document, page
 from superopt.report.benchmark.summary import summaries
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from superopt.lab import frames
+from lab import frames
 
 
 def chain(**operators: str) -> dict[str, Any]:

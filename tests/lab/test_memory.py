@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from lab.memory import main
 from superopt import formats
 from superopt.cost.trial import feeds_for
-from superopt.lab.memory import main
 from superopt.memory import measured_arena
 
 ROOT = Path(__file__).resolve().parents[2]

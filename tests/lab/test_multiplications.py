@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from lab.algorithms import PROFILE, Measured, _scatter, conv, drawn, matmul, plan
+from lab.multiplications import devices_table, parts_of, products_alone, siblings_of
 from superopt import cost as costs
 from superopt import formats
 from superopt.ir.errors import UsageError
-from superopt.lab.algorithms import PROFILE, Measured, _scatter, conv, drawn, matmul, plan
-from superopt.lab.multiplications import devices_table, parts_of, products_alone, siblings_of
-from superopt.search.bilinear.choosing import GROWTH, choose, forms_of, kind_of, rewritten
-from superopt.search.bilinear.matmul import MatMulForm
-from superopt.search.bilinear.sites import sites_of
+from superopt.passes.fast_algorithms.matmul import MatMulForm
+from superopt.passes.fast_algorithms.selection import GROWTH, choose, forms_of, kind_of, rewritten
+from superopt.passes.fast_algorithms.sites import sites_of
 
 STANDARD = GROWTH["standard"]
 

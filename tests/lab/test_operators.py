@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
+from lab.operators import drawn, plan
 from superopt import formats
-from superopt.cost.question import question_of
-from superopt.lab.operators import drawn, plan
+from superopt.cost.measurement_request import question_of
 from superopt.ops import REGISTRY
 
 EACH = 3

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from lab import magis, optimum
+from lab.dimensions import regions_of
+from lab.sliced import alive_in_slices
 from superopt import cost as costs
 from superopt import formats
-from superopt.cost.whole import task_of
-from superopt.lab import magis, optimum
-from superopt.lab.dimensions import regions_of
-from superopt.lab.sliced import alive_in_slices
+from superopt.cost.graph_costs import task_of
 from superopt.memory import Op, Planned, Step, Task, front, least_time, peak_of
 
 TINY = Path(__file__).resolve().parents[2] / "corpus" / "tiny"

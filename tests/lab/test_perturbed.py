@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from lab.perturbed import Perturbed, main, perturbed
 from superopt import cost, formats
-from superopt.cost.question import Question
+from superopt.cost.measurement_request import Question
 from superopt.ir.types import DType, TensorType
-from superopt.lab.perturbed import Perturbed, main, perturbed
 
 TINY = Path(__file__).parents[2] / "corpus" / "tiny"
 

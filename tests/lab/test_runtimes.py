@@ -9,11 +9,11 @@ import pytest
 from typer.testing import CliRunner
 
 from superopt import formats
+from superopt.benchmark.runtimes import RuntimesOptions, _figures, compare_runtimes
 from superopt.cli import app
 from superopt.ir.errors import UsageError
 from superopt.ir.graph import Graph, Node, Value
 from superopt.ir.types import DType, TensorType
-from superopt.lab.benchmark.runtimes import RuntimesOptions, _figures, compare_runtimes
 from superopt.report.benchmark import runtimes_table
 
 
@@ -95,5 +95,5 @@ def test_rows_are_kept(tmp_path, monkeypatch):
     formats.save(rows("Softmax"), tmp_path / "m.onnx")
     options = RuntimesOptions(("onnxruntime",), race_limit=1.0, rounds=3, keep=tmp_path / "rows")
     first = compare_runtimes([tmp_path / "m.onnx"], options)
-    monkeypatch.setattr("superopt.lab.benchmark.runtimes._fresh", lambda *_: pytest.fail("it was there"))
+    monkeypatch.setattr("superopt.benchmark.runtimes._fresh", lambda *_: pytest.fail("it was there"))
     assert compare_runtimes([tmp_path / "m.onnx"], options)["rows"] == json.loads(json.dumps(first["rows"]))

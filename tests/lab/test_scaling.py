@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from lab.scaling import Cluster, Ran, accounted, predicted, scaled
+from lab.speedup import Run, bound, ratio
 from superopt.discovery.sharded import Cost, Step, Traffic
-from superopt.lab.scaling import Cluster, Ran, accounted, predicted, scaled
-from superopt.lab.speedup import Run, bound, ratio
 
 
 def step(tasks: int, seconds: float = 1.0, **client: float) -> Step:

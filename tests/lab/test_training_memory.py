@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from lab.training_memory import main, planned_step, raced
 from superopt import formats
 from superopt.cost.trial import feeds_for
-from superopt.lab.training_memory import main, planned_step, raced
 from superopt.memory import measured_arena
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from superopt.lab.networks import NETWORKS, drawn
-from superopt.lab.unseen import Row, rendered, studied
+from lab.networks import NETWORKS, drawn
+from lab.unseen import Row, rendered, studied
 
 CORPUS = {p.stem for p in (Path(__file__).parents[2] / "corpus").glob("*.json")}
 

@@ -6,14 +6,9 @@ import signal
 import pytest
 
 from superopt import formats
-from superopt.cost import MeasuredCpu, Record, Store
-from superopt.cost.record import key_of
-from superopt.cost.trial import sample
-from superopt.ir.graph import Graph, Node, Value, constant
-from superopt.ir.types import DType, TensorType
-from superopt.lab import validate_costs, validation
-from superopt.lab.pairs import Estimated
-from superopt.lab.predictions import (
+from superopt.benchmark import validation
+from superopt.benchmark.pairs import Estimated
+from superopt.benchmark.predictions import (
     Direction,
     Prediction,
     held_out,
@@ -24,7 +19,12 @@ from superopt.lab.predictions import (
     spearman,
     validate,
 )
-from superopt.lab.validation import Validation
+from superopt.benchmark.validation import Validation, validate_costs
+from superopt.cost import MeasuredCpu, Record, Store
+from superopt.cost.record import key_of
+from superopt.cost.trial import sample
+from superopt.ir.graph import Graph, Node, Value, constant
+from superopt.ir.types import DType, TensorType
 
 
 def f(*shape):

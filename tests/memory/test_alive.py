@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from superopt.ir.graph import Node
-from superopt.memory import alive, least_peak, lifetimes, schedule, unavoidable
+from superopt.memory import alive, least_peak, lifetimes, scheduling, unavoidable
 
 
 def random_nodes(seed: int) -> tuple[list[Node], dict[str, int]]:
@@ -54,13 +54,13 @@ def test_no_order_goes_below_the_bound(seed: int) -> None:
 
 
 def test_parts_of_which_any_could_be_next_are_ordered_in_bounded_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried, after = [0], schedule._Walk._after
+    tried, after = [0], scheduling._Walk._after
 
     def counted(*given: Any) -> Any:
         tried[0] += 1
         return after(*given)
 
-    monkeypatch.setattr(schedule._Walk, "_after", counted)
+    monkeypatch.setattr(scheduling._Walk, "_after", counted)
     parts = range(150)
     nodes = [Node(f"a{i}", "Relu", ("x",), (f"a{i}",)) for i in parts]
     nodes += [Node(f"b{i}", "ReduceMax", (f"a{i}",), (f"b{i}",)) for i in parts]

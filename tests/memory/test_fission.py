@@ -15,16 +15,16 @@ from superopt.ir.terms import App, Var
 from superopt.ir.types import DType, TensorType
 from superopt.memory import Region, Source, grown, heads, split, tails
 from superopt.ops.infer import Applied, infer
-from superopt.pipeline import splitting
-from superopt.pipeline.recomputing import Point, least_for
-from superopt.pipeline.scheduling import asked_of
-from superopt.pipeline.splitting import fissions
+from superopt.pipeline import fission
+from superopt.pipeline.fission import fissions
+from superopt.pipeline.memory_schedule import asked_of
+from superopt.pipeline.rematerialization import Point, least_for
 from superopt.report import Measured
 from superopt.rules import Rule, TensorScheme
 from superopt.runtime import reference
 from superopt.verifier import ProvedAllSizes, Unknown
-from superopt.verifier.graphs import PROVED, verify
-from superopt.verifier.joined import prove_joined
+from superopt.verifier.equivalence.graphs import PROVED, verify
+from superopt.verifier.prover.piecewise import prove_joined
 
 KERNEL = 1 << 16
 
@@ -179,7 +179,7 @@ def test_the_arena_is_asked_for_less() -> None:
 
 def test_where_a_plan_is_measured_too_slow_a_lighter_one_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = attention(128, 2, 8)
-    monkeypatch.setattr(splitting, "fissions", lambda g, deadline: fissions(g, targets=(0.7, 0.4), deadline=deadline))
+    monkeypatch.setattr(fission, "fissions", lambda g, deadline: fissions(g, targets=(0.7, 0.4), deadline=deadline))
     asked: list[Point] = []
 
     def slow(point: Point) -> Point:

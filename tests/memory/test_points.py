@@ -8,8 +8,8 @@ import pytest
 from random_tasks import random_task, simulated
 
 from superopt.memory import Op, Task, Timetable, as_given, front, least_time, peak_of, plain, polished
-from superopt.memory.points import expanded
-from superopt.memory.timetable import lightened
+from superopt.memory.remat_ilp import expanded
+from superopt.memory.schedule_plan import lightened
 
 
 def first_executions(task: Task, plan: Timetable) -> list[int]:

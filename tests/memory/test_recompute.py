@@ -12,8 +12,8 @@ from random_tasks import random_task, simulated
 import superopt
 from superopt import cost as costs
 from superopt import formats
+from superopt.cost.graph_costs import task_of
 from superopt.cost.trial import feeds_for, with_values
-from superopt.cost.whole import task_of
 from superopt.frontend.training import train_step
 from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ir.types import DType, TensorType
@@ -32,11 +32,11 @@ from superopt.memory import (
     written,
 )
 from superopt.ops.infer import Applied, infer
-from superopt.pipeline.footprint import footprint
-from superopt.pipeline.realising import realised
-from superopt.pipeline.recomputing import Writing, least_for, points
+from superopt.pipeline.memory_timeline import footprint
+from superopt.pipeline.rematerialization import Writing, least_for, points
+from superopt.pipeline.schedule_lowering import realised
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
-from superopt.verifier.graphs import PROVED, verify
+from superopt.verifier.equivalence.graphs import PROVED, verify
 
 ROWS, COLUMNS = 64, 64
 BYTES = 4 * ROWS * COLUMNS

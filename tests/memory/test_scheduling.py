@@ -18,12 +18,12 @@ from superopt.ir.types import DType, TensorType
 from superopt.memory import measured_arena
 from superopt.memory.order import execution_order
 from superopt.ops.infer import infer
-from superopt.pipeline.footprint import footprint
-from superopt.pipeline.rows import open_rows
-from superopt.pipeline.scheduling import Scheduled, least_memory
-from superopt.pipeline.walking import walked
+from superopt.pipeline.memory_schedule import Scheduled, least_memory
+from superopt.pipeline.memory_timeline import footprint
+from superopt.pipeline.operand_order import walked
+from superopt.pipeline.symbolic_rows import open_rows
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
-from superopt.verifier.graphs import verify
+from superopt.verifier.equivalence.graphs import verify
 
 SAYS_NOTHING = Counter({"Slice": 1, "Cast": 1, "ReduceSum": 1, "Add": 1, "Split": 1})  # shapes of a few zeros
 TINY = Path(__file__).parents[2] / "corpus" / "tiny"

@@ -20,7 +20,7 @@ from superopt.ops.derivative.modes import is_still, pull, push
 from superopt.ops.infer import Applied, infer
 from superopt.ops.record import Operator
 from superopt.runtime.reference import evaluate_application, run
-from superopt.verifier.gradients import moving_operators
+from superopt.verifier.prover.gradients import moving_operators
 
 STEP = 1e-6
 

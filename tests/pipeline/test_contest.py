@@ -9,8 +9,8 @@ import pytest
 
 from superopt.frontend import GraphBuilder
 from superopt.ir.errors import Unsupported
-from superopt.pipeline import contest
-from superopt.pipeline.contest import Contest
+from superopt.pipeline import acceptance
+from superopt.pipeline.acceptance import Contest
 
 
 def asked(milliseconds: float, left: float, monkeypatch: pytest.MonkeyPatch) -> tuple[int, float]:
@@ -21,7 +21,7 @@ def asked(milliseconds: float, left: float, monkeypatch: pytest.MonkeyPatch) -> 
         races.append((rounds, time_limit))
         raise Unsupported("not here")
 
-    monkeypatch.setattr(contest, "measure", measure)
+    monkeypatch.setattr(acceptance, "measure", measure)
     b = GraphBuilder("one", opset=18)
     b.output(b.op("Relu", b.input("x", "float32", (2,))), "out")
     graph = b.build()

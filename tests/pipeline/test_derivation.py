@@ -11,7 +11,7 @@ from superopt.formats import load, to_json
 from superopt.ir.graph import Graph, Node, Value
 from superopt.ir.types import DType, TensorType
 from superopt.pipeline.derivation import derive, steps
-from superopt.verifier.differential import check
+from superopt.verifier.check.differential import check
 
 TINY = Path(__file__).resolve().parents[2] / "corpus" / "tiny"
 TARGET = "profile:cpu-epyc-2core"

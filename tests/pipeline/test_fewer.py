@@ -14,15 +14,15 @@ from superopt.cost import RecordedProfile, for_target, load_profile, target
 from superopt.frontend import GraphBuilder
 from superopt.ir.errors import InvalidModel
 from superopt.ir.graph import Graph, structural_hash
-from superopt.pipeline import contest, fewer, judge
-from superopt.pipeline.fewer import GROWTH
-from superopt.pipeline.judge import Belief
+from superopt.passes.fast_algorithms.selection import Choice, rewritten
+from superopt.pipeline import acceptance, acceptance_policy, fast_algorithms
+from superopt.pipeline.acceptance_policy import Belief
+from superopt.pipeline.fast_algorithms import GROWTH
 from superopt.report import Measured, Report
 from superopt.rules.floats import MOST_ERROR
 from superopt.runtime import ort, reference
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
-from superopt.search.bilinear.choosing import Choice, rewritten
-from superopt.verifier.running import Bench
+from superopt.verifier.check.sessions import Bench
 
 PROFILE = "profile:cpu-epyc-2core"
 
@@ -117,8 +117,8 @@ def test_false_forms_are_left_out_and_nothing_else(monkeypatch: pytest.MonkeyPat
         ends = [n for n in made.nodes if n.op == "Relu"]
         return replace(made, nodes=tuple(replace(n, op="Neg") if n is ends[-1] else n for n in made.nodes))
 
-    monkeypatch.setattr(fewer, "rewritten", false)
-    monkeypatch.setattr(fewer.Accuracy, "within", lambda *_: True)
+    monkeypatch.setattr(fast_algorithms, "rewritten", false)
+    monkeypatch.setattr(fast_algorithms.Accuracy, "within", lambda *_: True)
     result, report = optimised(model())
     assert report.algorithms == ()
     assert [n.op for n in result.nodes] == [n.op for n in plain.nodes]
@@ -132,13 +132,13 @@ def test_more_accurate_ones_are_tried_where_the_budget_is_smaller(monkeypatch: p
     _, report = optimised(graph)
     assert report.errors is not None
     assert {a.algorithm[:9] for a in report.algorithms} == {"F(4×4, 3×"}
-    monkeypatch.setattr(fewer, "MOST_ERROR", {**MOST_ERROR, "standard": 1.8 * report.errors.after})
+    monkeypatch.setattr(fast_algorithms, "MOST_ERROR", {**MOST_ERROR, "standard": 1.8 * report.errors.after})
     _, less = optimised(graph)
     assert less.errors is not None
     assert less.errors.after < report.errors.after
     assert max(a.growth for a in less.algorithms) <= 6.0
     assert any("does not allow" in note for note in less.notes)
-    monkeypatch.setattr(fewer, "MOST_ERROR", {**MOST_ERROR, "standard": 1e-9})
+    monkeypatch.setattr(fast_algorithms, "MOST_ERROR", {**MOST_ERROR, "standard": 1e-9})
     result, none = optimised(graph)
     assert none.algorithms == ()
     assert [n.op for n in result.nodes] == ["Conv", "Relu"] * 2
@@ -164,14 +164,14 @@ def test_errors_are_within_the_budget_on_large_inputs_too() -> None:
     assert any("errors grow from" in note for note in report.notes)
 
 
-def setting() -> fewer.Setting:
-    return fewer.Setting("standard", {}, 0, 1, ONNX_RUNTIME, inputs=2)
+def setting() -> fast_algorithms.Setting:
+    return fast_algorithms.Setting("standard", {}, 0, 1, ONNX_RUNTIME, inputs=2)
 
 
 def test_errors_are_measured_on_inputs_of_each_kind() -> None:
     graph = steep()
     with Bench() as bench:
-        normal, edge = fewer.Budget(graph, setting(), bench).measured(graph)
+        normal, edge = fast_algorithms.Budget(graph, setting(), bench).measured(graph)
     assert (normal.inputs, edge.inputs) == (2, 1)
     assert normal.before == normal.after < 1e-6 < edge.before == edge.after
 
@@ -180,7 +180,7 @@ def test_errors_are_the_same_on_every_run_and_the_reference_runs_once(monkeypatc
     """Whatever was timed or kept before, and however many graphs are asked about."""
     graph, runs = model(size=16), []
     with for_target(PROFILE) as prices:
-        some = [f.graph for f in fewer.proposals(graph, graph, prices, setting(), [])][:2]
+        some = [f.graph for f in fast_algorithms.proposals(graph, graph, prices, setting(), [])][:2]
     exactly = reference.run
 
     def counted(given: Graph, *args: object, **more: object) -> object:
@@ -189,13 +189,13 @@ def test_errors_are_the_same_on_every_run_and_the_reference_runs_once(monkeypatc
 
     monkeypatch.setattr(reference, "run", counted)
     with Bench() as bench:
-        budget = fewer.Budget(graph, setting(), bench)
+        budget = fast_algorithms.Budget(graph, setting(), bench)
         first = [budget.measured(made) for made in some]
     assert len(runs) == 3  # two normal inputs and one of edges
     with Bench() as bench:
         for made in (graph, *some):
             bench.loaded(made, ONNX_RUNTIME, keep=True)
-        budget = fewer.Budget(graph, setting(), bench)
+        budget = fast_algorithms.Budget(graph, setting(), bench)
         assert [budget.measured(made) for made in reversed(some)] == first[::-1]
 
 
@@ -206,10 +206,10 @@ def test_inputs_that_the_model_refuses_tell_nothing_of_errors() -> None:
     graph = b.build()
     fed = [{"rows": np.array(r)} for r in ([0, 1, 0], [0, 7, 0])]
     with Bench() as bench:
-        errors = fewer.Errors(graph, fed, bench, runtime=ONNX_RUNTIME, sizes={})
-        assert errors.of(graph) == [fewer.Accuracy(0.0, 0.0, 1), None]
+        errors = fast_algorithms.Errors(graph, fed, bench, runtime=ONNX_RUNTIME, sizes={})
+        assert errors.of(graph) == [fast_algorithms.Accuracy(0.0, 0.0, 1), None]
         with pytest.raises(InvalidModel, match="indices element out of"):
-            fewer.Errors(graph, fed[1:], bench, runtime=ONNX_RUNTIME, sizes={}).of(graph)
+            fast_algorithms.Errors(graph, fed[1:], bench, runtime=ONNX_RUNTIME, sizes={}).of(graph)
 
 
 @pytest.mark.parametrize(
@@ -224,13 +224,13 @@ def test_inputs_that_the_model_refuses_tell_nothing_of_errors() -> None:
 )
 def test_what_is_not_finite_any_more_is_an_error_without_bound(made: list[float], errors: tuple[float, float]) -> None:
     old, exact = np.array([1.5, 2.0, np.inf], np.float32), np.array([1.0, 2.0, 3.0])
-    assert fewer._errors_of(old, np.array(made, np.float32), exact) == errors
+    assert fast_algorithms._errors_of(old, np.array(made, np.float32), exact) == errors
 
 
 def test_what_errs_as_the_model_does_is_within_every_budget() -> None:
-    assert fewer.Accuracy(3e-5, 3e-5, 1).within("standard", 0.5)
-    assert not fewer.Accuracy(3e-5, 3.1e-5, 1).within("standard", 0.5)
-    assert fewer.Accuracy(1e-6, 5e-6, 1).within("standard", 0.5)
+    assert fast_algorithms.Accuracy(3e-5, 3e-5, 1).within("standard", 0.5)
+    assert not fast_algorithms.Accuracy(3e-5, 3.1e-5, 1).within("standard", 0.5)
+    assert fast_algorithms.Accuracy(1e-6, 5e-6, 1).within("standard", 0.5)
 
 
 def timed(
@@ -256,8 +256,8 @@ def timed(
 
 @pytest.mark.parametrize(("ratio", "used"), [(0.6, True), (0.95, True), (0.98, False), (1.2, False)])
 def test_timing_refuses_forms_and_nothing_else(ratio: float, used: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judge, "CHEAP", -1.0)  # timed however clear it is
-    monkeypatch.setattr(contest, "measure", timed(formed=0.6, beside_plain=ratio))
+    monkeypatch.setattr(acceptance_policy, "CHEAP", -1.0)  # timed however clear it is
+    monkeypatch.setattr(acceptance, "measure", timed(formed=0.6, beside_plain=ratio))
     result, report = optimised(model(), target="cpu", time_limit=60.0)
     assert bool(report.algorithms) is used
     assert ("MatMul" in {n.op for n in result.nodes}) is used
@@ -270,7 +270,7 @@ def test_timing_refuses_forms_and_nothing_else(ratio: float, used: bool, monkeyp
 
 def test_noise_of_races_chooses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounds on a busy machine: what each race says differs, what comes back does not."""
-    monkeypatch.setattr(judge, "CHEAP", -1.0)
+    monkeypatch.setattr(acceptance_policy, "CHEAP", -1.0)
     found = set()
     for seed in range(3):
         rng = np.random.default_rng(seed)
@@ -281,15 +281,15 @@ def test_noise_of_races_chooses_nothing(monkeypatch: pytest.MonkeyPatch) -> None
             low, middle, high = np.quantile(rounds, (0.25, 0.5, 0.75))
             return replace(quiet, ratio=middle, spread=high - low, deviation=rounds.std())
 
-        monkeypatch.setattr(contest, "measure", measure)
+        monkeypatch.setattr(acceptance, "measure", measure)
         found.add(optimised(model(), target="cpu", time_limit=60.0)[1].result)
     assert found == {optimised(model())[1].result}
 
 
 def test_forms_that_surely_gain_are_raced_beside_the_input_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judge, "CHEAP", 1.0)
+    monkeypatch.setattr(acceptance_policy, "CHEAP", 1.0)
     race = timed(formed=0.4, beside_plain=2.0)
-    monkeypatch.setattr(contest, "measure", race)
+    monkeypatch.setattr(acceptance, "measure", race)
     _, report = optimised(model(), target="cpu", time_limit=60.0)
     assert report.algorithms
     assert report.measured is not None
@@ -298,7 +298,7 @@ def test_forms_that_surely_gain_are_raced_beside_the_input_alone(monkeypatch: py
 
 def test_where_memory_is_what_counts_there_are_no_forms(monkeypatch: pytest.MonkeyPatch) -> None:
     """They hold larger weights than what they stand for."""
-    monkeypatch.setattr(contest, "measure", timed(formed=0.4))
+    monkeypatch.setattr(acceptance, "measure", timed(formed=0.4))
     for objective, some in (("time", True), ("memory", False)):
         _, report = optimised(model(), target="cpu", time_limit=60.0, objective=objective)
         assert bool(report.algorithms) is some
@@ -306,9 +306,9 @@ def test_where_memory_is_what_counts_there_are_no_forms(monkeypatch: pytest.Monk
 
 
 def test_in_a_hurry_there_is_one_race(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judge, "CHEAP", -1.0)
+    monkeypatch.setattr(acceptance_policy, "CHEAP", -1.0)
     race = timed(formed=0.4, beside_plain=2.0)
-    monkeypatch.setattr(contest, "measure", race)
+    monkeypatch.setattr(acceptance, "measure", race)
     _, report = optimised(model(), target="cpu", time_limit=60.0, effort="quick")
     assert race.asked == [0.4]  # type: ignore[attr-defined]
     chosen, by_prices = ([(a.where, a.algorithm) for a in r.algorithms] for r in (report, optimised(model())[1]))
@@ -320,8 +320,8 @@ def test_what_does_not_fit_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None
     most = model().weight_bytes
     for large, fitting in ((64 * most, 2), (most, 0)):
         race = timed(formed=0.4)
-        monkeypatch.setattr(contest, "measure", race)
-        monkeypatch.setattr(fewer, "LARGE", large)
+        monkeypatch.setattr(acceptance, "measure", race)
+        monkeypatch.setattr(fast_algorithms, "LARGE", large)
         _, report = optimised(model(), target="cpu", time_limit=60.0)
         assert len(report.algorithms) == fitting
         assert (0.4 in race.asked) is bool(fitting)  # type: ignore[attr-defined]
@@ -329,7 +329,7 @@ def test_what_does_not_fit_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_forms_that_lose_beside_the_input_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contest, "measure", timed(formed=1.2, plain=0.8, beside_plain=0.6))
+    monkeypatch.setattr(acceptance, "measure", timed(formed=1.2, plain=0.8, beside_plain=0.6))
     result, report = optimised(model(), target="cpu", time_limit=60.0)
     assert report.algorithms == ()
     assert [n.op for n in result.nodes] == ["Conv", "Relu"] * 2
@@ -342,7 +342,7 @@ def test_proposals_are_ranked_and_follow_from_graph_and_prices() -> None:
     """The fastest by price; those of them that gain by more than prices are off; then more accurate algorithms."""
     graph = model(size=16)
     with for_target(PROFILE) as prices:
-        first, again = ([*fewer.proposals(graph, graph, prices, setting(), [])] for _ in range(2))
+        first, again = ([*fast_algorithms.proposals(graph, graph, prices, setting(), [])] for _ in range(2))
     assert len(first) >= 2
     assert [structural_hash(f.graph) for f in first] == [structural_hash(f.graph) for f in again]
     assert [f.modelled.mean for f in first] == sorted(f.modelled.mean for f in first)
@@ -361,7 +361,7 @@ def test_where_rounds_scatter_prices_decide_and_where_they_do_not_the_race(
     modelled: float, deviation: float, ratio: float, scatter: float, taken: bool
 ) -> None:
     found = Measured(9.0, 9.0 * ratio, ratio, 7, scatter * 0.75)
-    assert judge.Replacement(Belief(modelled, deviation), found).taken is taken
+    assert acceptance_policy.Replacement(Belief(modelled, deviation), found).taken is taken
 
 
 @pytest.mark.parametrize("ratio", [0.9, 0.94, 1.0, 1.05])
@@ -374,7 +374,7 @@ def test_a_busy_machine_refuses_what_a_quiet_one_refuses(ratio: float) -> None:
             rounds = ratio * rng.lognormal(0.0, noise, 31)
             low, middle, high = np.quantile(rounds, (0.25, 0.5, 0.75))
             found = Measured(1.0, middle, middle, 31, high - low)
-            decided.append(judge.Replacement(Belief(0.9, 0.08), found).taken)
+            decided.append(acceptance_policy.Replacement(Belief(0.9, 0.08), found).taken)
         assert sum(decided) == (200 if ratio < 0.97 else 0)
 
 
@@ -383,12 +383,12 @@ def test_a_few_rounds_tell_nothing(rounds: int) -> None:
     known = Belief(0.9, 0.05)
     few = Measured(1.0, 0.5, 0.5, rounds)
     assert known.measured(few) == known
-    assert not judge.Replacement(Belief(0.5, 0.01), few).settled, "prices alone end no race"
-    assert judge.Replacement(Belief(0.5, 0.01), replace(few, runs=7)).settled
+    assert not acceptance_policy.Replacement(Belief(0.5, 0.01), few).settled, "prices alone end no race"
+    assert acceptance_policy.Replacement(Belief(0.5, 0.01), replace(few, runs=7)).settled
     assert known.measured(Measured(1.0, 0.5, 0.5, 7)).mean < 0.55
 
 
 def test_models_without_a_place_ask_for_no_prices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fewer, "choose", lambda *_, **__: pytest.fail("asked"))
+    monkeypatch.setattr(fast_algorithms, "choose", lambda *_, **__: pytest.fail("asked"))
     _, report = optimised(model(channels=8, size=8))
     assert report.algorithms == ()

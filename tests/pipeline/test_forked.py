@@ -17,15 +17,15 @@ import numpy as np
 import pytest
 
 from superopt import cost as costs
-from superopt.cost.answers import Answers
+from superopt.cost.measurements import Answers
 from superopt.cost.profile import Store
 from superopt.formats.tensors import AsideData, set_aside
 from superopt.frontend import GraphBuilder
 from superopt.ir.errors import InvalidModel, ResourceLimit, Unsupported
 from superopt.ir.graph import Graph
-from superopt.pipeline import forked
+from superopt.passes import SearchOptions, SearchResult
+from superopt.pipeline import child_process
 from superopt.rules import load_library
-from superopt.search import SearchOptions, SearchResult
 
 
 def folding(width: int = 8) -> Graph:
@@ -42,7 +42,7 @@ def _allowed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     usual = threading.enumerate
     others = usual()[1:]  # of whoever runs the tests
     monkeypatch.setattr(threading, "enumerate", lambda: [t for t in usual() if t not in others])
-    monkeypatch.setattr(forked, "_allowed", True)
+    monkeypatch.setattr(child_process, "_allowed", True)
     monkeypatch.setenv("SUPEROPT_CACHE", str(tmp_path / "cache"))
 
 
@@ -54,13 +54,13 @@ def searched(graph: Graph, progress: Callable[[int, int | None, str], None] = qu
     library = load_library()
     options = SearchOptions(floats=library.floats("standard"), cache=False)
     with costs.for_target("profile:cpu-epyc-2core") as prices:
-        found = forked.searched(graph, library.admitted, prices, options, progress)
+        found = child_process.searched(graph, library.admitted, prices, options, progress)
     assert found is not None
     return found
 
 
 def stubbed(monkeypatch: pytest.MonkeyPatch, instead: Callable[..., Any]) -> None:
-    monkeypatch.setattr(forked, "search", instead)
+    monkeypatch.setattr(child_process, "search", instead)
 
 
 def nothing_left() -> bool:
@@ -78,14 +78,14 @@ def test_it_is_a_copy_that_searches(monkeypatch: pytest.MonkeyPatch) -> None:
     stubbed(monkeypatch, where)
     assert searched(folding()).notes != (str(os.getpid()),)
     with monkeypatch.context() as other:
-        other.setattr(forked, "_allowed", False)
+        other.setattr(child_process, "_allowed", False)
         assert searched(folding()).notes == (str(os.getpid()),)
     over = threading.Event()
     beside = threading.Thread(target=over.wait)
     beside.start()
     try:
         assert searched(folding()).notes == (str(os.getpid()),), "of two threads one would survive"
-        monkeypatch.setattr(forked, "_harmless", frozenset({type(beside).__module__}))
+        monkeypatch.setattr(child_process, "_harmless", frozenset({type(beside).__module__}))
         assert searched(folding()).notes != (str(os.getpid()),)
     finally:
         over.set()
@@ -100,7 +100,7 @@ def test_where_the_system_gives_none_this_process_searches(monkeypatch: pytest.M
     if missing == "fork":
         monkeypatch.setattr(os, "fork", refuses)
     else:
-        monkeypatch.setattr(forked, "Handed", refuses)
+        monkeypatch.setattr(child_process, "Handed", refuses)
     files = len(os.listdir("/proc/self/fd"))
     assert [n.op for n in searched(folding()).graph.nodes] == ["Conv", "Relu"]
     assert len(os.listdir("/proc/self/fd")) == files
@@ -109,7 +109,7 @@ def test_where_the_system_gives_none_this_process_searches(monkeypatch: pytest.M
 def test_the_result_is_the_one_that_this_process_finds(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = folding()
     copied = searched(graph)
-    monkeypatch.setattr(forked, "_allowed", False)
+    monkeypatch.setattr(child_process, "_allowed", False)
     own = searched(graph)
     assert [n.op for n in own.graph.nodes] == ["Conv", "Relu"]
     assert [str(n) for n in copied.graph.nodes] == [str(n) for n in own.graph.nodes]
@@ -166,9 +166,9 @@ def test_something_else_is_done_meanwhile(monkeypatch: pytest.MonkeyPatch) -> No
     graph = folding()
     with costs.for_target("profile:cpu-epyc-2core") as prices:
         for copied in (True, False):
-            monkeypatch.setattr(forked, "_allowed", copied)
-            assert forked.searched(graph, (), prices, SearchOptions(), quiet, lambda: does(False)) is None
-            found = forked.searched(graph, (), prices, SearchOptions(), quiet, lambda: does(True))
+            monkeypatch.setattr(child_process, "_allowed", copied)
+            assert child_process.searched(graph, (), prices, SearchOptions(), quiet, lambda: does(False)) is None
+            found = child_process.searched(graph, (), prices, SearchOptions(), quiet, lambda: does(True))
             assert found is not None
             assert found.graph is graph
     done = ["done False", "done True"]
@@ -197,7 +197,7 @@ def test_what_was_measured_is_known_here(monkeypatch: pytest.MonkeyPatch, tmp_pa
     graph = folding()
     with costs.for_target("profile:cpu-epyc-2core") as prices:
         prices.answers = answers
-        forked.searched(graph, (), prices, SearchOptions(), quiet, measures)
+        child_process.searched(graph, (), prices, SearchOptions(), quiet, measures)
     assert answers.measured == 4, "one before, two there, one here meanwhile"
     for known in (before, record, beside):
         assert answers.store.get(known.key.text) == known
@@ -354,7 +354,7 @@ def test_a_copy_that_is_gone_after_a_signal_was_interrupted(monkeypatch: pytest.
             os.kill(relay._child, signal.SIGKILL)
 
     stubbed(monkeypatch, dies)
-    monkeypatch.setattr("superopt.pipeline.forked._Relay.interrupt", killed)
+    monkeypatch.setattr("superopt.pipeline.child_process._Relay.interrupt", killed)
     usual = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):

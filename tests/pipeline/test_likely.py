@@ -11,10 +11,10 @@ import pytest
 from superopt.frontend import GraphBuilder
 from superopt.ir.errors import InvalidModel
 from superopt.ir.graph import Graph
-from superopt.pipeline import contest, forked, optimize
-from superopt.pipeline.likely import for_one, likely_sizes, said
+from superopt.passes import SearchResult
+from superopt.pipeline import acceptance, child_process, optimize
+from superopt.pipeline.shape_defaults import for_one, likely_sizes, said
 from superopt.report import Measured
-from superopt.search import SearchResult
 
 
 def images(shape: Sequence[int | str], *, rows: int | None = None, first: bool = True) -> Graph:
@@ -88,8 +88,8 @@ def timed(monkeypatch: pytest.MonkeyPatch, ratios: Mapping[int, float], found: G
     def search(given: Graph, *_: Any, **__: Any) -> SearchResult:
         return SearchResult(found)
 
-    monkeypatch.setattr(contest, "measure", measure)
-    monkeypatch.setattr(forked, "search", search)
+    monkeypatch.setattr(acceptance, "measure", measure)
+    monkeypatch.setattr(child_process, "search", search)
     return asked
 
 

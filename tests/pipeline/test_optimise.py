@@ -22,25 +22,25 @@ from superopt.frontend import GraphBuilder
 from superopt.ir.errors import InvalidModel, Unsupported, UsageError
 from superopt.ir.graph import Graph
 from superopt.ops.infer import infer
-from superopt.pipeline import attempt, checking, contest, forked, settling, task
+from superopt.passes import AppliedRule, SearchResult
+from superopt.pipeline import acceptance, child_process, context, driver, recovery, result_check
+from superopt.pipeline.acceptance_policy import Comparison
 from superopt.pipeline.budget import TimeBudget
-from superopt.pipeline.checking import skipped
-from superopt.pipeline.judge import Comparison
 from superopt.pipeline.options import EFFORTS, Options, quiet
-from superopt.pipeline.racing import measure
-from superopt.pipeline.recomputing import Point
+from superopt.pipeline.paired_benchmark import measure
+from superopt.pipeline.rematerialization import Point
+from superopt.pipeline.result_check import skipped
 from superopt.report import Measured
 from superopt.report.html import render
 from superopt.report.terminal import show_report
 from superopt.rules import Library, parse_rule
 from superopt.runtime import ort
 from superopt.runtime.reference import run
-from superopt.search import AppliedRule, SearchResult
-from superopt.verifier import differential
-from superopt.verifier import graphs as certifying
-from superopt.verifier.differential import EXACT, CheckResult
-from superopt.verifier.graphs import GraphVerdict
-from superopt.verifier.running import Bench
+from superopt.verifier.check import differential
+from superopt.verifier.check.differential import EXACT, CheckResult
+from superopt.verifier.check.sessions import Bench
+from superopt.verifier.equivalence import graphs as certifying
+from superopt.verifier.equivalence.graphs import GraphVerdict
 
 
 def branches(operator: str = "Add", domain: str = "") -> Graph:
@@ -118,7 +118,7 @@ def test_what_is_certified_is_what_is_returned(monkeypatch: pytest.MonkeyPatch) 
     graph = branches()
     written = replace(graph, name="written").checked()
     point = Point(written, 1, 1.0, "order", chosen=True)
-    monkeypatch.setattr(attempt, "for_memory", lambda *_: (point,))
+    monkeypatch.setattr(driver, "for_memory", lambda *_: (point,))
     result = superopt.optimize(graph, target="profile:cpu-epyc-2core", certify=True, objective="memory")
     assert result.graph is written
     assert certified == [written]
@@ -126,8 +126,8 @@ def test_what_is_certified_is_what_is_returned(monkeypatch: pytest.MonkeyPatch) 
 
 def test_what_cannot_be_checked_is_not_returned(monkeypatch: pytest.MonkeyPatch) -> None:
     skipped = CheckResult("skipped", reason="no way to run it")
-    monkeypatch.setattr(checking, "check_rewrite", lambda *args, **kwargs: skipped)
-    monkeypatch.setattr(checking, "check_regions", lambda *args, **kwargs: skipped)
+    monkeypatch.setattr(result_check, "check_rewrite", lambda *args, **kwargs: skipped)
+    monkeypatch.setattr(result_check, "check_regions", lambda *args, **kwargs: skipped)
     graph = branches()
     result = superopt.optimize(graph, time_limit=None)
     assert result.graph is graph
@@ -135,7 +135,7 @@ def test_what_cannot_be_checked_is_not_returned(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_result_that_measures_slower_is_not_returned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contest, "measure", lambda *args, **kwargs: Measured(1.0, 1.1, 1.1, 7))
+    monkeypatch.setattr(acceptance, "measure", lambda *args, **kwargs: Measured(1.0, 1.1, 1.1, 7))
     graph = branches()
     result = superopt.optimize(graph, time_limit=None)
     assert result.graph is graph
@@ -149,7 +149,7 @@ def test_a_result_that_measures_slower_is_not_returned(monkeypatch: pytest.Monke
 )
 def test_rounds_that_are_too_few_say_so(rounds: int, said: str, unsaid: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        contest,
+        acceptance,
         "measure",
         lambda *args, **kwargs: Measured(1.0, 0.9, 0.9, rounds, 0.01, uncertainty=0.05 if rounds > 1 else inf),
     )
@@ -171,8 +171,8 @@ def searches_of(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, bool]]:
         asked.append((args[3].frugal, args[3].directed))  # type: ignore[attr-defined]
         return found(*args, **kwargs)  # type: ignore[arg-type]
 
-    found = forked.search
-    monkeypatch.setattr(forked, "search", noted)
+    found = child_process.search
+    monkeypatch.setattr(child_process, "search", noted)
     return asked
 
 
@@ -181,7 +181,7 @@ def test_where_the_best_modelled_is_slower_what_asks_for_less_of_everything_is_t
 ) -> None:
     """The first race says slower, the second one faster: the frugal plan is returned, and the report says why."""
     raced = iter([Measured(1.0, 1.1, 1.1, 7), Measured(1.0, 0.9, 0.9, 7)])
-    monkeypatch.setattr(contest, "measure", lambda *args, **kwargs: next(raced))
+    monkeypatch.setattr(acceptance, "measure", lambda *args, **kwargs: next(raced))
     asked = searches_of(monkeypatch)
     result = superopt.optimize(branches(), time_limit=None)
     assert asked == [(False, False), (True, False)]
@@ -202,7 +202,7 @@ def test_how_a_second_search_is_made(
     hopes = iter([hopeless, False])
     monkeypatch.setattr(Comparison, "hopeless", property(lambda self: next(hopes)))
     raced = iter([*([] if hopeless else [Measured(1.0, 1.1, 1.1, 7)]), Measured(1.0, 0.9, 0.9, 7)])
-    monkeypatch.setattr(contest, "measure", lambda *args, **kwargs: next(raced))
+    monkeypatch.setattr(acceptance, "measure", lambda *args, **kwargs: next(raced))
     asked = searches_of(monkeypatch)
     superopt.optimize(branches(), time_limit=None, effort=effort)
     assert asked == searches
@@ -212,9 +212,9 @@ def test_where_what_asks_for_less_trades_after_all_the_third_search_leaves_less_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Places that are each no worse may part what runs as one kernel: counted whole, the second result trades."""
-    monkeypatch.setattr(attempt, "demand_of", lambda cost: Demand())
+    monkeypatch.setattr(driver, "demand_of", lambda cost: Demand())
     raced = iter([Measured(1.0, 1.1, 1.1, 7), Measured(1.0, 1.1, 1.1, 7), Measured(1.0, 0.9, 0.9, 7)])
-    monkeypatch.setattr(contest, "measure", lambda *args, **kwargs: next(raced))
+    monkeypatch.setattr(acceptance, "measure", lambda *args, **kwargs: next(raced))
     asked = searches_of(monkeypatch)
     assert superopt.optimize(branches(), time_limit=None).report.status == "improved"
     assert asked == [(False, False), (True, False), (True, True)]
@@ -230,8 +230,8 @@ def test_an_unknown_operator_is_kept_and_the_rest_is_checked_in_pieces() -> None
 
 
 def test_a_large_model_is_checked_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task, "LARGE", 1000)
-    monkeypatch.setattr(checking, "LARGE", 1000)
+    monkeypatch.setattr(context, "LARGE", 1000)
+    monkeypatch.setattr(result_check, "LARGE", 1000)
     result = superopt.optimize(branches(), time_limit=None)
     assert result.report.status == "improved"
     assert "place by place" in result.report.check.reason
@@ -259,13 +259,13 @@ def attention(apart: bool) -> Graph:
 def test_what_differs_at_a_place_of_a_large_model_is_decided_by_the_whole(
     room: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checking, "LARGE", 1000)
+    monkeypatch.setattr(result_check, "LARGE", 1000)
     monkeypatch.setattr(differential, "_GROWN", 0)  # as if what bounds its inputs were farther away
     if not room:
-        monkeypatch.setattr(checking, "available", lambda: 1000)
+        monkeypatch.setattr(result_check, "available", lambda: 1000)
     before, after = attention(apart=True), attention(apart=False)
     with Bench() as bench:
-        found = checking.check_result(
+        found = result_check.check_result(
             before, after, infer(before), Options(), TimeBudget.of(None), bench, EXACT
         )  # fmt: skip
     assert found.verdict == ("passed" if room else "failed")
@@ -311,7 +311,7 @@ def test_a_result_that_could_not_be_checked_in_time_is_not_called_the_best(monke
         budget.deadline = 0.0
         return skipped("the time ran out after 3 regions")
 
-    monkeypatch.setattr(settling, "check_result", unchecked)
+    monkeypatch.setattr(recovery, "check_result", unchecked)
     made = superopt.optimize(graph, target="profile:cpu-epyc-2core", time_limit=90.0).report
     assert (made.status, made.check.verdict, made.reason.code) == ("unchanged", "skipped", "not_checked")
     assert made.reason.text == (
@@ -326,7 +326,7 @@ def test_interrupting_the_search_gives_the_best_so_far(monkeypatch: pytest.Monke
     def interrupted(given: Graph, *args: object, **kwargs: object) -> SearchResult:
         return SearchResult(given, stopped="interrupted")
 
-    monkeypatch.setattr(forked, "search", interrupted)
+    monkeypatch.setattr(child_process, "search", interrupted)
     result = superopt.optimize(graph)
     assert result.report.search.stopped == "interrupted"
 
@@ -335,7 +335,7 @@ def test_a_result_that_was_checked_survives_an_interrupt(monkeypatch: pytest.Mon
     def interrupted(*args: object, **kwargs: object) -> Measured:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(contest, "measure", interrupted)
+    monkeypatch.setattr(acceptance, "measure", interrupted)
     result = superopt.optimize(branches(), time_limit=None)
     assert result.report.check.verdict == "passed"
     assert (result.report.status, result.report.search.stopped) == ("improved", "interrupted")
@@ -345,11 +345,13 @@ def test_a_result_that_was_checked_survives_an_interrupt(monkeypatch: pytest.Mon
 def test_after_an_interrupt_little_time_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     left = []
 
-    def race(self: contest.Contest, *args: object, **settings: object) -> None:
+    def race(self: acceptance.Contest, *args: object, **settings: object) -> None:
         left.append(self.task.budget.left)
 
-    monkeypatch.setattr(contest.Contest, "race", race)
-    monkeypatch.setattr(forked, "search", lambda given, *args, **kwargs: SearchResult(given, stopped="interrupted"))
+    monkeypatch.setattr(acceptance.Contest, "race", race)
+    monkeypatch.setattr(
+        child_process, "search", lambda given, *args, **kwargs: SearchResult(given, stopped="interrupted")
+    )
     superopt.optimize(branches(), time_limit=None, measure=True)
     superopt.optimize(branches(), time_limit=0.5, measure=True)
     assert left[0] <= 3.0
@@ -479,7 +481,7 @@ def test_the_rules_used_at_the_place_that_differs_are_left_out_first(monkeypatch
     """Where no input of the whole shows it, the place does."""
     graph, other, without = branches(), branches("Sub", "d"), branches("Mul", "d")
     verdicts = iter([CheckResult("failed", reason="differs", where=("y",)), CheckResult("passed")])
-    monkeypatch.setattr(settling, "check_result", lambda *_: next(verdicts))
+    monkeypatch.setattr(recovery, "check_result", lambda *_: next(verdicts))
     rules = tuple(SimpleNamespace(id=name) for name in ("often", "there"))
     tried: list[tuple[str, ...]] = []
 
@@ -493,7 +495,7 @@ def test_the_rules_used_at_the_place_that_differs_are_left_out_first(monkeypatch
     applied = (AppliedRule("often", 9, ("h",), 5.0), AppliedRule("there", 1, ("y", "z"), 1.0))
     searches: Any = SimpleNamespace(valued=None, search=search)
     with Bench() as bench:
-        checks = settling.Checks(given, searches, bench, [])
+        checks = recovery.Checks(given, searches, bench, [])
         found, checked = checks.settle(SearchResult(other, applied))
     assert (found.graph, checked.verdict, tried) == (without, "passed", [("often",)])
     assert [f.left_out for f in checks.failures] == ["there"]
@@ -510,7 +512,7 @@ def test_suspects_are_left_out_together_and_no_graph_is_checked_twice(monkeypatc
         checked.append(after)
         return CheckResult("passed") if after is right else CheckResult("failed", reason="differs", where=("y",))
 
-    monkeypatch.setattr(settling, "check_result", check_result)
+    monkeypatch.setattr(recovery, "check_result", check_result)
     tried: list[tuple[str, ...]] = []
 
     def search(some: tuple[SimpleNamespace, ...]) -> SearchResult:
@@ -521,7 +523,7 @@ def test_suspects_are_left_out_together_and_no_graph_is_checked_twice(monkeypatc
                                  progress=quiet, library=SimpleNamespace(admitted=rules))  # fmt: skip
     searches: Any = SimpleNamespace(valued=None, search=search)
     with Bench() as bench:
-        checks = settling.Checks(given, searches, bench, [])
+        checks = recovery.Checks(given, searches, bench, [])
         found, verdict = checks.settle(SearchResult(wrong, applied))
     assert (found.graph, verdict.verdict) == (right, "passed")
     assert tried == [("b", "c", "innocent"), ("innocent",)]

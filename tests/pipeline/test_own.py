@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 
 from superopt.frontend import GraphBuilder
 from superopt.ir.graph import Graph
-from superopt.pipeline.own import search_own_first
+from superopt.passes import SearchResult
+from superopt.pipeline.rule_schedule import search_own_first
 from superopt.rules.grammar import parse_rule
 from superopt.rules.rule import Rule
-from superopt.search import SearchResult
 
 TYPES = {"forall": {"x": "f[n]"}, "lhs": ["Neg(Neg(x))"], "rhs": ["x"]}
 LIBRARY, OWN = (parse_rule({"id": name, **TYPES}) for name in ("library", "own"))

@@ -18,10 +18,10 @@ from superopt import formats
 from superopt.ir.graph import Graph
 from superopt.ops.infer import infer
 from superopt.pipeline import repair
-from superopt.pipeline.barriers import fewest_copies, with_copies
+from superopt.pipeline.optimizer_barriers import fewest_copies, with_copies
 from superopt.pipeline.runtime_faults import Unoptimised
 from superopt.runtime.ort import make_session, run
-from superopt.verifier.running import Bench
+from superopt.verifier.check.sessions import Bench
 
 TINY = Path(__file__).parents[2] / "corpus" / "tiny"
 LAYER_NORM = """m = ReduceMean <axes = [-1], keepdims = {keep}> (x) c = Sub(x, m) q = Pow(c, two)

@@ -10,7 +10,7 @@ from superopt.ir.errors import OutOfTime
 from superopt.ops.infer import infer
 from superopt.pipeline.budget import TimeBudget
 from superopt.runtime import reference
-from superopt.verifier.differential import check, check_regions
+from superopt.verifier.check.differential import check, check_regions
 
 
 def model(operator="Relu"):
@@ -37,7 +37,7 @@ def test_regions_that_were_not_reached_are_not_passed():
         clock[0] = 1e9  # the second pair comes when the time is over
         yield model(), model("Tanh")
 
-    import superopt.verifier.differential as module
+    import superopt.verifier.check.differential as module
 
     clock, real = [0.0], module.time.monotonic
     patch = pytest.MonkeyPatch()

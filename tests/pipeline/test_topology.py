@@ -17,7 +17,7 @@ from superopt.ir.errors import InvalidModel, NotEquivalent, Unsupported
 from superopt.ir.graph import ArrayData, Graph, Node, OpaqueAttribute, Value, Weight
 from superopt.ir.types import DType, TensorType
 from superopt.pipeline.topology import apply, topology
-from superopt.verifier.graphs import PROVED, ROUNDED, verify
+from superopt.verifier.equivalence.graphs import PROVED, ROUNDED, verify
 
 TINY = Path(__file__).resolve().parents[2] / "corpus" / "tiny"
 TARGET = "profile:cpu-epyc-2core"

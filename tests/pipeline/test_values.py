@@ -14,13 +14,13 @@ from superopt import formats
 from superopt.frontend import GraphBuilder
 from superopt.ir.errors import InvalidModel, NotEquivalent, UsageError
 from superopt.ir.graph import Graph
-from superopt.pipeline import values
+from superopt.passes.weights import by_values
+from superopt.pipeline import weight_rewrites
 from superopt.report import Report
 from superopt.runtime import ort
-from superopt.search.values import by_values
-from superopt.verifier.graphs import verify
-from superopt.verifier.value_files import MANIFEST, check_folder, write_folder
-from superopt.verifier.values import check_values
+from superopt.verifier.equivalence.graphs import verify
+from superopt.verifier.weights.claims import check_values
+from superopt.verifier.weights.files import MANIFEST, check_folder, write_folder
 from tests.search.test_held import held
 from tests.search.value_models import MODELS, Drawn
 
@@ -111,9 +111,9 @@ def test_full_rank_and_strict_have_no_thin_products() -> None:
 
 
 def test_rank_that_costs_more_accuracy_than_the_mode_allows_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    from superopt.pipeline import fewer
+    from superopt.pipeline import fast_algorithms
 
-    monkeypatch.setattr(fewer, "accuracy", lambda *a, **k: fewer.Accuracy(1e-7, 1e-4, 1))
+    monkeypatch.setattr(fast_algorithms, "accuracy", lambda *a, **k: fast_algorithms.Accuracy(1e-7, 1e-4, 1))
     _, report = optimised(wide(0, 40))
     assert report.values is None
     assert any("does not allow" in n for n in report.notes)
@@ -123,7 +123,7 @@ def test_a_refuted_claim_leaves_the_model_as_it_was(monkeypatch: pytest.MonkeyPa
     def refused(*_: object, **__: object) -> None:
         raise NotEquivalent("planted")
 
-    monkeypatch.setattr(values, "check_values", refused)
+    monkeypatch.setattr(weight_rewrites, "check_values", refused)
     _, report = optimised(wide(200))
     assert report.values is None
     assert any("planted" in n for n in report.notes)
@@ -131,7 +131,7 @@ def test_a_refuted_claim_leaves_the_model_as_it_was(monkeypatch: pytest.MonkeyPa
 
 def test_what_fails_the_check_of_the_whole_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """A finder and a checker that are both wrong: the model's own outputs have the last word."""
-    real = values.by_values
+    real = weight_rewrites.by_values
 
     def wrong(graph: Graph, **settings: object) -> object:
         stages = real(graph, **settings)  # type: ignore[arg-type]
@@ -143,8 +143,8 @@ def test_what_fails_the_check_of_the_whole_is_left_out(monkeypatch: pytest.Monke
         )  # fmt: skip
         return (*stages[:-1], replace(stages[-1], after=replace(after, weights=weights)))
 
-    monkeypatch.setattr(values, "by_values", wrong)
-    monkeypatch.setattr(values, "check_values", lambda *a, **k: values.Held(0, 0, 0))
+    monkeypatch.setattr(weight_rewrites, "by_values", wrong)
+    monkeypatch.setattr(weight_rewrites, "check_values", lambda *a, **k: weight_rewrites.Held(0, 0, 0))
     _, report = optimised(wide(200))
     assert report.values is None
     assert [f.left_out for f in report.check_failures] == ["values"]

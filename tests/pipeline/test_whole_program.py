@@ -10,10 +10,10 @@ import pytest
 from superopt import optimize
 from superopt.ir.graph import Graph, Node, Value
 from superopt.ir.types import DType, TensorType
-from superopt.pipeline import contest, forked
+from superopt.passes import SearchResult
+from superopt.pipeline import acceptance, child_process
 from superopt.report import Measured
-from superopt.runtime.spread import IQR_OF_NORMAL
-from superopt.search import SearchResult
+from superopt.runtime.statistics import IQR_OF_NORMAL
 
 KIND = TensorType(DType.FLOAT32, (64, 64))
 
@@ -29,7 +29,7 @@ def found_by_search(monkeypatch: pytest.MonkeyPatch, graph: Graph) -> None:
     def search(*_: object, **__: Any) -> SearchResult:
         return SearchResult(graph, before_us=10.0, after_us=1.0)
 
-    monkeypatch.setattr(forked, "search", search)
+    monkeypatch.setattr(child_process, "search", search)
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (1, 4), (3, 5)])
@@ -67,7 +67,7 @@ def test_what_is_modelled_slower_needs_a_race_without_doubt(
 
     graph, longer = chain(1), chain(3)
     found_by_search(monkeypatch, longer)
-    monkeypatch.setattr(contest, "measure", measure)
+    monkeypatch.setattr(acceptance, "measure", measure)
     result = optimize(graph, target="cpu")
     assert result.graph is (longer if taken else graph)
     assert looked == ([3, 7, 15] if taken else [3, 7, 15, 31])  # a race that leaves doubt goes on

@@ -13,7 +13,7 @@ from superopt.rules.clamping import cases
 from superopt.rules.typing import instances, types_of
 from superopt.rules.wellformed import shown
 from superopt.runtime.evaluate import FLOAT64, evaluate
-from superopt.verifier.sampling import holds
+from superopt.verifier.exact.sampling import holds
 
 FAR = 2**63 - 1
 

@@ -9,7 +9,7 @@ from superopt.ir.terms import App, Project, Var
 from superopt.rules import RuleError, format_rule, load_library, parse_rule, parse_term
 from superopt.rules.canonical import canonical, equivalent, rule_text
 from superopt.rules.grammar import format_dim, format_scheme, format_term, parse_guard, parse_scheme
-from superopt.verifier.prover import prove
+from superopt.verifier.prover.prover import prove
 from superopt.verifier.verdict import ProvedAllSizes
 
 LIBRARY = load_library()

@@ -11,12 +11,12 @@ from superopt.fleet.child import Lost
 from superopt.ir.errors import InvalidModel
 from superopt.ir.graph import Graph
 from superopt.pipeline import optimize
-from superopt.runtime import fatal
-from superopt.runtime.fatal import refuse_fatal_loading, risk_of
+from superopt.runtime import unsafe_models
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.ort import run
-from superopt.verifier import running
-from superopt.verifier.running import Bench
+from superopt.runtime.unsafe_models import refuse_fatal_loading, risk_of
+from superopt.verifier.check import sessions
+from superopt.verifier.check.sessions import Bench
 
 WEIGHTS = "float[1, 12, 3] w, float[1, 12, 4] r"
 
@@ -102,8 +102,8 @@ def test_recurrent_operators_on_16_bit_numbers_are_loaded_elsewhere_first(monkey
         def close(self) -> None:
             pass
 
-    monkeypatch.setattr(fatal, "Crew", Dies)
-    monkeypatch.setattr(running, "Crew", Dies)
+    monkeypatch.setattr(unsafe_models, "Crew", Dies)
+    monkeypatch.setattr(sessions, "Crew", Dies)
     with pytest.raises(InvalidModel, match="loading it ends the process"):
         refuse_fatal_loading(graph, formats.to_onnx_bytes(graph))
     with Bench() as bench, pytest.raises(InvalidModel, match="loading it ends the process"):

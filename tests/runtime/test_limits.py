@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from superopt.ir.errors import ResourceLimit
-from superopt.runtime.watch import stopped_after
+from superopt.runtime.watchdog import stopped_after
 
 
 def slow(options: SimpleNamespace) -> None:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 
+from superopt.runtime.paired_benchmark import race_bound
 from superopt.runtime.protocol import Bound
-from superopt.runtime.race import race_bound
 
 
 @dataclass

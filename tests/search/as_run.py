@@ -13,10 +13,10 @@ from rules_for_tests import rules
 from superopt.formats import to_onnx_bytes
 from superopt.ir.graph import Graph, Value
 from superopt.ops.infer import infer
+from superopt.passes import SearchOptions, SearchResult, search
 from superopt.rules.grammar import parse_rule
 from superopt.rules.rule import Rule
 from superopt.runtime.ort import make_session, run
-from superopt.search import SearchOptions, SearchResult, search
 
 __all__ = ["OPTIONS", "RULES", "as_run", "searched", "typed", "values_as_run"]
 

@@ -20,11 +20,11 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 import numpy as np  # noqa: E402
 from duplicates import tenfold  # noqa: E402
 
+from lab.compare import costs_of, rules_of  # noqa: E402
 from superopt import formats  # noqa: E402
 from superopt.frontend import GraphBuilder  # noqa: E402
 from superopt.ir.graph import Graph  # noqa: E402
-from superopt.lab.compare import costs_of, rules_of  # noqa: E402
-from superopt.search import SearchOptions, search  # noqa: E402
+from superopt.passes import SearchOptions, search  # noqa: E402
 
 CASES = ("bert-2", "bert-12", "bert-48", "bert-96", "nasnet_a", "random-1000", "random-10000")
 

@@ -9,9 +9,9 @@ from graphs import assert_equivalent, f32, graph, linear_stack, op, ops_of, qkv,
 from roofline import Roofline
 from rules_for_tests import rules
 
+from lab.baselines import best_first, greedy, modelled
 from superopt.ir.graph import Node
-from superopt.lab.baselines import best_first, greedy, modelled
-from superopt.search import SearchOptions, search
+from superopt.passes import SearchOptions, search
 
 MODELS = {"qkv": qkv(4), "stack": linear_stack(4), "siamese": siamese(2)}
 

@@ -10,10 +10,11 @@ from graphs import assert_equivalent, f32, graph, linear_stack, op, qkv, siamese
 from roofline import Roofline
 from rules_for_tests import rules
 
-from superopt.ir import kept
+from superopt.ir import disk_cache
 from superopt.ir.text import format_graph
 from superopt.ir.types import DType, TensorType
-from superopt.search import SearchOptions, cache, search
+from superopt.passes import SearchOptions, search
+from superopt.regions import cache
 
 
 class Known(Roofline):
@@ -143,8 +144,8 @@ def other(found, kind):
 def test_what_does_not_fit_the_region_is_searched_again(kind, folder):
     first, _ = run(linear_stack(4))
     for path in entries(folder):
-        found = kept.kept(cache.FOLDER, path.name, cache._CLASSES)
-        kept.keep(cache.FOLDER, path.name, other(found, kind), 1000)
+        found = disk_cache.kept(cache.FOLDER, path.name, cache._CLASSES)
+        disk_cache.keep(cache.FOLDER, path.name, other(found, kind), 1000)
     again, asked = run(linear_stack(4))
     assert format_graph(first.graph) == format_graph(again.graph)
     assert asked > 0

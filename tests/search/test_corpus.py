@@ -10,14 +10,14 @@ from graphs import assert_equivalent, f32, graph, op, weight
 from roofline import Roofline
 
 from superopt import cost, formats
+from superopt.egraph.lifting import lift
 from superopt.ir.graph import Graph
 from superopt.ops.infer import infer
+from superopt.passes import SearchOptions, search
+from superopt.program.program import program_of
+from superopt.regions.region_selection import selection_regions, sibling_regions
 from superopt.rules import load_library
 from superopt.rules.typing import instances
-from superopt.search import SearchOptions, search
-from superopt.search.cones import selection_regions, sibling_regions
-from superopt.search.merge import lift
-from superopt.search.program import program_of
 from superopt.verifier import test as exact_test
 from superopt.verifier.verdict import Refuted
 

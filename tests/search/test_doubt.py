@@ -9,8 +9,8 @@ from roofline import Roofline
 
 from superopt.cost.record import Estimate
 from superopt.ir.graph import constant
+from superopt.passes import SearchOptions, search
 from superopt.rules.grammar import parse_rule
-from superopt.search import SearchOptions, search
 
 PRICES = {"Where": Estimate(1000.0, "measured"), "Sub": Estimate(1500.0, "measured")}
 

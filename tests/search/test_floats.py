@@ -11,13 +11,13 @@ from roofline import Roofline
 
 from superopt.ir.graph import Graph, constant
 from superopt.ir.types import DType, TensorType
+from superopt.passes import SearchOptions, search
+from superopt.program.value_analysis import ANYTHING, Known, known_of, known_of_array, meets, merged
 from superopt.rules.floats import Floats, Way, float_key
 from superopt.rules.grammar import parse_rule
 from superopt.rules.rule import Rule
-from superopt.search import SearchOptions, search
-from superopt.search.known import ANYTHING, Known, known_of, known_of_array, meets, merged
-from superopt.verifier.floating import examine
-from superopt.verifier.floating_record import with_specials
+from superopt.verifier.floats.recording import with_specials
+from superopt.verifier.floats.verdict_search import examine
 
 SOFTMAX = "Div(Exp(x), ReduceSum(Exp(x), axes=[-1], keepdims=1)) = Softmax(x, axis=-1)"
 SQUARES = "Mul(Add(x, y), Sub(x, y)) = Sub(Mul(x, x), Mul(y, y))"

@@ -11,19 +11,19 @@ from constant_models import constant_model
 from graphs import f32, feeds_of, graph, op, weight
 from roofline import Roofline
 
+from superopt.egraph.egraph import EGraph
 from superopt.ir.graph import ArrayData, Weight, constant
 from superopt.ir.poly import sym
 from superopt.ir.terms import is_open
 from superopt.ir.types import DType, TensorType
 from superopt.ops import REGISTRY
 from superopt.ops.infer import infer
+from superopt.passes import search
+from superopt.passes.representability import lost
+from superopt.program.constant_folding import FoldedData, data_of
+from superopt.program.program import program_of
+from superopt.program.step import Step
 from superopt.rules.grammar import parse_rule
-from superopt.search import search
-from superopt.search.egraph import EGraph
-from superopt.search.fold import FoldedData, data_of
-from superopt.search.losses import lost
-from superopt.search.program import program_of
-from superopt.search.step import Step
 
 RNG = np.random.default_rng(16)
 TAIL = [op("MatMul", "h", "x", "k"), op("Relu", "r", "h"), op("Relu", "y", "r")]  # one Relu too many: worth a rewrite
@@ -338,7 +338,7 @@ def test_large_constants_are_computed_in_rows_where_rows_suffice(
         types[step.outputs[0]] = REGISTRY[step.op].apply(given, {})[1][0]
     data = FoldedData(made, sources, types, "y")
     whole, shown, kept = data.wide(), [lost(data, alone) for alone in (False, True)], data.numpy()
-    monkeypatch.setattr("superopt.search.fold._BLOCK", 100)
+    monkeypatch.setattr("superopt.program.constant_folding._BLOCK", 100)
     again = FoldedData(made, sources, types, "y")
     parts = list(again.blocks())
     assert [p.shape for p in parts] == ([(3, 32)] * 10 + [(2, 32)] if rowwise else [(32, 32)])

@@ -10,11 +10,11 @@ import pytest
 from graphs import assert_equivalent, f32, graph, op, weight
 from roofline import Roofline
 
-from superopt.cost.question import Question
+from superopt.cost.measurement_request import Question
 from superopt.cost.record import Estimate
 from superopt.ir.graph import Graph, constant
+from superopt.passes import SearchOptions, saturation_search, search
 from superopt.rules import load_library
-from superopt.search import SearchOptions, engine, search
 
 
 def sums() -> Graph:
@@ -85,7 +85,7 @@ def test_a_directed_search_has_no_windows_with_all_rules(model, monkeypatch):
     def windows(*_: object, **__: object) -> None:
         raise AssertionError("all rules have their turn")
 
-    monkeypatch.setattr(engine._Run, "_windows", windows)
+    monkeypatch.setattr(saturation_search._Run, "_windows", windows)
     found = search(before, rules, Roofline(), replace(options, directed=True))
     assert [n.op for n in found.graph.nodes] == [n.op for n in with_all.graph.nodes]
     assert found.before_us == pytest.approx(with_all.before_us)

@@ -14,7 +14,7 @@ from superopt import formats
 from superopt.frontend import GraphBuilder
 from superopt.ir.graph import Graph, Node, Weight, structural_hash
 from superopt.runtime import ort
-from superopt.verifier.differential import check
+from superopt.verifier.check.differential import check
 
 CORPUS = Path(__file__).resolve().parents[2] / "corpus" / "tiny"
 

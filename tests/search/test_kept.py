@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 from rules_for_tests import rules
 
-from superopt.ir.collecting import rarely_collected
-from superopt.ir.kept import keep, kept
+from superopt.egraph import rewrites
+from superopt.ir.disk_cache import keep, kept
+from superopt.ir.garbage_collection import rarely_collected
 from superopt.ir.poly import Poly, sym
 from superopt.ir.terms import App, Var
-from superopt.rules.kept import CLASSES, kept_rules
 from superopt.rules.library import load_library, write_rules
+from superopt.rules.library_cache import CLASSES, kept_rules
 from superopt.rules.typing import DIGEST, meaning_digest
-from superopt.search import moves
 
 TERM = App("Relu", (Var("x"),))
 
@@ -127,38 +127,38 @@ def test_kept_rules_are_those_of_the_files_as_they_are(cache, tmp_path):
 
 
 def test_moves_that_were_kept_are_those_that_are_made(cache, monkeypatch):
-    monkeypatch.setattr(moves, "_WORTH", 1)
+    monkeypatch.setattr(rewrites, "_WORTH", 1)
     some = tuple(rules())
-    monkeypatch.setattr(moves, "_alive", {})
-    made = moves._of_all(some, float("inf"), None)
-    lifted = moves._lifted(made, 3, float("inf"), None)
+    monkeypatch.setattr(rewrites, "_alive", {})
+    made = rewrites._of_all(some, float("inf"), None)
+    lifted = rewrites._lifted(made, 3, float("inf"), None)
     assert len(list((cache / "moves").iterdir())) == 2
-    monkeypatch.setattr(moves, "_alive", {})
-    monkeypatch.setattr(moves, "_made", None)  # not called
-    read = moves._of_all(some, float("inf"), None)
+    monkeypatch.setattr(rewrites, "_alive", {})
+    monkeypatch.setattr(rewrites, "_made", None)  # not called
+    read = rewrites._of_all(some, float("inf"), None)
     assert [s.pattern.identity for s in read.sides] == [s.pattern.identity for s in made.sides]
     assert [(s.shortens, s.saves) for s in read.sides] == [(s.shortens, s.saves) for s in made.sides]
     assert read.adjacent == made.adjacent
-    again = moves._lifted(read, 3, float("inf"), None)
+    again = rewrites._lifted(read, 3, float("inf"), None)
     assert {n: s.pattern.identity for n, s in again.items()} == {n: s.pattern.identity for n, s in lifted.items()}
 
 
 def test_rules_are_prepared_from_what_the_shipped_library_is_prepared_to(cache, monkeypatch):
     """One left out, one of the user's own: only that one is made, and all is as it is when made from nothing."""
     library, (own, *_) = load_library(), rules()
-    shipped = moves._of_all(library.admitted, float("inf"), library.floats())
+    shipped = rewrites._of_all(library.admitted, float("inf"), library.floats())
     own = replace(own, id="own")
     some = (*library.admitted[1:], own)
     made: list[str] = []
-    piece = moves._piece
-    monkeypatch.setattr(moves, "_piece", lambda rule, ways: made.append(rule.id) or piece(rule, ways))
-    found = moves._of_all(some, float("inf"), library.floats())
+    piece = rewrites._piece
+    monkeypatch.setattr(rewrites, "_piece", lambda rule, ways: made.append(rule.id) or piece(rule, ways))
+    found = rewrites._of_all(some, float("inf"), library.floats())
     assert set(made) <= {"own"}
     assert library.admitted[0].fingerprint not in found.pieces
     assert all(found.pieces[k] is shipped.pieces[k] for k in found.pieces.keys() & shipped.pieces.keys())
     assert not list(cache.glob("moves/*"))  # it takes no longer than to read a file
     few = (*library.admitted[1:40], own)  # too few for the shipped ones to be asked for
-    alone = moves._of_all(few, float("inf"), library.floats())
+    alone = rewrites._of_all(few, float("inf"), library.floats())
     assert len(made) >= 30
     both = alone.pieces.keys() & found.pieces.keys()
     assert len(both) >= 30
@@ -166,8 +166,8 @@ def test_rules_are_prepared_from_what_the_shipped_library_is_prepared_to(cache, 
         assert [s.pattern.identity for s in one.sides] == [s.pattern.identity for s in other.sides]
         assert (one.ways, one.adjacent, len(one.groups)) == (other.ways, other.adjacent, len(other.groups))
     parts, before = (
-        moves._lifted(found, 3, float("inf"), library.floats()),
-        moves._lifted(shipped, 3, float("inf"), None),
+        rewrites._lifted(found, 3, float("inf"), library.floats()),
+        rewrites._lifted(shipped, 3, float("inf"), None),
     )
     assert {s.pattern.identity for s in parts.values()} <= {s.pattern.identity for s in before.values()}
     assert len(parts) >= len(before) - 20

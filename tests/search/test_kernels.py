@@ -9,8 +9,8 @@ from superopt.cost.patterns import ONNX_RUNTIME_PATTERNS, Pattern, groups
 from superopt.frontend import GraphBuilder
 from superopt.ir.graph import Graph, Node
 from superopt.ops.infer import infer
+from superopt.passes import SearchOptions, saturation_search, search
 from superopt.rules import load_library
-from superopt.search import SearchOptions, engine, search
 
 
 def kernels_in(graph: Graph, patterns: tuple[Pattern, ...] = ONNX_RUNTIME_PATTERNS) -> list[tuple[Node, ...]]:
@@ -54,7 +54,7 @@ def test_a_gelu_that_is_written_out_stays_whole(half_last: bool, prices: cost.Co
 
 
 def test_prices_that_do_not_know_it_take_it_apart(prices: cost.CostModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "kernels_of", lambda *_: ())
+    monkeypatch.setattr(saturation_search, "kernels_of", lambda *_: ())
     graph = block(True)
     made = found(graph, prices)
     assert not kernels_in(made)

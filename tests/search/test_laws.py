@@ -9,7 +9,7 @@ from roofline import Roofline
 from rules_for_tests import ROWS, rules
 
 from superopt.ops.infer import infer
-from superopt.search import SearchOptions, search
+from superopt.passes import SearchOptions, search
 
 
 @st.composite

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from superopt.egraph.batching import group_move
+from superopt.egraph.lifting import lift
 from superopt.rules import load_library
 from superopt.rules.typing import instances
-from superopt.search.merge import lift
-from superopt.search.siblings import group_move
 from superopt.verifier import test as exact_test
 from superopt.verifier.verdict import Refuted
 

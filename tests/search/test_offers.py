@@ -6,20 +6,20 @@ from graphs import assert_equivalent, f32, graph, op, weight
 from roofline import Roofline
 from rules_for_tests import rules
 
+from superopt.egraph.rewrites import prepare
+from superopt.egraph.saturation import Limits
+from superopt.extraction.node_costs import Pricer
 from superopt.frontend import GraphBuilder
 from superopt.ir.graph import Graph
 from superopt.ops import REGISTRY
 from superopt.ops.infer import infer
+from superopt.passes import SearchOptions, search
+from superopt.program.program import program_of
+from superopt.regions.lowering import region_of
+from superopt.regions.plan_selection import Offers, Placed
+from superopt.regions.region_search import optimise
+from superopt.regions.weight_traffic import Weights
 from superopt.rules import load_library
-from superopt.search import SearchOptions, search
-from superopt.search.costing import Pricer
-from superopt.search.lower import region_of
-from superopt.search.moves import prepare
-from superopt.search.offers import Offers, Placed
-from superopt.search.optimise import optimise
-from superopt.search.program import program_of
-from superopt.search.saturate import Limits
-from superopt.search.weights import Weights
 
 PART = 4 * 256 * 64 * 4  # bytes of the four weights that two regions share
 

@@ -8,15 +8,15 @@ import pytest
 from graphs import f32
 from rules_for_tests import rules
 
+from superopt.egraph.batching import group_move
+from superopt.egraph.egraph import EGraph, TypeClashError
+from superopt.egraph.lifting import lift
+from superopt.egraph.matching import Match, bound, compile_side
+from superopt.extraction.dag import Candidate, Problem, cost_of, greedy, improve
+from superopt.extraction.ilp import solve
 from superopt.ir.terms import format_term
 from superopt.ops import REGISTRY
 from superopt.ops.meaning import IllTyped
-from superopt.search.egraph import EGraph, TypeClashError
-from superopt.search.extract import Candidate, Problem, cost_of, greedy, improve
-from superopt.search.ilp import solve
-from superopt.search.match import Match, bound, compile_side
-from superopt.search.merge import lift
-from superopt.search.siblings import group_move
 
 
 def test_congruence_spreads_upwards():

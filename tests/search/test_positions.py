@@ -13,11 +13,11 @@ from superopt import formats
 from superopt.frontend import GraphBuilder
 from superopt.ir.errors import NotEquivalent
 from superopt.ir.graph import ArrayData, Graph
+from superopt.passes.weights import Stage, by_positions
 from superopt.pipeline import optimize
 from superopt.rules.values import Certificate, Moved
 from superopt.runtime import ort
-from superopt.search.values import Stage, by_positions
-from superopt.verifier.values import check_values
+from superopt.verifier.weights.claims import check_values
 
 PROFILE = "profile:cpu-epyc-2core"
 ANY: Callable[[Graph], bool] = lambda _: True  # noqa: E731

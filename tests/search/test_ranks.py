@@ -7,17 +7,17 @@ import pytest
 
 import superopt
 from superopt import cost, formats
+from superopt.extraction.node_costs import Pricer
 from superopt.frontend import GraphBuilder
 from superopt.ir.graph import Graph
 from superopt.ops import REGISTRY
 from superopt.ops.infer import infer
+from superopt.passes.broadcast_rank import ranked
 from superopt.pipeline import optimize
+from superopt.program.program import program_of
+from superopt.regions.emission import emit
+from superopt.regions.replay import Names
 from superopt.runtime import ort
-from superopt.search.costing import Pricer
-from superopt.search.emit import emit
-from superopt.search.program import program_of
-from superopt.search.ranks import ranked
-from superopt.search.replay import Names
 
 PROFILE = "profile:cpu-epyc-2core"
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from superopt.frontend import GraphBuilder
 from superopt.ir.graph import Graph
 from superopt.ops.infer import infer
-from superopt.search.lower import region_of
-from superopt.search.program import Program, program_of
-from superopt.search.regions import _bounds, _repetitions, cut, level_order
+from superopt.program.program import Program, program_of
+from superopt.regions.lowering import region_of
+from superopt.regions.partition import _bounds, _repetitions, cut, level_order
 
 
 def layers(count: int) -> Graph:

@@ -16,10 +16,10 @@ from superopt.ir.graph import constant
 from superopt.ir.terms import App
 from superopt.ir.types import DType, TensorType
 from superopt.ops.infer import infer
+from superopt.passes.rounding_guard import tricks
+from superopt.program.program import program_of
 from superopt.rules.grammar import parse_rule
 from superopt.rules.rule import Rule
-from superopt.search.program import program_of
-from superopt.search.tricks import tricks
 
 CORPUS = Path(__file__).parents[2] / "corpus"
 
@@ -123,7 +123,7 @@ def test_a_trick_stays_as_it_is(case: str) -> None:
 
 @pytest.mark.parametrize("case", ["Veltkamp", "coefficients nearly cancel", "to the nearest integer", "FastTwoSum"])
 def test_without_the_barrier_it_would_be_gone(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("superopt.search.engine.kept_verbatim", lambda program: (program, ()))
+    monkeypatch.setattr("superopt.passes.saturation_search.kept_verbatim", lambda program: (program, ()))
     model = model_of(TRICKS[case])
     result = searched(model, CANCELLING)
     assert len(result.graph.nodes) < len(TRICKS[case]) + 1

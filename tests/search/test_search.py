@@ -10,14 +10,14 @@ from graphs import assert_equivalent, f32, graph, linear_stack, op, qkv, siamese
 from roofline import Roofline
 from rules_for_tests import rules
 
+from lab.baselines import modelled
 from superopt import cost
 from superopt.frontend import GraphBuilder
 from superopt.ir.graph import Node, OpaqueAttribute, constant
 from superopt.ir.poly import sym
-from superopt.lab.baselines import modelled
+from superopt.passes import SearchOptions, search
 from superopt.rules import load_library
 from superopt.rules.grammar import parse_rule
-from superopt.search import SearchOptions, search
 
 
 def ops(model):

@@ -14,14 +14,14 @@ from superopt.cost.target import for_target
 from superopt.frontend import GraphBuilder
 from superopt.ir.graph import Graph
 from superopt.ops.infer import infer
+from superopt.passes.fast_algorithms import selection
+from superopt.passes.fast_algorithms.blocked_layout import Place, changes
+from superopt.passes.fast_algorithms.conv import ConvForm
+from superopt.passes.fast_algorithms.selection import GROWTH, Choice, choose, rewritten
+from superopt.passes.fast_algorithms.sharing import Priced, common, shared
+from superopt.passes.fast_algorithms.sites import sites_of
 from superopt.pipeline import trials
 from superopt.runtime import ort
-from superopt.search.bilinear import choosing
-from superopt.search.bilinear.choosing import GROWTH, Choice, choose, rewritten
-from superopt.search.bilinear.conv import ConvForm
-from superopt.search.bilinear.layout import Place, changes
-from superopt.search.bilinear.sharing import Priced, common, shared
-from superopt.search.bilinear.sites import sites_of
 
 PROFILE = "profile:cpu-epyc-2core"
 STANDARD = GROWTH["standard"]
@@ -53,8 +53,8 @@ def test_a_conv_that_would_lose_alone_goes_along_with_its_sibling() -> None:
 
 
 def test_what_is_shared_is_written_once_and_priced_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choosing, "_APART", {})
-    monkeypatch.setattr(choosing, "_FAMILY", dict.fromkeys(choosing._FAMILY, 1.0))
+    monkeypatch.setattr(selection, "_APART", {})
+    monkeypatch.setattr(selection, "_FAMILY", dict.fromkeys(selection._FAMILY, 1.0))
     graph = heads(96, 64)
     with for_target(PROFILE) as costs:
         chosen = choose(graph, costs, growth=STANDARD)
@@ -74,7 +74,7 @@ def test_what_is_shared_is_written_once_and_priced_once(monkeypatch: pytest.Monk
 def test_siblings_go_together_where_that_is_cheaper_than_each_by_itself(apart: float, together: int) -> None:
     """Two operators of 10 and 4, whose forms take 7 and 6, so much of it to take the image apart."""
     first, second = sites_of(heads(32, 32))
-    form = next(f for f in choosing.forms_of(first, STANDARD) if isinstance(f, ConvForm))
+    form = next(f for f in selection.forms_of(first, STANDARD) if isinstance(f, ConvForm))
     rows = [(first, 10.0, [Priced(7.0, 0, form, apart)]), (second, 4.0, [Priced(6.0, 0, form, apart)])]
     assert len(common(rows)) == together
     other = replace(second, node=replace(second.node, inputs=("elsewhere", *second.node.inputs[1:])))
@@ -107,7 +107,7 @@ def test_forms_that_share_begin_with_one_transpose() -> None:
         b.output(b.op("Conv", x, b.weight(name, (32, 32, 3, 3)), pads=[1, 1, 1, 1]), f"y{name}")
     graph = b.build()
     sites = [s for s in sites_of(graph) if s.kernel[2:] == (3, 3)]
-    form = next(f for f in choosing.forms_of(sites[0], STANDARD) if isinstance(f, ConvForm))
+    form = next(f for f in selection.forms_of(sites[0], STANDARD) if isinstance(f, ConvForm))
     begins = [Choice(site, form, 1.0, 0.5).begins for site in sites]
     assert begins[0] == begins[1]
     makers = Place((graph.nodes[0],), "x")

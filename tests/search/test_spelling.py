@@ -10,16 +10,16 @@ from graphs import assert_equivalent
 from superopt import cost
 from superopt.cost.fusion import SUPEROPT_CUDA
 from superopt.cost.patterns import ONNX_RUNTIME_PATTERNS, Pattern, groups
+from superopt.egraph.rewrites import prepare
+from superopt.extraction.node_costs import Pricer
 from superopt.frontend import GraphBuilder, Tensor
 from superopt.ir.graph import Graph, Node
 from superopt.ops.infer import infer
+from superopt.passes import SearchOptions, search
+from superopt.passes.backend_fusion import spelled
+from superopt.passes.fused_kernels import groups_of, kernels_of
+from superopt.program.program import Program, program_of
 from superopt.rules import load_library
-from superopt.search import SearchOptions, search
-from superopt.search.costing import Pricer
-from superopt.search.kernels import groups_of, kernels_of
-from superopt.search.moves import prepare
-from superopt.search.program import Program, program_of
-from superopt.search.spelling import spelled
 
 
 def kernels_in(graph: Graph, patterns: tuple[Pattern, ...] = ONNX_RUNTIME_PATTERNS) -> list[tuple[Node, ...]]:

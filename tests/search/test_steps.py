@@ -7,14 +7,14 @@ from graphs import assert_equivalent, f32, graph, op
 from roofline import Roofline
 from rules_for_tests import rules
 
+from superopt.egraph.rewrites import prepare
+from superopt.egraph.saturation import Limits, Moves, saturate
 from superopt.ir.graph import Graph
 from superopt.ops import REGISTRY
 from superopt.ops.infer import infer
-from superopt.search import SearchOptions, engine, search
-from superopt.search.lower import lower, region_of
-from superopt.search.moves import prepare
-from superopt.search.program import program_of
-from superopt.search.saturate import Limits, Moves, saturate
+from superopt.passes import SearchOptions, saturation_search, search
+from superopt.program.program import program_of
+from superopt.regions.lowering import lower, region_of
 
 PAIRS = 12
 NODES = 3 * PAIRS
@@ -47,7 +47,7 @@ def test_it_ends_after_so_many_steps_and_keeps_what_was_found():
 
 
 def test_a_search_says_so(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(engine, "_MATCHING", 5)
+    monkeypatch.setattr(saturation_search, "_MATCHING", 5)
     model = chain()
     found = search(model, rules("relu-relu"), Roofline(), SearchOptions())
     assert found.stopped == "steps"

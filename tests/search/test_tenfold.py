@@ -8,10 +8,10 @@ from graphs import linear_stack, qkv, siamese
 from roofline import Roofline
 from rules_for_tests import rules
 
+from lab.baselines import modelled
 from superopt import formats
-from superopt.lab.baselines import modelled
+from superopt.passes import SearchOptions, search
 from superopt.rules import load_library
-from superopt.search import SearchOptions, search
 from superopt.verifier import test as exact_test
 from superopt.verifier.verdict import Refuted
 

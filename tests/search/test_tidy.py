@@ -15,9 +15,9 @@ from superopt.ir.graph import Graph, constant
 from superopt.ir.types import DType
 from superopt.ops.infer import infer
 from superopt.ops.small import Small
+from superopt.passes import SearchOptions, search
+from superopt.passes.canonicalize import tidied
 from superopt.runtime import ort
-from superopt.search import SearchOptions, search
-from superopt.search.tidy import tidied
 
 
 def run(graph: Graph, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -9,15 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rules_for_tests import rules
 
+from superopt.egraph.egraph import ABSENT, PROJECT, EGraph, TypeClashError
+from superopt.egraph.matching import bound, compile_side
+from superopt.egraph.pattern_index import Trie
+from superopt.egraph.rewrites import _explicit
+from superopt.egraph.saturation import _distances
 from superopt.ir.terms import App, Project, Var, postorder
 from superopt.ops import REGISTRY
 from superopt.ops.meaning import IllTyped
 from superopt.rules.typing import instances
-from superopt.search.egraph import ABSENT, PROJECT, EGraph, TypeClashError
-from superopt.search.match import bound, compile_side
-from superopt.search.moves import _explicit
-from superopt.search.saturate import _distances
-from superopt.search.trie import Trie
 
 OPERATORS = (("Relu", 1), ("Neg", 1), ("Add", 2), ("Mul", 2), ("MatMul", 2), ("Sub", 2))
 

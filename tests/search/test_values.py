@@ -15,12 +15,12 @@ from superopt.frontend import GraphBuilder
 from superopt.ir.errors import NotEquivalent, OutOfTime
 from superopt.ir.graph import ArrayData, Graph, constant
 from superopt.ops.infer import infer
+from superopt.passes.weights import Stage, by_values
 from superopt.pipeline import optimize
 from superopt.rules.values import Certificate, Equal, Kept, Same, Uniform
 from superopt.runtime import ort
-from superopt.search.values import Stage, by_values
-from superopt.verifier.differential import check
-from superopt.verifier.values import check_values
+from superopt.verifier.check.differential import check
+from superopt.verifier.weights.claims import check_values
 from tests.search.value_models import MODELS, STILL, Drawn, Made
 
 SEEDS = (0, 1, 2)

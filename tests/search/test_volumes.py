@@ -15,9 +15,9 @@ from superopt.discovery.explore import explore
 from superopt.frontend import GraphBuilder
 from superopt.ir.graph import Graph
 from superopt.ops.infer import infer
+from superopt.passes import SearchOptions, search
 from superopt.rules import load_library
 from superopt.rules.canonical import text_digest
-from superopt.search import SearchOptions, search
 
 ROOT = Path(__file__).resolve().parents[2]
 CHANNELS = 32

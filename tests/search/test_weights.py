@@ -6,16 +6,16 @@ from graphs import assert_equivalent, f32, graph, op, weight
 from roofline import Roofline
 from rules_for_tests import rules
 
+from superopt.egraph.rewrites import prepare
+from superopt.egraph.saturation import Limits
+from superopt.extraction.node_costs import Pricer
 from superopt.ops import REGISTRY
 from superopt.ops.infer import infer
-from superopt.search import SearchOptions, search
-from superopt.search.costing import Pricer
-from superopt.search.lower import region_of
-from superopt.search.moves import prepare
-from superopt.search.optimise import optimise
-from superopt.search.program import program_of
-from superopt.search.saturate import Limits
-from superopt.search.weights import Weights
+from superopt.passes import SearchOptions, search
+from superopt.program.program import program_of
+from superopt.regions.lowering import region_of
+from superopt.regions.region_search import optimise
+from superopt.regions.weight_traffic import Weights
 
 
 def test_a_chain_of_values_that_are_each_read_twice_is_searched():

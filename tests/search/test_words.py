@@ -6,13 +6,13 @@ from graphs import f32, graph, op
 from roofline import Roofline
 
 from superopt.cost.record import Estimate
+from superopt.egraph.rewrites import prepare
 from superopt.ir.terms import App
 from superopt.ops.infer import infer
+from superopt.passes import SearchOptions, search
+from superopt.program.program import program_of
 from superopt.rules.grammar import parse_rule
 from superopt.rules.rule import Rule
-from superopt.search import SearchOptions, search
-from superopt.search.moves import prepare
-from superopt.search.program import program_of
 
 THREE = dict.fromkeys("xyz", "f[m, n]")
 MODEL = graph(

@@ -321,8 +321,8 @@ def own(count: int, seconds: float, only: str) -> bool:
     """The same against services started here: without a key, and with one."""
     from service_testing import free_port, start, stop
 
-    from superopt.server.database import Database
-    from superopt.server.keys import Keys
+    from superopt.server.http.keys import Keys
+    from superopt.server.jobs.database import Database
     from superopt.server.settings import Settings
 
     held = True

@@ -27,9 +27,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from service_testing import GRAPH, Live, free_port, postgres, set_clock, start, stop
 
 from superopt.formats import from_bytes
-from superopt.server.database import Database
+from superopt.server.jobs.database import Database
 from superopt.server.settings import Limits, Settings
-from superopt.verifier.differential import check
+from superopt.verifier.check.differential import check
 
 TINY = Path(__file__).resolve().parents[2] / "corpus" / "tiny"
 

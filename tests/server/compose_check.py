@@ -50,7 +50,7 @@ def main() -> None:
         refused = subprocess.run(api, env=environment, capture_output=True, text=True, check=False)
         assert refused.returncode == 2, refused
         assert "API key" in refused.stderr
-        adding = [sys.executable, "-m", "superopt.server.keys", "add", "me"]
+        adding = [sys.executable, "-m", "superopt.server.http.keys", "add", "me"]
         key = subprocess.run(adding, env=environment, capture_output=True, text=True, check=True).stdout.strip()
         try:
             processes.append(subprocess.Popen(api, env=environment))

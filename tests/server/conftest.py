@@ -17,9 +17,9 @@ with warnings.catch_warnings(action="ignore"):  # Starlette recommends the succe
     from starlette.testclient import TestClient
 
 from superopt.server.app import create_app  # noqa: E402
-from superopt.server.database import Database  # noqa: E402
+from superopt.server.jobs.database import Database  # noqa: E402
+from superopt.server.jobs.store import Store  # noqa: E402
 from superopt.server.settings import Limits, Settings  # noqa: E402
-from superopt.server.store import Store  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).parent))  # test modules are no package; this is how they share a module
 from service_testing import POSTGRES, Live, Stopwatch, free_port, postgres, start, stop  # noqa: E402

@@ -20,8 +20,8 @@ import httpx
 sys.path.insert(0, str(Path(__file__).parent))
 from service_testing import GRAPH, free_port, postgres, start, stop, tiny
 
-from superopt.server.database import Database
-from superopt.server.keys import Keys
+from superopt.server.http.keys import Keys
+from superopt.server.jobs.database import Database
 from superopt.server.settings import Limits, Settings
 
 FACTOR = 2.0

@@ -19,9 +19,9 @@ from typing import Any
 import httpx
 import sqlalchemy as sa
 
-from superopt.server.database import Database, jobs
+from superopt.server.jobs.database import Database, jobs
+from superopt.server.jobs.supervisor import to_json
 from superopt.server.settings import Settings
-from superopt.server.supervisor import to_json
 
 __all__ = [
     "GRAPH",
@@ -126,7 +126,7 @@ def free_port() -> int:
 
 def start(settings: Settings) -> Live:
     """A server process, ready."""
-    program = "import sys; from superopt.server.supervisor import from_json, serve; serve(from_json(sys.argv[1]))"
+    program = "import sys; from superopt.server.jobs.supervisor import from_json, serve; serve(from_json(sys.argv[1]))"
     process = subprocess.Popen([sys.executable, "-c", program, to_json(settings)], start_new_session=True)
     url = f"http://127.0.0.1:{settings.port}"
     http = httpx.Client(base_url=url, timeout=60)

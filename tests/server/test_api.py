@@ -16,19 +16,19 @@ import pytest
 from service_testing import GRAPH, TINY, files_below, tiny, until
 from starlette.testclient import TestClient
 
-from superopt.lab.gate import updated, write_run
+from superopt.gate import updated, write_run
 from superopt.pipeline import EFFORTS
 from superopt.report.corpus import CorpusRun, Row
 from superopt.report.naming import rule_name
 from superopt.rules import load_library, parse_rule
 from superopt.rules.floats import MODES
-from superopt.runtime.choice import RUNTIMES
+from superopt.runtime.registry import RUNTIMES
 from superopt.server.app import create_app
-from superopt.server.parameters import DESCRIPTIONS
-from superopt.server.problems import TITLES
+from superopt.server.http.parameters import DESCRIPTIONS
+from superopt.server.http.problems import TITLES
 from superopt.server.routes import render
 from superopt.server.settings import Limits, Settings
-from superopt.server.trials import try_rule
+from superopt.server.views.rule_trials import try_rule
 from superopt.verifier import check_certificate
 
 LIBRARY = load_library()

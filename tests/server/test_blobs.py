@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from superopt.server.blobs import Blobs, Spool
+from superopt.server.jobs.blobs import Blobs, Spool
 
 
 def kept(blobs: Blobs, content: bytes) -> str:

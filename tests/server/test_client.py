@@ -11,7 +11,7 @@ from test_live import with_data
 from superopt.client import Client, ServiceError
 from superopt.formats import load
 from superopt.server.settings import Limits, Settings
-from superopt.verifier.differential import check
+from superopt.verifier.check.differential import check
 
 
 def test_a_model_with_its_weights_beside_it(live: Live, tmp_path: Path) -> None:

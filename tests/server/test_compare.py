@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from superopt.formats import from_bytes
-from superopt.server.compare import MOST_NODES, union
+from superopt.server.views.union_graph import MOST_NODES, union
 
 
 def graph(nodes: list[dict[str, object]], name: str = "g") -> object:

@@ -12,8 +12,8 @@ from starlette.testclient import TestClient
 from superopt.rules import load_library
 from superopt.server import examples
 from superopt.server.app import create_app
-from superopt.server.recorded import Recorded
 from superopt.server.settings import Settings
+from superopt.server.views.recorded import Recorded
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,9 @@ import pytest
 from abuse import ATTACKS, GET, POST, ask, may_upload, raid, resident
 from service_testing import Live, free_port, start, stop, tiny, until
 
-from superopt.server.connections import Connections
-from superopt.server.database import Database
-from superopt.server.keys import Keys
+from superopt.server.http.connections import Connections
+from superopt.server.http.keys import Keys
+from superopt.server.jobs.database import Database
 from superopt.server.settings import Door, Limits, Settings
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "service.md"

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from superopt.ir.errors import UsageError
-from superopt.server.connections import Connections
-from superopt.server.heads import read_head
-from superopt.server.problems import Problem
+from superopt.server.http.connections import Connections
+from superopt.server.http.header_checks import read_head
+from superopt.server.http.problems import Problem
 from superopt.server.settings import Door, Settings
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "service.md"

@@ -26,14 +26,14 @@ import superopt
 from superopt import pipeline
 from superopt.formats import load
 from superopt.server import examples
-from superopt.server.alike import drawn, side_of
 from superopt.server.app import create_app
-from superopt.server.charts import timeline
-from superopt.server.compare import union
-from superopt.server.database import Database
-from superopt.server.retention import Retention
+from superopt.server.jobs.database import Database
+from superopt.server.jobs.retention import Retention
 from superopt.server.routes.api import EXAMPLES, FOLDER
 from superopt.server.settings import Limits, Settings
+from superopt.server.views.charts import timeline
+from superopt.server.views.graph_pairing import drawn, side_of
+from superopt.server.views.union_graph import union
 
 
 @pytest.fixture(scope="module")

@@ -13,10 +13,10 @@ pytest.importorskip("uvicorn", reason="the service is an extra: pip install 'sup
 
 import uvicorn
 
-from superopt.server.connection import Connection
-from superopt.server.connections import Connections
+from superopt.server.http.connection import Connection
+from superopt.server.http.connections import Connections
+from superopt.server.http.transport import Reads
 from superopt.server.settings import Door
-from superopt.server.transport import Reads
 
 GET = b"GET /x HTTP/1.1\r\nHost: localhost\r\n"
 SAID = {

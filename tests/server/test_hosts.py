@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from service_testing import GRAPH, Live, files_below, free_port, start, stop, tiny, until
 
-from superopt.server.copies import Copies
-from superopt.server.database import Database
+from superopt.server.jobs.blob_copies import Copies
+from superopt.server.jobs.database import Database
 from superopt.server.settings import Limits, Settings
 
 JOBS = int(os.environ.get("SUPEROPT_TEST_JOBS", "6"))

@@ -19,13 +19,13 @@ from starlette.testclient import TestClient
 
 from superopt.ir.errors import UsageError
 from superopt.server.app import create_app
-from superopt.server.blobs import Spool
-from superopt.server.database import Database
-from superopt.server.finality import reusable, unfinished
-from superopt.server.histogram import Histogram
-from superopt.server.keys import Keys
+from superopt.server.http.histogram import Histogram
+from superopt.server.http.keys import Keys
+from superopt.server.http.system_errors import meaning
+from superopt.server.jobs.blobs import Spool
+from superopt.server.jobs.database import Database
+from superopt.server.jobs.finality import reusable, unfinished
 from superopt.server.settings import Settings, default_data
-from superopt.server.system_errors import meaning
 
 
 def submitted(client: TestClient, name: str, **headers: str) -> str:

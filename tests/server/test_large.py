@@ -25,8 +25,8 @@ from superopt.formats import load, save
 from superopt.pipeline.derivation import explained
 from superopt.pipeline.topology import apply, topology
 from superopt.server.settings import Limits, Settings
-from superopt.verifier.differential import check
-from superopt.verifier.graphs import PROVED, ROUNDED, verify
+from superopt.verifier.check.differential import check
+from superopt.verifier.equivalence.graphs import PROVED, ROUNDED, verify
 
 pytestmark = pytest.mark.slow
 CORPUS = Path(__file__).parents[2] / "corpus"

@@ -22,11 +22,11 @@ from service_testing import GRAPH, Live, files_below, free_port, set_clock, star
 from superopt.client import Client
 from superopt.formats import from_bytes, load
 from superopt.runtime import reference
-from superopt.server.database import Database
-from superopt.server.finality import reusable
+from superopt.server.jobs.database import Database
+from superopt.server.jobs.finality import reusable
+from superopt.server.jobs.store import Store
 from superopt.server.settings import Limits, Settings
-from superopt.server.store import Store
-from superopt.verifier.differential import check
+from superopt.verifier.check.differential import check
 
 ROOT = Path(__file__).resolve().parents[2]
 ONNX = "application/octet-stream"

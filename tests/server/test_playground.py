@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 
 from superopt.rules import load_library
 from superopt.server.app import create_app
-from superopt.server.openapi import TINY
+from superopt.server.http.openapi import TINY
 from superopt.server.settings import Settings
 from superopt.verifier import check_certificate
 

@@ -12,8 +12,8 @@ import httpx
 import pytest
 from service_testing import GRAPH, Live, free_port, start, stop, tiny, until
 
-from superopt.server.database import Database
-from superopt.server.keys import Keys
+from superopt.server.http.keys import Keys
+from superopt.server.jobs.database import Database
 from superopt.server.settings import Door, Limits, Settings
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "service.md"

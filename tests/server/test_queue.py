@@ -11,10 +11,10 @@ import sqlalchemy as sa
 from service_testing import Stopwatch, set_clock
 from test_store import OUTPUTS, claimed, submission
 
-from superopt.server.database import Database, jobs, now
+from superopt.server.jobs.database import Database, jobs, now
+from superopt.server.jobs.store import Store
+from superopt.server.jobs.usage import histogram_rows, usage_of
 from superopt.server.settings import Limits
-from superopt.server.store import Store
-from superopt.server.usage import histogram_rows, usage_of
 
 HOURS = 7200.0
 

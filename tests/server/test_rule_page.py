@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 
 from superopt.rules import load_library
 from superopt.rules.floats import float_key
-from superopt.server.rule_page import example_of, float_rows, gain_text, reach_text
+from superopt.server.views.rule_page import example_of, float_rows, gain_text, reach_text
 
 BOTH = {"directions": ["left to right", "right to left"]}
 LONG = 160  # characters of a condition that nobody reads first

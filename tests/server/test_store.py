@@ -13,11 +13,11 @@ import pytest
 import sqlalchemy as sa
 from service_testing import Stopwatch
 
-from superopt.server.database import MIGRATIONS, Database, jobs, now
-from superopt.server.problems import Problem
-from superopt.server.retention import Retention
+from superopt.server.http.problems import Problem
+from superopt.server.jobs.database import MIGRATIONS, Database, jobs, now
+from superopt.server.jobs.retention import Retention
+from superopt.server.jobs.store import Claim, Store, Submission
 from superopt.server.settings import Limits
-from superopt.server.store import Claim, Store, Submission
 
 OUTPUTS: dict[str, Any] = {"status": "unchanged", "files": {"json": {"sha256": "a" * 64, "size": 10}}, "input": 5,
                            "without": {}}  # fmt: skip

@@ -20,10 +20,10 @@ from starlette.testclient import TestClient  # noqa: E402
 from superopt.client import Client  # noqa: E402
 from superopt.formats import load  # noqa: E402
 from superopt.ir.errors import UsageError  # noqa: E402
-from superopt.server import stores  # noqa: E402
 from superopt.server.app import create_app  # noqa: E402
+from superopt.server.jobs import object_storage  # noqa: E402
 from superopt.server.settings import Limits, Settings  # noqa: E402
-from superopt.verifier.differential import check  # noqa: E402
+from superopt.verifier.check.differential import check  # noqa: E402
 
 ALLOWED, RESULTS = "s3://models/in/", "s3://models/out/"
 
@@ -38,7 +38,7 @@ def bucket() -> Iterator[Any]:
         for name, value in (("ENDPOINT_URL", f"http://{host}:{port}"), ("ACCESS_KEY_ID", "me"),
                             ("SECRET_ACCESS_KEY", "secret"), ("REGION", "us-east-1")):  # fmt: skip
             patch.setenv(f"AWS_{name}", value)
-        stores._store.cache_clear()
+        object_storage._store.cache_clear()
         found = boto3.resource("s3", endpoint_url=f"http://{host}:{port}", region_name="us-east-1").Bucket("models")
         found.create()
         for name, body in with_data().items():
@@ -46,7 +46,7 @@ def bucket() -> Iterator[Any]:
         found.put_object(Key="in/tiny.json", Body=tiny())
         found.put_object(Key="private/tiny.json", Body=tiny("private"))
         yield found
-    stores._store.cache_clear()
+    object_storage._store.cache_clear()
     server.stop()
 
 
@@ -112,7 +112,7 @@ def test_new_content_under_an_old_name_is_another_model(http: TestClient, bucket
 
 def test_what_came_before_is_not_fetched_again(http: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     first = blob_of(http, f"{ALLOWED}llm/")
-    monkeypatch.setattr(stores.Stores, "_pieces", lambda *_: pytest.fail("fetched again"))
+    monkeypatch.setattr(object_storage.Stores, "_pieces", lambda *_: pytest.fail("fetched again"))
     assert blob_of(http, f"{ALLOWED}llm/") == first
 
 
@@ -120,15 +120,15 @@ def test_what_changes_while_it_is_read_is_refused(
     http: TestClient, bucket: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bucket.put_object(Key="in/moving.json", Body=tiny("moving"))
-    monkeypatch.setattr(stores, "_PIECE", 100)
-    whole = stores.Stores._pieces
+    monkeypatch.setattr(object_storage, "_PIECE", 100)
+    whole = object_storage.Stores._pieces
 
-    def meanwhile(self: stores.Stores, *given: Any) -> Iterator[bytes]:
+    def meanwhile(self: object_storage.Stores, *given: Any) -> Iterator[bytes]:
         for piece in whole(self, *given):
             yield piece
             bucket.put_object(Key="in/moving.json", Body=tiny("moved!"))
 
-    monkeypatch.setattr(stores.Stores, "_pieces", meanwhile)
+    monkeypatch.setattr(object_storage.Stores, "_pieces", meanwhile)
     answer = http.post("/v1/jobs", params={"source": f"{ALLOWED}moving.json"})
     assert answer.status_code == 409
     assert "was changed while it was read" in answer.json()["detail"]
@@ -178,12 +178,12 @@ def test_limits_and_words(http: TestClient, bucket: Any, tmp_path: Path) -> None
 
 
 def test_a_store_that_is_gone(http: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    stores._store.cache_clear()
+    object_storage._store.cache_clear()
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
     try:
         answer = http.post("/v1/jobs", params={"source": f"{ALLOWED}tiny.json"})
     finally:
-        stores._store.cache_clear()
+        object_storage._store.cache_clear()
     assert (answer.status_code, "does not answer" in answer.json()["detail"]) == (503, True)
     assert "retry-after" in answer.headers
     with pytest.raises(ValueError, match="all in the store"):

@@ -17,12 +17,12 @@ from starlette.testclient import TestClient
 from test_live import with_data
 
 from superopt.server.app import create_app
-from superopt.server.blobs import SPARE, Blobs
-from superopt.server.database import Database
-from superopt.server.keys import Keys
-from superopt.server.problems import Problem
+from superopt.server.http.keys import Keys
+from superopt.server.http.problems import Problem
+from superopt.server.jobs.blobs import SPARE, Blobs
+from superopt.server.jobs.database import Database
+from superopt.server.jobs.uploads import Uploads
 from superopt.server.settings import Limits, Settings
-from superopt.server.uploads import Uploads
 
 TUS = {"Tus-Resumable": "1.0.0"}
 PIECE = {**TUS, "Content-Type": "application/offset+octet-stream"}

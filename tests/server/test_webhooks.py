@@ -20,12 +20,12 @@ from starlette.testclient import TestClient
 from test_store import OUTPUTS, claimed, submission
 
 from superopt.server.app import create_app
-from superopt.server.database import Database, webhooks
-from superopt.server.outbound import NotAllowed, may_reach, post
-from superopt.server.problems import Problem
+from superopt.server.http.outbound_requests import NotAllowed, may_reach, post
+from superopt.server.http.problems import Problem
+from superopt.server.jobs.database import Database, webhooks
+from superopt.server.jobs.store import Store
+from superopt.server.jobs.webhooks import Webhooks, signature
 from superopt.server.settings import Limits, Settings
-from superopt.server.store import Store
-from superopt.server.webhooks import Webhooks, signature
 
 SECRET = "0123456789abcdef"
 LIMITS = Limits(webhook_seconds=0.5, webhook_first=0.0, webhook_tries=3)

@@ -16,9 +16,9 @@ import pytest
 from service_testing import GRAPH, tiny, until
 from test_store import submission
 
-from superopt.server.blobs import Spool
+from superopt.server.jobs.blobs import Spool
+from superopt.server.jobs.worker import Worker
 from superopt.server.settings import Limits, Settings
-from superopt.server.worker import Worker
 
 TINY = Path(__file__).resolve().parents[2] / "corpus" / "tiny"
 OPTIONS = {"target": "profile:cpu-epyc-2core", "time_limit": 2.0, "seed": 0, "sizes": {}}

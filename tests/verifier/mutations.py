@@ -13,7 +13,7 @@ from superopt.ir.graph import Graph, Node, constant
 from superopt.ir.types import TensorType
 from superopt.ops.infer import infer
 from superopt.runtime.ort import make_session, run
-from superopt.verifier.differential import make_inputs
+from superopt.verifier.check.differential import make_inputs
 
 __all__ = ["Mutant", "mutants"]
 

@@ -30,9 +30,9 @@ from blocks import BLOCKS  # noqa: E402
 from mutations import mutants  # noqa: E402
 from respelled import SPELLINGS  # noqa: E402
 
+from superopt.benchmark import peer  # noqa: E402
 from superopt.formats import load, save  # noqa: E402
-from superopt.lab.benchmark import peer  # noqa: E402
-from superopt.verifier.graphs import PROVED, ROUNDED, verify  # noqa: E402
+from superopt.verifier.equivalence.graphs import PROVED, ROUNDED, verify  # noqa: E402
 
 LEVELS = {
     "ort-basic": GraphOptimizationLevel.ORT_ENABLE_BASIC,

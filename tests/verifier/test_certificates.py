@@ -20,13 +20,14 @@ from superopt import cli
 from superopt.ir.poly import sym
 from superopt.rules import Rule, load_library, parse_rule
 from superopt.rules.typing import meaning_digest
-from superopt.verifier import ProvedAllSizes, Unknown, checker, smtlib
-from superopt.verifier.arith import ge
-from superopt.verifier.certificate import certificate_of, certify
-from superopt.verifier.certify_library import certify_all
-from superopt.verifier.checker import CertificateResult, check_certificate, script_of, seal
-from superopt.verifier.checker_values import Rejected
-from superopt.verifier.smtlib import script, unsatisfiable
+from superopt.verifier import ProvedAllSizes, Unknown
+from superopt.verifier.certificates import checker, smtlib
+from superopt.verifier.certificates.certificate import certificate_of, certify
+from superopt.verifier.certificates.certify_library import certify_all
+from superopt.verifier.certificates.checker import CertificateResult, check_certificate, script_of, seal
+from superopt.verifier.certificates.normal_forms import Rejected
+from superopt.verifier.certificates.smtlib import script, unsatisfiable
+from superopt.verifier.prover.arith import ge
 
 ROOT = Path(__file__).parents[2]
 

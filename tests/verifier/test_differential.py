@@ -14,9 +14,9 @@ from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ir.poly import sym
 from superopt.ir.types import DType, TensorType
 from superopt.ops.infer import infer
-from superopt.verifier import _feeds
-from superopt.verifier.differential import Slack, check, check_regions, make_inputs
-from superopt.verifier.graphs import verify
+from superopt.verifier.check import input_generation
+from superopt.verifier.check.differential import Slack, check, check_regions, make_inputs
+from superopt.verifier.equivalence.graphs import verify
 
 rng = np.random.default_rng(3)
 F = DType.FLOAT32
@@ -157,7 +157,7 @@ def test_inputs_of_sizes_that_nobody_asked_for_are_no_larger_than_a_check_needs(
     )
     with pytest.raises(ResourceLimit, match=r"too large for a check|does not fit"):
         make_inputs(model, 0, level=6)
-    monkeypatch.setattr(_feeds, "_MOST", 1 << 16)
+    monkeypatch.setattr(input_generation, "_MOST", 1 << 16)
     with pytest.raises(ResourceLimit, match="too large for a check"):
         make_inputs(model, 0, level=3)
     assert make_inputs(model, 0, sizes={"n": 1, "m": 32})["x"].size > 1 << 16  # its user asks for that

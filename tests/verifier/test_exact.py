@@ -13,11 +13,11 @@ from superopt.rules import RuleError, load_library, parse_rule
 from superopt.rules.library import parse_file
 from superopt.rules.rule import Rule
 from superopt.verifier.admission import admit
-from superopt.verifier.algebra import MODULUS, PrimeField, Rationals, Unlucky, signed
-from superopt.verifier.counterexample import describe, replay
-from superopt.verifier.exact import test as exact
-from superopt.verifier.mutants import mutants
-from superopt.verifier.prover import prove
+from superopt.verifier.exact.algebra import MODULUS, PrimeField, Rationals, Unlucky, signed
+from superopt.verifier.exact.counterexample import describe, replay
+from superopt.verifier.exact.rule_mutation import mutants
+from superopt.verifier.exact.testing import test as exact
+from superopt.verifier.prover.prover import prove
 from superopt.verifier.verdict import ProvedAllSizes, Refuted, Tested, Unknown
 
 LIBRARY = load_library()

@@ -14,13 +14,13 @@ from superopt.rules import load_library
 from superopt.rules.floats import FloatVerdict, Way, float_key, read_floats, verdict_in
 from superopt.rules.grammar import parse_rule
 from superopt.rules.rule import Rule
-from superopt.verifier import floating_record
-from superopt.verifier.floating import examine, sites_of
-from superopt.verifier.floating_judged import FACTOR, judged
-from superopt.verifier.floating_law import breaches, directions_used
-from superopt.verifier.floating_points import drawn, exponents
-from superopt.verifier.floating_record import with_specials, without
-from superopt.verifier.floating_values import FORMATS, cone, kernel_values, rounded, wide_values
+from superopt.verifier.floats import recording
+from superopt.verifier.floats.adversarial_points import drawn, exponents
+from superopt.verifier.floats.comparison import FACTOR, judged
+from superopt.verifier.floats.evaluation import FORMATS, cone, kernel_values, rounded, wide_values
+from superopt.verifier.floats.recorded_law import breaches, directions_used
+from superopt.verifier.floats.recording import with_specials, without
+from superopt.verifier.floats.verdict_search import examine, sites_of
 
 
 def rule(text: str, forall: dict[str, str] | None = None) -> Rule:
@@ -64,7 +64,7 @@ def test_what_cancels_by_chance_is_no_deliberate_rounding() -> None:
         "d": "ints[2]>=1",
     }  # fmt: skip
     chain = rule(f"Conv(Conv(x, a, {none}), k, {conv}) = Conv(x, {kernel}, {conv})", forall)
-    found = floating_record.settled(chain)["forward"]["float32"]
+    found = recording.settled(chain)["forward"]["float32"]
     assert any(not way.rounded and way.generous for way in found.ways)
 
 
@@ -208,11 +208,11 @@ def test_mending_leaves_out_what_other_points_break(monkeypatch: pytest.MonkeyPa
     class Books(dict[str, Rule]):
         float_store: ClassVar = {float_key(r): SAFE for r in (wrong, right)}
 
-    monkeypatch.setattr(floating_record, "load_library", lambda: Books(wrong=wrong, right=right))
-    monkeypatch.setattr(floating_record, "BUILT_IN", tmp_path)
-    against = floating_record.mend(seed=3, points=200)
+    monkeypatch.setattr(recording, "load_library", lambda: Books(wrong=wrong, right=right))
+    monkeypatch.setattr(recording, "BUILT_IN", tmp_path)
+    against = recording.mend(seed=3, points=200)
     assert against
-    kept = read_floats(tmp_path / floating_record.FLOATS)
+    kept = read_floats(tmp_path / recording.FLOATS)
     assert verdict_in(kept[float_key(wrong)]["forward"], DType.FLOAT32).verdict == "unsafe"
     assert kept[float_key(right)] == SAFE
 

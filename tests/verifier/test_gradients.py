@@ -12,7 +12,7 @@ from superopt.ops.derivative.declared import Cotangents, Derivative, Site, Tange
 from superopt.ops.derivative.expressions import apply
 from superopt.rules.grammar import parse_rule
 from superopt.verifier import ProvedAllSizes, prove
-from superopt.verifier.gradients import check_gradients, moving_operators
+from superopt.verifier.prover.gradients import check_gradients, moving_operators
 
 # What the prover does not show, though tests in floating point do: Celu compares a function of x with 0; windows that
 # are padded count their elements; the largest of a window is reached, so that it is not divided by 0.

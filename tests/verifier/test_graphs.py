@@ -16,10 +16,10 @@ from superopt.ir.terms import App, postorder
 from superopt.ir.types import DType, TensorType
 from superopt.rules import Rule
 from superopt.runtime import reference
-from superopt.verifier import graphs, regions
-from superopt.verifier.differential import CheckResult
-from superopt.verifier.graphs import certify_result, verify
-from superopt.verifier.provenance import NOTE
+from superopt.verifier.check.differential import CheckResult
+from superopt.verifier.equivalence import graphs, regions
+from superopt.verifier.equivalence.graphs import certify_result, verify
+from superopt.verifier.equivalence.provenance import NOTE
 from superopt.verifier.verdict import Verdict
 
 RNG = np.random.default_rng(3)

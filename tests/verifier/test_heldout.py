@@ -16,9 +16,9 @@ import pytest
 from superopt.rules import Rule, RuleError, load_library, parse_rule
 from superopt.rules.grammar import format_rule
 from superopt.verifier import ProvedAllSizes, Refuted, prove
-from superopt.verifier.counterexample import replay
-from superopt.verifier.exact import test as exact_test
-from superopt.verifier.mutants import mutants
+from superopt.verifier.exact.counterexample import replay
+from superopt.verifier.exact.rule_mutation import mutants
+from superopt.verifier.exact.testing import test as exact_test
 
 FULL = os.environ.get("SUPEROPT_FULL") == "1"
 HERE = Path(__file__).parent / "heldout"

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from superopt.egraph.matching import compile_side
 from superopt.rules import Rule, load_library, parse_rule
 from superopt.rules.typing import instances
-from superopt.search.match import compile_side
 from superopt.verifier import ProvedAllSizes, Refuted, Unknown, admission, prove
 from superopt.verifier.admission import check
-from superopt.verifier.budget import Budget, StoppedError
-from superopt.verifier.certificate import certificate_of
-from superopt.verifier.checker import check_certificate, script_of, seal
-from superopt.verifier.checker_values import Rejected
-from superopt.verifier.exact import test as exact_test
+from superopt.verifier.certificates.certificate import certificate_of
+from superopt.verifier.certificates.checker import check_certificate, script_of, seal
+from superopt.verifier.certificates.normal_forms import Rejected
+from superopt.verifier.exact.testing import test as exact_test
+from superopt.verifier.prover.budget import Budget, StoppedError
 from superopt.verifier.store import prove_all
 
 

@@ -20,17 +20,17 @@ from superopt.ops.infer import infer
 from superopt.pipeline import optimize
 from superopt.runtime.binding import bind
 from superopt.runtime.ort import OrtValue, lent, make_session, run
-from superopt.verifier import _judgement
-from superopt.verifier._judgement import compare, scales
-from superopt.verifier.differential import check
-from superopt.verifier.explaining import Explanations, Trial
-from superopt.verifier.locate import suspects
-from superopt.verifier.mutation import mutants
-from superopt.verifier.noise import Disturbed
-from superopt.verifier.overflow import Overflow
-from superopt.verifier.running import Arrays, Bench
-from superopt.verifier.steering import Feed, steered
-from superopt.verifier.targets import input_targets
+from superopt.verifier.check import tolerance
+from superopt.verifier.check.deviation import Explanations, Trial
+from superopt.verifier.check.differential import check
+from superopt.verifier.check.divergence import suspects
+from superopt.verifier.check.graph_mutation import mutants
+from superopt.verifier.check.input_targets import input_targets
+from superopt.verifier.check.overflow import Overflow
+from superopt.verifier.check.rounding_noise import Disturbed
+from superopt.verifier.check.sessions import Arrays, Bench
+from superopt.verifier.check.steered_inputs import Feed, steered
+from superopt.verifier.check.tolerance import compare, scales
 
 F32, F16, I64 = DType.FLOAT32, DType.FLOAT16, DType.INT64
 single, half = np.float32, np.float16
@@ -610,7 +610,7 @@ def test_values_inside_are_held_only_where_one_is_not_small(dtype: DType) -> Non
 
 
 def test_inputs_near_constants_are_made_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_judgement, "_PIECE", 5)
+    monkeypatch.setattr(tolerance, "_PIECE", 5)
     clipped = model([("Clip", "x low high", "y")], {"low": single(-1), "high": single(1)}, X, Y)
     feeds = {f.name: f.arrays["x"] for f in steered(clipped, clipped, 0, {}, 0, 48)}
     near = feeds["near the constants 1"]

@@ -10,7 +10,7 @@ from superopt.frontend import GraphBuilder
 from superopt.ir.errors import InvalidModel
 from superopt.ir.graph import Graph
 from superopt.runtime import ort
-from superopt.verifier.differential import check_rewrite
+from superopt.verifier.check.differential import check_rewrite
 
 
 def _scaled(*, twice: bool) -> Graph:

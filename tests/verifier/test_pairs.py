@@ -6,7 +6,7 @@ import pairs
 import pytest
 
 from superopt.formats.onnx_reader import from_onnx
-from superopt.verifier.graphs import GraphVerdict, verify
+from superopt.verifier.equivalence.graphs import GraphVerdict, verify
 
 
 def judged(a: str, b: str, **given: object) -> GraphVerdict:

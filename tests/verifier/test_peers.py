@@ -11,7 +11,7 @@ from mutations import mutants
 from peers import LEVELS, installed, optimised, write_models
 
 from superopt.formats import load
-from superopt.verifier.graphs import PROVED, ROUNDED, verify
+from superopt.verifier.equivalence.graphs import PROVED, ROUNDED, verify
 
 MODELS = ("mobilenet_v2", "lstm", "lora")  # of the corpus: folded norms, merged gates, fused products
 

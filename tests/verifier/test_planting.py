@@ -22,8 +22,8 @@ from superopt.rules.library import PROOFS, parse_file, read_verdicts, write_verd
 from superopt.rules.typing import _meaning_digest, meaning_digest
 from superopt.verifier import ProvedAllSizes, admission
 from superopt.verifier.admission import admit, verify
-from superopt.verifier.certificate import certificate_of
-from superopt.verifier.checker import check_certificate, seal
+from superopt.verifier.certificates.certificate import certificate_of
+from superopt.verifier.certificates.checker import check_certificate, seal
 from superopt.verifier.store import prove_all
 
 TRUE = '[[rule]]\nid = "honest"\nforall = { x = "f[n]" }\nlhs = ["Relu(Relu(x))"]\nrhs = ["Relu(x)"]\n'
@@ -232,7 +232,7 @@ def test_a_worker_that_lies_is_not_asked(tmp_path: Path) -> None:
 
 
 def test_the_service_takes_no_rules() -> None:
-    from superopt.server import parameters
+    from superopt.server.http import parameters
 
     source = Path(parameters.__file__).read_text()
     assert '"rules"' not in source, "an option that names rules by path or text would need this file's attention"

@@ -13,10 +13,10 @@ from superopt.ir.poly import sym
 from superopt.ops.meaning import Condition
 from superopt.rules import Rule, RuleError, parse_rule
 from superopt.verifier import ProvedAllSizes, Refuted, Unknown, prove
-from superopt.verifier.arith import Facts, ge
-from superopt.verifier.certificate import certify
-from superopt.verifier.checker import check_certificate
-from superopt.verifier.exact import test as exact_test
+from superopt.verifier.certificates.certificate import certify
+from superopt.verifier.certificates.checker import check_certificate
+from superopt.verifier.exact.testing import test as exact_test
+from superopt.verifier.prover.arith import Facts, ge
 
 
 def _sibling(name: str):  # type: ignore[no-untyped-def]

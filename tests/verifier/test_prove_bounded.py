@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from superopt.rules import parse_rule
 from superopt.verifier import ProvedBounded, Unknown
-from superopt.verifier.bounded import prove_bounded
+from superopt.verifier.exact.bounded import prove_bounded
 
 WINDOW = "strides=s, pads=p, dilations=[1,1], group=1"
 CONV = {"x": "f[n,c,h,w]", "a": "f[o,c,k,l]", "b": "f[o,c,k,l]", "s": "ints[2]>=1", "p": "ints[4]>=0"}

@@ -14,12 +14,12 @@ from superopt.ir.graph import ArrayData, Graph, Node, Value, constant
 from superopt.ir.types import DType, TensorType
 from superopt.ops.infer import infer
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
-from superopt.verifier import differential, places
-from superopt.verifier import judge as judging
-from superopt.verifier.cancelling import sums
-from superopt.verifier.differential import CheckResult, check_rewrite
-from superopt.verifier.plans import QUICK
-from superopt.verifier.running import Bench
+from superopt.verifier.check import comparison as judging
+from superopt.verifier.check import differential, local_checks
+from superopt.verifier.check.cancellation_inputs import sums
+from superopt.verifier.check.check_plan import QUICK
+from superopt.verifier.check.differential import CheckResult, check_rewrite
+from superopt.verifier.check.sessions import Bench
 
 F32, I64 = DType.FLOAT32, DType.INT64
 single = np.float32
@@ -147,7 +147,9 @@ ELSEWHERE = {
 
 
 def judge(before: Graph, after: Graph) -> CheckResult:
-    assert not differential.Judge(before, after, _QUICK, places.Bench()).exhaustive  # else the places would not matter
+    assert not differential.Judge(
+        before, after, _QUICK, local_checks.Bench()
+    ).exhaustive  # else the places would not matter
     return check_rewrite(before, after)
 
 
@@ -172,7 +174,7 @@ def test_a_planted_error_is_refused(name: str) -> None:
 @pytest.mark.parametrize("name", [*IN_PLACES, *ELSEWHERE])
 def test_a_planted_error_that_the_difference_misses_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if nothing had been found rewritten: the whole model's runs are not told where to look."""
-    monkeypatch.setattr(places, "changed_regions", lambda *args: ())
+    monkeypatch.setattr(local_checks, "changed_regions", lambda *args: ())
     assert judge(*(IN_PLACES | ELSEWHERE)[name]).verdict == "failed"
 
 
@@ -222,7 +224,7 @@ def test_what_a_check_held_goes_with_it(monkeypatch: pytest.MonkeyPatch, large: 
     """The collector looks rarely during an optimisation, so nothing may hold itself; and a large model's result, which
     runs on one input only, keeps no session while that is explained."""
     monkeypatch.setattr(judging, "LARGE", 0 if large else 1 << 40)
-    with places.Bench() as bench:
+    with local_checks.Bench() as bench:
         bench.loaded(AFTER, ONNX_RUNTIME, keep=True)
         plan = replace(_QUICK, effort=replace(QUICK, work=1.0))
         one = differential.Judge(BEFORE, AFTER, plan, bench)
@@ -254,9 +256,9 @@ def kinds_of_places(count: int, *, first: bool) -> Graph:
 
 def test_mutants_are_shared_by_the_kinds_of_places() -> None:
     before, after = kinds_of_places(20, first=False), kinds_of_places(20, first=True)
-    plan = differential._plan(0, 6, None, 60.0, {}, places.NONE, differential.QUICK)
+    plan = differential._plan(0, 6, None, 60.0, {}, local_checks.NONE, differential.QUICK)
     with Bench() as bench:
-        found = places.check_places(before, after, infer(before, {}), plan, bench)
+        found = local_checks.check_places(before, after, infer(before, {}), plan, bench)
     assert found.checked == found.places > 1
     assert found.power is not None
     assert 0 < found.power.mutants <= 8

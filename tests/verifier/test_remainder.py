@@ -8,10 +8,10 @@ import pytest
 
 from superopt.rules.grammar import parse_rule
 from superopt.rules.rule import Rule
-from superopt.verifier import exact
-from superopt.verifier.certificate import certify
-from superopt.verifier.checker import check_certificate
-from superopt.verifier.prover import prove
+from superopt.verifier.certificates.certificate import certify
+from superopt.verifier.certificates.checker import check_certificate
+from superopt.verifier.exact import testing
+from superopt.verifier.prover.prover import prove
 from superopt.verifier.verdict import ProvedAllSizes, Refuted
 
 NUMBER = 'ConstantOfShape(dtype="int64", shape=[], value={})'
@@ -63,4 +63,4 @@ def test_not_proved(left: str, right: str) -> None:
     kinds = {k: v for k, v in ANY.items() if k != "m" or "Range" in left}
     wrong = rule(left, right, **kinds)
     assert not isinstance(prove(wrong), ProvedAllSizes)
-    assert isinstance(exact.test(wrong), Refuted)
+    assert isinstance(testing.test(wrong), Refuted)

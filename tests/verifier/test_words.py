@@ -17,11 +17,11 @@ from superopt.ir.terms import App, Var
 from superopt.ir.types import DType, TensorType
 from superopt.runtime import reference
 from superopt.runtime.ort import make_session, run
-from superopt.verifier import structure
-from superopt.verifier.constants import settled
-from superopt.verifier.expressions import LIMIT, deviation, evaluated
-from superopt.verifier.fused import FUSED, unfused
-from superopt.verifier.graphs import verify
+from superopt.verifier.equivalence.constants import settled
+from superopt.verifier.equivalence.fused_operators import FUSED, unfused
+from superopt.verifier.equivalence.graphs import verify
+from superopt.verifier.equivalence.weight_expressions import LIMIT, deviation, evaluated
+from superopt.verifier.prover import structure
 
 RNG = np.random.default_rng(5)
 

@@ -13,7 +13,7 @@ from superopt.discovery.bilinear.points import Found, by_merit, by_points, by_sp
 from superopt.discovery.bilinear.tensors import tensor_of
 from superopt.ir.errors import UsageError
 from superopt.rules.bilinear import Algorithm, Tile, complex_tile, conv_tile, matmul_tile
-from superopt.verifier.bilinear import check_algorithm
+from superopt.verifier.exact.bilinear import check_algorithm
 
 __all__ = ["TILES", "Sought", "find", "log_of", "tile_named"]
 

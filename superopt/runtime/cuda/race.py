@@ -1,6 +1,6 @@
 """Whole graphs timed against each other on a CUDA device: captured, interleaved, medians of per-round ratios.
 
-The method of :mod:`superopt.runtime.race` with the device's own clock: as many inferences as take about two
+The method of :mod:`superopt.runtime.paired_benchmark` with the device's own clock: as many inferences as take about two
 milliseconds are captured in one CUDA graph, so that launching and the events cost next to nothing.
 """
 
@@ -13,7 +13,7 @@ from typing import Protocol
 
 from superopt.ir.errors import UsageError
 from superopt.runtime.cuda.session import Driver, Session
-from superopt.runtime.race import RaceResult, result_of
+from superopt.runtime.paired_benchmark import RaceResult, result_of
 
 __all__ = ["Clocked", "race_sessions"]
 

@@ -1,0 +1,1 @@
+"""The laboratory: benchmarks, ablations and networks that judge superopt. It is not part of the package."""

@@ -1,0 +1,1 @@
+"""Recorded results of optimisations: ``python -m lab.golden``."""

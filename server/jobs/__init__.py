@@ -1,0 +1,1 @@
+"""Jobs: the queue, workers and their child processes, files and uploads."""

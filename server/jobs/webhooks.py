@@ -1,0 +1,216 @@
+"""Web-hooks: the end of a job is told at an address of the client's, signed, and tried again for hours.
+
+Signed as https://www.standardwebhooks.com has it: HMAC-SHA-256 under a secret that the client sent with the job. The
+name in the address is resolved here, all that it resolves to is looked at, and the connection goes to what was looked
+at: a name that is resolved once more may lead into the operator's network. No redirect is followed, and nothing of an
+answer is used but its status.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hashlib
+import hmac
+import json
+import logging
+import re
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import SplitResult, urlsplit
+
+import sqlalchemy as sa
+from anyio import CapacityLimiter, to_thread
+from sqlalchemy.exc import SQLAlchemyError
+
+from superopt.server.http.outbound_requests import NotAllowed, is_address, may_reach, post
+from superopt.server.http.parameters import wrong
+from superopt.server.jobs.database import Database, jobs, now, webhooks
+from superopt.server.jobs.job_watch import ended
+from superopt.server.jobs.store import FINAL
+from superopt.server.settings import Limits
+
+__all__ = ["Webhooks", "signature"]
+
+log = logging.getLogger("superopt.webhooks")
+_AT_ONCE = 4  # deliveries, so that an address that does not answer delays few others
+_EVERY = 1.0  # seconds between two looks
+_SECRET = re.compile(r"[\x21-\x7e]{16,200}")
+_URL_BYTES = 2000
+
+
+class Webhooks:
+    """The web-hooks of one database.
+
+    Args:
+        database: it is in.
+        mode: one of :data:`superopt.server.settings.WEBHOOKS`.
+        limits: for how often and how long an address is tried.
+    """
+
+    def __init__(self, database: Database, mode: str, limits: Limits) -> None:
+        self._database, self._mode, self._limits = database, mode, limits
+        self._threads = CapacityLimiter(_AT_ONCE)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Deliver what is due, from now on."""
+        if self._mode != "off":
+            self._tasks = [asyncio.create_task(self._run()) for _ in range(_AT_ONCE)]
+
+    async def stop(self) -> None:
+        """Deliver no more; what was not delivered is after the next start."""
+        for task in self._tasks:
+            await ended(task)
+
+    def accept(self, url: str, secret: str) -> tuple[str, str] | None:
+        """What a client asks for.
+
+        Args:
+            url: where the end of its job is to be told; empty where nowhere.
+            secret: that signs it.
+
+        Raises:
+            Problem: 400 where this service tells nobody, or not there, or the secret is none.
+        """
+        if not url:
+            return None
+        if self._mode == "off":
+            raise wrong("webhook", "this service sends no web-hooks; have its operator start it with --webhooks public")
+        place = _place(url)
+        if place is None or len(url) > _URL_BYTES:
+            raise wrong("webhook", "is no address; write https://HOST/PATH, without a user")
+        if self._mode != "any" and is_address(place.hostname or "") and not may_reach(place.hostname or ""):
+            raise wrong("webhook", "addresses of private networks are not told anything here")
+        if not _SECRET.fullmatch(secret):
+            raise wrong(
+                "webhook", "send the secret that is to sign it as Webhook-Secret: 16 to 200 visible ASCII characters"
+            )
+        return url, secret
+
+    def of(self, job_id: str) -> Mapping[str, Any] | None:
+        """How far the web-hook of a job is, where it has one."""
+        wanted = sa.select(webhooks.c.state, webhooks.c.tries, webhooks.c.answer).where(webhooks.c.job == job_id)
+        with self._database.read() as connection:
+            found = connection.execute(wanted).mappings().one_or_none()
+        return None if found is None else dict(found)
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                busy = await to_thread.run_sync(self.deliver_next, limiter=self._threads)
+            except SQLAlchemyError as error:
+                log.warning("the database does not answer: %s", type(error).__name__)
+                busy = False
+            if not busy:
+                await asyncio.sleep(_EVERY)
+
+    def deliver_next(self) -> bool:
+        """Try one that is due; false where there is none."""
+        row = self._next()
+        if row is None:
+            return False
+        body = _message(row)
+        headers = {"Content-Type": "application/json", "User-Agent": "superopt", **_signed(row, body)}
+        try:
+            status = post(
+                row["url"], headers, body, seconds=self._limits.webhook_seconds, private=self._mode == "any"
+            )  # fmt: skip
+            delivered, answer = 200 <= status < 300, str(status)
+        except NotAllowed:
+            delivered, answer = False, "the address is not allowed"
+        except (OSError, ValueError) as error:
+            log.debug("web-hook of job %s: %s", row["job"], error)
+            delivered, answer = False, "no answer"
+        self._note(row, delivered, answer)
+        return True
+
+    def _next(self) -> Mapping[str, Any] | None:
+        """Take one that is due; for as long as a try may last nobody else does."""
+        most = self._limits.webhook_most  # what is due later than that was written before the clock was set back
+        due = sa.or_(webhooks.c.due.is_(None), webhooks.c.due <= now(), webhooks.c.due > now() + most)
+        wanted = (
+            sa.select(webhooks.c.job).join(jobs, jobs.c.id == webhooks.c.job)
+            .where(webhooks.c.state == "waiting", jobs.c.state.in_(FINAL), due)
+            .order_by(webhooks.c.tries, jobs.c.finished).limit(1)
+        )  # fmt: skip
+        with self._database.read() as connection:
+            if connection.execute(wanted).first() is None:
+                return None
+        with self._database.write() as connection:
+            chosen = wanted.with_for_update(skip_locked=True, of=webhooks).scalar_subquery()
+            pause = min(self._limits.webhook_most, 4.0 * self._limits.webhook_seconds)
+            taken = connection.execute(
+                sa.update(webhooks).where(webhooks.c.job == chosen, webhooks.c.state == "waiting", due)
+                .values(due=now() + pause, tries=webhooks.c.tries + 1).returning(webhooks)
+            ).mappings().one_or_none()  # fmt: skip
+            if taken is None:
+                return None
+            job = connection.execute(sa.select(jobs).where(jobs.c.id == taken["job"])).mappings().one()
+            return {**taken, "finished": job}
+
+    def _note(self, row: Mapping[str, Any], delivered: bool, answer: str) -> None:
+        limits = self._limits
+        state = "delivered" if delivered else "given-up" if row["tries"] >= limits.webhook_tries else "waiting"
+        pause = min(limits.webhook_first * 4.0 ** (row["tries"] - 1), limits.webhook_most)
+        values: dict[str, Any] = {"state": state, "answer": answer, "due": now() + pause}
+        if state != "waiting":
+            values |= {"secret": None, "due": None}
+        with self._database.write() as connection:
+            connection.execute(sa.update(webhooks).where(webhooks.c.job == row["job"]).values(**values))
+        log.info("web-hook", extra={"job": row["job"], "state": state, "tries": row["tries"], "answer": answer})
+
+
+def signature(secret: str, message_id: str, timestamp: int, body: bytes) -> str:
+    """The value of ``webhook-signature``.
+
+    Args:
+        secret: as the client sent it; ``whsec_`` and base64 stands for the bytes.
+        message_id: the value of ``webhook-id``.
+        timestamp: that of ``webhook-timestamp``.
+        body: of the request.
+    """
+    key = secret.encode()
+    if secret.startswith("whsec_"):
+        try:
+            key = base64.b64decode(secret.removeprefix("whsec_"), validate=True)
+        except binascii.Error:
+            key = secret.encode()
+    signed = b"%s.%d.%s" % (message_id.encode(), timestamp, body)
+    return f"v1,{base64.b64encode(hmac.new(key, signed, hashlib.sha256).digest()).decode()}"
+
+
+def _signed(row: Mapping[str, Any], body: bytes) -> dict[str, str]:
+    moment, message_id = int(time.time()), f"job.finished.{row['job']}"
+    return {
+        "webhook-id": message_id, "webhook-timestamp": str(moment),
+        "webhook-signature": signature(row["secret"], message_id, moment, body),
+    }  # fmt: skip
+
+
+def _message(row: Mapping[str, Any]) -> bytes:
+    job = row["finished"]
+    base, outputs = f"/v1/jobs/{job['id']}", job["outputs"] or {}
+    links = {"self": base} | ({"result": f"{base}/result", "report": f"{base}/report"} if outputs else {})
+    data = {
+        "id": job["id"],
+        "state": job["state"],
+        "name": job["name"],
+        "status": outputs.get("status"),
+        "links": links,
+    }
+    moment = datetime.fromtimestamp(job["finished"], UTC).isoformat(timespec="milliseconds")
+    return json.dumps({"type": "job.finished", "timestamp": moment, "data": data}).encode()
+
+
+def _place(url: str) -> SplitResult | None:
+    """An address of HTTP; ``None`` where it is none."""
+    try:
+        found = urlsplit(url)
+        good = found.scheme in ("http", "https") and found.hostname and found.port != 0 and "@" not in found.netloc
+    except ValueError:
+        return None
+    return found if good and url.isascii() and url.isprintable() and " " not in url else None

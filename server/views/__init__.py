@@ -1,0 +1,1 @@
+"""What pages and documents show of reports, graphs and rules."""

@@ -1,0 +1,1 @@
+"""The e-graph: e-classes, e-matching over an index of patterns, rewrites, and equality saturation."""

@@ -1,0 +1,406 @@
+"""Lifting: a rule whose sides are made of two copies, written for k copies, with ``Concat`` and ``Split`` of k parts.
+
+Merges are applied to whole groups in this form (:mod:`superopt.egraph.batching`); rules about ``Concat`` and ``Split``
+of two parts are lifted to the numbers of parts that a graph has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from superopt.ir.poly import Dim, Poly, atoms, substitute, sym, symbols
+from superopt.ir.terms import App, AttributeValue, Project, Term, Var, postorder
+from superopt.rules.floats import Way
+from superopt.rules.rule import AttributeScheme, Guard, Rule, TensorScheme, TypeScheme, attribute_symbols, term_symbols
+from superopt.rules.scanner import RuleError
+from superopt.rules.typing import types_of
+
+__all__ = ["NotLiftableError", "copy_name", "correspondence", "lift", "names_of", "of_copies"]
+
+
+class NotLiftableError(Exception):
+    """The rule's two copies do not correspond."""
+
+
+def correspondence(rule: Rule, source: tuple[Term, ...]) -> dict[str, str]:
+    """Names of the first copy → names of the second: from two roots, or from a ``Concat`` of two, or a ``Split``."""
+    pairs: list[tuple[Term, Term]] = []
+    mapping: dict[str, str] = {}
+    if len(source) == 2:
+        pairs.append((source[0], source[1]))
+    elif len(source) != 1:
+        raise NotLiftableError
+    for term in postorder(*source):
+        if isinstance(term, App) and term.op == "Concat" and len(term.args) == 2:
+            first, second = term.args
+            if first is not None and second is not None:
+                pairs.append((first, second))
+        if isinstance(term, App) and term.op == "Split":
+            split = dict(term.attributes).get("split")
+            if isinstance(split, tuple) and len(split) == 2:
+                _relate_values(split[0], split[1], mapping)
+    while pairs:
+        a, b = pairs.pop()
+        if a == b:
+            continue
+        if isinstance(a, Var) and isinstance(b, Var):
+            _relate(a.name, b.name, mapping)
+            left, right = rule.tensors[a.name], rule.tensors[b.name]
+            if (left.dtype, left.lead, len(left.shape)) != (right.dtype, right.lead, len(right.shape)):
+                raise NotLiftableError
+            for p, q in zip(left.shape, right.shape, strict=True):
+                _relate_values(p, q, mapping)
+        elif isinstance(a, App) and isinstance(b, App) and a.op == b.op and len(a.args) == len(b.args):
+            for p2, q2 in zip(a.args, b.args, strict=True):
+                if (p2 is None) != (q2 is None):
+                    raise NotLiftableError
+                if p2 is not None and q2 is not None:
+                    pairs.append((p2, q2))
+            if [n for n, _ in a.attributes] != [n for n, _ in b.attributes]:
+                raise NotLiftableError
+            for (_, v), (_, w) in zip(a.attributes, b.attributes, strict=True):
+                _relate_values(v, w, mapping)
+        elif not (
+            isinstance(a, Project) and isinstance(b, Project) and a.term == b.term and (a.index, b.index) == (0, 1)
+        ):
+            raise NotLiftableError
+    proper = {a: b for a, b in mapping.items() if a != b}
+    if not proper or set(proper) & set(proper.values()):
+        raise NotLiftableError
+    return proper
+
+
+def _relate(a: str, b: str, mapping: dict[str, str]) -> None:
+    if mapping.setdefault(a, b) != b or (a != b and any(p != a and q == b for p, q in mapping.items())):
+        raise NotLiftableError
+
+
+def _relate_values(a: AttributeValue, b: AttributeValue, mapping: dict[str, str]) -> None:
+    if isinstance(a, tuple) and isinstance(b, tuple) and len(a) == len(b):
+        for p, q in zip(a, b, strict=True):
+            _relate_values(p, q, mapping)
+    elif isinstance(a, Poly) and isinstance(b, Poly):
+        (first, *rest), (second, *others) = sorted(symbols(a)), sorted(symbols(b))
+        if rest or others:
+            if a != b:
+                raise NotLiftableError
+            for name in symbols(a):
+                _relate(name, name, mapping)
+            return
+        if substitute(a, {first: sym(second)}) != b:
+            raise NotLiftableError
+        _relate(first, second, mapping)
+    elif a != b:
+        raise NotLiftableError
+
+
+def copy_name(name: str, number: int) -> str:
+    return name if number == 0 else f"{name}@{number}"
+
+
+def of_copies(
+    floats: Mapping[str, tuple[Way, ...]] | None, names: Mapping[str, str], own: Collection[str]
+) -> dict[str, tuple[Way, ...]] | None:
+    """Conditions on the variables of a rule for two copies, as conditions on those of all copies.
+
+    Args:
+        floats: by element type.
+        names: of the first copy → of the second.
+        own: the variables that there are now.
+    """
+    if floats is None:
+        return None
+    first = {b: a for a, b in names.items()}
+
+    def copies(name: str) -> list[str]:
+        base = first.get(name, name)
+        return [n for n in own if n == base or n.startswith(f"{base}@")]
+
+    def lifted(way: Way) -> Way | None:
+        if not all(copies(n) for n in (*way.rounded, *way.window)):
+            return None  # it speaks about what is not there
+        rounded = dict.fromkeys(c for n in way.rounded for c in copies(n))
+        return replace(way, rounded=tuple(rounded), window={c: r for n, r in way.window.items() for c in copies(n)})
+
+    return {t: tuple(w for w in map(lifted, ways) if w is not None) for t, ways in floats.items()}
+
+
+@dataclass(frozen=True)
+class _Lift:
+    """Rewrites terms of a rule for two copies into terms for ``count`` copies."""
+
+    names: Mapping[str, str]  # first copy → second copy
+    count: int
+
+    @property
+    def both(self) -> frozenset[str]:
+        return frozenset(self.names) | frozenset(self.names.values())
+
+    def renamed(self, value: AttributeValue, number: int) -> AttributeValue:
+        if isinstance(value, tuple):
+            return tuple(self.renamed(v, number) for v in value)
+        if not isinstance(value, Poly):
+            return value
+        return substitute(value, {n: sym(copy_name(n, number)) for n in self.names})
+
+    def mirrored(self, value: AttributeValue) -> AttributeValue:
+        if isinstance(value, tuple):
+            return tuple(map(self.mirrored, value))
+        return substitute(value, {a: sym(b) for a, b in self.names.items()}) if isinstance(value, Poly) else value
+
+    def value(self, value: AttributeValue) -> AttributeValue:
+        """An attribute value for all copies: ``[m, n]`` becomes a list, ``m + n`` a sum."""
+        if isinstance(value, tuple):
+            if len(value) == 2 and _value_names(value) & self.both and self.mirrored(value[0]) == value[1]:
+                return tuple(self.renamed(value[0], j) for j in range(self.count))
+            return tuple(map(self.value, value))
+        if not isinstance(value, Poly) or not symbols(value) & self.both:
+            return value
+        total: Dim = 0
+        mirror: Dim = 0
+        for monomial, coefficient in value.terms:
+            part = Poly.make({monomial: coefficient})
+            used = symbols(part)
+            if any(not isinstance(a, str) for a in atoms(part)) and used & self.both:
+                raise NotLiftableError
+            first, second = bool(used & self.names.keys()), bool(used & set(self.names.values()))
+            if first and second:
+                raise NotLiftableError
+            if first:
+                mirror = mirror + part
+                for j in range(self.count):
+                    copy = self.renamed(part, j)
+                    assert isinstance(copy, int | Poly)
+                    total = total + copy
+            elif second:
+                mirror = mirror - _unmirrored(part, self.names)
+            else:
+                total = total + part
+        if mirror != 0:
+            raise NotLiftableError
+        return total
+
+    def terms(self, roots: Sequence[Term]) -> tuple[Term, ...]:
+        """Roots for all copies: two roots become ``count``, one stays one."""
+        if len(roots) == 1:
+            return (self.joint(roots[0]),)
+        return tuple(self.single(roots[0], j) for j in range(self.count))
+
+    def single(self, root: Term, number: int) -> Term:
+        """Copy ``number`` of a term of the first copy; what both copies share is joint."""
+        made: dict[Term, Term] = {}
+        for term in postorder(root):
+            if isinstance(term, Var):
+                made[term] = Var(copy_name(term.name, number)) if term.name in self.names else term
+            elif isinstance(term, Project):
+                shared = names_of((term,)) & set(self.names.values())
+                made[term] = (
+                    Project(_application(self.joint(term.term)), number)
+                    if shared or term.term.op == "Split"
+                    else Project(_application(made[term.term]), term.index)
+                )
+            else:
+                args = tuple(None if a is None else made[a] for a in term.args)
+                made[term] = App(term.op, args, tuple((k, self.renamed(v, number)) for k, v in term.attributes))
+        return made[root]
+
+    def joint(self, root: Term) -> Term:
+        """A term that all copies share."""
+        made: dict[Term, Term] = {}
+        for term in postorder(root):
+            if not names_of((term,)) & self.both:
+                made[term] = term
+            elif isinstance(term, App):
+                if term.op == "Concat" and len(term.args) == 2:
+                    made[term] = self._concat(term)
+                elif all(a is None or a in made for a in term.args):
+                    args = tuple(None if a is None else made[a] for a in term.args)
+                    made[term] = App(term.op, args, tuple((k, self.value(v)) for k, v in term.attributes))
+        if root not in made:
+            raise NotLiftableError
+        return made[root]
+
+    def _concat(self, term: App) -> App:
+        first, second = term.args
+        if first is None or second is None or self._mirror(first) != second:
+            raise NotLiftableError
+        args = tuple(self.single(first, j) for j in range(self.count))
+        return App("Concat", args, tuple((k, self.value(v)) for k, v in term.attributes))
+
+    def _mirror(self, root: Term) -> Term:
+        made: dict[Term, Term] = {}
+        for term in postorder(root):
+            if isinstance(term, Var):
+                made[term] = Var(self.names.get(term.name, term.name))
+            elif isinstance(term, Project):
+                shared = term.index == 0 and term.term.op == "Split"
+                made[term] = Project(term.term, 1) if shared else Project(_application(made[term.term]), term.index)
+            else:
+                args = tuple(None if a is None else made[a] for a in term.args)
+                made[term] = App(term.op, args, tuple((k, self.mirrored(v)) for k, v in term.attributes))
+        return made[root]
+
+    def total(self, whole: Term, parts: Term) -> Term:
+        """A sum over all copies, from ``F(Concat(x, y)) = F(x) + G(y)``: by induction, F of more is F(x) + G(y) + …
+
+        That the first summand is the whole with the first copy in the place of both is checked; of any other rule
+        (a mean of halves, say) the lifted form would be false.
+        """
+        first, second = _application(parts).args
+        if first is None or second is None:
+            raise NotLiftableError
+        later = self._unmirrored(second)
+        if self._copy_of(whole, 0) == self._copy_of(first, 0):
+            between = later
+        elif self._copy_of(whole, 1) == self._copy_of(second, 1):
+            between = first  # a bias, say, goes with the last: F(x, y) = G(x) + F(y), so F of more is G(x) + … + F(y)
+        else:
+            raise NotLiftableError
+        found = self.single(first, 0)
+        for number in range(1, self.count):
+            template = later if number == self.count - 1 else between
+            found = App("Add", (found, self.single(template, number)), ())
+        return found
+
+    def _copy_of(self, root: Term, index: int) -> Term:
+        """One copy (0 or 1) in the place of both: of a ``Concat`` that argument, of a ``Split`` the whole."""
+        made: dict[Term, Term] = {}
+        for term in postorder(root):
+            if (
+                isinstance(term, App)
+                and term.op == "Concat"
+                and len(term.args) == 2
+                and (own := term.args[index]) is not None
+            ):
+                made[term] = made[own]
+            elif isinstance(term, Project) and term.term.op == "Split" and term.index == index:
+                inner = term.term.args[0]
+                assert inner is not None
+                made[term] = made[inner]
+            elif isinstance(term, Project):
+                made[term] = Project(_application(made[term.term]), term.index)
+            elif isinstance(term, App):
+                made[term] = App(term.op, tuple(None if a is None else made[a] for a in term.args), term.attributes)
+            else:
+                made[term] = term
+        return made[root]
+
+    def _unmirrored(self, root: Term) -> Term:
+        """A term of the second copy, written for the first."""
+        back = {b: a for a, b in self.names.items()}
+        made: dict[Term, Term] = {}
+        for term in postorder(root):
+            if isinstance(term, Var):
+                if term.name in self.names:
+                    raise NotLiftableError
+                made[term] = Var(back.get(term.name, term.name))
+            elif isinstance(term, Project):
+                if term.term.op == "Split" and term.index != 1:
+                    raise NotLiftableError
+                made[term] = Project(_application(made[term.term]), 0 if term.term.op == "Split" else term.index)
+            else:
+                args = tuple(None if a is None else made[a] for a in term.args)
+                if term.op != "Split" and any(_value_names(v) & self.both for _, v in term.attributes):
+                    raise NotLiftableError
+                made[term] = App(term.op, args, term.attributes)
+        return made[root]
+
+
+def _other_side(lifted: _Lift, source: Sequence[Term], target: Sequence[Term]) -> tuple[Term, ...]:
+    try:
+        return lifted.terms(target)
+    except NotLiftableError:
+        if not _is_sum(source, target):
+            raise
+        return (lifted.total(source[0], target[0]),)
+
+
+def _is_sum(source: Sequence[Term], target: Sequence[Term]) -> bool:
+    """Whether one value becomes the sum of one for each of two copies."""
+    root = target[0] if len(source) == len(target) == 1 else None
+    return isinstance(root, App) and root.op == "Add" and len(root.args) == 2
+
+
+def _unmirrored(part: Dim, names: Mapping[str, str]) -> Dim:
+    return substitute(part, {b: sym(a) for a, b in names.items()})
+
+
+def _application(term: Term) -> App:
+    if not isinstance(term, App):
+        raise NotLiftableError
+    return term
+
+
+def _value_names(value: AttributeValue) -> set[str]:
+    return term_symbols((App("", (), (("", value),)),))
+
+
+def names_of(roots: tuple[Term, ...]) -> set[str]:
+    return term_symbols(roots) | {t.name for t in postorder(*roots) if isinstance(t, Var)}
+
+
+def lift(rule: Rule, count: int, *, backward: bool = False) -> Rule | None:
+    """The rule for ``count`` copies instead of two, or ``None`` if its sides are not made of two copies."""
+    source, target = (rule.rhs, rule.lhs) if backward else (rule.lhs, rule.rhs)
+    try:
+        names = correspondence(rule, source)
+        lifted = _Lift(names, count)
+        forall: dict[str, TypeScheme] = {}
+        for name, scheme in rule.forall.items():
+            atoms_of = attribute_symbols(name, scheme) if isinstance(scheme, AttributeScheme) else (name,)
+            if set(atoms_of) & set(names.values()):
+                continue
+            copies = range(count) if set(atoms_of) & names.keys() else range(1)
+            for j in copies:
+                forall[copy_name(name, j)] = _copied_scheme(lifted, scheme, j)
+        guards = tuple(g for guard in rule.where for g in _copied_guards(lifted, guard))
+        left = lifted.terms(source)
+        right = _other_side(lifted, source, target)
+        made = replace(rule, forall=forall, where=guards, lhs=left, rhs=right)
+    except NotLiftableError:
+        return None
+    known = set(forall) | set(made.attribute_atoms) | set(made.sizes)
+    return made if names_of((*left, *right)) <= known and _well_typed(rule, made) else None
+
+
+def _well_typed(rule: Rule, made: Rule) -> bool:
+    """Whether both sides have equal types for all sizes: not where a number of the rule stood for its two copies.
+
+    (``Reshape(Concat(x, y), shape=[2, b, k])`` of four parts would need 4bk = 2bk: a condition that the rule has not.)
+    """
+    if rule.lead:
+        return True  # lifted again without leading axes before it is used
+    try:
+        before, after = types_of(rule), types_of(made)
+    except RuleError:
+        return False
+    equations = [
+        sum(c.kind != "ge" for c in {*t.lhs_obligations, *t.rhs_obligations}) for t in (before, after)
+    ]  # fmt: skip
+    return after.lhs == after.rhs and equations[1] <= equations[0]
+
+
+def _copied_scheme(lifted: _Lift, scheme: TypeScheme, number: int) -> TypeScheme:
+    if not isinstance(scheme, TensorScheme):
+        return scheme
+    shape: list[Dim] = []
+    for size in scheme.shape:
+        used = symbols(size)
+        made = lifted.value(size) if used & set(lifted.names.values()) else lifted.renamed(size, number)
+        assert isinstance(made, int | Poly)
+        shape.append(made)
+    return replace(scheme, shape=tuple(shape))
+
+
+def _copied_guards(lifted: _Lift, guard: Guard) -> Iterator[Guard]:
+    used, second = guard.names, set(lifted.names.values())
+    if used & second and used & lifted.names.keys():
+        raise NotLiftableError
+    if used & second:
+        return
+    for j in range(lifted.count if used & lifted.names.keys() else 1):
+        left, right = lifted.renamed(guard.left, j), lifted.renamed(guard.right, j)
+        assert isinstance(left, int | Poly)
+        assert isinstance(right, int | Poly)
+        yield replace(guard, left=left, right=right)

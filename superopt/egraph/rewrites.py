@@ -1,0 +1,492 @@
+"""From rules to what saturation runs: sides in both directions, n-ary merges, and rules lifted to a graph's arities."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TypeVar
+
+from superopt.egraph.batching import GroupMove, group_move
+from superopt.egraph.egraph import is_multi
+from superopt.egraph.lifting import NotLiftableError, correspondence, lift, names_of, of_copies
+from superopt.egraph.matching import Pattern, compile_side
+from superopt.egraph.pattern_index import Apply, Further, Select, Typed
+from superopt.egraph.saturation import Moves
+from superopt.ir.disk_cache import code_digest, keep, kept
+from superopt.ir.garbage_collection import rarely_collected
+from superopt.ir.poly import Dim, Poly
+from superopt.ir.terms import App, Project, Term, Var, children, postorder
+from superopt.ir.types import TensorType
+from superopt.ops import REGISTRY
+from superopt.ops.meaning import Condition
+from superopt.ops.work import flops
+from superopt.program.program import Program
+from superopt.rules.floats import Floats, Way
+from superopt.rules.generality import independent
+from superopt.rules.library import load_library
+from superopt.rules.library_cache import CLASSES
+from superopt.rules.rule import Rule
+from superopt.rules.scanner import RuleError
+from superopt.rules.typing import complete, instances, types_of
+
+__all__ = ["Prepared", "data_of", "flowing", "prepare", "shortens"]
+
+_WEIGHTED = frozenset({"Conv", "ConvTranspose", "MatMul", "Gemm", "BatchNormalization", "LayerNormalization"})
+_PARTS = frozenset({"Concat", "Split"})
+_MOST_PARTS = 16  # a Concat or Split of more parts than this gets no rules of its own
+_MOST_COUNTS = 3  # different numbers of parts that rules are lifted to
+_MOST_ORDERS = 32  # of operands in a lifted rule: `Concat` of eight sums is 256, and as many matches a form of each sum
+_Ways = Mapping[str, tuple[Way, ...]] | None  # conditions of floating point by element type
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Moves, and the pairs (operator, operator that reads it) that occur in rules: where not to cut.
+
+    Attributes:
+        moves: all of them.
+        adjacent: the pairs.
+        shortening: the moves after which fewer operators run, if weights are where weights usually are, or because of
+            what is constant at a match (``x + c + b`` of two weights): few of them apply, each is likely to be a gain,
+            and none makes the graph explode.
+        parts: the numbers of parts, other than two, that the moves are for.
+        closing: what writes operators as one that no other rule reads (three summands as a ``Sum``): none of ``moves``,
+            since those that come after could not go on from there.
+    """
+
+    moves: Moves
+    adjacent: frozenset[tuple[str, str]]
+    shortening: Moves = field(default_factory=Moves)
+    parts: tuple[int, ...] = ()
+    closing: Moves = field(default_factory=Moves)
+
+    @cached_property
+    def every(self) -> Moves:
+        """All moves, closing ones included."""
+        return Moves(self.moves.patterns + self.closing.patterns, self.moves.groups)
+
+    @cached_property
+    def near(self) -> Moves:
+        """Merges of what reads the same data (the gates of a cell), and what puts parts together again: no merges of
+        different data that one weight sees, which stand steps apart."""
+        groups = tuple(g for g in self.moves.groups if not _shares_weight(g))
+        return Moves(tuple(p for p in self.shortening.patterns if _joins(p)), groups)
+
+
+def prepare(
+    rules: Sequence[Rule], program: Program, deadline: float = float("inf"), *, floats: Floats | None = None,
+    grouped: bool = False,
+) -> Prepared:  # fmt: skip
+    """The moves for a program. A rule with an operator that superopt does not know is left out.
+
+    Args:
+        rules: in the order of preference.
+        program: what they will be applied to.
+        deadline: ``time.monotonic`` value after which no more rules are taken.
+        floats: verdicts in floating point, and how they are read; ``None`` for who does not run the result, and takes
+            every direction that holds over the reals.
+        grouped: also for the numbers of parts that merging all products of one value would make.
+    """
+    known = [r for r in rules if r.operators <= REGISTRY.keys()]
+    parts = _parts(program, grouped)
+    with rarely_collected():
+        prepared = _of_all(tuple(known), deadline, floats)
+        lifted = [_lifted(prepared, count, deadline, floats) for count in parts]
+    patterns: list[_Side] = []
+    for number, side in enumerate(prepared.sides):
+        patterns.append(side)
+        patterns += [parts[number] for parts in lifted if number in parts]
+    closing = tuple(s.pattern for s in patterns if _closes(s.pattern, prepared.words))
+    last = set(closing)
+    patterns = [s for s in patterns if s.pattern not in last]
+    shortening = tuple(s.pattern for s in patterns if s.shortens)
+    saving = tuple(s.pattern for s in patterns if s.saves and not s.shortens)
+    return Prepared(
+        Moves(tuple(s.pattern for s in patterns), prepared.groups), prepared.adjacent,
+        Moves(shortening, (), saving), tuple(parts), Moves(closing)
+    )  # fmt: skip
+
+
+def _closes(pattern: Pattern, words: AbstractSet[str]) -> bool:
+    """Whether it makes one of these operators of what has none of them."""
+    target = pattern.target
+    made = len(target) == 1 and isinstance(target[0], App) and target[0].op in words
+    return made and not any(isinstance(t, App) and t.op in words for t in postorder(*pattern.source))
+
+
+def _words(sides: Iterable[_Side]) -> frozenset[str]:
+    """Operators that rules only know as a whole side, of which they are all: other rules do not read them."""
+    found: set[str] = set()
+    inside: set[str] = set()
+    for side in sides:
+        for roots in (side.pattern.source, side.pattern.target):
+            applied = [t for t in postorder(*roots) if isinstance(t, App)]
+            (found if len(applied) == 1 == len(roots) else inside).update(t.op for t in applied)
+    return frozenset(found - inside)
+
+
+@dataclass(frozen=True, eq=False)
+class _Side:
+    """A side of an instance of a rule, and whether fewer operators run on the other: usually, or for some constants."""
+
+    pattern: Pattern
+    backward: bool
+    shortens: bool
+    saves: bool
+
+
+@dataclass(frozen=True, eq=False)
+class _Piece:
+    """What one rule is prepared to, given what each direction must meet in floating point (forward, backward)."""
+
+    ways: tuple[_Ways, _Ways]
+    sides: tuple[_Side, ...]
+    groups: tuple[GroupMove, ...]
+    adjacent: frozenset[tuple[str, str]]
+
+
+@dataclass(frozen=True, eq=False)
+class _All:
+    """What rules are prepared to, whatever the program, by fingerprint.
+
+    Attributes:
+        digest: of the rules; empty where time ran out.
+        words: operators that no rule reads but those that say what they are.
+    """
+
+    digest: str
+    pieces: Mapping[str, _Piece]
+    words: frozenset[str] = frozenset()
+
+    @cached_property
+    def sides(self) -> tuple[_Side, ...]:
+        return tuple(side for piece in self.pieces.values() for side in piece.sides)
+
+    @cached_property
+    def groups(self) -> tuple[GroupMove, ...]:
+        return tuple(group for piece in self.pieces.values() for group in piece.groups)
+
+    @cached_property
+    def adjacent(self) -> frozenset[tuple[str, str]]:
+        return frozenset().union(*(piece.adjacent for piece in self.pieces.values()))
+
+    def __getstate__(self) -> dict[str, object]:
+        return {"digest": self.digest, "pieces": self.pieces, "words": self.words}
+
+
+_CLASSES: tuple[type, ...] = (
+    *CLASSES, _All, _Piece, _Side, Apply, Condition, Further, GroupMove, Pattern, Select, Typed, Way
+)  # fmt: skip
+_FOLDER = "moves"
+_MOST_FILES = 24  # of some megabytes
+_WORTH = 200  # rules from which it takes longer to prepare them than to read a file
+_ALIVE = 16  # rule sets, and numbers of parts, that the process keeps
+_alive: dict[str, _All | dict[int, _Side]] = {}
+_Lifted = dict[int, _Side]  # by the number of the side: what it is for another number of parts
+K = TypeVar("K", _All, dict[int, _Side])
+
+
+def _known(name: str, kind: type[K]) -> K | None:
+    """What stands under a name of all that it follows from: in this process, or in the file of an earlier one."""
+    found: object = _alive.get(name)
+    if not isinstance(found, kind):
+        found = kept(_FOLDER, name, _CLASSES)
+    return _remembered(name, found) if isinstance(found, kind) else None
+
+
+def _remembered(name: str, found: K) -> K:
+    while len(_alive) >= _ALIVE and name not in _alive:
+        _alive.pop(next(iter(_alive)), None)
+    _alive[name] = found
+    return found
+
+
+def _of_all(rules: tuple[Rule, ...], deadline: float, floats: Floats | None) -> _All:
+    """The sides of all rules: from this process, from an earlier one, or made now, but for those that the shipped
+    library has as well."""
+    name, many = _name(rules, floats), len(rules) >= _WORTH
+    found = _known(name, _All) if many else _alive.get(name)
+    if isinstance(found, _All):
+        return found
+    shipped = _shipped(floats) if many else None
+    made, whole = _made(name, rules, deadline, floats, {} if shipped is None else shipped.pieces)
+    if whole:
+        _remembered(name, made)
+        new = made.pieces.keys() if shipped is None else made.pieces.keys() - shipped.pieces.keys()
+        if len(new) >= _WORTH:
+            keep(_FOLDER, name, made, _MOST_FILES)
+    return made
+
+
+def _name(rules: Sequence[Rule], floats: Floats | None) -> str:
+    digest = hashlib.sha256(code_digest("search", "rules", "ops", "ir").encode())
+    for rule in rules:
+        digest.update(rule.fingerprint.encode())
+    digest.update(b"" if floats is None else floats.digest.encode())
+    return digest.hexdigest()
+
+
+def _shipped(floats: Floats | None) -> _All | None:
+    """What the built-in library is prepared to, where that is known."""
+    library = load_library()
+    known = tuple(r for r in library.admitted if r.operators <= REGISTRY.keys())
+    return _known(_name(known, None if floats is None else library.floats(floats.mode)), _All)
+
+
+def _made(
+    name: str, rules: Sequence[Rule], deadline: float, floats: Floats | None, known: Mapping[str, _Piece]
+) -> tuple[_All, bool]:
+    """All that rules are prepared to, and whether there was time for it; ``known`` pieces are taken as they are."""
+    pieces: dict[str, _Piece] = {}
+    for rule in independent(rules):
+        if time.monotonic() > deadline:
+            return _All("", pieces), False
+        ways = _ways(rule, False, floats), _ways(rule, True, floats)
+        piece = known.get(rule.fingerprint)
+        pieces[rule.fingerprint] = _piece(rule, ways) if piece is None or piece.ways != ways else piece
+    return _All(name, pieces, _words(s for piece in pieces.values() for s in piece.sides)), True
+
+
+def _piece(rule: Rule, ways: tuple[_Ways, _Ways]) -> _Piece:
+    sides: list[_Side] = []
+    groups: list[GroupMove] = []
+    plain = _plain(rule)
+    for backward, wanted in enumerate(ways):
+        if wanted is None or any(wanted.values()):
+            for instance in plain:
+                _add(instance, bool(backward), wanted, ways[not backward], sides, groups)
+    return _Piece(ways, tuple(sides), tuple(groups), frozenset(_adjacent(rule)))
+
+
+def _lifted(prepared: _All, count: int, deadline: float, floats: Floats | None) -> _Lifted:
+    """By the number of the side: what it is for so many parts instead of two, where it is about parts."""
+    name, many = f"{prepared.digest}-{count}", bool(prepared.digest) and len(prepared.sides) >= _WORTH
+    found = _known(name, dict) if many else _alive.get(name)
+    if isinstance(found, dict):
+        return found
+    known = _lifted_before(prepared, count, deadline, floats) if many else {}
+    made: _Lifted = {}
+    for number, side in enumerate(prepared.sides):
+        if time.monotonic() > deadline:
+            return made
+        lifted = known[side] if side in known else _side_of_parts(side, count)
+        if lifted is not None:
+            made[number] = lifted
+    if prepared.digest:
+        _remembered(name, made)
+        if many and sum(side not in known for side in prepared.sides) >= _WORTH:
+            keep(_FOLDER, name, made, _MOST_FILES)
+    return made
+
+
+def _lifted_before(prepared: _All, count: int, deadline: float, floats: Floats | None) -> dict[_Side, _Side | None]:
+    """Of sides that are the shipped library's: what they are for so many parts."""
+    shipped = _shipped(floats)
+    if shipped is None or shipped.digest == prepared.digest:
+        return {}
+    found = _lifted(shipped, count, deadline, floats)
+    return (
+        {side: found.get(number) for number, side in enumerate(shipped.sides)} if time.monotonic() <= deadline else {}
+    )
+
+
+def _side_of_parts(side: _Side, count: int) -> _Side | None:
+    rule = side.pattern.rule
+    lifted = lift(rule, count, backward=side.backward) if rule.operators & _PARTS else None
+    if lifted is None or _orders(lifted.lhs) > _MOST_ORDERS:
+        return None
+    ways, opposite = _lifted_ways(side, lifted)
+    return _side(lifted, lifted.lhs, lifted.rhs, side.backward, side.pattern.first_round, ways, opposite)
+
+
+def _orders(roots: tuple[Term, ...]) -> int:
+    """In how many orders the operands of commutative operators are looked for, all together."""
+    applied = (t for t in postorder(*roots) if isinstance(t, App) and len(t.args) == 2 and t.args[0] != t.args[1])
+    return 1 << sum(REGISTRY[t.op].commutative for t in applied)
+
+
+def _lifted_ways(side: _Side, lifted: Rule) -> tuple[_Ways, _Ways]:
+    """What the side, and the other one, must meet."""
+    rule = side.pattern.rule
+    try:
+        names = correspondence(rule, rule.rhs if side.backward else rule.lhs)
+    except NotLiftableError:  # it was lifted, so it is made of copies
+        names = {}
+    own = {*lifted.tensors, *lifted.attribute_atoms}
+    return of_copies(side.pattern.floats, names, own), of_copies(side.pattern.opposite, names, own)
+
+
+def _ways(rule: Rule, backward: bool, floats: Floats | None) -> _Ways:
+    """What a match of a direction must meet, by element type; ``None``: nothing beyond the rule itself."""
+    if floats is None:
+        return None
+    return {str(dtype): ways for dtype, ways in floats.ways(rule, backward=backward).items()}
+
+
+def _side(
+    rule: Rule, source: tuple[Term, ...], target: tuple[Term, ...], backward: bool, apart: bool, floats: _Ways,
+    opposite: _Ways,
+) -> _Side:  # fmt: skip
+    pattern = compile_side(rule, source, target, first_round=apart, floats=floats, opposite=opposite)
+    _ = pattern.identity, pattern.loops, pattern.demands  # kept with the pattern
+    pattern.heavier = _is_heavier(pattern)
+    return _Side(pattern, backward, shortens(pattern), pattern.saves)
+
+
+def shortens(pattern: Pattern) -> bool:
+    """Whether fewer operators run on the other side, if second arguments of products and the like are weights."""
+    data = data_of(pattern.source)
+    return _flow(pattern.target, data) < _flow(pattern.source, data)
+
+
+def data_of(roots: Sequence[Term]) -> frozenset[str]:
+    """Variables that stand where activations usually do."""
+    found: set[str] = set()
+    stack = list(roots)
+    while stack:
+        term = stack.pop()
+        if isinstance(term, Var):
+            found.add(term.name)
+        elif isinstance(term, App):
+            args = term.args[:1] if term.op in _WEIGHTED else term.args
+            stack.extend(a for a in args if a is not None)
+        else:
+            stack.append(term.term)
+    return frozenset(found)
+
+
+def _flow(roots: Sequence[Term], data: frozenset[str]) -> int:
+    """Applications that depend on the variables."""
+    return len(flowing(roots, data))
+
+
+def flowing(roots: Sequence[Term], data: AbstractSet[str]) -> list[App]:
+    """The applications that depend on the variables."""
+    moving: set[Term] = set()
+    found: list[App] = []
+    for term in postorder(*roots):
+        if (isinstance(term, Var) and term.name in data) or any(c in moving for c in children(term)):
+            moving.add(term)
+            found += [term] if isinstance(term, App) else []
+    return found
+
+
+def _is_heavier(pattern: Pattern) -> bool:
+    """Whether the other side does more arithmetic, whatever the sizes, with as many operators of the same kinds, if
+    second arguments of products and the like are weights: a convolution as one of fewer groups.
+    """
+    data = data_of(pattern.source)
+    before, after = flowing(pattern.source, data), flowing(pattern.target, data)
+    if Counter(a.op for a in before) != Counter(a.op for a in after) or not any(a.op in _WEIGHTED for a in before):
+        return False
+    types = types_of(pattern.rule).types
+    more = _arithmetic(after, types) - _arithmetic(before, types)
+    return isinstance(more, Poly) and all(c > 0 for _, c in more.terms)
+
+
+def _arithmetic(terms: Iterable[App], types: Mapping[Term, tuple[TensorType, ...]]) -> Dim:
+    given = ((t, [None if a is None else types[a][0] for a in t.args]) for t in terms)
+    return sum((flops(REGISTRY[t.op], args, complete(t)) for t, args in given), start=0)
+
+
+def _plain(rule: Rule) -> tuple[Rule, ...]:
+    """What the rule is at each number of leading axes; nothing where it is not well-formed."""
+    try:
+        return tuple(_explicit(instance) for instance in instances(rule))
+    except RuleError:
+        return ()
+
+
+def _shares_weight(group: GroupMove) -> bool:
+    """Whether siblings differ in what flows, and share what it is multiplied with."""
+    source = group.one.source
+    data = data_of(source)
+    return bool(data & group.names) and any(
+        isinstance(t, Var) and t.name not in data and t.name not in group.names for t in postorder(*source)
+    )
+
+
+def _joins(pattern: Pattern) -> bool:
+    """Whether the pattern is about parts, and does not make a whole of unrelated data."""
+    data = data_of(pattern.target)
+    whole = (t for t in postorder(*pattern.target) if isinstance(t, App) and t.op == "Concat")
+    return bool(pattern.rule.operators & _PARTS) and not any(names_of((t,)) & data for t in whole)
+
+
+def _parts(program: Program, grouped: bool) -> list[int]:
+    """The numbers of parts, other than two, that Concat and Split most often have: rules are lifted to these.
+
+    Each costs a second or two of preparing for a library of 1,500 rules the first time, and DenseNet-121 has fourteen.
+    """
+    found = Counter(len(s.args) for s in program.steps if s.op == "Concat")
+    found += Counter(len(s.outputs) for s in program.steps if s.op == "Split")
+    if grouped:
+        products = Counter(s.args[0] for s in program.steps if s.op in _WEIGHTED and not program.is_constant(s))
+        found += Counter(products.values())
+    counts = sorted((c for c in found if 2 < c <= _MOST_PARTS), key=lambda c: (-found[c], c))
+    return sorted(counts[:_MOST_COUNTS])
+
+
+def _usable(rule: Rule, backward: bool) -> bool:
+    """Whether the source side says what it is to be matched with, and binds all that the target side needs."""
+    source, binds = (rule.rhs, rule.backward) if backward else (rule.lhs, rule.forward)
+    return binds and not any(isinstance(t, Var) for t in source)
+
+
+def _add(
+    rule: Rule, backward: bool, floats: _Ways, opposite: _Ways, sides: list[_Side], groups: list[GroupMove]
+) -> None:
+    if not _usable(rule, backward):
+        return
+    source, target = (rule.rhs, rule.lhs) if backward else (rule.lhs, rule.rhs)
+    group = group_move(rule, backward=backward, floats=floats) if len(source) == 2 else None
+    if group is not None:
+        groups.append(group)
+        return
+    apart = len(source) > 1 and _is_split(source) and not _is_split(target)
+    sides.append(_side(rule, source, target, backward, apart, floats, opposite))
+
+
+def _is_split(roots: Sequence[Term]) -> bool:
+    """Whether the roots are parts of one value."""
+    return all(isinstance(t, Project) or (isinstance(t, App) and t.op == "Slice") for t in roots)
+
+
+def _adjacent(rule: Rule) -> set[tuple[str, str]]:
+    found: set[tuple[str, str]] = set()
+    for term in postorder(*rule.lhs, *rule.rhs):
+        if isinstance(term, App):
+            for child in children(term):
+                below = child.term if isinstance(child, Project) else child
+                if isinstance(below, App):
+                    found.add((below.op, term.op))
+    return found
+
+
+def _explicit(rule: Rule) -> Rule:
+    """The rule with ``[0]`` written wherever an operator with several outputs is used as a value."""
+    made: dict[Term, Term] = {}
+
+    def value(term: Term) -> Term:
+        found = made[term]
+        return Project(found, 0) if isinstance(found, App) and is_multi(REGISTRY[found.op]) else found
+
+    for term in postorder(*rule.lhs, *rule.rhs):
+        if isinstance(term, App):
+            made[term] = App(term.op, tuple(None if a is None else value(a) for a in term.args), term.attributes)
+        elif isinstance(term, Project):
+            inner = made[term.term]
+            assert isinstance(inner, App)
+            made[term] = Project(inner, term.index) if is_multi(REGISTRY[inner.op]) else inner
+        else:
+            made[term] = term
+
+    def roots(terms: Iterable[Term]) -> tuple[Term, ...]:
+        return tuple(value(t) for t in terms)
+
+    return Rule(rule.id, rule.forall, rule.where, roots(rule.lhs), roots(rule.rhs), rule.origin, rule.family)

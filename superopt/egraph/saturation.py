@@ -1,0 +1,389 @@
+"""Equality saturation: apply every rule everywhere until nothing new appears or a limit is reached.
+
+Rules that match too often are banned for a while, longer each time (egg's back-off scheduler), so that one explosive
+rule cannot starve the others. A rule that asks to unite different types is wrong here and is quarantined.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache, partial
+from operator import itemgetter
+from typing import NamedTuple, TypeVar
+
+from superopt.egraph.batching import GroupMove, independent, siblings
+from superopt.egraph.egraph import EGraph, TypeClashError
+from superopt.egraph.matching import Match, Pattern, match_of, turns
+from superopt.egraph.pattern_index import News, Trie
+from superopt.egraph.term_insertion import Recipe, instantiate, recipe_of
+from superopt.ir.terms import AttributeValue
+from superopt.ops.meaning import IllTyped
+
+_GROWING = 4  # sides that add operators get this much less of the matches
+
+__all__ = ["Limits", "Moves", "Outcome", "saturate"]
+
+
+@dataclass(frozen=True)
+class Moves:
+    """What saturation may do: sides of rules, n-ary merges, and rules whose arity follows the graph's.
+
+    Attributes:
+        saving: sides that are only applied where fewer operators run after it: that depends on what is constant there.
+    """
+
+    patterns: tuple[Pattern, ...] = ()
+    groups: tuple[GroupMove, ...] = ()
+    saving: tuple[Pattern, ...] = ()
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.patterns, self.groups, self.saving))
+
+    def __hash__(self) -> int:
+        return self._hash  # of thousands of patterns
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When to stop: e-nodes, rounds, and the clock (``time.monotonic`` value).
+
+    Attributes:
+        matches: per rule and round.
+        detours: a move that makes more work at run time (more operators, or more arithmetic with as many) starts where
+            at most so many such moves led. Without a limit what was made out of nothing (``x + y`` as
+            ``max(x, y) + min(x, y)``) is taken apart again and again, and fills the e-graph before useful moves have
+            their turn.
+        steps: of matching (:meth:`superopt.egraph.pattern_index.Trie.walk`).
+    """
+
+    nodes: int = 4000
+    rounds: int = 6
+    deadline: float = float("inf")
+    matches: int = 300
+    detours: int = 0
+    steps: int = sys.maxsize
+
+
+@dataclass
+class Outcome:
+    """What happened. ``stopped``: "saturated", "nodes", "rounds", "steps" or "time"; ``quarantined``: rules and why."""
+
+    stopped: str = "saturated"
+    rounds: int = 0
+    quarantined: dict[str, str] = field(default_factory=dict)
+
+
+class Occurrence(NamedTuple):
+    """What a round found: a side, what is made, of what, and how many moves in a row then made more work."""
+
+    pattern: Pattern
+    makes: Recipe
+    match: Match
+    detour: int
+
+
+class _OutOfTimeError(Exception):
+    """The clock ran out while looking for occurrences."""
+
+
+@dataclass(eq=False)
+class _Backoff:
+    """A pattern in one saturation: what was found of it, and whether it is banned.
+
+    Attributes:
+        limit: occurrences in a round before it is banned.
+        number: of the pattern: what is found is applied in the patterns' order.
+        places, variables, values: what is in the slots of roots and variables, of variables, and in the registers.
+        seen: places and values of the occurrences found so far, and of those that never can be one.
+        behind: it has not seen all of the graph as it was in the last round.
+        mode: the walk in which it takes part.
+        found: in this round.
+    """
+
+    limit: int
+    number: int
+    places: Callable[[Sequence[int]], tuple[int, ...]]
+    variables: Callable[[Sequence[int]], tuple[int, ...]]
+    values: Callable[[Sequence[AttributeValue]], tuple[AttributeValue, ...]]
+    recipe: Recipe
+    saving: bool = False
+    bans: int = 0
+    until: int = 0
+    behind: bool = True
+    mode: int = 0
+    found: int = 0
+    seen: set[tuple[tuple[int, ...], tuple[AttributeValue, ...]]] = field(default_factory=set)
+
+
+T = TypeVar("T")
+
+
+def _items(places: Sequence[int]) -> Callable[[Sequence[T]], tuple[T, ...]]:
+    """What gives the items at these places."""
+    if len(places) > 1:
+        return itemgetter(*places)
+    return (lambda items: (items[places[0]],)) if places else lambda items: ()
+
+
+_OFF, _SHARED, _ALONE = 0, 1, 2
+
+
+@dataclass(frozen=True, eq=False)
+class _Nets:
+    """Moves as a search walks them.
+
+    Attributes:
+        one, several, first: the nets of the patterns with one root, of those with several, and of those for the first
+            round.
+        numbers: the place of each pattern.
+        saving: patterns that are only applied where they save an operator.
+    """
+
+    one: Trie[Pattern]
+    several: Trie[Pattern]
+    first: Trie[Pattern]
+    numbers: Mapping[Pattern, int]
+    saving: frozenset[Pattern]
+
+
+@lru_cache(maxsize=16)
+def _nets(moves: Moves) -> _Nets:
+    """The nets of the first of all patterns that find and make the same under the same conditions."""
+    patterns = tuple({p.identity: p for p in reversed((*moves.patterns, *moves.saving))}.values())[::-1]
+    one, several, first = (
+        Trie([(p, p.steps, p.depth) for p in chosen], lambda p: p.loops) for chosen in (
+            [p for p in patterns if len(p.roots) == 1],
+            [p for p in patterns if len(p.roots) > 1 and not p.first_round],
+            [p for p in patterns if len(p.roots) > 1 and p.first_round],
+        )
+    )  # fmt: skip
+    saving = frozenset(moves.saving).difference(moves.patterns)
+    return _Nets(one, several, first, {p: i for i, p in enumerate(patterns)}, saving)
+
+
+class _Search:
+    """Finds new occurrences round by round; which patterns are banned is its state."""
+
+    def __init__(self, graph: EGraph, moves: Moves, limits: Limits) -> None:
+        self.graph, self.limits = graph, limits
+        nets = _nets(moves)
+        self.one, self.several, self.first = nets.one, nets.several, nets.first
+        self.numbers, self.saving = nets.numbers, nets.saving
+        self.states: dict[Pattern, _Backoff] = {}  # of those found so far: most never are
+        self.quarantined: Container[str] = ()
+        self.found: list[tuple[int, int, Occurrence]] = []
+        self.joined: dict[tuple[int, int], bool] = {}  # in this round
+        self.mode = _SHARED
+        self.number = 0
+        self.asked = 0
+        self.left = limits.steps
+
+    def round(
+        self, number: int, levels: Mapping[int, int] | None, news: News | None, quarantined: Container[str]
+    ) -> tuple[list[Occurrence], bool]:
+        """The new occurrences, what shrinks first, in case a limit is reached; and whether a pattern is banned.
+
+        Args:
+            number: of the round.
+            levels: classes near what changed in the last round, by distance upwards; ``None`` for all.
+            news: what changed in it.
+            quarantined: rules that are out.
+
+        Raises:
+            _OutOfTimeError: the deadline has passed.
+        """
+        self.found, self.number, self.quarantined, banned = [], number, quarantined, False
+        self.joined = {}
+        alone: list[Pattern] = []
+        for pattern, state in self.states.items():
+            state.found, state.mode = 0, _SHARED
+            if state.until > number:
+                banned = state.behind = True
+                state.mode = _OFF
+            elif self._is_out(pattern):
+                state.mode = _OFF
+            elif levels is not None and state.behind:
+                state.mode = _ALONE
+                alone.append(pattern)
+            if state.mode != _OFF:
+                state.behind = False
+        self.mode = _SHARED
+        self._walk(self.one, levels, None, news)
+        places = self.graph.places()  # several roots count only where all are the input's
+        for net in (self.several, self.first) if number == 0 else (self.several,):
+            self._walk(net, levels, places, news)
+        self.mode = _ALONE
+        for pattern in alone:
+            self._walk(pattern.trie, None, places if len(pattern.roots) > 1 else None, None)
+        banned |= any(s.until > number for s in self.states.values())
+        self.found.sort(key=itemgetter(0, 1))
+        return [occurrence for _, _, occurrence in self.found], banned
+
+    def _walk(
+        self, net: Trie[Pattern], levels: Mapping[int, int] | None, roots: Container[int] | None, news: News | None
+    ) -> None:
+        if self.left >= 0:
+            self.left = net.walk(self.graph, self._hit, levels, roots, self._apart, news, self.left)
+
+    def _apart(self, one: int, other: int) -> bool:
+        """Whether neither of two values of the input depends on the other."""
+        known = self.joined.get((one, other))
+        if known is None:
+            known = self.joined[one, other] = independent(self.graph, (one, other))
+        return known
+
+    def _is_out(self, pattern: Pattern) -> bool:
+        return pattern.rule.id in self.quarantined or (pattern.first_round and self.number > 0)
+
+    def _met(self, pattern: Pattern) -> _Backoff:
+        """The state of a pattern that is found for the first time."""
+        most = self.limits.matches if pattern.growth <= 0 else self.limits.matches // _GROWING
+        out = self._is_out(pattern)
+        made = _Backoff(
+            most, self.numbers[pattern], _items(pattern.places), _items(pattern.slots), _items(pattern.registers),
+            recipe_of(pattern.target), pattern in self.saving, behind=out, mode=_OFF if out else _SHARED,
+        )  # fmt: skip
+        return self.states.setdefault(pattern, made)
+
+    def _hit(self, pattern: Pattern, slots: list[int], registers: list[AttributeValue]) -> None:
+        state = self.states.get(pattern)
+        if state is None:
+            state = self._met(pattern)
+        if state.mode != self.mode:
+            return
+        self.asked += 1
+        if self.asked & 255 == 0 and time.monotonic() > self.limits.deadline:
+            raise _OutOfTimeError
+        values = state.values(registers)
+        key = (state.places(slots), values)
+        if key in state.seen:
+            return
+        classes = self.graph.classes
+        before, after, apart = pattern.runtime(tuple([classes[c].constant for c in state.variables(slots)]))
+        detour = max([classes[c].detour for c in slots[: pattern.width]])  # the longest that leads to what it reads
+        worse = after > before or (after == before and pattern.heavier)
+        if worse and (apart or detour > self.limits.detours):
+            return  # it would take constants apart to make more work at run time, or is such a move itself
+        if after >= before and state.saving:
+            return  # not here; it may be once something else is known to be constant
+        match = match_of(self.graph, pattern, slots, values)
+        if match is None:
+            if not pattern.bounded:
+                state.seen.add(key)  # the numbers say no, and always will
+            return
+        state.seen.add(key)
+        found = Occurrence(pattern, state.recipe, match, detour + worse)
+        self.found.append((pattern.growth, state.number, found))
+        state.found += 1
+        if state.found >= state.limit << state.bans:
+            state.bans += 1
+            state.until = self.number + 1 + state.bans
+            state.behind, state.mode = True, _OFF
+
+
+def saturate(graph: EGraph, moves: Moves, limits: Limits) -> Outcome:
+    """Grow the e-graph by the moves, in place."""
+    outcome = Outcome()
+    seen: set[tuple[object, ...]] = set()
+    search = _Search(graph, moves, limits)
+    graph.rebuild()
+    levels: Mapping[int, int] | None = None
+    news: News | None = None
+    for number in range(limits.rounds):
+        outcome.rounds = number + 1
+        before = graph.version
+        graph.begin_round()
+        _merge_groups(graph, moves, limits, seen, outcome)
+        if _out_of(graph, limits, outcome):
+            return outcome
+        try:
+            found, banned = search.round(number, levels, news, outcome.quarantined)
+        except _OutOfTimeError:
+            outcome.stopped = "time"
+            return outcome
+        for pattern, makes, match, detour in found:
+            if _out_of(graph, limits, outcome):
+                graph.detour = 0
+                graph.rebuild()
+                return outcome
+            if pattern.rule.id not in outcome.quarantined:
+                graph.detour = detour
+                _apply(graph, pattern.rule.id, match.roots, makes, match, outcome, pattern)
+        graph.detour = 0
+        graph.rebuild()
+        if search.left < 0:
+            outcome.stopped = "steps"
+            return outcome
+        if graph.version == before and not banned:
+            outcome.stopped = "saturated"
+            return outcome
+        levels = _distances(graph, max(search.one.depth, search.several.depth, 1))
+        news = News(graph.began, {graph.find(c) for c in graph.renewed})
+    outcome.stopped = "rounds"
+    return outcome
+
+
+def _distances(graph: EGraph, most: int) -> dict[int, int]:
+    """Classes within ``most`` levels above what was touched, with their distances."""
+    level = {graph.find(c): None for c in sorted(graph.touched)}
+    found = dict.fromkeys(level, 0)
+    for distance in range(1, most + 1):
+        above: dict[int, None] = {}
+        for identity in level:
+            for _, parent in graph.classes[identity].parents:
+                root = graph.find(parent)
+                if root not in found:
+                    found[root] = distance
+                    above[root] = None
+        level = above
+    return found
+
+
+def _merge_groups(graph: EGraph, moves: Moves, limits: Limits, seen: set[tuple[object, ...]], outcome: Outcome) -> None:
+    groups = [g for g in moves.groups if g.one.operators <= graph.by_op.keys()]
+    for group, occurrences in zip(groups, siblings(graph, groups), strict=True):
+        if len(occurrences) < 2:
+            continue
+        if _out_of(graph, limits, outcome):
+            break
+        proposed = list(group.proposals(graph, occurrences, seen))
+        for why, roots, targets, match in proposed:
+            _apply(graph, why, roots, recipe_of(targets), match, outcome)
+        if proposed:
+            graph.rebuild()
+
+
+def _out_of(graph: EGraph, limits: Limits, outcome: Outcome) -> bool:
+    if len(graph) > limits.nodes:
+        outcome.stopped = "nodes"
+    elif time.monotonic() > limits.deadline:
+        outcome.stopped = "time"
+    else:
+        return False
+    return True
+
+
+def _always() -> bool:
+    return True
+
+
+def _apply(
+    graph: EGraph, why: str, roots: Sequence[int], makes: Recipe, match: Match, outcome: Outcome,
+    pattern: Pattern | None = None,
+) -> None:  # fmt: skip
+    graph.cause = why
+    try:
+        made = instantiate(graph, makes, match)
+    except IllTyped:
+        return  # e.g. an axis that is 1 here broadcasts differently: the rule does not speak about these types
+    try:
+        for root, new in zip(roots, made, strict=True):
+            either = partial(turns, graph, pattern, match) if pattern is not None else _always
+            if graph.may_meet(root, new, match.tensors.values(), either):
+                graph.union(root, new, why)
+    except TypeClashError as clash:
+        outcome.quarantined[why] = str(clash)

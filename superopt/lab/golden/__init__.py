@@ -1,1 +1,0 @@
-"""Recorded results of optimisations: ``python -m superopt.lab.golden``."""

@@ -1,0 +1,8 @@
+"""Choosing: regions, e-graph, matching, saturation, extraction. Knows rules and costs, and nothing of proofs."""
+
+from __future__ import annotations
+
+from superopt.passes.saturation_search import search
+from superopt.regions.result import AppliedRule, SearchOptions, SearchResult
+
+__all__ = ["AppliedRule", "SearchOptions", "SearchResult", "search"]

@@ -1,0 +1,319 @@
+"""Where an algorithm with fewer multiplications pays: sites, forms for each, prices of both, one graph.
+
+A site is a Conv of one group, or a product of matrices, with fixed weights and known sizes (a batch may be symbolic).
+Its forms are priced by the cost model beside the operator, each with what the runtime runs in one kernel with the
+operator and would run apart from a form; then the chosen ones together, with the changes of layout that they bring and
+spare (:mod:`superopt.passes.fast_algorithms.blocked_layout`), and with what several forms of one image take apart once
+(:mod:`superopt.passes.fast_algorithms.sharing`). Equal sites are looked at once. No weights are computed for that, and
+nothing is timed: whether the whole model gained is for the caller to measure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
+from functools import partial
+from math import prod
+
+from superopt.cost.graph_costs import graph_cost
+from superopt.cost.model import CostModel
+from superopt.ir.graph import Graph, Node
+from superopt.ir.types import DType, TensorType
+from superopt.ops.infer import Typing, infer
+from superopt.passes.fast_algorithms.blocked_layout import Place, changes_us
+from superopt.passes.fast_algorithms.conv import Axis, ConvForm, Kernel, write_conv
+from superopt.passes.fast_algorithms.graph_extension import Writer
+from superopt.passes.fast_algorithms.matmul import MatMulForm, write_matmul
+from superopt.passes.fast_algorithms.sharing import Choice, Form, Priced, common, shared
+from superopt.passes.fast_algorithms.sites import Site, alike, isolated, sites_of
+from superopt.rules.bilinear import Algorithm, algorithms
+from superopt.runtime.evaluate import Array
+
+__all__ = [
+    "FORM_ERROR", "GROWTH", "LEAST_GAIN", "NEAR", "Choice", "Form", "accuracy_of", "alternatives", "choose", "decisive",
+    "forms_of", "in_place", "kind_of", "layouts_us", "named", "rewritten",
+]  # fmt: skip
+
+# By mode: how much one operator's errors may grow (root mean square, beside the direct sum's). "strict" has no
+# algorithm that is less accurate than what it replaces; none with fewer products is known that is not.
+GROWTH: Mapping[str, float] = {"strict": 1.0, "standard": 16.0, "fast": 64.0}
+LEAST_GAIN = 0.03  # share of the operator's time, for the accuracy and the memory that a form costs
+FORM_ERROR = 0.1  # standard deviation of what a form is modelled to take, as a share of the operator's time
+# Share of the operator's time by which a form may be modelled to lose and still be asked of a device that is recorded:
+# with such prices, not to know better is expected to cost an operator that is all of its model a five-hundredth.
+NEAR = 0.135
+_RIVAL = 0.15  # share of a form's time by which another may be modelled to take more, to be recorded besides
+_MOST_RIVALS = 2  # (140 shapes, quiet: with 0, 1, 2 the fastest was among them on 92, 95 and 96 %)
+_SINGLE = (1, 1)  # taps and stride of an axis along which nothing is summed
+# What forms take of the sum of their operators' prices, by kind. Convs': 45 random shapes, quiet, 2026-11-24, standard
+# deviation 0.16; times 1.07, 1.08 and 1.03 since the predictor of 2026-11-26 (the same shapes by both, one after the
+# other). They belong to the recorded profile and its predictor: with others, ``python -m lab.algorithms --only
+# random`` says by what to multiply them.
+_FAMILY = {"both axes": 1.2, "one axis direct": 1.01, "products": 1.03}
+# What operators take in a form of what they take alone: in front of each, products have filled the core's cache with
+# something else. By ONNX Runtime's profile of eight forms: 1.2 to 2.8 times where elements are moved.
+_APART = dict.fromkeys(("Concat", "Gather", "Pad", "Slice", "Split", "Transpose"), 1.5)
+
+
+def forms_of(site: Site, growth: float) -> list[Form]:
+    """The forms of a site whose errors grow by at most that factor."""
+    if site.pads:
+        return list(_conv_forms(site, growth))
+    rows, inner = site.rows
+    blocked = [a for name, a in algorithms().items() if name.startswith("matmul:") and a.growth <= growth]
+    return [MatMulForm(rows, inner, site.kernel[1], a) for a in blocked]
+
+
+def _conv_forms(site: Site, growth: float) -> Iterator[Form]:
+    """Tiles of equal size along both axes; then those that take the height directly."""
+    sizes, taps, half = site.sizes[2:], site.kernel[2:], len(site.pads) // 2
+    spans = [
+        (size, site.pads[i], site.pads[half + i], (taps[i], site.strides[i]), site.dilations[i])
+        for i, size in enumerate(sizes)
+    ]
+    if len(spans) == 1:
+        spans.insert(0, (1, 0, 0, _SINGLE, 1))
+    if any(kind[1] > 1 and apart > 1 for *_, kind, apart in spans):
+        return  # tiles of neither
+    sums = [kind != _SINGLE for *_, kind, _ in spans]
+    for fast in (sums, [False, True]) if all(sums) else (sums,):
+        for outputs in sorted({len(a.outputs) for a in algorithms().values() if a.tile.name.startswith("conv:")}):
+            chosen = [
+                _along(outputs, *kind) if quick else None for (*_, kind, _), quick in zip(spans, fast, strict=True)
+            ]
+            known = [a for a in chosen if a is not None]
+            if not known or [a is not None for a in chosen] != fast or prod(a.growth for a in known) > growth:
+                continue
+            height, width = (
+                Axis(size, before, after, algorithm, apart, _SINGLE if algorithm is not None else kind)
+                for (size, before, after, kind, apart), algorithm in zip(spans, chosen, strict=True)
+            )
+            if min(height.outputs, width.outputs) > 0:
+                yield ConvForm(height, width)
+
+
+def _along(outputs: int, taps: int, stride: int) -> Algorithm | None:
+    return algorithms().get(f"conv:{outputs}:{taps}" + (f":{stride}" if stride > 1 else "")) if taps > 1 else None
+
+
+def named(form: Form) -> str:
+    """``F(4×4, 3×3), 36 products`` or ``2×2×2 in 7 products``."""
+    if isinstance(form, MatMulForm):
+        return f"{'×'.join(map(str, form.parts))} in {form.algorithm.rank} products"
+    axes = [axis for axis in form.axes if axis.algorithm is not None]
+    shape = ((a.tile, a.taps, a.stride, a.dilation) for a in axes)
+    outputs, taps, strides, apart = ("×".join(map(str, values)) for values in zip(*shape, strict=True))
+    kind = f"F({outputs}, {taps}"
+    kind += f"; stride {strides}" if any(a.stride > 1 for a in axes) else ""
+    kind += f"; dilation {apart}" if any(a.dilation > 1 for a in axes) else ""
+    kind += f"; {form.merged} taps directly" if form.merged > 1 else ""
+    return f"{kind}), {form.products} products of {form.tiles} tiles"
+
+
+def kind_of(form: Form) -> str:
+    """What tells how far prices of forms are off: one of the keys of ``_FAMILY``."""
+    if isinstance(form, MatMulForm):
+        return "products"
+    return "one axis direct" if form.merged > 1 else "both axes"
+
+
+def accuracy_of(form: Form) -> tuple[float, float]:
+    """How much larger than a direct sum's the errors can be: root mean square, and at worst."""
+    if isinstance(form, MatMulForm):
+        return form.algorithm.growth, form.algorithm.bound
+    growth = bound = 1.0
+    for axis in form.axes:
+        if axis.algorithm is not None:
+            growth, bound = growth * axis.algorithm.growth, bound * axis.algorithm.bound
+    return growth, bound
+
+
+def choose(
+    graph: Graph,
+    costs: CostModel,
+    *,
+    growth: float,
+    typing: Typing | None = None,
+    sizes: Mapping[str, int] | None = None,
+    gain: float = LEAST_GAIN,
+) -> list[Choice]:
+    """The sites where a form gains, each with its cheapest form: a function of the graph and the prices.
+
+    Args:
+        graph: a checked graph.
+        costs: the target's cost model.
+        growth: of errors that a form may bring, as in :data:`GROWTH`.
+        typing: its inferred types, symbolic sizes as they are, if at hand.
+        sizes: what a symbolic batch is costed at.
+        gain: share of the operator's time that a form has to gain; negative for what may be worth recording.
+    """
+    typing = typing or infer(graph)
+    known: dict[Hashable, tuple[float, list[Priced]]] = {}
+    rows: list[tuple[Site, float, list[Priced]]] = []
+    for site in sites_of(graph, typing, costs):
+        single = isolated(graph, typing, site)
+        key = alike(single)
+        if key not in known:
+            known[key] = _priced(single, site, costs, growth, sizes or {})
+        rows.append((site, *known[key]))
+    together = common(rows)
+    chosen: list[Choice] = []
+    for site, before, priced in rows:
+        joint = together.get(id(site.node))
+        if options := [joint] if joint is not None else _cheapest(before, priced, gain):
+            first, rivals = options[0], tuple((p.form, p.us) for p in options[1:])
+            chosen.append(Choice(site, first.form, before, first.us, FORM_ERROR * before, rivals, first.apart))
+    return in_place(graph, typing, chosen, costs, gain)
+
+
+def in_place(
+    graph: Graph, typing: Typing, chosen: list[Choice], costs: CostModel, gain: float = LEAST_GAIN
+) -> list[Choice]:  # fmt: skip
+    """Without those that gain too little once changes of layout are counted, the least one first.
+
+    Args:
+        graph: where the choices are.
+        typing: its inferred types.
+        chosen: at most one for a site; what is spared by sharing is found anew.
+        costs: what layouts are priced by.
+        gain: share of the operator's time that a form has to gain.
+    """
+    chosen = shared(chosen)
+    while convs := [c for c in chosen if c.site.pads]:
+        together = layouts_us(graph, typing, convs, costs)
+        less = ([*convs[:i], *convs[i + 1 :]] for i in range(len(convs)))
+        alone = [together - layouts_us(graph, typing, some, costs) for some in less]
+        gains = [(c.before - c.after - more) / c.before for c, more in zip(convs, alone, strict=True)]
+        least = min(range(len(convs)), key=lambda i: gains[i])
+        if gains[least] >= gain:
+            break
+        chosen = shared([c for c in chosen if c is not convs[least]])
+    return chosen
+
+
+def layouts_us(graph: Graph, typing: Typing, chosen: Sequence[Choice], costs: CostModel) -> float:
+    """Microseconds that changes of layout take because of choices; negative where there are fewer."""
+    places = [Place(c.site.nodes, c.site.node.inputs[0], c.begins) for c in chosen if c.site.pads]
+    return changes_us(graph, typing, places, costs)
+
+
+def _cheapest(before: float, priced: Sequence[Priced], gain: float) -> list[Priced]:
+    """The cheapest form that gains enough, if one does, with its rivals."""
+    enough = sorted((p for p in priced if p.us < (1 - gain) * before), key=lambda p: (p.us, p.number))
+    return [p for p in enough if p.us <= (1 + _RIVAL) * enough[0].us][: 1 + _MOST_RIVALS]
+
+
+def _priced(
+    alone: Graph, site: Site, costs: CostModel, growth: float, sizes: Mapping[str, int]
+) -> tuple[float, list[Priced]]:  # fmt: skip
+    """What an operator takes, and what its forms take, without those that cannot be cheaper."""
+    before = graph_cost(alone, costs, sizes=sizes).us
+    priced: list[Priced] = []
+    for number, form in enumerate(forms_of(site, growth)):
+        if _products_us(site, form, costs) < before:
+            made = _alone(alone, site, form)
+            found = graph_cost(made, costs, sizes=sizes)
+            parts = [_APART.get(op, 1.0) * estimate.us for _, op, estimate in found.per_node]
+            family = _FAMILY[kind_of(form)]
+            us = family * (found.us + sum(parts) - sum(e.us for *_, e in found.per_node))
+            first = next(i for i, n in enumerate(made.nodes) if n.op == "MatMul" and n.inputs[1] in made.constants)
+            apart = family * sum(parts[:first]) if isinstance(form, ConvForm) else 0.0
+            priced.append(Priced(us, number, form, apart))
+    return before, priced
+
+
+def _alone(alone: Graph, site: Site, form: Form) -> Graph:
+    """An operator that is a model of its own, as a form, without its weights' elements."""
+    return rewritten(alone, [Choice(site, form, 0.0, 0.0)], filled=False)
+
+
+def decisive(graph: Graph, costs: CostModel, *, sizes: Mapping[str, int] | None = None) -> Iterator[Graph]:
+    """The forms that prices choose or put near a choice, each as a model of its own: what they cost decides.
+
+    Args:
+        graph: a checked graph.
+        costs: prices so far.
+        sizes: what a symbolic batch is costed at.
+    """
+    typing = infer(graph)
+    seen: set[Hashable] = set()
+    for choice in choose(graph, costs, growth=GROWTH["standard"], typing=typing, sizes=sizes, gain=-NEAR):
+        alone = isolated(graph, typing, choice.site)
+        if (key := alike(alone)) not in seen:
+            seen.add(key)
+            yield from (_alone(alone, choice.site, form) for form in (choice.form, *(f for f, _ in choice.rivals)))
+
+
+def alternatives(graph: Graph, site: Site, costs: CostModel, growth: float) -> list[tuple[float, Form | None]]:
+    """What a graph's site is modelled to take in its place: as it is, and by each form, the cheapest first."""
+    typing = infer(graph)
+    before, priced = _priced(isolated(graph, typing, site), site, costs, growth, {})
+    place = [Place(site.nodes, site.node.inputs[0])] if site.pads else []
+    more = changes_us(graph, typing, place, costs) - changes_us(graph, typing, [], costs)
+    return [(before, None), *((p.us + more, p.form) for p in sorted(priced, key=lambda p: (p.us, p.number)))]
+
+
+def _products_us(site: Site, form: Form, costs: CostModel) -> float:
+    """What a form's products are expected to take by themselves: less than all of it."""
+    if isinstance(form, MatMulForm):
+        (rows, inner, columns), count = form.block, form.algorithm.rank
+    else:
+        rows, inner, columns = form.tiles * max(site.sizes[0], 1), form.merged * site.kernel[1], site.kernel[0]
+        count = form.products
+    left, right, made = (TensorType(DType.FLOAT32, s) for s in ((rows, inner), (inner, columns), (rows, columns)))
+    return count * costs.expected("MatMul", {}, [left, right], [made], [False, True]).us
+
+
+def rewritten(
+    graph: Graph, choices: Sequence[Choice], *, filled: bool = True, reserved: AbstractSet[str] = frozenset()
+) -> Graph:
+    """The graph with these operators written as their forms; weights that nothing reads any more are left out.
+
+    Args:
+        graph: where they are.
+        choices: of different sites.
+        filled: compute the new weights; without, they have types alone, for a price.
+        reserved: names that nothing new may have.
+    """
+    made = {id(choice.site.node): choice for choice in choices}
+    within = {id(node) for choice in choices for node in choice.site.nodes}
+    writer = Writer(graph, "bilinear", filled, reserved)
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        if id(node) not in within:
+            nodes.append(node)
+        elif id(node) in made:
+            writer.nodes.clear()
+            _write(writer, graph, made[id(node)])
+            nodes += writer.nodes
+    read = {name for node in nodes for name in node.reads} | {v.name for v in graph.outputs}
+    read |= {v.name for v in graph.inputs}
+    weights = tuple(w for w in graph.weights if w.name in read) + tuple(writer.weights)
+    return replace(graph, nodes=tuple(nodes), weights=weights).checked()
+
+
+def _write(writer: Writer, graph: Graph, choice: Choice) -> None:
+    site, form, node = choice.site, choice.form, choice.site.node
+    kind = graph.weight[site.weights].type.dtype.numpy
+    weights, data = partial(_elements, graph, site.weights), node.inputs[0]
+    if isinstance(form, ConvForm):
+        bias = None if site.bias is None else partial(_elements, graph, site.bias)
+        names = (site.weights, *(() if site.bias is None else (site.bias,)))
+        kernel = Kernel(names, site.kernel[0], site.kernel[1], len(site.kernel) == 3, kind, weights, bias)
+        write_conv(writer, form, data, site.sizes[0], kernel, site.output, site.after)
+        return
+    if len(site.sizes) == 2:
+        write_matmul(writer, form, data, site.weights, kind, weights, node.outputs[0])
+        return
+    flat = writer.reshaped(data, form.rows, form.inner)
+    made = writer.name("product")
+    write_matmul(writer, form, flat, site.weights, kind, weights, made)
+    shape = writer.sizes(*site.sizes[:-1], form.columns)
+    writer.op("Reshape", made, shape, outputs=(node.outputs[0],))
+
+
+def _elements(graph: Graph, name: str) -> Array:
+    data = graph.weight[name].data
+    assert data is not None  # a site's weights have values
+    return data.numpy()

@@ -1,0 +1,73 @@
+"""What a first run would prepare, prepared beforehand: ``python -m superopt.passes.precompile``.
+
+Parsing, typing and compiling the library takes ten seconds, reading a profile a quarter of one. Both follow from
+superopt's own files, so a wheel holds them, and ``make`` makes them for a checkout. Where the code has changed since,
+a run prepares anew and keeps it in its cache.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+import zlib
+from pathlib import Path
+
+__all__ = ["compile_library"]
+
+_PARTS = (3, 4, 5, 6, 8)  # of a Concat: branches of cells, gates of an LSTM, heads; others are made when they occur
+_FOLDERS = ("library", "moves", "profiles")
+
+
+def compile_library(destination: Path) -> list[Path]:
+    """Write what a first run of each kind keeps; what an earlier call wrote goes.
+
+    Args:
+        destination: the folder; :data:`superopt.ir.disk_cache.SHIPPED` is where it is looked for.
+    """
+    shutil.rmtree(destination, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="superopt-") as folder:
+        before = os.environ.get("SUPEROPT_CACHE")
+        os.environ["SUPEROPT_CACHE"] = folder
+        try:
+            _first_runs()
+        finally:
+            os.environ.pop("SUPEROPT_CACHE")
+            if before is not None:
+                os.environ["SUPEROPT_CACHE"] = before
+        written: list[Path] = []
+        for source in sorted(p for name in _FOLDERS for p in (Path(folder) / name).glob("*")):
+            path = destination / source.parent.name / f"{source.name}.zlib"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(zlib.compress(source.read_bytes(), 9))
+            written.append(path)
+    return written
+
+
+def _first_runs() -> None:
+    """Read the profiles, and search models with so many parts."""
+    # here, so that the caller's cache folder is set before
+    from superopt.cost import Profile, RecordedProfile, load_profile, profile_names
+    from superopt.ir.graph import Graph, Node, Value
+    from superopt.ir.types import DType, TensorType
+    from superopt.passes import SearchOptions, search
+    from superopt.rules import load_library
+
+    for name in profile_names():
+        load_profile(name)
+    library = load_library()
+    options = SearchOptions(floats=library.floats("standard"))
+    for parts in _PARTS:
+        row, whole = TensorType(DType.FLOAT32, (1, 2)), TensorType(DType.FLOAT32, (1, 2 * parts))
+        names = tuple(f"x{i}" for i in range(parts))
+        node = Node("joined", "Concat", names, ("y",), {"axis": 1})
+        model = Graph("parts", tuple(Value(n, row) for n in names), (Value("y", whole),), (), (node,), {"": 21})
+        search(model, library.admitted, RecordedProfile(Profile({})), options)
+
+
+if __name__ == "__main__":
+    from superopt.ir.disk_cache import SHIPPED
+
+    made = compile_library(SHIPPED)
+    print(f"{SHIPPED}: {len(made)} files, {sum(p.stat().st_size for p in made) >> 10} KiB", file=sys.stderr)

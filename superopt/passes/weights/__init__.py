@@ -1,0 +1,228 @@
+"""Rewrites that the elements of a given model's weights allow, each with a certificate.
+
+Dead and constant channels, equal rows, constants, weights of low rank: none of it is an equality of graphs, so no rule
+has it. What is claimed is read off the operators' meanings with the weights put in
+(:mod:`superopt.passes.weights.slice_analysis`), and checked by :mod:`superopt.verifier.weights.claims`, which shares
+nothing with this. The reasons are in ``docs/decisions/0027-rewrites-by-weights-elements.md``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from superopt.ir.graph import Graph, Weight
+from superopt.ir.types import TensorType
+from superopt.ops import REGISTRY
+from superopt.ops.infer import infer
+from superopt.passes.canonicalize import of_known_sizes
+from superopt.passes.rounding_guard import kept_verbatim
+from superopt.passes.weights.constant_values import constants_of, others_of
+from superopt.passes.weights.known_positions import Elsewhere, moved_of
+from superopt.passes.weights.low_rank import factored_of
+from superopt.passes.weights.removal import Removal, removal_of
+from superopt.passes.weights.rewriting import Written, with_operands, write
+from superopt.passes.weights.slice_analysis import Slices, Values
+from superopt.program.program import Program, program_of
+from superopt.program.step import Step
+from superopt.regions.emission import emit
+from superopt.regions.replay import Names
+from superopt.rules.values import Certificate, Equal, Kept, Moved, Same, Uniform
+
+__all__ = ["Stage", "by_positions", "by_values"]
+
+_FOLD_NOTHING = -(1 << 62)  # bytes by which folding has to make the weights smaller: the search folds
+_ROUNDS = 8  # times that what one rewrite made is looked at again
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One rewrite: what was, what is, and the claims by which it is."""
+
+    before: Graph
+    after: Graph
+    certificate: Certificate
+
+
+def by_values(graph: Graph, *, finite: bool = True, sums: bool = True, budget: float = 0.0) -> tuple[Stage, ...]:
+    """Rewrites by the elements of weights, each of what the one before made; none where there is nothing to find.
+
+    Args:
+        graph: a checked graph.
+        finite: take running values to be finite where no weight is infinite: 0·x is 0. Without, NaN goes on as it did.
+        sums: leave constant slices out where that adds a constant to a result; it may cost more than it saves.
+        budget: the largest singular value of a weight that may be left out, as a share of its largest; 0: all count.
+    """
+    stages: list[Stage] = []
+    before, values = graph, _values(graph, finite)
+    while len(stages) < _ROUNDS and (found := _exact(before, values, sums)) is not None:
+        stages.append(found)
+        before, values = found.after, _values(found.after, finite)
+    thinner = _factored(before, values, budget) if budget else None
+    return (*stages, *([thinner] if thinner is not None else []))
+
+
+def by_positions(graph: Graph, worth: Callable[[Graph], bool]) -> Stage | None:
+    """What reads or writes known positions, in forms of whole axes; ``None`` where none is worth it.
+
+    Args:
+        graph: a checked graph.
+        worth: whether a graph is to be preferred to the one before it, which it differs from in operators that are
+            alike; asked for one kind of operators after the other, with what was preferred before.
+    """
+    values = _values(of_known_sizes(graph, infer(graph)), finite=False)
+    values = Values(values.program.with_steps(values.program.steps, {}, ()), finite=False)  # what is read is counted
+    alike: dict[object, list[Elsewhere]] = {}
+    for found in moved_of(values):
+        alike.setdefault(found.kind, []).append(found)
+    taken: list[Elsewhere] = []
+    after = graph
+    for group in alike.values():
+        trial = _elsewhere(values.program, [*taken, *group])
+        if worth(trial):
+            taken += group
+            after = trial
+    if not taken:
+        return None
+    moved = tuple(Moved(n) for m in taken if (n := m.steps[-1].outputs[0]) in after.producer)  # others need it no more
+    at = {p for m in taken for p in (m.position, *m.without)}
+    read = sorted({a for p in at for a in values.program.steps[p].reads} & graph.constants.keys())
+    digests = tuple((n, d.digest) for n in read if (d := graph.constants[n].data) is not None)
+    return Stage(graph, after, Certificate(digests, moved=moved))
+
+
+def _elsewhere(program: Program, taken: Iterable[Elsewhere]) -> Graph:
+    put = {m.position: m for m in taken}
+    gone = frozenset[int]().union(*(m.without for m in put.values()))
+    left = [(at, s) for at, s in enumerate(program.steps) if at not in gone]
+    steps = [new for at, s in left for new in (put[at].steps if at in put else (s,))]
+    types = {n: t for m in put.values() for n, t in m.types.items()}
+    return _graph(program, steps, (), types)
+
+
+def _values(graph: Graph, finite: bool) -> Values:
+    return Values(kept_verbatim(program_of(graph, infer(graph)))[0], finite)
+
+
+def _exact(graph: Graph, values: Values, sums: bool) -> Stage | None:
+    """The first way to leave something out that changes no value."""
+    program = values.program
+    if not any(values.slices(n, a) for n in _read(program) for a in range(len(program.types[n].shape or ()))):
+        return None
+    values.compute()
+    ways = (_others, _constants, partial(_slices, sums=sums))
+    return next((s for way in ways if (s := way(graph, values)) is not None), None)
+
+
+def _read(program: Program) -> Iterator[str]:
+    """Constants that running steps read."""
+    read = dict.fromkeys(n for p in program.running for n in program.steps[p].args if n is not None)
+    return (n for n in read if n in program.constant and n in program.types)
+
+
+def _others(graph: Graph, values: Values) -> Stage | None:
+    """Values that are others, read as those."""
+    program, others = values.program, others_of(values)
+    if not others:
+        return None
+    last = {name: _followed(others, name) for name in others}
+    steps = [with_operands(program, s, last, {}) for s in program.steps]
+    if all(new is old for new, old in zip(steps, program.steps, strict=True)):
+        return None
+    after = _graph(program, steps, (), {})
+    certificate = _claims(values, others)
+    same = tuple(Same(a, b) for a, b in others.items())
+    return Stage(graph, after, replace(certificate, same=same, finite=values.finite))
+
+
+def _followed(others: Mapping[str, str], name: str) -> str:
+    while name in others:
+        name = others[name]
+    return name
+
+
+def _constants(graph: Graph, values: Values) -> Stage | None:
+    """Values that are constant, read as weights."""
+    found = constants_of(values, Names(values.program))
+    if found is None:
+        return None
+    steps, weights, types = found
+    after = _graph(values.program, steps, weights, types)
+    return Stage(graph, after, replace(_claims(values, values.program.maker), finite=values.finite))
+
+
+def _slices(graph: Graph, values: Values, *, sums: bool) -> Stage | None:
+    """Slices that nothing but vanishing terms depends on, left out."""
+    removal = removal_of(values, sums=sums)
+    while removal is not None and removal.settle():
+        made = write(values, removal)
+        if not made.stuck:
+            after = _graph(values.program, made.steps, made.weights, made.types)
+            return Stage(graph, after, _certificate(values, removal, made))
+        removal.stuck |= made.stuck
+    return None
+
+
+def _factored(graph: Graph, values: Values, budget: float) -> Stage | None:
+    """Products with weights of low rank, as two thinner ones."""
+    program, found = values.program, factored_of(values, budget)
+    if found is None:
+        return None
+    digests = sorted({f.weight for f in found.claims if f.weight in program.graph.constants})
+    weights = tuple((n, d.digest) for n in digests if (d := program.graph.constants[n].data) is not None)
+    after = _graph(program, found.steps, found.weights, found.types)
+    return Stage(graph, after, Certificate(weights, factored=found.claims))
+
+
+def _graph(
+    program: Program, steps: Sequence[Step], weights: Iterable[Weight], types: Mapping[str, TensorType]
+) -> Graph:
+    new = tuple(weights)
+    graph = replace(program.graph, weights=(*program.graph.weights, *new))
+    wider = replace(program, graph=graph).with_steps(steps, types, ())
+    return emit(replace(wider, constant=wider.constant | {w.name for w in new}), REGISTRY, _FOLD_NOTHING).graph
+
+
+def _certificate(values: Values, removal: Removal, made: Written) -> Certificate:
+    wanted = {n for p, _ in removal.absorbed for n in values.program.steps[p].reads}
+    kept: list[Kept] = []
+    for old, new in made.becomes.items():
+        gone = removal.gone(old)
+        axes = tuple((axis, tuple((~g).nonzero()[0].tolist())) for axis, g in gone.items())
+        kept.append(Kept(old, new, axes, sum(int(g.sum()) for g in gone.values())))
+    return replace(_claims(values, wanted), kept=tuple(kept), finite=values.finite)
+
+
+def _claims(values: Values, wanted: Iterable[str]) -> Certificate:
+    """All that is known of these values, and of what leads to them."""
+    program = values.program
+    stack, leading = list(wanted), set[str]()
+    while stack:
+        name = stack.pop()
+        if name not in leading:
+            leading.add(name)
+            if name in program.maker:
+                stack += program.steps[program.maker[name]].reads
+    uniform: list[Uniform] = []
+    equal: list[Equal] = []
+    for (name, axis), slices in values.found.items():
+        if slices is not None and name in leading and name not in program.constant:
+            _claim(name, axis, slices, uniform, equal)
+    weights = sorted(n for n in leading if n in program.graph.constants)
+    digests = tuple((n, d.digest) for n in weights if (d := program.graph.constants[n].data) is not None)
+    return Certificate(digests, tuple(uniform), tuple(equal))
+
+
+def _claim(name: str, axis: int, slices: Slices, uniform: list[Uniform], equal: list[Equal]) -> None:
+    known = (slices.number == slices.number).nonzero()[0].tolist()
+    if known:
+        uniform.append(Uniform(name, axis, tuple(known), tuple(float(slices.number[i]) for i in known)))
+    first: dict[int, int] = {}
+    pairs: list[tuple[int, int]] = []
+    for at, identity in enumerate(slices.identity.tolist()):
+        earlier = first.setdefault(identity, at)
+        if earlier != at and slices.number[at] != slices.number[at]:
+            pairs.append((at, earlier))
+    if pairs:
+        equal.append(Equal(name, axis, tuple(pairs)))

@@ -1,0 +1,361 @@
+"""Fewer multiplications for a result: which operators get a form with fewer, ranked, and how accurate that is.
+
+A form costs accuracy and memory, and nothing that the rules know applies behind one. So forms are proposed for what the
+search found, and a proposal that is refused (by timing, by the budget of errors, by the check) leaves that as it was.
+Prices alone choose forms (:func:`superopt.passes.fast_algorithms.selection.choose`), so that the proposals and their
+order are a function of graph and prices; timing accepts or refuses each as a whole, and errors are measured on inputs
+that the seed draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from superopt import cost as costs
+from superopt import report
+from superopt.cost import CostModel, GraphCost
+from superopt.ir.errors import InvalidModel, SuperoptError, UsageError
+from superopt.ir.graph import Graph
+from superopt.ops.infer import Typing, infer
+from superopt.passes.fast_algorithms.matmul import MatMulForm
+from superopt.passes.fast_algorithms.selection import (
+    FORM_ERROR,
+    GROWTH,
+    Choice,
+    accuracy_of,
+    choose,
+    in_place,
+    named,
+    rewritten,
+)
+from superopt.passes.fast_algorithms.sharing import shared
+from superopt.passes.fast_algorithms.sites import possible
+from superopt.pipeline.acceptance_policy import LEAST_REPLACED, Belief
+from superopt.pipeline.memory_limit import needed
+from superopt.pipeline.paired_benchmark import LARGE
+from superopt.rules.floats import MOST_ERROR
+from superopt.runtime import reference
+from superopt.runtime.protocol import Runtime
+from superopt.runtime.statistics import SURELY
+from superopt.verifier.check.differential import make_inputs
+from superopt.verifier.check.sessions import Arrays, Bench
+
+__all__ = ["Accuracy", "Budget", "Errors", "Formed", "Setting", "accuracy", "proposals"]
+
+_LESS = (6.0, 3.0)  # growth of errors of algorithms that are proposed after those of the mode
+_SPENT = 0.5  # of the budget, at most, on the few inputs that are measured: on 100 it was up to 1.8 times as much
+_INPUTS, _WORK = 3, 1e10  # inputs on which errors are measured, at most, and FLOPs of the reference for all but one
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Largest errors against float64, relative to the largest element of the output, over so many random inputs."""
+
+    before: float
+    after: float
+    inputs: int
+
+    def within(self, mode: str, share: float = 1.0) -> bool:
+        """Whether a mode's budget, or a share of it, allows it; what errs no more than the model does is allowed."""
+        return self.after <= max(self.before, share * min(MOST_ERROR[mode], GROWTH[mode] * self.before))
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What forms may cost.
+
+    Attributes:
+        mode: the budget of errors, as ``--float`` says it.
+        sizes: what symbolic dimensions are costed and run at.
+        seed: of inputs.
+        threads, runtime: in which errors are measured.
+        memory: bytes that weights and activations may take together; ``None`` without a limit.
+        inputs: on which errors are measured; ``None``: as many as that is worth.
+    """
+
+    mode: str
+    sizes: Mapping[str, int]
+    seed: int
+    threads: int
+    runtime: Runtime
+    memory: int | None = None
+    inputs: int | None = None
+
+
+@dataclass(frozen=True)
+class Formed:
+    """A graph with forms in the place of some operators.
+
+    Attributes:
+        graph: the graph.
+        choices: its forms.
+        cost: what it is modelled to take.
+        modelled: the same as a share of what the graph without forms takes.
+        slack: share of an output's largest magnitude by which the mode lets it be off.
+        clear: each form is modelled to gain by more than prices are off.
+        errors: of the input and of the graph, once they are measured.
+    """
+
+    graph: Graph
+    choices: tuple[Choice, ...]
+    cost: GraphCost
+    modelled: Belief
+    slack: float
+    clear: bool
+    errors: Accuracy | None = None
+
+    def reported(self) -> tuple[report.Algorithm, ...]:
+        """What a report says of each."""
+        return tuple(_reported(choice) for choice in self.choices)
+
+    def errors_reported(self, mode: str) -> report.Errors | None:
+        """The errors, with what a mode allows."""
+        found = self.errors
+        if found is None:
+            return None
+        return report.Errors(found.before, found.after, found.inputs, MOST_ERROR[mode], GROWTH[mode])
+
+
+def proposals(original: Graph, plain: Graph, prices: CostModel, setting: Setting, notes: list[str]) -> Iterator[Formed]:
+    """Graphs with forms in the place of operators of another graph, in the order in which they are to be tried.
+
+    The fastest by price come first; then those of them that gain by more than prices are off; then the same with
+    algorithms that are more accurate.
+
+    Args:
+        original: the input, whose names are its own.
+        plain: the graph.
+        prices: the target's cost model.
+        setting: what forms may cost.
+        notes: that memory holds too few is added.
+    """
+    pricing = _pricing(prices) if GROWTH[setting.mode] > 1.0 and prices.backend.processor and possible(plain) else None
+    if pricing is None or plain.weight_bytes > LARGE:  # timing and errors need the model whole
+        return
+    typing = infer(plain)
+    before = costs.graph_cost(plain, pricing, sizes=setting.sizes).us
+    most = (1.0 - LEAST_REPLACED) * before
+    seen: list[list[Choice]] = []
+    for growth in (GROWTH[setting.mode], *(less for less in _LESS if less < GROWTH[setting.mode])):
+        chosen = choose(plain, pricing, growth=growth, typing=typing, sizes=setting.sizes)
+        for clear in (False, True):
+            some = _clear(plain, typing, chosen, pricing) if clear else chosen
+            if before - _gain(some) > most:
+                break  # fewer forms gain no more
+            if some in seen:
+                continue
+            seen.append(some)
+            fitting = _fitting(plain, some, setting)
+            if before - _gain(fitting) > most:
+                limit = LARGE if setting.memory is None else min(LARGE, setting.memory)
+                notes.append(f"fewer multiplications were left out: the model with their weights would take more than "
+                             f"{limit >> 20} MiB")  # fmt: skip
+                return
+            made = rewritten(plain, fitting, reserved=original.names)
+            cost = costs.graph_cost(made, prices.recorded or prices, sizes=setting.sizes)
+            if cost.us > most:
+                continue
+            error = sum(c.error for c in fitting) / before
+            modelled = Belief(1.0 - _gain(fitting) / before, error)
+            yield Formed(made, tuple(fitting), cost, modelled, MOST_ERROR[setting.mode], clear)
+
+
+def _clear(plain: Graph, typing: Typing, chosen: Sequence[Choice], pricing: CostModel) -> list[Choice]:
+    """Those of the choices that are modelled to gain by more than prices are off."""
+    sure = [c for c in chosen if c.after < (1.0 - SURELY * FORM_ERROR) * c.before]
+    return in_place(plain, typing, sure, pricing) if len(sure) < len(chosen) else list(chosen)
+
+
+def _gain(chosen: Sequence[Choice]) -> float:
+    """Microseconds."""
+    return sum(c.before - c.after for c in chosen)
+
+
+def _pricing(prices: CostModel) -> CostModel | None:
+    """What prices forms, which measures nothing: where all is measured, a recorded profile of the same backend, however
+    many threads that had; ``None`` where there is none."""
+    if prices.recorded is not None:
+        return prices.recorded
+    headers = {name: costs.shipped_header(name) for name in costs.profile_names()}
+    alike = (n for n, header in headers.items() if costs.BACKENDS.get(str(header.get("backend"))) is prices.backend)
+    found = next(alike, None)
+    return None if found is None else costs.RecordedProfile(costs.load_profile(found), prices.sizes)
+
+
+def _fitting(plain: Graph, chosen: list[Choice], setting: Setting) -> list[Choice]:
+    """As many of the forms as memory allows, without those first that gain the least for a byte."""
+    weights = plain.weight_bytes
+    kept = list(chosen)
+    while kept:
+        if weights + sum(c.more_bytes for c in kept) <= LARGE and (
+            setting.memory is None
+            or needed(rewritten(plain, kept, filled=False), None, setting.sizes) <= setting.memory
+        ):
+            return kept
+        least = min(range(len(kept)), key=lambda i: (kept[i].before - kept[i].after) / max(kept[i].more_bytes, 1))
+        del kept[least]
+        kept = shared(kept)
+    return kept
+
+
+class Errors:
+    """Errors of graphs that stand for another, in a runtime against that one in float64, on the same inputs.
+
+    What the original makes of the inputs, there and in float64, is computed once, however many graphs are asked about.
+    One thing after the other is in memory: a graph's session, then the reference.
+
+    Args:
+        original: the graph that the others stand for.
+        fed: the inputs.
+        bench: where graphs are run.
+        runtime, threads: in which they are.
+        sizes: what symbolic dimensions are run at.
+    """
+
+    def __init__(
+        self, original: Graph, fed: Sequence[Mapping[str, np.ndarray]], bench: Bench, *, runtime: Runtime,
+        threads: int = 1, sizes: Mapping[str, int],
+    ) -> None:  # fmt: skip
+        self._original, self._fed, self._bench, self._sizes = original, fed, bench, sizes
+        self._runtime, self._threads = runtime, threads
+        self._names = [v.name for v in original.outputs]
+
+    def of(self, made: Graph) -> list[Accuracy | None]:
+        """By input; ``None`` for one that the original refuses.
+
+        Raises:
+            InvalidModel: the original refuses all of them, or the graph another than it. Unsupported, ResourceLimit:
+                one of the two cannot be run.
+        """
+        self._bench.drop(made)  # while float64 runs
+        known = self._known
+        session = self._bench.loaded(made, self._runtime, threads=self._threads)
+        found: list[Accuracy | None] = []
+        for feeds, one in zip(self._fed, known, strict=True):
+            if one is None:
+                found.append(None)
+                continue
+            old, exact = one
+            try:
+                new = session.run(feeds, self._names)
+            except (InvalidModel, UsageError) as error:
+                raise InvalidModel(f"what the model takes is refused: {error.what}") from error
+            errors = [_errors_of(old[n], new[n], exact[n]) for n in self._names]
+            found.append(Accuracy(max(e[0] for e in errors), max(e[1] for e in errors), 1))
+        del session
+        self._bench.drop(made)
+        return found
+
+    @cached_property
+    def _known(self) -> list[tuple[Arrays, Arrays] | None]:
+        """By input, what the original makes of it in the runtime and in float64."""
+        session = self._bench.loaded(self._original, self._runtime, threads=self._threads)
+        runs: list[Arrays | None] = []
+        why: SuperoptError | None = None
+        for feeds in self._fed:
+            try:
+                runs.append(session.run(feeds, self._names))
+            except (InvalidModel, UsageError) as error:
+                runs.append(None)
+                why = error
+        del session
+        self._bench.drop(self._original)
+        if why is not None and not any(run is not None for run in runs):
+            raise InvalidModel(why.what) from why
+        return [
+            None if run is None else (run, reference.run(self._original, feeds, sizes=self._sizes))
+            for feeds, run in zip(self._fed, runs, strict=True)
+        ]
+
+
+def accuracy(
+    before: Graph, after: Graph, *, sizes: Mapping[str, int], runtime: Runtime, seed: int = 0, inputs: int = 3
+) -> Accuracy:
+    """Errors of two graphs in a runtime against the first in float64, on the same standard normal inputs.
+
+    Raises:
+        InvalidModel, Unsupported, ResourceLimit: one of them cannot be run.
+    """
+    fed = [make_inputs(before, number, "normal", sizes=sizes) for number in range(seed, seed + inputs)]
+    with Bench() as bench:
+        found = Errors(before, fed, bench, runtime=runtime, sizes=sizes).of(after)
+    return _largest([f for f in found if f is not None])
+
+
+class Budget:
+    """The budget of errors of one optimisation: on standard normal inputs, as many as that is worth, and on one of
+    large, small and repeated elements, as far as the model takes them: where an exponential follows, what is large is
+    where errors grow. The seed draws the inputs, so that they are the same on every run.
+
+    Args:
+        original: the input.
+        setting: what forms may cost.
+        bench: where graphs are run.
+    """
+
+    def __init__(self, original: Graph, setting: Setting, bench: Bench) -> None:
+        self._setting, self._normal = setting, setting.inputs or _worth(original, setting.sizes)
+        seeds = range(setting.seed, setting.seed + self._normal)
+        kinds = [*(("normal", seed) for seed in seeds), ("edge", setting.seed)]
+        fed = [make_inputs(original, seed, kind, sizes=setting.sizes) for kind, seed in kinds]
+        self._errors = Errors(
+            original, fed, bench, runtime=setting.runtime, threads=setting.threads, sizes=setting.sizes
+        )  # fmt: skip
+
+    def measured(self, made: Graph) -> list[Accuracy]:
+        """Errors of a graph by kind of input, normal ones first.
+
+        Raises:
+            InvalidModel, Unsupported, ResourceLimit: it or the original cannot be run.
+        """
+        found = self._errors.of(made)
+        taken = [[f for f in some if f is not None] for some in (found[: self._normal], found[self._normal :])]
+        return [_largest(some) for some in taken if some]
+
+    def allows(self, formed: Formed) -> tuple[Formed, str]:
+        """A graph with its errors, and why they are too large, if they are.
+
+        Raises:
+            InvalidModel, Unsupported, ResourceLimit: as :meth:`measured`.
+        """
+        mode, errors = self._setting.mode, self.measured(formed.graph)
+        over = next((e for e in errors if not e.within(mode, _SPENT)), None)
+        why = over and f"errors grow from {over.before:.1e} to {over.after:.1e}, which {mode!r} does not allow"
+        return replace(formed, errors=_largest(errors)), why or ""
+
+
+def _worth(original: Graph, sizes: Mapping[str, int]) -> int:
+    """On how many normal inputs errors are measured."""
+    done = costs.work(original, infer(original, sizes), sizes)
+    return max(1, min(_INPUTS, int(_WORK / max(done.flops, 1))))
+
+
+def _largest(found: Sequence[Accuracy]) -> Accuracy:
+    """Of all inputs together."""
+    return Accuracy(max(f.before for f in found), max(f.after for f in found), sum(f.inputs for f in found))
+
+
+def _errors_of(old: np.ndarray, new: np.ndarray, exact: np.ndarray) -> tuple[float, float]:
+    """Largest errors relative to the largest element, over those that are finite exactly and as the model computes
+    them."""
+    if exact.dtype.kind != "f":
+        return 0.0, 0.0
+    usable = np.isfinite(exact) & np.isfinite(old)
+    if not usable.any():
+        return 0.0, 0.0
+    exact = exact[usable]
+    off = [np.abs(made[usable].astype(np.float64) - exact).max() for made in (old, new)]
+    before, after = (float(e / (np.abs(exact).max() or 1.0)) for e in off)
+    return before, after if np.isfinite(after) else np.inf
+
+
+def _reported(choice: Choice) -> report.Algorithm:
+    growth, bound = accuracy_of(choice.form)
+    name = named(choice.form)
+    where = choice.site.node.name or choice.site.output
+    op = "MatMul" if isinstance(choice.form, MatMulForm) else "Conv"
+    return report.Algorithm(where, op, name, growth, bound, choice.before, choice.after)

@@ -1,0 +1,131 @@
+"""Optimising a model: load → inline its functions → search → race → check → report → calls again."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from superopt import cost as costs
+from superopt import formats
+from superopt.ir.disk_cache import check_cache
+from superopt.ir.errors import ResourceLimit, Unsupported, UsageError
+from superopt.ir.garbage_collection import rarely_collected
+from superopt.ir.graph import Graph
+from superopt.ir.system_errors import system_limits
+from superopt.ir.temporary import remove_abandoned
+from superopt.ops.infer import Barrier, Typing, infer
+from superopt.pipeline.budget import TimeBudget
+from superopt.pipeline.context import Task
+from superopt.pipeline.functions import opened, with_calls_again
+from superopt.pipeline.options import ALGORITHMS, VALUES, Options, Progress, quiet
+from superopt.pipeline.repair import attempt_beside_faults
+from superopt.pipeline.result import Result
+from superopt.pipeline.settings import options_of
+from superopt.pipeline.shape_defaults import likely_sizes
+from superopt.rules import Library, load_library
+from superopt.runtime.blas import one_blas_thread
+from superopt.runtime.limits import refuse_unbounded
+
+if TYPE_CHECKING:
+    import onnx
+
+__all__ = ["Result", "load", "optimize", "select_rules"]
+
+
+def load(model: str | Path | bytes | onnx.ModelProto | Graph) -> Graph:
+    """A graph from a path, ONNX or JSON bytes, an ONNX proto, or a graph as it is.
+
+    Raises:
+        UsageError: it is none of these. InvalidModel, ResourceLimit: as :func:`superopt.formats.load` does.
+    """
+    if isinstance(model, Graph):
+        return model
+    if isinstance(model, bytes):
+        return formats.from_bytes(model)
+    if isinstance(model, str | Path):
+        return formats.load(Path(model))
+    if type(model).__name__ != "ModelProto":  # not imported for this: it may be onnx's or a copy of it
+        raise UsageError(f"{type(model).__name__} is no model", hint="a path, bytes, an ONNX ModelProto, or a Graph")
+    return formats.from_onnx(model)
+
+
+@rarely_collected()
+@one_blas_thread()
+@system_limits()
+def optimize(
+    model: str | Path | bytes | onnx.ModelProto | Graph,
+    *,
+    options: Options | None = None,
+    progress: Progress = quiet,
+    **settings: Any,
+) -> Result:
+    """Find a faster graph that computes the same, check it, and report.
+
+    Args:
+        model: a path, bytes, ``onnx.ModelProto`` or ``Graph``.
+        options: settings.
+        progress: called with (done, total, what).
+        **settings: single fields of ``options``: ``optimize("m.onnx", time_limit=10)``.
+
+    Raises:
+        InvalidModel: the model is broken. ResourceLimit: no machine could run it; MachineLimit: this one cannot.
+        Unsupported: ``strict`` and a node is opaque. UsageError: a bad setting.
+    """
+    options = options_of(options, settings)
+    remove_abandoned()
+    check_cache()
+    budget = TimeBudget.of(options.time_limit)
+    progress(0, None, "loading")
+    given = load(model)
+    before, notes = opened(given, options)
+    graph = before.graph
+    typing = infer(graph, options.sizes)
+    try:
+        refuse_unbounded(graph, options.sizes, typing=typing, absurd=True)
+    except ResourceLimit as error:
+        raise (error.within(str(model)) if isinstance(model, str | Path) else error) from None
+    if options.strict:
+        _refuse_opaque(graph, typing)
+    library = select_rules(options)
+    sizes = likely_sizes(graph, options.sizes)
+    began = time.monotonic()
+    with costs.for_target(
+        options.target,
+        progress=progress,
+        sizes=sizes,
+        threads=options.threads,
+        time_limit=budget.measuring,
+        runtime=options.runtime,
+    ) as model_costs:
+        budget.extend(time.monotonic() - began)
+        result = attempt_beside_faults(
+            Task(graph, typing, library, model_costs, options, progress, budget, sizes, notes)
+        )
+    return with_calls_again(result, given, before, options)
+
+
+def select_rules(options: Options) -> Library:
+    """The library the options ask for. Rules of the user's own are proved, or tested exactly, before they are used.
+
+    Raises:
+        RuleError: a rule does not parse, is false (the message holds the counterexample), or cannot be shown true.
+    """
+    others = (ALGORITHMS, VALUES)
+    disabled = tuple(name for name in options.disable if name not in others)
+    library = load_library(options.rules).select(enable=options.enable, disable=disabled, beside=others)
+    if options.rules is None:
+        return library
+    from superopt.verifier.admission import admit  # here, because it loads Z3, which most runs do not need
+
+    return admit(library)
+
+
+def _refuse_opaque(graph: Graph, typing: Typing) -> None:
+    for node, known in zip(graph.nodes, typing.nodes, strict=True):
+        if isinstance(known, Barrier):
+            raise Unsupported(
+                f"{node.op} is not understood: {known.reason}",
+                where=f"node {node.name!r}",
+                hint="without --strict it is carried through untouched",
+            )

@@ -1,0 +1,130 @@
+"""Two whole models side by side on this machine's processor, or on the device that they were optimised for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from statistics import stdev
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from superopt import formats, report
+from superopt.cost.model import Racing
+from superopt.cost.trial import sizes_fed
+from superopt.ir.errors import Unsupported
+from superopt.ir.graph import Graph
+from superopt.pipeline.acceptance_policy import uncertainty_of
+from superopt.runtime.limits import LARGE, give_back, refuse_unbounded
+from superopt.runtime.onnx_runtime import ONNX_RUNTIME
+from superopt.runtime.paired_benchmark import SETTLED, Clock, Enough, RaceResult, race_sittings
+from superopt.runtime.protocol import Bound, Runtime
+from superopt.runtime.unsafe_models import risk_of
+from superopt.verifier.check.differential import make_inputs
+from superopt.verifier.check.sessions import Bench
+
+__all__ = ["LARGE", "clock_of", "measure", "measured_of", "refuse_fatal", "runnable"]
+
+_ROUNDS = 15
+_LONGEST = 30.0  # seconds of a run that shows whether a process survives it
+
+
+def measure(
+    before: Graph,
+    after: Graph,
+    *,
+    sizes: Mapping[str, int],
+    seed: int = 0,
+    rounds: int = _ROUNDS,
+    burst: int = 3,
+    threads: int = 1,
+    time_limit: float = 30.0,
+    device: Racing | None = None,
+    runtime: Runtime = ONNX_RUNTIME,
+    looks: Mapping[int, Callable[[report.Measured], bool]] = MappingProxyType({}),
+    sittings: int = 1,
+    enough: Callable[[report.Measured], bool] = lambda measured: False,
+    bench: Bench | None = None,
+) -> report.Measured:
+    """Time two graphs side by side in a runtime with all its own optimisations, or on another device.
+
+    With one thread the clock is the thread's CPU time, which other load on the machine does not disturb.
+
+    Args:
+        before: the input; models' weights are written to files once.
+        after: what is timed beside it.
+        sizes: of symbolic dimensions.
+        seed: of the inputs.
+        rounds: at most.
+        burst: consecutive runs whose minimum is a sample.
+        time_limit: seconds, without loading the models.
+        threads: inside an operator.
+        device: another device than this machine's processor.
+        runtime: what runs them.
+        looks: after so many rounds of a loading, whether that is enough; another device runs them all.
+        sittings: how many times the models are loaded, each time for so many rounds; another device loads them once.
+        enough: whether what two or more of these say is enough.
+        bench: where weights are written, and sessions are kept for whoever checks the result.
+
+    Raises:
+        ResourceLimit: running them would take too long or too much memory. InvalidModel, Unsupported: the runtime
+            cannot run them. Unsupported: the other device cannot.
+    """
+    clock = clock_of(threads)
+    for graph in (before, after):
+        refuse_unbounded(graph, sizes)
+    feeds: Mapping[str, np.ndarray[Any, Any]] = make_inputs(before, seed, "normal", sizes=sizes_fed(before, sizes))
+    if device is not None:
+        return measured_of(device.race((before, after), feeds, sizes, rounds=rounds, time_limit=time_limit))
+    with Bench() if bench is None else nullcontext(bench) as given:
+        refuse_fatal((before, after), feeds, given)
+
+        def loaded() -> list[Bound]:
+            made = given.loaded_all((before, after), runtime, threads=threads, keep=sittings == 1)
+            return [m.bound(feeds) for m in made]
+
+        result = race_sittings(
+            loaded, sittings=sittings, runtime=runtime, rounds=rounds, burst=burst, threads=threads, clock=clock,
+            time_limit=time_limit, enough=_asked(enough), looks={n: _asked(look) for n, look in looks.items()},
+            shortest=SETTLED,
+        )  # fmt: skip
+        give_back()
+    return measured_of(result)
+
+
+def refuse_fatal(graphs: Iterable[Graph], feeds: Mapping[str, np.ndarray], bench: Bench) -> None:
+    """Raise Unsupported where running a graph on these inputs, which are to be timed here, ends the process."""
+    for graph in graphs:
+        risk = risk_of(graph)
+        if risk is not None and risk.fed(feeds) and not bench.survives(graph, feeds, _LONGEST):
+            raise Unsupported("running it ends the process, or takes too long")
+
+
+def clock_of(threads: int) -> Clock:
+    """The thread's own time, which other load disturbs little, where there is one thread."""
+    return "cpu" if threads == 1 else "wall"
+
+
+def _asked(enough: Callable[[report.Measured], bool]) -> Enough:
+    return lambda result: enough(measured_of(result))
+
+
+def measured_of(result: RaceResult, place: int = 1) -> report.Measured:
+    """What a race says of its first model and the one at ``place``."""
+    ratios = [row[place] / row[0] for row in result.samples]
+    found = report.Measured(
+        result.ms[0], result.ms[place], result.ratios[place], result.rounds, result.spread[place],
+        dict(result.circumstances), stdev(ratios) if len(ratios) > 1 else 0.0, result.sittings,
+    )  # fmt: skip
+    return replace(found, uncertainty=uncertainty_of(found))
+
+
+def runnable(graph: Graph, path: Path) -> bytes | Path:
+    """The model as a runtime takes it: bytes, or a file where they would not fit one message."""
+    if graph.weight_bytes <= LARGE:
+        return formats.to_onnx_bytes(graph)
+    formats.save(graph, path)
+    return path

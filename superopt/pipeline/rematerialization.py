@@ -1,0 +1,412 @@
+"""Graphs written for less memory, by computing values again or in parts, judged by what ONNX Runtime takes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from superopt import report
+from superopt.cost import CostModel
+from superopt.cost.graph_costs import task_of, work
+from superopt.ir.errors import SuperoptError
+from superopt.ir.graph import Graph, structural_hash
+from superopt.memory import OPSET, ROWS, Planned, Timetable, as_given, block_of, front
+from superopt.ops.infer import infer
+from superopt.ops.record import NotCovered
+from superopt.pipeline.acceptance_policy import LOOKS, doubt_of
+from superopt.pipeline.memory_schedule import asked_of, least_memory
+from superopt.pipeline.memory_timeline import footprint
+from superopt.pipeline.options import EFFORTS, Options, Progress
+from superopt.pipeline.paired_benchmark import LARGE, measure
+from superopt.pipeline.schedule_lowering import Realised, realised
+from superopt.report.quantities import bytes_text
+
+if TYPE_CHECKING:
+    from superopt.pipeline.fission import Fissioned
+
+__all__ = ["Point", "for_memory", "least_for", "points"]
+
+_SHARES = (0.02, 0.05, 0.10, 0.15, 0.25, 0.50)  # of the time, computed again, at which the front is written
+_SHARE = 0.3  # of the time left that planning may take
+_SPENT, _LONGEST = 0.6, 180.0  # share of the time left that writing for memory may take, and seconds, at most
+_LITTLE = 0.10  # of the time that computing again may take, as modelled, where least memory is wanted
+_SLOWER = 1.15  # of the time, as measured, that what is written for memory may take, where no limit asks for more
+_RACE = 6.0  # seconds for a race
+_AIM = 0.8  # of a limit, that plans aim at: in its first run ONNX Runtime has no block yet, and its arena has gaps
+_UNSURE = 2.0  # times what is modelled: parts that stay in the cache took 0.86 to 1.1 of it, measured
+_NEAR = 1.25  # of the bytes alive in a plan: no more is tried where the block is no larger
+_TRIES = 5  # plans that are written to meet a limit, or to stay within a time
+
+
+@dataclass(frozen=True)
+class Point:
+    """A graph that computes the same, what it needs, and at which price.
+
+    Attributes:
+        graph: it.
+        bytes: weights and, by the arena's account, activations.
+        us: modelled microseconds.
+        how: what was done: "" (as it was), "order", "open rows", "hidden sizes", "fission", "recomputation".
+        measured: a race beside the graph given, where there was one.
+        chosen: whether it is what was asked for.
+    """
+
+    graph: Graph
+    bytes: int
+    us: float
+    how: str
+    measured: report.Measured | None = None
+    chosen: bool = False
+
+    def reported(self, fastest: Point) -> report.Tradeoff:
+        """The point beside the fastest."""
+        raced = self.measured
+        return report.Tradeoff(
+            self.bytes, self.us / fastest.us if fastest.us else 1.0, None if raced is None else raced.ratio,
+            None if raced is None or raced.runs < LOOKS[0] else doubt_of(raced), self.how,
+            structural_hash(self.graph),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """A way of computing a graph that takes less memory and more time.
+
+    Attributes:
+        planned: the graph, perhaps with regions computed in parts.
+        table: the order of its nodes, some of them computed again.
+        us: modelled microseconds beyond those of the graph given.
+        how: what was done.
+    """
+
+    planned: Planned
+    table: Timetable
+    us: float
+    how: str
+
+    @property
+    def peak(self) -> int:
+        """Bytes alive at once, without inputs and outputs."""
+        return self.table.peak
+
+    @cached_property
+    def block(self) -> int:
+        """Bytes that they lie in, gaps included."""
+        return block_of(self.planned.task, self.table)
+
+
+class Writing:
+    """A graph of which plans are written, and what is known of it.
+
+    Attributes:
+        planning: share of the time left that each way of planning may take.
+    """
+
+    planning = _SHARE
+
+    def __init__(self, graph: Graph, model: CostModel, sizes: Mapping[str, int], seconds: float, rows: int) -> None:
+        self.graph, self.model, self.sizes, self.rows = graph, model, sizes, rows
+        self.deadline = time.monotonic() + seconds
+        typing = infer(graph, dict(sizes))
+        self.weights = work(graph, typing, sizes).weight_bytes
+        found = least_memory(graph, sizes=sizes, deadline=time.monotonic() + _SHARE * seconds)
+        self.held = found.before.plan.inputs + found.before.plan.outputs
+        given, least = found.asked or (asked_of(graph, sizes), 0)
+        self.planned = task_of(graph, model.recorded or model, typing, sizes=sizes)
+        self.us = sum(op.us for op in self.planned.task.ops)
+        self.first = [Point(graph, self.weights + self.held + given, self.us, "")]
+        if found.how:
+            self.first.append(Point(found.graph, self.weights + self.held + least, self.us, found.how))
+
+    def left(self) -> float:
+        """Seconds."""
+        return self.deadline - time.monotonic()
+
+    def plans(self, most: int | None = None) -> list[Plan]:
+        """Plans each of which takes less time, less memory alive at once or a smaller block than any other, by rising
+        time; the order given is left out.
+
+        Args:
+            most: bytes alive at once that suffice.
+        """
+        if self.graph.opset.get("", 0) < OPSET:
+            return []
+        found = list(self._again(self.planned, 0.0, "recomputation", most))
+        split = list(self._split())
+        found += split
+        for plan in split:
+            found += self._again(plan.planned, plan.us, "fission, recomputation", most, len(split))
+        kept: list[Plan] = []
+        for plan in sorted(found, key=lambda p: (p.us, p.block)):
+            if all(plan.block < k.block or plan.peak < k.peak for k in kept):
+                kept.append(plan)
+        return kept
+
+    def _split(self) -> Iterator[Plan]:
+        """Plans in which regions are computed in parts."""
+        from superopt.pipeline.fission import fissions  # here, because it loads the prover
+
+        for made in fissions(self.planned.ordered, deadline=time.monotonic() + self.planning * self.left()):
+            if self.left() <= 0.0:
+                return
+            planned = task_of(made.graph, self.model.recorded or self.model, sizes=self.sizes)
+            yield Plan(planned, as_given(planned.task), self.price(made, planned), "fission")
+
+    def price(self, made: Fissioned, planned: Planned) -> float:
+        """Modelled microseconds of a graph with regions in parts, beyond those of the graph given."""
+        return sum(op.us for op in planned.task.ops) - self.us
+
+    def _again(self, planned: Planned, us: float, how: str, most: int | None, among: int = 1) -> Iterator[Plan]:
+        """Plans that compute values of a graph again, one of so many graphs that share work and time."""
+        found = front(planned.task, rows=self.rows // among, seconds=self.planning * self.left() / among, enough=most)
+        yield from (Plan(planned, t, us + t.us, how) for t in found[1:])
+
+    def point(self, plan: Plan) -> Point | None:
+        """A plan, written; ``None`` where ONNX Runtime does not take it."""
+        try:
+            if plan.how == "fission":
+                made, how = self._in_parts(plan)
+            else:
+                made, how = realised(plan.planned, plan.table, sizes=self.sizes, deadline=self.deadline), plan.how
+        except (SuperoptError, NotCovered):  # a size that has to be known
+            return None
+        return Point(made.graph, self.weights + self.held + made.block, self.us + plan.us, how)
+
+    def _in_parts(self, plan: Plan) -> tuple[Realised, str]:
+        """A plan with regions in parts as it takes least: in an order of its own, or in one that guards see to."""
+        found = least_memory(plan.planned.graph, sizes=self.sizes, deadline=self.deadline, alike=False)
+        least = Realised(found.graph, found.asked[1] if found.asked else asked_of(found.graph, self.sizes))
+        if least.block > _NEAR * plan.peak and self.left() > 0.0:
+            guarded = realised(plan.planned, plan.table, sizes=self.sizes, deadline=self.deadline)
+            if guarded.block < least.block:
+                return guarded, "fission, guards"
+        return least, ", ".join(filter(None, ("fission", found.how)))
+
+    def room(self, limit: int) -> float:
+        """Bytes that may be alive at once for weights and activations to be within a limit with something to spare."""
+        return _AIM * limit - self.weights - self.held
+
+    def meeting(self, limit: int, plans: Sequence[Plan]) -> list[Point]:
+        """Points from plans of rising time, up to the first that needs no more than the limit."""
+        room, found = self.room(limit), list[Point]()
+        while plans and len(found) < _TRIES and self.left() > 0.0:
+            plan = next((p for p in plans if p.block <= room), min(plans, key=lambda p: p.block))
+            plans = [p for p in plans if p.block < plan.block]
+            made = self.point(plan)
+            if made is None:
+                continue
+            found.append(made)
+            if made.bytes <= limit:
+                break
+            block = made.bytes - self.weights - self.held  # more than was planned, and so will the next be
+            room = min(room, room * plan.block / block)
+        return found
+
+    def least(self, plans: Sequence[Plan]) -> Point | None:
+        """Of the plans of the least block, those of each kind first, written, the one that needs least."""
+        rising = sorted(plans, key=lambda p: p.block)
+        kinds = list({p.how: p for p in reversed(rising)}.values())
+        rising = [*reversed(kinds), *(p for p in rising if p not in kinds)]
+        found: Point | None = None
+        for plan in rising[:_TRIES]:
+            if found is not None and self.left() <= 0.0:
+                break
+            if found is not None and found.bytes <= self.weights + self.held + plan.peak:
+                continue
+            made = self.point(plan)
+            if made is not None and (found is None or made.bytes < found.bytes):
+                found = made
+        return found
+
+
+def for_memory(
+    graph: Graph, options: Options, model: CostModel, notes: list[str], seconds: float, races: bool, progress: Progress
+) -> tuple[Point, ...]:
+    """What the graph is written as, where the options ask for less memory, or for a limit that it else exceeds.
+
+    Args:
+        graph: a result.
+        options: the objective, the limit and the sizes.
+        model: prices.
+        notes: what it takes, before and after, and the price are added.
+        seconds: that are left.
+        races: whether graphs are timed beside each other.
+        progress: told.
+
+    Returns:
+        The graph that was asked for (``chosen``), and with "pareto" the others of the front, by rising time. None where
+        nothing is asked for or known.
+    """
+    limit, sizes, wanted = options.memory_limit, options.sizes, options.objective != "time"
+    if not wanted and limit is None:
+        return ()
+    weights = work(graph, infer(graph, dict(sizes)), sizes).weight_bytes
+    if weights > LARGE:
+        notes.append(f"it is not written for memory: its weights are more than {bytes_text(LARGE)}")
+        return ()
+    progress(0, None, "planning memory")
+    seconds, rows = _SPENT * min(seconds, _LONGEST), EFFORTS[options.effort].rows
+    deadline = time.monotonic() + seconds / _SPENT
+    try:
+        if not wanted and limit is not None and weights + footprint(graph, sizes=sizes).plan.peak <= limit:
+            return ()
+        if options.objective == "pareto":
+            found = points(graph, model, limit=limit, sizes=sizes, seconds=seconds, rows=rows)
+        else:
+            judged = (lambda point: _raced(graph, point, options)) if races else None
+            found = least_for(
+                graph, model, limit=limit, sizes=sizes, seconds=seconds, rows=rows, judged=judged
+            )  # fmt: skip
+    except (SuperoptError, NotCovered) as error:
+        notes.append(f"what its activations take in ONNX Runtime is not known: {error}")
+        return ()
+    if races:
+        progress(0, None, "measuring")
+        found = [found[0], *(_raced(graph, p, options) if time.monotonic() < deadline else p for p in found[1:])]
+    at = _wanted(found, limit, options.objective)
+    if limit is not None and found[at].bytes > limit:
+        notes.append(f"no way of computing it that was tried meets the limit of {bytes_text(limit)}")
+    notes.append(_told(found[0], found[at], weights, limit))
+    chosen = [replace(p, chosen=i == at) for i, p in enumerate(found)]
+    return tuple(chosen) if options.objective == "pareto" else (chosen[at],)
+
+
+def _wanted(found: Sequence[Point], limit: int | None, objective: str) -> int:
+    """Which of the points was asked for."""
+    if limit is not None:
+        meets = [i for i, p in enumerate(found) if p.bytes <= limit]
+        return meets[0] if meets else min(range(len(found)), key=lambda i: found[i].bytes)
+    if objective == "pareto":
+        return 0
+    quick = [i for i, p in enumerate(found) if not _too_slow(p)]
+    return min(quick, key=lambda i: found[i].bytes)
+
+
+def _too_slow(point: Point) -> bool:
+    """Whether it was measured to take too long beyond doubt."""
+    raced = point.measured
+    return raced is not None and raced.ratio - doubt_of(raced) > _SLOWER
+
+
+def _raced(graph: Graph, point: Point, options: Options) -> Point:
+    if point.measured is not None:
+        return point
+    try:
+        measured = measure(
+            graph, point.graph, sizes=options.sizes, seed=options.seed, threads=options.threads, rounds=LOOKS[2],
+            burst=1, time_limit=_RACE,
+        )  # fmt: skip
+    except SuperoptError:  # it counts at what it is modelled at
+        return point
+    return replace(point, measured=measured)
+
+
+def _told(given: Point, point: Point, weights: int, limit: int | None) -> str:
+    how = f" ({point.how})" if point.how else ""
+    text = f"activations take {bytes_text(point.bytes - weights)} in ONNX Runtime{how}"
+    if point.how:
+        price = f"x{point.us / given.us if given.us else 1.0:.3f} of the time as modelled"
+        if point.measured is not None:
+            price += f", x{point.measured.ratio:.3f} in a race of {point.measured.runs} rounds"
+        text += f", {bytes_text(given.bytes - weights)} as found; the price: {price}"
+    if limit is not None:
+        text += f"; with {bytes_text(weights)} of weights {bytes_text(point.bytes)}, the limit is {bytes_text(limit)}"
+    return text
+
+
+def points(
+    graph: Graph,
+    model: CostModel,
+    *,
+    limit: int | None = None,
+    sizes: Mapping[str, int] | None = None,
+    seconds: float = 120.0,
+    rows: int = ROWS,
+) -> list[Point]:
+    """Graphs of which none is both faster, as modelled, and smaller, by rising time; the first is the one given, or the
+    same kernels in less memory.
+
+    Args:
+        graph: the model.
+        model: prices.
+        limit: bytes that one of them should not exceed.
+        sizes: what symbolic dimensions are counted at.
+        seconds: after which nothing more is written.
+        rows: of linear programs that planning may solve.
+
+    Raises:
+        InvalidModel, Unsupported, ResourceLimit: ONNX Runtime cannot run it, or not with its arena watched.
+        NotCovered: an input is no tensor.
+    """
+    writing = Writing(graph, model, sizes or {}, seconds, rows)
+    found = list(writing.first)
+    plans = writing.plans()
+    chosen = [min((p for p in plans if p.us <= share * writing.us), key=lambda p: p.block, default=None)
+              for share in _SHARES]  # fmt: skip
+    for plan in dict.fromkeys(p for p in chosen if p is not None):
+        if writing.left() <= 0.0:
+            break
+        made = writing.point(plan)
+        found += [made] if made is not None else []
+    if limit is not None and min(p.bytes for p in found) > limit:
+        found += writing.meeting(limit, plans)
+    return _undominated(found)
+
+
+def least_for(
+    graph: Graph,
+    model: CostModel,
+    *,
+    limit: int | None = None,
+    share: float = _LITTLE,
+    sizes: Mapping[str, int] | None = None,
+    seconds: float = 120.0,
+    rows: int = ROWS,
+    judged: Callable[[Point], Point] | None = None,
+) -> list[Point]:
+    """The graph given, and what was found; the last is the best, unless it was measured to be too slow.
+
+    Args:
+        graph: the model.
+        model: prices.
+        limit: bytes of weights and activations: the fastest graph that needs no more, as modelled, or the one that
+            needs least.
+        share: of the time that may be spent on computing again, where there is no limit: the graph that needs least.
+        sizes: what symbolic dimensions are counted at.
+        seconds: after which nothing more is written.
+        rows: of linear programs that planning may solve.
+        judged: times a point beside the graph given; where it is too slow, a lighter plan is written. Fission may then
+            be modelled at twice the share.
+
+    Raises:
+        As :func:`points`.
+    """
+    writing = Writing(graph, model, sizes or {}, seconds, rows)
+    found = list(writing.first)
+    if limit is not None and found[-1].bytes <= limit:
+        return found
+    if limit is not None:
+        return found + writing.meeting(limit, writing.plans(int(writing.room(limit))))
+    unsure = 1.0 if judged is None else _UNSURE
+    plans = [p for p in writing.plans() if p.us <= share * writing.us * (unsure if p.how == "fission" else 1.0)]
+    while plans and writing.left() > 0.0:
+        made = writing.least(plans)
+        if made is None:
+            break
+        found.append(made if judged is None else judged(made))
+        if not _too_slow(found[-1]):
+            break
+        price = made.us - writing.us
+        plans = [p for p in plans if p.us < min(price, price / 2.0)]
+    return found
+
+
+def _undominated(found: Sequence[Point]) -> list[Point]:
+    kept: list[Point] = []
+    for point in sorted(found, key=lambda p: (p.us, p.bytes)):
+        if not kept or point.bytes < kept[-1].bytes:
+            kept.append(point)
+    return kept

@@ -1,0 +1,78 @@
+"""The check of a result: its rewritten places and the whole, or the places alone where the whole cannot run here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from superopt.ir.diff import changed_regions, grown
+from superopt.ir.graph import Graph
+from superopt.ops.infer import Typing, infer, made_of_weights
+from superopt.pipeline.budget import TimeBudget
+from superopt.pipeline.options import Options
+from superopt.report.quantities import bytes_text
+from superopt.runtime.limits import LARGE, available
+from superopt.runtime.registry import runtime_named
+from superopt.verifier.check.differential import CheckResult, Slack, check, check_regions, check_rewrite
+from superopt.verifier.check.sessions import Bench
+
+__all__ = ["UNCHANGED", "check_result", "skipped"]
+
+_HELD = 8  # times its weights, of memory that is left, for which a larger model is checked as a whole
+
+
+def skipped(reason: str) -> CheckResult:
+    """The result of a check that was not made."""
+    return CheckResult(
+        verdict="skipped", trials=0, max_abs_error=0.0, max_rel_error=0.0, reference="float64", reason=reason
+    )
+
+
+UNCHANGED = skipped("nothing was changed")
+
+
+def check_result(
+    before: Graph, after: Graph, typing: Typing, options: Options, budget: TimeBudget, bench: Bench, slack: Slack
+) -> CheckResult:
+    """Hold a result against the input.
+
+    Args:
+        before: the input.
+        after: the result.
+        typing: the input's types.
+        options: settings.
+        budget: of time.
+        bench: where models are run, and have run already.
+        slack: what outputs may be off by besides what the model's own rounding explains.
+    """
+    most = min(LARGE, options.memory_limit or LARGE)
+    runtime = runtime_named(options.runtime)
+    rewritten = partial(check_rewrite, bench=bench)
+
+    def checked(how: Callable[..., CheckResult]) -> CheckResult:
+        return how(
+            before, after, seed=options.seed, sizes=options.sizes, time_limit=budget.left_or_none,
+            patience=budget.patience, runtime=runtime, slack=slack,
+        )  # fmt: skip
+
+    whole = skipped(f"the model's weights are more than {bytes_text(most)}")
+    if before.weight_bytes <= most:
+        whole = checked(partial(check, full=True, power="quick") if options.full_check else rewritten)
+        if whole.verdict != "skipped" or budget.left <= 0.0:
+            return whole
+    types = infer(before).types if options.sizes else typing.types  # what sizes are costed at need not be run at
+    fixed = made_of_weights(before, typing)
+    pieces = check_regions(
+        changed_regions(before, after, types, fixed), seed=options.seed, time_limit=budget.patience, runtime=runtime,
+        slack=slack, grow=lambda pair: grown(before, after, pair, types, fixed),
+    )  # fmt: skip
+    why = f"checked place by place, because {whole.reason}"
+    pieces = replace(pieces, reason=f"{why}; {pieces.reason}" if pieces.reason else why)
+    beyond = before.weight_bytes > most and options.memory_limit is None
+    if pieces.verdict != "failed" or pieces.alike or not beyond or _HELD * before.weight_bytes > available():
+        return pieces
+    found = checked(check)  # what a region reads may be out of reach: the whole decides, as where a place differs
+    if found.verdict == "skipped":
+        return pieces
+    return replace(found, reason="; ".join(r for r in (found.reason, f"checked as a whole: {pieces.reason}") if r))

@@ -1,0 +1,59 @@
+"""Rules of the user's own come first: a search that is full of the library's moves may never get round to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from superopt.ir.graph import Graph
+from superopt.passes import SearchResult
+from superopt.rules import Library, Rule, load_library
+
+__all__ = ["own_rules", "search_own_first"]
+
+Search = Callable[[Graph, tuple[Rule, ...]], SearchResult]
+
+
+def own_rules(library: Library, rules: Sequence[Rule]) -> tuple[Rule, ...]:
+    """Those of the rules that did not come with superopt."""
+    built_in = load_library()
+    return tuple(r for r in rules if r.id in library and r.id not in built_in)
+
+
+def search_own_first(graph: Graph, rules: tuple[Rule, ...], own: tuple[Rule, ...], search: Search) -> SearchResult:
+    """The best of three: own rules and then all; the others alone; what these leave, by own rules and then by all.
+
+    Regions have room for so many e-nodes, and what grows them least comes first; rules that compute new weights grow
+    them most. Few rules are quick, so that they come first in time as well: after a search by all of them there may be
+    none left. Rules that were learnt from what a search by the others leaves apply to that, and to nothing that another
+    rule of one's own has been applied to. With no rules of the user's own, it is one search.
+    """
+    if not own:
+        return search(graph, rules)
+    made: list[SearchResult] = []
+
+    def searched(start: Graph, chosen: tuple[Rule, ...]) -> SearchResult:
+        made.append(search(start, chosen))
+        return made[-1]
+
+    first = searched(graph, own)
+    if first.stopped == "interrupted":
+        return first
+    found = [] if first.graph is graph else [_then(first, searched(first.graph, rules))]
+    if not found or found[0].stopped != "interrupted":
+        known = {r.id for r in own}
+        plain = searched(graph, tuple(r for r in rules if r.id not in known))
+        found.append(plain)
+        if plain.graph is not graph and plain.stopped != "interrupted":
+            left = searched(plain.graph, own)
+            if left.graph is not plain.graph:
+                more = _then(plain, left)
+                found.append(more if left.stopped == "interrupted" else _then(more, searched(left.graph, rules)))
+    stopped = next((f.stopped for f in found if f.stopped == "interrupted"), None)
+    best = min(reversed(found), key=lambda f: f.after_us)
+    return replace(best, seconds=sum(m.seconds for m in made), stopped=stopped or best.stopped)
+
+
+def _then(first: SearchResult, second: SearchResult) -> SearchResult:
+    """A search, and another of what it found."""
+    return replace(second, before_us=first.before_us, applied=(*first.applied, *second.applied))

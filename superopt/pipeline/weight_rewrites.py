@@ -1,0 +1,168 @@
+"""What the elements of a model's weights allow, before the search: found, checked by code of its own, and priced.
+
+The first step of an optimisation, because what it leaves out decides what every later step is about. It can only add:
+claims that the checker refutes, and rewrites that prices do not favour, leave the model as it was; the result is judged
+like any other, against the model itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from superopt import cost as costs
+from superopt import report
+from superopt.cost import CostModel
+from superopt.ir.errors import InvalidModel, NotEquivalent, OutOfTime, ResourceLimit, Unsupported
+from superopt.ir.graph import Graph
+from superopt.passes import SearchResult
+from superopt.passes.weights import Stage, by_positions, by_values
+from superopt.rules.floats import MOST_ERROR
+from superopt.runtime.protocol import Runtime
+from superopt.verifier.check.differential import EXACT, Slack
+from superopt.verifier.weights.claims import Held, check_values
+
+if TYPE_CHECKING:
+    from superopt.pipeline.fast_algorithms import Accuracy
+
+__all__ = ["Valued", "with_values"]
+
+_SPENT = 0.25  # of the budget of errors, at most, on the largest singular value that is left out of a weight
+_MEASURED = 0.5  # of the budget, at most, on the few inputs on which errors are measured
+_SHOWN = 20  # claims that a report says in words
+
+
+@dataclass(frozen=True)
+class Valued:
+    """A model rewritten by the elements of its weights.
+
+    Attributes:
+        original: the model.
+        stages: the rewrites, each checked.
+        held: what was checked of each.
+        before_us: what the model is modelled to take.
+        errors: of both, where weights were only near to a lower rank.
+    """
+
+    original: Graph
+    stages: tuple[Stage, ...]
+    held: tuple[Held, ...]
+    before_us: float
+    errors: Accuracy | None = None
+
+    @property
+    def graph(self) -> Graph:
+        return self.stages[-1].after
+
+    def slack(self, result: Graph, mode: str) -> Slack:
+        """What the check of a result allows beyond its own rounding: the mode's budget, where weights were only near to
+        a lower rank."""
+        new = frozenset(n.name for n in result.nodes) - {n.name for n in self.original.nodes}
+        return EXACT if self.errors is None else Slack(MOST_ERROR[mode], new)
+
+    @property
+    def lesser(self) -> Valued | None:
+        """The same without weights of lower rank, which alone are not exact; ``None`` where nothing is left."""
+        exact = tuple(s for s in self.stages if s.certificate.exact)
+        if not exact or len(exact) == len(self.stages):
+            return None
+        return replace(self, stages=exact, held=self.held[: len(exact)], errors=None)
+
+    def counted(self, found: SearchResult) -> SearchResult:
+        """A search's result of the rewritten model, as one of the model."""
+        return replace(found, before_us=self.before_us)
+
+    def reported(self) -> report.Values:
+        """What a report says."""
+        certificates = [s.certificate for s in self.stages]
+        claims = list(
+            dict.fromkeys(str(c) for f in certificates for c in (*f.factored, *f.same, *f.equal, *f.uniform, *f.moved))
+        )
+        held = Held(*(sum(n) for n in zip(*((h.claims, h.places, h.exact) for h in self.held), strict=True)))
+        return report.Values(
+            tuple(claims[:_SHOWN]), len(claims), sum(k.removed for f in certificates for k in f.kept),
+            (_elements(self.original), _elements(self.graph)), all(f.exact for f in certificates), str(held),
+        )  # fmt: skip
+
+
+def with_values(
+    graph: Graph, prices: CostModel, mode: str, sizes: Mapping[str, int], runtime: Runtime, notes: list[str], *,
+    seed: int = 0, deadline: float = float("inf"),
+) -> Valued | None:  # fmt: skip
+    """A model rewritten by the elements of its weights, where that is checked and modelled to pay; else ``None``.
+
+    Args:
+        graph: the model.
+        prices: the target's cost model.
+        mode: as ``--float`` says it; "strict" takes no running value to be finite, and no weight to be of
+            a rank that it is only near to.
+        sizes: what symbolic dimensions are costed at.
+        runtime: in which errors are measured where weights are only near to a lower rank.
+        notes: why what was found is not used is added.
+        seed: of the check's draws.
+        deadline: ``time.monotonic`` value at which the check is given up.
+    """
+    finite, most = mode != "strict", MOST_ERROR[mode]
+    before = costs.graph_cost(graph, prices, sizes=sizes).us
+    for budget in (_SPENT * most, 0.0) if most else (0.0,):
+        ways = [by_values(graph, finite=finite, budget=budget)]
+        ways += [by_values(graph, finite=finite, budget=budget, sums=False)] if ways[0] else []
+        priced = [(costs.graph_cost(s[-1].after, prices, sizes=sizes).us, s) for s in ways if s]
+        after, stages = min(priced, key=lambda one: one[0], default=(before, ()))
+        if stages and after >= before:
+            notes.append(
+                f"without what the elements of the weights make superfluous, the model is modelled at "
+                f"{after / (before or 1.0):.3f} of its cost, so it is kept"
+            )
+            after, stages = before, ()
+        worth = _Worth(prices, sizes, after)
+        elsewhere = by_positions(stages[-1].after if stages else graph, worth)
+        stages = (*stages, *([] if elsewhere is None else [elsewhere]))
+        if not stages:
+            return None
+        try:
+            held = tuple(check_values(s.before, s.after, s.certificate, seed=seed, deadline=deadline) for s in stages)
+        except OutOfTime as error:
+            notes.append(f"what the elements of the weights allow is not used: {error}; a longer --time-limit has some")
+            return None
+        except NotEquivalent as error:
+            notes.append(f"a claim about the elements of the weights was refuted, so none is used: {error}")
+            return None
+        found = Valued(graph, stages, held, before)
+        if all(s.certificate.exact for s in stages):
+            return found
+        from superopt.pipeline.fast_algorithms import accuracy  # here, because few models have such weights
+
+        try:
+            errors = accuracy(graph, found.graph, sizes=sizes, runtime=runtime, seed=seed)
+        except (InvalidModel, Unsupported, ResourceLimit) as error:
+            notes.append(f"weights of lower rank are not used: {error}")
+            continue
+        if errors.within(mode, _MEASURED):
+            return replace(found, errors=errors)
+        notes.append(
+            f"weights of lower rank are not used: errors grow from {errors.before:.1e} to {errors.after:.1e}, which "
+            f"{mode!r} does not allow"
+        )
+    return None
+
+
+@dataclass
+class _Worth:
+    """Whether a graph is cheaper than the last one that was; asked of one graph after the other."""
+
+    prices: CostModel
+    sizes: Mapping[str, int]
+    least_us: float
+
+    def __call__(self, graph: Graph) -> bool:
+        us = costs.graph_cost(graph, self.prices, sizes=self.sizes).us
+        if us >= self.least_us:
+            return False
+        self.least_us = us
+        return True
+
+
+def _elements(graph: Graph) -> int:
+    return sum(n for w in graph.weights if isinstance(n := w.type.elements, int))

@@ -1,0 +1,333 @@
+"""A graph as a list of steps over named values: what regions are cut from, and what optimised regions replace.
+
+A step is an operator in canonical form, or a *barrier*: a node that superopt does not read, kept as it is. Values that
+are computed from weights alone are *constant*: they cost nothing at run time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from superopt.ir.graph import ArrayData, Graph, Node, Weight, WeightData, topological_order
+from superopt.ir.parallel_map import side_by_side
+from superopt.ir.terms import is_open
+from superopt.ir.types import TensorType
+from superopt.ops.generators import weight_of
+from superopt.ops.infer import Applied, Typing
+from superopt.ops.meaning import IllTyped
+from superopt.program.constants import Settled, is_moving
+from superopt.program.step import Step
+from superopt.program.value_analysis import ANYTHING, OPAQUE, Known, known_of, known_of_array
+
+__all__ = ["Kernel", "LeafFacts", "Program", "Step", "facts_of_reals", "program_of"]
+
+_SMALL = 1 << 16  # elements of a weight that are looked at: uniform values, ranges of positions
+_DIGEST = 1 << 20  # bytes of a weight up to which equal contents are recognised
+_EVALUATED = 16 << 20  # bytes of constants that the model computes, and of what they are made of, that are evaluated
+_LOOKED_AT: WeakKeyDictionary[WeightData, Known] = WeakKeyDictionary()  # what elements say, as far as it was asked
+
+
+@dataclass(frozen=True)
+class LeafFacts:
+    """What is known of a weight's elements: the one value of all, or the range of integers; and its digest."""
+
+    uniform: float | None = None
+    range: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """Values that steps make which run as one kernel.
+
+    Attributes:
+        made: the values.
+        within: all but that of the dearest step.
+        written: value, operator and arguments of those steps that are no nodes of the model.
+        inner: the values that nothing else reads.
+        broken_us: microseconds of all but the dearest step by themselves: what it costs that something else reads an
+            inner value.
+    """
+
+    made: frozenset[str]
+    within: frozenset[str]
+    written: frozenset[tuple[str, str, tuple[str | None, ...]]] = frozenset()
+    inner: frozenset[str] = frozenset()
+    broken_us: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """Steps in execution order, with the types and constancy of values.
+
+    Attributes:
+        types: of every value a step's arguments and outputs name, where known.
+        constant: names of values that depend on weights alone.
+        facts: of weights, and of small constants that the model computes.
+        same: weight or such a constant → the first one with equal contents.
+        settled: the constants that the model itself computes, as the runtime does.
+        kernels: steps of the input that the backend runs as one.
+        finite: whoever feeds it promises finite numbers; else an input's may be anything that the model handles.
+    """
+
+    graph: Graph
+    steps: tuple[Step, ...]
+    types: Mapping[str, TensorType]
+    constant: frozenset[str]
+    facts: Mapping[str, LeafFacts]
+    same: Mapping[str, str] = field(default_factory=dict)
+    settled: Settled | None = None
+    kernels: tuple[Kernel, ...] = ()
+    finite: bool = False
+
+    @cached_property
+    def within(self) -> frozenset[str]:
+        """What steps make that cost nothing beside another of their kernel, as long as all of it is there."""
+        return frozenset[str]().union(*(k.within for k in self.whole))
+
+    @cached_property
+    def inner(self) -> Mapping[str, float]:
+        """Values that only their kernel reads, and what it costs that something else does."""
+        return {name: kernel.broken_us for kernel in self.whole for name in kernel.inner}
+
+    @cached_property
+    def whole(self) -> tuple[Kernel, ...]:
+        """The kernels of which all steps are there."""
+        there = {o for s in self.steps if s.node is not None for o in s.outputs}
+        new = {(s.outputs[0], s.op, s.args) for s in self.steps if s.node is None}
+        return tuple(k for k in self.kernels if k.written <= new and k.made <= there | {w[0] for w in k.written})
+
+    @cached_property
+    def known(self) -> Mapping[str, Known]:
+        """Facts of the numbers in every value that a step reads or makes; of what is not there, nothing is known."""
+        weights = self.graph.constants
+        read = {n: w.data for n, w in weights.items() if w.data is not None and w.type.dtype.is_float}
+        _look_at_elements(read.values())
+        found = {v.name: ANYTHING if self.finite else OPAQUE for v in self.graph.inputs}
+        found.update((n, _known_of(read[n]) if n in read else ANYTHING) for n in weights)
+        for step in self.steps:
+            if step.op == "":
+                found.update((o, OPAQUE) for o in step.outputs if o)
+                continue
+            given = [None if a is None else found.get(a, ANYTHING) for a in step.args]
+            types = [None if a is None else self.types.get(a) for a in step.args]
+            made = known_of(
+                step.op,
+                dict(step.attributes),
+                given,
+                types,
+                self.is_constant(step),
+                [self._uniform(a) for a in step.args],
+            )
+            found.update((o, made) for o in step.outputs if o)
+        return found
+
+    def _uniform(self, name: str | None) -> float | None:
+        """The one value of a weight's elements, or of a generated constant's."""
+        if name is None:
+            return None
+        position = self.maker.get(name)
+        if position is not None and self.steps[position].op == "ConstantOfShape":
+            value = dict(self.steps[position].attributes).get("value")
+            return float(value) if isinstance(value, int | float) else None
+        known = self.facts.get(name)
+        return None if known is None else known.uniform
+
+    @cached_property
+    def maker(self) -> Mapping[str, int]:
+        """Value → position of the step that makes it."""
+        return {o: i for i, s in enumerate(self.steps) for o in s.outputs if o}
+
+    @cached_property
+    def outputs(self) -> frozenset[str]:
+        """Names of the graph's outputs."""
+        return frozenset(v.name for v in self.graph.outputs)
+
+    @cached_property
+    def pinned(self) -> frozenset[str]:
+        """Names that must stay: graph outputs, and what subgraphs inside barriers capture."""
+        captured = {n for s in self.steps if s.op == "" and s.node for n in s.node.captures}
+        return self.outputs | captured
+
+    @cached_property
+    def named(self) -> frozenset[str]:
+        """Names that must go on being made: the pinned ones, and what barriers read, which stay bit for bit."""
+        return self.pinned | {n for s in self.steps if s.op == "" and s.node for n in s.node.inputs if n}
+
+    @cached_property
+    def readers(self) -> Mapping[str, tuple[int, ...]]:
+        """Value → positions of the steps that read it."""
+        found: dict[str, dict[int, None]] = {}
+        for position, step in enumerate(self.steps):
+            for name in step.reads:
+                found.setdefault(name, {})[position] = None
+        return {n: tuple(p) for n, p in found.items()}
+
+    def is_constant(self, step: Step) -> bool:
+        return step.op != "" and all(o == "" or o in self.constant for o in step.outputs)
+
+    def is_drawn(self, step: Step) -> bool:
+        """Whether rules may look behind a constant step: it moves elements of weights or writes a constant.
+
+        What else the model computes is settled; what a rewrite computed is evaluated once, and is a weight like any
+        other: its expression would only fill an e-graph with other ways to write it.
+        """
+        if step.node is None:
+            return all(a is None for a in step.args)
+        return is_moving(step, self.types)
+
+    @cached_property
+    def running(self) -> tuple[int, ...]:
+        """Positions of the steps that run at inference time, barriers included."""
+        return tuple(i for i, s in enumerate(self.steps) if not self.is_constant(s))
+
+    def with_steps(self, steps: Sequence[Step], types: Mapping[str, TensorType], constant: Iterable[str]) -> Program:
+        """The program with other steps, put in order; steps that nothing needs are dropped."""
+        made = {o: i for i, s in enumerate(steps) for o in s.outputs if o}
+        needed, stack = set[int](), [made[n] for n in self.outputs if n in made]
+        stack += [i for i, s in enumerate(steps) if s.op == ""]
+        while stack:
+            position = stack.pop()
+            if position not in needed:
+                needed.add(position)
+                stack.extend(made[n] for n in steps[position].reads if n in made)
+        kept = [s for i, s in enumerate(steps) if i in needed]
+        stand_ins = [Node("", s.op, s.reads, s.outputs) for s in kept]
+        order = topological_order(stand_ins, {o: i for i, s in enumerate(kept) for o in s.outputs if o})
+        there = {o for s in kept for o in s.outputs}
+        gone = {o for s in self.steps for o in s.outputs} - there  # their names may come again for what is no constant
+        return replace(
+            self, steps=tuple(kept[i] for i in order), types={**self.types, **types},
+            constant=(self.constant - gone) | there.intersection(constant),
+        )  # fmt: skip
+
+
+def _look_at_elements(weights: Iterable[WeightData]) -> None:
+    """Read, or draw, the elements of weights that were not looked at yet: models have gigabytes."""
+    side_by_side(_known_of, (data for data in dict.fromkeys(weights) if data not in _LOOKED_AT))
+
+
+def _known_of(data: WeightData) -> Known:
+    if data not in _LOOKED_AT:
+        _LOOKED_AT[data] = known_of_array(data.numpy())
+    return _LOOKED_AT[data]
+
+
+def program_of(graph: Graph, typing: Typing) -> Program:
+    """The graph in canonical steps.
+
+    A node whose types are not all known, or do not fit its record, is a barrier. So is one that reads what was
+    dequantised, and an activation between it and a quantisation: the runtime makes one integer kernel of them all,
+    which a rewrite would undo. Tensors of Constants that are kept as data are weights of the program's graph, as a
+    runtime makes them.
+    """
+    graph, typing = _lifted(graph, typing)
+    types = {n: t for n, t in typing.types.items() if t is not None and t.shape is not None}
+    constant = set(graph.constants)
+    own: list[Step] = []
+    steps: list[Step] = []
+    made = {o for n in graph.nodes if n.op == "DequantizeLinear" for o in n.outputs if o}
+    integer: set[str] = set()  # results that may be computed in integers: an activation between them and Q joins them
+    read = {n.inputs[0] for n in graph.nodes if n.op in ("QuantizeLinear", "DynamicQuantizeLinear")}
+    for node, found in zip(graph.nodes, typing.nodes, strict=True):
+        apart = node.op != "QuantizeLinear" and (
+            any(n in made for n in node.inputs)
+            or (any(o in read for o in node.outputs) and any(n in integer for n in node.inputs))
+        )
+        if apart:
+            integer.update(o for o in node.outputs if o)
+        step = _read(node, found, types) if isinstance(found, Applied) and not apart else None
+        if step is None:
+            name = next((o for o in node.outputs if o), node.name)
+            steps.append(Step("", (), (), node.outputs, node, node.name or name))
+            continue
+        steps.append(step)
+        known = not any(is_open(v) for _, v in step.attributes) and all(types[o].is_static for o in step.outputs if o)
+        if known and all(a is None or a in constant for a in step.args):
+            constant.update(o for o in step.outputs if o)
+            own.append(step)
+    settled = Settled(graph, own, types)
+    same, facts = _look_at_weights(graph, _computed(steps, settled))
+    return Program(graph, tuple(steps), types, frozenset(constant), facts, same, settled)
+
+
+def _lifted(graph: Graph, typing: Typing) -> tuple[Graph, Typing]:
+    """A graph whose constants are weights, not nodes, but for those that the graph gives out or that are read as what
+    they say; and its types."""
+    outputs = {v.name for v in graph.outputs}
+    held: dict[str, Weight] = {}
+    for node, found in zip(graph.nodes, typing.nodes, strict=True):
+        weight = None if isinstance(found, Applied) else weight_of(node)
+        if weight is not None and weight.name not in outputs:
+            held[weight.name] = weight
+    if not held:
+        return graph, typing
+    left = [(n, f) for n, f in zip(graph.nodes, typing.nodes, strict=True) if not held.keys() & {*n.outputs}]
+    nodes = tuple(n for n, _ in left)
+    lifted = replace(graph, nodes=nodes, weights=(*graph.weights, *held.values()))
+    return lifted, replace(typing, nodes=tuple(f for _, f in left))
+
+
+def _computed(steps: Sequence[Step], settled: Settled) -> Iterator[Weight]:
+    """Small constants that the model computes and something else than another such computation reads."""
+    read = {n for s in steps if not any(settled.computed(o) for o in s.outputs if o) for n in s.reads}
+    names = [o for s in steps for o in s.outputs if o in read and settled.computed(o)]
+    for name, array in settled.small(names, _DIGEST, _EVALUATED).items():
+        yield Weight(name, settled.types[name], ArrayData(array))
+
+
+def _read(node: Node, found: Applied, types: Mapping[str, TensorType]) -> Step | None:
+    if node.captures or any(a is not None and a not in types for a in found.args):
+        return None
+    given = [None if a is None else types[a] for a in found.args]
+    try:
+        _, results = found.operator.apply(given, found.attributes)
+    except IllTyped:
+        return None
+    outputs = node.outputs[: len(results)]
+    if any(node.outputs[len(results) :]) or any(
+        o and types.get(o) != r for o, r in zip(outputs, results, strict=False)
+    ):
+        return None
+    attributes = tuple(sorted(found.attributes.items()))
+    name = node.name or next((o for o in outputs if o), "")
+    return Step(found.operator.name, found.args, attributes, outputs, node, name)
+
+
+def _look_at_weights(graph: Graph, computed: Iterable[Weight]) -> tuple[dict[str, str], dict[str, LeafFacts]]:
+    same: dict[str, str] = {}
+    facts: dict[str, LeafFacts] = {}
+    first: dict[tuple[str, str], str] = {}
+    for weight in (*graph.constants.values(), *computed):
+        name = weight.name
+        if weight.data is None:
+            continue
+        size = weight.type.nbytes
+        if size is not None and 0 < size <= _DIGEST:
+            same[name] = first.setdefault((str(weight.type), weight.data.digest), name)
+        known = _facts(weight)
+        if known is not None:
+            facts[name] = known
+    return same, facts
+
+
+def facts_of_reals(elements: np.ndarray) -> LeafFacts | None:
+    """What is known of so many reals, one or more: that all are one number; 0 stands for no −0."""
+    signed = bool(np.signbit(elements[elements == 0]).any())
+    return LeafFacts(uniform=float(elements[0])) if not signed and bool((elements == elements[0]).all()) else None
+
+
+def _facts(weight: Weight) -> LeafFacts | None:
+    count = weight.type.elements
+    if weight.data is None or not isinstance(count, int) or not 0 < count <= _SMALL:
+        return None
+    if weight.type.dtype.is_float:
+        return facts_of_reals(np.asarray(weight.data.numpy()).reshape(-1))
+    if weight.type.dtype == "int64":
+        elements = np.asarray(weight.data.numpy())
+        return LeafFacts(range=(int(elements.min()), int(elements.max())))
+    return None

@@ -1,0 +1,78 @@
+"""What a backend runs as one kernel across the border of a region, before the region is replaced and after."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from superopt.extraction.node_costs import Application
+from superopt.ir.types import TensorType
+from superopt.program.program import Program, Step
+from superopt.regions.lowering import Region
+from superopt.regions.plan import OUTSIDE, Piece, Plan
+
+__all__ = ["applied", "applied_piece", "fusions"]
+
+Saved = Callable[[str, Application], float]  # µs, by the operator that makes the moving operand, and its only reader
+
+
+def fusions(program: Program, region: Region, plan: Plan, saved: Saved) -> Iterator[tuple[float, float]]:
+    """Microseconds saved by each fusion over the border: as the region is, and by the plan."""
+    yield from _below(program, region, plan, saved)
+    yield from _above(program, region, plan, saved)
+
+
+def _below(program: Program, region: Region, plan: Plan, saved: Saved) -> Iterator[tuple[float, float]]:
+    """Outputs whose only reader, outside, may run as one with what makes them."""
+    for output, (piece, _) in zip(region.outputs, plan.results, strict=True):
+        readers = program.readers.get(output, ())
+        if len(readers) != 1 or output in program.pinned:
+            continue
+        reader = applied(program, program.steps[readers[0]])
+        before, after = program.steps[program.maker[output]].op, plan.pieces[piece].op if piece >= 0 else ""
+        if before != after:
+            yield saved(before, reader), saved(after, reader)
+
+
+def _above(program: Program, region: Region, plan: Plan, saved: Saved) -> Iterator[tuple[float, float]]:
+    """Leaves made outside that only the region reads: their readers may run as one with what makes them."""
+    inside = {p: program.steps[p] for p in region.positions}
+    for number, leaf in enumerate(region.leaves):
+        position, readers = program.maker.get(leaf), program.readers.get(leaf, ())
+        if position is None or leaf in region.constant or leaf in program.pinned:
+            continue
+        if len(readers) != 1 or readers[0] not in inside:
+            continue
+        producer = _operator(program.steps[position])
+        before = saved(producer, applied(program, inside[readers[0]]))
+        reading = [p for p in plan.pieces if (OUTSIDE, number) in p.args]
+        after = saved(producer, applied_piece(region, plan, reading[0])) if len(reading) == 1 else 0.0
+        yield before, after
+
+
+def _operator(step: Step) -> str:
+    """The name of what runs there, superopt's or a barrier's own."""
+    return step.op or (step.node.op if step.node is not None and not step.node.domain else "")
+
+
+def applied(program: Program, step: Step) -> Application:
+    """What a step applies, to arguments of which types, and which of them are constant."""
+    types = tuple(None if a is None else program.types[a] for a in step.args)
+    return step.op, step.attributes, types, tuple(a is not None and a in program.constant for a in step.args)
+
+
+def applied_piece(region: Region, plan: Plan, piece: Piece) -> Application:
+    """What a piece of a plan applies, to arguments of which types, and which of them are constant."""
+    types: list[TensorType | None] = []
+    fixed: list[bool] = []
+    for ref in piece.args:
+        if ref is None:
+            types.append(None)
+            fixed.append(False)
+        elif ref[0] == OUTSIDE:
+            name = region.values[ref[1]]
+            types.append(region.types[name])
+            fixed.append(name in region.constant)
+        else:
+            types.append(plan.pieces[ref[0]].types[ref[1]])
+            fixed.append(plan.pieces[ref[0]].constant)
+    return piece.op, piece.attributes, tuple(types), tuple(fixed)

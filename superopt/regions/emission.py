@@ -1,0 +1,222 @@
+"""A program as a graph again: unchanged nodes verbatim, new ones written for the model's opset."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from superopt.ir.graph import Graph, Node, Weight, constant, unused_name
+from superopt.ir.poly import Dim
+from superopt.ir.provenance import PRECOMPUTED, RULES
+from superopt.ir.types import TensorType
+from superopt.ops.record import Operator
+from superopt.ops.shape import sizes_of, symbolic_shape
+from superopt.program.constant_folding import FoldedData, data_of, folded, weights_behind
+from superopt.program.constants import SettledData
+from superopt.program.program import Program, Step
+from superopt.regions.replay import Names
+
+__all__ = ["Emitted", "emit"]
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """The graph, and how many constants were folded, with the bytes that the model's weights grew by."""
+
+    graph: Graph
+    folded: int
+    grown: int
+
+
+@dataclass
+class _Literals:
+    """Compile-time operands (shapes, axes), one weight for equal ones."""
+
+    names: Names
+    made: dict[tuple[str, tuple[int, ...], bytes], Weight] = field(default_factory=dict)
+
+    def name(self, array: np.ndarray, hint: str) -> str:
+        key = (str(array.dtype), array.shape, array.tobytes())
+        if key not in self.made:
+            self.made[key] = constant(self.names.fresh(hint), array)
+        return self.made[key].name
+
+
+def emit(
+    program: Program, operators: Mapping[str, Operator], budget: int, reserved: AbstractSet[str] = frozenset()
+) -> Emitted:
+    """The program as a graph with the signature of the model.
+
+    Args:
+        program: the steps.
+        operators: their records.
+        budget: bytes by which folding constants may make the weights grow; what does not fit stays as nodes.
+        reserved: names that nothing new may have.
+
+    Raises:
+        NotCovered: a step cannot be written at the model's opset (extraction chooses none such).
+    """
+    graph = program.graph
+    names = Names(program, reserved)
+    weights, grown, handed = _fold(program, budget)
+    made = {w.name for w in weights} | handed.keys()
+    weights, alike, saved = _shared(weights, program)
+    grown -= saved
+    weights, renamed = _apart(program, weights, names)
+    alike = {**renamed, **{n: renamed.get(w, w) for n, w in alike.items()}, **handed}
+    literals = _Literals(names)
+    node_names = {s.node.name for s in program.steps if s.node is not None}
+    nodes: list[Node] = []
+    for step in _needed(program, made):
+        node = step.node if step.node is not None else _node(program, step, operators, literals, node_names)
+        if not alike.keys().isdisjoint(node.inputs):
+            node = replace(node, inputs=tuple(alike.get(i, i) for i in node.inputs))
+        nodes.append(node)
+    for name in sorted(alike.keys() & program.outputs):
+        nodes.append(Node(unused_name(f"{name}_identity", node_names), "Identity", (alike[name],), (name,)))
+    read = {n for node in nodes for n in node.reads} | program.outputs
+    fed = {v.name for v in graph.inputs}
+    used_before = {n for node in graph.nodes for n in node.reads}
+    kept = tuple(w for w in graph.weights if w.name in read or w.name in fed or w.name not in used_before)
+    known = {o for node in nodes for o in node.outputs}
+    result = replace(
+        graph, nodes=tuple(nodes), weights=(*kept, *weights, *literals.made.values()),
+        values=tuple(v for v in graph.values if v.name in known),
+    )  # fmt: skip
+    return Emitted(result.checked(), len(weights), grown)
+
+
+def _fold(program: Program, budget: int) -> tuple[list[Weight], int, dict[str, str]]:
+    """Constants that running steps read and that rewrites made outputs of, smallest growth first, within the budget;
+    and those that need no weight of their own, because they are one of the model's, which some exporters hand on.
+    """
+    wanted: dict[str, None] = {}
+    captured: set[str] = set()
+    for position in program.running:
+        step = program.steps[position]
+        captured |= set(step.node.captures) if step.op == "" and step.node else set()
+        wanted.update((n, None) for n in step.reads if n in program.maker and n in program.constant)
+    own = program.settled or ()
+    outputs = [n for n in program.outputs if n in program.maker and n in program.constant and n not in own]
+    chosen = {n for n in wanted if n not in program.pinned} | {n for n in outputs if n not in captured}
+    weights: list[Weight] = []
+    constants = program.graph.constants
+    computed = {n: data for n in chosen if (data := data_of(program, n)) is not None}
+    handed = {n: whole for n, data in computed.items() if (whole := _handed_on(data)) in constants}
+    running = {n for p in program.running for n in program.steps[p].reads} | program.outputs | set(handed.values())
+    grown, most = 0, sum(w.type.nbytes or 0 for w in constants.values() if w.data is not None)
+    released: set[str] = set()
+    for name in sorted(computed.keys() - handed.keys(), key=lambda n: (program.types[n].nbytes or 0, n)):
+        if grown + (program.types[name].nbytes or 0) - most > budget:
+            continue  # whatever it is made of
+        data = computed[name]
+        sources = (weights_behind(data) & constants.keys()) - running - released  # others went in an earlier search
+        size = (program.types[name].nbytes or 0) - sum(constants[a].type.nbytes or 0 for a in sources)
+        if grown + size > budget:
+            continue
+        grown += size
+        released |= sources
+        weights.append(folded(program, name, data))
+    return weights, grown, handed
+
+
+def _handed_on(data: FoldedData | SettledData) -> str:
+    """The value whose elements these are, unchanged; nothing where an operator makes others of them."""
+    name = data.output
+    for step in reversed(data.steps):
+        if name in step.outputs:
+            if step.op != "Identity" or step.args[0] is None:
+                return ""
+            name = step.args[0]
+    return name
+
+
+def _apart(program: Program, weights: Sequence[Weight], names: Names) -> tuple[list[Weight], dict[str, str]]:
+    """The weights, none of them named as an output of the model, and the new names of those that were.
+
+    ONNX allows an initializer to be an output; not every tool that reads ONNX does. A node hands it out instead.
+    """
+    renamed = {w.name: names.fresh(f"{w.name}_value") for w in weights if w.name in program.outputs}
+    return [replace(w, name=renamed.get(w.name, w.name)) for w in weights], renamed
+
+
+def _shared(weights: Sequence[Weight], program: Program) -> tuple[list[Weight], dict[str, str], int]:
+    """One weight for equal computations on equal weights: those kept, what stands for the others, and bytes saved.
+
+    Regions that repeat (the steps of an unrolled LSTM) each fold the same weights. Large weights are told apart by
+    name: reading all of a model to find two that are equal takes longer than much of the search.
+    """
+    first: dict[tuple[object, str], Weight] = {}
+    alike: dict[str, str] = {}
+    saved = 0
+    for weight in weights:
+        assert isinstance(weight.data, FoldedData | SettledData), "a folded weight is computed from others"
+        kept = first.setdefault((weight.type, weight.data.described(program.same)), weight)
+        if kept is not weight:
+            alike[weight.name] = kept.name
+            saved += weight.type.nbytes or 0
+    return [w for w in weights if w.name not in alike], alike, saved
+
+
+def _needed(program: Program, made: set[str]) -> list[Step]:
+    """The steps left when these values are weights, in order."""
+    needed: set[int] = set()
+    stack = list(program.running)
+    stack += [program.maker[o] for o in program.outputs if o in program.maker and o not in made]
+    while stack:
+        position = stack.pop()
+        if position in needed:
+            continue
+        needed.add(position)
+        stack.extend(program.maker[n] for n in program.steps[position].reads if n in program.maker and n not in made)
+    return [program.steps[i] for i in sorted(needed)]
+
+
+def _node(
+    program: Program, step: Step, operators: Mapping[str, Operator], literals: _Literals, taken: set[str]
+) -> Node:
+    types = [None if a is None else program.types[a] for a in step.args]
+    step = _without_inference(step, types, operators)
+    record = operators[step.op]
+    form = record.write(dict(step.attributes), types, program.graph.opset.get(record.domain, 1))
+    name = unused_name(f"{step.name}_{step.op}", taken)
+    made = {p: literals.name(a, f"{name}_{'shape' if a.ndim else 'value'}") for p, a in form.literals.items()}
+    inputs = form.names(step.args, made)
+    metadata = {RULES: ",".join(step.rules)} if step.rules else {}
+    if program.is_constant(step):
+        metadata[PRECOMPUTED] = "true"
+    return Node(name, record.name, inputs, step.outputs, dict(form.attributes), record.domain, metadata=metadata)
+
+
+def _without_inference(step: Step, types: Sequence[TensorType | None], operators: Mapping[str, Operator]) -> Step:
+    """A Reshape that copies open sizes and would infer another, as an Unsqueeze or Squeeze where it is one.
+
+    Beside a size that turns out to be 0 none can be inferred.
+    """
+    shape = types[0].shape if step.op == "Reshape" and types[0] is not None else None
+    if shape is None:
+        return step
+    wanted = sizes_of(dict(step.attributes)["shape"], "shape")
+    if all(isinstance(w, int) for w in wanted) or not {0, -1} <= set(symbolic_shape(wanted, shape)):
+        return step
+    for op, few, many in (("Unsqueeze", shape, wanted), ("Squeeze", wanted, shape)):
+        axes = _added(few, many)
+        if axes and op in operators:
+            return replace(step, op=op, attributes=(("axes", axes),))
+    return step
+
+
+def _added(few: Sequence[Dim], many: Sequence[Dim]) -> tuple[int, ...]:
+    """Which axes of size 1 the one shape has besides those of the other; none where that is not all they differ by."""
+    left, axes = list(few), []
+    for axis, size in enumerate(many):
+        if left and left[0] == size:
+            left.pop(0)
+        elif size == 1:
+            axes.append(axis)
+        else:
+            return ()
+    return () if left else tuple(axes)

@@ -1,0 +1,215 @@
+"""Cutting a program into regions small enough to search exactly.
+
+Regions are runs of an order of the running steps, so each is convex. A cut costs the values that cross it, more where
+it separates readers of one value (siblings that could merge) or two operators that stand one above the other in a rule;
+the cheapest cuts are found by dynamic programming. What repeats (the layers of a transformer) is cut alike in every
+repetition, so that it is searched once. Different phases use different orders and avoid each other's cuts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from itertools import pairwise
+
+from superopt.program.program import Program
+
+__all__ = ["WINDOW", "cut", "level_order", "segments"]
+
+WINDOW = 60  # operators in a region
+_SEVERED_SIBLINGS = 2.0
+_SEVERED_MATCH = 1.5
+_SEVERED_FUSION = 100.0  # the backend runs both as one: apart, a change of one could undo that unseen
+_REPEATED = 3.0  # cutting again where an earlier phase cut
+_ALIKE = 6  # steps in a row that are alike at two places: maybe a repetition
+_PERIODS = 12  # distances between such places that are looked at, the most frequent ones
+_TIMES = 2  # that something repeats at least, to be cut alike
+_ANCHORS = 6  # places of a period at which cutting may begin, the cheapest ones
+
+
+def level_order(program: Program) -> list[int]:
+    """Running steps by depth: parallel branches lie side by side."""
+    depth: dict[str, int] = {}
+    level: dict[int, int] = {}
+    for position, step in enumerate(program.steps):
+        here = 1 + max((depth.get(n, 0) for n in step.reads), default=0)
+        level[position] = here
+        depth.update((o, here) for o in step.outputs if o)
+    return sorted(program.running, key=lambda p: (level[p], p))
+
+
+def segments(program: Program, order: Iterable[int]) -> list[list[int]]:
+    """Maximal runs without barriers."""
+    found: list[list[int]] = [[]]
+    for position in order:
+        if program.steps[position].op == "":
+            found.append([])
+        else:
+            found[-1].append(position)
+    return [s for s in found if s]
+
+
+def cut(
+    program: Program, order: Sequence[int], adjacent: frozenset[tuple[str, str]], window: int,
+    avoid: frozenset[str] = frozenset(), fused: Callable[[str, str], bool] = lambda producer, reader: False,
+) -> tuple[list[list[int]], frozenset[str]]:  # fmt: skip
+    """Regions as positions of steps, and the cuts made (each by the name of the value made just before it).
+
+    Args:
+        program: where the steps stand.
+        order: positions of its running steps in an execution order.
+        adjacent: (operator, operator that reads it) pairs that occur in rules.
+        window: most operators of a region.
+        avoid: cuts of an earlier phase.
+        fused: whether the backend runs an operator and its only reader as one.
+    """
+    regions: list[list[int]] = []
+    cuts: set[str] = set()
+    for run in segments(program, order):
+        price = _cut_prices(program, run, adjacent, avoid, fused)
+        bounds = _bounds(price, window, _repetitions([_kind(program, p) for p in run]))
+        for start, end in pairwise(bounds):
+            regions.append(sorted(run[start:end]))
+            if end < len(run):
+                cuts.add(_mark(program, run[end - 1]))
+    return regions, frozenset(cuts)
+
+
+def _mark(program: Program, position: int) -> str:
+    return next((o for o in program.steps[position].outputs if o), "")
+
+
+def _cut_prices(
+    program: Program, run: Sequence[int], adjacent: frozenset[tuple[str, str]], avoid: frozenset[str],
+    fused: Callable[[str, str], bool],
+) -> list[float]:  # fmt: skip
+    """The price of a cut before each place of a run, and 0 at its end; by differences, in one pass."""
+    place = {position: i for i, position in enumerate(run)}
+    change = [0.0] * (len(run) + 2)
+
+    def between(first: int, last: int, price: float) -> None:
+        change[first + 1] += price
+        change[last + 1] -= price
+
+    for position in run:
+        step = program.steps[position]
+        for output in step.outputs:
+            readers = sorted(place[r] for r in program.readers.get(output, ()) if r in place)
+            if not readers:
+                continue
+            between(place[position], readers[-1], 1.0)
+            if len(readers) == 1 and fused(step.op, program.steps[run[readers[0]]].op):
+                between(place[position], readers[0], _SEVERED_FUSION)
+            if len(readers) > 1:
+                between(readers[0], readers[-1], _SEVERED_SIBLINGS)
+            for reader in readers:
+                if (step.op, program.steps[run[reader]].op) in adjacent:
+                    between(place[position], reader, _SEVERED_MATCH)
+    _shared_inputs(program, run, place, between)
+    prices: list[float] = []
+    level = 0.0
+    for i in range(len(run) + 1):
+        level += change[i]
+        again = i > 0 and _mark(program, run[i - 1]) in avoid
+        prices.append(0.5 + level + (_REPEATED if again else 0.0))
+    prices[0] = prices[-1] = 0.0
+    return prices
+
+
+def _shared_inputs(program: Program, run: Sequence[int], place: dict[int, int], between) -> None:  # type: ignore[no-untyped-def]
+    """Siblings that read one value from outside the run, such as parallel branches on the model's input."""
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    for position in run:
+        for name in program.steps[position].reads:
+            if program.maker.get(name) not in place and name not in program.constant:
+                first.setdefault(name, place[position])
+                last[name] = place[position]
+    for name, start in first.items():
+        if 0 < last[name] - start < WINDOW:
+            between(start, last[name], _SEVERED_SIBLINGS)
+
+
+def _kind(program: Program, position: int) -> Hashable:
+    """What a step is, wherever it stands."""
+    step = program.steps[position]
+    return step.op, step.attributes, tuple(program.types.get(o) for o in step.outputs)
+
+
+def _repetitions(kinds: Sequence[Hashable]) -> list[tuple[int, int, int]]:
+    """Disjoint stretches ``[start, end)`` in which everything comes again after ``period`` places, in order."""
+    names: dict[Hashable, int] = {}
+    row = [names.setdefault(k, len(names)) for k in kinds]
+    last: dict[tuple[int, ...], int] = {}
+    distances: Counter[int] = Counter()
+    for i in range(len(row) - _ALIKE + 1):
+        alike = tuple(row[i : i + _ALIKE])
+        if alike in last:
+            distances[i - last[alike]] += 1
+        last[alike] = i
+    found: list[tuple[int, int, int]] = []
+    for period, _ in distances.most_common(_PERIODS):
+        start = 0
+        for i in range(len(row) - period + 1):
+            if i == len(row) - period or row[i] != row[i + period]:
+                if i + period - start >= _TIMES * period:
+                    found.append((start, i + period, period))
+                start = i + 1
+    chosen: list[tuple[int, int, int]] = []
+    for start, end, period in sorted(found, key=lambda r: (r[0] - r[1], r[2])):
+        if all(end <= s or start >= e for s, e, _ in chosen):
+            chosen.append((start, end, period))
+    return sorted(chosen)
+
+
+def _bounds(price: Sequence[float], window: int, repetitions: Sequence[tuple[int, int, int]]) -> list[int]:
+    """Bounds of regions of at most ``window``: as cheap as can be, and the same in all repetitions."""
+    fixed = [0]
+    for start, end, period in repetitions:
+        if end - start > window:
+            fixed += _alike(price, window, start, end, period)
+    fixed.append(len(price) - 1)
+    bounds = [0]
+    for first, last in pairwise(fixed):
+        bounds += [first + b for b in _cheapest(price[first : last + 1], window)[1:]]
+    return bounds
+
+
+def _alike(price: Sequence[float], window: int, start: int, end: int, period: int) -> list[int]:
+    """The cheapest cuts of a stretch that come again after one period, or after as many as fit into a window."""
+    middle = start + (end - start) // period // 2 * period
+    best, chosen = float("inf"), list[int]()
+    for times in range(1, max(1, window // period) + 1):
+        unit = times * period
+        if end - start < _TIMES * unit:
+            break
+        origin = min(middle, end - unit - period)
+        for anchor in sorted(range(origin, origin + period), key=lambda i: price[i])[:_ANCHORS]:
+            inner = [anchor + b for b in _cheapest(price[anchor : anchor + unit + 1], window)]
+            mean = sum(price[i] for i in inner[:-1]) / times
+            if mean < best - 1e-9:
+                back = (anchor - start) // unit
+                steps = range(-back, (end - anchor) // unit + 1)
+                best = mean
+                chosen = [i for k in steps for b in inner[:-1] if start <= (i := b + k * unit) <= end]
+    return [i for i in dict.fromkeys(chosen) if 0 < i < len(price) - 1]
+
+
+def _cheapest(price: Sequence[float], window: int) -> list[int]:
+    """Bounds of runs of at most ``window`` with the least total price; sliding-window minimum, O(n)."""
+    count = len(price) - 1
+    best = [0.0] * (count + 1)
+    back = [0] * (count + 1)
+    queue: deque[int] = deque([0])
+    for end in range(1, count + 1):
+        while queue[0] < end - window:
+            queue.popleft()
+        back[end] = queue[0]
+        best[end] = best[queue[0]] + price[end]
+        while queue and best[queue[-1]] > best[end]:
+            queue.pop()
+        queue.append(end)
+    bounds = [count]
+    while bounds[-1] > 0:
+        bounds.append(back[bounds[-1]])
+    return bounds[::-1]

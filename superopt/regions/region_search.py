@@ -1,0 +1,361 @@
+"""Optimising one region: saturate, extract, and settle what was only predicted by measuring it."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import sqrt
+
+from superopt.egraph.egraph import EGraph, ENode
+from superopt.egraph.saturation import Limits, Moves, Outcome, saturate
+from superopt.extraction.dag import Candidate, Choice, Frame, Problem, cost_of, improve, problem_of, used_classes
+from superopt.extraction.ilp import solve
+from superopt.extraction.node_costs import Pricer
+from superopt.extraction.pruning import reduced, restricted
+from superopt.ops.record import Operator
+from superopt.regions.dominance import frugal
+from superopt.regions.lowering import Lowered, Region, lower
+from superopt.regions.plan import Plan, plan_of
+from superopt.runtime.statistics import SURELY
+
+__all__ = ["Found", "cost_as_it_is", "is_simpler", "optimise"]
+
+_ILP_CANDIDATES = 4000  # beyond, local search alone
+_NONE = Moves()
+_SETTLING = 6  # extractions, each measuring what the last one wanted
+_OWN_CAP = 0.25  # of a prediction's error, what it does not share with other predictions for its operator, at most
+_TINY_US = 1.0  # below, the error of a measurement is mostly that of timing, which no other operator shares
+_SIGMA_CAP = 0.05  # predictions' errors are shared by both sides of a comparison; more than this is not noise
+
+
+@dataclass(frozen=True)
+class Found:
+    """A region's plan, or ``None`` when the region is best as it is.
+
+    Attributes:
+        missed: the gain in microseconds of a plan that was not good enough, and why.
+        gap: relative optimality gap of the extraction.
+    """
+
+    plan: Plan | None
+    before: float
+    e_nodes: int
+    stopped: str
+    gap: float = 0.0
+    missed: str = ""
+    quarantined: Mapping[str, str] = field(default_factory=dict)
+
+
+def optimise(
+    region: Region, moves: Moves, operators: Mapping[str, Operator], pricer: Pricer, limits: Limits,
+    least_gain: float, seed: int, first: Moves = _NONE,
+) -> Found:  # fmt: skip
+    """The cheapest equal form of a region that the moves reach.
+
+    Args:
+        region: what to optimise.
+        moves: what may be done.
+        operators: records by name.
+        pricer: what e-nodes cost.
+        seed: of the solver.
+        limits: for saturation; its deadline is that of the whole region, of which saturation takes at most half.
+        first: moves that are made to their end before the others may use up the e-nodes.
+        least_gain: share of the region's cost below which a change is not worth it; with 0 costs are taken as exact.
+    """
+    start = time.monotonic()
+    lowered = lower(region, operators)
+    graph = lowered.graph
+    before = cost_as_it_is(region, lowered, pricer)  # now: later, equal values are one class and would be paid once
+    half = start + (limits.deadline - start) / 2
+    if first.patterns:
+        saturate(graph, first, replace(limits, deadline=half))
+    outcome = saturate(graph, moves, replace(limits, deadline=half))
+    if time.monotonic() > limits.deadline:
+        return Found(None, before, len(graph), "time", 1.0, quarantined=outcome.quarantined)
+    choice, problem, gap = _extract(region, lowered, pricer, limits.deadline, seed, unsure=least_gain > 0)
+    incumbent = incumbent_of(region, lowered, problem)
+    after = cost_of(problem, choice) + _naming(region, lowered, pricer)
+    result = Found(None, before, len(graph), outcome.stopped, gap, quarantined=outcome.quarantined)
+    if not after < before - 1e-9:
+        return result
+    plan, needed = _judged(region, lowered, problem, incumbent, choice, pricer, least_gain, before)
+    if before - plan.after < needed and not is_simpler(region, plan):
+        missed = _missed(result, outcome, before - after, needed, plan)
+        choice = _surest(lowered, problem, incumbent, pricer, limits.deadline, seed)
+        plan, needed = _judged(region, lowered, problem, incumbent, choice, pricer, least_gain, before)
+        if before - plan.after < max(needed, 1e-9):
+            return missed
+    return Found(plan, before, len(graph), outcome.stopped, gap, quarantined=outcome.quarantined)
+
+
+def _judged(
+    region: Region, lowered: Lowered, problem: Problem, incumbent: Choice, choice: Choice, pricer: Pricer,
+    least_gain: float, before: float,
+) -> tuple[Plan, float]:  # fmt: skip
+    """The plan of a choice, and what it has to gain."""
+    after = cost_of(problem, choice) + _naming(region, lowered, pricer)
+    plan = plan_of(region, lowered, problem, choice, before, after)
+    trades = least_gain > 0 and not frugal(region, plan, pricer)  # what asks for no more of anything rests on no price
+    noise = _noise(lowered, problem, incumbent, choice, pricer) if trades else 0.0
+    return plan, max(least_gain * _changed(problem, incumbent, choice), noise)
+
+
+def _surest(
+    lowered: Lowered, problem: Problem, incumbent: Choice, pricer: Pricer, deadline: float, seed: int
+) -> Choice:
+    """The best choice where everything new costs as much more as its price may be off by.
+
+    What is best by price may put a change that is in doubt beside one that is not; the second is worth having alone.
+    """
+    kept = _nodes(problem, incumbent)
+
+    def dear(index: int, candidate: Candidate) -> Candidate:
+        if index in kept:
+            return candidate
+        estimate = pricer.node(lowered.graph, candidate.node, kept=True, ask=False)
+        known = estimate.source in ("measured", "free")
+        doubt = min(estimate.sigma, _SIGMA_CAP) if known else SURELY * estimate.sigma
+        return replace(candidate, us=candidate.us * (1 + doubt))
+
+    doubted = replace(problem, candidates=tuple(dear(i, c) for i, c in enumerate(problem.candidates)))
+    choice, _ = _best(doubted, incumbent, max(0.0, deadline - time.monotonic()), seed)
+    return choice
+
+
+def is_simpler(region: Region, plan: Plan) -> bool:
+    """Whether the same operators run but for some that are gone, over no more weights.
+
+    That is worth having where it is as fast (it loads faster, too).
+    """
+    before = Counter(s.op for s in region.steps[len(region.steps) - region.running :])
+    after = Counter(p.op for p in plan.pieces if not p.constant)
+    return plan.grown <= 0 and after < before
+
+
+def _missed(found: Found, outcome: Outcome, gain: float, needed: float, plan: Plan) -> Found:
+    rules = ", ".join(sorted(plan.rules)) or "evaluating constants"
+    share = 100 * gain / found.before if found.before else 0.0
+    text = f"{rules} would save {gain:.1f} µs ({share:.1f} % of the region), less than the noise of {needed:.1f} µs"
+    return Found(None, found.before, found.e_nodes, outcome.stopped, found.gap, text, outcome.quarantined)
+
+
+def incumbent_of(region: Region, lowered: Lowered, problem: Problem) -> Choice:
+    """The region as it is, as a choice: the first e-node of each class that the input made."""
+    graph = lowered.graph
+    choice: Choice = {}
+    for owner in problem.of:
+        births = [(birth, node) for node, birth in graph.classes[owner].nodes.items()]
+        given = [(b, n) for b, n in births if not graph.made_by[b] and (owner, n) in problem.index]
+        if given:
+            choice[owner] = problem.index[owner, min(given)[1]]
+    if used_classes(problem, choice) is None:
+        return _original(region, lowered, problem)
+    return choice
+
+
+def _original(region: Region, lowered: Lowered, problem: Problem) -> Choice:
+    """The first form of each class in the order of the steps, which cannot be cyclic."""
+    graph = lowered.graph
+    choice: Choice = {}
+    owners = sorted(
+        (min(b for n, b in graph.classes[o].nodes.items() if (o, n) in problem.index), o)
+        for o in problem.of
+        if problem.of[o]
+    )
+    ready: set[int] = set()
+    for _ in range(len(owners)):
+        grown = False
+        for _, owner in owners:
+            if owner in ready:
+                continue
+            options = sorted(
+                (b, problem.index[owner, n]) for n, b in graph.classes[owner].nodes.items()
+                if (owner, n) in problem.index
+            )  # fmt: skip
+            for _, index in options:
+                if all(n in ready for n in problem.candidates[index].needs):
+                    choice[owner] = index
+                    ready.add(owner)
+                    grown = True
+                    break
+        if not grown:
+            break
+    del region
+    return choice
+
+
+def _extract(
+    region: Region, lowered: Lowered, pricer: Pricer, deadline: float, seed: int, *, unsure: bool
+) -> tuple[Choice, Problem, float]:
+    graph = lowered.graph
+    frame = frame_of(region, lowered)
+    problem = problem_of(graph, frame, pricer)
+    choice, gap = incumbent_of(region, lowered, problem), 0.0
+    wanted: set[ENode] = set()  # by the extraction before, whose predictions were then settled
+    for _ in range(_SETTLING):
+        incumbent = incumbent_of(region, lowered, problem)
+        before = choice
+        choice, gap = _best(problem, incumbent, max(0.0, deadline - time.monotonic()), seed)
+        if wanted and cost_of(problem, before) - cost_of(problem, choice) < _worth(
+            graph, problem, before, choice, pricer
+        ):
+            choice = before
+        chosen = {c: problem.candidates[choice[c]].node for c in used_classes(problem, choice) or ()}
+        pricer.questions.decided += bool(wanted) and set(chosen.values()) != wanted
+        if unsure and _decided(region, lowered, problem, incumbent, choice, pricer):
+            break
+        if not pricer.settle(graph, _apart(problem, incumbent, choice)):  # what both run decides nothing
+            break
+        problem, wanted = problem_of(graph, frame, pricer), set(chosen.values())
+        choice = {c: problem.index[c, n] for c, n in chosen.items() if (c, n) in problem.index}
+        if time.monotonic() > deadline:
+            break
+    incumbent = incumbent_of(region, lowered, problem)
+    if cost_of(problem, choice) >= cost_of(problem, incumbent):
+        choice = incumbent
+    elif unsure:
+        choice = _kept_in_place(lowered, problem, incumbent, choice, pricer)
+    return choice, problem, gap
+
+
+def _decided(
+    region: Region, lowered: Lowered, problem: Problem, incumbent: Choice, choice: Choice, pricer: Pricer
+) -> bool:
+    """Whether no answer would change what becomes of a choice: it asks for no more of anything, or gains more than its
+    prices are off by."""
+    before, after = cost_of(problem, incumbent), cost_of(problem, choice)
+    if before - after > _noise(lowered, problem, incumbent, choice, pricer):
+        return True
+    return frugal(region, plan_of(region, lowered, problem, choice, before, after), pricer)
+
+
+def _worth(graph: EGraph, problem: Problem, before: Choice, after: Choice, pricer: Pricer) -> float:
+    """Microseconds that a choice has to gain over the one before answers: what a question is worth, and more than these
+    answers are off by, so that it is the same on other runs."""
+    error = pricer.answers_error(graph, _apart(problem, before, after))
+    return max(pricer.questions.cheap_us, SURELY * error)
+
+
+def _best(problem: Problem, incumbent: Choice, seconds: float, seed: int) -> tuple[Choice, float]:
+    problem, incumbent = _without_dearer(problem, incumbent)
+    problem = reduced(problem, incumbent, cost_of(problem, incumbent))
+    start = improve(problem, incumbent, deadline=time.monotonic() + seconds) if seconds > 0 else incumbent
+    if len(problem.candidates) > _ILP_CANDIDATES:
+        return start, 1.0
+    found = solve(problem, start, seconds / 2, seed)
+    return found.choice, found.gap
+
+
+def _without_dearer(problem: Problem, incumbent: Choice) -> tuple[Problem, Choice]:
+    """The problem with the cheapest alone of candidates that need the same, also where another is the input's."""
+    cheapest: dict[tuple[int, tuple[int, ...]], int] = {}
+    for owner, options in problem.of.items():
+        for index in options:
+            key = (owner, problem.candidates[index].operands)
+            if key not in cheapest or problem.candidates[index].us < problem.candidates[cheapest[key]].us:
+                cheapest[key] = index
+    left = set(cheapest.values())
+    if len(left) == len(problem.candidates):
+        return problem, incumbent
+    places = {i: cheapest[c.owner, c.operands] for i, c in enumerate(problem.candidates)}
+    return restricted(problem, left), {owner: places[index] for owner, index in incumbent.items()}
+
+
+def _kept_in_place(lowered: Lowered, problem: Problem, incumbent: Choice, choice: Choice, pricer: Pricer) -> Choice:
+    """The choice with the input's own operators wherever another of the same operands gains less than prices are off
+    by: noise decides no such thing, and the next calibration would undo it."""
+    best, after = choice, cost_of(problem, choice)
+    for owner in sorted(set(incumbent) & set(choice)):
+        mine, other = (problem.candidates[c[owner]] for c in (choice, incumbent))
+        if mine is other or mine.operands != other.operands:
+            continue
+        kept = {**best, owner: incumbent[owner]}
+        off = SURELY * sqrt(sum(_own_error(lowered, c.node, pricer) ** 2 for c in (mine, other)))
+        us = cost_of(problem, kept)
+        if us - after < off:
+            best, after = kept, us
+    return best
+
+
+def _own_error(lowered: Lowered, node: ENode, pricer: Pricer) -> float:
+    """Microseconds that an e-node's price is off by, but for what is shared with others of its operator."""
+    estimate = pricer.node(lowered.graph, node, kept=True, ask=False)
+    known = estimate.source in ("measured", "free")
+    cap = 1.0 if known and estimate.us < _TINY_US else _SIGMA_CAP if known else _OWN_CAP
+    return estimate.us * min(estimate.sigma, cap)
+
+
+def cost_as_it_is(region: Region, lowered: Lowered, pricer: Pricer) -> float:
+    """The modelled cost of the region before anything was added to its e-graph; equal applications count once."""
+    frame = frame_of(region, lowered)
+    lowered.graph.rebuild()
+    problem = problem_of(lowered.graph, frame, pricer)
+    return cost_of(problem, incumbent_of(region, lowered, problem)) + _naming(region, lowered, pricer)
+
+
+def _naming(region: Region, lowered: Lowered, pricer: Pricer) -> float:
+    """Microseconds of naming values whose names must stay and that equal others of them."""
+    us, seen = 0.0, set[int]()
+    for name in region.apart:
+        owner = lowered.graph.find(lowered.classes[region.number[name]])
+        us += pricer.naming(region.types[name]) if owner in seen else 0.0
+        seen.add(owner)
+    return us
+
+
+def frame_of(region: Region, lowered: Lowered) -> Frame:
+    """What the region gives an extraction."""
+    graph = lowered.graph
+    roots = [lowered.classes[region.number[o]] for o in region.outputs]
+    paid = frozenset(graph.find(lowered.classes[region.number[n]]) for n in region.leaves if n in region.constant)
+    given = {
+        node: lowered.origin[birth]
+        for group in graph.classes.values() for node, birth in group.nodes.items() if birth in lowered.origin
+    }  # fmt: skip
+    within = frozenset(n for n, step in given.items() if step in region.within)
+    inner = {graph.find(lowered.classes[number]): us for number, us in region.inner}
+    return Frame(roots, paid, frozenset(given), within, inner)
+
+
+def _changed(problem: Problem, before: Choice, after: Choice) -> float:
+    """The cost of what the incumbent computes and the choice does not."""
+    old, new = _nodes(problem, before), _nodes(problem, after)
+    return sum(problem.candidates[i].us for i in old - new)
+
+
+def _apart(problem: Problem, before: Choice, after: Choice) -> list[ENode]:
+    """What one of two choices computes and the other does not."""
+    return [problem.candidates[i].node for i in sorted(_nodes(problem, before) ^ _nodes(problem, after))]
+
+
+def _nodes(problem: Problem, choice: Choice) -> set[int]:
+    return {choice[c] for c in used_classes(problem, choice) or ()}
+
+
+def _noise(lowered: Lowered, problem: Problem, before: Choice, after: Choice, pricer: Pricer) -> float:
+    """What a gain must exceed, from what the two do not share.
+
+    One standard deviation of the difference where all of it is measured. Else two, of which
+    each prediction has an error of its own; what it has in common with those of its operator matters only for the
+    operators of which there will be more.
+    """
+    old, new = _nodes(problem, before), _nodes(problem, after)
+    guessed, total = False, 0.0
+    change: dict[str, tuple[float, float]] = {}  # by operator: microseconds more than before, sigma
+    for index in old ^ new:
+        node = problem.candidates[index].node
+        estimate = pricer.node(lowered.graph, node, kept=True, ask=False)
+        known = estimate.source in ("measured", "free")
+        guessed |= not known
+        total += _own_error(lowered, node, pricer) ** 2
+        op = lowered.graph.heads[node[0]].op
+        more, sigma = change.get(op, (0.0, 0.0))
+        change[op] = (
+            more + (estimate.us if index in new else -estimate.us),
+            max(sigma, 0.0 if known else estimate.sigma),
+        )
+    if not guessed:
+        return sqrt(total)
+    return SURELY * sqrt(total + sum((more * sigma) ** 2 for more, sigma in change.values() if more > 0))

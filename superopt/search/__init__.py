@@ -1,8 +1,0 @@
-"""Choosing: regions, e-graph, matching, saturation, extraction. Knows rules and costs, and nothing of proofs."""
-
-from __future__ import annotations
-
-from superopt.search.engine import search
-from superopt.search.result import AppliedRule, SearchOptions, SearchResult
-
-__all__ = ["AppliedRule", "SearchOptions", "SearchResult", "search"]

@@ -1,0 +1,1 @@
+"""Certificates of proofs, and the independent checker that reads them."""

@@ -1,0 +1,132 @@
+"""What a check is asked for, and what it found."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from superopt.ir.errors import OutOfTime
+from superopt.ir.graph import Graph
+from superopt.runtime.onnx_runtime import ONNX_RUNTIME
+from superopt.runtime.protocol import Runtime
+from superopt.verifier.check.power import NONE, Effort, Power
+
+__all__ = ["EXACT", "ORIGINAL", "QUICK", "RESULT", "WHOLE", "CheckResult", "Plan", "Slack", "Thoroughness"]
+
+ORIGINAL, RESULT = "original", "result"  # models that do not run
+_LONGEST_RUN = 15.0  # seconds of one run
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """What a check found.
+
+    Attributes:
+        verdict: "passed", "failed" (the models differ: see ``reason``), or "skipped" (they could not be run).
+        trials: inputs that were tried.
+        max_abs_error: largest difference of the result from the original, on inputs of ordinary magnitude.
+        max_rel_error: the same, relative to the largest magnitude of that output.
+        reference: what judged: "original" (ONNX Runtime on the original), "original and float64" where the second
+            criterion was needed, or "float64" where the runtime refuses the original.
+        baseline_error: largest move of the original by its own rounding, relative likewise, where it was asked for.
+        culprit_output: name of the output that failed.
+        reason: in words.
+        power: what the inputs can tell apart, if that was measured.
+        feeds: the inputs on which a failed check saw the models differ.
+        where: values of the original that are made at the place which differs, where it was run by itself.
+        alike: whether those inputs were alike by design (:class:`superopt.verifier.check.steered_inputs.Feed`).
+        refused: which of the models does not run, where that was the end: :data:`ORIGINAL` or :data:`RESULT`.
+        beyond: where the models differ beyond what the reals say (NaN, infinities, numbers that overflow in the
+            original), in words; it is no reason to fail.
+    """
+
+    verdict: str
+    trials: int = 0
+    max_abs_error: float = 0.0
+    max_rel_error: float = 0.0
+    reference: str = "original"
+    baseline_error: float = 0.0
+    culprit_output: str | None = None
+    reason: str = ""
+    power: Power | None = None
+    feeds: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
+    where: tuple[str, ...] = ()
+    alike: bool = False
+    refused: str = ""
+    beyond: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Thoroughness:
+    """How much a check does, in operations: work is counted, not time.
+
+    Attributes:
+        work: of all runs but those of the first input.
+        reference: from which the float64 reference is only run when asked for.
+        both: up to which the result is also run with the runtime's optimisations off.
+        alike: whether inputs of numbers that nearly cancel are tried, whatever they take.
+    """
+
+    work: float
+    reference: float
+    both: float
+    alike: bool = False
+
+
+# Some ten seconds of one core, with the runtime's optimisations off; and one.
+WHOLE = Thoroughness(work=8e10, reference=2e9, both=1e9, alike=True)
+QUICK = Thoroughness(work=6e9, reference=1e8, both=1e8)
+
+
+@dataclass(frozen=True)
+class Slack:
+    """What a budget of errors allows a result beyond what the original's own rounding explains.
+
+    Attributes:
+        share: of an output's largest magnitude.
+        nodes: of the result, by name, for which it is meant: places without any are held to the bound as it is.
+    """
+
+    share: float = 0.0
+    nodes: frozenset[str] = frozenset()
+
+    def at(self, graph: Graph) -> float:
+        """The share for a graph, the result or a part of it."""
+        return self.share if self.share and any(node.name in self.nodes for node in graph.nodes) else 0.0
+
+
+EXACT = Slack()  # no more than its own rounding explains
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Settings of a check: see :func:`superopt.verifier.check.differential.check`."""
+
+    seed: int
+    trials: int
+    deadline: float | None
+    give_up: float
+    sizes: dict[str, int]
+    full: bool = False
+    power: Effort = NONE
+    effort: Thoroughness = WHOLE
+    runtime: Runtime = ONNX_RUNTIME
+    slack: Slack = EXACT
+    beyond: bool = False
+
+    def late(self) -> bool:
+        return self.deadline is not None and time.monotonic() > self.deadline
+
+    def longest(self) -> float:
+        """Seconds that the next run may take.
+
+        Raises:
+            OutOfTime: there is no time for it.
+        """
+        left = self.give_up - time.monotonic()
+        if left <= 0:
+            raise OutOfTime("the time ran out during the check")
+        return min(_LONGEST_RUN, left)

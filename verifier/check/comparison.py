@@ -1,0 +1,498 @@
+"""One check, from the inputs to the verdict: see :mod:`superopt.verifier.check.differential` for the bound."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from superopt.cost.graph_costs import work
+from superopt.ir.errors import InvalidModel, OutOfTime, ResourceLimit, Unsupported, UsageError
+from superopt.ir.graph import Graph, OpaqueAttribute
+from superopt.ir.poly import symbols
+from superopt.ir.types import TensorType
+from superopt.ops.infer import Typing, infer
+from superopt.runtime import reference
+from superopt.runtime.onnx_runtime import ONNX_RUNTIME
+from superopt.runtime.ort import InferenceSession
+from superopt.runtime.ort import run as run_session
+from superopt.verifier.check.check_plan import ORIGINAL, RESULT, CheckResult, Plan
+from superopt.verifier.check.cross_runtime import Elsewhere, displaced
+from superopt.verifier.check.deviation import Explanations, Trial
+from superopt.verifier.check.input_generation import KINDS, LEVELS, choose_sizes, fed_types, make_inputs
+from superopt.verifier.check.power import Power, measure_power
+from superopt.verifier.check.sessions import LARGE, Arrays, Bench, attempt
+from superopt.verifier.check.size_targets import MOST, sizes_beside
+from superopt.verifier.check.special_values import handles_special
+from superopt.verifier.check.steered_inputs import Feed, changed_rows, steered
+from superopt.verifier.check.tolerance import Comparison, agrees_with_reals, compare, equal
+
+__all__ = ["Judge"]
+
+_RANDOM = ("RandomNormal", "RandomUniform", "Multinomial", "Bernoulli", "Dropout")
+_RUNS = 11  # runs of about the original's work that an input takes: both models, and the disturbed ones
+_RUN = 1e7  # operations that a run counts at least, for being called
+_NODE = 5e4  # operations that a node of it counts at least
+_EMERGENCY = 20.0  # seconds of the original's runs after which no more are begun: work was not known (a loop, say)
+_STEERED = 48  # steered inputs at most
+_SIZES = 0.25  # of the work that sizes of the graphs' own may take besides
+_UNKNOWN = 1 << 12  # a size up to which a model is run though what it makes of it is not known
+_OVERFLOWS = "overflow"  # the kind of difference that it is
+_HELD = 1 << 30  # bytes that a run may read and write at such a size
+
+
+@dataclass(frozen=True)
+class _Session:
+    """The result in ONNX Runtime, with its optimisations on or off."""
+
+    ran: InferenceSession
+    optimised: bool
+
+
+class Judge:
+    """One check: ``run`` goes straight through.
+
+    Args:
+        before, after: the models as they are read: their functions inlined, sizes named alike.
+        plan: settings.
+        bench: where sessions are made.
+        typing: the original's types.
+        ran: the models as they run, if that is not as they are read.
+    """
+
+    def __init__(
+        self, before: Graph, after: Graph, plan: Plan, bench: Bench, typing: Typing | None = None,
+        ran: tuple[Graph, Graph] | None = None,
+    ) -> None:  # fmt: skip
+        self.before, self.after, self.plan, self.bench = before, after, plan, bench
+        self.original, self.result = ran or (before, after)
+        self.typing = typing or infer(before, plan.sizes)
+        self.types = {v.name: v.type.dtype if isinstance(v.type, TensorType) else None for v in before.outputs}
+        done = work(before, self.typing, plan.sizes)
+        self.work = float(done.flops)
+        self.run_work = max(self.work + done.bytes, _RUN, _NODE * len(before.nodes))
+        self.erratic: set[str] = set()
+        self.plain: InferenceSession | None = None
+        self.explanations: Explanations | None = None
+        self.notes: list[str] = []
+        self.broken: dict[str, str] = {}  # by output: that the runtime's optimiser moves it as no rounding does
+        self.slack = plan.slack.at(after)
+        self.elsewhere = Elsewhere(self.original, self.result, bench, plan.runtime)
+
+    @property
+    def exhaustive(self) -> bool:
+        """Whether every steered input is within the work."""
+        return (_STEERED + self.plan.trials) * _RUNS * self.run_work <= self.plan.effort.work
+
+    @cached_property
+    def large(self) -> bool:
+        """Whether what a run takes is worth the milliseconds in which it is given back."""
+        kinds = (t for t in self.typing.types.values() if isinstance(t, TensorType))
+        return self.bench.is_large(self.before) or max((t.nbytes or 0 for t in kinds), default=0) >= LARGE
+
+    def _rest(self) -> None:
+        if self.large:
+            self.bench.rest()
+
+    @cached_property
+    def once(self) -> bool:
+        """Whether the result is run on one input only, and what its session holds is worth giving back before more is
+        made to explain what that gave."""
+        single = _RUNS * self.run_work > self.plan.effort.work and not changed_rows(self.before, self.after)
+        return single and self.large and not self.plan.effort.alike
+
+    def run(self) -> CheckResult:
+        fed_types(self.before)
+        try:
+            self.plain = self.bench.session(self.original, optimise=False)
+        except (InvalidModel, Unsupported) as refusal:
+            return self._in_float64(refusal.what)
+        self.explanations = Explanations(
+            self.before,
+            self.typing,
+            self.bench,
+            self.plain,
+            self.plan.longest,
+            self.slack,
+            self.bench.rest if self.large else None,  # no method of this object's: what holds itself is held for long
+        )
+        sessions, refused = self._sessions()
+        if refused is not None:
+            why = f"ONNX Runtime accepts the original but refuses the result: {refused}"
+            return CheckResult("failed", reason=why, refused=RESULT)
+        total = CheckResult("passed")
+        tried: list[Trial] = []
+        names: list[str] = []
+        for trial in self._trials():
+            if not tried:
+                self.erratic = self._erratic(trial)
+                names = [v.name for v in self.before.outputs if v.name not in self.erratic]
+                if not names:
+                    return CheckResult("skipped", reason="every output is random: it differs from run to run")
+            self._rest()
+            total = self._judged(trial, len(tried), sessions, names, total)
+            tried.append(trial)
+            total = replace(total, trials=len(tried))
+            if total.verdict == "failed":
+                return replace(total, feeds=trial.feed.arrays, alike=trial.feed.alike)
+        if self.erratic:
+            self.notes.append(f"random outputs not compared: {', '.join(sorted(self.erratic))}")
+        return replace(total, reason="; ".join((*self.notes, *self.broken.values())), power=self._power(tried, names))
+
+    def _sessions(self) -> tuple[list[_Session], str | None]:
+        """Sessions of the result, or why there are none."""
+        sessions: list[_Session] = []
+        refused: str | None = None
+        try:
+            sessions.append(_Session(self.bench.session(self.result, optimise=True), optimised=True))
+        except (InvalidModel, Unsupported) as error:
+            refused = error.what
+        if sessions and self.work > self.plan.effort.both:
+            return sessions, None
+        try:
+            sessions.append(_Session(self.bench.session(self.result, optimise=False), optimised=False))
+        except (InvalidModel, Unsupported) as error:
+            return [], refused or error.what
+        if refused is not None and self._is_loaded(self.original):
+            return [], f"{refused} (with its optimisations off it loads)"
+        if refused is not None:  # its optimiser stumbles over names that it gave itself, in a model it had optimised
+            self.notes.append(f"the result was run with ONNX Runtime's optimisations off, since it refuses: {refused}")
+        return sessions, None
+
+    def _is_loaded(self, graph: Graph) -> bool:
+        """Whether the runtime loads a graph as a user has it do, its optimisations on."""
+        try:
+            self.bench.session(graph, optimise=True)
+        except (InvalidModel, Unsupported):
+            return False
+        return True
+
+    def _trials(self) -> Iterator[Trial]:
+        """Unsteered and steered inputs that the original accepts, with what it gives for them."""
+        plan = self.plan
+        level = 0
+        for number in range(plan.trials):
+            if number and (plan.late() or number * _RUNS * self.run_work > plan.effort.work):
+                break
+            kind = KINDS[number % len(KINDS)]
+            while True:
+                feeds = make_inputs(self.before, plan.seed + number, kind, plan.sizes, level=level)
+                try:
+                    original = run_session(self._session(), feeds, time_limit=plan.longest())
+                    break
+                except (InvalidModel, UsageError) as error:
+                    level += 1
+                    if level == LEVELS:
+                        raise Unsupported(f"ONNX Runtime refuses every input that was tried: {error.what}") from error
+            yield Trial(Feed(f"{kind} inputs", feeds), original)
+        most = min(_STEERED, int(plan.effort.work / (_RUNS * self.run_work)) - plan.trials)
+        most = max(most, len(changed_rows(self.before, self.after)))  # what no other input may ever read
+        started = time.monotonic()
+        aims = steered(
+            self.before, self.after, plan.seed, plan.sizes, level, most, alike=plan.effort.alike,
+            beside=self._sizes(level), special=plan.beyond or self.deliberate,
+        )  # fmt: skip
+        for feed in aims:
+            if plan.late() or time.monotonic() - started > _EMERGENCY:
+                self.notes.append("time ended the check before all steered inputs were tried")
+                return
+            if not self._survives(self.original, feed):
+                self._note(f"not tried: {feed.name}, at which ONNX Runtime ends the process that runs the original")
+                continue
+            made = attempt(self._session(), feed.arrays, time_limit=plan.longest())
+            if made is not None:
+                yield Trial(feed, made)
+
+    @cached_property
+    def deliberate(self) -> bool:
+        """Whether either model says what is done with NaN or infinities."""
+        return handles_special(self.before) or handles_special(self.after)
+
+    def _sizes(self, level: int) -> Iterator[dict[str, int]]:
+        """Sizes beside those that the graphs compare with or cut at, as far as a share of the work goes."""
+        plan, left = self.plan, self.plan.effort.work * _SIZES
+        kinds = fed_types(self.before).values()
+        names = [n for t in kinds for d in t.shape or () for n in sorted(symbols(d))]
+        if not names or _RUNS * self.run_work > left:
+            return
+        typed = (self.before, self.typing), (self.after, infer(self.after, plan.sizes))
+        count = 0
+        for group, size in sizes_beside([(g, t.types) for g, t in typed], names, plan.sizes):
+            wanted = dict.fromkeys(group, size)
+            sizes = choose_sizes(self.before, plan.seed, level, {**plan.sizes, **wanted})
+            done = [work(g, t, sizes) for g, t in typed]
+            known = size <= _UNKNOWN or all(kind is not None for _, t in typed for kind in t.types.values())
+            taken = _RUNS * max(sum(d.flops + d.bytes for d in done), self.run_work)
+            if not known or max(d.bytes for d in done) > _HELD or taken > left:
+                continue
+            left, count = left - taken, count + 1
+            yield wanted
+            if count == MOST:
+                return
+
+    def _survives(self, graph: Graph, feed: Feed) -> bool:
+        """Whether this process may run a graph on a feed. Kernels may divide by a size of 0, or worse (those of Einsum,
+        LSTM, GRU and GroupQueryAttention in ONNX Runtime 1.32 do), and no error says so."""
+        if all(a.size for a in feed.arrays.values()) and not feed.risky:
+            return True
+        return self.bench.survives(graph, feed.arrays, self.plan.longest())
+
+    def _session(self) -> InferenceSession:
+        assert self.plain is not None
+        return self.plain
+
+    def _erratic(self, trial: Trial) -> set[str]:
+        """Outputs that differ from run to run."""
+        if not _is_random(self.before):
+            return set()
+        again = run_session(self._session(), trial.feed.arrays, time_limit=self.plan.longest())
+        return {n for n, a in trial.original.items() if not equal(a, again[n])}
+
+    def _judged(
+        self, trial: Trial, number: int, sessions: list[_Session], names: Sequence[str], total: CheckResult
+    ) -> CheckResult:  # fmt: skip
+        if not self._survives(self.result, trial.feed):
+            why = "the result ends the process where the original runs"
+            return replace(total, verdict="failed", reason=why, refused=RESULT)
+        try:
+            results = [(self._run(one.ran, trial), one.optimised) for one in sessions]
+        except (InvalidModel, UsageError) as error:
+            why = f"the result fails where the original runs: {error.what}"
+            return replace(total, verdict="failed", reason=why, refused=RESULT)
+        only = len(sessions) == 1 and sessions[0].optimised
+        if self.once:
+            sessions.clear()
+            self.bench.drop(self.result)
+        if trial.feed.special:
+            return self._not_finite(trial, number, results[-1][0], names, total)
+        for made, optimised in results:
+            total = self._compared(trial, number, made, names, total, optimised=optimised)
+            if total.verdict == "failed":
+                return total
+        if self._is_broken(trial, number, names) and only:
+            total = self._unoptimised(trial, number, names, total)
+        if total.verdict == "failed" or self.plan.runtime is ONNX_RUNTIME:
+            return total
+        return self._judged_elsewhere(trial, number, names, total)
+
+    def _not_finite(
+        self, trial: Trial, number: int, made: Arrays, names: Sequence[str], total: CheckResult
+    ) -> CheckResult:
+        """NaN and infinities: a difference fails where a model says what is done with them, and else is told."""
+        for name, one in self.outputs_compared(trial, number, made, names).items():
+            if one.problem is not None and self.deliberate:
+                return _worse(total, one, name, trial.feed.name)
+            if one.problem is not None:
+                total = _beyond(total, trial.feed.name, name, one.problem)
+        return total
+
+    def _is_broken(self, trial: Trial, number: int, names: Sequence[str]) -> bool:
+        """Whether the runtime's optimiser moves an output of the original as no other order of sums does; where
+        rounding does not explain that either, it is noted."""
+        assert self.explanations is not None
+        moved = [name for name in names if self.explanations.broken(number, name)]
+        ran = self.explanations.optimised(trial, number) if moved and not trial.feed.scaled else None
+        for name in moved if ran is not None else ():
+            assert ran is not None
+            found = self.outputs_compared(trial, number, {name: ran[name]}, [name])[name]
+            if found.problem is not None and np.isfinite(found.absolute):
+                said = f"ONNX Runtime's own optimisations move output {name!r} of the original by {found.absolute:.2g}"
+                self.broken.setdefault(name, said)
+        return bool(moved)
+
+    def _unoptimised(self, trial: Trial, number: int, names: Sequence[str], total: CheckResult) -> CheckResult:
+        """The result with the runtime's optimisations off: what they break in the original excuses nothing."""
+        try:
+            session = self.bench.session(self.result, optimise=False)
+            made = self._run(session, trial)
+        except (InvalidModel, Unsupported, UsageError) as error:
+            return replace(total, verdict="failed", reason=f"the result fails where the original runs: {error.what}")
+        return self._compared(trial, number, made, names, total)
+
+    def _run(self, session: InferenceSession, trial: Trial) -> Arrays:
+        made = run_session(session, trial.feed.arrays, time_limit=self.plan.longest())
+        self._rest()
+        return made
+
+    def _judged_elsewhere(self, trial: Trial, number: int, names: Sequence[str], total: CheckResult) -> CheckResult:
+        """The result in the runtime that it is made for: by ONNX Runtime's truth or, where that runtime does not keep
+        to it on the original itself, by how far it is from what that runtime makes of the original."""
+        made, longest = self.elsewhere, self.plan.longest
+        after, why = made.after(trial.feed.arrays, longest())
+        if after is None:
+            before, whence = made.before(trial.feed.arrays, longest())
+            if before is not None:
+                return replace(total, verdict="failed", reason=f"the result fails where the original runs: {why}")
+            self._note(f"not run in {made.name} on some inputs or at all, as it refuses the original, too: {whence}")
+            return total
+        found = self._compared(trial, number, after, names, total, optimised=True)
+        if found.verdict != "failed":
+            return found
+        before, _ = made.before(trial.feed.arrays, longest())
+        if before is None or self._compared(trial, number, before, names, total, optimised=True).verdict != "failed":
+            return replace(found, reason=f"in {made.name}: {found.reason}")
+        moved = {name: displaced(trial.original[name], before[name], after[name]) for name in names}
+        again = self._compared(trial, number, moved, names, total, optimised=True)
+        if again.verdict == "failed":
+            return replace(again, reason=f"in {made.name}, against the original there: {again.reason}")
+        self._note(f"{made.name} strays from ONNX Runtime on the original itself, and the result was held to it there")
+        return again
+
+    def _note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def _compared(
+        self, trial: Trial, number: int, made: Arrays, names: Sequence[str], total: CheckResult, *,
+        optimised: bool = False,
+    ) -> CheckResult:  # fmt: skip
+        found = self.outputs_compared(trial, number, made, names, optimised=optimised)
+        for name, one in found.items():
+            total = _worse(total, one, name, trial.feed.name, counts=not trial.feed.scaled)
+            if one.excused:
+                total = _beyond(total, _OVERFLOWS, name, one.excused)
+            if total.verdict == "failed":
+                return total
+        differing = [n for n, one in found.items() if one.differs]
+        wanted = self.plan.full and number < self.plan.trials
+        if wanted or (differing and self.work <= self.plan.effort.reference and number < self.plan.trials):
+            total = self._against_reals(trial, number, made, names if wanted else differing, total, optimised)
+        return total
+
+    def outputs_compared(
+        self, trial: Trial, number: int, made: Arrays, names: Sequence[str], *, optimised: bool = False
+    ) -> dict[str, Comparison]:
+        """Each output by the first criterion, with as much evidence as it takes."""
+        assert self.explanations is not None
+        old, mixed = trial.original, trial.feed.mixed
+        found = {n: compare(old[n], made[n], self.types[n], mixed=mixed, slack=self.slack) for n in names}
+        apart = [n for n, c in found.items() if c.problem is not None and made[n].shape == old[n].shape]
+        odd = [n for n in apart if np.isinf(found[n].absolute)]
+        exact = (self._exact(trial, odd)[0] or {}) if odd else {}
+        for n in apart:
+            found[n] = self.explanations.judged(
+                trial, number, n, made[n], self.types[n], found[n], exact.get(n), optimised=optimised
+            )
+        return found
+
+    def _exact(self, trial: Trial, names: Sequence[str]) -> tuple[Arrays | None, str]:
+        """The float64 outputs, or why there are none."""
+        try:
+            give_up = self.plan.give_up
+            return reference.run(
+                self.before, trial.feed.arrays, outputs=names, sizes=self.plan.sizes, deadline=give_up
+            ), ""
+        except OutOfTime:
+            raise
+        except (Unsupported, ResourceLimit) as error:
+            return None, f"compared with the original only, since the reference cannot run: {error}"
+
+    def _against_reals(
+        self, trial: Trial, number: int, made: Arrays, names: Sequence[str], total: CheckResult, optimised: bool
+    ) -> CheckResult:
+        """The second criterion."""
+        exact, why = self._exact(trial, names)
+        if exact is None:
+            self._note(why)
+            return total
+        total = replace(total, reference="original and float64")
+        for name in names:
+            assert self.explanations is not None
+            given = self.explanations.all_moves(trial, number, name)
+            found = agrees_with_reals(
+                trial.original[name], made[name], exact[name], self.types[name], given, slack=self.slack,
+                optimised=optimised,
+            )  # fmt: skip
+            if found.problem is not None:
+                said = f"output {name!r} ({trial.feed.name}) against float64: {found.problem}"
+                return replace(total, verdict="failed", culprit_output=name, reason=said)
+        return total
+
+    def _power(self, tried: Sequence[Trial], names: Sequence[str]) -> Power | None:
+        """What the inputs that were tried can tell apart."""
+        if not self.plan.power.work:
+            return None
+
+        def fails(number: int, made: Arrays) -> bool | None:
+            trial = tried[number]
+            if trial.feed.special and not self.deliberate:
+                return False
+            if any(made[n].shape != trial.original[n].shape for n in names):
+                return None
+            found = self.outputs_compared(trial, number, made, names)
+            return any(c.problem is not None for c in found.values())
+
+        runs = [t.feed.arrays for t in tried]
+        given: dict[str, Any] = {
+            "bench": self.bench,
+            "seed": self.plan.seed,
+            "effort": self.plan.power,
+            "work": self.work,
+        }
+        power = measure_power(self.before, self.after, runs, fails, **given)
+        if power.mutants or not self.plan.beyond:
+            return power
+        other = measure_power(self.after, self.before, runs, fails, **given)
+        return replace(other, of_original=True) if other.mutants else power
+
+    def _in_float64(self, refusal: str) -> CheckResult:
+        """Both models by the reference alone, since ONNX Runtime refuses the original."""
+        names = [v.name for v in self.before.outputs]
+        note = f"ONNX Runtime refuses the original ({refusal}): compared in float64 only"
+        total = CheckResult("passed", reference="float64", reason=note, refused=ORIGINAL)
+        for number in range(self.plan.trials):
+            if number and self.plan.late():
+                break
+            kind = KINDS[number % len(KINDS)]
+            feeds = make_inputs(self.before, self.plan.seed + number, kind, self.plan.sizes)
+            try:
+                old, new = (
+                    reference.run(g, feeds, outputs=names, deadline=self.plan.give_up)
+                    for g in (self.before, self.after)
+                )
+            except OutOfTime:
+                raise
+            except (Unsupported, ResourceLimit) as error:
+                why = f"neither ONNX Runtime nor the reference can run the original: {refusal}; {error.what}"
+                return CheckResult("skipped", reason=why, refused=ORIGINAL)
+            for name in names:
+                found = agrees_with_reals(None, new[name], old[name], self.types[name], slack=self.slack)
+                total = _worse(total, found, name, f"{kind} inputs")
+                if total.verdict == "failed":
+                    return replace(total, trials=number + 1, feeds=feeds)
+            total = replace(total, trials=number + 1)
+        return total
+
+
+def _is_random(graph: Graph) -> bool:
+    marks = [m.encode() for m in _RANDOM]
+    return any(
+        n.op.startswith(_RANDOM)
+        or any(isinstance(a, OpaqueAttribute) and any(m in a.payload for m in marks) for a in n.attributes.values())
+        for n in graph.nodes
+    ) or any(m in payload for payload in graph.extras.values() for m in marks)
+
+
+def _beyond(total: CheckResult, kind: str, name: str, said: str) -> CheckResult:
+    """With a difference beyond the reals, the first of its kind at each output."""
+    start = f"{kind}: output {name!r} "
+    if any(known.startswith(start) for known in total.beyond):
+        return total
+    return replace(total, beyond=(*total.beyond, start + said))
+
+
+def _worse(total: CheckResult, found: Comparison, name: str, kind: str, *, counts: bool = True) -> CheckResult:
+    """With what one comparison found; its distances unless they do not count and nothing is wrong."""
+    if counts or found.problem is not None:
+        total = replace(
+            total, max_abs_error=max(total.max_abs_error, found.absolute),
+            max_rel_error=max(total.max_rel_error, found.relative),
+            baseline_error=max(total.baseline_error, found.baseline),
+        )  # fmt: skip
+    if found.problem is None:
+        return total
+    return replace(total, verdict="failed", culprit_output=name, reason=f"output {name!r} ({kind}): {found.problem}")

@@ -1,0 +1,258 @@
+"""Does a rewritten model still compute what it did? What ONNX Runtime gives for the original is the truth.
+
+Both models run on the same inputs: the original with the runtime's optimisations off, the result as a user runs it
+(on) and, where that is cheap, with them off. **The bound**, element by element, for every output of reals:
+
+    |result - original| ≤ max(16 ε·s, 4·N)      (float32; 32 ε, 4 ε, 2 ε for float64, float16, bfloat16)
+
+``ε`` is the type's epsilon (2⁻²³), and four times its smallest number is added to the first term. ``s`` is the scale of
+the element: its magnitude or, if that is larger, the least root mean square of its row, column or channel (in a vector,
+and on inputs of mixed magnitudes, the element alone). ``N`` is how far the *original* moves by its own rounding
+(:mod:`superopt.verifier.check.rounding_noise`): the smaller of its largest moves when inputs and small full-precision
+weights are moved by up to 4 units in the last place, and when its inputs stay and every rounded intermediate is moved
+so (near the smallest numbers, where rounding is absolute, the latter alone). Where an element's neighbours move
+further, that counts, up to 16 times its own move. What turning the runtime's optimisations on moves the original by
+counts as well where it is within the free distance, as another order of sums is; beyond, only for the result with them
+on: they are no meaning of the original, and may break it. So where they move it by 64 free distances or more, the
+result must be near the original with them off, too, however much work that is.
+
+Outputs that are not reals must be equal, but for elements that the same disturbances flip, and within 4 times as far.
+Where the original is finite the result must be, unless a value inside the original is within a factor of 4 of overflow:
+a result of one of its operators at that element (anywhere, if no tensor inside has the output's shape), or anything
+that an operator with sums inside reads. Where the original is NaN or infinite, the result must
+be the same, or agree with a finite float64 reference.
+
+Where an element is further than 16 ε·s, a second criterion must hold as well, if its work is within bounds (always with
+``full``): the result's error against the float64 reference is at most 4 times the original's, largest and root mean
+square, or 64 ε of the largest magnitude. So being nearer to the reals is no excuse, nor is being further away.
+
+Where a budget of errors is given (``slack``: algorithms with fewer multiplications), a share of an output's largest
+magnitude is a free distance as well, by both criteria, at the places that use it and in the whole model.
+
+A result that will run in another runtime is run there as well and held to the same bound. Where that runtime strays
+from it on the *original* (it rounds otherwise, or reads an edge of a definition otherwise), the result may be as far
+from what that runtime makes of the original as the bound says, and the check says so.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
+from dataclasses import replace
+
+from superopt.ir.errors import ResourceLimit, Unsupported
+from superopt.ir.graph import Graph
+from superopt.ops.infer import Typing, infer
+from superopt.runtime.blas import one_blas_thread
+from superopt.runtime.limits import bounded_memory, refuse_unbounded
+from superopt.runtime.onnx_runtime import ONNX_RUNTIME
+from superopt.runtime.protocol import Runtime
+from superopt.verifier.check.check_plan import EXACT, QUICK, WHOLE, CheckResult, Plan, Slack, Thoroughness
+from superopt.verifier.check.comparison import Judge
+from superopt.verifier.check.input_generation import make_inputs
+from superopt.verifier.check.local_checks import check_places
+from superopt.verifier.check.power import EFFORTS, NONE, Effort, Power
+from superopt.verifier.check.sessions import Bench
+from superopt.verifier.check.tolerance import FACTOR, MARGIN
+from superopt.verifier.equivalence.inlining import inlined
+from superopt.verifier.equivalence.signatures import interface_difference, signature_difference, unified
+
+__all__ = [
+    "EXACT", "FACTOR", "MARGIN", "CheckResult", "Power", "Slack", "check", "check_regions", "check_rewrite",
+    "make_inputs",
+]  # fmt: skip
+
+Pair = tuple[Graph, Graph]
+_GROWN = 2  # times that a place which fails is grown
+_TRIALS = 3  # unsteered inputs
+_COPIES = 3.0  # memory of a check: the original's values, and the reference's, twice as wide
+
+
+@one_blas_thread()
+def check(
+    before: Graph,
+    after: Graph,
+    *,
+    seed: int = 0,
+    trials: int = _TRIALS,
+    time_limit: float | None = None,
+    patience: float | None = None,
+    sizes: Mapping[str, int] | None = None,
+    full: bool = False,
+    power: str = "none",
+    runtime: Runtime = ONNX_RUNTIME,
+    slack: Slack = EXACT,
+    unify: bool = False,
+) -> CheckResult:
+    """Compare a model with its rewritten form.
+
+    Args:
+        before: the original.
+        after: the result; inputs and outputs must be the same in name, order and type.
+        seed: of all random choices.
+        trials: unsteered inputs to try: standard normal, edge values, uniform, and again with other seeds. Steered
+            ones are tried besides, as many as a bound on work allows.
+        time_limit: seconds after which no further trial is begun (one is always made, if ``patience`` lets it).
+        patience: seconds after which the check is given up, with the verdict "skipped".
+        sizes: symbolic dimensions that are fixed; the others get small sizes, different in each trial.
+        full: run the float64 reference on every unsteered input, however much work that is.
+        power: "none", or "quick" or "thorough": try that many mutations of the result on the same inputs.
+        runtime: what the result will run in; if not ONNX Runtime, the result is run there, too.
+        slack: what a budget of errors allows besides, and for which nodes of the result.
+        unify: the result may declare other names of sizes, or none: what runs decides.
+    """
+
+    def judged(read: Pair, plan: Plan, bench: Bench, typing: Typing) -> CheckResult:
+        return Judge(*read, plan, bench, typing, ran=(before, after)).run()
+
+    plan = _plan(seed, max(trials, 1), time_limit, patience, sizes, EFFORTS[power])
+    plan = replace(plan, full=full, runtime=runtime, slack=slack, beyond=unify)
+    return _bounded(before, after, plan, judged, unify=unify)
+
+
+@one_blas_thread()
+def check_rewrite(
+    before: Graph,
+    after: Graph,
+    *,
+    seed: int = 0,
+    time_limit: float | None = None,
+    patience: float | None = None,
+    sizes: Mapping[str, int] | None = None,
+    runtime: Runtime = ONNX_RUNTIME,
+    slack: Slack = EXACT,
+    bench: Bench | None = None,
+) -> CheckResult:
+    """Compare a model with its rewritten form at what that is worth: rewritten places first, then the whole.
+
+    A small model gets what :func:`check` does. In a larger one every rewritten place is checked by itself
+    (:mod:`superopt.verifier.check.local_checks`), with steered inputs and mutants, and the whole model by a random
+    input, and by more as far as a second's work goes; where there is no time for that, the model is not checked. Where
+    a place differs by itself, :func:`check` decides, since its inputs may be out of reach; but where it differs because
+    they are alike, the check has failed: the whole is not steered to make them so.
+
+    Args:
+        before: the original.
+        after: the result.
+        seed: of all random choices.
+        time_limit: seconds after which no further trial is begun, with the verdict "skipped" where a kind of rewritten
+            place was not looked at then.
+        patience: seconds after which the check is given up, with the verdict "skipped".
+        sizes: symbolic dimensions that are fixed.
+        runtime: as in :func:`check`; places run in ONNX Runtime alone.
+        slack: as in :func:`check`; it holds for the whole, and for the places that have such nodes.
+        bench: where the models' weights have been written already.
+
+    Returns:
+        ``trials`` counts the inputs of the places and of the whole; ``power`` is that of the places' inputs where
+        the whole got less than all steered ones.
+    """
+
+    def judged(read: Pair, plan: Plan, bench: Bench, typing: Typing) -> CheckResult:
+        judge = Judge(*read, plan, bench, typing, ran=(before, after))
+        if judge.exhaustive:
+            return judge.run()
+        places = check_places(*read, typing, plan, bench)
+        bench.rest()
+        if places.disagreement:
+            found = Judge(*read, replace(plan, effort=WHOLE), bench, typing, ran=(before, after)).run()
+            if places.hidden and found.verdict == "passed":
+                why = f"{places.disagreement}, on inputs that are alike as none of the whole makes them"
+                return replace(found, verdict="failed", reason=why, where=places.hidden)
+            said = f"checked as a whole: {places.disagreement}"
+            return replace(found, reason="; ".join(r for r in (found.reason, said) if r))
+        if places.late:
+            why = f"time ended the check before {places.late} kinds of rewritten places were run by themselves"
+            return CheckResult("skipped", places.trials, reason=why)
+        if places.power is not None:
+            judge.plan = replace(plan, power=NONE)
+        found = judge.run()
+        if found.verdict != "passed":
+            return found
+        said = "; ".join(r for r in (found.reason, places.note) if r)
+        return replace(found, trials=found.trials + places.trials, power=places.power or found.power, reason=said)
+
+    plan = _plan(seed, _TRIALS, time_limit, patience, sizes, EFFORTS["quick"], QUICK)
+    return _bounded(before, after, replace(plan, runtime=runtime, slack=slack), judged, bench)
+
+
+def _plan(
+    seed: int, trials: int, time_limit: float | None, patience: float | None, sizes: Mapping[str, int] | None,
+    power: Effort, effort: Thoroughness = WHOLE,
+) -> Plan:  # fmt: skip
+    now = time.monotonic()
+    deadline = None if time_limit is None else now + time_limit
+    give_up = float("inf") if patience is None else now + patience
+    return Plan(seed, trials, deadline, give_up, dict(sizes or {}), power=power, effort=effort)
+
+
+def _bounded(
+    before: Graph, after: Graph, plan: Plan, judged: Callable[[Pair, Plan, Bench, Typing], CheckResult],
+    bench: Bench | None = None, *, unify: bool = False,
+) -> CheckResult:  # fmt: skip
+    """A check within bounds of time and memory, of the models as they run and, their functions inlined, as they are
+    read."""
+    difference = (interface_difference if unify else signature_difference)(before, after)
+    if difference is not None:
+        return CheckResult("failed", culprit_output=difference[0], reason=difference[1])
+    try:
+        read = inlined(before), inlined(after)
+        if unify:
+            read = read[0], unified(*read)
+        typing = infer(read[0], plan.sizes)
+        refuse_unbounded(read[0], plan.sizes, typing=typing, copies=_COPIES)
+        refuse_unbounded(after, plan.sizes, copies=_COPIES)
+        with bounded_memory(), Bench() if bench is None else nullcontext(bench) as given:
+            return judged(read, plan, given, typing)
+    except MemoryError:
+        return CheckResult("skipped", reason="not enough memory to run the model")
+    except (ResourceLimit, Unsupported) as error:
+        return CheckResult("skipped", reason=str(error))
+
+
+def check_regions(
+    pairs: Iterable[tuple[Graph, Graph]], *, seed: int = 0, trials: int = 1, time_limit: float | None = None,
+    runtime: Runtime = ONNX_RUNTIME, slack: Slack = EXACT, grow: Callable[[Pair], Pair] | None = None,
+) -> CheckResult:  # fmt: skip
+    """Check a model too large to run whole, region by region: the same check on pairs of subgraphs.
+
+    Stops at the first that fails or cannot be checked: then the whole is not checked either. Errors are the largest of
+    any region. What a region reads is free here, and in the model it may not be: one that fails is looked at again, a
+    few times, as ``grow`` makes it (:func:`superopt.ir.diff.grown`: with what makes its inputs).
+    """
+    deadline = None if time_limit is None else time.monotonic() + time_limit
+    total = CheckResult("skipped", reason="no region was checked")
+    grown = 0
+    for position, (before, after) in enumerate(pairs):
+        if grow is not None:
+            for _ in range(grown):
+                before, after = grow((before, after))
+        for turn in range(grown, 1 + (_GROWN if grow is not None else 0)):
+            left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+            if left == 0.0:
+                return replace(total, verdict="skipped", reason=f"the time ran out after {position} regions")
+            found = check(
+                before, after, seed=seed + position, trials=trials, time_limit=left, patience=left, runtime=runtime,
+                slack=slack,
+            )  # fmt: skip
+            if found.verdict != "failed" or grow is None or turn == _GROWN:
+                grown = turn  # what it took here it will take at the next, which is often alike
+                break
+            size = len(before.nodes)
+            before, after = grow((before, after))
+            if len(before.nodes) == size:
+                break
+        if found.verdict == "failed":
+            return replace(found, reason=f"region {position}: {found.reason}")
+        if found.verdict == "skipped" and deadline is not None and time.monotonic() > deadline:
+            return replace(found, reason=f"the time ran out in region {position}")
+        if found.verdict == "skipped":
+            return replace(found, reason=f"region {position} was skipped: {found.reason}")
+        total = CheckResult(
+            "passed", total.trials + found.trials, max(total.max_abs_error, found.max_abs_error),
+            max(total.max_rel_error, found.max_rel_error),
+            "original and float64" if "float64" in found.reference + total.reference else "original",
+            max(total.baseline_error, found.baseline_error),
+        )  # fmt: skip
+    return total

@@ -1,0 +1,157 @@
+"""What inputs are filled with: numbers around targets, ties, one magnitude, integers about a mark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import ml_dtypes
+import numpy as np
+
+from superopt.ir.graph import Graph
+from superopt.ir.types import DType
+from superopt.verifier.check.input_generation import domain_of
+from superopt.verifier.check.integers import ends
+from superopt.verifier.check.tolerance import pieces
+
+__all__ = [
+    "Fill", "among", "around", "as_drawn", "booleans", "closeness", "exponents", "in_parts", "near_integers",
+    "next_number", "power_at", "scale", "tied", "underflows",
+]  # fmt: skip
+
+_OFFSET, _SPREAD = 1000.0, 1e-4  # of data that lie close together, away from 0
+_SHARE = 0.25  # of elements that are NaN or infinite
+
+Fill = Callable[[str, DType, np.ndarray, np.random.Generator], np.ndarray]
+
+
+def in_parts(array: np.ndarray, make: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """An array like one whose elements are made independently of each other, a part of it at a time."""
+    flat = array.reshape(-1)
+    made = np.empty_like(flat)
+    for part in pieces(flat.size):
+        made[part] = make(flat[part]).astype(array.dtype)
+    return made.reshape(array.shape)
+
+
+def around(targets: Sequence[float], dtype: DType, ordinary: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Reals at, beside and around the targets, among ordinary ones."""
+    chosen = rng.choice(np.asarray(targets), ordinary.shape)
+    kind = rng.integers(0, 8, ordinary.shape)
+    with np.errstate(over="ignore", invalid="ignore"):
+        exact = chosen.astype(dtype.numpy)
+        up, down = (next_number(exact, dtype, way) for way in (1, -1))
+        wide = chosen + rng.standard_normal(ordinary.shape)
+        near = chosen * (1 + 1e-3 * rng.standard_normal(ordinary.shape))
+        made = np.select(
+            [kind == 0, kind == 1, kind == 2, kind == 3, kind == 4],
+            [exact.astype(float), up.astype(float), down.astype(float), wide, near],
+            np.where(kind == 5, 2 * chosen, ordinary.astype(float)),
+        )
+        out = made.astype(dtype.numpy)
+    return np.asarray(np.where(np.isfinite(out.astype(float)), out, ordinary))
+
+
+def near_integers(
+    graph: Graph, name: str, dtype: DType, array: np.ndarray, targets: Sequence[float], rng: np.random.Generator
+) -> np.ndarray:
+    """Integers over the domain that their uses allow: any row of a table, or around the targets and beyond."""
+    domain = domain_of(graph, name)
+    if domain.small:
+        return array
+    least, most = ends(dtype)
+    if domain.stop is not None:
+        return rng.integers(0, max(domain.stop, 1), array.shape)
+    marks = np.asarray([t for t in targets if abs(t) < 2**53] or [0.0], dtype=np.float64)
+    reach = 4 * float(np.abs(marks).max()) + 1000
+    low = 0 if least == 0 else -reach
+    spread = rng.integers(int(max(low, least)), int(min(reach, most)), array.shape)
+    near = np.rint(rng.choice(marks, array.shape)) + rng.integers(-1, 2, array.shape)
+    return np.asarray(np.clip(np.where(rng.random(array.shape) < 0.5, near, spread), least, most))
+
+
+def tied(name: str, dtype: DType, array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Numbers among which ties are likely: which of equal ones is chosen shows. Some rows are negative throughout.
+
+    Along each axis the greatest or the least of a line, in turn, is at both of its ends.
+    """
+    if not dtype.is_float:
+        return array
+    lowered = 2 * rng.integers(0, 2, (*array.shape[:-1], 1)[: array.ndim])
+    tied = np.asarray(rng.integers(-1, 2, array.shape) - lowered)
+    for axis in range(tied.ndim if tied.size else 0):
+        moved = np.moveaxis(tied, axis, -1)
+        lines = moved.reshape(-1, moved.shape[-1]).copy()
+        lines[::2, [0, -1]] = lines[::2].max(axis=1, keepdims=True)
+        if len(lines) > 1:
+            lines[1::2, [0, -1]] = lines[1::2].min(axis=1, keepdims=True)
+        elif lines.size > 3:
+            lines[:, [1, -2]] = lines.min(axis=1, keepdims=True)
+        tied = np.moveaxis(lines.reshape(moved.shape), -1, axis)
+    return tied
+
+
+def closeness(dtype: DType) -> tuple[float, float]:
+    """How far from 0 numbers close together lie in a type, and their distances as a share of that."""
+    limits = ml_dtypes.finfo(dtype.numpy)  # type: ignore[no-untyped-call]
+    return min(_OFFSET, float(limits.max) ** 0.25), max(_SPREAD, 4 * float(limits.eps))
+
+
+def as_drawn(name: str, dtype: DType, array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    return array
+
+
+def among(values: Sequence[float]) -> Fill:
+    """These among ordinary reals: a quarter of them, and one at least."""
+
+    def fill(name: str, dtype: DType, array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        if not dtype.is_float:
+            return array
+        chosen = rng.random(array.shape) < _SHARE
+        chosen.reshape(-1)[int(rng.integers(array.size))] = True
+        return np.where(chosen, rng.choice(np.asarray(values), array.shape), array.astype(np.float64))
+
+    return fill
+
+
+def booleans(truth: bool) -> Fill:
+    return lambda name, dtype, array, rng: np.full(array.shape, truth) if dtype is DType.BOOL else array
+
+
+def scale(plan: Mapping[str, int], zero: str = "") -> Fill:
+    def fill(name: str, dtype: DType, array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        if name not in plan:
+            return array
+        if name == zero:
+            return np.zeros_like(array)
+
+        def one_magnitude(part: np.ndarray) -> np.ndarray:
+            sign = rng.choice([-1.0, 1.0], part.shape)
+            return np.asarray(np.ldexp(sign * rng.uniform(1, 1.99, part.shape), plan[name]))
+
+        return in_parts(array, one_magnitude)
+
+    return fill
+
+
+def underflows(plan: Mapping[str, int], least: int) -> bool:
+    """Whether products of two of these magnitudes are near the smallest number, ``2**least``."""
+    small = sorted(plan.values())[:2]
+    return min(2 * small[0], sum(small)) < 0.8 * least
+
+
+def exponents(dtype: DType) -> tuple[int, int]:
+    """Powers of two of the smallest and the largest numbers: -145 and 127 in float32, -1070 and 1023 in float64."""
+    limits = ml_dtypes.finfo(dtype.numpy)  # type: ignore[no-untyped-call]
+    return int(np.log2(float(limits.smallest_subnormal))) + 4, int(np.frexp(float(limits.max))[1]) - 1
+
+
+def power_at(ends: tuple[int, int], share: float) -> int:
+    return int(share * ends[1]) if share > 0 else int(-share * ends[0])
+
+
+def next_number(array: np.ndarray, dtype: DType, way: int) -> np.ndarray:
+    """The neighbouring numbers above or below; beside 0 the square of epsilon, whose products do not underflow."""
+    beside = way * float(ml_dtypes.finfo(dtype.numpy).eps) ** 2  # type: ignore[no-untyped-call]
+    with np.errstate(over="ignore"):  # infinity follows the largest number
+        following = np.nextafter(array, np.asarray(np.inf * way, dtype.numpy))
+    return np.asarray(np.where(array == 0, np.asarray(beside, dtype.numpy), following))

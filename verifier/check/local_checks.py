@@ -1,0 +1,252 @@
+"""The rewritten places of a model, each checked by itself, where every kind of input is cheap.
+
+Of places that are alike up to sizes and the elements of their weights, the cheapest gets steered inputs and mutants,
+and every other one a random input, as far as the work goes. A place's inputs are free here, in the model they may not
+be: a variance is never negative, and two inputs may be parts of one value. So a place that differs is looked at again
+together with what makes its inputs, and only then counts as one that disagrees, and the whole is asked. Where it
+differs because its inputs are alike, neither what makes them nor the whole is steered to make them so: none is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from superopt.cost.graph_costs import work
+from superopt.ir.diff import changed_regions, grown
+from superopt.ir.errors import OutOfTime, ResourceLimit, Unsupported, printable
+from superopt.ir.graph import Graph, attribute_key
+from superopt.ir.types import TensorType, ValueType
+from superopt.ops.infer import Typing, infer, made_of_weights
+from superopt.runtime.onnx_runtime import ONNX_RUNTIME
+from superopt.verifier.check.check_plan import Plan, Thoroughness
+from superopt.verifier.check.comparison import Judge
+from superopt.verifier.check.power import NONE, Effort, Power, joined
+from superopt.verifier.check.sessions import Bench
+
+__all__ = ["PlacesChecked", "check_places"]
+
+_WORK = 6e9  # operations for all places: a second of one core
+_ALONE = 2.0  # runs that an input takes, most often: of both graphs
+_WHOLE = 4  # runs of the whole model that places may take besides, whose kind is not looked at elsewhere
+_SESSIONS = 5e7  # operations that making the sessions counts as, and per byte of weights:
+_WEIGHT = 4.0
+_BYTE = 2.0  # operations that a byte read or written counts as
+_MUTANTS = 8  # of all places together
+_FEW = 4  # elements of a weight that is what it is: a bound, an exponent, a factor
+_GROWN = 2  # times that a place is grown
+_NAMED = 2  # places that a note names
+_REFERENCE = 1e8  # operations of a place up to which float64 judges it too where it differs
+
+
+@dataclass(frozen=True)
+class PlacesChecked:
+    """What was found at the rewritten places.
+
+    Attributes:
+        trials: inputs that were tried, at all places.
+        checked, places: how many were run by themselves, of how many.
+        power: what those inputs can tell apart; ``None`` where none was steered.
+        disagreement: the first place that differs or cannot be run, in words; "" where there is none.
+        hidden: values that this place makes, if it differs where its inputs are alike: the whole says nothing then.
+        note: names places that differ by themselves, but not together with what makes their inputs.
+        late: places, each the first of its kind, for which there was no time.
+    """
+
+    trials: int = 0
+    checked: int = 0
+    places: int = 0
+    power: Power | None = None
+    disagreement: str = ""
+    hidden: tuple[str, ...] = ()
+    note: str = ""
+    late: int = 0
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What was found at one place: what disagrees, in words, whether on inputs that are alike, and their power."""
+
+    disagreement: str = ""
+    alike: bool = False
+    power: Power | None = None
+
+
+@dataclass(frozen=True)
+class _Place:
+    pair: tuple[Graph, Graph]
+    typing: Typing
+    cost: float  # operations of one run
+    sessions: float  # operations that making the sessions counts as
+    kind: tuple[object, ...]
+    itself: tuple[object, ...]
+
+    @property
+    def alone(self) -> float:
+        """Operations that one input takes."""
+        return _ALONE * self.cost + self.sessions
+
+
+def check_places(before: Graph, after: Graph, typing: Typing, plan: Plan, bench: Bench) -> PlacesChecked:
+    """Check what was rewritten, place by place.
+
+    Args:
+        before: the original.
+        after: the result.
+        typing: the original's types.
+        plan: of the check of the whole; its seed, sizes and deadlines hold here.
+        bench: where sessions are made.
+
+    Raises:
+        OutOfTime: the check is to be given up.
+    """
+    if dict(before.opset) != dict(after.opset) or before.extras.get("onnx.model") != after.extras.get("onnx.model"):
+        return PlacesChecked(disagreement="the graphs are of different versions")
+    return _Places(before, after, typing, plan, bench).run()
+
+
+class _Places:
+    def __init__(self, before: Graph, after: Graph, typing: Typing, plan: Plan, bench: Bench) -> None:
+        self.before, self.after, self.typing, self.plan, self.bench = before, after, typing, plan, bench
+        self.fixed = made_of_weights(before, typing)
+        self.left = _WORK
+        self.beside = _WHOLE * _ALONE * _cost(before, typing, plan.sizes)
+        self.trials = 0
+        self.late = 0
+        self.together: list[str] = []  # what places make that are equal only with what makes their inputs
+
+    def run(self) -> PlacesChecked:
+        regions = changed_regions(self.before, self.after, self.typing.types, self.fixed)
+        found = [_place(p, self.plan.sizes) for p in regions]
+        places = list({p.itself: p for p in sorted(found, key=lambda p: -p.cost) if p.pair[0].outputs}.values())[::-1]
+        first = {p.kind: p for p in reversed(places)}
+        powers: list[Power] = []
+        checked = leading = 0
+        for place in sorted(places, key=lambda p: first[p.kind] is not p):  # stable: by cost, the first of a kind first
+            share = NONE
+            if first[place.kind] is place:
+                share = Effort(_nth_share(_MUTANTS, len(first), leading), _WORK / 2 / len(first))
+                leading += 1
+            if self.plan.late():
+                self.late += share is not NONE
+                continue
+            if place.alone > self._room(share):
+                continue
+            checked += 1
+            found_here = self._checked(place, share)
+            self.bench.tidy()
+            powers += [] if found_here.power is None else [found_here.power]
+            if found_here.disagreement:
+                made = tuple(o for n in place.pair[0].nodes for o in n.outputs if o)
+                return PlacesChecked(
+                    self.trials, checked, len(places), joined(powers), found_here.disagreement,
+                    made if found_here.alike else (),
+                )  # fmt: skip
+        return PlacesChecked(self.trials, checked, len(places), joined(powers), note=self._note(), late=self.late)
+
+    def _room(self, share: Effort) -> float:
+        """Operations that are left for a place: the first of a kind is run however large it is, beside the whole."""
+        return self.left if share is NONE else max(self.left, self.beside)
+
+    def _note(self) -> str:
+        if not self.together:
+            return ""
+        more = len(self.together) - _NAMED
+        names = ", ".join(self.together[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+        return f"equal only together with what makes their inputs: {names}"
+
+    def _checked(self, place: _Place, share: Effort) -> _Found:
+        """What disagrees at a place, if anything, and its power if it has a share of the effort for that."""
+        found = self._judged(place, share)
+        name = printable(place.pair[0].outputs[0].name)
+        for _ in range(_GROWN if found.disagreement and not found.alike else 0):
+            more = grown(self.before, self.after, place.pair, self.typing.types, self.fixed)
+            larger = _place(more, self.plan.sizes)
+            if larger.pair[0].nodes == place.pair[0].nodes or larger.alone > self._room(share):
+                return found
+            place = larger
+            again = self._judged(place, share)
+            if not again.disagreement:
+                self.together.append(name)
+                return again
+            if again.alike:
+                return again
+        return found
+
+    def _judged(self, place: _Place, share: Effort) -> _Found:
+        """What disagrees at a place as it stands. A large one gets numbers close together alone: the whole gets others.
+        If it differs there, others tell whether it does so everywhere, as its inputs are not free."""
+        leads = share is not NONE
+        if place.alone > self.left:
+            found = self._run(place, share, 0)
+            if not found.alike:
+                return found
+        return self._run(place, share, self.plan.trials if leads else 1)
+
+    def _run(self, place: _Place, share: Effort, trials: int) -> _Found:
+        """What disagrees at a place on so many unsteered inputs, and steered ones."""
+        leads = share is not NONE
+        effort = Thoroughness(share.work, reference=_REFERENCE, both=_REFERENCE if leads else 0.0, alike=leads)
+        plan = replace(
+            self.plan, seed=self.plan.seed + self.trials, trials=trials, power=share, effort=effort,
+            runtime=ONNX_RUNTIME,
+        )  # fmt: skip
+        outputs = ", ".join(v.name for v in place.pair[0].outputs[:2])
+        try:
+            found = Judge(*place.pair, plan, self.bench, place.typing).run()
+        except OutOfTime:
+            raise
+        except (Unsupported, ResourceLimit) as error:
+            return _Found(f"what makes {outputs} cannot be run by itself ({error.what})")
+        self.trials += found.trials
+        ran = found.trials + (2 * found.power.mutants if found.power is not None else 0)
+        taken = _ALONE * place.cost * ran + place.sessions * (1 + (ran - found.trials) / 2)
+        if taken > self.left:
+            self.beside -= taken
+        else:
+            self.left -= taken
+        if found.verdict != "passed":
+            return _Found(f"what makes {outputs} differs by itself ({found.reason})", found.alike)
+        return _Found(power=found.power)
+
+
+def _nth_share(whole: int, parts: int, number: int) -> int:
+    """What the part of that number has where so many units are shared as evenly as whole numbers allow."""
+    return whole * (number + 1) // parts - whole * number // parts
+
+
+def _place(pair: tuple[Graph, Graph], sizes: Mapping[str, int]) -> _Place:
+    typing = infer(pair[0], sizes)
+    kinds: list[tuple[object, ...]] = []
+    itself: list[tuple[object, ...]] = []
+    for graph in pair:
+        numbers = {v.name: i for i, v in enumerate(graph.inputs)}
+        alike: list[object] = [_rank(v.type) for v in graph.inputs]
+        same: list[object] = [str(v.type) for v in graph.inputs]
+        for weight in graph.weights:
+            numbers.setdefault(weight.name, len(numbers))
+            elements, data = weight.type.elements, weight.data
+            few = data is not None and isinstance(elements, int) and elements <= _FEW
+            alike.append((_rank(weight.type), data.digest if few and data is not None else ""))
+            same.append((str(weight.type), "" if few else id(data)))
+        for node in graph.nodes:
+            for output in node.outputs:
+                numbers.setdefault(output, len(numbers))
+            written = tuple(f"{k}={attribute_key(v)}" for k, v in sorted(node.attributes.items()))
+            wires = tuple(numbers.get(n, -1) for n in (*node.reads, *node.outputs))
+            alike.append((node.domain, node.op, node.overload, wires, written))
+        alike.append(tuple(numbers[v.name] for v in graph.outputs))
+        kinds.append(tuple(alike))
+        itself.append((tuple(alike), tuple(same)))
+    sessions = _SESSIONS + _WEIGHT * sum(w.type.nbytes or 0 for g in pair for w in g.weights)
+    return _Place(pair, typing, _cost(pair[0], typing, sizes), sessions, tuple(kinds), tuple(itself))
+
+
+def _cost(graph: Graph, typing: Typing, sizes: Mapping[str, int]) -> float:
+    """Operations of one run."""
+    done = work(graph, typing, sizes)
+    return done.flops + _BYTE * done.bytes
+
+
+def _rank(kind: ValueType | None) -> object:
+    return (kind.dtype, None if kind.shape is None else len(kind.shape)) if isinstance(kind, TensorType) else str(kind)

@@ -1,0 +1,300 @@
+"""What the inputs of a check can tell apart: mutants of the result that they catch, and what they do not exercise.
+
+A check that passes says something only about changes that it would have seen. So the result is changed in single
+places, at random and seeded (:mod:`superopt.verifier.check.graph_mutation`), and each mutant is judged on the same
+inputs by the same bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from superopt.ir.diff import value_digests
+from superopt.ir.graph import Graph, Node, Value, label
+from superopt.ir.types import DType
+from superopt.ops.infer import infer
+from superopt.verifier.check.graph_mutation import Mutant, mutants
+from superopt.verifier.check.input_generation import make_inputs
+from superopt.verifier.check.rounding_noise import constants_read, live_values
+from superopt.verifier.check.sessions import REFUSALS, Arrays, Bench, attempt
+from superopt.verifier.check.tolerance import equal
+
+__all__ = ["EFFORTS", "NONE", "Effort", "Power", "joined", "measure_power"]
+
+_START = 2e7  # operations that starting a session counts as, and per byte of weights:
+_BYTE = 4.0
+_SITES = 64  # places whose coverage is watched
+_NAMED = 12  # things that are named as not exercised
+_LARGEST = 1 << 22  # elements of a constant that is compared with a mutant's
+_COMPARE = frozenset({"Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal"})
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How many mutants are tried at most, and the operations for all of them; and for watching what is reached."""
+
+    mutants: int
+    work: float
+
+
+NONE = Effort(0, 0.0)
+EFFORTS: Mapping[str, Effort] = {  # "quick" is a second of one core, "thorough" half a minute
+    "none": NONE, "quick": Effort(8, 1e10), "thorough": Effort(64, 2e11),
+}  # fmt: skip
+_DRAWN = 3  # mutants that are drawn for one that counts: many give other shapes
+_WATCHING = 2e10  # operations for watching what the inputs reach
+
+
+@dataclass(frozen=True)
+class Power:
+    """How many single changes of the result the inputs of a check catch.
+
+    Attributes:
+        mutants: changed results that ran and gave outputs of the same shapes.
+        caught: those that failed the check.
+        share: their share; 0 if there were none, so that nothing is claimed.
+        unexercised: what the inputs leave out, in words: branches never taken, bounds never reached, rows never read,
+            and changes that were not caught.
+        of_original: the changes are the original's, since nothing in the result could be changed.
+    """
+
+    mutants: int
+    caught: int
+    share: float
+    unexercised: tuple[str, ...] = ()
+    of_original: bool = False
+
+
+def joined(parts: Sequence[Power]) -> Power | None:
+    """The power of several checks together; ``None`` of none."""
+    if not parts:
+        return None
+    ran, caught = sum(p.mutants for p in parts), sum(p.caught for p in parts)
+    said = dict.fromkeys(u for p in parts for u in p.unexercised)
+    return Power(ran, caught, caught / ran if ran else 0.0, tuple(said)[:_NAMED])
+
+
+def measure_power(
+    before: Graph,
+    after: Graph,
+    runs: Sequence[Mapping[str, np.ndarray]],
+    fails: Callable[[int, Arrays], bool | None],
+    *,
+    bench: Bench,
+    seed: int,
+    effort: Effort,
+    work: float,
+) -> Power:
+    """Mutate the result and judge the mutants, and watch what the inputs reach.
+
+    Mutated is what the original does not have, and the weights that it reads; everything, where they are the same.
+    Mutants that compute the same constants do not count.
+
+    Args:
+        before: the original.
+        after: the result.
+        runs: the inputs that the check tried.
+        fails: whether outputs on the inputs of that number fail the check; ``None`` where their shapes differ.
+        bench: where sessions are made.
+        seed: of the mutations.
+        effort: how many.
+        work: operations of one run.
+    """
+    stored = after.weight_bytes
+    each = _START + _BYTE * stored + 1.5 * work + len(runs) * 1e6  # most are caught by the first inputs
+    most = min(_DRAWN * effort.mutants, int(effort.work / each))
+    new, rest = _places(before, after)
+    chosen = mutants(after, seed, new or rest, most)
+    ran = caught = 0
+    missed: list[str] = []
+    for mutant in chosen:
+        if ran == effort.mutants:
+            break
+        found = _caught(mutant.graph, runs, fails, bench)
+        if found is False and (_same_constants(after, mutant.graph, bench) or _same_alone(after, mutant, runs, bench)):
+            continue
+        if found is not None:
+            ran, caught = ran + 1, caught + found
+            missed += [] if found else [f"not seen: {mutant.what}"]
+    sites = _unreached(before, after, runs, bench) if work * len(runs) <= min(_WATCHING, 2 * effort.work) else []
+    return Power(ran, caught, caught / ran if ran else 0.0, tuple((sites + missed)[:_NAMED]))
+
+
+def _caught(
+    mutant: Graph, runs: Sequence[Mapping[str, np.ndarray]], fails: Callable[[int, Arrays], bool | None], bench: Bench
+) -> bool | None:
+    """Whether some inputs show a mutant; ``None`` where it cannot be run or gives other shapes."""
+    try:
+        session = bench.session(mutant, optimise=False)
+    except REFUSALS:
+        return None
+    for number, feeds in enumerate(runs):
+        made = attempt(session, feeds)
+        verdict = None if made is None else fails(number, made)
+        if verdict is None:
+            return None if number == 0 else True
+        if verdict:
+            return True
+    return False
+
+
+def _same_constants(after: Graph, mutant: Graph, bench: Bench) -> bool:
+    """Whether a mutant differs only in what is computed from constants, and computes the same constants."""
+    live = live_values(after)
+    if [n for n in after.nodes if live.intersection(n.reads)] != [
+        n for n in mutant.nodes if live.intersection(n.reads)
+    ]:
+        return False
+    old, new = (constants_read(g, infer(g), live, bench, _LARGEST) for g in (after, mutant))
+    return (
+        old is not None
+        and new is not None
+        and old.keys() == new.keys()
+        and all(np.array_equal(a, new[n], equal_nan=a.dtype.kind == "f") for n, a in old.items())
+    )
+
+
+def _same_alone(after: Graph, mutant: Mutant, runs: Sequence[Mapping[str, np.ndarray]], bench: Bench) -> bool:
+    """Whether a changed attribute changes nothing of its node, on random operands of the sizes that it has here.
+
+    So it is with the dilation of a kernel of one element, or padding that no window reaches.
+    """
+    if mutant.node is None or not runs:
+        return False
+    kinds = infer(after, {}).types
+    names = list(dict.fromkeys(n for n in mutant.node[0].inputs if n))
+    shapes = {n: kinds.get(n) for n in names}
+    if any(t is None or t.shape is None or any(not isinstance(d, int) for d in t.shape) for t in shapes.values()):
+        return False
+    made: list[Arrays] = []
+    for node in mutant.node:
+        weights = tuple(w for w in after.weights if w.name in names and not w.type.dtype.is_float)
+        held = {w.name for w in weights}
+        inputs = tuple(Value(n, shapes[n]) for n in names if n not in held)
+        outputs = tuple(Value(o, None) for o in node.outputs if o)
+        alone = replace(after, inputs=inputs, outputs=outputs, weights=weights, nodes=(node,), values=(), extras={})
+        try:
+            session = bench.session(alone, optimise=False)
+            made += [m for k in (0, 1) if (m := attempt(session, make_inputs(alone, k))) is not None]
+        except REFUSALS:
+            return False
+    half = len(made) // 2
+    return half == 2 and all(equal(a, made[half + k][n]) for k in range(half) for n, a in made[k].items())
+
+
+def _places(before: Graph, after: Graph) -> tuple[list[str], list[str]]:
+    """Nodes and weights of the result that outputs depend on: what the original does not have, and the rest."""
+    needed = {v.name for v in after.outputs}
+    for node in reversed(after.nodes):
+        if needed.intersection(node.outputs):
+            needed.update(node.reads)
+    known = set(value_digests(before).values())
+    digests = value_digests(after)
+    new: list[str] = []
+    rest: list[str] = []
+    names = [next((o for o in n.outputs if o), "") for n in after.nodes] + [w.name for w in after.weights]
+    for name in names:
+        if name in needed:
+            (rest if digests.get(name) in known else new).append(name)
+    touched = {r for n in after.nodes if n.outputs and n.outputs[0] in set(new) for r in n.reads}
+    return new + [n for n in rest if n in touched], [n for n in rest if n not in touched]
+
+
+def _unreached(before: Graph, after: Graph, runs: Sequence[Mapping[str, np.ndarray]], bench: Bench) -> list[str]:
+    """Branches, bounds, moduli and rows of the result that no inputs reach, where the original is not the same."""
+    known = set(value_digests(before).values())
+    digests = value_digests(after)
+    fresh = [n for n in after.nodes if any(o and digests[o] not in known for o in n.outputs)]
+    sites = [s for n in fresh for s in _sites(after, n)][:_SITES]
+    types = infer(after).types
+    fed = {v.name for v in after.inputs}
+    names = [n for n in dict.fromkeys(s.value for s in sites) if n in after.producer and n not in fed]
+    outputs = {**{n: Value(n, types.get(n)) for n in names}, **{v.name: v for v in after.outputs}}
+    try:
+        session = bench.session(replace(after, outputs=tuple(outputs.values()), values=()), optimise=False)
+    except REFUSALS:
+        return []
+    left = list(sites)
+    for feeds in runs:
+        made = attempt(session, feeds)
+        if made is None:
+            continue
+        for site in left:
+            array = made.get(site.value, feeds.get(site.value))
+            if array is not None:
+                site.see(array)
+        left = [s for s in left if s.said() is not None]
+        if not left:
+            break
+    return [said for s in left if (said := s.said()) is not None]
+
+
+@dataclass
+class _Site:
+    """A value that is watched: on which sides of its marks it was seen, or which of so many rows."""
+
+    value: str
+    what: str
+    sides: tuple[str, ...] = ()
+    bounds: tuple[float, ...] = ()
+    rows: int = 0
+
+    def __post_init__(self) -> None:
+        self.seen: set[int] = set()
+
+    def see(self, array: np.ndarray) -> None:
+        if array.dtype.kind not in "biuf" or not array.size:
+            return
+        if self.rows:
+            self.seen.update(int(i) % self.rows for i in np.unique(array))
+        elif not self.bounds:
+            self.seen.update(int(v) for v in np.unique(array.astype(bool)))
+        else:
+            sides = np.searchsorted(np.asarray(self.bounds), array.astype(np.float64).ravel())
+            self.seen.update(int(s) for s in np.unique(sides))
+
+    def said(self) -> str | None:
+        if self.rows:
+            missing = self.rows - len(self.seen)
+            return f"{self.what}: {len(self.seen)} of {self.rows} rows read" if missing else None
+        absent = [side for number, side in enumerate(self.sides) if side and number not in self.seen]
+        return f"{self.what}: {', '.join(absent)}" if absent else None
+
+
+def _sites(graph: Graph, node: Node) -> Iterator[_Site]:
+    name = label(node)
+    if node.op in ("Where", "If") and node.inputs[0] not in graph.weight:
+        yield _Site(node.inputs[0], name, ("its condition is never false", "its condition is never true"))
+    elif node.op in _COMPARE:
+        yield _Site(node.outputs[0], name, ("it is never false", "it is never true"))
+    elif node.op == "Clip":
+        low, high = (_number(graph, node, place, key) for place, key in ((1, "min"), (2, "max")))
+        marks = [(low, "its lower bound is never reached"), (high, "its upper bound is never reached")]
+        if low is not None and high is not None:
+            yield _Site(node.inputs[0], name, (marks[0][1], "", marks[1][1]), (low, high))
+        elif low is not None:
+            yield _Site(node.inputs[0], name, (marks[0][1], ""), (low,))
+        elif high is not None:
+            yield _Site(node.inputs[0], name, ("", marks[1][1]), (high,))
+    elif node.op == "Mod" and (modulus := _number(graph, node, 1, "")) is not None:
+        yield _Site(node.inputs[0], name, ("", "its modulus is never reached"), (abs(modulus) - 0.5,))
+    elif node.op in ("Relu", "LeakyRelu", "PRelu", "Abs"):
+        yield _Site(node.inputs[0], name, ("nothing below 0", "nothing above 0"), (0.0,))
+    elif node.op == "Gather" and node.attributes.get("axis", 0) == 0 and node.inputs[0] in graph.constants:
+        kind = graph.constants[node.inputs[0]].type
+        rows = (kind.shape or (0,))[0]
+        if isinstance(rows, int) and rows > 1 and node.inputs[1] not in graph.weight:
+            yield _Site(node.inputs[1], f"table {node.inputs[0]!r}", rows=rows)
+
+
+def _number(graph: Graph, node: Node, place: int, attribute: str) -> float | None:
+    held = node.attributes.get(attribute)
+    if isinstance(held, int | float):
+        return float(held)
+    weight = graph.constants.get(node.inputs[place]) if len(node.inputs) > place else None
+    if weight is None or weight.data is None or weight.type.elements != 1 or weight.type.dtype is DType.BOOL:
+        return None
+    return float(weight.data.numpy().reshape(-1)[0])

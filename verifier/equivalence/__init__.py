@@ -1,0 +1,1 @@
+"""Equivalence of two models: proved region by region, tested, or refuted."""

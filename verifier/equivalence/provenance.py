@@ -1,0 +1,173 @@
+"""Weights that were computed from others: put back as the nodes that compute them, so that proofs see through them.
+
+Whoever folded them: superopt leaves a note of how (``superopt.value``), other tools leave none and the fold is guessed
+(:mod:`superopt.verifier.equivalence.folding_hypotheses`). Neither is believed. The expression is evaluated in high
+precision from the *first* model's constants, as ONNX Runtime computes those, and only where every element of the second
+model's weight is within :data:`~superopt.verifier.equivalence.weight_expressions.LIMIT` ulp of it do the nodes take the
+weight's place. What is then proved of them holds for the weight up to that rounding, which is reported.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from superopt.ir.errors import SuperoptError
+from superopt.ir.graph import Graph, Node, Weight
+from superopt.ir.terms import App, AttributeValue, Project, Term, Var, postorder
+from superopt.ops import REGISTRY
+from superopt.ops.meaning import IllTyped
+from superopt.ops.record import NotCovered
+from superopt.verifier.equivalence.constants import JUMPS, Known, contents_of
+from superopt.verifier.equivalence.folding_hypotheses import Folds
+from superopt.verifier.equivalence.weight_expressions import LIMIT, deviation, evaluated, sources, written
+
+__all__ = ["NOTE", "Unfolded", "unfolded"]
+
+NOTE = "superopt.value"
+_MOST_STEPS = 200
+_MOVES = frozenset({"Constant", "Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+_ROUND_ONCE = frozenset({"Add", "Div", "Mul", "Reciprocal", "Sqrt", "Sub"})  # correctly, by IEEE 754
+_FAILS = (SuperoptError, IllTyped, NotCovered, ArithmeticError, TypeError, ValueError, LookupError)
+
+
+@dataclass(frozen=True)
+class Unfolded:
+    """The second model with weights put back as nodes.
+
+    Attributes:
+        graph: the model.
+        values: names of what the nodes that were put back compute; the weights' own names are among them.
+        ulps: by weight, how far its elements are from the expression, in units in the last place.
+        refused: weights whose note does not hold, and why.
+    """
+
+    graph: Graph
+    values: frozenset[str]
+    ulps: Mapping[str, float]
+    refused: Mapping[str, str]
+
+
+class _Refused(Exception):
+    """The note does not hold."""
+
+
+def unfolded(known: Known, b: Graph, theirs: frozenset[str]) -> Unfolded:
+    """``b`` with every weight that the first model's constants explain replaced by the nodes that compute it.
+
+    Args:
+        known: the first model's constants.
+        b: the second model.
+        theirs: contents of the first model's constants; a weight that is one of them stays.
+    """
+    nodes: list[Node] = []
+    added: dict[str, Weight] = {}
+    ulps: dict[str, float] = {}
+    refused: dict[str, str] = {}
+    fed = {v.name for v in b.inputs}
+    opset = b.opset.get("", 1)
+    folds = Folds(known)
+    for weight in b.weights:
+        if weight.data is None or weight.name in fed:
+            continue
+        if contents_of(weight) in theirs:
+            continue
+        found = _told(weight, known, refused)
+        if found is None:
+            array = np.asarray(weight.data.numpy())
+            guessed = _explained(weight, array, folds.guesses(array, weight.type.dtype), known)
+            found = None if isinstance(guessed, str) else guessed
+        if found is None:
+            continue
+        try:
+            made, extra = written(found[0], weight.name, known.weights, opset)
+        except _FAILS:
+            continue  # an operator that the model's opset does not have
+        nodes += made
+        added.update((w.name, w) for w in extra)
+        ulps[weight.name] = found[1]
+    weights = (*(w for w in b.weights if w.name not in ulps), *added.values())
+    graph = replace(b, nodes=(*nodes, *b.nodes), weights=weights).checked() if nodes else b
+    return Unfolded(graph, frozenset(o for n in nodes for o in n.outputs if o), ulps, refused)
+
+
+def _told(weight: Weight, known: Known, refused: dict[str, str]) -> tuple[Term, float] | None:
+    """What a weight's note says it is, and how far it is from that; why the note does not hold goes to ``refused``."""
+    if NOTE not in weight.metadata or weight.data is None:
+        return None
+    try:
+        found = _explained(weight, np.asarray(weight.data.numpy()), [_parsed(weight.metadata[NOTE], known)], known)
+    except _Refused as error:
+        found = str(error)
+    if isinstance(found, str):
+        refused[weight.name] = found
+        return None
+    return found
+
+
+def _explained(
+    weight: Weight, array: np.ndarray, terms: Iterable[Term], known: Known
+) -> tuple[Term, float] | str:  # fmt: skip
+    """The first expression that a weight is within the limit of, and how far it is; else why the last one is not it."""
+    reason = "nothing in the first model explains it"
+    for term in terms:
+        missing = [n for n in sources(term) if n not in known.weights]
+        if missing:
+            reason = f"it was computed from {missing[0]}, which is no constant of the first model"
+            continue
+        try:
+            distance = deviation(array, weight.type.dtype, evaluated(term, known.arrays))
+        except _FAILS as error:
+            reason = str(error)
+            continue
+        if distance <= _limit(term):
+            return term, distance
+        reason = "its elements are not what that computes"
+    return reason
+
+
+def _limit(term: Term) -> float:
+    """Ulps that an expression explains: whoever computed it by one operation rounded once, whatever the formula."""
+    steps = [t.op for t in postorder(term) if isinstance(t, App) and t.op not in _MOVES]
+    return 1.0 if len(steps) == 1 and steps[0] in _ROUND_ONCE else LIMIT
+
+
+def _parsed(text: str, known: Known) -> Term:
+    """The expression that a note states. Results that it says are the runtime's are the first model's constants.
+
+    Raises:
+        _Refused: it cannot be read, or goes through an operator that jumps, where only the runtime's value counts.
+    """
+    made: dict[str, Term] = {}
+    try:
+        data = json.loads(text)
+        steps = list(data["steps"])
+        if not steps or len(steps) > _MOST_STEPS or any(str(s[0]) not in REGISTRY for s in steps):
+            raise _Refused("its note has an unknown operator or too many steps")
+        settled = {str(n) for n in data.get("runtime", ())} & set(known.weights)
+        for op, args, attributes, outputs in steps:
+            app = App(
+                str(op),
+                tuple(None if x is None else made.get(str(x), Var(str(x))) for x in args),
+                tuple(sorted((str(k), _value(v)) for k, v in attributes.items())),
+            )
+            several = len(REGISTRY[app.op].outputs) > 1 or REGISTRY[app.op].outputs[0].endswith("*")
+            for position, output in enumerate(map(str, outputs)):
+                made[output] = Var(output) if output in settled else Project(app, position) if several else app
+        found = made[str(data["output"])]
+        if jumping := sorted({t.op for t in postorder(found) if isinstance(t, App)} & JUMPS):
+            raise _Refused(f"its note goes through {jumping[0]}, which jumps")
+        return found
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise _Refused(f"its note cannot be read: {error}") from error
+
+
+def _value(value: object) -> AttributeValue:
+    if isinstance(value, list):
+        return tuple(_value(v) for v in value)
+    if isinstance(value, int | float | str):
+        return value
+    raise TypeError(f"{value!r} is not an attribute")

@@ -1,0 +1,1 @@
+"""Exact random testing of rules: in a prime field and over the rationals."""

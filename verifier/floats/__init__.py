@@ -1,0 +1,1 @@
+"""What floating point makes of rules that are true of the reals."""

@@ -1,0 +1,208 @@
+"""The law of recorded verdicts in floating point: points of other seeds are against none of their conditions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+
+from superopt import fleet as fleets
+from superopt.fleet import Fleet
+from superopt.ir.terms import Var
+from superopt.ir.types import DType
+from superopt.rules.floats import Directions, Way, float_key, verdict_in
+from superopt.rules.library import Library
+from superopt.rules.rule import Rule
+from superopt.verifier.floats.adversarial_points import Points, confined, drawn, exponents
+from superopt.verifier.floats.comparison import FACTOR, Judged
+from superopt.verifier.floats.evaluation import FORMATS, Format
+from superopt.verifier.floats.kernels import RUN_TYPES, kernel_points
+from superopt.verifier.floats.verdict_search import Look, Site, sites_of
+
+__all__ = ["Breach", "Task", "breaches", "check_all", "directions_used", "each_of", "tasks_of"]
+
+Array = np.ndarray[Any, Any]
+_Given = TypeVar("_Given")
+_Made = TypeVar("_Made")
+Progress = Callable[[int, int, str], None]
+Task = tuple[Rule, Directions, int, int]  # a rule, its recorded verdicts, a seed and points for each condition
+Window = Mapping[str, tuple[int, int]]
+Worst = tuple[float, Mapping[str, object]]  # an error, and the point at which it is, as JSON data
+_BATCH = 8192  # points that are evaluated at once
+
+
+def directions_used(rule: Rule) -> list[bool]:
+    """Directions that a search could take: backward or not."""
+    sides = ((False, rule.forward, rule.lhs), (True, rule.backward, rule.rhs))
+    return [b for b, binds, source in sides if binds and not any(isinstance(t, Var) for t in source)]
+
+
+@dataclass(frozen=True)
+class Breach:
+    """A point against a direction although its recorded conditions hold there.
+
+    ``error`` is in the allowances that the condition leaves; ``point`` is JSON data.
+    """
+
+    rule: str
+    backward: bool
+    dtype: str
+    way: Way
+    error: float
+    point: Mapping[str, object] = field(default_factory=dict, hash=False)
+
+    def as_data(self) -> dict[str, object]:
+        """As JSON data."""
+        direction = "backward" if self.backward else "forward"
+        error = self.error if np.isfinite(self.error) else None
+        return {
+            "rule": self.rule, "direction": direction, "type": self.dtype, "error": error, "condition": str(self.way),
+            "point": dict(self.point),
+        }  # fmt: skip
+
+
+def breaches(
+    rule: Rule, verdicts: Directions, *, seed: int, points: int, dtypes: Iterable[DType] = FORMATS
+) -> list[Breach]:  # fmt: skip
+    """What points of another seed find against the conditions of a rule's directions that ``standard`` uses.
+
+    Besides, ONNX Runtime runs both sides at some hundred points around 1, in float32 and in float64.
+
+    Args:
+        rule: a rule.
+        verdicts: its recorded verdicts.
+        seed: of sizes and points.
+        points: for each condition of each direction and type, as the search draws them.
+        dtypes: the types.
+    """
+    rng = np.random.default_rng([seed, int(float_key(rule)[:8], 16)])
+    sites = [s for s in sites_of(rule, rng) if s.different and s.counts]
+    found: list[Breach] = []
+    for dtype in dtypes if sites else ():
+        asked = [(b, w) for b in directions_used(rule) for w in _ways(verdicts, dtype, backward=b)]
+        worst = _worst(asked, sites, FORMATS[dtype], rng, points)
+        found += _broken(rule, dtype, asked, worst)
+    for dtype in RUN_TYPES if sites else ():
+        asked = [(b, w) for b in directions_used(rule) for w in _ways(verdicts, dtype, backward=b)]
+        found += _broken(rule, dtype, asked, _worst_run(asked, sites, dtype, rng))
+    return found
+
+
+def _broken(rule: Rule, dtype: DType, asked: Sequence[tuple[bool, Way]], worst: Sequence[Worst]) -> list[Breach]:
+    found = zip(asked, worst, strict=True)
+    return [Breach(rule.id, b, str(dtype), w, e, point) for (b, w), (e, point) in found if e > FACTOR]
+
+
+def _ways(verdicts: Directions, dtype: DType, *, backward: bool) -> tuple[Way, ...]:
+    verdict = verdict_in(verdicts.get("backward" if backward else "forward", {}), dtype)
+    return verdict.ways_in("standard")
+
+
+def check_all(
+    library: Library, *, seed: int, points: int, fleet: Fleet | None = None, progress: Progress | None = None
+) -> list[Breach]:
+    """:func:`breaches` of every admitted rule."""
+    tasks = tasks_of(library, library.admitted, seed, points)
+    found = each_of(_checked, tasks, [t[0].id for t in tasks], fleet, progress)
+    return [breach for broken in found for breach in broken]
+
+
+def tasks_of(library: Library, rules: Iterable[Rule], seed: int, points: int) -> list[Task]:
+    """Rules with what is recorded of them, to be held against points of a seed."""
+    return [(rule, library.float_store.get(float_key(rule), {}), seed, points) for rule in rules]
+
+
+def each_of(
+    function: Callable[[_Given], _Made], tasks: Sequence[_Given], names: Sequence[str], fleet: Fleet | None,
+    progress: Progress | None = None,
+) -> Iterator[_Made]:  # fmt: skip
+    """A function's results in the order of its tasks, made by a fleet; ``progress`` is told each one's name."""
+    calls = (fleets.Task(function, (task,), name) for task, name in zip(tasks, names, strict=True))
+    for done, outcome in enumerate((fleet or Fleet()).map(calls), 1):
+        yield outcome.result()
+        if progress is not None:
+            progress(done, len(tasks), outcome.task.name)
+
+
+def _checked(task: Task) -> list[Breach]:
+    rule, verdicts, seed, points = task
+    return breaches(rule, verdicts, seed=seed, points=points)
+
+
+def _worst(
+    asked: Sequence[tuple[bool, Way]], sites: Sequence[Site], form: Format, rng: np.random.Generator, points: int
+) -> list[Worst]:  # fmt: skip
+    """The largest error of each condition, in the allowances that it leaves, at points inside its windows.
+
+    Conditions with the same window see the same points, and no side is evaluated twice at one.
+    """
+    worst: list[Worst] = [(0.0, {})] * len(asked)
+    windows: dict[tuple[tuple[str, tuple[int, int]], ...], list[int]] = {}
+    for number, (_, way) in enumerate(asked):
+        windows.setdefault(tuple(sorted(way.window.items())), []).append(number)
+    each = max(1, points // len(sites))
+    for place, site in enumerate(sites):
+        held = {w: numbers for w, numbers in windows.items() if _attributes_inside(site, dict(w))}
+        if not held:
+            continue
+        for start in range(0, each, _BATCH):
+            free = drawn(site.counts, min(_BATCH, each - start), form, rng)
+            for window, numbers in held.items():
+                batch = site.meant(confined(free, dict(window), form, rng))
+                sources = {asked[n][0] for n in numbers}
+                for backward, points_there, found in _suspects(site, place, form, batch, sources):
+                    for number in (n for n in numbers if asked[n][0] == backward):
+                        worst[number] = _worse(worst[number], asked[number][1], found, points_there, site)
+    return worst
+
+
+def _worst_run(
+    asked: Sequence[tuple[bool, Way]], sites: Sequence[Site], dtype: DType, rng: np.random.Generator
+) -> list[Worst]:  # fmt: skip
+    """The largest error of each condition at points around 1, as ONNX Runtime's kernels of a type make it."""
+    worst: list[Worst] = [(0.0, {})] * len(asked)
+    directions = sorted({b for b, _ in asked})
+    for site, backward, batch, found in kernel_points(sites, dtype, rng, directions) if asked else ():
+        for number, (of, way) in enumerate(asked):
+            if of == backward and _attributes_inside(site, way.window):
+                worst[number] = _worse(worst[number], way, found, batch, site, by="ONNX Runtime")
+    return worst
+
+
+def _suspects(
+    site: Site, place: int, form: Format, batch: Points, directions: Iterable[bool]
+) -> Iterator[tuple[bool, Points, Judged]]:  # fmt: skip
+    """The points of a batch that are against a direction if no variable is rounded, with what is allowed there."""
+    look = Look(site, place, form, ())
+    for backward in directions:
+        yield from ((backward, *found) for found in look.against(batch, backward=backward))
+
+
+def _worse(before: Worst, way: Way, found: Judged, batch: Points, site: Site, **more: object) -> Worst:
+    """The largest error in allowances where a way's windows hold, if it is larger than one before, and its point."""
+    low, high = exponents(batch)
+    names = list(site.counts)
+    inside = np.ones(found.error.shape, bool)
+    for name, (first, last) in way.window.items():
+        if name in names:
+            number = names.index(name)
+            inside &= (low[number] >= first) & (high[number] <= last)
+    if not inside.any():
+        return before
+    rounded = [names.index(n) for n in way.rounded if n in names]
+    error = np.where(found.deliberate, np.inf, found.error)
+    with np.errstate(all="ignore"):
+        ratio = error / (found.allowance + found.units[rounded].sum(axis=0))
+    ratio = np.where(inside, np.nan_to_num(ratio, nan=np.inf, posinf=np.inf), 0.0)
+    at = int(np.argmax(ratio))
+    return (float(ratio[at]), {**found.shown(at), **site.shown(batch, at), **more}) if ratio[at] > before[0] else before
+
+
+def _attributes_inside(site: Site, window: Window) -> bool:
+    inside = (
+        low <= int(np.floor(np.log2(site.attributes[n]))) <= high
+        for n, (low, high) in window.items() if site.attributes.get(n)
+    )  # fmt: skip
+    return all(inside)

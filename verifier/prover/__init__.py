@@ -1,0 +1,1 @@
+"""The prover: equality of guarded sums at all sizes."""

@@ -1,0 +1,255 @@
+"""A rule's context: its sizes and attributes, what is assumed of them, and what its right side needs of them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import z3
+
+from superopt.ir.poly import Dim, Poly, Quotient, substitute, sym, symbols, value_at
+from superopt.ir.terms import App, Term
+from superopt.ir.types import TensorType
+from superopt.ops.meaning import Condition, Meaning
+from superopt.rules import Rule
+from superopt.rules.canonical import map_terms
+from superopt.rules.rule import AttributeScheme
+from superopt.rules.typing import type_terms, variable_types
+from superopt.rules.wellformed import obligations
+from superopt.verifier.prover.arith import Facts, ge, normal_condition
+from superopt.verifier.prover.simplify import coefficient_of
+
+__all__ = ["Context", "context_of", "stated", "witnesses"]
+
+_TRIES = 300
+_RESOURCES = 3_000_000  # of Z3's own count, for sizes that satisfy a context
+
+
+@dataclass(frozen=True)
+class Context:
+    """An instance of a rule, with the equations of its context solved for sizes.
+
+    Attributes:
+        lhs, rhs: the sides' terms.
+        types: output types of every term.
+        meanings: the meaning of every application.
+        hypotheses: the guards and the left side's obligations (:mod:`superopt.rules.wellformed`).
+        needed: the right side's obligations.
+        least: least values of sizes and attribute atoms.
+        reals: real attribute atoms and their sign (2: positive, 0: any).
+        booleans: tensor variables of class ``b``.
+        naturals: tensor variables of class ``i`` with a bound: their elements are at least 0, and below it.
+        binding: sizes that equations of the context determined.
+        parts: new names ``c/d``, where the context says that ``c`` is a multiple of ``d``, and what they stand for.
+    """
+
+    lhs: tuple[Term, ...]
+    rhs: tuple[Term, ...]
+    types: Mapping[Term, tuple[TensorType, ...]]
+    meanings: Mapping[App, Meaning]
+    variables: Mapping[str, TensorType]
+    hypotheses: tuple[Condition, ...]
+    needed: tuple[Condition, ...]
+    least: Mapping[str, int]
+    reals: Mapping[str, int]
+    booleans: frozenset[str]
+    naturals: Mapping[str, Dim]
+    binding: Mapping[str, Dim]
+    parts: Mapping[str, Dim]
+
+    def shape(self, term: Term) -> tuple[Dim, ...]:
+        """The shape of a term's (first) output."""
+        return self.types[term][0].shape or ()
+
+
+def context_of(rule: Rule) -> Context:
+    """The context of a rule without ``...``.
+
+    Raises:
+        IllTyped: a side is not well-formed.
+        RuleError: a side names an operator that superopt does not have.
+    """
+    least, hypotheses, reals = _ranges(rule)
+    hypotheses += [g.condition for g in rule.where]
+    binding: dict[str, Dim] = {}
+    parts: dict[str, Dim] = {}
+    names = {*rule.sizes, *rule.attribute_atoms}
+    for _ in range(12):
+        variables = {n: _typed(t, binding) for n, t in variable_types(rule).items()}
+        left, right = map_terms(rule.lhs, {}, binding), map_terms(rule.rhs, {}, binding)
+        types, meanings = type_terms(left, variables)
+        own = obligations(left, types, meanings)
+        assumed = _conditions([*hypotheses, *own], binding)
+        step = _solution(assumed, least, reals)
+        if step is None:
+            break
+        name, value, added = step
+        least = dict(least) | added
+        for part in symbols(value) - names:
+            parts[part] = sym(name) // exact_part(value, part)
+            names |= {part}
+        lower = least.pop(name, None)
+        binding = {k: substitute(v, {name: value}) for k, v in binding.items()} | {name: value}
+        if lower is not None:
+            hypotheses.append(ge(value - lower))
+    all_types, all_meanings = type_terms((*left, *right), variables)
+    needed = obligations(right, all_types, all_meanings)
+    return Context(
+        left, right, all_types, all_meanings, variables, tuple(assumed), needed, least, reals,
+        frozenset(n for n, s in rule.tensors.items() if s.dtype == "b"),
+        {n: substitute(s.below, binding) for n, s in rule.tensors.items() if s.below is not None}, binding, parts,
+    )  # fmt: skip
+
+
+def exact_part(value: Dim, part: str) -> Dim:
+    """``d`` of ``d·part``."""
+    found = coefficient_of(value, part)
+    return 1 if found is None or found == 0 else found
+
+
+def _ranges(rule: Rule) -> tuple[dict[str, int], list[Condition], dict[str, int]]:
+    least: dict[str, int] = dict.fromkeys(rule.sizes, 1)
+    hypotheses: list[Condition] = []
+    reals: dict[str, int] = {}
+    for atom, scheme in rule.attribute_atoms.items():
+        if scheme.kind == "real":
+            reals[atom] = _sign(scheme)
+        elif scheme.relation in (">=", ">"):
+            least[atom] = scheme.bound + (scheme.relation == ">")
+        elif scheme.relation == "!=":
+            hypotheses.append(Condition("ne", sym(atom) - scheme.bound))
+    for tensor in rule.tensors.values():
+        hypotheses += [ge(s - 1) for s in tensor.shape if isinstance(s, Poly)]
+    return least, hypotheses, reals
+
+
+def _sign(scheme: AttributeScheme) -> int:
+    if scheme.relation == ">" and scheme.bound >= 0:
+        return 2
+    if scheme.relation == ">=" and scheme.bound >= 0:
+        return 2 if scheme.bound > 0 else 1
+    return 0
+
+
+def _typed(type_: TensorType, binding: Mapping[str, Dim]) -> TensorType:
+    return TensorType(type_.dtype, tuple(substitute(s, binding) for s in type_.shape or ()))
+
+
+def _conditions(conditions: Sequence[Condition], binding: Mapping[str, Dim]) -> list[Condition]:
+    made = [normal_condition(Condition(c.kind, substitute(c.size, binding))) for c in conditions]
+    return [c for c in dict.fromkeys(made) if c.known is not True]
+
+
+def _solution(
+    conditions: Sequence[Condition], least: Mapping[str, int], reals: Mapping[str, int]
+) -> tuple[str, Dim, dict[str, int]] | None:
+    """A name that an equation of the context determines, its value, and least values of new names."""
+    for c in conditions:
+        if c.kind != "eq" or symbols(c.size) & reals.keys():
+            continue
+        for name in sorted(symbols(c.size)):
+            k = coefficient_of(c.size, name)
+            if k in (1, -1):
+                return name, (k * sym(name) - c.size) * k, {}
+        found = _multiple(c.size, least)
+        if found is not None:
+            return found
+    return None
+
+
+def _multiple(size: Dim, least: Mapping[str, int]) -> tuple[str, Dim, dict[str, int]] | None:
+    """``c - d·⌊c/d⌋ = 0`` says that ``c`` is a multiple of ``d``: ``c = d·c'``."""
+    for monomial, _ in size.terms if isinstance(size, Poly) else ():
+        for atom in monomial:
+            if not isinstance(atom, Quotient) or not isinstance(atom.numerator, Poly):
+                continue
+            names = symbols(atom.numerator)
+            (name, *others) = sorted(names)
+            n, d = atom.numerator, atom.denominator
+            rest = n - d * Poly((((atom,), 1),))
+            positive = isinstance(d, int) or (len(symbols(d)) == 1 and least.get(str(d), 0) >= 1)
+            if others or n != sym(name) or name in symbols(d) or size not in (rest, -rest) or not positive:
+                continue
+            part = f"{name}/{d}".replace(" ", "")
+            return name, d * sym(part), ({part: 1} if least.get(name, 0) >= 1 else {})
+    return None
+
+
+def stated(rule: Rule) -> tuple[tuple[Condition, ...], Mapping[str, int]]:
+    """What a rule says of its sizes and attributes itself, by types and ``where``: conditions, and least values."""
+    least, hypotheses, _ = _ranges(rule)
+    found = _conditions([*hypotheses, *(g.condition for g in rule.where)], {})
+    return tuple(found), least
+
+
+def witnesses(context: Context, facts: Facts) -> dict[str, set[int]]:
+    """Values that each name of the rule takes at sizes that satisfy the hypotheses; empty where none were found.
+
+    Small random sizes are tried, then Z3 is asked for a second value of every name that took only one.
+    """
+    free = sorted({n for c in facts.hypotheses for n in symbols(c.size)})
+    others = sorted(context.least.keys() - {*free, *context.reals})
+    found: dict[str, set[int]] = {}
+
+    def take(values: Mapping[str, int]) -> None:
+        for name in free:
+            found.setdefault(name, set()).add(values[name])
+        for name in others:
+            found.setdefault(name, set()).update((context.least[name], context.least[name] + 1))
+        rest = dict.fromkeys(others, 2)
+        for name, value in context.binding.items():
+            try:
+                at = [value_at(value, {**values, **{n: context.least[n] + k for n in rest}}) for k in (0, 1)]
+            except (KeyError, ZeroDivisionError):
+                at = [0, 1]  # depends on what has no bound: any value
+            found.setdefault(name, set()).update(at)
+
+    source = random.Random(7)
+    for attempt in range(_TRIES):
+        widest = 3 + attempt // 12
+        values = {n: facts.least.get(n, -2) + source.choice((0, 0, 1, source.randrange(widest + 1))) for n in free}
+        if all(_holds(c, values) for c in facts.hypotheses):
+            take(values)
+            if all(len(v) > 1 for v in found.values()):
+                return found
+    if not found and (model := _solved(facts, free, ())) is not None:
+        take(model)
+    for name in [n for n in free if len(found.get(n, ())) == 1]:
+        model = _solved(facts, free, (Condition("ne", sym(name) - min(found[name])),))
+        if model is not None:
+            take(model)
+    return found
+
+
+def _solved(facts: Facts, names: Sequence[str], more: Sequence[Condition]) -> dict[str, int] | None:
+    """Sizes that satisfy the hypotheses and more, by Z3; what it does not treat is checked of its answer."""
+    solver = z3.Solver(ctx=facts.budget.context)
+    for c in (*facts.hypotheses, *more):
+        if any(isinstance(a, Quotient) for m, _ in (c.size.terms if isinstance(c.size, Poly) else ()) for a in m):
+            continue
+        term = _polynomial(c.size, facts.budget.context)
+        solver.add(term >= 0 if c.kind == "ge" else term == 0 if c.kind == "eq" else term != 0)
+    for n in names:
+        if n in facts.least:
+            solver.add(z3.Int(n, facts.budget.context) >= facts.least[n])
+    model = facts.budget.model(solver, _RESOURCES)
+    if model is None:
+        return None
+    values = {n: model.eval(z3.Int(n, facts.budget.context), model_completion=True).as_long() for n in names}
+    return values if all(_holds(c, values) for c in (*facts.hypotheses, *more)) else None
+
+
+def _holds(condition: Condition, values: Mapping[str, int]) -> bool:
+    try:
+        size = value_at(condition.size, values)
+    except (ZeroDivisionError, KeyError):
+        return False
+    return size >= 0 if condition.kind == "ge" else (size == 0) == (condition.kind == "eq")
+
+
+def _polynomial(size: Dim, context: z3.Context) -> z3.ArithRef:
+    parts = [z3.IntVal(0, context)]
+    for monomial, coefficient in size.terms if isinstance(size, Poly) else (((), size),):
+        parts.append(z3.Product(z3.IntVal(coefficient, context), *(z3.Int(str(a), context) for a in monomial)))
+    return z3.Sum(*parts)

@@ -1,0 +1,269 @@
+"""Proofs of gradients: that a pushforward is the derivative of the meaning, and a pullback the adjoint of that.
+
+The derivative ``D f`` of an operator is a meaning, derived from its own (:mod:`superopt.ops.derivative.forward`). Of
+what is emitted, terms over operators, the prover is asked, for all sizes, attributes and values,
+
+* ``push(x, ẋ)[i] = (D f)(x, ẋ)[i]``: the pushforward is the derivative;
+* ``Σ_i c[i]·(D f)(x, ẋ)[i] = Σ_j pull(x, c)[j]·ẋ[j]`` for each operand by itself: the pullback is its adjoint.
+
+At kinks both sides follow the convention of :mod:`superopt.ops.derivative.scalars`. The cases are ``gradients.toml``.
+"""
+
+from __future__ import annotations
+
+import time
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+
+from superopt.ir.errors import UsageError
+from superopt.ir.terms import App, Project, Term, Var, postorder, variables
+from superopt.ir.types import TensorType
+from superopt.ops import REGISTRY
+from superopt.ops.derivative.declared import Site
+from superopt.ops.derivative.expressions import Expr, added, apply, by_channel, constant, variable
+from superopt.ops.derivative.forward import PREFIX, derivative_of
+from superopt.ops.derivative.kinks import kinks_of
+from superopt.ops.derivative.modes import is_still, pull, push
+from superopt.ops.record import Operator
+from superopt.rules.grammar import parse_scheme, parse_term
+from superopt.rules.rule import AttributeScheme, Rule, TensorScheme, TypeScheme
+from superopt.rules.typing import complete, instances, type_terms, variable_types
+from superopt.verifier.prover.prover import prove
+from superopt.verifier.verdict import ProvedAllSizes
+
+__all__ = ["OperatorGradient", "Statement", "cases", "check_gradients", "moving_operators", "statements"]
+
+SECONDS = 20.0  # of work that a proof may take
+
+
+@dataclass(frozen=True)
+class Statement:
+    """One thing to prove: of ``what`` ("pushforward" or "pullback of x"), in the case as its text says it."""
+
+    op: str
+    case: str
+    what: str
+    rule: Rule
+
+
+@dataclass(frozen=True)
+class OperatorGradient:
+    """What is known of one operator's derivative.
+
+    Attributes:
+        op: its name.
+        how: "declared", "by expansion" or "derived".
+        proved: statements that were proved.
+        total: statements there are.
+        missing: those that were not, with the reason.
+        kinks: where there is no derivative, and what is taken there.
+    """
+
+    op: str
+    how: str
+    proved: int
+    total: int
+    missing: tuple[str, ...]
+    kinks: tuple[str, ...]
+    seconds: float
+
+    @property
+    def is_proved(self) -> bool:
+        """Whether every statement was."""
+        return self.total > 0 and self.proved == self.total
+
+
+@cache
+def cases() -> Mapping[str, tuple[str, ...]]:
+    """The cases of every operator that moves, as text."""
+    table = tomllib.loads((files("superopt.verifier") / "gradients.toml").read_text("utf-8"))
+    return {name: tuple(texts) for name, texts in table["case"].items()}
+
+
+def moving_operators() -> tuple[str, ...]:
+    """Operators with a real result that depends on a real operand and is not constant between jumps."""
+    return tuple(cases())
+
+
+def check_gradients(names: Iterable[str] = ()) -> Iterator[OperatorGradient]:
+    """Prove the derivatives of operators, all by default.
+
+    Raises:
+        UsageError: an operator has no derivative to prove.
+    """
+    chosen = list(names) or list(cases())
+    for name in chosen:
+        if name not in cases():
+            known = "moves with nothing" if name in REGISTRY else "is not known"
+            raise UsageError(f"operator {name} {known}", hint="`superopt gradients check` lists those that move")
+    for name in chosen:
+        yield _checked(name)
+
+
+def _checked(name: str) -> OperatorGradient:
+    started = time.monotonic()
+    proved, total = 0, 0
+    missing: dict[str, None] = {}
+    for statement in statements(name):
+        total += 1
+        with REGISTRY.also(*_derivatives(statement.rule)):
+            verdict = prove(statement.rule, time_limit=SECONDS)
+        if isinstance(verdict, ProvedAllSizes):
+            proved += 1
+        else:
+            missing.setdefault(f"{statement.what} in {statement.case}: {getattr(verdict, 'reason', verdict)}")
+    declared = REGISTRY[name].derivative
+    expanded = declared is not None and declared.expansion is not None
+    how = "by expansion" if expanded else "declared" if declared is not None and declared.pullback else "derived"
+    return OperatorGradient(name, how, proved, total, tuple(missing), _kinks(name), time.monotonic() - started)
+
+
+def _kinks(name: str) -> tuple[str, ...]:
+    rule = instances(_case(cases()[name][0]))[0]
+    _, meanings = type_terms(rule.lhs, variable_types(rule))
+    (term,) = rule.lhs
+    assert isinstance(term, App)
+    return kinks_of(meanings[term].outputs)
+
+
+def statements(name: str) -> Iterator[Statement]:
+    """What is to be proved of an operator."""
+    for text in cases()[name]:
+        for rule in instances(_case(text)):
+            (term,) = rule.lhs
+            assert isinstance(term, App)
+            yield from _of_application(name, text.partition(" |")[0], rule, term)
+
+
+def _case(text: str) -> Rule:
+    """``Op(x, …) | x = f[n], …`` as a rule that says nothing, for its types."""
+    term_text, _, types = text.partition("|")
+    forall: dict[str, TypeScheme] = {}
+    for part in _listed(types):
+        name, _, scheme = part.partition("=")
+        forall[name.strip()] = parse_scheme(scheme.strip())
+    term = parse_term(term_text.strip(), forall)
+    return Rule(text, forall, (), (term,), (term,))
+
+
+def _listed(text: str) -> Iterator[str]:
+    """Parts between commas that are outside brackets."""
+    depth, start = 0, 0
+    for place, character in enumerate(text):
+        depth += (character == "[") - (character == "]")
+        if character == "," and not depth:
+            yield text[start:place]
+            start = place + 1
+    yield text[start:]
+
+
+def _of_application(name: str, case: str, rule: Rule, term: App) -> Iterator[Statement]:
+    types = variable_types(rule)
+    makers = {p: _site(a, types) for p, a in enumerate(term.args) if isinstance(a, App) and a.args}
+    args = tuple(makers[p].output() if p in makers else _operand(a, types) for p, a in enumerate(term.args))
+    term = App(name, tuple(None if a is None else a.term for a in args), term.attributes)
+    attributes = complete(term)
+    moving = frozenset(p for p, a in enumerate(term.args) if isinstance(a, Var) and types[a.name].dtype.is_float)
+    site = Site(name, args, attributes, moving, makers)
+    if is_still(site):
+        raise UsageError(f"{name} does not move with its operands", where=f"gradients.toml, case {case!r}")
+    attribute_items = tuple(sorted(attributes.items()))
+
+    def derivative(tangents: Sequence[Term | None]) -> App:
+        return App(PREFIX + name, (*term.args, *tangents), attribute_items)
+
+    tangents = [_beside(a, "d", p) if p in moving else None for p, a in enumerate(args)]
+    outputs = site.outputs()
+    several = len(outputs) > 1
+    for place, moved in enumerate(push(site, tangents)):
+        body = derivative([None if t is None else t.term for t in tangents])
+        whole: Term = Project(body, place) if several else body
+        if moved is not None:
+            what = f"pushforward of output {place}" if several else "pushforward"
+            yield _statement(name, case, what, rule, whole, moved.term, tangents)
+    given = cotangents = [variable(f"c{place}", y.type) for place, y in enumerate(outputs)]
+
+    def adjoint(what: str, pulled: Mapping[int, Expr], places: Sequence[int], given: Sequence[Expr]) -> Statement:
+        """That cotangents of these operands, with their tangents, are what the derivative is with the given ones."""
+        chosen = [tangent if p in places else None for p, tangent in enumerate(tangents)]
+        body = derivative([None if t is None else t.term for t in chosen])
+        parts = [Expr(Project(body, p) if several else body, y.type) for p, y in enumerate(outputs)]
+        left = added([_inner(c, part) for c, part in zip(given, parts, strict=True)])
+        there = [(p, t) for p, t in enumerate(chosen) if t is not None]
+        right = added([_inner(pulled[p], t) for p, t in there if p in pulled]) or constant(0, there[0][1].dtype)
+        assert left is not None
+        return _statement(name, case, what, rule, left.term, right.term, [*(t for _, t in there), *cotangents])
+
+    together = pull(site, given)
+    alone = {p: pull(replace(site, wanted=frozenset({p})), given) for p in sorted(moving)}
+    for place, found in alone.items():
+        yield adjoint(f"pullback of {term.args[place]}", found, [place], given)
+    if any(together.get(p) != found.get(p) for p, found in alone.items()):
+        yield adjoint("pullback of all together", together, sorted(moving), given)
+    if not several and given[0].rank > 1:  # what a cotangent is made of may be read from it
+        numbers = variable("numbers", TensorType(given[0].dtype, given[0].shape[1:2]))
+        known = by_channel(given[0], numbers)
+        cotangents = [*given, numbers]
+        for place in sorted(moving):
+            alike = replace(site, wanted=frozenset({place}))
+            apart = pull(alike, [known])
+            if apart != pull(alike, [replace(known, channels=None)]):
+                yield adjoint(f"pullback of {term.args[place]} by channel", apart, [place], [known])
+
+
+def _site(term: App, types: Mapping[str, TensorType]) -> Site:
+    """The application that makes an operand, all of whose own move."""
+    args = tuple(_operand(a, types) for a in term.args)
+    moving = frozenset(p for p, a in enumerate(args) if a is not None and a.dtype.is_float)
+    return Site(term.op, args, complete(term), moving)
+
+
+def _operand(term: Term | None, types: Mapping[str, TensorType]) -> Expr | None:
+    if term is None:
+        return None
+    if isinstance(term, Var):
+        return variable(term.name, types[term.name])
+    assert isinstance(term, App), "an operand of a case is a variable or a number"
+    return apply(term.op, **complete(term))
+
+
+def _beside(x: Expr | None, prefix: str, place: int) -> Expr:
+    assert x is not None
+    return variable(f"{prefix}{place}", x.type)
+
+
+def _inner(a: Expr, b: Expr) -> Expr:
+    """``Σ a·b`` over all elements."""
+    product = App("Mul", (a.term, b.term))  # of a derivative, too, which has no record to ask for the type
+    if not a.rank:
+        return Expr(product, a.type)
+    attributes = (("axes", tuple(range(a.rank))), ("keepdims", 0))
+    return Expr(App("ReduceSum", (product,), attributes), TensorType(a.dtype, ()))
+
+
+def _statement(
+    name: str, case: str, what: str, rule: Rule, left: Term, right: Term, more: Sequence[Expr | None]
+) -> Statement:  # fmt: skip
+    used = set(variables(left, right))
+    own = {n: s for n, s in rule.forall.items() if isinstance(s, AttributeScheme) or n in used}
+    added_types = {str(e.term): TensorScheme("f", e.shape) for e in more if e is not None and str(e.term) in used}
+    stated = replace(rule, id=f"{name}: {what}", forall={**own, **added_types}, lhs=(left,), rhs=(right,))
+    return Statement(name, case, what, stated)
+
+
+def _derivatives(rule: Rule) -> list[Operator]:
+    """The records of the derivatives that a statement is about."""
+    return [
+        derivative_of(REGISTRY[app.removeprefix(PREFIX)], _count(rule, app))
+        for app in sorted(rule.operators)
+        if app.startswith(PREFIX)
+    ]
+
+
+def _count(rule: Rule, op: str) -> int:
+    """How many operands the derivative's operator has in a rule."""
+    found = next(t for t in postorder(*rule.lhs, *rule.rhs) if isinstance(t, App) and t.op == op)
+    return len(found.args) // 2

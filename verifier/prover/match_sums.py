@@ -1,0 +1,313 @@
+"""Whether a value in normal form is zero at all sizes: sums are matched by bijections of their bound variables.
+
+Two monomials ``Σ_u G₁ f`` and ``Σ_v G₂ g`` with ``f = g∘σ`` for an affine bijection ``σ: u ↦ v`` of the integers are
+combined on ``G₁ ∧ G₂∘σ``; the residues on ``G₁ ∧ ¬G₂∘σ`` and ``G₂∘σ ∧ ¬G₁`` stay. Range splits, shifts and the zero
+extension of kernels are found by this alone. What is left goes to the pointwise lemma
+(:mod:`superopt.verifier.prover.pointwise`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+from superopt.ir.poly import Dim, substitute
+from superopt.ops.meaning import Condition
+from superopt.verifier.prover.arith import negated, normal_condition
+from superopt.verifier.prover.bijections import Bijection, invertible, pairings, solved
+from superopt.verifier.prover.functions import Algebra
+from superopt.verifier.prover.normal import (
+    Apply,
+    Branch,
+    Element,
+    Extreme,
+    Factor,
+    Monomial,
+    SizeFactor,
+    SumBase,
+    Value,
+    add,
+    mul,
+    rename_apart,
+    scale,
+    substitute_factors,
+)  # fmt: skip
+from superopt.verifier.prover.pointwise import pointwise_zero
+from superopt.verifier.prover.simplify import simplify_monomial
+from superopt.verifier.prover.sum_unrolling import written_out
+
+__all__ = ["Matcher", "Step"]
+
+Conditions = tuple[Condition, ...]
+
+
+@dataclass(frozen=True)
+class Step:
+    """``before = after`` as values (times ``factor^power`` for "multiply"), under the facts and what the proof assumes.
+
+    Attributes:
+        kind: "simplify", "match", "drop" (guards that contradict each other), "multiply" or "lemma".
+        bijection: of a match, the second monomial's bound variables in terms of the first's.
+        overlap, only_a, only_b: guards of the pieces of a match; ``after`` has one monomial for each, in this order,
+            but for an overlap with the coefficient 0.
+    """
+
+    kind: str
+    before: Value
+    after: Value
+    bijection: Bijection = field(default_factory=dict)
+    overlap: frozenset[Condition] = frozenset()
+    only_a: tuple[frozenset[Condition], ...] = ()
+    only_b: tuple[frozenset[Condition], ...] = ()
+    factor: Value = ()
+    power: int = 0
+
+
+@dataclass
+class Matcher:
+    """Proofs that values are zero; ``steps`` records what was combined with what. Sums over at most ``unroll`` places,
+    a known number, are written out."""
+
+    algebra: Algebra
+    unroll: int = 0
+    steps: list[Step] = field(default_factory=list)
+    depth: int = 0
+
+    def zero(self, value: Value, given: Conditions = ()) -> bool:
+        """Whether the value is 0 wherever ``given`` and the facts hold. ``False`` means "not shown"."""
+        if not value:
+            return True
+        if self.depth > 6:
+            return False
+        self.depth += 1
+        try:
+            tidy = self.algebra.tidy(written_out(value, self.unroll) if self.unroll else value)
+            self._record(Step("simplify", value, tidy))
+            rest = self._cancelled(tidy, given)
+            if not rest:
+                return True
+            cleared = self._cleared(rest)
+            if cleared is not None:
+                return self._again(cleared, given)
+            shown = pointwise_zero(self.algebra, rest, given)
+            if shown:
+                self._record(Step("lemma", rest, ()))
+            return shown
+        finally:
+            self.depth -= 1
+
+    def _again(self, value: Value, given: Conditions) -> bool:
+        self.depth -= 1  # the multiplied value continues this proof, it is not a part of another
+        try:
+            return self.zero(value, given)
+        finally:
+            self.depth += 1
+
+    def _record(self, step: Step) -> None:
+        if self.depth == 1 and step.before != step.after:
+            self.steps.append(step)
+
+    def _cancelled(self, value: Value, given: Conditions) -> Value:
+        """What is left after matching."""
+        facts = self.algebra.facts
+        pending = sorted(value, key=lambda m: (-len(m.factors), m.key))
+        stuck: list[Monomial] = []
+        for _ in range(400):
+            if not pending:
+                break
+            facts.tick()
+            current = pending.pop(0)
+            if facts.contradictory((*given, *current.guards), 1):
+                self._record(Step("drop", (current,), ()))
+                continue
+            partners = sorted(
+                (p for p in (*pending, *stuck) if _alike(current, p)),
+                key=lambda p: (current.coefficient + p.coefficient != 0, abs(len(p.guards) - len(current.guards))),
+            )
+            for partner in partners:
+                made = self._combined(current, partner, given)
+                if made is not None:
+                    pending = [p for p in pending if p is not partner]
+                    stuck = [p for p in stuck if p is not partner]
+                    pending = sorted(add(tuple(pending), made), key=lambda m: (-len(m.factors), m.key))
+                    break
+            else:
+                if current.guards and facts.contradictory((*given, *current.guards), 3):
+                    self._record(Step("drop", (current,), ()))
+                else:
+                    stuck.append(current)
+        return add(tuple(stuck), tuple(pending))
+
+    def _combined(self, a: Monomial, b: Monomial, given: Conditions) -> Value | None:
+        """``a + b`` as residues and a combined overlap, if some bijection matches their factors on an overlap."""
+        b = rename_apart(b)
+        for bijection in self._bijections(a, b, given):
+            moved = _moved(b, bijection, a.bound)
+            if moved is None:
+                continue
+            facts = self.algebra.facts
+            only_b = [g for g in sorted(moved.guards - a.guards, key=str) if not facts.implied(g, (*given, *a.guards))]
+            only_a = [
+                g for g in sorted(a.guards - moved.guards, key=str) if not facts.implied(g, (*given, *moved.guards))
+            ]
+            overlap = (*given, *a.guards, *only_b)
+            if facts.contradictory(overlap, 1) or not self._factors_equal(a, moved, overlap):
+                continue
+            both = a.of(guards=a.guards | set(only_b), coefficient=a.coefficient + b.coefficient)
+            left, right = _residues(a, only_b), _residues(moved, only_a)
+            parts = [p for p in (both, *left, *right) if p.coefficient]
+            self._record(
+                Step(
+                    "match", (a, b), tuple(parts), bijection, both.guards,
+                    tuple(p.guards for p in left), tuple(p.guards for p in right),
+                )
+            )  # fmt: skip
+            empty = [p for p in (*left, *right) if facts.contradictory((*given, *p.guards), 2)]
+            for p in empty:
+                self._record(Step("drop", (p,), ()))
+            kept = tuple(p for p in parts if not any(p is e for e in empty))
+            made = add(*(simplify_monomial(p, facts) for p in kept))
+            self._record(Step("simplify", kept, made))
+            return made
+        return None
+
+    # Bijections
+
+    def _bijections(self, a: Monomial, b: Monomial, given: Conditions) -> Iterator[Bijection]:
+        """Affine bijections, as ``b``'s bound variables in terms of ``a``'s."""
+        if not b.bound:
+            yield {}
+            return
+        seen: set[str] = set()
+        for equations in pairings(a, b):
+            for bijection in solved(equations, a.bound, b.bound, self._positive):
+                shown = str(sorted((k, str(v)) for k, v in bijection.items()))
+                if shown not in seen and invertible(bijection, a.bound):
+                    seen.add(shown)
+                    yield bijection
+
+    def _positive(self, size: Dim) -> bool:
+        return self.algebra.facts.positive(size)
+
+    # Equality of factors
+
+    def _factors_equal(self, a: Monomial, b: Monomial, given: Conditions) -> bool:
+        left = [(f, p) for f, p in a.factors]
+        right = {(f.show({}), p): (f, p) for f, p in b.factors}
+        unmatched: list[tuple[Factor, Fraction]] = []
+        for f, p in left:
+            if right.pop((f.show({}), p), None) is None:
+                unmatched.append((f, p))
+        others = list(right.values())
+        for f, p in unmatched:
+            for other in others:
+                if other[1] == p and other[0].head == f.head and self._factor_equal(f, other[0], given):
+                    others.remove(other)
+                    break
+            else:
+                return False
+        return not others
+
+    def _factor_equal(self, a: Factor, b: Factor, given: Conditions) -> bool:
+        facts = self.algebra.facts
+        match a, b:
+            case Element(_, index), Element(_, other):
+                return all(facts.implied(_equal(i, j), given) for i, j in zip(index, other, strict=True))
+            case SizeFactor(size), SizeFactor(other_size):
+                return facts.implied(_equal(size, other_size), given)
+            case Apply(_, args), Apply(_, others):
+                return all(self.zero(add(x, scale(y, -1)), given) for x, y in zip(args, others, strict=True))
+            case SumBase(value), SumBase(other_value):
+                return self.zero(add(value, scale(other_value, -1)), given)
+            case Extreme(_, branches), Extreme(_, other_branches):
+                return self._branches_equal(list(branches), list(other_branches), given)
+        return False
+
+    def _branches_equal(self, left: list[Branch], right: list[Branch], given: Conditions) -> bool:
+        """Each branch is a re-indexing of one of the other side: then the families have the same values."""
+        if len(left) != len(right):
+            return False
+        for branch in left:
+            for other in right:
+                if self._branch_equal(branch, other, given):
+                    right.remove(other)
+                    break
+            else:
+                return False
+        return True
+
+    def _branch_equal(self, left: Branch, right: Branch, given: Conditions) -> bool:
+        if len(left.bound) != len(right.bound):
+            return False
+        a, b = _as_monomial(left), rename_apart(_as_monomial(right))
+        for bijection in self._bijections(a, b, given):
+            moved = _moved(b, bijection, a.bound)
+            if moved is None:
+                continue
+            facts = self.algebra.facts
+            same = all(facts.implied(g, (*given, *a.guards)) for g in moved.guards - a.guards)
+            same = same and all(facts.implied(g, (*given, *moved.guards)) for g in a.guards - moved.guards)
+            if same and self._factors_equal(a, moved, (*given, *a.guards)):
+                return True
+        return False
+
+    # Denominators
+
+    def _cleared(self, value: Value) -> Value | None:
+        """The value times a sum that it divides by: zero exactly where the value is, since the sum is not 0."""
+        for m in value:
+            for f, p in m.factors:
+                if not isinstance(f, SumBase) or p >= 0 or p.denominator != 1 or f.free & set(m.bound):
+                    continue
+                shown = f.show({})
+                if any(shown == g.show({}) and g.free & set(o.bound) for o in value for g, _ in o.factors):
+                    continue
+                made: list[Value] = []
+                for o in value:
+                    own = next((q for g, q in o.factors if g.show({}) == shown), Fraction(0))
+                    times = -p + min(own, Fraction(0)) if own > p else Fraction(0)
+                    kept = tuple((g, q) for g, q in o.factors if g.show({}) != shown)
+                    power = own - p - times
+                    if power:
+                        kept = (*kept, (f, power))
+                    product: Value = (o.of(factors=kept),)
+                    for _ in range(int(times)):
+                        product = mul(product, tuple(rename_apart(x) for x in f.value))
+                    made.append(product)
+                cleared = self.algebra.tidy(add(*made))
+                self._record(Step("multiply", value, cleared, factor=f.value, power=int(-p)))
+                return cleared
+        return None
+
+
+def _equal(a: Dim, b: Dim) -> Condition:
+    return normal_condition(Condition("eq", a - b))
+
+
+def _residues(m: Monomial, conditions: Sequence[Condition]) -> list[Monomial]:
+    """``m`` where not all conditions hold, in disjoint pieces."""
+    guards = (m.guards | set(conditions[:i]) | {negated(c)} for i, c in enumerate(conditions))
+    return [m.of(guards=frozenset(g)) for g in guards]
+
+
+def _alike(a: Monomial, b: Monomial) -> bool:
+    """Whether two monomials could have equal factors."""
+    if a is b or len(a.bound) != len(b.bound) or len(a.factors) != len(b.factors):
+        return False
+    return sorted((f.head, p) for f, p in a.factors) == sorted((f.head, p) for f, p in b.factors)
+
+
+def _as_monomial(branch: Branch) -> Monomial:
+    factor = Apply("branch", (branch.value,))
+    return Monomial(Fraction(1), branch.bound, branch.guards, ((factor, Fraction(1)),))
+
+
+def _moved(b: Monomial, bijection: Bijection, bound: tuple[str, ...]) -> Monomial | None:
+    """``b`` with its variables expressed in ``bound``; ``None`` where a size factor stops being one factor."""
+    guards = frozenset(normal_condition(Condition(g.kind, substitute(g.size, bijection))) for g in b.guards)
+    if any(g.known is False for g in guards):
+        return None
+    guards = frozenset(g for g in guards if g.known is None)
+    made = list(substitute_factors(b.of(guards=guards), bijection))
+    return made[0].of(bound=bound) if len(made) == 1 and made[0].coefficient == b.coefficient else None

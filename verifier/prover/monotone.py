@@ -1,0 +1,158 @@
+"""A maximum of an increasing function is the function of the maximum: ``max exp(x) = exp(max x)``.
+
+Where a branch depends on the range through one element alone and is monotone in it, the maximum moves inside: over a
+range that is inhabited, ``max f(x) = f(max x)`` for an ``f`` that nowhere decreases, and ``f(min x)`` for one that
+nowhere increases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+
+from superopt.verifier.prover.functions import Algebra
+from superopt.verifier.prover.normal import (
+    ONE,
+    Apply,
+    Branch,
+    Element,
+    Factor,
+    Monomial,
+    SumBase,
+    Value,
+    add,
+    atom_value,
+    mul,
+    scale,
+)  # fmt: skip
+
+__all__ = ["through_monotone"]
+
+_INCREASING = frozenset({"exp", "floor", "round", "ramp", "positive", "erf", "atan", "asinh", "cbrt"})
+
+
+def through_monotone(algebra: Algebra, branch: Branch, maximum: Callable[[Branch], Value]) -> Value | None:
+    """The maximum of a branch, moved inside a monotone function of one element; ``None`` where it is not one."""
+    found = {f for m in branch.value for f in _moving(m, set(branch.bound))}
+    core = next(iter(found)) if len(found) == 1 else None
+    if core is None or branch.value == atom_value(core) or branch.value == scale(atom_value(core), -1):
+        return None
+    if all(len(m.factors) <= 1 and all(f == core for f, _ in m.factors) for m in branch.value):
+        return None  # linear: the constants are taken out of it elsewhere
+    way = _direction(algebra, branch.value, core)
+    if way == 0 or not algebra.inhabited(branch.bound, branch.guards):
+        return None
+    best = maximum(Branch(branch.bound, branch.guards, scale(atom_value(core), way)))
+    if len(best) != 1 or best[0].bound or best[0].guards:
+        return None
+    return _with(algebra, branch.value, core, scale(best, way))
+
+
+def _moving(m: Monomial, bound: set[str]) -> list[Element | None]:
+    """The elements that a monomial reads at positions in the range; ``None`` for what is not read through."""
+    if m.bound or m.guards:
+        return [None] if m.free & bound else []
+    return [e for f, _ in m.factors if f.free & bound for e in _elements(f, bound)]
+
+
+def _elements(factor: Factor, bound: set[str]) -> list[Element | None]:
+    match factor:
+        case Element():
+            return [factor]
+        case SumBase(value):
+            return [e for m in value for e in _moving(m, bound)]
+        case Apply(function, (value,)) if function in _INCREASING | {"sqrt", "log"}:
+            return [e for m in value for e in _moving(m, bound)]
+    return [None]
+
+
+def _direction(algebra: Algebra, value: Value, core: Element) -> int:
+    """1 where a value nowhere decreases in an element, -1 where it nowhere increases, else 0."""
+    ways = {w for m in value if (w := _of_monomial(algebra, m, core)) is not None}
+    return ways.pop() if len(ways) == 1 else 0
+
+
+def _of_monomial(algebra: Algebra, m: Monomial, core: Element) -> int | None:
+    """The same of a monomial; ``None`` where it does not depend on the element."""
+    own = [(f, p) for f, p in m.factors if _reads(f, core)]
+    others = [(f, p) for f, p in m.factors if not _reads(f, core)]
+    if not own:
+        return None
+    if any(algebra.sign(atom_value(f, p)) < 1 for f, p in others):
+        return 0
+    way = _of_factor(algebra, *own[0], core) if len(own) == 1 else _of_share(algebra, own, core)
+    return way if m.coefficient > 0 else -way
+
+
+def _of_share(algebra: Algebra, factors: list[tuple[Factor, Fraction]], core: Element) -> int:
+    """The same of ``u/(u + c)``, which increases in ``u > 0`` for a fixed ``c ≥ 0``."""
+    for total, power in factors:
+        rest = [(f, p) for f, p in factors if f is not total]
+        if not isinstance(total, SumBase) or power != -1 or len(rest) != 1:
+            continue
+        part = next((m for m in total.value if m.factors == tuple(rest) and not m.bound and not m.guards), None)
+        others = tuple(m for m in total.value if m is not part)
+        fixed = not any(_reads(f, core) for m in others for f, _ in m.factors) and algebra.sign(others) >= 1
+        if part is not None and part.coefficient > 0 and fixed and algebra.sign(atom_value(*rest[0])) == 2:
+            return _of_factor(algebra, *rest[0], core)
+    return 0
+
+
+def _of_factor(algebra: Algebra, factor: Factor, power: Fraction, core: Element) -> int:
+    match factor:
+        case Element() if power == 1:
+            return 1
+        case Apply("exp", (value,)):
+            return _direction(algebra, value, core) * (1 if power > 0 else -1)
+        case Apply(function, (value,)) if power == 1 and function in _INCREASING | {"sqrt", "log"}:
+            return _direction(algebra, value, core)
+        case SumBase(value) if algebra.sign(value) == 2:
+            return _direction(algebra, value, core) * (1 if power > 0 else -1)
+    return 0
+
+
+def _reads(factor: Factor, core: Element) -> bool:
+    match factor:
+        case SumBase(value) | Apply(_, (value,)):
+            return any(_reads(f, core) for m in value for f, _ in m.factors)
+    return factor == core
+
+
+def _with(algebra: Algebra, value: Value, core: Element, best: Value) -> Value:
+    """A value with the element replaced, built again."""
+    made: list[Value] = []
+    for m in value:
+        product: Value = (m.of(factors=tuple((f, p) for f, p in m.factors if not _reads(f, core))),)
+        for f, p in m.factors:
+            if _reads(f, core):
+                product = mul(product, _factor_with(algebra, f, p, core, best))
+        made.append(product)
+    return algebra.tidy(add(*made))
+
+
+def _factor_with(algebra: Algebra, factor: Factor, power: Fraction, core: Element, best: Value) -> Value:
+    if factor == core:
+        return best if power == 1 else algebra.power(best, int(power))
+    if isinstance(factor, SumBase):
+        return algebra.power(algebra.tidy(_with(algebra, factor.value, core, best)), int(power))
+    assert isinstance(factor, Apply)
+    inner = _with(algebra, factor.args[0], core, best)
+    match factor.function:
+        case "exp":
+            return algebra.exponential(scale(inner, power))
+        case "ramp":
+            made = algebra.ramp(inner)
+        case "positive":
+            made = algebra.positive(inner)
+        case "sqrt":
+            made = algebra.root(inner)
+        case "log":
+            made = algebra.logarithm(inner)
+        case "floor":
+            made = algebra.floor(inner)
+        case _:
+            made = algebra.opaque(factor.function, [inner])
+    result = ONE
+    for _ in range(int(power)):
+        result = mul(result, made)
+    return result

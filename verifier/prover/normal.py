@@ -1,0 +1,290 @@
+"""Arithmetic and substitution on values in normal form (:mod:`superopt.verifier.prover.structure`)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from fractions import Fraction
+
+from superopt.ir.poly import Dim, Poly, substitute, sym, symbols
+from superopt.ops.meaning import Condition
+from superopt.verifier.prover.arith import normal_condition
+from superopt.verifier.prover.structure import (
+    ONE,
+    ZERO,
+    Apply,
+    Branch,
+    Element,
+    Extreme,
+    Factor,
+    Factors,
+    Monomial,
+    SizeFactor,
+    SumBase,
+    Value,
+    free,
+    fresh,
+    text,
+)  # fmt: skip
+
+__all__ = [
+    "ONE", "ZERO", "Apply", "Branch", "Element", "Extreme", "Factor", "Factors", "Monomial", "SizeFactor", "SumBase",
+    "Value", "add", "atom_value", "constant", "dimensions", "factor_dimensions", "free", "fresh", "map_monomial",
+    "merge_factors", "mul", "rename_apart", "replace", "scale", "size_value", "substitute_factors", "text",
+]  # fmt: skip
+
+
+def constant(number: Fraction | int) -> Value:
+    """A rational as a value."""
+    return (Monomial(Fraction(number), (), frozenset(), ()),) if number else ZERO
+
+
+def atom_value(factor: Factor, power: Fraction | int = 1) -> Value:
+    """A single factor as a value."""
+    return (Monomial(Fraction(1), (), frozenset(), ((factor, Fraction(power)),)),)
+
+
+def size_value(size: Dim) -> Value:
+    """A polynomial as a number."""
+    if isinstance(size, int):
+        return constant(size)
+    made: list[Monomial] = []
+    for monomial, coefficient in size.terms:
+        counts: dict[Factor, Fraction] = {}
+        for atom in monomial:
+            factor = SizeFactor(Poly((((atom,), 1),)))
+            counts[factor] = counts.get(factor, Fraction(0)) + 1
+        made.append(Monomial(Fraction(coefficient), (), frozenset(), _sorted(counts)))
+    return tuple(made)
+
+
+def _sorted(counts: Mapping[Factor, Fraction]) -> Factors:
+    kept = [(f, p) for f, p in counts.items() if p]
+    return tuple(kept) if len(kept) < 2 else tuple(sorted(kept, key=lambda fp: (fp[0].show({}), fp[1])))
+
+
+def merge_factors(*groups: Factors) -> Factors:
+    """The product of factors: powers of equal ones added."""
+    counts: dict[Factor, Fraction] = {}
+    names: dict[str, Factor] = {}
+    for factor, power in itertools.chain(*groups):
+        factor = names.setdefault(factor.show({}), factor)  # alpha-equal factors are one
+        counts[factor] = counts.get(factor, Fraction(0)) + power
+    return _sorted(counts)
+
+
+def add(*values: Value) -> Value:
+    """The sum, with like monomials (by key) combined."""
+    found: dict[str, Monomial] = {}
+    for monomial in itertools.chain(*values):
+        known = found.get(monomial.key)
+        if known is None:
+            found[monomial.key] = monomial
+        else:
+            found[monomial.key] = known.of(coefficient=known.coefficient + monomial.coefficient)
+    return tuple(m for m in found.values() if m.coefficient)
+
+
+def scale(value: Value, number: Fraction | int) -> Value:
+    """A value times a rational."""
+    return tuple(m.of(coefficient=m.coefficient * number) for m in value) if number else ZERO
+
+
+def mul(left: Value, right: Value) -> Value:
+    """The product, expanded; bound variables are renamed apart."""
+    return add(*(((multiply(a, b)),) for a in left for b in right))
+
+
+def multiply(a: Monomial, b: Monomial) -> Monomial:
+    """The product of two monomials."""
+    if b.bound and (set(b.bound) & (a.inner | set(a.bound))):
+        b = rename_apart(b)
+    if a.bound and set(a.bound) & b.inner:
+        a = rename_apart(a)
+    return Monomial(
+        a.coefficient * b.coefficient, a.bound + b.bound, a.guards | b.guards, merge_factors(a.factors, b.factors)
+    )
+
+
+def rename_apart(monomial: Monomial) -> Monomial:
+    """The same monomial with fresh bound variables."""
+    if not monomial.bound:
+        return monomial
+    names: dict[str, Dim] = {n: sym(fresh()) for n in monomial.bound}
+    return _rename(monomial, names)
+
+
+def _rename(monomial: Monomial, names: Mapping[str, Dim]) -> Monomial:
+    """Rename bound variables by variables (injectively)."""
+    bound = tuple(next(iter(symbols(names[n]))) if n in names else n for n in monomial.bound)
+    guards = frozenset(_condition(g, names) for g in monomial.guards)
+    factors = [(_factor(f, names), p) for f, p in monomial.factors]
+    return Monomial(monomial.coefficient, bound, guards, merge_factors(tuple(factors)))
+
+
+def _condition(condition: Condition, binding: Mapping[str, Dim]) -> Condition:
+    return normal_condition(Condition(condition.kind, substitute(condition.size, binding)))
+
+
+def _factor(factor: Factor, binding: Mapping[str, Dim]) -> Factor:
+    """Substitute in a factor that stays one factor (sizes: only renaming)."""
+    if not (factor.free & binding.keys()):
+        return factor
+    match factor:
+        case Element(tensor, index):
+            return Element(tensor, tuple(substitute(i, binding) for i in index))
+        case SizeFactor(size):
+            made = substitute(size, binding)
+            if (
+                not isinstance(made, Poly)
+                or len(made.terms) != 1
+                or made.terms[0][1] != 1
+                or len(made.terms[0][0]) != 1
+            ):
+                raise AssertionError("a size became a sum")
+            return SizeFactor(made)
+        case Apply(function, args):
+            return Apply(function, tuple(replace(a, binding) for a in args))
+        case SumBase(value):
+            return SumBase(replace(value, binding))
+        case Extreme(kind, branches):
+            return Extreme(kind, tuple(_branch(b, binding) for b in branches))
+    raise AssertionError(factor)
+
+
+def _branch(branch: Branch, binding: Mapping[str, Dim]) -> Branch:
+    incoming = {n for v in binding.values() for n in symbols(v)}
+    inner = {k: v for k, v in binding.items() if k not in branch.bound}
+    bound = branch.bound
+    if incoming & set(bound):
+        names = {n: fresh() for n in bound}
+        inner |= {n: sym(v) for n, v in names.items()}
+        bound = tuple(names[n] for n in bound)
+    return Branch(bound, frozenset(_condition(g, inner) for g in branch.guards), replace(branch.value, inner))
+
+
+def replace(value: Value, binding: Mapping[str, Dim]) -> Value:
+    """Substitute dimensions for free names, without capture; false guards drop their monomials."""
+    if not binding:
+        return value
+    made: list[Value] = []
+    for monomial in value:
+        if not (monomial.free & binding.keys()):
+            made.append((monomial,))
+            continue
+        made.append(tuple(_replace_monomial(monomial, binding)))
+    return add(*made)
+
+
+def _replace_monomial(monomial: Monomial, binding: Mapping[str, Dim]) -> Iterator[Monomial]:
+    used = {k: v for k, v in binding.items() if k in monomial.free}
+    incoming = {n for v in used.values() for n in symbols(v)}
+    if incoming & set(monomial.bound):
+        monomial = rename_apart(monomial)
+    guards = _known_guards(_condition(g, used) for g in monomial.guards)
+    if guards is None:
+        return
+    yield from substitute_factors(monomial.of(guards=guards), used)
+
+
+def _known_guards(guards: Iterable[Condition]) -> frozenset[Condition] | None:
+    kept = set()
+    for guard in guards:
+        if guard.known is False:
+            return None
+        if guard.known is None:
+            kept.add(guard)
+    return frozenset(kept)
+
+
+def substitute_factors(monomial: Monomial, binding: Mapping[str, Dim]) -> Iterator[Monomial]:
+    """Substitute in the factors alone; a size that becomes a polynomial is expanded."""
+    sums: list[Value] = []
+    kept: list[tuple[Factor, Fraction]] = []
+    for factor, power in monomial.factors:
+        if isinstance(factor, SizeFactor) and factor.free & binding.keys():
+            value = size_value(substitute(factor.size, binding))
+            if len(value) == 1 and not (power < 0 and value[0].coefficient not in (1, -1) and power.denominator != 1):
+                base = value[0]
+                raised = tuple((f, p * power) for f, p in base.factors)
+                sums.append((base.of(coefficient=base.coefficient ** int(power), factors=raised),))
+            elif power > 0:
+                sums.extend([value] * int(power))
+            else:
+                kept.append((SumBase(value) if value else SumBase(ZERO), power))
+        else:
+            kept.append((_factor(factor, binding), power))
+    base_monomial = monomial.of(factors=merge_factors(tuple(kept)))
+    product: Value = (base_monomial,)
+    for value in sums:
+        product = tuple(
+            m.of(coefficient=m.coefficient * v.coefficient, factors=merge_factors(m.factors, v.factors))
+            for m in product
+            for v in value
+        )
+    yield from product
+
+
+def map_dimensions(value: Value, change: Callable[[Dim], Dim]) -> Value:
+    """Apply a function to every dimension in a value, at all depths; it must not mention variables bound inside."""
+    return add(*(tuple(map_monomial(m, change)) for m in value))
+
+
+def map_monomial(monomial: Monomial, change: Callable[[Dim], Dim]) -> Iterator[Monomial]:
+    """:func:`map_dimensions` for one monomial; it may become none or several."""
+    guards = _known_guards(normal_condition(Condition(g.kind, change(g.size))) for g in monomial.guards)
+    if guards is None:
+        return
+    product: Value = (monomial.of(guards=guards, factors=()),)
+    for factor, power in monomial.factors:
+        if isinstance(factor, SizeFactor) and power > 0:
+            for _ in range(int(power)):
+                product = mul(product, size_value(change(factor.size)))
+        else:
+            product = tuple(
+                m.of(factors=merge_factors(m.factors, ((_map_factor(factor, change), power),))) for m in product
+            )
+    yield from product
+
+
+def _map_factor(factor: Factor, change: Callable[[Dim], Dim]) -> Factor:
+    match factor:
+        case Element(tensor, index):
+            return Element(tensor, tuple(change(i) for i in index))
+        case Apply(function, args):
+            return Apply(function, tuple(map_dimensions(a, change) for a in args))
+        case SumBase(value):
+            return SumBase(map_dimensions(value, change))
+        case Extreme(kind, branches):
+            made = []
+            for b in branches:
+                guards = frozenset(normal_condition(Condition(g.kind, change(g.size))) for g in b.guards)
+                made.append(Branch(b.bound, guards, map_dimensions(b.value, change)))
+            return Extreme(kind, tuple(made))
+    return factor
+
+
+def dimensions(value: Value) -> Iterator[Dim]:
+    """Every dimension in a value, at all depths."""
+    for monomial in value:
+        yield from (g.size for g in sorted(monomial.guards, key=str))
+        for factor, _ in monomial.factors:
+            yield from factor_dimensions(factor)
+
+
+def factor_dimensions(factor: Factor) -> Iterator[Dim]:
+    """Every dimension in a factor, at all depths."""
+    match factor:
+        case Element(_, index):
+            yield from index
+        case SizeFactor(size):
+            yield size
+        case Apply(_, args):
+            for a in args:
+                yield from dimensions(a)
+        case SumBase(value):
+            yield from dimensions(value)
+        case Extreme(_, branches):
+            for b in branches:
+                yield from (g.size for g in sorted(b.guards, key=str))
+                yield from dimensions(b.value)

@@ -1,0 +1,1 @@
+"""The check of rewrites by the elements of weights."""
