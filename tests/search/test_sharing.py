@@ -20,7 +20,6 @@ from superopt.passes.fast_algorithms.conv import ConvForm
 from superopt.passes.fast_algorithms.selection import GROWTH, Choice, choose, rewritten
 from superopt.passes.fast_algorithms.sharing import Priced, common, shared
 from superopt.passes.fast_algorithms.sites import sites_of
-from superopt.pipeline import trials
 from superopt.runtime import ort
 
 PROFILE = "profile:cpu-epyc-2core"
@@ -88,16 +87,6 @@ def test_what_a_sibling_spared_is_paid_again_without_it() -> None:
     assert left.spared == 0.0
     assert left.after == pytest.approx(first.after + first.spared)
     assert shared(shared([first, second])) == [first, second]
-
-
-def test_a_trial_of_one_alone_counts_what_it_will_be_spared() -> None:
-    with for_target(PROFILE) as costs:
-        _, second = choose(heads(128, 16), costs, growth=STANDARD)
-    slower = 1.0 + second.spared / second.before  # alone, as long as the operator and what it is spared
-    options = trials._Options(second, 1.0, rounds=((1.0, slower),) * 12)
-    assert options.beliefs[0].mean == pytest.approx(1.0, abs=0.15)
-    bare = trials._Options(replace(second, spared=0.0), 1.0, rounds=((1.0, slower),) * 12)
-    assert bare.beliefs[0].mean > options.beliefs[0].mean + 0.5 * second.spared / second.before
 
 
 def test_forms_that_share_begin_with_one_transpose() -> None:
