@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from superopt.cost.calibrated import known_calibrations
+from superopt.cost.demand import Demand
 from superopt.cost.fusion import BACKENDS, ONNX_RUNTIME_CPU, OPENVINO_CPU, Backend, Fusion
 from superopt.cost.graph_costs import GraphCost, Work, graph_cost, graph_work, node_work, timeline, work
 from superopt.cost.measured import MeasuredCpu
@@ -21,7 +22,6 @@ from superopt.cost.record import Estimate, Key, Record
 from superopt.cost.recorded import RecordedProfile
 from superopt.cost.roofline import ceilings, operator_rows, roofline_data
 from superopt.cost.target import device_of, for_target
-from superopt.cost.work import Demand
 
 __all__ = [
     "BACKENDS", "ONNX_RUNTIME_CPU", "OPENVINO_CPU", "Backend", "CostModel", "Demand", "Estimate", "Fusion", "GraphCost",

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import pi, sqrt
 
+from superopt.cost.demand import Demand
 from superopt.cost.measurement_request import work_of
 from superopt.cost.model import CostModel
 from superopt.cost.record import Estimate
 from superopt.cost.trial import at_sizes, value_at_sizes
-from superopt.cost.work import Demand
 from superopt.egraph.egraph import ABSENT, LEAF, PROJECT, EGraph, ENode
 from superopt.ir.terms import AttributeValue
 from superopt.ir.types import TensorType
