@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 import sys
 from collections.abc import Iterator
 
@@ -13,6 +14,9 @@ import superopt.runtime  # noqa: F401  # before a test imports ONNX Runtime itse
 
 settings.register_profile("superopt", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("superopt")
+
+
+_SIGNALS = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
 
 
 @pytest.hookimpl(wrapper=True)
@@ -33,3 +37,11 @@ def _searches_stay_here(monkeypatch: pytest.MonkeyPatch) -> None:
     forked = sys.modules.get("superopt.pipeline.child_process")
     if forked is not None:
         monkeypatch.setattr(forked, "_allowed", False)
+
+
+@pytest.fixture(autouse=True)
+def _signals_end_processes() -> None:
+    """The command line takes signals over when it is imported. A process that a test forks inherits that, and then
+    ``Pool.terminate`` waits for it for ever."""
+    for number, handler in _SIGNALS.items():
+        signal.signal(number, handler)

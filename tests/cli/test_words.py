@@ -73,7 +73,7 @@ def test_a_second_model_of_another_format_names_the_converter(tmp_path: Path) ->
 
 def test_two_models_need_a_folder(tmp_path: Path) -> None:
     (tmp_path / "other.json").write_bytes(TINY.read_bytes())
-    with pytest.raises(UsageError, match="several models need a folder for their results; add -o DIR"):
+    with pytest.raises(UsageError, match="several models need a folder for the results; add -o DIR"):
         command(str(TINY), str(tmp_path / "other.json"), *TARGET)
 
 
