@@ -14,7 +14,7 @@ from superopt.cli import app
 from superopt.frontend import GraphBuilder
 from superopt.ir.errors import SuperoptError
 from superopt.pipeline import Options
-from superopt.pipeline.options import EFFORTS, OBJECTIVES
+from superopt.pipeline.options import EFFORTS, FUNCTIONS, OBJECTIVES
 from superopt.pipeline.settings import Settings, options_of
 from superopt.rules.floats import MODES
 from superopt.runtime.registry import RUNTIMES
@@ -40,20 +40,22 @@ def test_every_option_can_be_set_by_its_name() -> None:
         "target": "cuda", "runtime": "openvino", "time_limit": 7, "memory_limit": "2G", "seed": 3, "rules": "mine",
         "enable": ["conv"], "disable": "values", "dim": {"N": 8}, "threads": 2, "measure": True, "verify": "certify",
         "check": "full", "strict": True, "float": "fast", "effort": "quick", "objective": "memory",
+        "functions": "inline",
     }  # fmt: skip
     assert set(every) == set(get_type_hints(Settings))
     made = options_of(None, every)
     assert made == Options(
         target="cuda", runtime="openvino", time_limit=7, memory_limit=2 << 30, seed=3, rules=Path("mine"),
         enable=("conv",), disable=("values",), sizes={"N": 8}, threads=2, measure=True, certify=True, full_check=True,
-        strict=True, floats="fast", effort="quick", objective="memory",
+        strict=True, floats="fast", effort="quick", objective="memory", functions="inline",
     )  # fmt: skip
     assert all(getattr(made, f.name) != getattr(Options(), f.name) for f in fields(Options) if f.name != "check")
     assert options_of(made, {"check": False}).check is False
 
 
 @pytest.mark.parametrize(
-    ("name", "words"), [("float", MODES), ("effort", EFFORTS), ("objective", OBJECTIVES), ("runtime", RUNTIMES)]
+    ("name", "words"),
+    [("float", MODES), ("effort", EFFORTS), ("objective", OBJECTIVES), ("runtime", RUNTIMES), ("functions", FUNCTIONS)],
 )
 def test_the_types_list_the_words_that_are_known(name: str, words: Any) -> None:
     assert set(get_args(get_type_hints(Settings)[name])) == set(words)

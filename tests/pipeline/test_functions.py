@@ -81,7 +81,7 @@ def test_a_call_that_stays_is_told_with_its_reason() -> None:
 
 
 def test_another_word_is_refused_by_its_name() -> None:
-    with pytest.raises(UsageError, match="functions='unfold' is none of keep, inline"):
+    with pytest.raises(UsageError, match="functions: 'unfold' is none of keep, inline"):
         optimised(STAYS, "unfold")
 
 

@@ -78,6 +78,8 @@ def test_onnx_in_and_either_form_out(live: Live) -> None:
     assert as_json.headers["content-type"] == GRAPH
     assert check(from_bytes(sent), from_bytes(as_json.content)).verdict == "passed"
     refused = live.http.get(f"{place}/result", headers={"Accept": "text/html"})
+    assert (refused.status_code, refused.headers["content-type"]) == (406, "text/html; charset=utf-8")
+    refused = live.http.get(f"{place}/result", headers={"Accept": "image/png"})
     assert (refused.status_code, refused.json()["type"]) == (406, "urn:superopt:problem:not-acceptable")
     page = live.http.get(f"/jobs/{place.rsplit('/', 1)[1]}").text
     assert "Is it safe?" in page

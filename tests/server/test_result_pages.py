@@ -140,7 +140,7 @@ def test_the_expected_wait_is_of_recent_jobs(client: TestClient) -> None:
             values = {"state": state, "started": clock + began, "finished": ended and clock + ended}
             connection.execute(jobs.update().where(jobs.c.id == ids[job]).values(**values))
     last = service.store.job(ids[3])
-    waiting = expected_wait(database, limits, last, service.store.ahead(last["created"]))
+    waiting = expected_wait(database, limits, last, service.store.ahead(last))
     assert waiting.expects == "2 jobs are before it; recent jobs took about 40 s each."
     running = expected_wait(database, limits, service.store.job(ids[1]), 0)
     assert 6 < running.elapsed < 60

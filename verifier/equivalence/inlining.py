@@ -6,6 +6,8 @@ from dataclasses import replace
 
 from onnx.inliner import inline_local_functions
 
+from superopt.formats.functions import MOST_NODES, calls_in, functions_in
+from superopt.formats.onnx_checks import expanded_sizes
 from superopt.formats.onnx_reader import from_onnx, functions_of
 from superopt.formats.onnx_writer import to_onnx
 from superopt.ir.errors import SuperoptError
@@ -19,10 +21,14 @@ _OWN = ("onnx.node:", "onnx.model")  # parts of the file that belong to nodes an
 def inlined(graph: Graph) -> Graph:
     """The model with every call of its own functions written out, in subgraphs and other functions too.
 
-    A call stays where the function asks for another opset than the model, and where the result would be no valid model.
+    A call stays where the function asks for another opset than the model, and where the result would be no valid model;
+    all stay where they stand for more than :data:`superopt.formats.functions.MOST_NODES` nodes.
     Weights are shared with the graph that is given.
     """
     if not functions_of(graph):
+        return graph
+    sizes = expanded_sizes(tuple(functions_in(graph).values()))
+    if sum(sizes.get(key, 0) for key in calls_in(graph)) > MOST_NODES:
         return graph
     fed = {v.name for v in graph.inputs}
     bare = replace(graph, weights=tuple(w if w.name in fed else replace(w, data=None) for w in graph.weights))
