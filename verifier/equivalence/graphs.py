@@ -26,7 +26,7 @@ from superopt.runtime.blas import one_blas_thread
 from superopt.runtime.limits import LARGE
 from superopt.verifier.check.check_plan import ORIGINAL, RESULT
 from superopt.verifier.check.differential import CheckResult, Slack, check, check_regions
-from superopt.verifier.equivalence.constants import Known, constants_of, contents_of, settled, stored
+from superopt.verifier.equivalence.constants import Known, constants_of, contents_of, settled
 from superopt.verifier.equivalence.folding_hypotheses import irrational
 from superopt.verifier.equivalence.fused_operators import bodies_of, unfused
 from superopt.verifier.equivalence.inlining import inlined
@@ -227,7 +227,7 @@ def _ran(a: Graph, b: Graph, seed: int, trials: int, slack: Slack) -> CheckResul
 def _opened(a: Graph, b: Graph) -> tuple[Side, Side, dict[str, float]]:
     """Both models with fused operators written out and folded constants put back, and how far each of those was off."""
     bodies = bodies_of(a) | bodies_of(b)
-    a, b = (settled(stored(unfused(graph, bodies))) for graph in (a, b))
+    a, b = settled(unfused(a, bodies)), settled(unfused(b, bodies))
     typing = infer(a)
     known = Known(a, typing, constants_of(a, typing))
     found = unfolded(known, b, frozenset(contents_of(w) for w in known.weights.values()))

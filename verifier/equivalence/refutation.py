@@ -25,7 +25,7 @@ from superopt.ops.infer import Barrier
 from superopt.runtime import reference
 from superopt.verifier.check.differential import make_inputs
 from superopt.verifier.check.input_generation import LEVELS
-from superopt.verifier.equivalence.constants import contents_of, jumps
+from superopt.verifier.equivalence.constants import contents_of, jumps, stored
 from superopt.verifier.equivalence.shared_values import Side
 from superopt.verifier.equivalence.weight_expressions import LIMIT
 
@@ -53,7 +53,8 @@ def far_apart(a: Side, b: Side, seed: int, deadline: float) -> tuple[str, dict[s
         seed: of the inputs.
         deadline: ``time.monotonic`` value after which no other inputs are tried.
     """
-    loose = _loose(a.graph, b.graph), _loose(b.graph, a.graph)
+    first, second = stored(a.graph), stored(b.graph)  # so that numbers in Constants are disturbed like weights
+    loose = _loose(first, second), _loose(second, first)
     jumpy = any(jumps(n, s.typing.types) for s in (a, b) for n in s.graph.nodes)
     if jumpy and _requantised(a, b):
         return None
@@ -73,7 +74,7 @@ def far_apart(a: Side, b: Side, seed: int, deadline: float) -> tuple[str, dict[s
         rng = np.random.default_rng((seed, number))
         reach: dict[str, np.ndarray] = {n: np.zeros(left[n].shape) for n in suspects}
         for _ in range(_BEHIND_JUMPS if jumpy else _DISTURBED):
-            for graph, names, result in ((a.graph, loose[0], left), (b.graph, loose[1], right)):
+            for graph, names, result in ((first, loose[0], left), (second, loose[1], right)):
                 moved = _disturbed(graph, feeds, names, noise, rng)
                 for n in suspects:
                     far = _move(result[n], moved[n]) if moved else np.full(reach[n].shape, np.inf)
