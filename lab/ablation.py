@@ -32,7 +32,7 @@ from superopt.formats.files import replace_file
 from superopt.ir.errors import SuperoptError, UsageError
 from superopt.ir.graph import Graph
 from superopt.passes import SearchOptions, search
-from superopt.pipeline.optimize import load
+from superopt.pipeline.optimization import load
 from superopt.pipeline.options import Progress, quiet
 from superopt.pipeline.paired_benchmark import runnable
 from superopt.pipeline.rule_learning import learn_from

@@ -39,7 +39,7 @@ from superopt.passes.fast_algorithms.selection import (
 )
 from superopt.passes.fast_algorithms.sites import sites_of
 from superopt.pipeline.fast_algorithms import Accuracy, accuracy
-from superopt.pipeline.optimize import optimize
+from superopt.pipeline.optimization import optimize
 from superopt.pipeline.paired_benchmark import clock_of
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.paired_benchmark import circumstances, race_sittings

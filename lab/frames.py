@@ -59,7 +59,7 @@ def frames_of(model: Path, folder: Path, options: Options) -> list[Path]:
     """The files of a model's frames in a folder, in order; made there if there are none.
 
     Raises:
-        UsageError, InvalidModel: as :func:`superopt.pipeline.optimize` has them.
+        UsageError, InvalidModel: as :func:`superopt.pipeline.optimization` has them.
     """
     if not any(folder.glob("frame-*.json")):
         way = explained(optimize(load(model), options=options), options)[1]

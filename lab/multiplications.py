@@ -30,7 +30,7 @@ from superopt.passes.fast_algorithms.blocked_layout import Place, changes_us
 from superopt.passes.fast_algorithms.conv import ConvForm
 from superopt.passes.fast_algorithms.selection import GROWTH, Choice, alternatives, choose, forms_of, named, rewritten
 from superopt.passes.fast_algorithms.sites import sites_of
-from superopt.pipeline.optimize import optimize
+from superopt.pipeline.optimization import optimize
 from superopt.pipeline.options import ALGORITHMS
 from superopt.pipeline.paired_benchmark import clock_of
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME

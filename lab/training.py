@@ -28,7 +28,7 @@ from lab.trained import CASES, Case
 from superopt.frontend.pytorch import from_torch
 from superopt.frontend.training import SGD, TrainingLoop, TrainingStep, train_step
 from superopt.ir.errors import NotEquivalent, printable
-from superopt.pipeline.optimize import optimize
+from superopt.pipeline.optimization import optimize
 from superopt.runtime.paired_benchmark import circumstances, race_bound
 from superopt.runtime.protocol import Bound
 

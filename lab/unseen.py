@@ -20,7 +20,7 @@ from lab.networks import NETWORKS, drawn
 from superopt import formats
 from superopt.cost.trial import feeds_for, with_values
 from superopt.ir.graph import Graph
-from superopt.pipeline.optimize import optimize
+from superopt.pipeline.optimization import optimize
 from superopt.pipeline.options import Options
 from superopt.pipeline.rule_learning import learn_from
 from superopt.rules.rule import Rule

@@ -22,7 +22,7 @@ from lab.golden.rows import Row, row_of
 from lab.networks import NETWORKS, drawn
 from superopt.fleet import Fleet, Task
 from superopt.ir.graph import Graph
-from superopt.pipeline.optimize import load
+from superopt.pipeline.optimization import load
 
 _SEED, _NETWORKS = 53, 20  # of the draw from the laboratory's networks
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph, structural_hash
-from superopt.pipeline.optimize import optimize
+from superopt.pipeline.optimization import optimize
 from superopt.pipeline.options import Options
 
 __all__ = ["Row", "row_of"]

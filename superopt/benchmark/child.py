@@ -22,7 +22,7 @@ from superopt.benchmark.inductor import MARK, compiled
 from superopt.ir.errors import InvalidModel, SuperoptError, Unsupported, UsageError
 from superopt.ir.graph import Graph
 from superopt.ir.types import DType, TensorType
-from superopt.pipeline.optimize import optimize
+from superopt.pipeline.optimization import optimize
 from superopt.runtime import reference
 from superopt.runtime.binding import bind
 from superopt.runtime.ort import make_session

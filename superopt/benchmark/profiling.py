@@ -27,7 +27,7 @@ from superopt.ops.record import NotCovered
 from superopt.passes import SearchOptions, search
 from superopt.passes.fast_algorithms.selection import decisive
 from superopt.passes.fast_algorithms.sites import possible
-from superopt.pipeline.optimize import load
+from superopt.pipeline.optimization import load
 from superopt.pipeline.options import Progress, quiet
 from superopt.rules import load_library
 

@@ -31,7 +31,7 @@ from superopt.benchmark.row_cache import Kept, code_digest, model_digest
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph
 from superopt.passes import SearchOptions
-from superopt.pipeline.optimize import load, select_rules
+from superopt.pipeline.optimization import load, select_rules
 from superopt.pipeline.options import Options, Progress, quiet
 
 __all__ = ["Validation", "repeat_profile", "validate_costs"]

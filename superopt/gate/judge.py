@@ -22,7 +22,7 @@ from superopt.gate.one import Task
 from superopt.gate.settings import DEFAULT_TARGET, CorpusSettings, models_of
 from superopt.gate.workers import run_all
 from superopt.ir.errors import ResourceLimit
-from superopt.pipeline.optimize import select_rules
+from superopt.pipeline.optimization import select_rules
 from superopt.pipeline.options import Progress, quiet
 from superopt.report.corpus import Comparison, CorpusRun, Culprit, Finding, Row
 from superopt.report.corpus.model import geometric_mean

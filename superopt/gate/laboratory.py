@@ -13,7 +13,7 @@ from superopt.cost.measurement_request import Question
 from superopt.cost.record import Estimate
 from superopt.gate.one import Task
 from superopt.passes import SearchOptions, search
-from superopt.pipeline.optimize import load, select_rules
+from superopt.pipeline.optimization import load, select_rules
 from superopt.rules import Rule
 
 __all__ = ["Laboratory", "Scaled"]

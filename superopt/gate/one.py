@@ -9,7 +9,7 @@ from pathlib import Path
 from superopt import cost as costs
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph, structural_hash
-from superopt.pipeline.optimize import load, optimize
+from superopt.pipeline.optimization import load, optimize
 from superopt.pipeline.options import Options
 from superopt.report.corpus import Row
 from superopt.report.corpus.model import Operators

@@ -5,7 +5,7 @@ from __future__ import annotations
 from superopt.pipeline.derivation import Derivation, derive, explained
 from superopt.pipeline.inspection import cost, inspect
 from superopt.pipeline.memory_timeline import told_of
-from superopt.pipeline.optimize import Result, load, optimize
+from superopt.pipeline.optimization import Result, load, optimize
 from superopt.pipeline.options import EFFORTS, Options, Progress
 from superopt.pipeline.paired_benchmark import measure
 

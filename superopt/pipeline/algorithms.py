@@ -18,7 +18,7 @@ from superopt.pipeline.budget import TimeBudget
 from superopt.pipeline.context import Task
 from superopt.pipeline.driver import with_forms_alone
 from superopt.pipeline.fast_algorithms import Formed
-from superopt.pipeline.optimize import load
+from superopt.pipeline.optimization import load
 from superopt.pipeline.options import Options, quiet
 from superopt.report import Measured
 from superopt.rules import Library

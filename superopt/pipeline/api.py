@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from superopt.ir.errors import InvalidOption, Unsupported
 from superopt.ir.graph import Graph
-from superopt.pipeline.optimize import Result
-from superopt.pipeline.optimize import optimize as of_model
+from superopt.pipeline.optimization import Result
+from superopt.pipeline.optimization import optimize as of_model
 from superopt.pipeline.options import Options, Progress, quiet
 from superopt.pipeline.settings import Settings, options_of
 

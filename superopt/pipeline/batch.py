@@ -17,7 +17,7 @@ from superopt.fleet.stamp import here, of_files
 from superopt.ir.disk_cache import check_cache
 from superopt.ir.errors import SuperoptError, UsageError, printable
 from superopt.ir.system_errors import superopt_error
-from superopt.pipeline.optimize import optimize
+from superopt.pipeline.optimization import optimize
 from superopt.pipeline.options import MOST_BESIDE, Options, Progress, beside, quiet
 
 __all__ = ["JOURNAL", "Demand", "demand_of", "optimize_all"]

@@ -21,7 +21,7 @@ from superopt.ir.graph import Graph, Node, Weight, unused_name
 from superopt.ir.provenance import rules_of
 
 if TYPE_CHECKING:
-    from superopt.pipeline.optimize import Result
+    from superopt.pipeline.optimization import Result
     from superopt.pipeline.options import Options
     from superopt.report import Report
 

@@ -12,7 +12,7 @@ from superopt.frontend import autodiff, training
 from superopt.frontend.training.losses import Loss
 from superopt.frontend.training.optimisers import Optimiser
 from superopt.ir.graph import Graph
-from superopt.pipeline.optimize import load
+from superopt.pipeline.optimization import load
 
 if TYPE_CHECKING:
     import onnx

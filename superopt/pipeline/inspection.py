@@ -11,7 +11,7 @@ from superopt import report
 from superopt.formats.functions import function_names, inlined
 from superopt.ir.graph import Graph
 from superopt.ops.infer import infer
-from superopt.pipeline.optimize import load
+from superopt.pipeline.optimization import load
 from superopt.pipeline.options import Progress, quiet
 from superopt.pipeline.reporting import opaque_nodes
 

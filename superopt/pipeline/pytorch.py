@@ -9,7 +9,7 @@ from typing import Any
 from superopt.frontend import pytorch
 from superopt.frontend.pytorch import Explanation, explain, from_torch
 from superopt.ir.graph import Graph
-from superopt.pipeline.optimize import optimize
+from superopt.pipeline.optimization import optimize
 from superopt.pipeline.options import Options
 from superopt.pipeline.settings import options_of
 

@@ -10,7 +10,7 @@ from superopt import cost as costs
 from superopt.discovery.discover import claimed
 from superopt.discovery.learn import Learned, learn
 from superopt.passes import SearchOptions, search
-from superopt.pipeline.optimize import load
+from superopt.pipeline.optimization import load
 from superopt.rules import load_library
 
 __all__ = ["learn_from"]

@@ -101,7 +101,7 @@ REFUSED: dict[str, tuple[int, str]] = {
     "optimize m.onnx -o x.txt": (2, "-o x.txt: is no name for a model; end it with .onnx or .json"),
     "convert m.onnx x.pb": (2, "OUT x.pb: is no name for a model"),
     "optimize m.onnx m.json -o new.onnx": (2, "-o new.onnx: is the name of a file, and several models need a folder"),
-    "optimize m.onnx --cluster tcp://127.0.0.1:1": (2, "--cluster needs a folder for the results; -o DIR"),
+    "optimize m.onnx --cluster tcp://127.0.0.1:1": (2, "--cluster needs a folder for the results; add -o DIR"),
     "check-values m.onnx missing": (2, "missing: is no folder"),
     "check-values m.onnx old": (2, "old: holds no certificates: there is no certificate.json"),
     "optimize m.onnx -o o.onnx --json o.onnx": (2, "--json o.onnx: is the same file as -o"),

@@ -22,7 +22,7 @@ from superopt.ir.graph import Graph
 from superopt.ir.types import DType, TensorType
 from superopt.passes import SearchResult
 from superopt.pipeline import child_process
-from superopt.pipeline import optimize as optimise
+from superopt.pipeline import optimization as optimise
 from superopt.rules import Library
 from superopt.runtime.cuda.library import Call
 from superopt.runtime.cuda.plan import Launch, Step

@@ -31,7 +31,7 @@ from superopt.gate.one import Task
 from superopt.ir.errors import InvalidModel, UsageError
 from superopt.ir.graph import Graph
 from superopt.passes import SearchOptions, search
-from superopt.pipeline import optimize
+from superopt.pipeline import optimization
 from superopt.pipeline.options import Options
 from superopt.report.corpus import Culprit
 from superopt.rules import Library, Rule, load_library, parse_rule
@@ -112,7 +112,7 @@ def used(tmp_path_factory: pytest.TempPathFactory) -> frozenset[str]:
 @pytest.fixture
 def corpus(tmp_path: Path, _cache: Path, used: frozenset[str], monkeypatch: pytest.MonkeyPatch) -> Corpus:
     monkeypatch.setenv("SUPEROPT_CACHE", str(_cache))
-    monkeypatch.setattr(optimize, "load_library", library_of(used.__contains__))
+    monkeypatch.setattr(optimization, "load_library", library_of(used.__contains__))
     monkeypatch.chdir(tmp_path)
     return Corpus(tmp_path)
 
@@ -178,7 +178,7 @@ def test_a_rule_that_is_gone_is_named(
     model = "models/products.json"
     corpus.run("update", model)
     rule = needed_rule(corpus, model, used)
-    monkeypatch.setattr(optimize, "load_library", library_of(lambda name: name in used - {rule}))
+    monkeypatch.setattr(optimization, "load_library", library_of(lambda name: name in used - {rule}))
     corpus.run("compare", model, "--json", "found.json", code=6)
     found = json.loads((corpus.folder / "found.json").read_text())["verdict"]["findings"]
     [slower] = [f for f in found if f["kind"] == "regression"]
@@ -186,7 +186,7 @@ def test_a_rule_that_is_gone_is_named(
     assert slower["culprit"]["kind"] == "rule removed"
     assert slower["culprit"]["names"] == [rule]
     # with it back, nothing is wrong any more
-    monkeypatch.setattr(optimize, "load_library", library_of(lambda name: name in used))
+    monkeypatch.setattr(optimization, "load_library", library_of(lambda name: name in used))
     assert "no regression" in corpus.run("compare", model)
 
 
@@ -425,7 +425,7 @@ def test_a_model_that_takes_longer_than_it_may_is_ended(corpus: Corpus, monkeypa
 
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_a_run_that_was_cut_short_goes_on(corpus: Corpus, monkeypatch: pytest.MonkeyPatch, workers: str) -> None:
-    monkeypatch.setattr(optimize, "load_library", load_library)  # which the workers have
+    monkeypatch.setattr(optimization, "load_library", load_library)  # which the workers have
     given = ("--resume", "kept", "--workers", workers)
     corpus.run("run", *given, "--total-limit", "0", code=7)
     corpus.run("run", *given, "--json", "first.json")
@@ -437,7 +437,7 @@ def test_a_run_that_was_cut_short_goes_on(corpus: Corpus, monkeypatch: pytest.Mo
 
 
 def test_workers_and_this_process_find_the_same(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(optimize, "load_library", load_library)  # which the workers have
+    monkeypatch.setattr(optimization, "load_library", load_library)  # which the workers have
     corpus.run("run", "--json", "one.json")
     corpus.run("run", "--workers", "2", "--json", "two.json")
     one, two = (json.loads((corpus.folder / f"{n}.json").read_text()) for n in ("one", "two"))

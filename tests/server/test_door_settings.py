@@ -83,7 +83,7 @@ def test_few_open_files_leave_fewer_connections_than_by_default() -> None:
     """In a process of its own, whose limit cannot be raised again."""
     program = (
         "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128));"
-        "from pathlib import Path; from superopt.server import supervisor;"
+        "from pathlib import Path; from superopt.server.jobs import supervisor;"
         "from superopt.server.settings import Settings;"
         "print(supervisor._with_room(Settings(Path('.'))).door.connections, supervisor._handles())"
     )

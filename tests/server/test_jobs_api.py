@@ -262,7 +262,7 @@ def test_a_request_is_a_line_of_the_log(client: TestClient, caplog: pytest.LogCa
 
 LOG = """
 import logging, sys
-from superopt.server import logs
+from superopt.server.http import logs
 logs.set_up({level!r}, {form!r}, access={access})
 logging.getLogger("superopt.worker").info("job ended", extra={{"job": "j", "state": "failed"}})
 logging.getLogger(logs.REQUESTS).info("request", extra={{"status": 200}})
