@@ -55,7 +55,7 @@ _FUTILE = 7
 # lab/results/benchmark.json. A race's rounds do not show it.
 SITTING = 0.01
 # Share of the model's time that a wrong answer may be expected to lose and still not be asked for: a fifth of what two
-# loadings of one model differ by. Of trials it holds for all operators alike, of prices for as many as may be asked.
+# loadings of one model differ by.
 CHEAP = SITTING / 5.0
 # Share of its time that a graph has to gain over the one that it replaces, for what it costs in accuracy and memory.
 LEAST_REPLACED = 3 * SITTING

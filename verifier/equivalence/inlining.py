@@ -8,7 +8,7 @@ from onnx.inliner import inline_local_functions
 
 from superopt.formats.functions import MOST_NODES, calls_in, functions_in
 from superopt.formats.onnx_checks import expanded_sizes
-from superopt.formats.onnx_reader import from_onnx, functions_of
+from superopt.formats.onnx_reader import from_onnx
 from superopt.formats.onnx_writer import to_onnx
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph
@@ -25,9 +25,10 @@ def inlined(graph: Graph) -> Graph:
     all stay where they stand for more than :data:`superopt.formats.functions.MOST_NODES` nodes.
     Weights are shared with the graph that is given.
     """
-    if not functions_of(graph):
+    functions = functions_in(graph)
+    if not functions:
         return graph
-    sizes = expanded_sizes(tuple(functions_in(graph).values()))
+    sizes = expanded_sizes(tuple(functions.values()))
     if sum(sizes.get(key, 0) for key in calls_in(graph)) > MOST_NODES:
         return graph
     fed = {v.name for v in graph.inputs}
