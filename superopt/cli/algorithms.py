@@ -116,7 +116,7 @@ def apply(
         if output is not None:
             save(found.graph, output, force)
     console = err() if output == "-" else out()
-    if (made := found.formed) is not None:
+    if (made := found.algorithms) is not None:
         for choice in made.choices:
             name, share = choice.site.node.name or choice.site.output, choice.after / choice.before
             console.print(f"{name}: {named(choice.form)}, modelled x{share:.2f}", markup=False, soft_wrap=True)

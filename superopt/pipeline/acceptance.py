@@ -1,7 +1,7 @@
-"""A rewritten model beside its input: whether it is returned, by how large it is, and a race.
+"""Acceptance of candidates by paired benchmarks, under the policy of :mod:`superopt.pipeline.acceptance_policy`.
 
-How long a race is follows from what the models are modelled to take, not from the clock: a busy machine has as many
-rounds as a quiet one. The command's time limit still ends it.
+How many rounds a benchmark has follows from what the models are modelled to take, not from the clock: a busy machine
+has as many rounds as a quiet one. The command's time limit still ends it.
 """
 
 from __future__ import annotations
@@ -9,186 +9,196 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from superopt import report
 from superopt.cost import GraphCost
 from superopt.cost.trial import sizes_fed
 from superopt.ir.errors import InvalidModel, ResourceLimit, Unsupported
 from superopt.ir.graph import Graph
-from superopt.pipeline.acceptance_policy import LOOKS, SITTINGS, Comparison, Judgement, Replacement, extent_of
-from superopt.pipeline.context import Task
+from superopt.pipeline.acceptance_policy import POLICY, Comparison, Decision, Replacement, extent_of
+from superopt.pipeline.log import Log
 from superopt.pipeline.paired_benchmark import measure
 from superopt.pipeline.shape_defaults import for_one, said
+from superopt.pipeline.task import Task
+from superopt.runtime.measurement import Measurement
 from superopt.runtime.paired_benchmark import SETTLED
 from superopt.runtime.registry import runtime_named
 from superopt.verifier.check.sessions import Bench
 
-__all__ = ["SHOWN_RACE", "Contest"]
+__all__ = ["SHOWN_SECONDS", "Acceptance"]
 
-_ROUNDS = 15  # of a race whose figures were asked for, at least
-SHOWN_RACE = 30.0  # seconds for the final race where its figures were asked for
-_LONGER = 3.0  # times the usual seconds, for a race of models of which too few rounds to say anything fit those
-_WARM = 2  # rounds that a race takes besides: each model runs once or twice before it is timed
-_LOADED = 1e9  # bytes of weights that a runtime arranges in a second
-_FEWEST = LOOKS[0] + 1  # rounds of a race, however long it takes: of fewer, quartiles say nothing
+_SHOWN_ROUNDS = 15  # of a benchmark whose figures the user asked for, at least
+SHOWN_SECONDS = 30.0  # for a benchmark whose figures the user asked for
+_LONGER = 3.0  # times the usual seconds, for models of which too few rounds to say anything fit those
+_WARM_UP = 2  # rounds besides: each model runs once or twice before it is timed
+_LOADED = 1e9  # bytes of weights that a runtime loads in a second
 
 
 @dataclass
-class Contest:
-    """Judges candidates of a task.
+class Acceptance:
+    """Decides on the candidates of a task.
 
     Attributes:
         task: the input is its graph.
         bench: where the models' weights are written, for the check that follows.
-        notes: what hindered a race is added.
-        interrupted: whether a race was.
+        log: notes on benchmarks that could not be made.
     """
 
     task: Task
     bench: Bench
-    notes: list[str]
-    interrupted: bool = False
+    log: Log
 
     @property
-    def fits(self) -> bool:
-        """Whether there is time for a race, and for the check after it."""
+    def time_left(self) -> bool:
+        """Whether there is time for a benchmark, and for the check after it."""
         budget = self.task.budget
         return self.task.options.measure or budget.left > budget.racing
 
-    def judged(
-        self, after: Graph, before_cost: GraphCost, after_cost: GraphCost, measured: report.Measured | None = None
-    ) -> tuple[Judgement, report.Measured | None]:  # fmt: skip
-        """Whether a result is returned: by how large it is, and a race that goes on while it could still change that.
+    def decide(
+        self, after: Graph, before_cost: GraphCost, after_cost: GraphCost, earlier: Measurement | None = None
+    ) -> tuple[Decision, Measurement | None]:  # fmt: skip
+        """Whether a candidate is better than the input: by its extent, and by a benchmark for as long as that could
+        change the decision.
 
         Args:
-            after: the result.
+            after: the candidate.
             before_cost: the input's cost.
-            after_cost: the result's.
-            measured: an earlier race of both.
+            after_cost: the candidate's.
+            earlier: a benchmark of both.
         """
-        task, races = self.task, self.task.races
-        compared = Comparison(
+        task, timed = self.task, self.task.races
+        comparison = Comparison(
             extent_of(task.graph, before_cost), extent_of(after, after_cost),
-            after_cost.us / before_cost.us if before_cost.us else 1.0, timed=races,
+            after_cost.us / before_cost.us if before_cost.us else 1.0, timed=timed,
         )  # fmt: skip
-        if compared.hopeless and races and not task.options.measure:
-            return Judgement(
-                None, f"the rewritten graph is not simpler ({compared.larger}), and it is modelled at "
-                f"{compared.modelled:.3f} of the input's time: two loadings of one model differ by as much",
-                hopeless=True,
+        if comparison.undetectable and timed and not task.options.measure:
+            return Decision(
+                None, f"the rewritten graph is not simpler ({comparison.larger}), and it is modelled at "
+                f"{comparison.modelled:.3f} of the input's time: two loadings of one model differ by as much",
+                undetectable=True,
             ), None  # fmt: skip
 
-        times = (before_cost.us, after_cost.us)
-        found = measured
-        if found is None or not replace(compared, measured=found).faster:
-            found = self._raced(compared, after, task.sizes, times)
-        judged = replace(compared, measured=found).judged()
-        if found is None and races and not self.fits:
-            judged = replace(judged, code="time")
-        one = for_one(task.graph, task.sizes, task.options.sizes)
-        if judged.taken and found is not None and one is not None and not compared.simpler:
-            silent = replace(self, notes=[])  # that it is refused there: no model has to accept one example
-            single = silent._raced(replace(compared, known_faster=True), after, one, times)
-            self.interrupted = self.interrupted or silent.interrupted
-            alone = replace(compared, known_faster=True, measured=single).judged()
-            if not alone.taken:
-                judged = Judgement(None, f"{alone.reason} for one example")
-        return judged, found
+        us = (before_cost.us, after_cost.us)
+        measurement = earlier
+        if measurement is None or not replace(comparison, measured=measurement).faster:
+            measurement = self._compared(comparison, after, task.sizes, us)
+        decision = replace(comparison, measured=measurement).decide()
+        if measurement is None and timed and not self.time_left:
+            decision = replace(decision, code="time")
+        if decision.accepted and measurement is not None and not comparison.simpler:
+            decision = self._for_one_example(decision, comparison, after, us)
+        return decision, measurement
 
-    def replaces(
-        self, plain: Graph, after: Graph, modelled: Replacement, costs: tuple[float, float]
+    def _for_one_example(
+        self, decision: Decision, comparison: Comparison, after: Graph, us: tuple[float, float]
+    ) -> Decision:  # fmt: skip
+        """The decision, unless a benchmark with a batch of one shows the candidate slower.
+
+        That the model refuses a batch of one is no reason against the candidate, and gives no note.
+        """
+        task = self.task
+        one = for_one(task.graph, task.sizes, task.options.sizes)
+        if one is None:
+            return decision
+        comparison = replace(comparison, known_faster=True)
+        measurement = replace(self, log=Log())._compared(comparison, after, one, us)
+        alone = replace(comparison, measured=measurement).decide()
+        return decision if alone.accepted else Decision(None, f"{alone.reason} for one example")
+
+    def decide_replacement(
+        self, plain: Graph, after: Graph, replacement: Replacement, us: tuple[float, float]
     ) -> tuple[Replacement, bool]:  # fmt: skip
-        """A graph in the place of another as timing says, and whether it was possible to time them.
+        """A replacement with a benchmark of both graphs, and whether that was possible.
 
         Args:
-            plain: what it is to replace.
-            after: the graph.
-            modelled: what is known of the two.
-            costs: microseconds that the two are modelled to take.
+            plain: the graph that is replaced.
+            after: the graph in its place.
+            replacement: what is known of the two.
+            us: microseconds that the two are modelled to take.
         """
 
-        def settled(measured: report.Measured) -> bool:
-            return replace(modelled, measured=measured).settled
+        def conclusive(measurement: Measurement) -> bool:
+            return replace(replacement, measured=measurement).conclusive
 
-        found = self.race(after, settled, sizes=self.task.sizes, costs=costs, before=plain)
-        return replace(modelled, measured=found), found is not None
+        measurement = self.benchmark(after, conclusive, sizes=self.task.sizes, us=us, before=plain)
+        return replace(replacement, measured=measurement), measurement is not None
 
-    def _raced(
-        self, compared: Comparison, after: Graph, sizes: Mapping[str, int], costs: tuple[float, float]
-    ) -> report.Measured | None:
-        """The race of a comparison, for as long as it could still change it, and again where loadings decide."""
+    def _compared(
+        self, comparison: Comparison, after: Graph, sizes: Mapping[str, int], us: tuple[float, float]
+    ) -> Measurement | None:
+        """The benchmark of a comparison: for as long as it could change the decision, and over several loadings where
+        they decide."""
 
-        def settled(measured: report.Measured) -> bool:
-            return replace(compared, measured=measured).settled
+        def conclusive(measurement: Measurement) -> bool:
+            return replace(comparison, measured=measurement).conclusive
 
-        found = self.race(after, settled, sizes=sizes, costs=costs)
-        if self.task.costs.racing is None and self.fits and replace(compared, measured=found).loaded_so:
+        measurement = self.benchmark(after, conclusive, sizes=sizes, us=us)
+        on_device = self.task.costs.racing is not None
+        if not on_device and self.time_left and replace(comparison, measured=measurement).loading_decides:
             for graph in (self.task.graph, after):
                 self.bench.drop(graph)
-            again = self.race(after, settled, sittings=self._sittings(costs), sizes=sizes, costs=costs)
-            found = found if again is None or again.sittings == 1 else again
-        return found
+            again = self.benchmark(after, conclusive, loadings=self._loadings(us), sizes=sizes, us=us)
+            return measurement if again is None or again.sittings == 1 else again
+        return measurement
 
-    def race(
-        self, after: Graph, settled: Callable[[report.Measured], bool] | None = None, *, sizes: Mapping[str, int],
-        sittings: int = 1, costs: tuple[float, float] = (0.0, 0.0), before: Graph | None = None,
-    ) -> report.Measured | None:  # fmt: skip
-        """Two whole models side by side, if the target is this machine and they are not too large, or on request.
+    def benchmark(
+        self, after: Graph, conclusive: Callable[[Measurement], bool] | None = None, *, sizes: Mapping[str, int],
+        loadings: int = 1, us: tuple[float, float] = (0.0, 0.0), before: Graph | None = None,
+    ) -> Measurement | None:  # fmt: skip
+        """A paired benchmark of two whole models, if the target is this machine and they are not too large, or if the
+        user asked for its figures.
 
         Args:
-            after: the second.
-            settled: whether what was measured so far is enough; by default, after the usual rounds.
+            after: the second model.
+            conclusive: whether what was measured so far is enough; by default, after the usual rounds.
             sizes: of symbolic dimensions.
-            sittings: how many times the models are loaded, each for a few rounds.
-            costs: microseconds that the two are modelled to take.
-            before: the first; by default, the input.
+            loadings: how many times the models are loaded, each time for a few rounds.
+            us: microseconds that the two are modelled to take.
+            before: the first model; by default, the input.
         """
-        task, wanted = self.task, self.task.options.measure
+        task, shown = self.task, self.task.options.measure
         if not task.races:
             return None
-        if not self.fits:
-            self.notes.append("no time was left to time the models, so only a simpler graph would be returned")
+        if not self.time_left:
+            self.log.note("no time was left to time the models, so only a simpler graph would be returned")
             return None
         task.progress(0, None, "measuring")
+        rounds = _SHOWN_ROUNDS if conclusive is None else self._rounds(us) if loadings == 1 else POLICY.fewest_rounds
+        looks = [n for n in POLICY.looks if n >= _SHOWN_ROUNDS or not shown]
         try:
-            limit = SHOWN_RACE if wanted else task.budget.left - task.budget.racing
-            rounds = _ROUNDS if settled is None else self._rounds(costs) if sittings == 1 else LOOKS[0]
-            looks = [n for n in LOOKS if n >= _ROUNDS or not wanted]
-            found = measure(
+            measurement = measure(
                 before or task.graph, after, sizes=sizes, seed=task.options.seed, threads=task.options.threads,
-                rounds=rounds,
-                burst=3 if wanted else 1, time_limit=limit, device=task.costs.racing,
-                runtime=runtime_named(task.options.runtime),
-                looks={} if settled is None else dict.fromkeys(looks, settled),
-                sittings=sittings, enough=settled or (lambda measured: False), bench=self.bench,
+                rounds=rounds, burst=3 if shown else 1,
+                time_limit=SHOWN_SECONDS if shown else task.budget.left - task.budget.racing,
+                device=task.costs.racing, runtime=runtime_named(task.options.runtime),
+                looks={} if conclusive is None else dict.fromkeys(looks, conclusive),
+                sittings=loadings, enough=conclusive or (lambda measurement: False), bench=self.bench,
             )  # fmt: skip
-            at = said(task.graph, sizes_fed(task.graph, sizes))
-            return replace(found, circumstances={**found.circumstances, "sizes": at}) if at else found
         except (Unsupported, InvalidModel, ResourceLimit) as error:
-            self.notes.append(f"the models could not be timed whole: {error}")
+            self.log.note(f"the models could not be timed whole: {error}")
             return None
-        except KeyboardInterrupt:  # the result is found, and has to be checked
-            self.notes.append("timing the models was interrupted, so only a simpler graph is returned")
-            self.interrupted = True
+        except KeyboardInterrupt:  # there is a candidate, which is still checked
+            self.log.note("timing the models was interrupted, so only a simpler graph is returned")
             task.budget.hurry()
             return None
+        at = said(task.graph, sizes_fed(task.graph, sizes))
+        return replace(measurement, circumstances={**measurement.circumstances, "sizes": at}) if at else measurement
 
-    def _rounds(self, costs: tuple[float, float]) -> int:
-        """Rounds of a race, at most: those that fit the usual seconds by what the models are modelled to take; of heavy
-        ones as many as say something, if they fit a few times as long; and never too few to say anything."""
+    def _rounds(self, us: tuple[float, float]) -> int:
+        """Rounds of a benchmark, at most: those that fit the usual seconds; of heavy models as many as say something,
+        if they fit a few times as long; and always more than say nothing."""
         if self.task.options.measure:
-            return LOOKS[-1]
-        race, each = self.task.effort.race, _round_seconds(costs)
-        usual, longer = (int(seconds / each) - _WARM for seconds in (race, _LONGER * race))
-        return max(_FEWEST, min(LOOKS[-1], max(usual, min(LOOKS[1], longer))))
+            return POLICY.looks[-1]
+        seconds, each = self.task.effort.race, _round_seconds(us)
+        usual, longer = (int(s / each) - _WARM_UP for s in (seconds, _LONGER * seconds))
+        return max(POLICY.fewest_rounds + 1, min(POLICY.looks[-1], max(usual, min(POLICY.looks[1], longer))))
 
-    def _sittings(self, costs: tuple[float, float]) -> int:
+    def _loadings(self, us: tuple[float, float]) -> int:
         """Loadings of both models, at most: those that fit the usual seconds, by what loading and rounds are expected
         to take."""
         loading = self.task.budget.loads + 2 * self.task.graph.weight_bytes / _LOADED
-        each = (LOOKS[0] + _WARM) * _round_seconds(costs) + loading
-        return max(2, min(SITTINGS, int(self.task.effort.race / each)))
+        each = (POLICY.fewest_rounds + _WARM_UP) * _round_seconds(us) + loading
+        return max(2, min(POLICY.loadings, int(self.task.effort.race / each)))
 
 
-def _round_seconds(costs: tuple[float, float]) -> float:
+def _round_seconds(us: tuple[float, float]) -> float:
     """Seconds of a round of two models that are modelled to take so many microseconds: a sample of each."""
-    return sum(max(us * 1e3, SETTLED) for us in costs) / 1e9
+    return sum(max(each * 1e3, SETTLED) for each in us) / 1e9

@@ -1,17 +1,17 @@
-"""Is a rewritten model better? Asked here alone, with one policy about noise.
+"""The acceptance policy: whether a candidate is better than the input.
 
-A result improves on its input (:attr:`Comparison.improvement`) in one of two ways; the report's status says "improved"
-for no other reason, and what improves nothing is not returned.
+A candidate improves on the input (:attr:`Comparison.improvement`) in one of two ways. The report's status says
+"improved" for no other reason, and what improves nothing is not returned.
 
-- *faster*: it was measured faster by more than the measurement's uncertainty. Where the target cannot be timed, it is
-  modelled faster by more than prices are off.
+- *faster*: the paired benchmark shows it faster by more than the measurement's uncertainty. Where the target cannot be
+  timed, prices say that it is faster by more than they are off.
 - *simpler*: of nodes, FLOPs, bytes moved, bytes of weights and kernels none is more, one of the first three is less,
-  and it was not measured slower by more than the uncertainty.
+  and the benchmark does not show it slower by more than the uncertainty.
 
-The uncertainty of a race is what its median may be off by, once in a thousand (:data:`DOUBT`), however often it was
-looked at (:data:`LOOKS`; Bonferroni) and however few rounds it had (Student), and what two copies of one model differ
-by from one loading to another. Where the latter decides, both are loaded again and again, and the median of so many
-loadings differs by less.
+The uncertainty of a benchmark has two parts. The median of its rounds may be off, with an error rate that is divided by
+the number of looks (Bonferroni) and corrected for few rounds (Student). And two copies of one model differ from one
+loading to the next. Where the second part decides, both models are loaded several times, and the median over loadings
+differs by less.
 """
 
 from __future__ import annotations
@@ -22,23 +22,19 @@ from math import erfc, hypot, inf, isinf, prod, sqrt
 from statistics import NormalDist
 from typing import Literal
 
-from superopt import report
 from superopt.cost import Demand, GraphCost
 from superopt.ir.graph import Graph
+from superopt.runtime.measurement import Measurement
 from superopt.runtime.statistics import SURELY, beyond_quartiles, median_beyond, median_error
 
 __all__ = [
-    "CHEAP",
-    "DOUBT",
-    "LEAST_REPLACED",
-    "LOOKS",
-    "SITTING",
-    "SITTINGS",
-    "Belief",
+    "POLICY",
+    "AcceptancePolicy",
     "Comparison",
+    "Decision",
+    "Estimate",
     "Extent",
     "Improvement",
-    "Judgement",
     "Replacement",
     "demand_of",
     "doubt_of",
@@ -47,80 +43,111 @@ __all__ = [
     "uncertainty_of",
 ]
 
-DOUBT = 1e-3  # how often a race may be wrong about which of two equal models is faster
-LOOKS = (3, 7, 15, 31)  # rounds after which a race is looked at: it ends there if settled, and at the last anyway
-# Rounds after which what has to be faster and is not yet will not be: its gain is below what rounds scatter.
-_FUTILE = 7
-# Standard deviation of the ratio of a model to its copy, from one loading of both to another: 0.0097 over the 45 of
-# lab/results/benchmark.json. A race's rounds do not show it.
-SITTING = 0.01
-# Share of the model's time that a wrong answer may be expected to lose and still not be asked for: a fifth of what two
-# loadings of one model differ by.
-CHEAP = SITTING / 5.0
-# Share of its time that a graph has to gain over the one that it replaces, for what it costs in accuracy and memory.
-LEAST_REPLACED = 3 * SITTING
-SITTINGS = 16  # loadings of models of which one says that the result is slower: their median is off by a quarter of it
-_TAIL = 5.0  # standard deviations on each side that an expectation takes in
-_STEPS = 64  # places that it is summed at
-_WRONG = DOUBT / len(LOOKS)  # how often one look may be wrong
-_FARTHEST = NormalDist().inv_cdf(1 - _WRONG) * SITTING  # what two copies may seem to differ by, loaded once
-# Share by which prices have to say that a result is faster where nothing is timed: of changes that are larger, they say
-# the direction right in 95 of 100 (docs/costs.md).
-_PRICED = 0.03
-# Bytes that a node takes in a file, at least: for each node that is gone, constants may take as many more.
-_NODE_BYTES = 64
+
+@dataclass(frozen=True)
+class AcceptancePolicy:
+    """The numbers that decide whether a candidate is accepted.
+
+    Attributes:
+        error_rate: how often a benchmark may be wrong about which of two equal models is faster.
+        looks: rounds after which a benchmark is looked at. It ends there where it is conclusive. Three rounds show
+            what is large; after 31 a median is off by less than one loading.
+        futile_rounds: rounds after which a candidate that has to be faster, and is not yet, is given up: its gain is
+            below the scatter of rounds.
+        loading_deviation: standard deviation of the ratio of a model to its copy from one loading of both to another:
+            0.0097 over the 45 models of ``lab/results/benchmark.json``. The rounds of one benchmark do not show it.
+        loadings: of models of which one loading says that the candidate is slower. The median over 16 is off by a
+            quarter of what one loading is off by.
+        least_replacement_gain: share of its time that a candidate with fast algorithms has to gain over the same
+            graph without, for what they cost in accuracy and memory: three deviations of a loading.
+        least_modelled_gain: share by which prices have to say that a candidate is faster where nothing is timed. Of
+            changes that are larger, prices get the direction right in 95 of 100 (docs/costs.md).
+        negligible_loss: share of the model's time that a wrong choice may be expected to lose and still not be
+            measured: a fifth of a loading's deviation.
+        node_bytes: bytes of a node in a file, at least. For each node that is gone, weights may take as many more.
+    """
+
+    error_rate: float = 1e-3
+    looks: tuple[int, ...] = (3, 7, 15, 31)
+    futile_rounds: int = 7
+    loading_deviation: float = 0.01
+    loadings: int = 16
+    least_replacement_gain: float = 0.03
+    least_modelled_gain: float = 0.03
+    negligible_loss: float = 0.002
+    node_bytes: int = 64
+
+    @property
+    def fewest_rounds(self) -> int:
+        """Rounds up to which a benchmark says nothing."""
+        return self.looks[0]
+
+    @property
+    def look_error_rate(self) -> float:
+        """The error rate of one look (Bonferroni)."""
+        return self.error_rate / len(self.looks)
+
+    @property
+    def loading_doubt(self) -> float:
+        """What two copies of a model may seem to differ by, loaded once."""
+        return NormalDist().inv_cdf(1 - self.look_error_rate) * self.loading_deviation
+
+
+POLICY = AcceptancePolicy()
+_TAIL = 5.0  # standard deviations on each side over which an expectation is summed
+_STEPS = 64  # points of that sum
 
 # "memory" only where less memory was asked for, "runs" only where the runtime breaks or refuses the input.
 Improvement = Literal["faster", "simpler", "memory", "runs"]
 
 
 @dataclass(frozen=True)
-class Judgement:
-    """How a result is better than the input, if it is.
+class Decision:
+    """Whether a candidate is better than the input.
 
     Attributes:
-        improvement: how; ``None``: it is not better, so the input is returned.
+        improvement: how; ``None``: it is not better.
         reason: why it is not.
-        hopeless: no race was run, since none could show it faster.
+        undetectable: nothing was timed, since no benchmark could show its gain.
         code: the reason's, as :class:`superopt.report.Reason` lists them.
     """
 
     improvement: Improvement | None
     reason: str = ""
-    hopeless: bool = False
+    undetectable: bool = False
     code: str = "not_better"
 
     @property
-    def taken(self) -> bool:
-        """Whether the result is to be returned."""
+    def accepted(self) -> bool:
+        """Whether the candidate may be returned."""
         return self.improvement is not None
 
 
 @dataclass(frozen=True)
 class Extent:
-    """How large a graph is: its nodes, the bytes of its weights, and what an inference does."""
+    """How large a graph is: its nodes, the bytes of its weights, and what an inference work."""
 
     nodes: int
     weight_bytes: int
-    does: Demand
+    work: Demand
 
     def simpler_than(self, other: Extent) -> bool:
         """Whether none of nodes, FLOPs, bytes and kernels is more, and one of the first three is less."""
-        mine, theirs = self.does, other.does
+        mine, theirs = self.work, other.work
         fewer = other.nodes - self.nodes
         no_more = (
             fewer >= 0 and mine.flops <= theirs.flops and mine.bytes <= theirs.bytes and mine.kernels <= theirs.kernels
-            and self.weight_bytes <= other.weight_bytes + fewer * _NODE_BYTES
+            and self.weight_bytes <= other.weight_bytes + fewer * POLICY.node_bytes
         )  # fmt: skip
         return no_more and (fewer > 0 or mine.flops < theirs.flops or mine.bytes < theirs.bytes)
 
 
 @dataclass(frozen=True)
-class Belief:
-    """What a ratio of times is taken to be: normal, by its mean and standard deviation.
+class Estimate:
+    """An estimate of a ratio of times: a normal distribution, by its mean and standard deviation.
 
-    What was modelled and what was measured count by how sure each is (Bayes; precisions add up). On a quiet machine
-    the race decides, on a busy one whose rounds scatter the prices do, which are the same on every run.
+    Prices and measurements combine by precision (Bayes). On a quiet machine the benchmark decides. On a busy machine
+    its rounds scatter, so prices decide, which are the same on every run.
     """
 
     mean: float
@@ -128,8 +155,8 @@ class Belief:
 
     @property
     def sure(self) -> bool:
-        """Whether more rounds of a race hardly make it surer: one sitting tells no more."""
-        return self.deviation < 1.2 * SITTING
+        """Whether more rounds of one loading would hardly narrow it."""
+        return self.deviation < 1.2 * POLICY.loading_deviation
 
     def above(self, ratio: float) -> float:
         """How likely it is that the ratio is more than this."""
@@ -137,55 +164,58 @@ class Belief:
             return float(self.mean > ratio)
         return 0.5 * erfc((ratio - self.mean) / (self.deviation * sqrt(2.0)))
 
-    def measured(self, found: report.Measured | None) -> Belief:
-        """After a race. The median of its rounds counts with the standard error that their quartiles say, for as few
-        as they are (Student's variance), and with what it is off by in one sitting; fewer than four say nothing."""
+    def measured(self, found: Measurement | None) -> Estimate:
+        """The estimate after a benchmark.
+
+        The error of its median is the standard error by the quartiles of its rounds, with Student's variance for few
+        rounds, and the deviation of a loading. Three rounds or fewer change nothing.
+        """
         count = 0 if found is None else found.runs
-        if found is None or count <= LOOKS[0]:
+        if found is None or count <= POLICY.fewest_rounds:
             return self
         error = median_error(count) * found.spread * sqrt((count - 1) / (count - 3))
-        there = 1.0 / (error**2 + SITTING**2 / found.sittings)
+        there = 1.0 / (error**2 + POLICY.loading_deviation**2 / found.sittings)
         here = self.deviation**-2
-        return Belief((self.mean * here + found.ratio * there) / (here + there), (here + there) ** -0.5)
+        return Estimate((self.mean * here + found.ratio * there) / (here + there), (here + there) ** -0.5)
 
 
-def regret(beliefs: Sequence[Belief]) -> float:
-    """What choosing the least mean is expected to lose to whoever knew all ratios: the expected value of perfect
-    information (Howard 1966) about normal, independent ones. Never negative; 0 where nothing is open."""
-    best = min(b.mean for b in beliefs)
-    low = min(b.mean - _TAIL * b.deviation for b in beliefs)
+def regret(estimates: Sequence[Estimate]) -> float:
+    """The expected loss of choosing the least mean: the expected value of perfect information (Howard 1966) about
+    independent normal ratios. Never negative; 0 where nothing is in doubt."""
+    best = min(b.mean for b in estimates)
+    low = min(b.mean - _TAIL * b.deviation for b in estimates)
     width = (best - low) / _STEPS
     places = [low + (n + 0.5) * width for n in range(_STEPS)]
-    below = [1.0 - prod(b.above(x) for b in beliefs) for x in places]  # that the least of all lies there
+    below = [1.0 - prod(b.above(x) for b in estimates) for x in places]  # that the least of all lies there
     gain = width * sum(below)
-    high = min(b.mean + _TAIL * b.deviation for b in beliefs)  # the least of all is hardly above
+    high = min(b.mean + _TAIL * b.deviation for b in estimates)  # the least of all is hardly above
     width = (high - best) / _STEPS
-    loss = width * sum(prod(b.above(best + (n + 0.5) * width) for b in beliefs) for n in range(_STEPS))
+    loss = width * sum(prod(b.above(best + (n + 0.5) * width) for b in estimates) for n in range(_STEPS))
     return max(0.0, gain - loss)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A result beside its input.
+    """A candidate beside the input.
 
     Attributes:
-        before, after: how large they are.
-        modelled: what the result is modelled to take of the input's time.
+        before, after: the extents of the input and of the candidate.
+        modelled: the candidate's share of the input's time, by prices.
         timed: whether the target can be timed; where not, prices say what is faster.
-        measured: a race of both, if there was one.
-        known_faster: another race has shown the result faster, so this one only has to not contradict it.
+        measured: the paired benchmark of both, if there was one.
+        known_faster: another benchmark has shown the candidate faster, so this one only has to not contradict it.
     """
 
     before: Extent
     after: Extent
     modelled: float
     timed: bool = True
-    measured: report.Measured | None = None
+    measured: Measurement | None = None
     known_faster: bool = False
 
     @property
     def improvement(self) -> Improvement | None:
-        """How the result is better than the input; ``None`` where it is not."""
+        """How the candidate is better than the input; ``None`` where it is not."""
         if self.slower:
             return None
         if self.faster:
@@ -197,7 +227,7 @@ class Comparison:
         """Whether it is faster beyond its uncertainty."""
         if self.measured is not None:
             return self.known_faster or self.measured.ratio + uncertainty_of(self.measured) < 1.0
-        return self.known_faster or (not self.timed and self.modelled < 1.0 - _PRICED)
+        return self.known_faster or (not self.timed and self.modelled < 1.0 - POLICY.least_modelled_gain)
 
     @property
     def slower(self) -> bool:
@@ -209,47 +239,49 @@ class Comparison:
         return self.after.simpler_than(self.before)
 
     @property
-    def _unless_slower(self) -> bool:
-        """Whether only a race that it loses speaks against it."""
+    def _accepted_unless_slower(self) -> bool:
+        """Whether it is accepted unless a benchmark shows it slower."""
         return self.known_faster or self.simpler
 
     @property
-    def hopeless(self) -> bool:
-        """Whether no race could show it faster: its modelled gain is less than two loadings of one model differ by."""
-        return not self._unless_slower and 0.0 <= 1.0 - self.modelled < SITTING
+    def undetectable(self) -> bool:
+        """Whether no benchmark could show it faster: its modelled gain is below the deviation of a loading."""
+        return not self._accepted_unless_slower and 0.0 <= 1.0 - self.modelled < POLICY.loading_deviation
 
     @property
-    def loaded_so(self) -> bool:
-        """Whether a single loading of both leaves open what more of them would tell: a result that is returned may be
-        slower, or one that is not returned may be faster."""
+    def loading_decides(self) -> bool:
+        """Whether more loadings could change the decision: an accepted candidate may be slower, or a refused one
+        faster."""
         found = self.measured
-        if found is None or found.sittings > 1 or found.runs < LOOKS[0]:
+        if found is None or found.sittings > 1 or found.runs < POLICY.fewest_rounds:
             return False
-        if self._unless_slower:
-            return found.ratio > 1.0 + SITTING and not self.slower
+        if self._accepted_unless_slower:
+            return found.ratio > 1.0 + POLICY.loading_deviation and not self.slower
         return not self.faster and found.ratio + doubt_of(found) < 1.0
 
     @property
-    def settled(self) -> bool:
-        """Whether more rounds of the race would change nothing: it is clear, or it decides nothing."""
+    def conclusive(self) -> bool:
+        """Whether more rounds would change nothing."""
         if self.measured is None:
             return True
         ratio, doubt = self.measured.ratio, doubt_of(self.measured)
         if self.slower:
             return True
-        if self._unless_slower and self.measured.sittings > 1:
-            return ratio + uncertainty_of(self.measured) <= 1.0 + SITTING
-        if self._unless_slower:  # with a gain as large as that, what is not slower so far will not be beyond doubt
-            taken = (ratio <= 1.0 and self.modelled < 1.0 - _FARTHEST) or ratio + doubt <= 1.0 + _FARTHEST
-            return taken and (self.faster or ratio > 1.0 - _FARTHEST)  # a gain that can be shown is shown
+        if self._accepted_unless_slower and self.measured.sittings > 1:
+            return ratio + uncertainty_of(self.measured) <= 1.0 + POLICY.loading_deviation
+        if self._accepted_unless_slower:
+            accepted = (
+                ratio <= 1.0 and self.modelled < 1.0 - POLICY.loading_doubt
+            ) or ratio + doubt <= 1.0 + POLICY.loading_doubt
+            return accepted and (self.faster or ratio > 1.0 - POLICY.loading_doubt)  # a gain that can be shown is shown
         if self.measured.sittings == 1 and ratio + doubt < 1.0:
             return True  # more rounds do not tell how the models were loaded: more loadings do
-        return self.faster or (ratio >= 1.0 and self.measured.runs >= _FUTILE)
+        return self.faster or (ratio >= 1.0 and self.measured.runs >= POLICY.futile_rounds)
 
-    def judged(self) -> Judgement:
+    def decide(self) -> Decision:
         """The policy."""
         better = self.improvement
-        return Judgement(better, "" if better else self._reason)
+        return Decision(better, "" if better else self._reason)
 
     @property
     def _reason(self) -> str:
@@ -269,13 +301,13 @@ class Comparison:
 
     @property
     def larger(self) -> str:
-        """What the result has more of; that nothing is less where nothing is more."""
+        """What the candidate has more of; where nothing is more, that nothing is less."""
         pairs = {
             "nodes": (self.before.nodes, self.after.nodes),
-            "FLOPs": (self.before.does.flops, self.after.does.flops),
-            "bytes moved": (self.before.does.bytes, self.after.does.bytes),
+            "FLOPs": (self.before.work.flops, self.after.work.flops),
+            "bytes moved": (self.before.work.bytes, self.after.work.bytes),
             "bytes of weights": (self.before.weight_bytes, self.after.weight_bytes),
-            "kernels": (self.before.does.kernels, self.after.does.kernels),
+            "kernels": (self.before.work.kernels, self.after.work.kernels),
         }
         more = [f"{name} {before:,} → {after:,}" for name, (before, after) in pairs.items() if after > before]
         return ", ".join(more) or "as many nodes, FLOPs and bytes"
@@ -283,45 +315,45 @@ class Comparison:
     @property
     def _ratio(self) -> str:
         assert self.measured is not None
-        if self.measured.runs < LOOKS[0]:
+        if self.measured.runs < POLICY.fewest_rounds:
             return f"{self.measured.ratio:.3f} in {self.measured.runs} rounds"
         return f"{self.measured.ratio:.3f} ± {uncertainty_of(self.measured):.3f}"
 
 
 @dataclass(frozen=True)
 class Replacement:
-    """A graph in the place of another that it is modelled to be faster than, where it costs accuracy and memory.
+    """A graph with fast algorithms in the place of the same graph without.
 
-    It is kept unless timing refuses it: unless prices and rounds together say that it gains too little. What decides is
-    their mean, not how sure it is, which a busy machine would change; and where rounds tell nothing, prices decide.
+    It is accepted unless prices and rounds together say that it gains too little. The mean of the estimate decides, not
+    its deviation, which a busy machine would change. Where rounds say nothing, prices decide.
 
     Attributes:
-        modelled: what it is modelled to take of the other's time.
-        measured: a race of both, if there was one.
+        modelled: its share of the other's time, by prices.
+        measured: the paired benchmark of both, if there was one.
     """
 
-    modelled: Belief
-    measured: report.Measured | None = None
+    modelled: Estimate
+    measured: Measurement | None = None
 
     @property
     def doubted(self) -> bool:
-        """Whether a race is worth it: choosing by prices may be expected to lose more than what is cheap."""
-        return regret([Belief(1.0 - LEAST_REPLACED, 0.0), self.modelled]) > CHEAP
+        """Whether a benchmark is needed: choosing by prices is expected to lose more than is negligible."""
+        return regret([Estimate(1.0 - POLICY.least_replacement_gain, 0.0), self.modelled]) > POLICY.negligible_loss
 
     @property
-    def taken(self) -> bool:
-        return self._known.mean < 1.0 - LEAST_REPLACED
+    def accepted(self) -> bool:
+        return self._estimate.mean < 1.0 - POLICY.least_replacement_gain
 
     @property
-    def settled(self) -> bool:
-        """Whether more rounds would hardly change anything."""
-        if self.measured is None or self.measured.runs <= LOOKS[0]:  # so few rounds say nothing yet
+    def conclusive(self) -> bool:
+        """Whether more rounds would hardly change the mean's side."""
+        if self.measured is None or self.measured.runs <= POLICY.fewest_rounds:
             return False
-        known = self._known
-        return known.sure or abs(known.mean - (1.0 - LEAST_REPLACED)) > SURELY * known.deviation
+        known = self._estimate
+        return known.sure or abs(known.mean - (1.0 - POLICY.least_replacement_gain)) > SURELY * known.deviation
 
     @property
-    def _known(self) -> Belief:
+    def _estimate(self) -> Estimate:
         return self.modelled.measured(self.measured)
 
     @property
@@ -329,29 +361,29 @@ class Replacement:
         """The ratio by rounds, and by rounds and prices together."""
         assert self.measured is not None
         rounds = f"{self.measured.ratio:.3f} by {self.measured.runs} rounds"
-        return f"{rounds}, {self._known.mean:.3f} by rounds and prices together,"
+        return f"{rounds}, {self._estimate.mean:.3f} by rounds and prices together,"
 
 
-def doubt_of(found: report.Measured) -> float:
-    """How far the median of a race's ratios may be off beyond what a look allows: by their standard deviation, or by
-    their quartiles, which a few rounds that something else disturbed leave where they are."""
-    if found.runs < LOOKS[0]:
+def doubt_of(found: Measurement) -> float:
+    """How far the median of a benchmark's ratios may be off at one look: the smaller of the bound by their standard
+    deviation and the bound by their quartiles, which a few disturbed rounds leave as they are."""
+    if found.runs < POLICY.fewest_rounds:
         return inf
-    doubt = median_beyond(found.runs, _WRONG) * found.deviation
-    factor = beyond_quartiles(found.runs, _WRONG)
+    doubt = median_beyond(found.runs, POLICY.look_error_rate) * found.deviation
+    factor = beyond_quartiles(found.runs, POLICY.look_error_rate)
     return doubt if isinf(factor) else min(doubt, factor * found.spread)
 
 
-def uncertainty_of(found: report.Measured) -> float:
-    """How far a race's ratio may be off: its rounds' median, and how the models happened to be loaded."""
-    return hypot(doubt_of(found), _FARTHEST / sqrt(found.sittings))
+def uncertainty_of(found: Measurement) -> float:
+    """How far a benchmark's ratio may be off: by its rounds and by its loadings together."""
+    return hypot(doubt_of(found), POLICY.loading_doubt / sqrt(found.sittings))
 
 
 def extent_of(graph: Graph, cost: GraphCost) -> Extent:
-    """How large a graph of this cost is."""
+    """The extent of a graph of this cost."""
     return Extent(len(graph.nodes), graph.weight_bytes, demand_of(cost))
 
 
 def demand_of(cost: GraphCost) -> Demand:
-    """What a graph does, from its parts as the backend runs them: what it fuses or only renames starts no kernel."""
+    """The work of a graph as the backend runs it: what it fuses, or only renames, starts no kernel."""
     return Demand(cost.flops, cost.bytes, sum(e.us > 0.0 and e.source != "free" for _, _, e in cost.per_node))

@@ -15,14 +15,18 @@ from superopt.ir.errors import UsageError, printable
 from superopt.ir.graph import Graph
 from superopt.ops.infer import infer
 from superopt.pipeline.budget import TimeBudget
-from superopt.pipeline.context import Task
-from superopt.pipeline.driver import with_forms_alone
-from superopt.pipeline.fast_algorithms import Formed
+from superopt.pipeline.candidate import Proposals, first_accepted
+from superopt.pipeline.context import Context
+from superopt.pipeline.evaluation import Evaluator
+from superopt.pipeline.fast_algorithms import Substitution
 from superopt.pipeline.optimization import load
 from superopt.pipeline.options import Options, quiet
-from superopt.report import Measured
+from superopt.pipeline.proposals import Proposer
+from superopt.pipeline.task import Task
+from superopt.report import Measurement
 from superopt.rules import Library
 from superopt.rules.floats import MODES
+from superopt.verifier.check.sessions import Bench
 
 __all__ = ["Outcome", "apply_algorithms"]
 
@@ -32,15 +36,15 @@ class Outcome:
     """What became of a model.
 
     Attributes:
-        graph: the result: the input, where ``formed`` is ``None``.
-        formed: what the result has, and what is known of it.
+        graph: the result: the input, where ``algorithms`` is ``None``.
+        algorithms: what the result has, and what is known of it.
         measured: a race of the input and the result, if there was one.
         reason: why the input came back, or nothing.
     """
 
     graph: Graph
-    formed: Formed | None
-    measured: Measured | None = None
+    algorithms: Substitution | None
+    measured: Measurement | None = None
     reason: str = ""
 
 
@@ -80,7 +84,15 @@ def apply_algorithms(
     budget.expect(graph, typing, known)
     with costs.for_target(target, threads=threads, sizes=known, time_limit=time_limit, progress=progress) as priced:
         task = Task(graph, typing, Library({}), priced, options, progress, budget, known)
-        found, notes = with_forms_alone(task, inputs)
-    if found is None or found.forms is None:
-        return Outcome(graph, None, reason="; ".join(notes) or "no form of any operator gains enough")
-    return Outcome(found.forms.graph, found.forms, found.measured)
+        with Bench() as bench:
+            context = Context(task, bench, inputs=inputs)
+            candidate = first_accepted(_proposals(context), Evaluator(context))
+    if candidate.algorithms is None:
+        reason = "; ".join(context.log.notes) or "no fast algorithm of any operator gains enough"
+        return Outcome(graph, None, reason=reason)
+    return Outcome(candidate.graph, candidate.algorithms, candidate.measurement)
+
+
+def _proposals(context: Context) -> Proposals:
+    yield from Proposer(context).with_algorithms(context.input.search)
+    return context.input

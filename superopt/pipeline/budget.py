@@ -34,7 +34,8 @@ class TimeBudget:
         deadline: on the monotonic clock; infinite without a limit.
         needs: seconds that checking and reporting a result will take.
         looks: seconds that looking at all elements of the weights will take.
-        loads: seconds that a race takes before its first round.
+        loads: seconds that a benchmark takes before its first round.
+        interrupted: whether somebody interrupted the optimisation: what there is is still accepted and checked.
     """
 
     limit: float | None
@@ -42,6 +43,7 @@ class TimeBudget:
     needs: float = 0.0
     looks: float = 0.0
     loads: float = 0.0
+    interrupted: bool = False
 
     @staticmethod
     def of(limit: float | None) -> TimeBudget:
@@ -114,5 +116,6 @@ class TimeBudget:
         return time.monotonic() + (self.left - self.reserve) / 2
 
     def hurry(self) -> None:
-        """What there is gets little more time: somebody waits for it."""
+        """After an interrupt, what there is gets little more time."""
+        self.interrupted = True
         self.deadline = min(self.deadline, time.monotonic() + max(_IMPATIENT, self.reserve))

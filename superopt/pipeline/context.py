@@ -1,52 +1,124 @@
-"""What an optimisation is given, and what all parts of it may spend."""
+"""The state of one optimisation, which its passes share."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
 
-from superopt.cost import CostModel
+from superopt import cost as costs
+from superopt import report
+from superopt.cost import GraphCost
 from superopt.ir.graph import Graph
-from superopt.ops.infer import Typing
-from superopt.pipeline.budget import TimeBudget
-from superopt.pipeline.options import EFFORTS, Effort, Options, Progress
-from superopt.pipeline.paired_benchmark import LARGE
-from superopt.rules import Library
+from superopt.passes import SearchResult
+from superopt.pipeline.acceptance import Acceptance
+from superopt.pipeline.acceptance_policy import POLICY, Decision
+from superopt.pipeline.candidate import Candidate
+from superopt.pipeline.log import Log
+from superopt.pipeline.rematerialization import Point
+from superopt.pipeline.result_check import check_result
+from superopt.pipeline.searching import Searches
+from superopt.pipeline.task import Task
+from superopt.runtime.registry import runtime_named
+from superopt.verifier.check.differential import EXACT, CheckResult, Slack
+from superopt.verifier.check.sessions import Bench
 
-__all__ = ["Task"]
+if TYPE_CHECKING:
+    from superopt.pipeline.fast_algorithms import ErrorBudget, Setting
+    from superopt.pipeline.fault_avoidance import RuntimeFault
+
+__all__ = ["Context"]
+
+_REQUESTS = 24  # prices that may be off, where they are measured, and together lose no more than is negligible
 
 
-@dataclass(frozen=True)
-class Task:
-    """A model that is to be optimised, by which rules and prices, and how.
+@dataclass
+class Context:
+    """What the passes of one optimisation read, and what they leave for the report.
 
     Attributes:
-        graph: the model.
-        typing: its types.
-        library: the rules that may be used.
-        costs: the prices.
-        options: settings.
-        progress: is told what is done.
-        budget: the time that is left.
-        sizes: what symbolic dimensions are costed and timed at.
-        notes: what there is to say of the model itself.
+        task: what is optimised, and how.
+        bench: where graphs are run.
+        log: what the report says in words.
+        inputs: on which errors of fast algorithms are measured; ``None``: as many as that is worth.
+        failures: checks that failed on the way.
+        fault: what the runtime's optimiser breaks in the model.
+        pareto: graphs that trade time for memory.
+        verification: what is proved of the result.
     """
 
-    graph: Graph
-    typing: Typing
-    library: Library
-    costs: CostModel
-    options: Options
-    progress: Progress
-    budget: TimeBudget
-    sizes: Mapping[str, int]
-    notes: tuple[str, ...] = ()
+    task: Task
+    bench: Bench
+    log: Log = field(default_factory=Log)
+    inputs: int | None = None
+    failures: list[report.CheckFailure] = field(default_factory=list)
+    fault: RuntimeFault | None = None
+    pareto: tuple[Point, ...] = ()
+    verification: report.Verification | None = None
 
-    @property
-    def effort(self) -> Effort:
-        return EFFORTS[self.options.effort]
+    @cached_property
+    def input_cost(self) -> GraphCost:
+        task = self.task
+        return costs.graph_cost(task.graph, task.costs, task.typing, sizes=task.sizes)
 
-    @property
-    def races(self) -> bool:
-        """Whether results are timed beside the input."""
-        return self.options.measure or (self.options.target in ("cpu", "cuda") and self.graph.weight_bytes <= LARGE)
+    @cached_property
+    def input(self) -> Candidate:
+        """The input as a candidate: what is returned where nothing is better."""
+        return Candidate(SearchResult(self.task.graph), self.input_cost)
+
+    @cached_property
+    def searches(self) -> Searches:
+        return Searches(self.task, self.log, POLICY.negligible_loss * self.input_cost.us / _REQUESTS)
+
+    @cached_property
+    def acceptance(self) -> Acceptance:
+        return Acceptance(self.task, self.bench, self.log)
+
+    @cached_property
+    def algorithm_setting(self) -> Setting:
+        """What fast algorithms may cost."""
+        from superopt.pipeline.fast_algorithms import Setting  # here, because most models have no operator for one
+
+        options, bound = self.task.options, self.searches.bound
+        return Setting(
+            options.floats, self.task.sizes, options.seed, options.threads, runtime_named(options.runtime),
+            memory=None if bound is None else bound.most, inputs=self.inputs,
+        )  # fmt: skip
+
+    @cached_property
+    def error_budget(self) -> ErrorBudget:
+        """The errors that fast algorithms may add: the reference runs once for all candidates."""
+        from superopt.pipeline.fast_algorithms import ErrorBudget  # as above
+
+        return ErrorBudget(self.task.graph, self.algorithm_setting, self.bench)
+
+    def cost_of(self, graph: Graph) -> GraphCost:
+        return costs.graph_cost(graph, self.task.costs, sizes=self.task.sizes)
+
+    def check(self, after: Graph, slack: Slack = EXACT) -> CheckResult:
+        """Compare a graph with the input in what runs it.
+
+        Args:
+            after: the graph.
+            slack: what its outputs may be off by besides what the input's own rounding explains.
+        """
+        task, weights = self.task, self.searches.weights
+        if slack is EXACT and weights is not None:
+            slack = weights.slack(after, task.options.floats)
+        self.bench.drop(task.graph)  # timing is over: its session would be as large as the model
+        return check_result(task.graph, after, task.typing, task.options, task.budget, self.bench, slack)
+
+    def unchanged(self, candidate: Candidate, decision: Decision, check: CheckResult | None = None) -> Candidate:
+        """The input in a candidate's place, with what was measured on the way.
+
+        Args:
+            candidate: the last that was refused.
+            decision: why.
+            check: of the candidate, where that refused it.
+        """
+        found = candidate.measurement
+        unchanged = replace(
+            self.input, search=replace(candidate.search, graph=self.task.graph, applied=()), decision=decision,
+            measurement=None if found is None else replace(found, after_ms=found.before_ms, ratio=1.0),
+        )  # fmt: skip
+        return unchanged if check is None else replace(unchanged, check=check)

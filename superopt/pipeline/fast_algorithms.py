@@ -1,10 +1,9 @@
-"""Fewer multiplications for a result: which operators get a form with fewer, ranked, and how accurate that is.
+"""Fast algorithms (Winograd, Strassen) in the place of convolutions and products: proposals, and their errors.
 
-A form costs accuracy and memory, and nothing that the rules know applies behind one. So forms are proposed for what the
-search found, and a proposal that is refused (by timing, by the budget of errors, by the check) leaves that as it was.
-Prices alone choose forms (:func:`superopt.passes.fast_algorithms.selection.choose`), so that the proposals and their
-order are a function of graph and prices; timing accepts or refuses each as a whole, and errors are measured on inputs
-that the seed draws.
+A fast algorithm costs accuracy and memory, and no rewrite rule applies behind one. So they are proposed for the result
+of the search, and a proposal that is refused leaves that result as it is. Prices alone choose the algorithms
+(:func:`superopt.passes.fast_algorithms.selection.choose`), so that the proposals and their order are a function of
+graph and prices. Timing accepts or refuses each proposal as a whole. Errors are measured on inputs that the seed draws.
 """
 
 from __future__ import annotations
@@ -34,7 +33,8 @@ from superopt.passes.fast_algorithms.selection import (
 )
 from superopt.passes.fast_algorithms.sharing import shared
 from superopt.passes.fast_algorithms.sites import possible
-from superopt.pipeline.acceptance_policy import LEAST_REPLACED, Belief
+from superopt.pipeline.acceptance_policy import POLICY, Estimate
+from superopt.pipeline.log import Log
 from superopt.pipeline.memory_limit import needed
 from superopt.pipeline.paired_benchmark import LARGE
 from superopt.rules.floats import MOST_ERROR
@@ -44,7 +44,7 @@ from superopt.runtime.statistics import SURELY
 from superopt.verifier.check.differential import make_inputs
 from superopt.verifier.check.sessions import Arrays, Bench
 
-__all__ = ["Accuracy", "Budget", "Errors", "Formed", "Setting", "accuracy", "proposals"]
+__all__ = ["Accuracy", "ErrorBudget", "Errors", "Substitution", "Setting", "accuracy", "substitutions"]
 
 _LESS = (6.0, 3.0)  # growth of errors of algorithms that are proposed after those of the mode
 _SPENT = 0.5  # of the budget, at most, on the few inputs that are measured: on 100 it was up to 1.8 times as much
@@ -66,7 +66,7 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class Setting:
-    """What forms may cost.
+    """What fast algorithms may cost.
 
     Attributes:
         mode: the budget of errors, as ``--float`` says it.
@@ -87,23 +87,25 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Formed:
-    """A graph with forms in the place of some operators.
+class Substitution:
+    """A graph with fast algorithms in the place of some operators.
 
     Attributes:
-        graph: the graph.
-        choices: its forms.
-        cost: what it is modelled to take.
-        modelled: the same as a share of what the graph without forms takes.
+        plain: the graph without them.
+        graph: the graph with them.
+        choices: the operators and their algorithms.
+        cost: what ``graph`` is modelled to take.
+        modelled: the same as a share of what ``plain`` takes.
         slack: share of an output's largest magnitude by which the mode lets it be off.
-        clear: each form is modelled to gain by more than prices are off.
-        errors: of the input and of the graph, once they are measured.
+        clear: each algorithm is modelled to gain by more than prices are off.
+        errors: of the input and of ``graph``, once they are measured.
     """
 
+    plain: Graph
     graph: Graph
     choices: tuple[Choice, ...]
     cost: GraphCost
-    modelled: Belief
+    modelled: Estimate
     slack: float
     clear: bool
     errors: Accuracy | None = None
@@ -120,8 +122,10 @@ class Formed:
         return report.Errors(found.before, found.after, found.inputs, MOST_ERROR[mode], GROWTH[mode])
 
 
-def proposals(original: Graph, plain: Graph, prices: CostModel, setting: Setting, notes: list[str]) -> Iterator[Formed]:
-    """Graphs with forms in the place of operators of another graph, in the order in which they are to be tried.
+def substitutions(
+    original: Graph, plain: Graph, prices: CostModel, setting: Setting, log: Log
+) -> Iterator[Substitution]:
+    """Graphs with fast algorithms in the place of operators, in the order in which they are to be tried.
 
     The fastest by price come first; then those of them that gain by more than prices are off; then the same with
     algorithms that are more accurate.
@@ -130,29 +134,29 @@ def proposals(original: Graph, plain: Graph, prices: CostModel, setting: Setting
         original: the input, whose names are its own.
         plain: the graph.
         prices: the target's cost model.
-        setting: what forms may cost.
-        notes: that memory holds too few is added.
+        setting: what algorithms may cost.
+        log: a note where the memory limit leaves too few.
     """
     pricing = _pricing(prices) if GROWTH[setting.mode] > 1.0 and prices.backend.processor and possible(plain) else None
     if pricing is None or plain.weight_bytes > LARGE:  # timing and errors need the model whole
         return
     typing = infer(plain)
     before = costs.graph_cost(plain, pricing, sizes=setting.sizes).us
-    most = (1.0 - LEAST_REPLACED) * before
+    most = (1.0 - POLICY.least_replacement_gain) * before
     seen: list[list[Choice]] = []
     for growth in (GROWTH[setting.mode], *(less for less in _LESS if less < GROWTH[setting.mode])):
         chosen = choose(plain, pricing, growth=growth, typing=typing, sizes=setting.sizes)
         for clear in (False, True):
             some = _clear(plain, typing, chosen, pricing) if clear else chosen
             if before - _gain(some) > most:
-                break  # fewer forms gain no more
+                break  # fewer algorithms gain no more
             if some in seen:
                 continue
             seen.append(some)
             fitting = _fitting(plain, some, setting)
             if before - _gain(fitting) > most:
                 limit = LARGE if setting.memory is None else min(LARGE, setting.memory)
-                notes.append(f"fewer multiplications were left out: the model with their weights would take more than "
+                log.note(f"fewer multiplications were left out: the model with their weights would take more than "
                              f"{limit >> 20} MiB")  # fmt: skip
                 return
             made = rewritten(plain, fitting, reserved=original.names)
@@ -160,8 +164,8 @@ def proposals(original: Graph, plain: Graph, prices: CostModel, setting: Setting
             if cost.us > most:
                 continue
             error = sum(c.error for c in fitting) / before
-            modelled = Belief(1.0 - _gain(fitting) / before, error)
-            yield Formed(made, tuple(fitting), cost, modelled, MOST_ERROR[setting.mode], clear)
+            modelled = Estimate(1.0 - _gain(fitting) / before, error)
+            yield Substitution(plain, made, tuple(fitting), cost, modelled, MOST_ERROR[setting.mode], clear)
 
 
 def _clear(plain: Graph, typing: Typing, chosen: Sequence[Choice], pricing: CostModel) -> list[Choice]:
@@ -176,8 +180,8 @@ def _gain(chosen: Sequence[Choice]) -> float:
 
 
 def _pricing(prices: CostModel) -> CostModel | None:
-    """What prices forms, which measures nothing: where all is measured, a recorded profile of the same backend, however
-    many threads that had; ``None`` where there is none."""
+    """The prices of algorithms, which measure nothing: where all is measured, a recorded profile of the same backend,
+    however many threads that had; ``None`` where there is none."""
     if prices.recorded is not None:
         return prices.recorded
     headers = {name: costs.shipped_header(name) for name in costs.profile_names()}
@@ -187,7 +191,7 @@ def _pricing(prices: CostModel) -> CostModel | None:
 
 
 def _fitting(plain: Graph, chosen: list[Choice], setting: Setting) -> list[Choice]:
-    """As many of the forms as memory allows, without those first that gain the least for a byte."""
+    """As many of the algorithms as memory allows, without those first that gain the least for a byte."""
     weights = plain.weight_bytes
     kept = list(chosen)
     while kept:
@@ -286,14 +290,16 @@ def accuracy(
     return _largest([f for f in found if f is not None])
 
 
-class Budget:
-    """The budget of errors of one optimisation: on standard normal inputs, as many as that is worth, and on one of
-    large, small and repeated elements, as far as the model takes them: where an exponential follows, what is large is
-    where errors grow. The seed draws the inputs, so that they are the same on every run.
+class ErrorBudget:
+    """The budget of errors of one optimisation.
+
+    Errors are measured on standard normal inputs, and on one input of large, small and repeated elements, as far as the
+    model takes them: where an exponential follows, errors grow with the numbers. The seed draws the inputs, so they are
+    the same on every run.
 
     Args:
         original: the input.
-        setting: what forms may cost.
+        setting: what algorithms may cost.
         bench: where graphs are run.
     """
 
@@ -316,16 +322,16 @@ class Budget:
         taken = [[f for f in some if f is not None] for some in (found[: self._normal], found[self._normal :])]
         return [_largest(some) for some in taken if some]
 
-    def allows(self, formed: Formed) -> tuple[Formed, str]:
+    def allows(self, substitution: Substitution) -> tuple[Substitution, str]:
         """A graph with its errors, and why they are too large, if they are.
 
         Raises:
             InvalidModel, Unsupported, ResourceLimit: as :meth:`measured`.
         """
-        mode, errors = self._setting.mode, self.measured(formed.graph)
+        mode, errors = self._setting.mode, self.measured(substitution.graph)
         over = next((e for e in errors if not e.within(mode, _SPENT)), None)
         why = over and f"errors grow from {over.before:.1e} to {over.after:.1e}, which {mode!r} does not allow"
-        return replace(formed, errors=_largest(errors)), why or ""
+        return replace(substitution, errors=_largest(errors)), why or ""
 
 
 def _worth(original: Graph, sizes: Mapping[str, int]) -> int:

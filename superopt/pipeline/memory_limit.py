@@ -14,6 +14,7 @@ from superopt import cost as costs
 from superopt.ir.graph import Graph
 from superopt.ops.infer import Typing, infer
 from superopt.passes import SearchResult
+from superopt.pipeline.log import Log
 from superopt.report.quantities import bytes_text
 from superopt.rules import Rule
 
@@ -38,13 +39,13 @@ class MemoryBound:
     growth: int
     note: str = ""
 
-    def kept(
+    def search(
         self,
         before: Graph,
         rules: tuple[Rule, ...],
         sizes: Mapping[str, int],
         search: Callable[[tuple[Rule, ...]], SearchResult],
-        notes: list[str],
+        log: Log,
     ) -> SearchResult:
         """The result of searching with these rules, or with fewer, that is within the bound."""
         found = search(rules)
@@ -55,16 +56,14 @@ class MemoryBound:
             used = max((a for a in found.applied if a.rule != "fold"), key=lambda a: a.count, default=None)
             if used is None:
                 break
-            notes.append(
+            log.limit(
                 f"a result needed {bytes_text(over)} of weights and activations, more than {bytes_text(self.most)}; "
                 f"rule {used.rule} was left out"
             )
             rules = tuple(r for r in rules if r.id != used.rule)
             found = search(rules)
         if found.graph is not before and needed(found.graph, None, sizes) > self.most:
-            notes.append(
-                f"nothing better was found that needs at most {bytes_text(self.most)}, so the input is returned"
-            )
+            log.limit(f"nothing better was found that needs at most {bytes_text(self.most)}, so the input is returned")
             return replace(found, graph=before, applied=())
         return found
 

@@ -1,28 +1,31 @@
-"""Optimising a model: load → inline its functions → search → race → check → report → calls again."""
+"""Optimising a model: load → inline functions → types, rules, prices → passes → report → restore calls."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from superopt import cost as costs
 from superopt import formats
 from superopt.ir.disk_cache import check_cache
-from superopt.ir.errors import ResourceLimit, Unsupported, UsageError
+from superopt.ir.errors import ResourceLimit, Unsupported, UsageError, printable
 from superopt.ir.garbage_collection import rarely_collected
 from superopt.ir.graph import Graph
+from superopt.ir.poly import symbols
 from superopt.ir.system_errors import system_limits
 from superopt.ir.temporary import remove_abandoned
+from superopt.ir.types import TensorType
 from superopt.ops.infer import Barrier, Typing, infer
 from superopt.pipeline.budget import TimeBudget
-from superopt.pipeline.context import Task
+from superopt.pipeline.driver import run_passes
 from superopt.pipeline.functions import opened, with_calls_again
 from superopt.pipeline.options import ALGORITHMS, VALUES, Options, Progress, quiet
-from superopt.pipeline.repair import attempt_beside_faults
 from superopt.pipeline.result import Result
 from superopt.pipeline.settings import options_of
 from superopt.pipeline.shape_defaults import likely_sizes
+from superopt.pipeline.task import Task
 from superopt.rules import Library, load_library
 from superopt.runtime.blas import one_blas_thread
 from superopt.runtime.limits import refuse_unbounded
@@ -99,9 +102,8 @@ def optimize(
         runtime=options.runtime,
     ) as model_costs:
         budget.extend(time.monotonic() - began)
-        result = attempt_beside_faults(
-            Task(graph, typing, library, model_costs, options, progress, budget, sizes, notes)
-        )
+        notes = (*notes, *_unknown_sizes(graph, options.sizes))
+        result = run_passes(Task(graph, typing, library, model_costs, options, progress, budget, sizes, notes))
     return with_calls_again(result, given, before, options)
 
 
@@ -129,3 +131,13 @@ def _refuse_opaque(graph: Graph, typing: Typing) -> None:
                 where=f"node {node.name!r}",
                 hint="without --strict it is carried through untouched",
             )
+
+
+def _unknown_sizes(graph: Graph, sizes: Mapping[str, int]) -> list[str]:
+    """Notes on sizes that are given for dimensions which no value of the model has."""
+    kinds = [t for t in graph.declared.values() if isinstance(t, TensorType)]
+    known = dict.fromkeys(n for t in kinds for d in t.shape or () for n in sorted(symbols(d)))
+    has = f"its symbolic ones are {printable(', '.join(known), 200)}" if known else "all of its sizes are fixed"
+    return [
+        f"the model has no dimension {printable(n)!r} to cost at {sizes[n]}: {has}" for n in sizes if n not in known
+    ]

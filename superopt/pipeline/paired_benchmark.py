@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from superopt import formats, report
+from superopt import formats
 from superopt.cost.model import Racing
 from superopt.cost.trial import sizes_fed
 from superopt.ir.errors import Unsupported
 from superopt.ir.graph import Graph
 from superopt.pipeline.acceptance_policy import uncertainty_of
 from superopt.runtime.limits import LARGE, give_back, refuse_unbounded
+from superopt.runtime.measurement import Measurement
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.paired_benchmark import SETTLED, Clock, Enough, RaceResult, race_sittings
 from superopt.runtime.protocol import Bound, Runtime
@@ -44,11 +45,11 @@ def measure(
     time_limit: float = 30.0,
     device: Racing | None = None,
     runtime: Runtime = ONNX_RUNTIME,
-    looks: Mapping[int, Callable[[report.Measured], bool]] = MappingProxyType({}),
+    looks: Mapping[int, Callable[[Measurement], bool]] = MappingProxyType({}),
     sittings: int = 1,
-    enough: Callable[[report.Measured], bool] = lambda measured: False,
+    enough: Callable[[Measurement], bool] = lambda measured: False,
     bench: Bench | None = None,
-) -> report.Measured:
+) -> Measurement:
     """Time two graphs side by side in a runtime with all its own optimisations, or on another device.
 
     With one thread the clock is the thread's CPU time, which other load on the machine does not disturb.
@@ -108,14 +109,14 @@ def clock_of(threads: int) -> Clock:
     return "cpu" if threads == 1 else "wall"
 
 
-def _asked(enough: Callable[[report.Measured], bool]) -> Enough:
+def _asked(enough: Callable[[Measurement], bool]) -> Enough:
     return lambda result: enough(measured_of(result))
 
 
-def measured_of(result: RaceResult, place: int = 1) -> report.Measured:
+def measured_of(result: RaceResult, place: int = 1) -> Measurement:
     """What a race says of its first model and the one at ``place``."""
     ratios = [row[place] / row[0] for row in result.samples]
-    found = report.Measured(
+    found = Measurement(
         result.ms[0], result.ms[place], result.ratios[place], result.rounds, result.spread[place],
         dict(result.circumstances), stdev(ratios) if len(ratios) > 1 else 0.0, result.sittings,
     )  # fmt: skip

@@ -16,13 +16,14 @@ from superopt.ir.graph import Graph, structural_hash
 from superopt.memory import OPSET, ROWS, Planned, Timetable, as_given, block_of, front
 from superopt.ops.infer import infer
 from superopt.ops.record import NotCovered
-from superopt.pipeline.acceptance_policy import LOOKS, doubt_of
+from superopt.pipeline.acceptance_policy import POLICY, doubt_of
 from superopt.pipeline.memory_schedule import asked_of, least_memory
 from superopt.pipeline.memory_timeline import footprint
 from superopt.pipeline.options import EFFORTS, Options, Progress
 from superopt.pipeline.paired_benchmark import LARGE, measure
 from superopt.pipeline.schedule_lowering import Realised, realised
 from superopt.report.quantities import bytes_text
+from superopt.runtime.measurement import Measurement
 
 if TYPE_CHECKING:
     from superopt.pipeline.fission import Fissioned
@@ -58,7 +59,7 @@ class Point:
     bytes: int
     us: float
     how: str
-    measured: report.Measured | None = None
+    measured: Measurement | None = None
     chosen: bool = False
 
     def reported(self, fastest: Point) -> report.Tradeoff:
@@ -66,7 +67,7 @@ class Point:
         raced = self.measured
         return report.Tradeoff(
             self.bytes, self.us / fastest.us if fastest.us else 1.0, None if raced is None else raced.ratio,
-            None if raced is None or raced.runs < LOOKS[0] else doubt_of(raced), self.how,
+            None if raced is None or raced.runs < POLICY.fewest_rounds else doubt_of(raced), self.how,
             structural_hash(self.graph),
         )  # fmt: skip
 
@@ -296,7 +297,7 @@ def _raced(graph: Graph, point: Point, options: Options) -> Point:
         return point
     try:
         measured = measure(
-            graph, point.graph, sizes=options.sizes, seed=options.seed, threads=options.threads, rounds=LOOKS[2],
+            graph, point.graph, sizes=options.sizes, seed=options.seed, threads=options.threads, rounds=POLICY.looks[2],
             burst=1, time_limit=_RACE,
         )  # fmt: skip
     except SuperoptError:  # it counts at what it is modelled at

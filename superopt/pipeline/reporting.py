@@ -1,89 +1,77 @@
-"""What an optimisation has to say of its result."""
+"""The report of an optimisation."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from superopt import cost as costs
 from superopt import report
-from superopt.cost import CostModel, GraphCost
 from superopt.formats import onnx_bytes
 from superopt.ir.graph import Graph, structural_hash
 from superopt.ops.infer import Barrier, Typing
-from superopt.passes import SearchResult
-from superopt.pipeline.acceptance_policy import Judgement
-from superopt.pipeline.options import Options
+from superopt.pipeline.candidate import Candidate
+from superopt.pipeline.context import Context
+from superopt.pipeline.result import Result
 from superopt.pipeline.result_check import UNCHANGED
-from superopt.pipeline.weight_rewrites import Valued
 from superopt.rules import Library
 from superopt.verifier.check.differential import CheckResult
 
-if TYPE_CHECKING:
-    from superopt.pipeline.fast_algorithms import Formed
-
-__all__ = ["opaque_nodes", "reason_of", "report_of", "reported_check"]
+__all__ = ["opaque_nodes", "result_of"]
 
 _PEAKS_TAKE = 4.0  # seconds that measuring the device's ceilings may take, which is done once a machine
 
 
-def report_of(
-    found: SearchResult, checked: CheckResult, measured: report.Measured | None, before: GraphCost, after: GraphCost,
-    forms: Formed | None, *, judged: Judgement, graph: Graph, typing: Typing, options: Options, library: Library,
-    model: CostModel, notes: Sequence[str], failures: Sequence[report.CheckFailure], valued: Valued | None, left: float,
-) -> report.Report:  # fmt: skip
-    """The report of a search's result.
+def result_of(candidate: Candidate, context: Context) -> Result:
+    """The result of an optimisation, with its report.
 
     Args:
-        found: with the graph that is returned.
-        checked: what the check said of it.
-        measured: the race beside the input, if there was one.
-        before: what the input costs.
-        after: what the result costs.
-        forms: what of it has fewer multiplications.
-        judged: how the result is better than the input, or why it is not.
-        graph: the input.
-        typing: its types.
-        options: settings.
-        library: where the verdicts of the rules are.
-        model: prices.
-        notes: in words.
-        failures: checks that failed on the way.
-        valued: what the weights' elements allowed.
-        left: seconds.
+        candidate: what the last pass returned.
+        context: the optimisation.
     """
-    changed = found.graph is not graph
+    task, changed = context.task, candidate.graph is not context.task.graph
+    weights = candidate.weights if changed else None
+    claimed = () if weights is None else tuple((s.after, s.certificate) for s in weights.stages)
+    pareto = context.pareto if task.options.objective == "pareto" else ()
+    tradeoffs = tuple(point.reported(pareto[0]) for point in pareto)
+    return Result(candidate.graph, task.graph, _report(candidate, context, tradeoffs), claimed, pareto)
+
+
+def _report(candidate: Candidate, context: Context, tradeoffs: tuple[report.Tradeoff, ...]) -> report.Report:
+    task, search, graph = context.task, candidate.search, context.task.graph
+    before, after = context.input_cost, candidate.cost
     return report.Report(
-        status="improved" if judged.improvement is not None else "unchanged",
-        target=options.target,
-        float=options.floats,
-        runtime=options.runtime,
-        questions=report.Questions(found.asked, model.measured, found.decided),
-        result=report.Outcome(structural_hash(found.graph)),
+        status="improved" if candidate.decision.accepted else "unchanged",
+        target=task.options.target,
+        float=task.options.floats,
+        runtime=task.options.runtime,
+        questions=report.Questions(search.asked, task.costs.measured, search.decided),
+        result=report.Outcome(structural_hash(search.graph)),
         cost=report.Cost(before.us, after.us, min(before.measured_share, after.measured_share)),
-        measured=measured,
-        check=reported_check(checked),
-        nodes=report.Nodes(len(graph.nodes), len(found.graph.nodes)),
-        operators={"before": report.operator_counts(graph), "after": report.operator_counts(found.graph)},
+        measured=candidate.measurement,
+        check=_check(candidate.check),
+        nodes=report.Nodes(len(graph.nodes), len(search.graph.nodes)),
+        operators={"before": report.operator_counts(graph), "after": report.operator_counts(search.graph)},
         work=report.Work(
             before.flops, after.flops, before.bytes, after.bytes, before.intensity, after.intensity,
             before.weight_bytes, after.weight_bytes, before.peak_activation_bytes, after.peak_activation_bytes,
         ),
         rules_applied=tuple(
-            report.Applied(a.rule, a.count, _verdict(library, a.rule), a.gain_us, a.where) for a in found.applied
+            report.Applied(a.rule, a.count, _verdict(task.library, a.rule), a.gain_us, a.where) for a in search.applied
         ),
-        search=report.Search(found.seconds, found.regions, found.distinct_regions, found.e_nodes, found.stopped),
-        opaque=opaque_nodes(graph, typing),
-        notes=(*notes, *found.notes),
-        near_misses=found.near_misses,
-        check_failures=tuple(failures),
-        algorithms=() if forms is None else forms.reported(),
-        errors=None if forms is None else forms.errors_reported(options.floats),
-        values=valued.reported() if valued is not None and changed else None,
-        roofline=costs.roofline_data(before, after, model.peaks() if left > _PEAKS_TAKE else None),
-        reason=_reason(found.stopped, checked, judged, options, failures, left),
-        file=report.FileSize(onnx_bytes(graph), onnx_bytes(found.graph)),
+        search=report.Search(search.seconds, search.regions, search.distinct_regions, search.e_nodes, search.stopped),
+        opaque=opaque_nodes(graph, task.typing),
+        notes=(*task.notes, *context.log.notes, *search.notes),
+        near_misses=search.near_misses,
+        check_failures=tuple(context.failures),
+        algorithms=() if candidate.algorithms is None else candidate.algorithms.reported(),
+        errors=None if candidate.algorithms is None else candidate.algorithms.errors_reported(task.options.floats),
+        values=None if candidate.weights is None or search.graph is graph else candidate.weights.reported(),
+        roofline=costs.roofline_data(before, after, task.costs.peaks() if task.budget.left > _PEAKS_TAKE else None),
+        reason=_reason(candidate, context),
+        file=report.FileSize(onnx_bytes(graph), onnx_bytes(search.graph)),
+        verification=context.verification,
+        pareto=tradeoffs,
+        runtime_fault=None if context.fault is None else context.fault.reported(),
     )  # fmt: skip
 
 
@@ -96,41 +84,33 @@ _IMPROVED = {
 _MORE = 2.0  # times the limit that was too short, suggested for another run
 
 
-def reason_of(judged: Judgement) -> report.Reason:
-    """Why a judgement is what it is, where nothing else is known."""
-    if judged.improvement is not None:
-        return report.Reason(judged.improvement, _IMPROVED[judged.improvement])
-    return report.Reason(judged.code, judged.reason)
-
-
-def _reason(
-    stopped: str, checked: CheckResult, judged: Judgement, options: Options, failures: Sequence[report.CheckFailure],
-    left: float,
-) -> report.Reason:  # fmt: skip
+def _reason(candidate: Candidate, context: Context) -> report.Reason:
     """Why the status is what it is, and what may change it."""
-    if judged.improvement is not None:
-        return reason_of(judged)
-    if judged.code == "refuted":
-        return report.Reason("refuted", judged.reason)
-    if failures and (checked.verdict == "failed" or not judged.reason):
-        return report.Reason("check_failed", f"the rewritten graph failed its check ({failures[-1].reason})")
+    decision, check, stopped = candidate.decision, candidate.check, candidate.search.stopped
+    options, left = context.task.options, context.task.budget.left
+    if decision.improvement is not None:
+        return report.Reason(decision.improvement, _IMPROVED[decision.improvement])
+    if decision.code in ("refuted", "runtime"):
+        return report.Reason("refuted" if decision.code == "refuted" else "not_better", decision.reason)
+    if context.failures and (check.verdict == "failed" or not decision.reason):
+        return report.Reason("check_failed", f"the rewritten graph failed its check ({context.failures[-1].reason})")
     limit = options.time_limit or 0.0
     longer = f"run it longer with --time-limit {_MORE * max(limit, 1.0):g} to continue"
-    if checked.verdict == "skipped" and checked is not UNCHANGED:
-        why = f"a rewritten graph was found and could not be checked ({checked.reason})"
+    if check.verdict == "skipped" and check is not UNCHANGED:
+        why = f"a rewritten graph was found and could not be checked ({check.reason})"
         return report.Reason("not_checked", f"{why}; {longer}" if left <= 0.0 else why)
     ends = {
         "time": f"the search stopped after {limit:g} s, before it was complete; {longer}",
         "memory": "the memory limit ended the search before it was complete; a larger --memory-limit lets it go on",
         "interrupted": "an interrupt ended the search before it was complete; run it again to continue",
     }
-    if judged.code == "time":
-        return report.Reason("time", f"{judged.reason} within {limit:g} s; {longer}")
+    if decision.code == "time":
+        return report.Reason("time", f"{decision.reason} within {limit:g} s; {longer}")
     if stopped in ends:
-        why = f"{judged.reason}; {ends[stopped]}" if judged.reason else ends[stopped]
+        why = f"{decision.reason}; {ends[stopped]}" if decision.reason else ends[stopped]
         return report.Reason("memory_limit" if stopped == "memory" else stopped, why)
-    if judged.reason:
-        return report.Reason("not_better", judged.reason)
+    if decision.reason:
+        return report.Reason("not_better", decision.reason)
     if stopped in ("nodes", "steps"):
         return report.Reason(
             "limits", f"no better equivalent graph was found within the work that --effort {options.effort} allows"
@@ -138,12 +118,12 @@ def _reason(
     return report.Reason("none_found", "no better equivalent graph was found")
 
 
-def reported_check(checked: CheckResult) -> report.Check:
+def _check(check: CheckResult) -> report.Check:
     """What a report says of a check."""
-    power = checked.power
+    power = check.power
     return report.Check(
-        checked.verdict, checked.trials, checked.max_abs_error, checked.max_rel_error, checked.reference,
-        checked.reason,
+        check.verdict, check.trials, check.max_abs_error, check.max_rel_error, check.reference,
+        check.reason,
         None if power is None else report.CheckPower(power.mutants, power.caught, power.share, power.unexercised),
     )  # fmt: skip
 

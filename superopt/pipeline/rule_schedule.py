@@ -20,23 +20,39 @@ def own_rules(library: Library, rules: Sequence[Rule]) -> tuple[Rule, ...]:
     return tuple(r for r in rules if r.id in library and r.id not in built_in)
 
 
-def search_own_first(graph: Graph, rules: tuple[Rule, ...], own: tuple[Rule, ...], search: Search) -> SearchResult:
+def search_own_first(
+    graph: Graph,
+    rules: tuple[Rule, ...],
+    own: tuple[Rule, ...],
+    search: Search,
+    first: SearchResult | None = None,
+) -> SearchResult:
     """The best of three: own rules and then all; the others alone; what these leave, by own rules and then by all.
 
     Regions have room for so many e-nodes, and what grows them least comes first; rules that compute new weights grow
     them most. Few rules are quick, so that they come first in time as well: after a search by all of them there may be
     none left. Rules that were learnt from what a search by the others leaves apply to that, and to nothing that another
     rule of one's own has been applied to. With no rules of the user's own, it is one search.
+
+    Args:
+        graph: the model.
+        rules: all rules.
+        own: those of the user's own.
+        search: searches by some rules.
+        first: what the first search found, where it was made already.
     """
     if not own:
-        return search(graph, rules)
+        return search(graph, rules) if first is None else first
     made: list[SearchResult] = []
 
     def searched(start: Graph, chosen: tuple[Rule, ...]) -> SearchResult:
         made.append(search(start, chosen))
         return made[-1]
 
-    first = searched(graph, own)
+    if first is None:
+        first = searched(graph, own)
+    else:
+        made.append(first)
     if first.stopped == "interrupted":
         return first
     found = [] if first.graph is graph else [_then(first, searched(first.graph, rules))]

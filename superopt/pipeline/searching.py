@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -10,11 +10,12 @@ from superopt.ir.errors import InvalidModel
 from superopt.ir.graph import TRAINING, Graph
 from superopt.passes import SearchOptions, SearchResult
 from superopt.pipeline.child_process import searched
-from superopt.pipeline.context import Task
+from superopt.pipeline.log import Log
 from superopt.pipeline.memory_limit import SEARCHING, MemoryBound, memory_bound
 from superopt.pipeline.options import VALUES
 from superopt.pipeline.rule_schedule import own_rules, search_own_first
-from superopt.pipeline.weight_rewrites import Valued, with_values
+from superopt.pipeline.task import Task
+from superopt.pipeline.weight_rewrites import WeightRewrites, rewrite_weights
 from superopt.rules import Rule
 from superopt.runtime.limits import give_back, resident
 from superopt.runtime.registry import runtime_named
@@ -22,48 +23,73 @@ from superopt.runtime.registry import runtime_named
 __all__ = ["Searches"]
 
 
-class _AnotherGraph(Exception):
-    """The search has to start from what the weights' elements allow."""
-
-
 @dataclass
 class Searches:
-    """Searches for a task; the weights' elements are looked at beside the first.
+    """Searches for a task. Beside the first, in a child process, this one looks at the weights' elements.
 
     Attributes:
-        task: what is searched from is its graph, or what the elements allow.
-        notes: what hindered looking at the elements is added.
-        remarks: what the report has to say about memory.
-        cheap_us: what a price may be expected to lose and still not be asked for.
-        bound: what the result may take of memory; ``None`` where nothing was said.
-        valued: the graph that searches start from where the weights' elements allow another than the model.
+        task: what is optimised.
+        log: notes on the memory limit, and on why weights are not rewritten.
+        cheap_us: what a price may be expected to lose, in microseconds, and still not be measured.
+        bound: what the result may take of memory; ``None`` without a limit.
+        weights: the rewrites by the weights' elements that searches start from; ``None``: they start from the model.
     """
 
     task: Task
-    notes: list[str]
-    remarks: list[str]
+    log: Log
     cheap_us: float
     bound: MemoryBound | None = field(init=False, default=None)
-    valued: Valued | None = field(init=False, default=None)
-    _looked: bool = field(init=False, default=False)
+    weights: WeightRewrites | None = field(init=False, default=None)
+    _weights_read: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         task = self.task
         if task.options.memory_limit is not None:
             self.bound = memory_bound(task.graph, task.typing, task.options.memory_limit, task.sizes)
-            self.remarks += [self.bound.note] if self.bound.note else []
+            self.log.limit(*filter(None, [self.bound.note]))
 
-    def search(self, rules: tuple[Rule, ...], *, frugal: bool = False, directed: bool = False) -> SearchResult:
-        """What these rules make of the model; the other arguments are :class:`SearchOptions`' own."""
+    def search(
+        self, excluded: Collection[str] = (), *, frugal: bool = False, directed: bool = False
+    ) -> SearchResult:  # fmt: skip
+        """What the library's rules make of the model, within the bound.
+
+        Args:
+            excluded: rules that are not used.
+            frugal: no operator gets more work than it had.
+            directed: only rules that leave less to run are used.
+        """
+        rules = tuple(r for r in self.task.library.admitted if r.id not in excluded)
         freely = partial(self._freely, frugal=frugal, directed=directed)
         if self.bound is None:
             return freely(rules)
-        return self.bound.kept(self.task.graph, rules, self.task.sizes, freely, self.remarks)
+        return self.bound.search(self.task.graph, rules, self.task.sizes, freely, self.log)
 
     def _freely(self, rules: tuple[Rule, ...], *, frugal: bool, directed: bool) -> SearchResult:
+        task = self.task
+        limits = replace(self._limits(), frugal=frugal, directed=directed)
+        own = () if task.options.rules is None else own_rules(task.library, rules)
+
+        def once(graph: Graph, chosen: tuple[Rule, ...]) -> SearchResult:
+            result = searched(graph, chosen, task.costs, self._timed(limits), task.progress)
+            assert result is not None
+            give_back()  # a tenth of what the process holds; what follows runs models
+            return result
+
+        first: SearchResult | None = None
+        if not self._weights_read:
+            self._weights_read = True
+            first = searched(
+                task.graph, own or rules, task.costs, self._timed(limits), task.progress, self._keeps_weights
+            )
+            give_back()
+        if self.weights is None:
+            return search_own_first(task.graph, rules, own, once, first)
+        return self.weights.counted(search_own_first(self.weights.graph, rules, own, once))
+
+    def _limits(self) -> SearchOptions:
         task, options = self.task, self.task.options
         limit = options.memory_limit
-        limits = SearchOptions(
+        return SearchOptions(
             memory_limit=None if limit is None else resident() + max(limit, SEARCHING),
             fold_budget_bytes=None if self.bound is None else self.bound.growth,
             seed=options.seed,
@@ -71,44 +97,30 @@ class Searches:
             floats=task.library.floats(options.floats),
             most_nodes=task.effort.nodes,
             finite=TRAINING in task.graph.metadata,  # of what is not finite nothing is learnt
-            frugal=frugal,
-            directed=directed,
             cheap_us=self.cheap_us,
             reserved=task.graph.names,
         )
-        writes = options.objective != "time" or (self.bound is not None and bool(self.bound.note))
 
-        def once(graph: Graph, chosen: tuple[Rule, ...]) -> SearchResult:
-            left = task.budget.for_search(writes)
-            beside, self._looked = (lambda: True) if self._looked else self._look, True
-            found = searched(graph, chosen, task.costs, replace(limits, time_limit=left), task.progress, beside)
-            if found is None:
-                raise _AnotherGraph
-            give_back()  # a tenth of what the process holds; what follows runs models
-            return found
+    def _timed(self, limits: SearchOptions) -> SearchOptions:
+        """The limits of a search that begins now."""
+        writes = self.task.options.objective != "time" or (self.bound is not None and bool(self.bound.note))
+        return replace(limits, time_limit=self.task.budget.for_search(writes))
 
-        own = () if options.rules is None else own_rules(task.library, rules)
-        if self.valued is None:
-            with suppress(_AnotherGraph):
-                return search_own_first(task.graph, rules, own, once)
-        assert self.valued is not None
-        return self.valued.counted(search_own_first(self.valued.graph, rules, own, once))
-
-    def _look(self) -> bool:
-        """Look at the weights' elements; False where what they allow is another graph to search from."""
+    def _keeps_weights(self) -> bool:
+        """Whether the weights' elements allow no other graph to search from."""
         task, options = self.task, self.task.options
         if options.enable or VALUES in options.disable:
             return True
         if not task.budget.allows_looking:
-            self.notes.append("there was no time to look at the elements of the weights")
+            self.log.note("there was no time to look at the elements of the weights")
             return True
         task.progress(0, None, "looking at the weights' elements")
         try:
-            self.valued = with_values(
-                task.graph, task.costs, options.floats, task.sizes, runtime_named(options.runtime), self.notes,
+            self.weights = rewrite_weights(
+                task.graph, task.costs, options.floats, task.sizes, runtime_named(options.runtime), self.log,
                 seed=options.seed, deadline=task.budget.looking,
             )  # fmt: skip
         except InvalidModel as error:  # the input was read as valid: what was made of it is not, and is not used
-            self.notes.append(f"what the weights' elements allow could not be written, a fault of superopt's: {error}")
+            self.log.note(f"what the weights' elements allow could not be written, a fault of superopt's: {error}")
         give_back()
-        return self.valued is None
+        return self.weights is None

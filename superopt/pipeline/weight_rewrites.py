@@ -18,6 +18,7 @@ from superopt.ir.errors import InvalidModel, NotEquivalent, OutOfTime, ResourceL
 from superopt.ir.graph import Graph
 from superopt.passes import SearchResult
 from superopt.passes.weights import Stage, by_positions, by_values
+from superopt.pipeline.log import Log
 from superopt.rules.floats import MOST_ERROR
 from superopt.runtime.protocol import Runtime
 from superopt.verifier.check.differential import EXACT, Slack
@@ -26,7 +27,7 @@ from superopt.verifier.weights.claims import Held, check_values
 if TYPE_CHECKING:
     from superopt.pipeline.fast_algorithms import Accuracy
 
-__all__ = ["Valued", "with_values"]
+__all__ = ["WeightRewrites", "rewrite_weights"]
 
 _SPENT = 0.25  # of the budget of errors, at most, on the largest singular value that is left out of a weight
 _MEASURED = 0.5  # of the budget, at most, on the few inputs on which errors are measured
@@ -34,7 +35,7 @@ _SHOWN = 20  # claims that a report says in words
 
 
 @dataclass(frozen=True)
-class Valued:
+class WeightRewrites:
     """A model rewritten by the elements of its weights.
 
     Attributes:
@@ -62,7 +63,7 @@ class Valued:
         return EXACT if self.errors is None else Slack(MOST_ERROR[mode], new)
 
     @property
-    def lesser(self) -> Valued | None:
+    def exact_part(self) -> WeightRewrites | None:
         """The same without weights of lower rank, which alone are not exact; ``None`` where nothing is left."""
         exact = tuple(s for s in self.stages if s.certificate.exact)
         if not exact or len(exact) == len(self.stages):
@@ -86,10 +87,10 @@ class Valued:
         )  # fmt: skip
 
 
-def with_values(
-    graph: Graph, prices: CostModel, mode: str, sizes: Mapping[str, int], runtime: Runtime, notes: list[str], *,
+def rewrite_weights(
+    graph: Graph, prices: CostModel, mode: str, sizes: Mapping[str, int], runtime: Runtime, log: Log, *,
     seed: int = 0, deadline: float = float("inf"),
-) -> Valued | None:  # fmt: skip
+) -> WeightRewrites | None:  # fmt: skip
     """A model rewritten by the elements of its weights, where that is checked and modelled to pay; else ``None``.
 
     Args:
@@ -99,7 +100,7 @@ def with_values(
             a rank that it is only near to.
         sizes: what symbolic dimensions are costed at.
         runtime: in which errors are measured where weights are only near to a lower rank.
-        notes: why what was found is not used is added.
+        log: why what was found is not used is added.
         seed: of the check's draws.
         deadline: ``time.monotonic`` value at which the check is given up.
     """
@@ -111,7 +112,7 @@ def with_values(
         priced = [(costs.graph_cost(s[-1].after, prices, sizes=sizes).us, s) for s in ways if s]
         after, stages = min(priced, key=lambda one: one[0], default=(before, ()))
         if stages and after >= before:
-            notes.append(
+            log.note(
                 f"without what the elements of the weights make superfluous, the model is modelled at "
                 f"{after / (before or 1.0):.3f} of its cost, so it is kept"
             )
@@ -124,12 +125,12 @@ def with_values(
         try:
             held = tuple(check_values(s.before, s.after, s.certificate, seed=seed, deadline=deadline) for s in stages)
         except OutOfTime as error:
-            notes.append(f"what the elements of the weights allow is not used: {error}; a longer --time-limit has some")
+            log.note(f"what the elements of the weights allow is not used: {error}; a longer --time-limit has some")
             return None
         except NotEquivalent as error:
-            notes.append(f"a claim about the elements of the weights was refuted, so none is used: {error}")
+            log.note(f"a claim about the elements of the weights was refuted, so none is used: {error}")
             return None
-        found = Valued(graph, stages, held, before)
+        found = WeightRewrites(graph, stages, held, before)
         if all(s.certificate.exact for s in stages):
             return found
         from superopt.pipeline.fast_algorithms import accuracy  # here, because few models have such weights
@@ -137,11 +138,11 @@ def with_values(
         try:
             errors = accuracy(graph, found.graph, sizes=sizes, runtime=runtime, seed=seed)
         except (InvalidModel, Unsupported, ResourceLimit) as error:
-            notes.append(f"weights of lower rank are not used: {error}")
+            log.note(f"weights of lower rank are not used: {error}")
             continue
         if errors.within(mode, _MEASURED):
             return replace(found, errors=errors)
-        notes.append(
+        log.note(
             f"weights of lower rank are not used: errors grow from {errors.before:.1e} to {errors.after:.1e}, which "
             f"{mode!r} does not allow"
         )

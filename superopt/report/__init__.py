@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from superopt.report.measured import Measured, certainty, outcome
 from superopt.report.model import (
     Algorithm,
     Applied,
@@ -26,9 +25,10 @@ from superopt.report.model import (
     Work,
     operator_counts,
 )
+from superopt.runtime.measurement import Measurement, certainty, outcome
 
 __all__ = [
-    "Algorithm", "Applied", "Check", "CheckFailure", "CheckPower", "Cost", "Errors", "FileSize", "Measured",
+    "Algorithm", "Applied", "Check", "CheckFailure", "CheckPower", "Cost", "Errors", "FileSize", "Measurement",
     "Nodes", "Opaque", "Outcome", "Questions", "Reason", "Report", "RuntimeFault", "Search", "Tradeoff", "Values",
     "Verification", "Work", "certainty", "operator_counts", "outcome",
 ]  # fmt: skip

@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from superopt.ir.graph import Graph
-from superopt.report.measured import Measured, certainty, outcome
+from superopt.runtime.measurement import Measurement, certainty, outcome
 
 __all__ = [
-    "Algorithm", "Applied", "Check", "CheckFailure", "CheckPower", "Cost", "Errors", "FileSize", "Measured", "Nodes",
+    "Algorithm", "Applied", "Check", "CheckFailure", "CheckPower", "Cost", "Errors", "FileSize", "Measurement", "Nodes",
     "Opaque", "Outcome", "Questions", "Reason", "Report", "Search", "Verification", "Work", "certainty",
     "operator_counts", "outcome",
 ]  # fmt: skip
@@ -304,7 +304,7 @@ class Report:
     status: Literal["improved", "unchanged"]
     target: str
     cost: Cost
-    measured: Measured | None
+    measured: Measurement | None
     check: Check
     nodes: Nodes
     operators: Mapping[str, Mapping[str, int]]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from superopt.report.measured import Measured
 from superopt.report.model import Report
 from superopt.report.quantities import bytes_text, count_text, times_text
+from superopt.runtime.measurement import Measurement
 
 __all__ = ["faster_text", "summary"]
 
@@ -33,7 +33,7 @@ def faster_text(ratio: float) -> str:
 
 def _times(report: Report) -> tuple[float, str]:
     """The ratio of after ÷ before, and the times with where they come from."""
-    m: Measured | None = report.measured
+    m: Measurement | None = report.measured
     if m is not None:
         return m.ratio, f"{times_text(1e3 * m.before_ms, 1e3 * m.after_paired_ms)}, measured"
     before, after = report.cost.before_us, report.cost.after_us

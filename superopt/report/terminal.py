@@ -11,9 +11,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from superopt.ir.errors import printable
-from superopt.report.measured import Measured
 from superopt.report.model import Algorithm, Report, Work
 from superopt.report.quantities import bytes_text, count_text, counted, time_text
+from superopt.runtime.measurement import Measurement
 
 __all__ = ["changed_operators", "facts", "show_derivation", "show_explanation", "show_report", "table"]
 
@@ -40,7 +40,7 @@ def _where(report: Report) -> str:
     return ", ".join([report.target, *(str(raced[key]) for key in ("runtime", "sizes") if raced.get(key))])
 
 
-def _measured(report: Report, m: Measured) -> str:
+def _measured(report: Report, m: Measurement) -> str:
     """What times beside each other say; beside itself, where the input is returned, a model says nothing."""
     if report.status != "improved":
         return f"what is returned is the input ({_where(report)})"

@@ -24,6 +24,7 @@ import typer
 from typer.testing import CliRunner
 
 from superopt.cli import app
+from superopt.pipeline.driver import PASSES
 from superopt.rules import load_library
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -184,6 +185,12 @@ def test_the_path_of_one_model_is_that_of_the_code() -> None:
         for call in re.findall(r"`([^`]+)`", calls):
             name = call.split(".")[-1]
             assert re.search(rf"^\s*(def|class) {name}\b", source, re.MULTILINE) or f"import {name}" in source, call
+
+
+def test_the_order_of_work_is_the_drivers_list_of_passes() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    section = text[text.index("## Order of work") : text.index("The candidate loop proposes")]
+    assert re.findall(r"^\d+\. \*\*([a-z ]+)\.?\*\*", section, re.MULTILINE) == [each.name for each in PASSES]
 
 
 def test_the_picture_of_the_readme_is_that_of_the_architecture() -> None:

@@ -19,7 +19,7 @@ from superopt.pipeline import fission
 from superopt.pipeline.fission import fissions
 from superopt.pipeline.memory_schedule import asked_of
 from superopt.pipeline.rematerialization import Point, least_for
-from superopt.report import Measured
+from superopt.report import Measurement
 from superopt.rules import Rule, TensorScheme
 from superopt.runtime import reference
 from superopt.verifier import ProvedAllSizes, Unknown
@@ -185,7 +185,7 @@ def test_where_a_plan_is_measured_too_slow_a_lighter_one_is_written(monkeypatch:
     def slow(point: Point) -> Point:
         asked.append(point)
         runs, ratio = (9, 3.0) if len(asked) == 1 else (9, 1.0)
-        return replace(point, measured=Measured(1.0, ratio, ratio, runs, deviation=0.01))
+        return replace(point, measured=Measurement(1.0, ratio, ratio, runs, deviation=0.01))
 
     with costs.for_target("profile:cpu-epyc-2core") as model:
         found = least_for(graph, model, share=1.0, seconds=60.0, judged=slow)

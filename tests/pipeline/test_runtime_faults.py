@@ -17,7 +17,7 @@ import superopt
 from superopt import formats
 from superopt.ir.graph import Graph
 from superopt.ops.infer import infer
-from superopt.pipeline import repair
+from superopt.pipeline import fault_avoidance
 from superopt.pipeline.optimizer_barriers import fewest_copies, with_copies
 from superopt.pipeline.runtime_faults import Unoptimised
 from superopt.runtime.ort import make_session, run
@@ -190,7 +190,7 @@ def test_an_interrupt_while_the_model_is_run_both_ways_ends_in_a_result(monkeypa
     def interrupted(*args: object) -> object:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(repair, "Unoptimised", interrupted)
+    monkeypatch.setattr(fault_avoidance, "Unoptimised", interrupted)
     result = superopt.optimize(read(*BROKEN["Cast and a factor of one"]), target="profile:cpu-epyc-2core")
     assert result.report.runtime_fault is None
     assert result.report.check.verdict in ("passed", "skipped")

@@ -12,7 +12,7 @@ from superopt.ir.graph import Graph, Node, Value
 from superopt.ir.types import DType, TensorType
 from superopt.passes import SearchResult
 from superopt.pipeline import acceptance, child_process
-from superopt.report import Measured
+from superopt.report import Measurement
 from superopt.runtime.statistics import IQR_OF_NORMAL
 
 KIND = TensorType(DType.FLOAT32, (64, 64))
@@ -57,10 +57,10 @@ def test_what_is_modelled_slower_needs_a_race_without_doubt(
 ) -> None:
     looked = []
 
-    def measure(*_: object, looks: Mapping[int, Callable[[Measured], bool]], **__: object) -> Measured:
+    def measure(*_: object, looks: Mapping[int, Callable[[Measurement], bool]], **__: object) -> Measurement:
         for rounds, enough in sorted(looks.items()):
             looked.append(rounds)
-            found = Measured(1.0, ratio, ratio, rounds, spread, deviation=spread / IQR_OF_NORMAL)
+            found = Measurement(1.0, ratio, ratio, rounds, spread, deviation=spread / IQR_OF_NORMAL)
             if enough(found):
                 break
         return found

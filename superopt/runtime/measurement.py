@@ -1,4 +1,4 @@
-"""Whole-model times, measured side by side, and what they say."""
+"""The record of a paired benchmark of two models."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
-__all__ = ["Measured", "certainty", "outcome"]
+__all__ = ["Measurement", "certainty", "outcome"]
 
 _SCATTERING = 3  # rounds, at least, of which an interquartile range says how they scatter
 
@@ -28,7 +28,7 @@ def certainty(spread: float, rounds: int) -> str:
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurement:
     """Whole-model times, interleaved in one run; ``ratio`` is the median of after ÷ before over the rounds.
 
     Attributes:

@@ -14,7 +14,7 @@ from superopt.ir.graph import Graph
 from superopt.passes import SearchResult
 from superopt.pipeline import acceptance, child_process, optimize
 from superopt.pipeline.shape_defaults import for_one, likely_sizes, said
-from superopt.report import Measured
+from superopt.report import Measurement
 
 
 def images(shape: Sequence[int | str], *, rows: int | None = None, first: bool = True) -> Graph:
@@ -78,12 +78,12 @@ def timed(monkeypatch: pytest.MonkeyPatch, ratios: Mapping[int, float], found: G
     """A search that finds a graph, and a race in which it takes so much for so many rows; what was raced at."""
     asked: list[Mapping[str, int]] = []
 
-    def measure(*_: object, sizes: Mapping[str, int], **__: object) -> Measured:
+    def measure(*_: object, sizes: Mapping[str, int], **__: object) -> Measurement:
         asked.append(dict(sizes))
         ratio = ratios[sizes.get("rows", 8)]
         if np.isnan(ratio):
             raise InvalidModel("it is refused")
-        return Measured(1.0, ratio, ratio, 31, 0.001, deviation=0.001)
+        return Measurement(1.0, ratio, ratio, 31, 0.001, deviation=0.001)
 
     def search(given: Graph, *_: Any, **__: Any) -> SearchResult:
         return SearchResult(found)

@@ -16,9 +16,10 @@ from superopt.ir.errors import InvalidModel
 from superopt.ir.graph import Graph, structural_hash
 from superopt.passes.fast_algorithms.selection import Choice, rewritten
 from superopt.pipeline import acceptance, acceptance_policy, fast_algorithms
-from superopt.pipeline.acceptance_policy import Belief
+from superopt.pipeline.acceptance_policy import POLICY, Estimate
 from superopt.pipeline.fast_algorithms import GROWTH
-from superopt.report import Measured, Report
+from superopt.pipeline.log import Log
+from superopt.report import Measurement, Report
 from superopt.rules.floats import MOST_ERROR
 from superopt.runtime import ort, reference
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
@@ -171,7 +172,7 @@ def setting() -> fast_algorithms.Setting:
 def test_errors_are_measured_on_inputs_of_each_kind() -> None:
     graph = steep()
     with Bench() as bench:
-        normal, edge = fast_algorithms.Budget(graph, setting(), bench).measured(graph)
+        normal, edge = fast_algorithms.ErrorBudget(graph, setting(), bench).measured(graph)
     assert (normal.inputs, edge.inputs) == (2, 1)
     assert normal.before == normal.after < 1e-6 < edge.before == edge.after
 
@@ -180,7 +181,7 @@ def test_errors_are_the_same_on_every_run_and_the_reference_runs_once(monkeypatc
     """Whatever was timed or kept before, and however many graphs are asked about."""
     graph, runs = model(size=16), []
     with for_target(PROFILE) as prices:
-        some = [f.graph for f in fast_algorithms.proposals(graph, graph, prices, setting(), [])][:2]
+        some = [f.graph for f in fast_algorithms.substitutions(graph, graph, prices, setting(), Log())][:2]
     exactly = reference.run
 
     def counted(given: Graph, *args: object, **more: object) -> object:
@@ -189,13 +190,13 @@ def test_errors_are_the_same_on_every_run_and_the_reference_runs_once(monkeypatc
 
     monkeypatch.setattr(reference, "run", counted)
     with Bench() as bench:
-        budget = fast_algorithms.Budget(graph, setting(), bench)
+        budget = fast_algorithms.ErrorBudget(graph, setting(), bench)
         first = [budget.measured(made) for made in some]
     assert len(runs) == 3  # two normal inputs and one of edges
     with Bench() as bench:
         for made in (graph, *some):
             bench.loaded(made, ONNX_RUNTIME, keep=True)
-        budget = fast_algorithms.Budget(graph, setting(), bench)
+        budget = fast_algorithms.ErrorBudget(graph, setting(), bench)
         assert [budget.measured(made) for made in reversed(some)] == first[::-1]
 
 
@@ -235,19 +236,19 @@ def test_what_errs_as_the_model_does_is_within_every_budget() -> None:
 
 def timed(
     *, formed: float, plain: float = 0.9, beside_plain: float | None = None, rounds: int = 15
-) -> Callable[..., Measured]:
+) -> Callable[..., Measurement]:
     """A race that takes so much of the time of the input: with forms, without; and with them beside without.
 
     Counts what it was asked, in ``asked``.
     """
 
-    def measure(before: Graph, after: Graph, **_: object) -> Measured:
+    def measure(before: Graph, after: Graph, **_: object) -> Measurement:
         has = "MatMul" in {n.op for n in after.nodes}
         ratio = formed if has else plain
         if has and "BatchNormalization" not in {n.op for n in before.nodes} and beside_plain is not None:
             ratio = beside_plain
         asked.append(ratio)
-        return Measured(10.0, 10.0 * ratio, ratio, rounds, 0.002, {}, 0.002)
+        return Measurement(10.0, 10.0 * ratio, ratio, rounds, 0.002, {}, 0.002)
 
     asked: list[float] = []
     measure.asked = asked  # type: ignore[attr-defined]
@@ -256,7 +257,7 @@ def timed(
 
 @pytest.mark.parametrize(("ratio", "used"), [(0.6, True), (0.95, True), (0.98, False), (1.2, False)])
 def test_timing_refuses_forms_and_nothing_else(ratio: float, used: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(acceptance_policy, "CHEAP", -1.0)  # timed however clear it is
+    monkeypatch.setattr(acceptance_policy, "POLICY", replace(POLICY, negligible_loss=-1.0))  # timed however clear it is
     monkeypatch.setattr(acceptance, "measure", timed(formed=0.6, beside_plain=ratio))
     result, report = optimised(model(), target="cpu", time_limit=60.0)
     assert bool(report.algorithms) is used
@@ -270,12 +271,12 @@ def test_timing_refuses_forms_and_nothing_else(ratio: float, used: bool, monkeyp
 
 def test_noise_of_races_chooses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounds on a busy machine: what each race says differs, what comes back does not."""
-    monkeypatch.setattr(acceptance_policy, "CHEAP", -1.0)
+    monkeypatch.setattr(acceptance_policy, "POLICY", replace(POLICY, negligible_loss=-1.0))
     found = set()
     for seed in range(3):
         rng = np.random.default_rng(seed)
 
-        def measure(before: Graph, after: Graph, rng: np.random.Generator = rng, **more: object) -> Measured:
+        def measure(before: Graph, after: Graph, rng: np.random.Generator = rng, **more: object) -> Measurement:
             quiet = timed(formed=0.7, beside_plain=0.8)(before, after, **more)
             rounds = quiet.ratio * rng.lognormal(0.0, 0.04, 15)
             low, middle, high = np.quantile(rounds, (0.25, 0.5, 0.75))
@@ -287,7 +288,7 @@ def test_noise_of_races_chooses_nothing(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_forms_that_surely_gain_are_raced_beside_the_input_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(acceptance_policy, "CHEAP", 1.0)
+    monkeypatch.setattr(acceptance_policy, "POLICY", replace(POLICY, negligible_loss=1.0))
     race = timed(formed=0.4, beside_plain=2.0)
     monkeypatch.setattr(acceptance, "measure", race)
     _, report = optimised(model(), target="cpu", time_limit=60.0)
@@ -306,7 +307,7 @@ def test_where_memory_is_what_counts_there_are_no_forms(monkeypatch: pytest.Monk
 
 
 def test_in_a_hurry_there_is_one_race(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(acceptance_policy, "CHEAP", -1.0)
+    monkeypatch.setattr(acceptance_policy, "POLICY", replace(POLICY, negligible_loss=-1.0))
     race = timed(formed=0.4, beside_plain=2.0)
     monkeypatch.setattr(acceptance, "measure", race)
     _, report = optimised(model(), target="cpu", time_limit=60.0, effort="quick")
@@ -342,7 +343,7 @@ def test_proposals_are_ranked_and_follow_from_graph_and_prices() -> None:
     """The fastest by price; those of them that gain by more than prices are off; then more accurate algorithms."""
     graph = model(size=16)
     with for_target(PROFILE) as prices:
-        first, again = ([*fast_algorithms.proposals(graph, graph, prices, setting(), [])] for _ in range(2))
+        first, again = ([*fast_algorithms.substitutions(graph, graph, prices, setting(), Log())] for _ in range(2))
     assert len(first) >= 2
     assert [structural_hash(f.graph) for f in first] == [structural_hash(f.graph) for f in again]
     assert [f.modelled.mean for f in first] == sorted(f.modelled.mean for f in first)
@@ -360,8 +361,8 @@ def test_proposals_are_ranked_and_follow_from_graph_and_prices() -> None:
 def test_where_rounds_scatter_prices_decide_and_where_they_do_not_the_race(
     modelled: float, deviation: float, ratio: float, scatter: float, taken: bool
 ) -> None:
-    found = Measured(9.0, 9.0 * ratio, ratio, 7, scatter * 0.75)
-    assert acceptance_policy.Replacement(Belief(modelled, deviation), found).taken is taken
+    found = Measurement(9.0, 9.0 * ratio, ratio, 7, scatter * 0.75)
+    assert acceptance_policy.Replacement(Estimate(modelled, deviation), found).accepted is taken
 
 
 @pytest.mark.parametrize("ratio", [0.9, 0.94, 1.0, 1.05])
@@ -373,19 +374,19 @@ def test_a_busy_machine_refuses_what_a_quiet_one_refuses(ratio: float) -> None:
         for _ in range(200):
             rounds = ratio * rng.lognormal(0.0, noise, 31)
             low, middle, high = np.quantile(rounds, (0.25, 0.5, 0.75))
-            found = Measured(1.0, middle, middle, 31, high - low)
-            decided.append(acceptance_policy.Replacement(Belief(0.9, 0.08), found).taken)
+            found = Measurement(1.0, middle, middle, 31, high - low)
+            decided.append(acceptance_policy.Replacement(Estimate(0.9, 0.08), found).accepted)
         assert sum(decided) == (200 if ratio < 0.97 else 0)
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 3])
 def test_a_few_rounds_tell_nothing(rounds: int) -> None:
-    known = Belief(0.9, 0.05)
-    few = Measured(1.0, 0.5, 0.5, rounds)
+    known = Estimate(0.9, 0.05)
+    few = Measurement(1.0, 0.5, 0.5, rounds)
     assert known.measured(few) == known
-    assert not acceptance_policy.Replacement(Belief(0.5, 0.01), few).settled, "prices alone end no race"
-    assert acceptance_policy.Replacement(Belief(0.5, 0.01), replace(few, runs=7)).settled
-    assert known.measured(Measured(1.0, 0.5, 0.5, 7)).mean < 0.55
+    assert not acceptance_policy.Replacement(Estimate(0.5, 0.01), few).conclusive, "prices alone end no race"
+    assert acceptance_policy.Replacement(Estimate(0.5, 0.01), replace(few, runs=7)).conclusive
+    assert known.measured(Measurement(1.0, 0.5, 0.5, 7)).mean < 0.55
 
 
 def test_models_without_a_place_ask_for_no_prices(monkeypatch: pytest.MonkeyPatch) -> None:

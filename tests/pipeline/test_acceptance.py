@@ -10,7 +10,8 @@ import pytest
 from superopt.frontend import GraphBuilder
 from superopt.ir.errors import Unsupported
 from superopt.pipeline import acceptance
-from superopt.pipeline.acceptance import Contest
+from superopt.pipeline.acceptance import Acceptance
+from superopt.pipeline.log import Log
 
 
 def asked(milliseconds: float, left: float, monkeypatch: pytest.MonkeyPatch) -> tuple[int, float]:
@@ -32,8 +33,8 @@ def asked(milliseconds: float, left: float, monkeypatch: pytest.MonkeyPatch) -> 
     )  # fmt: skip
     us = milliseconds * 1e3
     costs: Any = [SimpleNamespace(us=us * r, flops=0, bytes=n, per_node=[]) for n, r in enumerate((1.1, 0.9))]
-    found, _ = Contest(task, None, []).judged(graph, *costs)  # type: ignore[arg-type]
-    assert not found.taken
+    found, _ = Acceptance(task, None, Log()).decide(graph, *costs)  # type: ignore[arg-type]
+    assert not found.accepted
     (race,) = races
     return race
 

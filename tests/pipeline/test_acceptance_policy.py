@@ -9,21 +9,21 @@ import numpy as np
 import pytest
 
 from superopt.cost import Demand
-from superopt.pipeline.acceptance_policy import DOUBT, LOOKS, SITTING, SITTINGS, Belief, Comparison, Extent, regret
-from superopt.report import Measured
+from superopt.pipeline.acceptance_policy import POLICY, Comparison, Estimate, Extent, regret
+from superopt.report import Measurement
 from superopt.runtime.statistics import IQR_OF_NORMAL
 
 INPUT = Extent(100, 1_000_000, Demand(1000, 1000, 10))
 LESS = Extent(90, 1_000_000, Demand(900, 1000, 10))
-FEWER = Extent(99, 1_000_000, INPUT.does)  # a node that the runtime does not run is gone
-FOLDED = Extent(90, 1_000_600, INPUT.does)  # shapes that ten nodes made are constants
+FEWER = Extent(99, 1_000_000, INPUT.work)  # a node that the runtime does not run is gone
+FOLDED = Extent(90, 1_000_600, INPUT.work)  # shapes that ten nodes made are constants
 BLOATED = Extent(90, 1_400_000, Demand(900, 1000, 10))  # a table that one node made is a constant
 MORE_KERNELS = Extent(90, 1_000_000, Demand(900, 900, 11))
 TRADED = Extent(300, 1_300_000, Demand(500, 2000, 30))
 
 
-def raced(ratio: float, spread: float = 0.01, rounds: int = 15, sittings: int = 1) -> Measured:
-    return Measured(1.0, ratio, ratio, rounds, spread, deviation=spread / IQR_OF_NORMAL, sittings=sittings)
+def raced(ratio: float, spread: float = 0.01, rounds: int = 15, sittings: int = 1) -> Measurement:
+    return Measurement(1.0, ratio, ratio, rounds, spread, deviation=spread / IQR_OF_NORMAL, sittings=sittings)
 
 
 @pytest.mark.parametrize(
@@ -53,12 +53,12 @@ def raced(ratio: float, spread: float = 0.01, rounds: int = 15, sittings: int = 
     ],
 )
 def test_a_result_is_better_if_it_is_faster_beyond_doubt_or_simpler(
-    after: Extent, measured: Measured | None, improvement: str | None
+    after: Extent, measured: Measurement | None, improvement: str | None
 ) -> None:
-    found = Comparison(INPUT, after, 0.5, measured=measured).judged()
+    found = Comparison(INPUT, after, 0.5, measured=measured).decide()
     assert found.improvement == improvement
-    assert found.taken is (improvement is not None)
-    assert bool(found.reason) is not found.taken
+    assert found.accepted is (improvement is not None)
+    assert bool(found.reason) is not found.accepted
 
 
 @pytest.mark.parametrize(
@@ -69,20 +69,20 @@ def test_a_result_is_better_if_it_is_faster_beyond_doubt_or_simpler(
 def test_where_nothing_can_be_timed_prices_say_what_is_faster(
     after: Extent, modelled: float, improvement: str | None
 ) -> None:
-    assert Comparison(INPUT, after, modelled, timed=False).judged().improvement == improvement
+    assert Comparison(INPUT, after, modelled, timed=False).decide().improvement == improvement
 
 
 def test_what_is_refused_is_said_with_figures() -> None:
-    why = Comparison(INPUT, TRADED, 0.5, measured=raced(0.976, spread=0.001)).judged().reason
+    why = Comparison(INPUT, TRADED, 0.5, measured=raced(0.976, spread=0.001)).decide().reason
     assert "nodes 100 → 300" in why
     assert "bytes of weights 1,000,000 → 1,300,000" in why
     assert "0.976 ± 0.035" in why
 
 
-def race(rng: random.Random, truth: float, noise: float, rounds: int) -> Measured:
+def race(rng: random.Random, truth: float, noise: float, rounds: int) -> Measurement:
     ratios = [truth * rng.lognormvariate(0.0, noise) for _ in range(rounds)]
     low, _, high = quantiles(ratios, n=4)
-    return Measured(1.0, 1.0, median(ratios), rounds, high - low, deviation=stdev(ratios))
+    return Measurement(1.0, 1.0, median(ratios), rounds, high - low, deviation=stdev(ratios))
 
 
 @pytest.mark.parametrize("rounds", [3, 7, 15, 31])
@@ -91,42 +91,44 @@ def test_noise_seldom_decides(noise: float, rounds: int) -> None:
     """Of equal models, one that does less is refused, and one that trades is taken, about as seldom as is said."""
     rng = random.Random(7)
     races = [race(rng, 1.0, noise, rounds) for _ in range(4000)]
-    refused = sum(not Comparison(INPUT, LESS, 0.9, measured=m).judged().taken for m in races)
-    taken = sum(Comparison(INPUT, TRADED, 0.9, measured=m).judged().taken for m in races)
-    most = 2 * DOUBT * len(races)  # one look has a quarter of the doubt; ratios are not quite normal
+    refused = sum(not Comparison(INPUT, LESS, 0.9, measured=m).decide().accepted for m in races)
+    taken = sum(Comparison(INPUT, TRADED, 0.9, measured=m).decide().accepted for m in races)
+    most = 2 * POLICY.error_rate * len(races)  # one look has a quarter of the doubt; ratios are not quite normal
     assert refused <= most
     assert taken <= most
 
 
 def sat(rng: random.Random, truth: float, noise: float) -> bool:
     """Whether a result that does less is taken, after a sitting and, where that is what decides, more of them."""
-    compared = Comparison(INPUT, LESS, 0.9, measured=race(rng, truth * rng.lognormvariate(0.0, SITTING), noise, 31))
-    if not compared.loaded_so:
-        return compared.judged().taken
+    compared = Comparison(
+        INPUT, LESS, 0.9, measured=race(rng, truth * rng.lognormvariate(0.0, POLICY.loading_deviation), noise, 31)
+    )
+    if not compared.loading_decides:
+        return compared.decide().accepted
     ratios: list[float] = []
-    for number in range(1, SITTINGS + 1):
-        here = truth * rng.lognormvariate(0.0, SITTING)
-        ratios += [here * rng.lognormvariate(0.0, noise) for _ in range(LOOKS[0])]
+    for number in range(1, POLICY.loadings + 1):
+        here = truth * rng.lognormvariate(0.0, POLICY.loading_deviation)
+        ratios += [here * rng.lognormvariate(0.0, noise) for _ in range(POLICY.fewest_rounds)]
         low, _, high = quantiles(ratios, n=4)
-        found = Measured(1.0, 1.0, median(ratios), len(ratios), high - low, {}, stdev(ratios), number)
+        found = Measurement(1.0, 1.0, median(ratios), len(ratios), high - low, {}, stdev(ratios), number)
         compared = Comparison(INPUT, LESS, 0.9, measured=found)
-        if number > 1 and compared.settled:
+        if number > 1 and compared.conclusive:
             break
-    return compared.judged().taken
+    return compared.decide().accepted
 
 
 @pytest.mark.parametrize("noise", [0.002, 0.02])
 def test_how_models_were_loaded_seldom_decides_and_hides_little(noise: float) -> None:
     rng = random.Random(10)
-    assert sum(not sat(rng, 1.0, noise) for _ in range(4000)) <= 2 * DOUBT * 4000
+    assert sum(not sat(rng, 1.0, noise) for _ in range(4000)) <= 2 * POLICY.error_rate * 4000
     assert sum(sat(rng, 1.03, noise) for _ in range(400)) < 0.2 * 400  # one sitting takes most of them
 
 
 def test_what_matters_is_seen() -> None:
     """A model that is a tenth slower or faster is told from noise of a twentieth."""
     rng = random.Random(8)
-    slower = [Comparison(INPUT, LESS, 0.9, measured=race(rng, 1.1, 0.05, 31)).judged().taken for _ in range(300)]
-    faster = [Comparison(INPUT, TRADED, 0.9, measured=race(rng, 0.9, 0.05, 31)).judged().taken for _ in range(300)]
+    slower = [Comparison(INPUT, LESS, 0.9, measured=race(rng, 1.1, 0.05, 31)).decide().accepted for _ in range(300)]
+    faster = [Comparison(INPUT, TRADED, 0.9, measured=race(rng, 0.9, 0.05, 31)).decide().accepted for _ in range(300)]
     assert sum(slower) < 0.1 * len(slower)
     assert sum(faster) > 0.9 * len(faster)
 
@@ -141,43 +143,43 @@ def test_rounds_that_something_else_disturbed_do_not_hide_a_slower_result(rounds
             rng.lognormvariate(0.077, 0.01) * (1.0 if n % 5 else 3.0 ** rng.choice((-1, 1))) for n in range(rounds)
         ]
         low, _, high = quantiles(ratios, n=4)
-        found = Measured(1.0, 1.0, median(ratios), rounds, high - low, deviation=stdev(ratios))
-        lost += not Comparison(INPUT, LESS, 0.9, measured=found).judged().taken
+        found = Measurement(1.0, 1.0, median(ratios), rounds, high - low, deviation=stdev(ratios))
+        lost += not Comparison(INPUT, LESS, 0.9, measured=found).decide().accepted
     assert lost > 0.9 * 300
 
 
 def test_a_race_goes_on_while_it_could_change_something() -> None:
-    assert Comparison(INPUT, LESS, 0.9, measured=raced(0.99, spread=0.3)).settled  # taken whatever comes
-    assert not Comparison(INPUT, LESS, 0.9, measured=raced(0.9, spread=0.3)).settled  # it may be shown to be faster
-    assert Comparison(INPUT, LESS, 0.9, measured=raced(0.9)).settled
-    assert not Comparison(INPUT, LESS, 0.99, measured=raced(0.99, spread=0.3)).settled  # as likely a little slower
-    assert not Comparison(INPUT, LESS, 0.9, measured=raced(1.02, spread=0.3)).settled
-    assert not Comparison(INPUT, TRADED, 0.9, measured=raced(0.99, spread=0.3)).settled
-    assert Comparison(INPUT, TRADED, 0.9, measured=raced(0.5)).settled
+    assert Comparison(INPUT, LESS, 0.9, measured=raced(0.99, spread=0.3)).conclusive  # taken whatever comes
+    assert not Comparison(INPUT, LESS, 0.9, measured=raced(0.9, spread=0.3)).conclusive  # it may be shown to be faster
+    assert Comparison(INPUT, LESS, 0.9, measured=raced(0.9)).conclusive
+    assert not Comparison(INPUT, LESS, 0.99, measured=raced(0.99, spread=0.3)).conclusive  # as likely a little slower
+    assert not Comparison(INPUT, LESS, 0.9, measured=raced(1.02, spread=0.3)).conclusive
+    assert not Comparison(INPUT, TRADED, 0.9, measured=raced(0.99, spread=0.3)).conclusive
+    assert Comparison(INPUT, TRADED, 0.9, measured=raced(0.5)).conclusive
     close = Comparison(INPUT, TRADED, 0.9, measured=raced(0.98, spread=0.01))
-    assert close.settled  # what is open is how the models were loaded, so they are loaded again
-    assert (close.loaded_so, close.judged().taken) == (True, False)
+    assert close.conclusive  # what is open is how the models were loaded, so they are loaded again
+    assert (close.loading_decides, close.decide().accepted) == (True, False)
     again = Comparison(INPUT, TRADED, 0.9, measured=raced(0.98, spread=0.01, rounds=31, sittings=16))
-    assert (again.settled, again.loaded_so, again.judged().improvement) == (True, False, "faster")
-    assert Comparison(INPUT, TRADED, 0.9, measured=raced(0.5, rounds=3)).settled  # three rounds show what is that large
-    assert not Comparison(INPUT, TRADED, 0.9, measured=raced(0.9, rounds=3)).settled
-    assert not Comparison(INPUT, TRADED, 0.9, measured=raced(0.5, spread=0.0, rounds=2)).settled  # and two show nothing
-    assert Comparison(INPUT, TRADED, 0.9, measured=raced(1.001, rounds=7)).settled  # it has to be faster, and is not
+    assert (again.conclusive, again.loading_decides, again.decide().improvement) == (True, False, "faster")
+    assert Comparison(INPUT, TRADED, 0.9, measured=raced(0.5, rounds=3)).conclusive  # it is that large
+    assert not Comparison(INPUT, TRADED, 0.9, measured=raced(0.9, rounds=3)).conclusive
+    assert not Comparison(INPUT, TRADED, 0.9, measured=raced(0.5, spread=0.0, rounds=2)).conclusive  # two are too few
+    assert Comparison(INPUT, TRADED, 0.9, measured=raced(1.001, rounds=7)).conclusive  # it has to be faster, and is not
     assert Comparison(
         INPUT, LESS, 0.9, measured=raced(1.002, rounds=7)
-    ).settled  # it cannot be shown to be slower any more
+    ).conclusive  # it cannot be shown to be slower any more
 
 
 def test_two_rounds_decide_nothing() -> None:
-    assert not Comparison(INPUT, TRADED, 0.9, measured=raced(0.5, spread=0.0, rounds=2)).judged().taken
-    assert Comparison(INPUT, LESS, 0.9, measured=raced(1.5, spread=0.0, rounds=2)).judged().taken
+    assert not Comparison(INPUT, TRADED, 0.9, measured=raced(0.5, spread=0.0, rounds=2)).decide().accepted
+    assert Comparison(INPUT, LESS, 0.9, measured=raced(1.5, spread=0.0, rounds=2)).decide().accepted
 
 
 def test_what_no_race_could_show_is_not_raced() -> None:
-    assert Comparison(INPUT, TRADED, 0.995).hopeless
-    assert not Comparison(INPUT, TRADED, 0.97).hopeless
-    assert not Comparison(INPUT, TRADED, 1.2).hopeless  # prices may be wrong by as much
-    assert not Comparison(INPUT, LESS, 0.995).hopeless  # it does less, and is taken unless it is shown slower
+    assert Comparison(INPUT, TRADED, 0.995).undetectable
+    assert not Comparison(INPUT, TRADED, 0.97).undetectable
+    assert not Comparison(INPUT, TRADED, 1.2).undetectable  # prices may be wrong by as much
+    assert not Comparison(INPUT, LESS, 0.995).undetectable  # it does less, and is taken unless it is shown slower
 
 
 @pytest.mark.parametrize("mean", [0.7, 0.9, 0.97, 1.05])
@@ -186,12 +188,16 @@ def test_what_a_choice_is_expected_to_lose_to_whoever_knew(mean: float) -> None:
     off = abs(0.97 - mean) / 0.1
     normal = NormalDist()
     loss = 0.1 * (normal.pdf(off) - off * (1.0 - normal.cdf(off)))
-    assert regret([Belief(0.97, 0.0), Belief(mean, 0.1)]) == pytest.approx(loss, abs=2e-4)
+    assert regret([Estimate(0.97, 0.0), Estimate(mean, 0.1)]) == pytest.approx(loss, abs=2e-4)
 
 
 def test_a_choice_between_several_loses_what_draws_of_them_say() -> None:
-    known = [Belief(0.97, 0.0), Belief(0.66, 0.1), Belief(0.67, 0.1), Belief(0.68, 0.05)]
+    known = [Estimate(0.97, 0.0), Estimate(0.66, 0.1), Estimate(0.67, 0.1), Estimate(0.68, 0.05)]
     source = np.random.default_rng(0)
     draws = source.normal([b.mean for b in known], [b.deviation for b in known], (200_000, 4))
     assert regret(known) == pytest.approx(0.66 - draws.min(axis=1).mean(), abs=1e-3)
-    assert regret([Belief(0.97, 0.0)]) == regret([Belief(0.97, 0.0), Belief(0.2, 0.01)]) == pytest.approx(0.0, abs=1e-9)
+    assert (
+        regret([Estimate(0.97, 0.0)])
+        == regret([Estimate(0.97, 0.0), Estimate(0.2, 0.01)])
+        == pytest.approx(0.0, abs=1e-9)
+    )

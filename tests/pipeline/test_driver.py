@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import os
-from dataclasses import replace
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,14 +24,17 @@ from superopt.ir.errors import InvalidModel, Unsupported, UsageError
 from superopt.ir.graph import Graph
 from superopt.ops.infer import infer
 from superopt.passes import AppliedRule, SearchResult
-from superopt.pipeline import acceptance, child_process, context, driver, recovery, result_check
+from superopt.pipeline import acceptance, child_process, context, memory_reduction, proposals, result_check, task
 from superopt.pipeline.acceptance_policy import Comparison
 from superopt.pipeline.budget import TimeBudget
-from superopt.pipeline.options import EFFORTS, Options, quiet
+from superopt.pipeline.candidate import Candidate, Proposals, Refusal, first_accepted
+from superopt.pipeline.log import Log
+from superopt.pipeline.options import EFFORTS, Options
 from superopt.pipeline.paired_benchmark import measure
+from superopt.pipeline.recovery import Recovery
 from superopt.pipeline.rematerialization import Point
 from superopt.pipeline.result_check import skipped
-from superopt.report import Measured
+from superopt.report import CheckFailure, Measurement
 from superopt.report.html import render
 from superopt.report.terminal import show_report
 from superopt.rules import Library, parse_rule
@@ -118,7 +122,7 @@ def test_what_is_certified_is_what_is_returned(monkeypatch: pytest.MonkeyPatch) 
     graph = branches()
     written = replace(graph, name="written").checked()
     point = Point(written, 1, 1.0, "order", chosen=True)
-    monkeypatch.setattr(driver, "for_memory", lambda *_: (point,))
+    monkeypatch.setattr(memory_reduction, "for_memory", lambda *_: (point,))
     result = superopt.optimize(graph, target="profile:cpu-epyc-2core", certify=True, objective="memory")
     assert result.graph is written
     assert certified == [written]
@@ -135,7 +139,7 @@ def test_what_cannot_be_checked_is_not_returned(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_result_that_measures_slower_is_not_returned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(acceptance, "measure", lambda *args, **kwargs: Measured(1.0, 1.1, 1.1, 7))
+    monkeypatch.setattr(acceptance, "measure", lambda *args, **kwargs: Measurement(1.0, 1.1, 1.1, 7))
     graph = branches()
     result = superopt.optimize(graph, time_limit=None)
     assert result.graph is graph
@@ -151,7 +155,7 @@ def test_rounds_that_are_too_few_say_so(rounds: int, said: str, unsaid: str, mon
     monkeypatch.setattr(
         acceptance,
         "measure",
-        lambda *args, **kwargs: Measured(1.0, 0.9, 0.9, rounds, 0.01, uncertainty=0.05 if rounds > 1 else inf),
+        lambda *args, **kwargs: Measurement(1.0, 0.9, 0.9, rounds, 0.01, uncertainty=0.05 if rounds > 1 else inf),
     )
     made = superopt.optimize(branches(), time_limit=None).report
     with Console(record=True, width=300, file=io.StringIO()) as console:
@@ -180,7 +184,7 @@ def test_where_the_best_modelled_is_slower_what_asks_for_less_of_everything_is_t
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The first race says slower, the second one faster: the frugal plan is returned, and the report says why."""
-    raced = iter([Measured(1.0, 1.1, 1.1, 7), Measured(1.0, 0.9, 0.9, 7)])
+    raced = iter([Measurement(1.0, 1.1, 1.1, 7), Measurement(1.0, 0.9, 0.9, 7)])
     monkeypatch.setattr(acceptance, "measure", lambda *args, **kwargs: next(raced))
     asked = searches_of(monkeypatch)
     result = superopt.optimize(branches(), time_limit=None)
@@ -200,8 +204,8 @@ def test_how_a_second_search_is_made(
 ) -> None:
     """With few rules where the first was modelled to gain too little to be measured; in a hurry there is none."""
     hopes = iter([hopeless, False])
-    monkeypatch.setattr(Comparison, "hopeless", property(lambda self: next(hopes)))
-    raced = iter([*([] if hopeless else [Measured(1.0, 1.1, 1.1, 7)]), Measured(1.0, 0.9, 0.9, 7)])
+    monkeypatch.setattr(Comparison, "undetectable", property(lambda self: next(hopes)))
+    raced = iter([*([] if hopeless else [Measurement(1.0, 1.1, 1.1, 7)]), Measurement(1.0, 0.9, 0.9, 7)])
     monkeypatch.setattr(acceptance, "measure", lambda *args, **kwargs: next(raced))
     asked = searches_of(monkeypatch)
     superopt.optimize(branches(), time_limit=None, effort=effort)
@@ -212,8 +216,8 @@ def test_where_what_asks_for_less_trades_after_all_the_third_search_leaves_less_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Places that are each no worse may part what runs as one kernel: counted whole, the second result trades."""
-    monkeypatch.setattr(driver, "demand_of", lambda cost: Demand())
-    raced = iter([Measured(1.0, 1.1, 1.1, 7), Measured(1.0, 1.1, 1.1, 7), Measured(1.0, 0.9, 0.9, 7)])
+    monkeypatch.setattr(proposals, "demand_of", lambda cost: Demand())
+    raced = iter([Measurement(1.0, 1.1, 1.1, 7), Measurement(1.0, 1.1, 1.1, 7), Measurement(1.0, 0.9, 0.9, 7)])
     monkeypatch.setattr(acceptance, "measure", lambda *args, **kwargs: next(raced))
     asked = searches_of(monkeypatch)
     assert superopt.optimize(branches(), time_limit=None).report.status == "improved"
@@ -230,7 +234,7 @@ def test_an_unknown_operator_is_kept_and_the_rest_is_checked_in_pieces() -> None
 
 
 def test_a_large_model_is_checked_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(context, "LARGE", 1000)
+    monkeypatch.setattr(task, "LARGE", 1000)
     monkeypatch.setattr(result_check, "LARGE", 1000)
     result = superopt.optimize(branches(), time_limit=None)
     assert result.report.status == "improved"
@@ -311,7 +315,7 @@ def test_a_result_that_could_not_be_checked_in_time_is_not_called_the_best(monke
         budget.deadline = 0.0
         return skipped("the time ran out after 3 regions")
 
-    monkeypatch.setattr(recovery, "check_result", unchecked)
+    monkeypatch.setattr(context, "check_result", unchecked)
     made = superopt.optimize(graph, target="profile:cpu-epyc-2core", time_limit=90.0).report
     assert (made.status, made.check.verdict, made.reason.code) == ("unchanged", "skipped", "not_checked")
     assert made.reason.text == (
@@ -332,7 +336,7 @@ def test_interrupting_the_search_gives_the_best_so_far(monkeypatch: pytest.Monke
 
 
 def test_a_result_that_was_checked_survives_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*args: object, **kwargs: object) -> Measured:
+    def interrupted(*args: object, **kwargs: object) -> Measurement:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(acceptance, "measure", interrupted)
@@ -345,10 +349,10 @@ def test_a_result_that_was_checked_survives_an_interrupt(monkeypatch: pytest.Mon
 def test_after_an_interrupt_little_time_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     left = []
 
-    def race(self: acceptance.Contest, *args: object, **settings: object) -> None:
+    def benchmark(self: acceptance.Acceptance, *args: object, **settings: object) -> None:
         left.append(self.task.budget.left)
 
-    monkeypatch.setattr(acceptance.Contest, "race", race)
+    monkeypatch.setattr(acceptance.Acceptance, "benchmark", benchmark)
     monkeypatch.setattr(
         child_process, "search", lambda given, *args, **kwargs: SearchResult(given, stopped="interrupted")
     )
@@ -477,55 +481,83 @@ def test_weights_that_change_during_the_run_are_an_error(tmp_path: Path, monkeyp
         superopt.optimize(path, target="profile:cpu-epyc-2core", progress=writes)
 
 
-def test_the_rules_used_at_the_place_that_differs_are_left_out_first(monkeypatch: pytest.MonkeyPatch) -> None:
+@dataclass
+class Recorded:
+    """A context whose searches return what the test says, by the rules that are excluded."""
+
+    graph: Graph
+    results: Callable[[tuple[str, ...]], SearchResult]
+    excluded: list[tuple[str, ...]] = field(default_factory=list)
+    log: Log = field(default_factory=Log)
+    failures: list[CheckFailure] = field(default_factory=list)
+
+    @property
+    def task(self) -> Any:
+        return SimpleNamespace(graph=self.graph, budget=TimeBudget.of(None))
+
+    @property
+    def searches(self) -> Any:
+        return SimpleNamespace(weights=None, search=self._search)
+
+    def _search(self, excluded: Collection[str] = ()) -> SearchResult:
+        self.excluded.append(tuple(excluded))
+        return self.results(self.excluded[-1])
+
+
+def refused(search: SearchResult) -> Refusal:
+    check = CheckResult("failed", reason="differs", where=("y",))
+    cost: Any = None
+    return Refusal(Candidate(search, cost, check=check), "check", "differs")
+
+
+def test_the_rules_used_at_the_place_that_differs_are_left_out_first() -> None:
     """Where no input of the whole shows it, the place does."""
     graph, other, without = branches(), branches("Sub", "d"), branches("Mul", "d")
-    verdicts = iter([CheckResult("failed", reason="differs", where=("y",)), CheckResult("passed")])
-    monkeypatch.setattr(recovery, "check_result", lambda *_: next(verdicts))
-    rules = tuple(SimpleNamespace(id=name) for name in ("often", "there"))
-    tried: list[tuple[str, ...]] = []
-
-    def search(some: tuple[SimpleNamespace, ...]) -> SearchResult:
-        tried.append(tuple(r.id for r in some))
-        return SearchResult(without)
-
-    given: Any = SimpleNamespace(graph=graph, typing=None, options=Options(), budget=None, progress=quiet,
-                                 library=SimpleNamespace(admitted=rules))  # fmt: skip
-    given.budget = TimeBudget.of(None)
     applied = (AppliedRule("often", 9, ("h",), 5.0), AppliedRule("there", 1, ("y", "z"), 1.0))
-    searches: Any = SimpleNamespace(valued=None, search=search)
-    with Bench() as bench:
-        checks = recovery.Checks(given, searches, bench, [])
-        found, checked = checks.settle(SearchResult(other, applied))
-    assert (found.graph, checked.verdict, tried) == (without, "passed", [("often",)])
-    assert [f.left_out for f in checks.failures] == ["there"]
+    context: Any = Recorded(graph, lambda excluded: SearchResult(without))
+    again = Recovery(context).search_again(refused(SearchResult(other, applied)))
+    assert again is not None
+    assert again.graph is without
+    assert context.excluded == [("there",)]
+    assert [f.left_out for f in context.failures] == ["there"]
 
 
-def test_suspects_are_left_out_together_and_no_graph_is_checked_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_suspects_are_left_out_together_and_no_graph_is_proposed_twice() -> None:
     """Folding is no rule that could be left out; and what failed once fails again."""
     graph, wrong, right = branches(), branches("Sub", "d"), branches("Mul", "d")
-    rules = tuple(SimpleNamespace(id=name) for name in ("a", "b", "c", "innocent"))
     applied = tuple(AppliedRule(name, 1, ("y",), 1.0) for name in ("fold", "a", "b", "c"))
-    checked: list[object] = []
 
-    def check_result(before: object, after: object, *_: object) -> CheckResult:
-        checked.append(after)
-        return CheckResult("passed") if after is right else CheckResult("failed", reason="differs", where=("y",))
+    def results(excluded: tuple[str, ...]) -> SearchResult:
+        return SearchResult(right if set(excluded) >= {"a", "b", "c"} else wrong, applied)
 
-    monkeypatch.setattr(recovery, "check_result", check_result)
-    tried: list[tuple[str, ...]] = []
+    context: Any = Recorded(graph, results)
+    recovery = Recovery(context)
+    again = recovery.search_again(refused(SearchResult(wrong, applied)))
+    assert again is not None
+    assert again.graph is right
+    assert context.excluded == [("a",), ("a", "b", "c")]
+    assert [f.left_out for f in context.failures] == ["a", "b", "c"]
+    assert recovery.search_again(refused(again)) is None, "no rule is left to suspect"
+    assert "the input is returned" in context.log.notes[-1]
 
-    def search(some: tuple[SimpleNamespace, ...]) -> SearchResult:
-        tried.append(tuple(r.id for r in some))
-        return SearchResult(right if tried[-1] == ("innocent",) else wrong, applied)
 
-    given: Any = SimpleNamespace(graph=graph, typing=None, options=Options(), budget=TimeBudget.of(None),
-                                 progress=quiet, library=SimpleNamespace(admitted=rules))  # fmt: skip
-    searches: Any = SimpleNamespace(valued=None, search=search)
-    with Bench() as bench:
-        checks = recovery.Checks(given, searches, bench, [])
-        found, verdict = checks.settle(SearchResult(wrong, applied))
-    assert (found.graph, verdict.verdict) == (right, "passed")
-    assert tried == [("b", "c", "innocent"), ("innocent",)]
-    assert checked == [wrong, right]
-    assert [f.left_out for f in checks.failures] == ["a", "b", "c"]
+def test_the_loop_sends_each_refusal_back_and_ends_with_what_the_proposer_returns() -> None:
+    """Propose, evaluate, and on a refusal propose again; the first that is accepted is the last that is proposed."""
+    cost: Any = None
+    some = [Candidate(SearchResult(branches(op, "d")), cost) for op in ("Sub", "Mul", "Div")]
+    unchanged = Candidate(SearchResult(branches()), cost)
+    reasons: list[str] = []
+
+    def proposals() -> Proposals:
+        for candidate in some:
+            refusal = yield candidate
+            reasons.append(refusal.reason)
+        return unchanged
+
+    def accepting(accepted: Candidate | None) -> Callable[[Candidate], Candidate | Refusal]:
+        return lambda c: c if c is accepted else Refusal(c, "timing", c.graph.nodes[-1].op)
+
+    assert first_accepted(proposals(), accepting(some[1])) is some[1]
+    assert reasons == ["Sub"]
+    assert first_accepted(proposals(), accepting(None)) is unchanged
+    assert reasons == ["Sub", "Sub", "Mul", "Div"]

@@ -1,0 +1,57 @@
+"""The result as it takes less memory: ``--objective memory|pareto`` and ``--memory-limit``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from superopt.pipeline.acceptance_policy import Decision
+from superopt.pipeline.candidate import Candidate
+from superopt.pipeline.context import Context
+from superopt.pipeline.rematerialization import Point, for_memory
+from superopt.verifier.check.differential import EXACT, CheckResult, Slack
+
+__all__ = ["reduce_memory"]
+
+
+def reduce_memory(candidate: Candidate, context: Context) -> Candidate:
+    """Write the candidate's graph for less memory, where that is asked for; every graph that is kept passes the check.
+
+    The graphs that trade time for memory are left in ``context.pareto``.
+    """
+    task, after = context.task, candidate.graph
+    if task.budget.interrupted:
+        return candidate
+    notes: list[str] = []
+    options = replace(task.options, sizes=task.sizes)
+    points = for_memory(after, options, task.costs, notes, task.budget.left, task.races, task.progress)
+    context.log.note(*notes)
+    kept: list[Point] = []
+    for point in points:
+        if not point.chosen and task.budget.left <= 0.0:
+            continue
+        check = candidate.check if point.graph is after else _check(point, candidate, context)
+        if check is None:
+            continue
+        kept.append(point)
+        if point.chosen and point.graph is not after:
+            search = replace(candidate.search, graph=point.graph)
+            candidate = replace(candidate, search=search, check=check, decision=Decision("memory"))
+    context.pareto = tuple(kept)
+    return candidate
+
+
+def _check(point: Point, candidate: Candidate, context: Context) -> CheckResult | None:
+    """The check of a graph; ``None`` where it does not pass."""
+    task, slack = context.task, EXACT
+    if not task.options.check:
+        return candidate.check
+    if candidate.algorithms is not None:
+        new = frozenset(n.name for n in point.graph.nodes) - {n.name for n in task.graph.nodes}
+        slack = Slack(candidate.algorithms.slack, new)
+    check = context.check(point.graph, slack)
+    if check.verdict == "passed":
+        return check
+    context.log.note(
+        f"what was written for memory ({point.how}) is not kept: the check {check.verdict}: {check.reason}"
+    )
+    return None

@@ -1,0 +1,139 @@
+"""The candidates of an optimisation for time, in the order in which they are tried.
+
+1. The search's result with fast algorithms (Winograd, Strassen) in the place of some operators, the fastest by price
+   first: no rewrite rule applies behind one, so they come after the search.
+2. The search's result.
+3. After a failed check, the result of a search without its cause (:mod:`superopt.pipeline.recovery`). After a refusal
+   by timing, the result of a search in which no operator gets more work than it had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from superopt.passes import SearchOptions, SearchResult
+from superopt.pipeline.acceptance_policy import Decision, demand_of
+from superopt.pipeline.candidate import Candidate, Proposals, Refusal
+from superopt.pipeline.context import Context
+from superopt.pipeline.options import ALGORITHMS
+from superopt.pipeline.recovery import Recovery
+
+if TYPE_CHECKING:
+    from superopt.pipeline.fast_algorithms import Substitution
+
+__all__ = ["Proposer"]
+
+_CHECKS = 4.0  # times what a check needs that have to be left before fast algorithms are proposed
+
+
+class Proposer:
+    """Proposes candidates for an optimisation.
+
+    Args:
+        context: the optimisation.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._recovery = Recovery(context)
+        self._algorithms_refused = False  # by timing, and prices leave no other to try
+        self._only_clear = False  # timing refused fast algorithms that prices leave in doubt
+        self._fewer_rules: bool | None = None  # whether the last search without trade-offs used fewer rules
+
+    def proposals(self) -> Proposals:
+        """All candidates. At their end, the input."""
+        context, task = self._context, self._context.task
+        search = context.searches.search()
+        if search.stopped == "interrupted":
+            task.budget.hurry()
+        refusal: Refusal | None = None
+        while True:
+            yield from self.with_algorithms(search)
+            if search.graph is task.graph:
+                return self._nothing_left(search, refusal)
+            refusal = yield self._candidate(search)
+            by_check = refusal.stage == "check"
+            again = self._recovery.search_again(refusal) if by_check else self._without_tradeoffs(refusal)
+            if again is None:
+                return self._refused(refusal)
+            search = again
+
+    def with_algorithms(self, search: SearchResult) -> Generator[Candidate, Refusal, None]:
+        """A search's result with fast algorithms, until timing refuses them."""
+        context, options = self._context, self._context.task.options
+        wanted = not options.enable and ALGORITHMS not in options.disable and options.objective != "memory"
+        if context.task.budget.interrupted or self._algorithms_refused or not wanted:  # they need more memory
+            return
+        from superopt.pipeline.fast_algorithms import substitutions  # here, because most models have no place for one
+
+        context.task.progress(0, None, "looking for fewer multiplications")
+        setting = context.algorithm_setting
+        for algorithms in substitutions(context.task.graph, search.graph, context.task.costs, setting, context.log):
+            if context.task.budget.left < _CHECKS * context.task.budget.reserve:
+                context.log.note("there was no time left to look for fewer multiplications")
+                return
+            if self._only_clear and not algorithms.clear:
+                continue
+            candidate = replace(self._candidate(replace(search, graph=algorithms.graph)), algorithms=algorithms)
+            refusal = yield candidate
+            self._refuse(algorithms, refusal)
+            if self._algorithms_refused or refusal.stage == "interrupted":
+                return
+
+    def _refuse(self, algorithms: Substitution, refusal: Refusal) -> None:
+        why = refusal.reason
+        if refusal.stage == "check":
+            why = f"the check {refusal.candidate.check.verdict}: {why}"
+        count = len(algorithms.choices)
+        self._context.log.note(f"{count} operators with fewer multiplications were left out: {why}")
+        if refusal.stage == "timing":
+            self._only_clear = True
+            self._algorithms_refused = algorithms.clear or not self._context.task.effort.again
+
+    def _candidate(self, search: SearchResult) -> Candidate:
+        context = self._context
+        return Candidate(search, context.cost_of(search.graph), weights=context.searches.weights)
+
+    def _without_tradeoffs(self, refusal: Refusal) -> SearchResult | None:
+        """A search in which no operator gets more work than it had; ``None`` where that would gain nothing either.
+
+        Where the first result was modelled to gain less than a benchmark can show, so would this search with all rules:
+        only rules that leave less to run are used. So it is where each place of such a result is no worse by itself but
+        the whole is, as the backend runs operators of several places as one kernel.
+        """
+        context, candidate = self._context, refusal.candidate
+        if self._fewer_rules is None:
+            fewer_rules = candidate.decision.undetectable
+        elif self._fewer_rules or demand_of(candidate.cost).no_more_than(demand_of(context.input_cost)):
+            return None
+        else:
+            fewer_rules = True
+        if not self._may_gain(candidate):
+            return None
+        self._fewer_rules = fewer_rules
+        context.log.note(f"{refusal.reason}, so only what asks for less of everything is tried")
+        return context.searches.search(frugal=True, directed=fewer_rules)
+
+    def _may_gain(self, candidate: Candidate) -> bool:
+        """Whether there is time for another search, and a candidate that gains less than this one is worth it."""
+        task, before = self._context.task, self._context.input_cost.us
+        gain = 1.0 - (candidate.cost.us / before if before else 1.0)
+        enough = gain > SearchOptions().least_gain or len(candidate.graph.nodes) < len(task.graph.nodes)
+        time_left = not task.budget.interrupted and task.budget.left > task.budget.racing
+        return task.effort.again and time_left and enough
+
+    def _nothing_left(self, search: SearchResult, refusal: Refusal | None) -> Candidate:
+        """The input, where a search finds nothing."""
+        if refusal is None:
+            return replace(self._context.input, search=search)
+        return self._context.unchanged(replace(refusal.candidate, search=search), Decision(None))
+
+    def _refused(self, refusal: Refusal) -> Candidate:
+        """The input, where the last candidate was refused."""
+        context, candidate = self._context, refusal.candidate
+        if refusal.stage == "check":
+            return context.unchanged(candidate, Decision(None), candidate.check)
+        context.log.note(f"{refusal.reason}, so the input is returned")
+        return context.unchanged(candidate, candidate.decision)
