@@ -23,13 +23,7 @@ from superopt.runtime.paired_benchmark import SETTLED
 from superopt.runtime.registry import runtime_named
 from superopt.verifier.check.sessions import Bench
 
-__all__ = ["SHOWN_SECONDS", "Acceptance"]
-
-_SHOWN_ROUNDS = 15  # of a benchmark whose figures the user asked for, at least
-SHOWN_SECONDS = 30.0  # for a benchmark whose figures the user asked for
-_LONGER = 3.0  # times the usual seconds, for models of which too few rounds to say anything fit those
-_WARM_UP = 2  # rounds besides: each model runs once or twice before it is timed
-_LOADED = 1e9  # bytes of weights that a runtime loads in a second
+__all__ = ["Acceptance"]
 
 
 @dataclass
@@ -161,13 +155,15 @@ class Acceptance:
             self.log.note("no time was left to time the models, so only a simpler graph would be returned")
             return None
         task.progress(0, None, "measuring")
-        rounds = _SHOWN_ROUNDS if conclusive is None else self._rounds(us) if loadings == 1 else POLICY.fewest_rounds
-        looks = [n for n in POLICY.looks if n >= _SHOWN_ROUNDS or not shown]
+        rounds = (
+            POLICY.shown_rounds if conclusive is None else self._rounds(us) if loadings == 1 else POLICY.fewest_rounds
+        )
+        looks = [n for n in POLICY.looks if n >= POLICY.shown_rounds or not shown]
         try:
             measurement = measure(
                 before or task.graph, after, sizes=sizes, seed=task.options.seed, threads=task.options.threads,
                 rounds=rounds, burst=3 if shown else 1,
-                time_limit=SHOWN_SECONDS if shown else task.budget.left - task.budget.racing,
+                time_limit=POLICY.shown_seconds if shown else task.budget.left - task.budget.racing,
                 device=task.costs.racing, runtime=runtime_named(task.options.runtime),
                 looks={} if conclusive is None else dict.fromkeys(looks, conclusive),
                 sittings=loadings, enough=conclusive or (lambda measurement: False), bench=self.bench,
@@ -188,14 +184,14 @@ class Acceptance:
         if self.task.options.measure:
             return POLICY.looks[-1]
         seconds, each = self.task.effort.race, _round_seconds(us)
-        usual, longer = (int(s / each) - _WARM_UP for s in (seconds, _LONGER * seconds))
+        usual, longer = (int(s / each) - POLICY.warm_up_rounds for s in (seconds, POLICY.longer * seconds))
         return max(POLICY.fewest_rounds + 1, min(POLICY.looks[-1], max(usual, min(POLICY.looks[1], longer))))
 
     def _loadings(self, us: tuple[float, float]) -> int:
         """Loadings of both models, at most: those that fit the usual seconds, by what loading and rounds are expected
         to take."""
-        loading = self.task.budget.loads + 2 * self.task.graph.weight_bytes / _LOADED
-        each = (POLICY.fewest_rounds + _WARM_UP) * _round_seconds(us) + loading
+        loading = self.task.budget.loads + 2 * self.task.graph.weight_bytes / POLICY.loading_bytes
+        each = (POLICY.fewest_rounds + POLICY.warm_up_rounds) * _round_seconds(us) + loading
         return max(2, min(POLICY.loadings, int(self.task.effort.race / each)))
 
 

@@ -65,6 +65,12 @@ class AcceptancePolicy:
         negligible_loss: share of the model's time that a wrong choice may be expected to lose and still not be
             measured: a fifth of a loading's deviation.
         node_bytes: bytes of a node in a file, at least. For each node that is gone, weights may take as many more.
+        shown_rounds, shown_seconds: rounds at least, and seconds at most, of a benchmark whose figures the user asked
+            for.
+        longer: times the usual seconds, for models of which too few rounds to say anything fit those.
+        warm_up_rounds: besides the timed ones: each model runs once or twice before.
+        loading_bytes: of weights that a runtime loads in a second.
+        loading_node_seconds: that loading both models takes for each node: 6 seconds for 10,000.
     """
 
     error_rate: float = 1e-3
@@ -76,6 +82,12 @@ class AcceptancePolicy:
     least_modelled_gain: float = 0.03
     negligible_loss: float = 0.002
     node_bytes: int = 64
+    shown_rounds: int = 15
+    shown_seconds: float = 30.0
+    longer: float = 3.0
+    warm_up_rounds: int = 2
+    loading_bytes: float = 1e9
+    loading_node_seconds: float = 6e-4
 
     @property
     def fewest_rounds(self) -> int:

@@ -9,20 +9,30 @@ from dataclasses import dataclass
 from superopt import cost as costs
 from superopt.ir.graph import Graph
 from superopt.ops.infer import Typing
+from superopt.pipeline.acceptance_policy import POLICY
+from superopt.pipeline.check_policy import CHECKS
 
-__all__ = ["TimeBudget"]
+__all__ = ["SHARES", "TimeBudget", "TimeShares"]
 
-_FLOPS, _BYTES = 1e10, 3e8  # FLOPs and bytes of weights a second that the final check gets through, at worst
-_ALWAYS = 0.4  # seconds that checking and reporting take of the smallest model
-# Seconds a node that checking takes, and that timing whole models takes beside their runs: of 10,000 nodes 10 and 6.
-_CHECKED_NODE, _RACED_NODE = 1e-3, 6e-4
-_RESERVED = 0.6  # share of the time limit, at most, that is kept for the check
-_FOR_MEMORY = 0.6  # share of the time limit that is kept for less memory, where that is asked for
-_GRACE = 0.1  # share of the time limit by which a check that has begun may go over it
-_IMPATIENT = 3.0  # seconds for checking and timing what there is when the search was interrupted, if they take less
-# Seconds that looking at elements takes for a node, and its share of the time limit, at most.
-_NODE, _LOOKING = 2e-3, 0.3
-_MEASURING = 0.3  # share of the time limit that measuring operators may take; the rest is predicted
+
+@dataclass(frozen=True)
+class TimeShares:
+    """How a time limit is divided, beside what the check needs.
+
+    Attributes:
+        memory: share that is kept for writing the result for less memory, where that is asked for.
+        weights: share that reading the weights' elements may take, at most: the search needs the rest.
+        prices: share that measuring operators may take; the rest is predicted.
+        weight_node_seconds: that reading the weights' elements takes for each node.
+    """
+
+    memory: float = 0.6
+    weights: float = 0.3
+    prices: float = 0.3
+    weight_node_seconds: float = 2e-3
+
+
+SHARES = TimeShares()
 
 
 @dataclass
@@ -56,11 +66,11 @@ class TimeBudget:
 
     def expect(self, graph: Graph, typing: Typing, sizes: Mapping[str, int]) -> None:
         """Say which model it is spent on, and what its symbolic dimensions are."""
-        reading = 2 * graph.weight_bytes / _BYTES
-        runs = costs.graph_work(graph, typing, sizes)["flops"] / _FLOPS + len(graph.nodes) * _CHECKED_NODE
-        self.needs = float(_ALWAYS + runs + reading)
-        self.loads = len(graph.nodes) * _RACED_NODE
-        self.looks = reading + len(graph.nodes) * _NODE
+        reading = 2 * graph.weight_bytes / CHECKS.weight_bytes
+        runs = costs.graph_work(graph, typing, sizes)["flops"] / CHECKS.flops + len(graph.nodes) * CHECKS.node_seconds
+        self.needs = float(CHECKS.least_seconds + runs + reading)
+        self.loads = len(graph.nodes) * POLICY.loading_node_seconds
+        self.looks = reading + len(graph.nodes) * SHARES.weight_node_seconds
 
     @property
     def left(self) -> float:
@@ -80,12 +90,12 @@ class TimeBudget:
     @property
     def measuring(self) -> float:
         """Seconds that measuring operators may take."""
-        return float("inf") if self.limit is None else _MEASURING * self.limit
+        return float("inf") if self.limit is None else SHARES.prices * self.limit
 
     @property
     def reserve(self) -> float:
         """Seconds that are kept for checking and reporting, so that the search stops in time for them."""
-        return self.needs if self.limit is None else min(self.needs, _RESERVED * self.limit)
+        return self.needs if self.limit is None else min(self.needs, CHECKS.reserved_share * self.limit)
 
     def for_search(self, writes: bool) -> float | None:
         """Seconds that a search may take; ``None`` without a time limit.
@@ -94,23 +104,23 @@ class TimeBudget:
             writes: a result will be written for memory, or has to need less than the input.
         """
         left = self.left_or_none
-        kept = self.reserve + (_FOR_MEMORY * (self.limit or 0.0) if writes else 0.0)
+        kept = self.reserve + (SHARES.memory * (self.limit or 0.0) if writes else 0.0)
         return None if left is None else max(0.0, left - kept)
 
     @property
     def patience(self) -> float | None:
         """Seconds after which a check is given up; ``None`` without a time limit."""
         left = self.left_or_none
-        return None if left is None else left + _GRACE * (self.limit or 0.0)
+        return None if left is None else left + CHECKS.grace_share * (self.limit or 0.0)
 
     @property
-    def allows_looking(self) -> bool:
+    def allows_reading_weights(self) -> bool:
         """Whether looking at all elements of the weights leaves the search most of the time, as far as both are known
         beforehand: the graph that is searched does not depend on how fast the model was read."""
-        return self.limit is None or self.looks <= _LOOKING * self.limit
+        return self.limit is None or self.looks <= SHARES.weights * self.limit
 
     @property
-    def looking(self) -> float:
+    def weights_deadline(self) -> float:
         """When, on the monotonic clock, checking what elements of weights allow is given up: what follows needs half of
         the time that is left, or what was found would not be used."""
         return time.monotonic() + (self.left - self.reserve) / 2
@@ -118,4 +128,4 @@ class TimeBudget:
     def hurry(self) -> None:
         """After an interrupt, what there is gets little more time."""
         self.interrupted = True
-        self.deadline = min(self.deadline, time.monotonic() + max(_IMPATIENT, self.reserve))
+        self.deadline = min(self.deadline, time.monotonic() + max(CHECKS.interrupted_seconds, self.reserve))

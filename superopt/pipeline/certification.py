@@ -8,12 +8,11 @@ from superopt import report
 from superopt.ir.graph import Graph
 from superopt.pipeline.acceptance_policy import Decision
 from superopt.pipeline.candidate import Candidate
+from superopt.pipeline.check_policy import CHECKS
 from superopt.pipeline.context import Context
 from superopt.pipeline.result_check import UNCHANGED
 
 __all__ = ["certify"]
-
-_PROVING = 60.0  # seconds for all proofs of a result, at most
 
 
 def certify(candidate: Candidate, context: Context) -> Candidate:
@@ -39,7 +38,7 @@ def _proved(after: Graph, slack: float, context: Context) -> report.Verification
 
     task = context.task
     task.progress(0, None, "proving")
-    seconds = min(_PROVING, max(0.0, task.budget.left))
+    seconds = min(CHECKS.proof_seconds, max(0.0, task.budget.left))
     verdict = certify_result(task.graph, after, seed=task.options.seed, total=seconds, slack=slack)
     return report.Verification(
         verdict.words, verdict.same, verdict.proved, verdict.tested, verdict.proved_share, verdict.reason

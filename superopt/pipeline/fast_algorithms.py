@@ -34,6 +34,7 @@ from superopt.passes.fast_algorithms.selection import (
 from superopt.passes.fast_algorithms.sharing import shared
 from superopt.passes.fast_algorithms.sites import possible
 from superopt.pipeline.acceptance_policy import POLICY, Estimate
+from superopt.pipeline.check_policy import CHECKS
 from superopt.pipeline.log import Log
 from superopt.pipeline.memory_limit import needed
 from superopt.pipeline.paired_benchmark import LARGE
@@ -47,8 +48,6 @@ from superopt.verifier.check.sessions import Arrays, Bench
 __all__ = ["Accuracy", "ErrorBudget", "Errors", "Substitution", "Setting", "accuracy", "substitutions"]
 
 _LESS = (6.0, 3.0)  # growth of errors of algorithms that are proposed after those of the mode
-_SPENT = 0.5  # of the budget, at most, on the few inputs that are measured: on 100 it was up to 1.8 times as much
-_INPUTS, _WORK = 3, 1e10  # inputs on which errors are measured, at most, and FLOPs of the reference for all but one
 
 
 @dataclass(frozen=True)
@@ -329,7 +328,7 @@ class ErrorBudget:
             InvalidModel, Unsupported, ResourceLimit: as :meth:`measured`.
         """
         mode, errors = self._setting.mode, self.measured(substitution.graph)
-        over = next((e for e in errors if not e.within(mode, _SPENT)), None)
+        over = next((e for e in errors if not e.within(mode, CHECKS.error_share)), None)
         why = over and f"errors grow from {over.before:.1e} to {over.after:.1e}, which {mode!r} does not allow"
         return replace(substitution, errors=_largest(errors)), why or ""
 
@@ -337,7 +336,7 @@ class ErrorBudget:
 def _worth(original: Graph, sizes: Mapping[str, int]) -> int:
     """On how many normal inputs errors are measured."""
     done = costs.work(original, infer(original, sizes), sizes)
-    return max(1, min(_INPUTS, int(_WORK / max(done.flops, 1))))
+    return max(1, min(CHECKS.error_inputs, int(CHECKS.error_flops / max(done.flops, 1))))
 
 
 def _largest(found: Sequence[Accuracy]) -> Accuracy:

@@ -16,6 +16,7 @@ from superopt.ir.errors import InvalidModel, ResourceLimit, Unsupported, UsageEr
 from superopt.ir.graph import Graph
 from superopt.pipeline.acceptance_policy import Decision
 from superopt.pipeline.candidate import Candidate
+from superopt.pipeline.check_policy import CHECKS
 from superopt.pipeline.context import Context
 from superopt.pipeline.optimizer_barriers import fewest_copies
 from superopt.pipeline.runtime_faults import Fault, Unoptimised
@@ -26,8 +27,6 @@ from superopt.verifier.check.differential import CheckResult
 __all__ = ["RuntimeFault", "avoid_runtime_fault", "find_runtime_fault"]
 
 _NOT_RUN = (InvalidModel, ResourceLimit, Unsupported, UsageError, MemoryError)  # with which a model does not run here
-_RUN = 20.0  # seconds for one run
-_SPENT = 0.3  # share of the time that is left, which looking for copies may take: the rest is the search's
 _LISTED = 4  # copied values in a note
 _HINT = "a session with graph_optimization_level = ORT_DISABLE_ALL computes what the model says"
 
@@ -71,9 +70,9 @@ def find_runtime_fault(candidate: Candidate, context: Context) -> Candidate:
     options, graph = task.options, task.graph
     if not options.check or options.runtime != ONNX_RUNTIME.name or graph.weight_bytes > LARGE:
         return candidate
-    if any(w.data is None for w in graph.weights) or task.budget.needs > _SPENT * task.budget.left:
+    if any(w.data is None for w in graph.weights) or task.budget.needs > CHECKS.fault_share * task.budget.left:
         return candidate
-    until = task.budget.left * (1.0 - _SPENT)
+    until = task.budget.left * (1.0 - CHECKS.fault_share)
     try:
         refuse_unbounded(graph, options.sizes, typing=task.typing)
         model = _unoptimised(context)
@@ -145,7 +144,7 @@ def _unoptimised(context: Context) -> Unoptimised:
     task = context.task
     return Unoptimised(
         task.graph, task.typing, task.options.seed, task.options.sizes, context.bench,
-        lambda: min(_RUN, task.budget.left),
+        lambda: min(CHECKS.fault_run_seconds, task.budget.left),
     )  # fmt: skip
 
 

@@ -8,12 +8,11 @@ from superopt import report
 from superopt.ir.graph import structural_hash
 from superopt.passes import AppliedRule, SearchResult
 from superopt.pipeline.candidate import Candidate, Refusal
+from superopt.pipeline.check_policy import CHECKS
 from superopt.pipeline.context import Context
 from superopt.pipeline.options import VALUES
 
 __all__ = ["Recovery"]
-
-_SUSPECTS = (1, 4, 8)  # rules that are left out after a failed check, and after each that follows; each costs a search
 
 
 class Recovery:
@@ -30,7 +29,7 @@ class Recovery:
         self._context = context
         self._weights = context.searches.weights
         self._first: Refusal | None = None
-        self._rounds: Iterator[int] = iter(_SUSPECTS)
+        self._rounds: Iterator[int] = iter(CHECKS.suspects)
         self._excluded: dict[str, None] = {}
         self._failed: set[str] = set()  # digests of graphs that failed a check
 

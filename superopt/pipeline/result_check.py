@@ -10,6 +10,7 @@ from superopt.ir.diff import changed_regions, grown
 from superopt.ir.graph import Graph
 from superopt.ops.infer import Typing, infer, made_of_weights
 from superopt.pipeline.budget import TimeBudget
+from superopt.pipeline.check_policy import CHECKS
 from superopt.pipeline.options import Options
 from superopt.report.quantities import bytes_text
 from superopt.runtime.limits import LARGE, available
@@ -18,8 +19,6 @@ from superopt.verifier.check.differential import CheckResult, Slack, check, chec
 from superopt.verifier.check.sessions import Bench
 
 __all__ = ["UNCHANGED", "check_result", "skipped"]
-
-_HELD = 8  # times its weights, of memory that is left, for which a larger model is checked as a whole
 
 
 def skipped(reason: str) -> CheckResult:
@@ -70,7 +69,12 @@ def check_result(
     why = f"checked place by place, because {whole.reason}"
     pieces = replace(pieces, reason=f"{why}; {pieces.reason}" if pieces.reason else why)
     beyond = before.weight_bytes > most and options.memory_limit is None
-    if pieces.verdict != "failed" or pieces.alike or not beyond or _HELD * before.weight_bytes > available():
+    if (
+        pieces.verdict != "failed"
+        or pieces.alike
+        or not beyond
+        or CHECKS.memory_factor * before.weight_bytes > available()
+    ):
         return pieces
     found = checked(check)  # what a region reads may be out of reach: the whole decides, as where a place differs
     if found.verdict == "skipped":

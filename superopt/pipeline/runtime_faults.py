@@ -26,6 +26,7 @@ from superopt.ir.graph import Graph
 from superopt.ir.types import DType, TensorType
 from superopt.ops.infer import Applied, Typing
 from superopt.ops.meaning import IllTyped
+from superopt.pipeline.check_policy import CHECKS
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.ort import InferenceSession
 from superopt.runtime.ort import run as run_session
@@ -45,7 +46,6 @@ __all__ = ["Fault", "Unoptimised"]
 _KINDS = ("normal", "uniform", "edge", "normal")  # of unsteered inputs
 _STEERED = 12  # inputs that are steered to the graph's own constants, as far as the work goes
 _WORK = 2e9  # operations of all runs of one kind: a second's; one input is tried in any case
-_RUN = 20.0  # seconds for one run, where nobody says less
 # Disturbed runs of each kind: one explains most differences; of eight, the farthest move of any element is within half
 # of its standard deviation.
 _SAMPLES = (1, 8)
@@ -115,7 +115,7 @@ class Unoptimised:
 
     def __init__(
         self, graph: Graph, typing: Typing, seed: int, sizes: Mapping[str, int], bench: Bench,
-        longest: Callable[[], float] = lambda: _RUN,
+        longest: Callable[[], float] = lambda: CHECKS.fault_run_seconds,
     ) -> None:  # fmt: skip
         self.graph, self._typing, self._bench, self._longest = graph, typing, bench, longest
         self._plain = bench.session(graph, optimise=False)

@@ -111,14 +111,14 @@ class Searches:
         task, options = self.task, self.task.options
         if options.enable or VALUES in options.disable:
             return True
-        if not task.budget.allows_looking:
+        if not task.budget.allows_reading_weights:
             self.log.note("there was no time to look at the elements of the weights")
             return True
         task.progress(0, None, "looking at the weights' elements")
         try:
             self.weights = rewrite_weights(
                 task.graph, task.costs, options.floats, task.sizes, runtime_named(options.runtime), self.log,
-                seed=options.seed, deadline=task.budget.looking,
+                seed=options.seed, deadline=task.budget.weights_deadline,
             )  # fmt: skip
         except InvalidModel as error:  # the input was read as valid: what was made of it is not, and is not used
             self.log.note(f"what the weights' elements allow could not be written, a fault of superopt's: {error}")
