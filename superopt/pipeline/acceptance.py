@@ -126,16 +126,18 @@ class Acceptance:
 
         measurement = self.benchmark(after, conclusive, sizes=sizes, us=us)
         on_device = self.task.costs.racing is not None
-        if not on_device and self.time_left and replace(comparison, measured=measurement).loading_decides:
-            for graph in (self.task.graph, after):
-                self.bench.drop(graph)
-            again = self.benchmark(after, conclusive, loadings=self._loadings(us), sizes=sizes, us=us)
-            return measurement if again is None or again.sittings == 1 else again
-        return measurement
+        if on_device or not self.time_left or not replace(comparison, measured=measurement).undecided:
+            return measurement
+        for graph in (self.task.graph, after):
+            self.bench.drop(graph)
+        rounds = POLICY.fewest_rounds if comparison.accepted_unless_slower else POLICY.loading_rounds
+        loadings = self._loadings(us, rounds)
+        again = self.benchmark(after, conclusive, rounds=rounds, loadings=loadings, sizes=sizes, us=us)
+        return measurement if again is None or again.sittings == 1 else again
 
     def benchmark(
         self, after: Graph, conclusive: Callable[[Measurement], bool] | None = None, *, sizes: Mapping[str, int],
-        loadings: int = 1, us: tuple[float, float] = (0.0, 0.0), before: Graph | None = None,
+        rounds: int | None = None, loadings: int = 1, us: tuple[float, float] = (0.0, 0.0), before: Graph | None = None,
     ) -> Measurement | None:  # fmt: skip
         """A paired benchmark of two whole models, if the target is this machine and they are not too large, or if the
         user asked for its figures.
@@ -144,7 +146,8 @@ class Acceptance:
             after: the second model.
             conclusive: whether what was measured so far is enough; by default, after the usual rounds.
             sizes: of symbolic dimensions.
-            loadings: how many times the models are loaded, each time for a few rounds.
+            rounds: of each loading; by default, as many as fit the usual seconds.
+            loadings: how many times the models are loaded.
             us: microseconds that the two are modelled to take.
             before: the first model; by default, the input.
         """
@@ -155,9 +158,8 @@ class Acceptance:
             self.log.note("no time was left to time the models, so only a simpler graph would be returned")
             return None
         task.progress(0, None, "measuring")
-        rounds = (
-            POLICY.shown_rounds if conclusive is None else self._rounds(us) if loadings == 1 else POLICY.fewest_rounds
-        )
+        if rounds is None:
+            rounds = POLICY.shown_rounds if conclusive is None else self._rounds(us)
         looks = [n for n in POLICY.looks if n >= POLICY.shown_rounds or not shown]
         try:
             measurement = measure(
@@ -165,7 +167,7 @@ class Acceptance:
                 rounds=rounds, burst=3 if shown else 1,
                 time_limit=POLICY.shown_seconds if shown else task.budget.left - task.budget.racing,
                 device=task.costs.racing, runtime=runtime_named(task.options.runtime),
-                looks={} if conclusive is None else dict.fromkeys(looks, conclusive),
+                looks={} if conclusive is None or loadings > 1 else dict.fromkeys(looks, conclusive),
                 sittings=loadings, enough=conclusive or (lambda measurement: False), bench=self.bench,
             )  # fmt: skip
         except (Unsupported, InvalidModel, ResourceLimit) as error:
@@ -187,12 +189,12 @@ class Acceptance:
         usual, longer = (int(s / each) - POLICY.warm_up_rounds for s in (seconds, POLICY.longer * seconds))
         return max(POLICY.fewest_rounds + 1, min(POLICY.looks[-1], max(usual, min(POLICY.looks[1], longer))))
 
-    def _loadings(self, us: tuple[float, float]) -> int:
-        """Loadings of both models, at most: those that fit the usual seconds, by what loading and rounds are expected
-        to take."""
+    def _loadings(self, us: tuple[float, float], rounds: int) -> int:
+        """Loadings of both models, at most, by what loading and so many rounds are expected to take."""
         loading = self.task.budget.loads + 2 * self.task.graph.weight_bytes / POLICY.loading_bytes
-        each = (POLICY.fewest_rounds + POLICY.warm_up_rounds) * _round_seconds(us) + loading
-        return max(2, min(POLICY.loadings, int(self.task.effort.race / each)))
+        each = (rounds + POLICY.warm_up_rounds) * _round_seconds(us) + loading
+        seconds = self.task.effort.race * (1.0 if rounds == POLICY.fewest_rounds else POLICY.longer)
+        return max(2, min(POLICY.loadings, int(seconds / each)))
 
 
 def _round_seconds(us: tuple[float, float]) -> float:
