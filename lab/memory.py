@@ -17,7 +17,7 @@ from superopt.cost import for_target
 from superopt.cost.trial import feeds_for, with_values
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph
-from superopt.memory import measured_arena
+from superopt.memory import ROWS, measured_arena
 from superopt.ops.record import NotCovered
 from superopt.pipeline.acceptance_policy import doubt_of
 from superopt.pipeline.memory_schedule import asked_of, least_memory
@@ -111,7 +111,7 @@ def measured_plan(name: str, graph: Graph, share: float, seconds: float, folder:
     """
     start = time.monotonic()
     with for_target("cpu") as model:
-        found = least_for(graph, model, share=share, seconds=seconds, rows=EFFORTS["thorough"].rows)
+        found = least_for(graph, model, share=share, seconds=seconds, rows=int(EFFORTS["thorough"].rows * ROWS))
     seconds = time.monotonic() - start
     given, least = found[0], min(found, key=lambda p: p.bytes)
     ratio = doubt = None

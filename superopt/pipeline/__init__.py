@@ -1,15 +1,35 @@
-"""The only composition: load → search → check → race → export."""
+"""The work on one model: optimise, inspect, cost, explain. :mod:`superopt.pipeline.driver` has the order of passes."""
 
 from __future__ import annotations
 
-from superopt.pipeline.derivation import Derivation, derive, explained
-from superopt.pipeline.inspection import cost, inspect
-from superopt.pipeline.memory_timeline import told_of
-from superopt.pipeline.optimization import Result, load, optimize
-from superopt.pipeline.options import EFFORTS, Options, Progress
-from superopt.pipeline.paired_benchmark import measure
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from superopt.pipeline.derivation import Derivation, derive, explained
+    from superopt.pipeline.inspection import cost, inspect
+    from superopt.pipeline.memory_timeline import told_of
+    from superopt.pipeline.optimization import Result, load, optimize
+    from superopt.pipeline.options import EFFORTS, Options, Progress
+    from superopt.pipeline.paired_benchmark import measure
 
 __all__ = [
     "EFFORTS", "Derivation", "Options", "Progress", "Result", "cost", "derive", "explained", "inspect", "load",
     "measure", "optimize", "told_of",
 ]  # fmt: skip
+
+_MODULES = {
+    **dict.fromkeys(("Derivation", "derive", "explained"), "derivation"),
+    **dict.fromkeys(("cost", "inspect"), "inspection"),
+    **dict.fromkeys(("Result", "load", "optimize"), "optimization"),
+    **dict.fromkeys(("EFFORTS", "Options", "Progress"), "options"),
+    "measure": "paired_benchmark",
+    "told_of": "memory_timeline",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """A name is imported when it is first used: an optimisation does not need what explains one."""
+    if name in _MODULES:
+        return getattr(import_module(f"superopt.pipeline.{_MODULES[name]}"), name)
+    raise AttributeError(f"module 'superopt.pipeline' has no attribute {name!r}")

@@ -15,7 +15,6 @@ from superopt.pipeline.acceptance import Acceptance
 from superopt.pipeline.acceptance_policy import POLICY, Decision
 from superopt.pipeline.candidate import Candidate
 from superopt.pipeline.log import Log
-from superopt.pipeline.rematerialization import Point
 from superopt.pipeline.result_check import check_result
 from superopt.pipeline.searching import Searches
 from superopt.pipeline.task import Task
@@ -26,6 +25,7 @@ from superopt.verifier.check.sessions import Bench
 if TYPE_CHECKING:
     from superopt.pipeline.fast_algorithms import ErrorBudget, Setting
     from superopt.pipeline.fault_avoidance import RuntimeFault
+    from superopt.pipeline.rematerialization import Point
 
 __all__ = ["Context"]
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from superopt.pipeline.acceptance_policy import Decision
 from superopt.pipeline.candidate import Candidate
 from superopt.pipeline.context import Context
-from superopt.pipeline.rematerialization import Point, for_memory
 from superopt.verifier.check.differential import EXACT, CheckResult, Slack
+
+if TYPE_CHECKING:
+    from superopt.pipeline.rematerialization import Point
 
 __all__ = ["reduce_memory"]
 
@@ -19,11 +22,16 @@ def reduce_memory(candidate: Candidate, context: Context) -> Candidate:
     The graphs that trade time for memory are left in ``context.pareto``.
     """
     task, after = context.task, candidate.graph
-    if task.budget.interrupted:
+    wanted = task.options.objective != "time" or task.options.memory_limit is not None
+    if not wanted or task.budget.interrupted:
         return candidate
+    from superopt.pipeline import rematerialization  # here, because few models are written for memory
+
     notes: list[str] = []
     options = replace(task.options, sizes=task.sizes)
-    points = for_memory(after, options, task.costs, notes, task.budget.left, task.races, task.progress)
+    points = rematerialization.for_memory(
+        after, options, task.costs, notes, task.budget.left, task.races, task.progress
+    )
     context.log.note(*notes)
     kept: list[Point] = []
     for point in points:

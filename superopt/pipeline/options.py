@@ -9,7 +9,6 @@ from pathlib import Path
 
 from superopt import TIME_LIMIT
 from superopt.ir.errors import InvalidOption, printable
-from superopt.memory import ROWS
 from superopt.rules.floats import MODES
 from superopt.runtime.registry import RUNTIMES
 
@@ -32,7 +31,7 @@ class Effort:
 
     Attributes:
         nodes: e-nodes of all regions.
-        rows: of the linear programs that decide what is computed again.
+        rows: of the linear programs that decide what is computed again, as a multiple of the planner's default.
         again: whether a candidate that is refused is followed by another (fewer forms with fewer multiplications, a
             search for what asks for less of everything), and one with such forms is timed beside the one without.
         race: seconds for the last race, after which what is still in doubt is decided by what the graphs do and what
@@ -40,16 +39,16 @@ class Effort:
     """
 
     nodes: int
-    rows: int
+    rows: float
     again: bool = True
     race: float = 4.0
 
 
 EFFORTS: Mapping[str, Effort] = {
     # one order of merging on most models, and one race
-    "quick": Effort(20_000, ROWS // 3, again=False, race=1.5),
-    "default": Effort(200_000, ROWS),
-    "thorough": Effort(2_000_000, 10 * ROWS),
+    "quick": Effort(20_000, 1 / 3, again=False, race=1.5),
+    "default": Effort(200_000, 1.0),
+    "thorough": Effort(2_000_000, 10.0),
 }
 
 

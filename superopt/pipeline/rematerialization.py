@@ -249,7 +249,7 @@ def for_memory(
         notes.append(f"it is not written for memory: its weights are more than {bytes_text(LARGE)}")
         return ()
     progress(0, None, "planning memory")
-    seconds, rows = _SPENT * min(seconds, _LONGEST), EFFORTS[options.effort].rows
+    seconds, rows = _SPENT * min(seconds, _LONGEST), int(EFFORTS[options.effort].rows * ROWS)
     deadline = time.monotonic() + seconds / _SPENT
     try:
         if not wanted and limit is not None and weights + footprint(graph, sizes=sizes).plan.peak <= limit:

@@ -24,7 +24,7 @@ from superopt.ir.errors import InvalidModel, Unsupported, UsageError
 from superopt.ir.graph import Graph
 from superopt.ops.infer import infer
 from superopt.passes import AppliedRule, SearchResult
-from superopt.pipeline import acceptance, child_process, context, memory_reduction, proposals, result_check, task
+from superopt.pipeline import acceptance, child_process, context, proposals, rematerialization, result_check, task
 from superopt.pipeline.acceptance_policy import Comparison
 from superopt.pipeline.budget import TimeBudget
 from superopt.pipeline.candidate import Candidate, Proposals, Refusal, first_accepted
@@ -122,7 +122,7 @@ def test_what_is_certified_is_what_is_returned(monkeypatch: pytest.MonkeyPatch) 
     graph = branches()
     written = replace(graph, name="written").checked()
     point = Point(written, 1, 1.0, "order", chosen=True)
-    monkeypatch.setattr(memory_reduction, "for_memory", lambda *_: (point,))
+    monkeypatch.setattr(rematerialization, "for_memory", lambda *_: (point,))
     result = superopt.optimize(graph, target="profile:cpu-epyc-2core", certify=True, objective="memory")
     assert result.graph is written
     assert certified == [written]
