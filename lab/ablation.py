@@ -36,7 +36,7 @@ from superopt.pipeline.optimization import load
 from superopt.pipeline.options import Progress, quiet
 from superopt.pipeline.paired_benchmark import runnable
 from superopt.pipeline.rule_learning import learn_from
-from superopt.pipeline.rule_schedule import search_own_first
+from superopt.pipeline.rule_schedule import search_user_rules_first
 from superopt.report.ablation import LEARNT, Outcome, data_of, document, outcomes_of, table
 from superopt.rules import Library, Rule, load_library
 from superopt.rules.canonical import rule_text
@@ -173,7 +173,7 @@ class Ablation:
         try:
             graph = load(source)
             limits = SearchOptions(time_limit=self.time_limit, sizes=sizes, cache=False, floats=given.floats)
-            found = search_own_first(
+            found = search_user_rules_first(
                 graph, (*given.rules, *given.own), given.own, lambda g, chosen: search(g, chosen, model, limits)
             )
             if not found.before_us:

@@ -33,7 +33,7 @@ from superopt.ops.record import NotCovered
 from superopt.pipeline.acceptance_policy import doubt_of
 from superopt.pipeline.memory_schedule import arena_of
 from superopt.pipeline.memory_timeline import footprint_of
-from superopt.pipeline.paired_benchmark import measured_of
+from superopt.pipeline.paired_benchmark import measurement_of
 from superopt.pipeline.schedule_lowering import realised
 from superopt.runtime.binding import bind
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
@@ -150,7 +150,7 @@ def raced(folder: Path, *, rounds: int, seconds: float) -> Raced:
     error = max(_difference(ours[n], theirs[n]) for n in names)
     del ours, theirs
     bound = [bind(s, feeds, longest=_LONGEST_RUN) for s in sessions]
-    found = measured_of(race_bound(bound, rounds=rounds, burst=1, threads=1, clock="cpu", time_limit=seconds))
+    found = measurement_of(race_bound(bound, rounds=rounds, burst=1, threads=1, clock="cpu", time_limit=seconds))
     return Raced(found.ratio, doubt_of(found), found.runs, len(names), same, error)
 
 

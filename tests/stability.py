@@ -40,7 +40,7 @@ from superopt import formats  # noqa: E402
 from superopt.cost.trial import sizes_fed  # noqa: E402
 from superopt.ir.graph import Graph  # noqa: E402
 from superopt.pipeline.paired_benchmark import runnable  # noqa: E402
-from superopt.pipeline.shape_defaults import likely_sizes  # noqa: E402
+from superopt.pipeline.shape_defaults import default_sizes  # noqa: E402
 from superopt.runtime.paired_benchmark import race  # noqa: E402
 from superopt.verifier.check.differential import make_inputs  # noqa: E402
 
@@ -164,7 +164,7 @@ def once(model: Path, kept: Path, cache: Path, options: Sequence[str], busy: int
 def raced(graph: Graph, digests: Sequence[str], kept: Path, rounds: int) -> dict[str, tuple[float, float]]:
     """Ratio to the input, and its spread, of each distinct result; all in one race."""
     found = [d for d in digests if (kept / f"{d}.onnx").is_file()]
-    feeds = make_inputs(graph, 0, "normal", sizes=sizes_fed(graph, likely_sizes(graph, {})))
+    feeds = make_inputs(graph, 0, "normal", sizes=sizes_fed(graph, default_sizes(graph, {})))
     with tempfile.TemporaryDirectory(prefix="superopt-stability-") as place:
         models = [runnable(graph, Path(place) / "input.onnx"), *(kept / f"{d}.onnx" for d in found)]
         result = race(models, feeds, rounds=rounds, burst=3, threads=1, clock="cpu", time_limit=120.0)

@@ -177,7 +177,7 @@ def optimize(
     with rarely_collected():  # hundreds of modules
         from superopt import pipeline
         from superopt.pipeline import child_process
-        from superopt.pipeline.options import MOST_BESIDE, one_of
+        from superopt.pipeline.options import MOST_PARETO, one_of
         from superopt.report.terminal import show_explanation, show_report
         from superopt.runtime.limits import thrifty_heap
 
@@ -211,7 +211,7 @@ def optimize(
     destinations = {"-o": output, "--json": report_json, "--html": report_html}
     claim(destinations, [model], force=force)
     if objective == "pareto" and output is not None:
-        besides = {f"OUT-{i + 1}": name for i, name in enumerate(_beside(output, MOST_BESIDE))}
+        besides = {f"OUT-{i + 1}": name for i, name in enumerate(_beside(output, MOST_PARETO))}
         claim(destinations | besides, [model], force=force)
     if certificates is not None and certificates.exists():
         raise UsageError(f"{printable(str(certificates))} exists", hint="--certificates makes a folder of its own")
@@ -220,7 +220,7 @@ def optimize(
     if learn is not None and rules is not None:
         raise UsageError("--discover writes rules of its own", hint="leave out --rules, or discover --from beforehand")
     thrifty_heap()
-    child_process.allow("rich.live", "superopt.cli.progress")  # which only show what is done
+    child_process.allow_child_process("rich.live", "superopt.cli.progress")  # which only show what is done
     with Input(model) as path, Progress() as progress, ExitStack() as held:
         if learn is not None:
             from superopt.pipeline.rule_learning import learn_from
@@ -280,9 +280,9 @@ def optimize(
 
 def _beside(output: str, count: int) -> list[str]:
     """Names of files for the graphs that trade time for memory, by rising time; none on standard output."""
-    from superopt.pipeline.options import beside
+    from superopt.pipeline.options import pareto_paths
 
-    return [] if output == "-" else [str(path) for path in beside(Path(output), count)]
+    return [] if output == "-" else [str(path) for path in pareto_paths(Path(output), count)]
 
 
 def explain(

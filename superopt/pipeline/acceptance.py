@@ -16,7 +16,7 @@ from superopt.ir.graph import Graph
 from superopt.pipeline.acceptance_policy import POLICY, Comparison, Decision, Replacement, extent_of
 from superopt.pipeline.log import Log
 from superopt.pipeline.paired_benchmark import measure
-from superopt.pipeline.shape_defaults import for_one, said
+from superopt.pipeline.shape_defaults import single_example_sizes, sizes_text
 from superopt.pipeline.task import Task
 from superopt.runtime.measurement import Measurement
 from superopt.runtime.paired_benchmark import SETTLED
@@ -89,7 +89,7 @@ class Acceptance:
         That the model refuses a batch of one is no reason against the candidate, and gives no note.
         """
         task = self.task
-        one = for_one(task.graph, task.sizes, task.options.sizes)
+        one = single_example_sizes(task.graph, task.sizes, task.options.sizes)
         if one is None:
             return decision
         comparison = replace(comparison, known_faster=True)
@@ -177,7 +177,7 @@ class Acceptance:
             self.log.note("timing the models was interrupted, so only a simpler graph is returned")
             task.budget.hurry()
             return None
-        at = said(task.graph, sizes_fed(task.graph, sizes))
+        at = sizes_text(task.graph, sizes_fed(task.graph, sizes))
         return replace(measurement, circumstances={**measurement.circumstances, "sizes": at}) if at else measurement
 
     def _rounds(self, us: tuple[float, float]) -> int:

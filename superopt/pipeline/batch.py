@@ -18,7 +18,7 @@ from superopt.ir.disk_cache import check_cache
 from superopt.ir.errors import SuperoptError, UsageError, printable
 from superopt.ir.system_errors import superopt_error
 from superopt.pipeline.optimization import optimize
-from superopt.pipeline.options import MOST_BESIDE, Options, Progress, beside, quiet
+from superopt.pipeline.options import MOST_PARETO, Options, Progress, pareto_paths, quiet
 
 __all__ = ["JOURNAL", "Demand", "demand_of", "optimize_all"]
 
@@ -85,7 +85,7 @@ def optimize_all(
     if len(set(targets.values())) < len(models):
         raise UsageError("two models have the same file name", hint="their results would be one file: use two calls")
     if options.objective == "pareto":
-        taken = {file: path for path, target in targets.items() for file in beside(target, MOST_BESIDE)}
+        taken = {file: path for path, target in targets.items() for file in pareto_paths(target, MOST_PARETO)}
         for path, target in targets.items():
             if target in taken:
                 raise UsageError(
@@ -131,7 +131,7 @@ def _one(path: Path, target: Path, options: Options, content: Mapping[str, str])
             raise UsageError(
                 f"{printable(changed[0])} changed meanwhile", where=printable(str(path)), hint="run it again"
             )
-        points = dict(zip(beside(target, len(result.pareto)), result.pareto, strict=True))
+        points = dict(zip(pareto_paths(target, len(result.pareto)), result.pareto, strict=True))
         formats.save(result.graph, target, force=True)
         for file, point in points.items():
             formats.save(point.graph, file, force=True)

@@ -1,13 +1,13 @@
-"""A search in a copy of this process, whose memory ends with it.
+"""A search in a forked copy of this process, whose memory ends with it.
 
-Moves, e-graphs and what was read on the way take 60 to 130 MiB, which no allocator can hand back once other objects lie
-between; what comes after a search (forms, races, the check) needs memory for models. A search is a function of graph,
-rules, prices and options, so that it does not matter which process it runs in. The copy costs what is written in it.
+Compiled rewrites and e-graphs take 60 to 130 MiB, which no allocator can hand back once other objects lie between. What
+comes after a search (fast algorithms, benchmarks, the check) needs memory for models. A search is a function of graph,
+rules, prices and options, so it does not matter which process it runs in. The copy costs what is written in it.
 
-Only for whoever owns the process, who says so (:func:`allow`): of several threads one survives a fork, and what the
-others hold is held for good. OpenBLAS stops and starts its threads around one, ONNX Runtime's own, which would tell
-its maker of what runs, is not there (:mod:`superopt.runtime`), and the one that ends runs
-(:mod:`superopt.runtime.watchdog`) is started anew. OpenVINO's belong to no model, so there is no copy beside it.
+Only the owner of a process may allow this (:func:`allow_child_process`): a fork keeps one of several threads, and locks
+of the others stay locked. OpenBLAS stops and starts its threads around a fork. ONNX Runtime's telemetry thread is not
+started (:mod:`superopt.runtime`). The watchdog of runs (:mod:`superopt.runtime.watchdog`) is started anew. OpenVINO's
+threads belong to no model, so beside it there is no copy.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from superopt.regions.result import Progress
 from superopt.rules import Rule
 from superopt.runtime.watchdog import watching
 
-__all__ = ["allow", "searched"]
+__all__ = ["allow_child_process", "search_in_child"]
 
 _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LOOK = 0.2  # seconds after which who waits looks whether a signal came: one that another thread took, or that came
@@ -49,7 +49,7 @@ _allowed = False
 _harmless: frozenset[str] = frozenset()
 
 
-def allow(*harmless: str) -> None:
+def allow_child_process(*harmless: str) -> None:
     """Let searches run in copies of this process. For whoever owns it.
 
     Args:
@@ -59,7 +59,7 @@ def allow(*harmless: str) -> None:
     _allowed, _harmless = True, frozenset(harmless)
 
 
-def searched(
+def search_in_child(
     graph: Graph, rules: Sequence[Rule], prices: CostModel, options: SearchOptions, progress: Progress,
     meanwhile: Callable[[], bool] = lambda: True,
 ) -> SearchResult | None:  # fmt: skip
@@ -78,7 +78,7 @@ def searched(
     alone = threading.current_thread() is threading.main_thread() and not others
     if _allowed and alone and sys.platform == "linux" and prices.backend.forks:
         with suppress(_NoCopyError):
-            return _searched_there(graph, rules, prices, options, progress, meanwhile)
+            return _search_in_copy(graph, rules, prices, options, progress, meanwhile)
     began = time.monotonic()
     if not meanwhile():
         return None
@@ -90,13 +90,13 @@ class _NoCopyError(Exception):
     """The system gives no process, or no file: a limit, or no room."""
 
 
-def _searched_there(
+def _search_in_copy(
     graph: Graph, rules: Sequence[Rule], prices: CostModel, options: SearchOptions, progress: Progress,
     meanwhile: Callable[[], bool],
 ) -> SearchResult | None:  # fmt: skip
     with ExitStack() as held:
         try:
-            scratch, relay = held.enter_context(Handed()), held.enter_context(_Relay())
+            scratch, relay = held.enter_context(Handed()), held.enter_context(_SignalRelay())
             near, far = map(held.enter_context, Pipe())
             parent, child = os.getpid(), _fork()
         except OSError as error:
@@ -109,7 +109,7 @@ def _searched_there(
         relay.tell(child)
         if not meanwhile():
             if relay.seen:
-                raise KeyboardInterrupt  # there is no best yet of what is to be searched
+                raise KeyboardInterrupt  # there is no best yet of what is to be search_in_child
             return None
         found: SearchResult
         found, learnt = _unpacked(_received(near, child, relay, progress), graph, scratch)
@@ -139,7 +139,7 @@ def _ended(child: int) -> Iterator[None]:
             os.waitpid(child, 0)
 
 
-class _Relay:
+class _SignalRelay:
     """A context manager: the first signal that would interrupt its body interrupts the copy instead."""
 
     def __init__(self) -> None:
@@ -147,7 +147,7 @@ class _Relay:
         self.seen = 0
         self._child = 0
 
-    def __enter__(self) -> _Relay:
+    def __enter__(self) -> _SignalRelay:
         usual = {number: signal.getsignal(number) for number in _ENDS}
         self._usual = {number: handler for number, handler in usual.items() if callable(handler)}
         for number in self._usual:
@@ -180,7 +180,7 @@ class _Relay:
         self.interrupt()
 
 
-def _received(near: Connection, child: int, relay: _Relay, progress: Progress) -> bytes:
+def _received(near: Connection, child: int, relay: _SignalRelay, progress: Progress) -> bytes:
     """What the copy sends in the end; on the way, its progress is told."""
     interrupted = False
     while True:
@@ -189,7 +189,7 @@ def _received(near: Connection, child: int, relay: _Relay, progress: Progress) -
                 pass
             kind, said = pickle.loads(near.recv_bytes())
         except (EOFError, ConnectionError):
-            raise KeyboardInterrupt if relay.seen else _why_gone(child) from None
+            raise KeyboardInterrupt if relay.seen else _cause_of_death(child) from None
         if kind == "raised":
             raise said
         if kind == "found":
@@ -203,7 +203,7 @@ def _received(near: Connection, child: int, relay: _Relay, progress: Progress) -
             relay.interrupt()
 
 
-def _why_gone(child: int) -> BaseException:
+def _cause_of_death(child: int) -> BaseException:
     """What there is to say of a copy that ended without an answer."""
     try:
         ended = os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)  # it stays, so that its number is nobody else's
@@ -227,7 +227,7 @@ def _why_gone(child: int) -> BaseException:
 
 
 def _serve(
-    far: Connection, parent: int, relay: _Relay, graph: Graph, rules: Sequence[Rule], prices: CostModel,
+    far: Connection, parent: int, relay: _SignalRelay, graph: Graph, rules: Sequence[Rule], prices: CostModel,
     options: SearchOptions, scratch: Handed,
 ) -> NoReturn:  # fmt: skip
     """Search, send what was found, and end, without a way back into the code that forked."""
@@ -258,8 +258,8 @@ def _passed_over(number: int, frame: FrameType | None) -> None:
 
 
 def _answer(
-    far: Connection, relay: _Relay, graph: Graph, rules: Sequence[Rule], prices: CostModel, options: SearchOptions,
-    scratch: Handed,
+    far: Connection, relay: _SignalRelay, graph: Graph, rules: Sequence[Rule], prices: CostModel,
+    options: SearchOptions, scratch: Handed,
 ) -> tuple[str, Any]:  # fmt: skip
     def tell(done: int, total: int | None, what: str) -> None:
         if select.select((), (far,), (), 0.0)[1]:  # who listens too slowly misses some

@@ -24,13 +24,13 @@ from superopt.runtime.ort import run
 from superopt.verifier.check.differential import make_inputs
 from superopt.verifier.check.sessions import Bench
 
-__all__ = ["opened", "with_calls_again"]
+__all__ = ["inline_functions", "restore_calls"]
 
 _RUN = 20.0  # seconds for one run of the model, which is not timed
 _LISTED = 4  # functions that a note names
 
 
-def opened(given: Graph, options: Options) -> tuple[Inlined, tuple[str, ...]]:
+def inline_functions(given: Graph, options: Options) -> tuple[Inlined, tuple[str, ...]]:
     """A model with bodies in place of calls of its functions, and what there is to say of calls that stay.
 
     ONNX Runtime runs the model both ways, and all calls stay if it makes other values of the bodies.
@@ -72,7 +72,7 @@ def _equal(a: np.ndarray, b: np.ndarray) -> bool:
     return bool(np.array_equal(a, b, equal_nan=a.dtype.kind in "fc"))
 
 
-def with_calls_again(result: Result, given: Graph, before: Inlined, options: Options) -> Result:
+def restore_calls(result: Result, given: Graph, before: Inlined, options: Options) -> Result:
     """A result as it is returned: of the model as it came, with calls where their bodies are unchanged.
 
     Args:

@@ -20,11 +20,11 @@ from superopt.ir.types import TensorType
 from superopt.ops.infer import Barrier, Typing, infer
 from superopt.pipeline.budget import TimeBudget
 from superopt.pipeline.driver import run_passes
-from superopt.pipeline.functions import opened, with_calls_again
+from superopt.pipeline.functions import inline_functions, restore_calls
 from superopt.pipeline.options import ALGORITHMS, VALUES, Options, Progress, quiet
 from superopt.pipeline.result import Result
 from superopt.pipeline.settings import options_of
-from superopt.pipeline.shape_defaults import likely_sizes
+from superopt.pipeline.shape_defaults import default_sizes
 from superopt.pipeline.task import Task
 from superopt.rules import Library, load_library
 from superopt.runtime.blas import one_blas_thread
@@ -81,7 +81,7 @@ def optimize(
     budget = TimeBudget.of(options.time_limit)
     progress(0, None, "loading")
     given = load(model)
-    before, notes = opened(given, options)
+    before, notes = inline_functions(given, options)
     graph = before.graph
     typing = infer(graph, options.sizes)
     try:
@@ -91,7 +91,7 @@ def optimize(
     if options.strict:
         _refuse_opaque(graph, typing)
     library = select_rules(options)
-    sizes = likely_sizes(graph, options.sizes)
+    sizes = default_sizes(graph, options.sizes)
     began = time.monotonic()
     with costs.for_target(
         options.target,
@@ -104,7 +104,7 @@ def optimize(
         budget.extend(time.monotonic() - began)
         notes = (*notes, *_unknown_sizes(graph, options.sizes))
         result = run_passes(Task(graph, typing, library, model_costs, options, progress, budget, sizes, notes))
-    return with_calls_again(result, given, before, options)
+    return restore_calls(result, given, before, options)
 
 
 def select_rules(options: Options) -> Library:

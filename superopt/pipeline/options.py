@@ -13,15 +13,15 @@ from superopt.rules.floats import MODES
 from superopt.runtime.registry import RUNTIMES
 
 __all__ = [
-    "ALGORITHMS", "EFFORTS", "FUNCTIONS", "MOST_BESIDE", "OBJECTIVES", "VALUES", "Effort", "Options", "Progress",
-    "beside", "bytes_of", "one_of", "quiet",
+    "ALGORITHMS", "EFFORTS", "FUNCTIONS", "MOST_PARETO", "OBJECTIVES", "VALUES", "Effort", "Options", "Progress",
+    "pareto_paths", "bytes_of", "one_of", "quiet",
 ]  # fmt: skip
 
 ALGORITHMS = "algorithms"  # what ``disable`` calls those with fewer multiplications
 VALUES = "values"  # and rewrites by the elements of weights
 OBJECTIVES = ("time", "memory", "pareto")
 FUNCTIONS = ("keep", "inline")
-MOST_BESIDE = 99  # graphs that trade time for memory, whose files are claimed: no front has as many
+MOST_PARETO = 99  # graphs that trade time for memory, whose files are claimed: no front has as many
 Progress = Callable[[int, int | None, str], None]
 
 
@@ -175,6 +175,6 @@ def quiet(done: int, total: int | None, what: str) -> None:
     """The progress callback that shows nothing."""
 
 
-def beside(output: Path, count: int) -> tuple[Path, ...]:
+def pareto_paths(output: Path, count: int) -> tuple[Path, ...]:
     """Where graphs that trade time for memory are written, by rising time."""
     return tuple(output.with_name(f"{output.stem}-{i + 1}{output.suffix}") for i in range(count))

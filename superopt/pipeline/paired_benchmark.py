@@ -27,7 +27,7 @@ from superopt.runtime.unsafe_models import risk_of
 from superopt.verifier.check.differential import make_inputs
 from superopt.verifier.check.sessions import Bench
 
-__all__ = ["LARGE", "clock_of", "measure", "measured_of", "refuse_fatal", "runnable"]
+__all__ = ["LARGE", "clock_of", "measure", "measurement_of", "refuse_fatal", "runnable"]
 
 _ROUNDS = 15
 _LONGEST = 30.0  # seconds of a run that shows whether a process survives it
@@ -79,7 +79,7 @@ def measure(
         refuse_unbounded(graph, sizes)
     feeds: Mapping[str, np.ndarray[Any, Any]] = make_inputs(before, seed, "normal", sizes=sizes_fed(before, sizes))
     if device is not None:
-        return measured_of(device.race((before, after), feeds, sizes, rounds=rounds, time_limit=time_limit))
+        return measurement_of(device.race((before, after), feeds, sizes, rounds=rounds, time_limit=time_limit))
     with Bench() if bench is None else nullcontext(bench) as given:
         refuse_fatal((before, after), feeds, given)
 
@@ -93,7 +93,7 @@ def measure(
             shortest=SETTLED,
         )  # fmt: skip
         give_back()
-    return measured_of(result)
+    return measurement_of(result)
 
 
 def refuse_fatal(graphs: Iterable[Graph], feeds: Mapping[str, np.ndarray], bench: Bench) -> None:
@@ -110,10 +110,10 @@ def clock_of(threads: int) -> Clock:
 
 
 def _asked(enough: Callable[[Measurement], bool]) -> Enough:
-    return lambda result: enough(measured_of(result))
+    return lambda result: enough(measurement_of(result))
 
 
-def measured_of(result: RaceResult, place: int = 1) -> Measurement:
+def measurement_of(result: RaceResult, place: int = 1) -> Measurement:
     """What a race says of its first model and the one at ``place``."""
     ratios = [row[place] / row[0] for row in result.samples]
     found = Measurement(

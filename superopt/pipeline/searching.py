@@ -9,11 +9,11 @@ from functools import partial
 from superopt.ir.errors import InvalidModel
 from superopt.ir.graph import TRAINING, Graph
 from superopt.passes import SearchOptions, SearchResult
-from superopt.pipeline.child_process import searched
+from superopt.pipeline.child_process import search_in_child
 from superopt.pipeline.log import Log
 from superopt.pipeline.memory_limit import SEARCHING, MemoryBound, memory_bound
 from superopt.pipeline.options import VALUES
-from superopt.pipeline.rule_schedule import own_rules, search_own_first
+from superopt.pipeline.rule_schedule import search_user_rules_first, user_rules
 from superopt.pipeline.task import Task
 from superopt.pipeline.weight_rewrites import WeightRewrites, rewrite_weights
 from superopt.rules import Rule
@@ -67,10 +67,10 @@ class Searches:
     def _freely(self, rules: tuple[Rule, ...], *, frugal: bool, directed: bool) -> SearchResult:
         task = self.task
         limits = replace(self._limits(), frugal=frugal, directed=directed)
-        own = () if task.options.rules is None else own_rules(task.library, rules)
+        own = () if task.options.rules is None else user_rules(task.library, rules)
 
         def once(graph: Graph, chosen: tuple[Rule, ...]) -> SearchResult:
-            result = searched(graph, chosen, task.costs, self._timed(limits), task.progress)
+            result = search_in_child(graph, chosen, task.costs, self._timed(limits), task.progress)
             assert result is not None
             give_back()  # a tenth of what the process holds; what follows runs models
             return result
@@ -78,13 +78,13 @@ class Searches:
         first: SearchResult | None = None
         if not self._weights_read:
             self._weights_read = True
-            first = searched(
+            first = search_in_child(
                 task.graph, own or rules, task.costs, self._timed(limits), task.progress, self._keeps_weights
             )
             give_back()
         if self.weights is None:
-            return search_own_first(task.graph, rules, own, once, first)
-        return self.weights.counted(search_own_first(self.weights.graph, rules, own, once))
+            return search_user_rules_first(task.graph, rules, own, once, first)
+        return self.weights.counted(search_user_rules_first(self.weights.graph, rules, own, once))
 
     def _limits(self) -> SearchOptions:
         task, options = self.task, self.task.options

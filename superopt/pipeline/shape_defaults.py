@@ -24,7 +24,7 @@ from superopt.runtime.limits import refuse_unbounded
 from superopt.verifier.check.differential import make_inputs
 from superopt.verifier.check.sessions import REFUSALS, Bench, attempt
 
-__all__ = ["for_one", "likely_sizes", "said"]
+__all__ = ["single_example_sizes", "default_sizes", "sizes_text"]
 
 _COLOURS = 4  # channels of an image, at most: grey, RGB, and one that says what is seen through
 # Heights and widths: those of ImageNet; lines of text, as recognisers take them; what is refused above is small.
@@ -38,7 +38,7 @@ _LONGEST = 60.0  # seconds of a run, in which a model does more than what can be
 _MUCH = 1.6e10  # operations of a run: a quarter of a second of a core
 
 
-def likely_sizes(graph: Graph, given: Mapping[str, int]) -> dict[str, int]:
+def default_sizes(graph: Graph, given: Mapping[str, int]) -> dict[str, int]:
     """The given sizes, and those of images and sounds that are open: the first which the model accepts; else none of
     its own. Besides, one example where several are much work.
 
@@ -47,7 +47,7 @@ def likely_sizes(graph: Graph, given: Mapping[str, int]) -> dict[str, int]:
         given: sizes that its user says.
     """
     sizes = _accepted(graph, given)
-    one = for_one(graph, sizes, given)
+    one = single_example_sizes(graph, sizes, given)
     if one is not None and work(graph, infer(graph, sizes), sizes).flops > _MUCH:
         return one
     return sizes
@@ -85,7 +85,7 @@ def _long_enough(graph: Graph, given: Mapping[str, int]) -> dict[str, int]:
     return dict(given)
 
 
-def for_one(graph: Graph, sizes: Mapping[str, int], given: Mapping[str, int]) -> dict[str, int] | None:
+def single_example_sizes(graph: Graph, sizes: Mapping[str, int], given: Mapping[str, int]) -> dict[str, int] | None:
     """The sizes at which a graph's inputs hold one example; ``None`` where they are that, or where its user said how
     many.
 
@@ -99,7 +99,7 @@ def for_one(graph: Graph, sizes: Mapping[str, int], given: Mapping[str, int]) ->
     return {**sizes, **dict.fromkeys(open_ones, 1)} if open_ones else None
 
 
-def said(graph: Graph, sizes: Mapping[str, int]) -> str:
+def sizes_text(graph: Graph, sizes: Mapping[str, int]) -> str:
     """The sizes of a graph's open dimensions, in words: ``batch=8, height=224``; nothing where all are fixed."""
     return ", ".join(f"{n}={size}" for n, size in sorted(sizes.items()) if any(n in _names(t) for t in _kinds(graph)))
 

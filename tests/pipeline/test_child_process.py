@@ -54,7 +54,7 @@ def searched(graph: Graph, progress: Callable[[int, int | None, str], None] = qu
     library = load_library()
     options = SearchOptions(floats=library.floats("standard"), cache=False)
     with costs.for_target("profile:cpu-epyc-2core") as prices:
-        found = child_process.searched(graph, library.admitted, prices, options, progress)
+        found = child_process.search_in_child(graph, library.admitted, prices, options, progress)
     assert found is not None
     return found
 
@@ -167,8 +167,8 @@ def test_something_else_is_done_meanwhile(monkeypatch: pytest.MonkeyPatch) -> No
     with costs.for_target("profile:cpu-epyc-2core") as prices:
         for copied in (True, False):
             monkeypatch.setattr(child_process, "_allowed", copied)
-            assert child_process.searched(graph, (), prices, SearchOptions(), quiet, lambda: does(False)) is None
-            found = child_process.searched(graph, (), prices, SearchOptions(), quiet, lambda: does(True))
+            assert child_process.search_in_child(graph, (), prices, SearchOptions(), quiet, lambda: does(False)) is None
+            found = child_process.search_in_child(graph, (), prices, SearchOptions(), quiet, lambda: does(True))
             assert found is not None
             assert found.graph is graph
     done = ["done False", "done True"]
@@ -197,7 +197,7 @@ def test_what_was_measured_is_known_here(monkeypatch: pytest.MonkeyPatch, tmp_pa
     graph = folding()
     with costs.for_target("profile:cpu-epyc-2core") as prices:
         prices.answers = answers
-        child_process.searched(graph, (), prices, SearchOptions(), quiet, measures)
+        child_process.search_in_child(graph, (), prices, SearchOptions(), quiet, measures)
     assert answers.measured == 4, "one before, two there, one here meanwhile"
     for known in (before, record, beside):
         assert answers.store.get(known.key.text) == known
@@ -354,7 +354,7 @@ def test_a_copy_that_is_gone_after_a_signal_was_interrupted(monkeypatch: pytest.
             os.kill(relay._child, signal.SIGKILL)
 
     stubbed(monkeypatch, dies)
-    monkeypatch.setattr("superopt.pipeline.child_process._Relay.interrupt", killed)
+    monkeypatch.setattr("superopt.pipeline.child_process._SignalRelay.interrupt", killed)
     usual = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):

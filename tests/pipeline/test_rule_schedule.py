@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from superopt.frontend import GraphBuilder
 from superopt.ir.graph import Graph
 from superopt.passes import SearchResult
-from superopt.pipeline.rule_schedule import search_own_first
+from superopt.pipeline.rule_schedule import search_user_rules_first
 from superopt.rules.grammar import parse_rule
 from superopt.rules.rule import Rule
 
@@ -41,28 +41,28 @@ class Searches:
 def test_the_better_of_both_is_taken() -> None:
     for plain, name in ((4.0, "m+1"), (6.0, "m+0+1")):
         searches = Searches({("m", False): 9.0, ("m", True): plain, ("m+0", True): 5.0, ("m+0", False): 9.0})
-        found = search_own_first(graph("m"), (LIBRARY, OWN), (OWN,), searches)
+        found = search_user_rules_first(graph("m"), (LIBRARY, OWN), (OWN,), searches)
         assert found.graph.name == name
         assert found.after_us == min(plain, 5.0)
 
 
 def test_own_rules_apply_to_what_the_library_leaves() -> None:
     searches = Searches({("m", True): 4.0, ("m+1", False): 3.5, ("m+1+0", True): 3.0})
-    found = search_own_first(graph("m"), (LIBRARY, OWN), (OWN,), searches)
+    found = search_user_rules_first(graph("m"), (LIBRARY, OWN), (OWN,), searches)
     assert found.graph.name == "m+1+0+1"
     assert (found.before_us, found.after_us) == (10.0, 3.0)
 
 
 def test_they_are_searched_before_time_runs_out() -> None:
     searches = Searches({("m", False): 9.0, ("m", True): 4.0, ("m+0", True): 5.0, ("m+0", False): 9.0}, left=2)
-    found = search_own_first(graph("m"), (LIBRARY, OWN), (OWN,), searches)
+    found = search_user_rules_first(graph("m"), (LIBRARY, OWN), (OWN,), searches)
     assert searches.seen[0] == ("m", False)
     assert found.graph.name == "m+0+1"
 
 
 def test_without_any_it_is_one_search() -> None:
     searches = Searches({("m", True): 4.0})
-    assert search_own_first(graph("m"), (LIBRARY,), (), searches).after_us == 4.0
+    assert search_user_rules_first(graph("m"), (LIBRARY,), (), searches).after_us == 4.0
     assert searches.seen == [("m", True)]
 
 
@@ -75,5 +75,5 @@ def test_what_the_library_leaves_is_left_by_the_library_alone() -> None:
         seen.append((given.name, frozenset(r.id for r in rules)))
         return searches(given, rules)
 
-    search_own_first(graph("m"), (LIBRARY, OWN), (OWN,), search)
+    search_user_rules_first(graph("m"), (LIBRARY, OWN), (OWN,), search)
     assert seen[:3] == [("m", {"own"}), ("m", {"library"}), ("m+1", {"own"})]

@@ -13,7 +13,7 @@ from superopt.ir.errors import InvalidModel
 from superopt.ir.graph import Graph
 from superopt.passes import SearchResult
 from superopt.pipeline import acceptance, child_process, optimize
-from superopt.pipeline.shape_defaults import for_one, likely_sizes, said
+from superopt.pipeline.shape_defaults import default_sizes, single_example_sizes, sizes_text
 from superopt.report import Measurement
 
 
@@ -52,17 +52,17 @@ def images(shape: Sequence[int | str], *, rows: int | None = None, first: bool =
 def test_images_are_of_a_size_that_the_model_accepts(
     shape: list[int | str], rows: int | None, first: bool, expected: Mapping[str, int]
 ) -> None:
-    assert likely_sizes(images(shape, rows=rows, first=first), {}) == expected
+    assert default_sizes(images(shape, rows=rows, first=first), {}) == expected
 
 
 def test_what_its_user_says_stands() -> None:
     graph = images(["n", 3, "h", "w"])
-    assert likely_sizes(graph, {"h": 64, "n": 4}) == {"n": 4, "h": 64, "w": 224}
-    assert likely_sizes(graph, {"h": 64, "w": 32}) == {"h": 64, "w": 32}
-    assert for_one(graph, {"n": 8}, {"n": 8}) is None
-    assert for_one(graph, {"h": 64}, {"h": 64}) == {"h": 64, "n": 1}
-    assert for_one(graph, {"n": 1}, {}) is None
-    assert said(graph, {"w": 3, "n": 1, "other": 5}) == "n=1, w=3"
+    assert default_sizes(graph, {"h": 64, "n": 4}) == {"n": 4, "h": 64, "w": 224}
+    assert default_sizes(graph, {"h": 64, "w": 32}) == {"h": 64, "w": 32}
+    assert single_example_sizes(graph, {"n": 8}, {"n": 8}) is None
+    assert single_example_sizes(graph, {"h": 64}, {"h": 64}) == {"h": 64, "n": 1}
+    assert single_example_sizes(graph, {"n": 1}, {}) is None
+    assert sizes_text(graph, {"w": 3, "n": 1, "other": 5}) == "n=1, w=3"
 
 
 def chain(length: int) -> Graph:
@@ -140,7 +140,7 @@ def windows(shape: Sequence[int | str], span: int) -> Graph:
     ],
 )
 def test_sounds_are_as_long_as_the_model_needs(shape: list[int | str], span: int, expected: Mapping[str, int]) -> None:
-    assert likely_sizes(windows(shape, span), {}) == expected
+    assert default_sizes(windows(shape, span), {}) == expected
 
 
 @pytest.mark.parametrize(("wide", "given", "expected"), [(64, {}, {}), (512, {}, {"n": 1}), (512, {"n": 8}, {"n": 8})])
@@ -150,4 +150,4 @@ def test_one_example_stands_for_several_where_they_are_much_work(
     b = GraphBuilder("large")
     x = b.input("x", "float32", ["n", 64, wide, wide])
     b.output(b.op("Conv", x, b.weight("w", (64, 64, 3, 3)), pads=[1] * 4), "y")
-    assert likely_sizes(b.build(), given) == expected
+    assert default_sizes(b.build(), given) == expected
