@@ -195,8 +195,8 @@ def _whole(profile: Path, names: Sequence[str], deadline: float) -> list[dict[st
     """Predicted and measured microseconds of whole models, before and after optimising under the profile."""
     from superopt.cost import RecordedProfile, graph_cost, read_profile
     from superopt.cost.cuda import CudaDevice
-    from superopt.cost.trial import feeds_for
     from superopt.ir.errors import SuperoptError
+    from superopt.runtime.sample_data import feeds_for
 
     kept = STATE / "whole.json"
     rows: list[dict[str, Any]] = json.loads(kept.read_text()) if kept.exists() else []
@@ -224,7 +224,7 @@ def _whole(profile: Path, names: Sequence[str], deadline: float) -> list[dict[st
 
 def _peers(rows: list[dict[str, Any]], deadline: float) -> None:
     """What the peers take for the same models; one that fails, or is not installed, is said so."""
-    from superopt.cost.trial import feeds_for
+    from superopt.runtime.sample_data import feeds_for
 
     for peer in gpu_peers.PEERS:
         for row in rows:

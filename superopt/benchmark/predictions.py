@@ -17,12 +17,12 @@ from superopt.cost.measured import MeasuredCpu
 from superopt.cost.predictor import Ceilings, Predictor
 from superopt.cost.profile import Store
 from superopt.cost.record import APART, Record
-from superopt.cost.trial import feeds_for, with_values
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph
 from superopt.ir.temporary import TemporaryFolder
 from superopt.ops.record import NotCovered
 from superopt.runtime.paired_benchmark import RaceResult, race
+from superopt.runtime.sample_data import feeds_for, with_values
 from superopt.runtime.statistics import median_error
 
 __all__ = [

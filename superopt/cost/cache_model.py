@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 
 from superopt import formats
-from superopt.cost.trial import feeds_for
 from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ir.types import DType, TensorType
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.paired_benchmark import Clock, race_bound
+from superopt.runtime.sample_data import feeds_for
 
 __all__ = ["Ramp", "fitted", "pass_ns", "probed_bytes", "ramp_of_header", "usual"]
 

@@ -21,7 +21,7 @@ from superopt.cost.fusion import SUPEROPT_CUDA
 from superopt.cost.measure import Timing
 from superopt.cost.measurement_request import Question
 from superopt.cost.record import Key
-from superopt.cost.trial import application_graph, feeds_for
+from superopt.cost.trial import application_graph
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph, Node, Value
 from superopt.ir.types import DType, TensorType
@@ -30,6 +30,7 @@ from superopt.runtime.cuda.plan import Step
 from superopt.runtime.cuda.race import Clocked, race_sessions
 from superopt.runtime.cuda.session import Session, supported
 from superopt.runtime.paired_benchmark import RaceResult
+from superopt.runtime.sample_data import feeds_for
 
 __all__ = ["CudaDevice", "Timed", "slope"]
 

@@ -19,12 +19,13 @@ from superopt.cost.measurement_request import Question
 from superopt.cost.model import Racing
 from superopt.cost.peaks import peaks_of_times
 from superopt.cost.record import Key
-from superopt.cost.trial import application_graph, feeds_for, with_values
+from superopt.cost.trial import application_graph
 from superopt.ir.graph import Graph, Node, Value, Weight
 from superopt.ir.types import DType, TensorType
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.paired_benchmark import circumstances
 from superopt.runtime.protocol import Bound, Runtime
+from superopt.runtime.sample_data import feeds_for, with_values
 
 __all__ = ["CpuDevice", "Device"]
 

@@ -10,6 +10,7 @@ from superopt.cost.patterns import ONNX_RUNTIME_PATTERNS, OPENVINO_PATTERNS, Pat
 from superopt.cost.record import interchangeable
 from superopt.ir.types import TensorType
 from superopt.ops import REGISTRY
+from superopt.ops.work import VIEWS
 from superopt.runtime.protocol import Runtime
 
 __all__ = ["BACKENDS", "ONNX_RUNTIME_CPU", "OPENVINO_CPU", "SUPEROPT_CUDA", "Backend", "Fusion", "cpu_backend"]
@@ -43,7 +44,7 @@ class Backend:
     are kernels that read a packed copy of a weight, which only kernels of the same name share. ``patterns`` are groups
     of more than two, or known by more than their names, that run as one kernel. ``blocked`` are operators that run on
     images kept in blocks of channels: a convolution puts them there, the others where their operands are.
-    ``tidies``: as it loads a graph, it makes one of equal operators and constants of what depends on sizes alone.
+    ``folds_shapes``: as it loads a graph, it merges equal operators and folds what depends on declared sizes alone.
     ``processor``: it runs on the machine's processor, so that profiles of its kind can be scaled to each other.
     ``forks``: it goes on in a copy of a process that used it; one whose threads are the process's waits for them there.
     """
@@ -56,7 +57,7 @@ class Backend:
     packing: frozenset[str] = frozenset()
     patterns: tuple[Pattern, ...] = ()
     blocked: frozenset[str] = frozenset()
-    tidies: bool = False
+    folds_shapes: bool = False
     processor: bool = True
     forks: bool = True
 
@@ -126,10 +127,10 @@ ONNX_RUNTIME_CPU = Backend(
         _fusion("Gemm", "Relu Sigmoid Tanh LeakyRelu HardSigmoid", becomes="FusedGemm"),
         _fusion("MatMul", "Mul Div", "constant", 0, "FusedMatMul"),
     ),
-    views=frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity"}),
+    views=VIEWS,
     absorbed={"Conv": 2, "ConvTranspose": 2},
     patterns=ONNX_RUNTIME_PATTERNS,
-    tidies=True,
+    folds_shapes=True,
     # Sixteen products with eight matrices of 1 MiB take 14 µs each as MatMul, or as Gemm, and 30 µs where eight are
     # MatMul and eight are Gemm: as long as with sixteen matrices.
     packing=frozenset({"Conv", "ConvTranspose", "FusedConv", "FusedGemm", "FusedMatMul", "Gemm", "MatMul"}),
@@ -152,10 +153,10 @@ OPENVINO_CPU = Backend(
         _fusion(_OPENVINO_POINTWISE, _OPENVINO_POINTWISE, "any"),
         _fusion("LayerNormalization", f"Add Div Erf Exp Mul Pow Sub {_OPENVINO_AFTER}", "any"),
     ),
-    views=frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity"}),
+    views=VIEWS,
     absorbed={"Conv": 2, "ConvTranspose": 2},
     patterns=OPENVINO_PATTERNS,
-    tidies=True,
+    folds_shapes=True,
     packing=frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"}),
     forks=False,
 )
@@ -186,7 +187,7 @@ SUPEROPT_CUDA = Backend(
         _fusion(_ONE_TO_ONE, f"{_POINTWISE} BatchNormalization {_MOVES} {_GROWS}", "any"),
         _fusion(f"{_ROWS} {_REDUCES}", f"{_ONCE} BatchNormalization Trilu", "any"),
     ),
-    views=frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity"}),
+    views=VIEWS,
     absorbed={"Conv": 2},
     streamed=2e6,
     processor=False,

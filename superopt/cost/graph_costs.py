@@ -10,28 +10,27 @@ from typing import Any
 
 from superopt.cost.cache import core_bytes
 from superopt.cost.cache_residency import Activations, Weights
-from superopt.cost.fusion import ONNX_RUNTIME_CPU
 from superopt.cost.kernel import Kernel, kernels_of
 from superopt.cost.lowering import distinct, known_types, lowered
 from superopt.cost.measure import SUMMAND
-from superopt.cost.model import CostModel, Lowered, work_of
+from superopt.cost.model import CostModel, Lowered
 from superopt.cost.patterns import groups
 from superopt.cost.record import FREE, Estimate
-from superopt.cost.trial import at_sizes, feeds_for
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph, Node
-from superopt.ir.types import DType, OpaqueType, TensorType
+from superopt.ir.types import DType, TensorType
 from superopt.memory import Op, Planned, Task, alive, as_given, least_peak, lifetimes, prompt
 from superopt.ops import REGISTRY
 from superopt.ops.infer import Applied, Typing, infer
 from superopt.ops.record import NotCovered
+from superopt.ops.work import VIEWS, Inference, work_of
 from superopt.runtime.limits import refuse_unbounded
+from superopt.runtime.sample_data import feeds_for
 from superopt.runtime.unsafe_models import risk_of
 
 __all__ = ["GraphCost", "Work", "graph_cost", "graph_work", "least_order", "node_work", "task_of", "timeline", "work"]
 
 _LOWERABLE = 1 << 29  # bytes of weights above which a graph is not handed to ONNX Runtime just to be costed
-_VIEWS = ONNX_RUNTIME_CPU.views  # what only renames memory, on every backend
 _IN_PLACE = frozenset({"elementwise", "activation"})  # families whose result may take an operand's memory
 _ONNX = ("", "ai.onnx")
 _PROMPT = 5_000_000  # steps looked at, up to which results of a task are moved to where they are made as soon as can be
@@ -100,7 +99,7 @@ def graph_cost(
         as_run: where the runtime hands out what it runs, that is costed: it takes a second for a large graph.
     """
     typing = typing or infer(graph, dict(sizes or {}))
-    facts = _Facts(graph, typing, sizes or {}, tidies=model.backend.tidies)
+    facts = _CostedInference(graph, typing, sizes, folds_shapes=model.backend.folds_shapes)
     done = facts.work()
     parts: list[_Part] | None = None
     base = 0.0
@@ -146,7 +145,7 @@ def timeline(
         For each node that runs: its position among the graph's nodes, microseconds, and bytes of activations that are
         alive while it runs.
     """
-    facts = _Facts(graph, typing or infer(graph, dict(sizes or {})), sizes or {})
+    facts = _CostedInference(graph, typing or infer(graph, dict(sizes or {})), sizes)
     sizes_alive = facts.alive()
     parts = facts.grouped(list(facts.applications(model, max(sizes_alive))), model)
     running = {id(node) for node, _ in facts.running()}
@@ -158,12 +157,12 @@ def node_work(
     graph: Graph, typing: Typing, sizes: Mapping[str, int] | None = None
 ) -> tuple[tuple[str, str, int, int], ...]:
     """(node, operator, FLOPs, bytes moved) of every node that runs at inference."""
-    return tuple((n.name, n.op, f, b) for n, f, b in _Facts(graph, typing, sizes or {}).per_node())
+    return tuple((n.name, n.op, f, b) for n, f, b in _CostedInference(graph, typing, sizes).per_node())
 
 
 def work(graph: Graph, typing: Typing, sizes: Mapping[str, int] | None = None) -> Work:
     """The graph's work at the given sizes."""
-    return _Facts(graph, typing, sizes or {}).work()
+    return _CostedInference(graph, typing, sizes).work()
 
 
 def least_order(graph: Graph, typing: Typing, sizes: Mapping[str, int] | None = None) -> tuple[int, ...]:
@@ -171,7 +170,7 @@ def least_order(graph: Graph, typing: Typing, sizes: Mapping[str, int] | None = 
 
     What only makes weights comes first.
     """
-    return _Facts(graph, typing, sizes or {}).least_order()
+    return _CostedInference(graph, typing, sizes).least_order()
 
 
 def task_of(
@@ -183,7 +182,7 @@ def task_of(
     Inputs and outputs have memory of their own whatever the plan, and are no bytes of the task. What superopt does not
     understand is not repeated: it may have effects, or be random.
     """
-    facts = _Facts(graph, typing or infer(graph, dict(sizes or {})), sizes or {})
+    facts = _CostedInference(graph, typing or infer(graph, dict(sizes or {})), sizes)
     return facts.task(model)
 
 
@@ -254,65 +253,28 @@ def _activations(
 
 
 def _renames(node: Node, graph: Graph) -> bool:
-    return node.op in _VIEWS and not node.domain and bool(node.inputs) and node.inputs[0] not in graph.constants
+    return node.op in VIEWS and not node.domain and bool(node.inputs) and node.inputs[0] not in graph.constants
 
 
-class _Facts:
-    """A typed graph at fixed sizes: which values are weights alone, and what each node does.
-
-    ``tidies``: integers that follow from sizes which the graph states count as such, since a runtime that tidies makes
-    constants of them (``Backend.tidies``): torch writes a ``chunk`` as a dozen operators on shapes.
-    """
-
-    def __init__(self, graph: Graph, typing: Typing, sizes: Mapping[str, int], *, tidies: bool = False) -> None:
-        self.graph = graph
-        self.typing = typing
-        self.types = {n: at_sizes(t, sizes) for n, t in typing.types.items() if t is not None and t.shape is not None}
-        self.static = set(graph.constants)
-        if tidies and all(isinstance(v.type, TensorType) and v.type.is_static for v in graph.inputs):
-            self.static.update(typing.integers)
-        for node in graph.nodes:
-            if all(n in self.static for n in node.reads):
-                self.static.update(o for o in node.outputs if o)
-
-    def _runs(self, node: Node) -> bool:
-        """Whether anything of it is left to an inference."""
-        return not all(n in self.static for n in node.reads) and not all(o in self.static for o in node.outputs if o)
-
-    def running(self) -> Iterator[tuple[Node, Applied | None]]:
-        """Nodes that run at inference, with what they apply where that is known."""
-        for node, known in zip(self.graph.nodes, self.typing.nodes, strict=True):
-            if self._runs(node):
-                yield node, known if isinstance(known, Applied) else None
+class _CostedInference(Inference):
+    """An inference with the memory that it needs and the time that it takes."""
 
     def work(self) -> Work:
         total = moved = 0
         used: dict[str, int] = {}
         for node, operations, volume in self.per_node():
-            used.update({n: self._bytes(n) for n in node.reads if n in self.static})
+            used.update({n: self.bytes_of(n) for n in node.reads if n in self.static})
             total += operations
             moved += volume
-        used.update({v.name: self._bytes(v.name) for v in self.graph.outputs if v.name in self.static})
+        used.update({v.name: self.bytes_of(v.name) for v in self.graph.outputs if v.name in self.static})
         return Work(total, moved, sum(used.values()), max(self.alive()))
-
-    def _types_of(self, node: Node, known: Applied | None) -> tuple[list[TensorType | None], list[TensorType]]:
-        names = known.args if known else tuple(n or None for n in node.inputs)
-        args = [None if n is None else self.types.get(n) for n in names]
-        return args, [self.types[o] for o in node.outputs if o in self.types]
-
-    def _bytes(self, name: str) -> int:
-        kind = self.types.get(name)
-        if kind is None:
-            weight = self.graph.weight.get(name)
-            kind = weight.type if weight is not None else None
-        return (kind.nbytes or 0) if kind is not None and not isinstance(kind, OpaqueType) else 0
 
     def alive(self) -> list[int]:
         """Bytes of activations that are alive at each node that runs, in the order of the graph."""
         running = [n for n, _ in self.running()]
         outputs = [v.name for v in self.graph.outputs]
         inputs = [v.name for v in self.graph.inputs]
-        return alive(lifetimes(running, self._bytes, inputs, outputs, self._renames), len(running))
+        return alive(lifetimes(running, self.bytes_of, inputs, outputs, self._renames), len(running))
 
     def least_order(self) -> tuple[int, ...]:
         running = {id(n) for n, _ in self.running()}
@@ -320,7 +282,7 @@ class _Facts:
         outputs = [v.name for v in self.graph.outputs]
         inputs = [v.name for v in self.graph.inputs]
         nodes = [self.graph.nodes[i] for i in places]
-        found = least_peak(nodes, self._bytes, inputs, outputs, self._renames).order
+        found = least_peak(nodes, self.bytes_of, inputs, outputs, self._renames).order
         if found == tuple(range(len(nodes))):
             return tuple(range(len(self.graph.nodes)))
         first = [i for i, n in enumerate(self.graph.nodes) if id(n) not in running]
@@ -345,7 +307,7 @@ class _Facts:
         held = {v.name for v in self.graph.inputs}
         results = {v.name for v in self.graph.outputs}
         task = Task(
-            tuple(ops), tuple(0 if n in results or n in held else self._bytes(n) for n in number),
+            tuple(ops), tuple(0 if n in results or n in held else self.bytes_of(n) for n in number),
             frozenset(number[n] for n in held if n in number), frozenset(number[n] for n in results if n in number),
         )  # fmt: skip
         if len(ops) * len(results) <= _PROMPT:
@@ -354,17 +316,7 @@ class _Facts:
         return Planned(self.graph, tuple(nodes), tuple(number), task, self.types)
 
     def _renames(self, node: Node) -> bool:
-        return node.op in _VIEWS and not node.domain and bool(node.inputs) and node.inputs[0] not in self.static
-
-    def per_node(self) -> Iterator[tuple[Node, int, int]]:
-        """FLOPs and bytes moved of every node that runs at inference."""
-        for node, known in self.running():
-            if known is not None and known.operator.name in _VIEWS:
-                yield node, 0, 0
-            else:
-                args, outs = self._types_of(node, known)
-                name, attributes = (known.operator.name, known.attributes) if known else ("", {})
-                yield node, *work_of(name, attributes, args, outs)
+        return node.op in VIEWS and not node.domain and bool(node.inputs) and node.inputs[0] not in self.static
 
     def applications(self, model: CostModel, activations: int) -> Iterator[_Part]:
         """Costs of the graph's own nodes, fused where the backend fuses."""
@@ -372,24 +324,24 @@ class _Facts:
         copies = self._copies(model, makers)
         reuse = Weights(model, _bytes_of(copies) + activations)
         for place, (node, known) in enumerate(zip(self.graph.nodes, self.typing.nodes, strict=True)):
-            if not self._runs(node):
+            if not self.runs(node):
                 yield node.name, node.op, FREE, (0, 0)
                 continue
             if not isinstance(known, Applied):
                 yield node.name, node.op, self._written(node, model) or _UNKNOWN, (0, 0)
                 continue
-            args, outs = self._types_of(node, known)
+            args, outs = self.types_of(node, known)
             if any(n is not None and t is None for n, t in zip(known.args, args, strict=True)) or len(outs) == 0:
                 yield node.name, node.op, _UNKNOWN, (0, 0)
                 continue
             fixed = tuple(n is not None and n in self.static for n in known.args)
             moving = [n for n in known.args if n is not None and n not in self.static]
-            made = 0 if node.op in _VIEWS else sum(map(self._bytes, (*moving, *filter(None, node.outputs))))
+            made = 0 if node.op in VIEWS else sum(map(self.bytes_of, (*moving, *filter(None, node.outputs))))
             estimate = reuse.at(copies[place], made).application(
                 known.operator.name, known.attributes, args, outs, constant_args=fixed,
                 after=makers[place].op if place in makers else None,
             )  # fmt: skip
-            done = (0, 0) if node.op in _VIEWS else work_of(known.operator.name, known.attributes, args, outs)
+            done = (0, 0) if node.op in VIEWS else work_of(known.operator.name, known.attributes, args, outs)
             yield node.name, node.op, estimate, done
 
     def _written(self, node: Node, model: CostModel) -> Estimate | None:
@@ -460,9 +412,9 @@ class _Facts:
         same = distinct(self.graph.weights)
         return [
             {
-                model.backend.copy_of(same.get(n, n), kernel[root[id(node)]]): self._bytes(n)
+                model.backend.copy_of(same.get(n, n), kernel[root[id(node)]]): self.bytes_of(n)
                 for n in node.reads
-                if n in self.static and self._runs(node)
+                if n in self.static and self.runs(node)
             }
             for node in self.graph.nodes
         ]

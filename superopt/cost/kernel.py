@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from math import prod
 
 from superopt.cost.record import Key
-from superopt.cost.trial import sample
 from superopt.ir.graph import Graph, Node, Value, Weight, attribute_key, constant
 from superopt.ir.types import TensorType
 from superopt.ops.record import NotCovered
+from superopt.runtime.sample_data import sample
 
 __all__ = ["Kernel", "kernels_of"]
 

@@ -9,7 +9,6 @@ from functools import lru_cache
 import numpy as np
 
 from superopt import formats
-from superopt.cost.trial import with_values
 from superopt.cost.weightless import hollow_session
 from superopt.ir.errors import Unsupported
 from superopt.ir.graph import Graph, Node, Value, Weight
@@ -22,6 +21,7 @@ from superopt.runtime.limits import bounded_memory, refuse_unbounded
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.ort import element_type, make_session, run
 from superopt.runtime.protocol import Runtime
+from superopt.runtime.sample_data import with_values
 from superopt.runtime.unsafe_models import risk_of
 
 __all__ = ["Typed", "block_size", "distinct", "known_types", "lowered", "typed", "without_reorders"]

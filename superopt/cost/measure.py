@@ -32,7 +32,6 @@ from superopt import formats
 from superopt.cost.cache import core_bytes, evict, last_level_bytes
 from superopt.cost.lowering import lowered, without_reorders
 from superopt.cost.record import Key, Record
-from superopt.cost.trial import feeds_for, with_values
 from superopt.ir.disk_cache import keep, kept
 from superopt.ir.errors import InvalidModel
 from superopt.ir.graph import Graph, Node, Value
@@ -42,6 +41,7 @@ from superopt.runtime.limits import refuse_unbounded
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.paired_benchmark import Clock, circumstances, race_bound
 from superopt.runtime.protocol import Bound, Runtime
+from superopt.runtime.sample_data import feeds_for, with_values
 
 __all__ = ["METHOD", "SUMMAND", "Meter", "Timing", "measure_graph"]
 

@@ -18,9 +18,9 @@ from superopt.ir.types import DType, TensorType
 from superopt.ops import REGISTRY
 from superopt.ops.meaning import IllTyped
 from superopt.ops.record import NotCovered
-from superopt.ops.work import flops
+from superopt.ops.work import work_of
 
-__all__ = ["Question", "fixed_bytes", "question_of", "work_of"]
+__all__ = ["Question", "fixed_bytes", "question_of"]
 
 
 @dataclass(frozen=True)
@@ -88,24 +88,3 @@ def _type(text: str) -> TensorType | None:
     if not bracket or not sizes.endswith("]"):
         raise ValueError(f"{text!r} is no type")
     return TensorType(DType(name), tuple(int(s) for s in sizes[:-1].split(",") if s.strip()))
-
-
-def work_of(
-    op: str,
-    attributes: Mapping[str, AttributeValue],
-    arg_types: Sequence[TensorType | None],
-    out_types: Sequence[TensorType],
-) -> tuple[int, int]:
-    """FLOPs and bytes of an application to static types."""
-    moved = sum(t.nbytes or 0 for t in (*arg_types, *out_types) if t is not None)
-    if op not in REGISTRY:
-        return sum(_count(t) for t in out_types), moved
-    try:
-        found = flops(REGISTRY[op], tuple(arg_types), attributes)
-    except IllTyped:
-        found = sum(_count(t) for t in out_types)
-    return found if isinstance(found, int) else sum(_count(t) for t in out_types), moved
-
-
-def _count(kind: TensorType) -> int:
-    return kind.elements if isinstance(kind.elements, int) else 0

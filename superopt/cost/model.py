@@ -15,11 +15,11 @@ import numpy as np
 
 from superopt.cost.cache_model import Ramp, usual
 from superopt.cost.fusion import ONNX_RUNTIME_CPU, Backend
-from superopt.cost.measurement_request import Question, fixed_bytes, work_of
+from superopt.cost.measurement_request import Question, fixed_bytes
 from superopt.cost.peaks import Peaks
 from superopt.cost.record import FREE, Estimate, Key, Record, key_of
-from superopt.cost.trial import at_sizes, value_at_sizes
 from superopt.ir.graph import Graph
+from superopt.ir.sizes import at_sizes, value_at_sizes
 from superopt.ir.terms import AttributeValue
 from superopt.ir.types import TensorType
 from superopt.runtime.paired_benchmark import RaceResult
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from superopt.cost.measurements import Answers
     from superopt.runtime.protocol import Runtime
 
-__all__ = ["Application", "Attributes", "CostModel", "Lowered", "Racing", "work_of"]
+__all__ = ["Application", "Attributes", "CostModel", "Lowered", "Racing"]
 
 Attributes = Mapping[str, AttributeValue] | Sequence[tuple[str, AttributeValue]]
 Application = tuple[str, Attributes, Sequence[TensorType | None], Sequence[bool]]  # op, attributes, types, constant

@@ -16,7 +16,6 @@ from pathlib import Path
 import numpy as np
 
 from superopt import formats
-from superopt.cost.trial import emptied, with_values
 from superopt.formats.onnx_reader import shapes_alone
 from superopt.formats.onnx_writer import save_beside
 from superopt.formats.tensors import SparseData, expected_bytes
@@ -25,6 +24,7 @@ from superopt.ir.temporary import TemporaryFolder
 from superopt.ir.types import DType
 from superopt.runtime.limits import bounded_memory, give_back
 from superopt.runtime.ort import InferenceSession, make_session
+from superopt.runtime.sample_data import emptied, with_values
 from superopt.runtime.unsafe_models import refuse_fatal_loading
 
 __all__ = ["discarded", "hollow_file", "hollow_lowered", "hollow_session"]

@@ -18,7 +18,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from superopt.cost import CostModel, graph_cost
-from superopt.cost.trial import sizes_fed
 from superopt.discovery.agenda import Agenda, Entry
 from superopt.discovery.candidates import restricted
 from superopt.discovery.config import WEIGHTS, Config, Theme
@@ -35,6 +34,7 @@ from superopt.fleet import Fleet, Journal
 from superopt.formats.files import replace_file
 from superopt.ir.graph import Graph
 from superopt.ir.poly import substitute
+from superopt.ir.sizes import sizes_fed
 from superopt.ir.terms import App, postorder, variables
 from superopt.ir.types import DType
 from superopt.ops.infer import infer

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 from superopt import report
 from superopt.cost import GraphCost
-from superopt.cost.trial import sizes_fed
 from superopt.ir.errors import InvalidModel, ResourceLimit, Unsupported
 from superopt.ir.graph import Graph
+from superopt.ir.sizes import sizes_fed
 from superopt.pipeline.acceptance_policy import LOOKS, SITTINGS, Comparison, Judgement, Replacement, extent_of
 from superopt.pipeline.context import Task
 from superopt.pipeline.paired_benchmark import measure

@@ -11,7 +11,6 @@ import numpy as np
 
 from superopt import cost as costs
 from superopt.cost.lowering import typed
-from superopt.cost.trial import feeds_for
 from superopt.cost.weightless import hollow_lowered
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph, Node
@@ -24,6 +23,7 @@ from superopt.pipeline.options import Options
 from superopt.runtime.limits import LARGE, refuse_unbounded
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.protocol import released
+from superopt.runtime.sample_data import feeds_for
 
 __all__ = ["Footprint", "footprint", "footprint_data", "footprint_of", "told_of"]
 

@@ -14,9 +14,9 @@ import numpy as np
 
 from superopt import formats, report
 from superopt.cost.model import Racing
-from superopt.cost.trial import sizes_fed
 from superopt.ir.errors import Unsupported
 from superopt.ir.graph import Graph
+from superopt.ir.sizes import sizes_fed
 from superopt.pipeline.acceptance_policy import uncertainty_of
 from superopt.runtime.limits import LARGE, give_back, refuse_unbounded
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME

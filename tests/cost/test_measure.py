@@ -11,11 +11,12 @@ from superopt.cost.cache import core_bytes, last_level_bytes
 from superopt.cost.measure import Meter
 from superopt.cost.measurement_request import question_of
 from superopt.cost.record import key_of
-from superopt.cost.trial import application_graph, feeds_for
+from superopt.cost.trial import application_graph
 from superopt.ir.graph import Graph, Node, Value, Weight
 from superopt.ir.types import DType, TensorType
 from superopt.runtime.binding import bind
 from superopt.runtime.ort import make_session
+from superopt.runtime.sample_data import feeds_for
 
 
 def product(columns):

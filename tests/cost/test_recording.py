@@ -15,7 +15,6 @@ from superopt.cost.measurement_request import question_of
 from superopt.cost.planning import Planning
 from superopt.cost.record import key_of
 from superopt.cost.recording import Recorder
-from superopt.cost.trial import sample
 from superopt.frontend import GraphBuilder
 from superopt.ir.errors import BackendUnavailable, InvalidModel, UsageError
 from superopt.ir.graph import Graph, Node, Value, constant
@@ -24,6 +23,7 @@ from superopt.ops.record import NotCovered
 from superopt.passes.fast_algorithms.selection import GROWTH, Choice, alternatives, rewritten
 from superopt.passes.fast_algorithms.sites import sites_of
 from superopt.pipeline import optimize
+from superopt.runtime.sample_data import sample
 
 
 def f(*shape):

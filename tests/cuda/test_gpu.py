@@ -10,7 +10,6 @@ from beside import CONVOLUTIONS, assert_close, convolution, feeds_of, operator_s
 
 from superopt.cost.cuda import CudaDevice
 from superopt.cost.measurement_request import Question
-from superopt.cost.trial import feeds_for
 from superopt.formats import load
 from superopt.frontend import GraphBuilder
 from superopt.ir.graph import Graph
@@ -22,6 +21,7 @@ from superopt.runtime.cuda.probe import probe
 from superopt.runtime.cuda.race import race_sessions
 from superopt.runtime.cuda.session import Session
 from superopt.runtime.reference import run
+from superopt.runtime.sample_data import feeds_for
 
 pytestmark = [
     pytest.mark.gpu,

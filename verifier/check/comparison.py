@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from superopt.cost.graph_costs import work
 from superopt.ir.errors import InvalidModel, OutOfTime, ResourceLimit, Unsupported, UsageError
 from superopt.ir.graph import Graph, OpaqueAttribute
 from superopt.ir.poly import symbols
 from superopt.ir.types import TensorType
 from superopt.ops.infer import Typing, infer
+from superopt.ops.work import Inference
 from superopt.runtime import reference
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.ort import InferenceSession
@@ -72,9 +72,9 @@ class Judge:
         self.original, self.result = ran or (before, after)
         self.typing = typing or infer(before, plan.sizes)
         self.types = {v.name: v.type.dtype if isinstance(v.type, TensorType) else None for v in before.outputs}
-        done = work(before, self.typing, plan.sizes)
-        self.work = float(done.flops)
-        self.run_work = max(self.work + done.bytes, _RUN, _NODE * len(before.nodes))
+        flops, moved = Inference(before, self.typing, plan.sizes).flops_and_bytes()
+        self.work = float(flops)
+        self.run_work = max(self.work + moved, _RUN, _NODE * len(before.nodes))
         self.erratic: set[str] = set()
         self.plain: InferenceSession | None = None
         self.explanations: Explanations | None = None
@@ -224,10 +224,10 @@ class Judge:
         for group, size in sizes_beside([(g, t.types) for g, t in typed], names, plan.sizes):
             wanted = dict.fromkeys(group, size)
             sizes = choose_sizes(self.before, plan.seed, level, {**plan.sizes, **wanted})
-            done = [work(g, t, sizes) for g, t in typed]
+            work = [Inference(g, t, sizes).flops_and_bytes() for g, t in typed]
             known = size <= _UNKNOWN or all(kind is not None for _, t in typed for kind in t.types.values())
-            taken = _RUNS * max(sum(d.flops + d.bytes for d in done), self.run_work)
-            if not known or max(d.bytes for d in done) > _HELD or taken > left:
+            taken = _RUNS * max(sum(flops + moved for flops, moved in work), self.run_work)
+            if not known or max(moved for _, moved in work) > _HELD or taken > left:
                 continue
             left, count = left - taken, count + 1
             yield wanted

@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from superopt.cost.graph_costs import work
 from superopt.ir.diff import changed_regions, grown
 from superopt.ir.errors import OutOfTime, ResourceLimit, Unsupported, printable
 from superopt.ir.graph import Graph, attribute_key
 from superopt.ir.types import TensorType, ValueType
 from superopt.ops.infer import Typing, infer, made_of_weights
+from superopt.ops.work import Inference
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.verifier.check.check_plan import Plan, Thoroughness
 from superopt.verifier.check.comparison import Judge
@@ -244,8 +244,8 @@ def _place(pair: tuple[Graph, Graph], sizes: Mapping[str, int]) -> _Place:
 
 def _cost(graph: Graph, typing: Typing, sizes: Mapping[str, int]) -> float:
     """Operations of one run."""
-    done = work(graph, typing, sizes)
-    return done.flops + _BYTE * done.bytes
+    flops, moved = Inference(graph, typing, sizes).flops_and_bytes()
+    return flops + _BYTE * moved
 
 
 def _rank(kind: ValueType | None) -> object:

@@ -11,7 +11,6 @@ from types import TracebackType
 
 import numpy as np
 
-from superopt.cost.trial import emptied, with_values
 from superopt.fleet.child import Crew, Lost, packed, unpacked
 from superopt.formats.memory_map import MemoryMap
 from superopt.formats.onnx_writer import save_beside, to_onnx_bytes
@@ -34,6 +33,7 @@ from superopt.runtime.onnx_runtime import ONNX_RUNTIME, Session
 from superopt.runtime.ort import InferenceSession, OrtValue, is_native, make_session
 from superopt.runtime.ort import run as run_session
 from superopt.runtime.protocol import Loaded, Runtime
+from superopt.runtime.sample_data import emptied, with_values
 from superopt.runtime.unsafe_models import Elsewhere, refuse_fatal_loading, risk_of
 
 __all__ = ["LARGE", "REFUSALS", "Arrays", "Bench", "attempt"]
