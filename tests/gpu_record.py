@@ -129,8 +129,8 @@ def _ask(profile: Path, like: Path | None) -> int:
     from lab import operators
     from lab.multiplications import H200_HEADER
     from superopt.benchmark.profiling import asked_by
-    from superopt.cost.measurement_request import Question
     from superopt.cost.profile import Profile, read_profile
+    from superopt.cost.record import Question
     from superopt.fleet import Fleet, Task
 
     known = read_profile(profile) if profile.exists() else Profile(H200_HEADER, {})

@@ -14,9 +14,10 @@ import numpy as np
 from superopt import formats
 from superopt.cost.graph_costs import graph_cost
 from superopt.cost.measured import MeasuredCpu
-from superopt.cost.predictor import Ceilings, Predictor
+from superopt.cost.predictor import Predictor
 from superopt.cost.profile import Store
 from superopt.cost.record import APART, Record
+from superopt.cost.roofline import Ceilings
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph
 from superopt.ir.temporary import TemporaryFolder

@@ -15,11 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from superopt import cost as costs
-from superopt.cost.device import Device
-from superopt.cost.measurement_request import Question, question_of
-from superopt.cost.planning import Planning
-from superopt.cost.record import Record
-from superopt.cost.recording import Recorder
+from superopt.cost.measurement import Device
+from superopt.cost.record import Question, Record, question_of
+from superopt.cost.recording import Planning, Recorder
 from superopt.fleet import Fleet, Task
 from superopt.ir.errors import SuperoptError, UsageError
 from superopt.ir.graph import Graph, structural_hash

@@ -1,14 +1,18 @@
-"""This machine as a recorded profile knows another: the same prices, scaled by what a short calibration measures.
+"""Scales a recorded profile to this machine by three measured factors.
 
-Prices are then a function of a profile and three factors, and the same on every run. A record is bound by what takes
-most of its roofline (arithmetic or memory; Williams et al., 2009), or by what any operator costs. Each kind has its
-factor: the median over a few of the profile's own records that are timed again. A factor is what all kinds have in
-common, which no choice depends on, times what is the kind's own. Both go in steps, so that two calibrations of one
-machine give the same prices, and a machine like the profile's gives the profile's own.
+Prices are then a function of the profile and three factors, so they are the same on every run: neither the load of the
+machine nor the contents of its cache decides which of two graphs is cheaper. (Measurements only refuse a whole result:
+:mod:`superopt.pipeline.acceptance_policy`.)
+
+A record is bound by what takes most of its roofline: arithmetic, memory, or the overhead of any operator (Williams et
+al., 2009). Each bound has its factor: the median ratio over a few of the profile's own records, timed again. A factor
+is a common part, on which no choice depends, times a part of its own. Both are rounded to steps, so that two
+calibrations of one machine give the same prices, and a machine like the profile's gives exactly the profile's prices.
 """
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import math
@@ -19,22 +23,26 @@ from itertools import chain, islice
 from statistics import median, pstdev
 from typing import Any, Literal
 
-from superopt.cost.device import Device
-from superopt.cost.measurement_request import question_of
-from superopt.cost.peaks import peaks_of_header
-from superopt.cost.predictor import Ceilings, ceilings_of
-from superopt.cost.profile import Profile
-from superopt.cost.record import APART, Record
+from superopt.cost.cost_model import RecordedProfile
+from superopt.cost.fusion import BACKENDS
+from superopt.cost.measurement import CpuDevice, Device
+from superopt.cost.profile import Profile, load_profile, profile_names, shipped_header
+from superopt.cost.record import APART, Record, question_of
+from superopt.cost.roofline import Ceilings, ceilings_of, peaks_of_header
 from superopt.ir.disk_cache import keep, kept
 from superopt.ir.errors import SuperoptError
 from superopt.ops.record import NotCovered
+from superopt.runtime.protocol import Runtime
 from superopt.runtime.statistics import IQR_OF_NORMAL, median_error
 
 __all__ = [
     "Calibration",
     "calibrated",
+    "calibrated_cpu",
     "calibration_at_hand",
     "calibration_of",
+    "known_calibrations",
+    "nearest_profile",
     "scaled",
 ]
 
@@ -188,3 +196,42 @@ def scaled(profile: Profile, calibration: Calibration) -> Profile:
 
 def _scaled(record: Record, factor: float) -> Record:
     return replace(record, ns=record.ns * factor, ns_cold=record.ns_cold * factor)
+
+
+def nearest_profile(device: CpuDevice) -> tuple[str, Profile, Calibration] | None:
+    """The shipped profile that is most like this machine, and its calibration; ``None`` where none is of a processor.
+
+    Most like it is what was recorded with the same runtime; then, with as many threads; then, on a machine and a
+    version whose names are most alike. What they differ in, the calibration measures.
+    """
+    found: list[tuple[bool, bool, float, str]] = []
+    for name in profile_names():
+        header = shipped_header(name)
+        backend = BACKENDS.get(str(header.get("backend")))
+        if backend is not None and backend.processor:
+            recorded = f"{header.get('device')}, {header.get('cores')} cores, {header.get('runtime')}"
+            likeness = difflib.SequenceMatcher(None, recorded, device.name).ratio()
+            threads = header.get("threads") != device.meter.threads
+            found.append((backend is not device.backend, threads, -likeness, name))
+    if not found:
+        return None
+    *_, name = min(found)
+    profile = load_profile(name)
+    return name, profile, calibrated(name, profile, device)
+
+
+def known_calibrations() -> dict[str, Calibration]:
+    """By shipped profile, what is known of this machine against it: one thread, ONNX Runtime. Nothing is measured."""
+    device = CpuDevice()
+    found = {name: calibration_at_hand(name, shipped_header(name), device) for name in profile_names()}
+    return {name: calibration for name, calibration in found.items() if calibration is not None}
+
+
+def calibrated_cpu(*, runtime: Runtime, threads: int, sizes: Mapping[str, int] | None) -> RecordedProfile | None:
+    """The cost model of this machine; ``None`` where no profile is of a processor."""
+    device = CpuDevice(threads, runtime)
+    found = nearest_profile(device)
+    if found is None:
+        return None
+    _, profile, calibration = found
+    return RecordedProfile(scaled(profile, calibration), sizes, device.backend)

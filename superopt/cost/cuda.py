@@ -1,9 +1,9 @@
-"""Timing operators on a CUDA device, inside captured graphs.
+"""Times operators on a CUDA device, inside captured graphs.
 
-A launch from Python costs more than most kernels take, and an event pair about a microsecond, so one launch tells
-nothing. An operator is captured k and 2k times in a CUDA graph; its time is the slope ``(t₂ₖ - t₁ₖ) / k``, k such that
-a replay takes about half a millisecond: a graph's own launch varies by a microsecond. *Warm*: all launches use the same
-buffers. *Cold*: they go round through copies that together are more than three times the L2 cache. Data are random,
+A launch from Python takes longer than most kernels, and an event pair about a microsecond, so one launch measures
+nothing. An operator is captured k and 2k times in a CUDA graph. Its time is the slope ``(t₂ₖ - t₁ₖ) / k``, with k such
+that a replay takes about half a millisecond: the launch of a graph varies by a microsecond. *Warm*: all launches use
+the same buffers. *Cold*: the launches rotate through copies that together exceed three L2 caches. Data are random,
 never zeros: some devices draw less power for zeros and clock higher.
 """
 
@@ -18,10 +18,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from superopt.cost.fusion import SUPEROPT_CUDA
-from superopt.cost.measure import Timing
-from superopt.cost.measurement_request import Question
-from superopt.cost.record import Key
-from superopt.cost.trial import application_graph
+from superopt.cost.measurement import Timing, application_graph
+from superopt.cost.record import Key, Question
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph, Node, Value
 from superopt.ir.types import DType, TensorType
@@ -51,7 +49,7 @@ class Timed(Clocked, Protocol):
 
 
 class CudaDevice:
-    """A :class:`superopt.cost.device.Device`: CUDA device 0, or what a test puts in its place.
+    """A :class:`superopt.cost.measurement.Device`: CUDA device 0, or what a test puts in its place.
 
     Raises:
         BackendUnavailable: there is none; with the reason and the next step.
@@ -74,7 +72,7 @@ class CudaDevice:
         return self
 
     def facts(self) -> dict[str, Any]:
-        """See :class:`superopt.cost.device.Device`."""
+        """See :class:`superopt.cost.measurement.Device`."""
         return {
             **self.driver.facts(), "threads": 1, "clock": "events", "backend": self.backend.name,
             "precision": self.precision, "layout": "plain", "dispatch_ns": 0.0, "peaks": self.peaks,

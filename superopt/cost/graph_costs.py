@@ -1,23 +1,24 @@
-"""The cost of a whole graph: what runs at inference, as the backend runs it; memory; work."""
+"""The price, the work and the memory of a whole graph, as the backend runs it.
+
+On the CPU of this machine the parts are the kernels of the runtime's own optimised graph. Elsewhere they are the
+graph's own nodes, with what the backend fuses (nearly) free.
+"""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-from superopt.cost.cache import core_bytes
-from superopt.cost.cache_residency import Activations, Weights
-from superopt.cost.kernel import Kernel, kernels_of
-from superopt.cost.lowering import distinct, known_types, lowered
-from superopt.cost.measure import SUMMAND
-from superopt.cost.model import CostModel, Lowered
-from superopt.cost.patterns import groups
-from superopt.cost.record import FREE, Estimate
+from superopt.cost.cache_model import Activations, Weights, core_bytes
+from superopt.cost.cost_model import CostModel, Lowered
+from superopt.cost.fusion import SUMMAND, groups
+from superopt.cost.record import FREE, Estimate, Key
 from superopt.ir.errors import SuperoptError
-from superopt.ir.graph import Graph, Node
+from superopt.ir.graph import Graph, Node, Value, Weight, attribute_key, constant
 from superopt.ir.types import DType, TensorType
 from superopt.memory import Op, Planned, Task, alive, as_given, least_peak, lifetimes, prompt
 from superopt.ops import REGISTRY
@@ -25,10 +26,109 @@ from superopt.ops.infer import Applied, Typing, infer
 from superopt.ops.record import NotCovered
 from superopt.ops.work import VIEWS, Inference, work_of
 from superopt.runtime.limits import refuse_unbounded
-from superopt.runtime.sample_data import feeds_for
+from superopt.runtime.lowered_graph import distinct, known_types, lowered
+from superopt.runtime.sample_data import feeds_for, sample
 from superopt.runtime.unsafe_models import risk_of
 
-__all__ = ["GraphCost", "Work", "graph_cost", "graph_work", "least_order", "node_work", "task_of", "timeline", "work"]
+__all__ = [
+    "GraphCost",
+    "Kernel",
+    "Work",
+    "graph_cost",
+    "graph_work",
+    "kernels_of",
+    "least_order",
+    "node_work",
+    "task_of",
+    "timeline",
+    "work",
+]
+
+_SCALES = 8  # and of up to this many reals (the scales and region of Resize, a slope)
+_LITERAL = 64  # a constant of up to this many integers steers the kernel (a shape, axes): it is part of the key
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A node of the optimised graph, with what is needed to time it alone."""
+
+    node: Node
+    key: Key
+    graph: Graph
+    flops: int
+    moved: int
+
+
+def kernels_of(graph: Graph, types: Mapping[str, TensorType]) -> tuple[Kernel | Node, ...]:
+    """The nodes of a lowered graph in order; one that cannot be timed alone stays a node."""
+    return tuple(_kernel(graph, node, types) for node in graph.nodes)
+
+
+def _kernel(graph: Graph, node: Node, types: Mapping[str, TensorType]) -> Kernel | Node:
+    if node.captures or any(n and n not in types for n in (*node.inputs, *node.outputs)):
+        return node
+    inputs: dict[str, Value] = {}
+    weights: dict[str, Weight] = {}
+    shapes: list[str] = []
+    for slot, name in enumerate(node.inputs):
+        if not name:
+            shapes.append("")
+            continue
+        kind = types[name]
+        if name not in graph.constants:
+            inputs[name] = Value(name, kind)
+            shapes.append(str(kind))
+            continue
+        weight, note = _constant(graph.constants[name], slot)
+        weights[name] = weight
+        shapes.append(f"!{kind}{note}")
+    attributes = {k: attribute_key(v) for k, v in sorted(node.attributes.items())}
+    key = Key(
+        op=f"{node.domain}:{node.op}" if node.domain else node.op,
+        attrs=json.dumps(attributes, separators=(",", ":")),
+        dtype=str(types[node.outputs[0]].dtype) if node.outputs and node.outputs[0] else "",
+        shapes=tuple(shapes),
+        impl="kernel",
+    )
+    outputs = tuple(Value(n, types[n]) for n in node.outputs if n)
+    small = Graph("kernel", tuple(inputs.values()), outputs, tuple(weights.values()), (node,), graph.opset)
+    return Kernel(node, key, small, _flops(node, types), _moved(node, types))
+
+
+def _constant(weight: Weight, slot: int) -> tuple[Weight, str]:
+    """The constant as the trial holds it: literal where its value steers the kernel, random otherwise."""
+    elements = weight.type.elements
+    most = _LITERAL if weight.type.dtype.is_integer else _SCALES
+    literal = isinstance(elements, int) and elements <= most
+    if literal and weight.data is not None:
+        array = weight.data.numpy()
+        return constant(weight.name, array), f"={array.tolist()}"
+    if not weight.type.is_static:
+        raise NotCovered(f"the sizes of weight {weight.name} are not known")
+    return constant(weight.name, sample(weight.type, slot)), ""
+
+
+def _elements(kind: TensorType) -> int:
+    return prod(int(str(d)) for d in kind.shape or ())
+
+
+def _moved(node: Node, types: Mapping[str, TensorType]) -> int:
+    return sum(types[n].nbytes or 0 for n in (*dict.fromkeys(node.inputs), *node.outputs) if n)
+
+
+def _flops(node: Node, types: Mapping[str, TensorType]) -> int:
+    """Operations, near enough for a roofline: contractions by their reduced size, all else one per element."""
+    made = max((_elements(types[n]) for n in node.outputs if n), default=0)
+    if len(node.inputs) > 1 and node.inputs[0] and node.inputs[1]:
+        right = types[node.inputs[1]].shape or ()
+        if "Conv" in node.op and len(right) > 2:
+            return 2 * made * prod(int(str(d)) for d in right[1:])
+        if "MatMul" in node.op or "Gemm" in node.op:
+            left = types[node.inputs[0]].shape or ()
+            flipped = bool(node.attributes.get("transA"))
+            return 2 * made * int(str(left[-2 if flipped and len(left) > 1 else -1] if left else 1))
+    return made
+
 
 _LOWERABLE = 1 << 29  # bytes of weights above which a graph is not handed to ONNX Runtime just to be costed
 _IN_PLACE = frozenset({"elementwise", "activation"})  # families whose result may take an operand's memory

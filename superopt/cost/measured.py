@@ -1,29 +1,220 @@
-"""Costs measured on this machine's processor when first asked for, and kept."""
+"""Cost models that measure an operator application on a device when it is first asked for.
+
+:class:`Measurements` holds what was measured: a store on disk, a limit on the time spent, a predictor for the rest. All
+copies of a model share it, so that they spend one budget, remember what failed, and fit one predictor.
+:class:`MeasuredCpu` times with a runtime on this machine's processor, :class:`MeasuredDevice` on any
+:class:`superopt.cost.measurement.Device`.
+"""
 
 from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from functools import cached_property, partial
+from typing import Protocol
 
-from superopt.cost.cache import last_level_bytes
-from superopt.cost.cache_model import Ramp, fitted, pass_ns, probed_bytes, usual
-from superopt.cost.fusion import cpu_backend
-from superopt.cost.kernel import Kernel
-from superopt.cost.measure import METHOD, Meter, Timing, measure_graph
-from superopt.cost.measurement_request import Question
-from superopt.cost.measurements import Answers, Progress
-from superopt.cost.measuring_model import Asked
-from superopt.cost.peaks import PEAK_QUESTIONS, Peaks, peaks_of_header, peaks_of_times
+from superopt.cost.cache_model import Ramp, fitted, last_level_bytes, probed_bytes, usual
+from superopt.cost.cost_model import CostModel, Racing, refused
+from superopt.cost.fusion import Backend, cpu_backend
+from superopt.cost.graph_costs import Kernel
+from superopt.cost.measurement import METHOD, Device, Meter, Timing, application_graph, measure_graph, pass_ns
+from superopt.cost.predictor import Predictor
 from superopt.cost.profile import Store
-from superopt.cost.record import Estimate, Key
-from superopt.cost.trial import application_graph
+from superopt.cost.record import Estimate, Key, Question, Record
+from superopt.cost.roofline import PEAK_QUESTIONS, Ceilings, Peaks, ceilings_of, peaks_of_header, peaks_of_times
+from superopt.ir.errors import SuperoptError
+from superopt.ops.record import NotCovered
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.paired_benchmark import Clock, circumstances, cpu_name
 from superopt.runtime.protocol import Runtime
 
-__all__ = ["MeasuredCpu", "device_store"]
+__all__ = ["Answers", "Asked", "Learnt", "MeasuredCpu", "OnDevice", "Progress", "device_store"]
+
+Progress = Callable[[int, int | None, str], None]
+_REFIT = 1.25  # growth of the store after which the predictor is fitted again: the first records say the most
+
+
+@dataclass(frozen=True)
+class Learnt:
+    """What one process found out: new records, the measurements it made for them, and the seconds they took."""
+
+    records: tuple[Record, ...]
+    measured: int
+    seconds: float
+    failed: AbstractSet[str]
+    alone: AbstractSet[str]
+
+
+class Answers:
+    """Records by key, measured when first asked for.
+
+    Args:
+        store: where records are kept.
+        ceilings: the device's, for predictions; by default the usual ones.
+        time_limit: seconds that may be spent measuring; what comes later is not measured.
+        progress: called with (measured so far, None, what) before each measurement.
+
+    Attributes:
+        measured: how many measurements were made (what the store held already is not counted).
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        ceilings: Ceilings | None = None,
+        time_limit: float = float("inf"),
+        progress: Progress | None = None,
+    ) -> None:
+        self.store = store
+        self.measured = 0
+        self._ceilings, self._progress, self._limit = ceilings, progress, time_limit
+        self._seconds = 0.0  # that measuring took
+        self._failed: set[str] = set()
+        self._alone: set[str] = set()  # what cannot be timed by itself
+        self._fitted: tuple[int, Predictor] | None = None
+        self._begun = (0, 0, 0.0)  # records, measurements and seconds when this process began
+
+    def get(self, key: Key, time_it: Callable[[], Timing], work: tuple[int, int]) -> Record | None:
+        """The record of a key, measured now if need be; ``None`` when it cannot be measured or time is up.
+
+        Args:
+            key: what it is filed under.
+            time_it: measures it; a ``SuperoptError`` says that the device refuses it, ``NotCovered`` only that it
+                cannot be timed by itself.
+            work: FLOPs and bytes, for the record.
+        """
+        known = self.store.get(key.text)
+        if known is not None or self.late or key.text in self._failed or key.text in self._alone:
+            return known
+        if self._progress is not None:
+            self._progress(self.measured, None, f"measuring {key.op}")
+        start = time.monotonic()
+        try:
+            record = time_it().record(key, *work)
+        except NotCovered:
+            self._alone.add(key.text)
+            return None
+        except SuperoptError:
+            self._failed.add(key.text)
+            return None
+        finally:
+            self._seconds += time.monotonic() - start
+            self.measured += 1
+        self.store.add(record)
+        return record
+
+    @property
+    def late(self) -> bool:
+        """Whether nothing more is measured because the time for it is over: the clock decides what is predicted."""
+        return self._seconds >= self._limit
+
+    @property
+    def digest(self) -> str:
+        """What tells these answers from a device's others: the store, and the first of its records, since records are
+        added to, not changed."""
+        first = next(iter(self.store.records), None)
+        start = "" if first is None else json.dumps(first.as_data(), sort_keys=True)
+        return f"measured {self.store.path.name} {start}{' late' * self.late}"
+
+    def tell(self, progress: Progress) -> None:
+        """Call this before each measurement from here on."""
+        self._progress = progress
+
+    def begin(self) -> None:
+        """This is a copy of a process: what it knows so far, that one knows, too."""
+        self._begun = (len(self.store), self.measured, self._seconds)
+
+    def learnt(self) -> Learnt:
+        """What this process found out since it began."""
+        records, measured, seconds = self._begun
+        return Learnt(
+            self.store.records[records:], self.measured - measured, self._seconds - seconds, self._failed, self._alone
+        )
+
+    def take(self, learnt: Learnt) -> None:
+        """Know what a copy of this process found out, too; the store's file has it already."""
+        self.store.know(learnt.records)
+        self.measured += learnt.measured
+        self._seconds += learnt.seconds
+        self._failed |= learnt.failed
+        self._alone |= learnt.alone
+
+    def failed(self, key: Key) -> bool:
+        """Whether the device refused what the key names."""
+        return key.text in self._failed
+
+    def price(self, model: Pricing, question: Question, key: Key, time_it: Callable[[Question], Timing]) -> Estimate:
+        """What a model says of a question: by its record, measured now if need be; else predicted, and dear where the
+        device refuses the form."""
+        record = self.get(key, partial(time_it, question), question.work)
+        if record is not None:
+            return model.estimate_of(record)
+        found = model.predicted(question.op, question.work, question.key)
+        return refused(found) if self.failed(key) else found
+
+    def predict(self, op: str, work: tuple[int, int], key: Key, cold: float) -> Estimate:
+        """What is not measured, from what is; fitted again as records come in."""
+        if self._fitted is None or len(self.store) > _REFIT * self._fitted[0]:
+            self._fitted = (len(self.store), Predictor.fit(self.store.records, self._ceilings))
+        return self._fitted[1].predict(op, *work, key, cold)
+
+
+class Pricing(Protocol):
+    """A cost model as far as :meth:`Answers.price` needs it."""
+
+    def estimate_of(self, record: Record) -> Estimate:
+        """What a record says."""
+
+    def predicted(self, op: str, work: tuple[int, int], key: Key) -> Estimate:
+        """What is expected of an application that was not measured."""
+
+
+class Asked(CostModel):
+    """A cost model over a device's answers.
+
+    Args:
+        answers: what was measured, and how more is.
+        sizes: what symbolic dimensions are costed at.
+        backend: what runs the operators.
+    """
+
+    answers: Answers
+
+    def __init__(self, answers: Answers, sizes: Mapping[str, int] | None, backend: Backend) -> None:
+        super().__init__(sizes, backend)
+        self.answers = answers
+
+    @property
+    def recorded(self) -> CostModel | None:
+        return None
+
+    @property
+    def store(self) -> Store:
+        """The answers that are kept."""
+        return self.answers.store
+
+    @property
+    def measured(self) -> int:
+        return self.answers.measured
+
+    @property
+    def digest(self) -> str | None:
+        return f"{self.answers.digest} {self.cold!r}"
+
+    def _known(self, key: Key) -> bool:
+        return self.store.get(key.text) is not None
+
+    def _expected(self, question: Question) -> Estimate:
+        return self.predicted(question.op, question.work, question.key)
+
+    def predicted(self, op: str, work: tuple[int, int], key: Key) -> Estimate:
+        """What is expected of an application that was not measured: its operator, FLOPs and bytes, and key."""
+        return self.answers.predict(op, work, key, self.colder(key))
 
 
 class MeasuredCpu(Asked):
@@ -140,3 +331,48 @@ def device_store(threads: int = 1, runtime: Runtime = ONNX_RUNTIME, *, beside: s
     return Store(
         f"cpu-{cpu_name()}-{facts['cores']}-{facts['runtime']}-t{threads}-m{METHOD}{beside and f'-{beside}'}", header
     )
+
+
+class OnDevice(Asked):
+    """A device's own answers.
+
+    Args:
+        device: what is timed.
+        store: where records are kept; by default a file of the user's cache, named by device, versions and precision.
+        sizes: what symbolic dimensions are costed at.
+        time_limit: seconds that may be spent measuring; what comes later is predicted.
+        progress: called with (measured so far, None, what) before each measurement.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        *,
+        store: Store | None = None,
+        sizes: Mapping[str, int] | None = None,
+        time_limit: float = float("inf"),
+        progress: Progress | None = None,
+    ) -> None:
+        self.device, self.facts = device, device.facts()
+        name = "-".join(str(self.facts[k]) for k in ("backend", "device", "runtime", "precision"))
+        kept = store if store is not None else Store("".join(c if c.isalnum() else "-" for c in name), self.facts)
+        answers = Answers(kept, ceilings=ceilings_of(self.facts), time_limit=time_limit, progress=progress)
+        super().__init__(answers, sizes, device.backend)
+
+    @property
+    def racing(self) -> Racing | None:
+        return self.device.racing
+
+    @property
+    def cache_bytes(self) -> int | None:
+        found = self.facts.get("cache_bytes")
+        return found if isinstance(found, int) else None
+
+    def peaks(self) -> Peaks | None:
+        return peaks_of_header(self.facts)
+
+    def _view(self) -> Estimate:
+        return Estimate(float(self.facts["dispatch_ns"]) / 1e3, "measured", 0.1)
+
+    def _lookup(self, question: Question) -> Estimate:
+        return self.answers.price(self, question, self.device.key(question), self.device.time)

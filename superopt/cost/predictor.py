@@ -1,31 +1,354 @@
-"""Costs of what was not measured: a roofline fitted per operator, corrected by the nearest measured neighbours.
+"""Predicts the time of an operator application that was not measured.
 
-``roof = t0 + max(F / P, B / W) / eta + s S`` with F FLOPs and B bytes, P and W the device's ceilings and ``eta`` the
-operator's efficiency, fitted on log time. S counts the spans of a broadcast: runs of elements over which each operand
-either varies or stays; s is what one takes, by the records. A runtime's loop over spans costs more than a short one
-itself (13 ns in ONNX Runtime, for every operator alike; without it, Adds, Muls and Divs were predicted twice as badly).
-The result is multiplied by ``exp(Σ wᵢ ln(nsᵢ / roofᵢ))`` over the nearest
-records, clamped to [1/4, 4]. Near means like work, attributes, ranks, weights and innermost sizes. Both are fitted
-twice: to cold times with the bandwidth of memory, and to warm ones with that of the last cache.
+The model is a roofline per operator, corrected by the nearest measured neighbours:
+
+``roof = t0 + max(F / P, B / W) / eta + s S``
+
+F are FLOPs, B bytes, P and W the device's ceilings, and ``eta`` the operator's efficiency, which is fitted to the
+logarithms of times. S counts the spans of a broadcast: runs of elements over which each operand either varies or stays.
+s is the time of one span. It is a median over the records: 13 ns in ONNX Runtime for every operator. Without it, the
+errors for Add, Mul and Div were twice as large.
+
+The result is multiplied by ``exp(Σ wᵢ ln(nsᵢ / roofᵢ))`` over the nearest records, clamped to [1/4, 4]. The distance
+counts work, attributes, ranks, weights and innermost sizes (:class:`Traits`). All is fitted twice: to cold times with
+the bandwidth of memory, and to warm times with that of the last cache.
+
+:class:`Traits` are read off a key: the pieces that a broadcast, a Gather or a Slice copies; the axes that a Transpose
+moves and a reduction takes, whatever rank they are written at; whether channels fill the blocks of the processor's
+kernels. The rules are ONNX Runtime's. The records of another runtime correct them.
 """
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 from statistics import fmean, median
 from typing import Any
 
 import numpy as np
 
-from superopt.cost.loops import BROADCASTING, Traits, done_by, is_packed, kernel_of, moved_by, traits_of
-from superopt.cost.profile import factor_of
 from superopt.cost.record import APART, Estimate, Key, Record
+from superopt.cost.roofline import Ceilings
+from superopt.ir.types import DType
+from superopt.ops import REGISTRY
 
-__all__ = ["Ceilings", "Predictor", "ceilings_of"]
+__all__ = [
+    "BROADCASTING",
+    "Predictor",
+    "Traits",
+    "done_by",
+    "is_packed",
+    "kernel_of",
+    "moved_by",
+    "spans_of",
+    "traits_of",
+]
+
+BROADCASTING = frozenset(n for n, o in REGISTRY.items() if o.family in ("elementwise", "activation"))
+_ATTRIBUTE, _RANK, _FIXED, _SIZE = 0.5, 0.5, 0.5, 0.15  # how far apart unlike records are, in e-folds of work
+_PACKED = 0.5  # the same, of products, one of which packs its second factor at each run
+_PATTERN, _EXTENT = 1.0, 0.25  # the same, of what moves or is summed
+_GROUPED = re.compile(r'"group": ?(?![01]\b)')  # in a key's attributes; asked of each record of a profile
+_BLOCK = 16  # channels that ONNX Runtime keeps together (MLAS, AVX-512; on AVX2 it is 8)
+_PADDED = 4  # channels by whose multiples it fills the last block of a depthwise convolution; others run one by one
+_VOLUME = 5  # axes of data whose convolutions no loops in blocks are for, even where one of them has one element
+_ROWS = {  # that go along an axis (or from it on) row by row
+    "LogSoftmax": True, "Softmax": True, "LayerNormalization": False, "RMSNormalization": False,
+    "SimplifiedLayerNormalization": False,
+}  # fmt: skip
+_SEVERAL = "several"  # the pattern of a Transpose that moves more than one axis
+_PRODUCTS = frozenset({"MatMul", "Gemm"})
+_PLACES = ("perm", "axes", "axis")
+_TRAITS = "traits"  # where a key holds them
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What of a key decides its time beside the amount of work: attributes, ranks, weights, innermost sizes."""
+
+    dtype: str
+    attributes: Mapping[str, Any]
+    ranks: tuple[int, ...]
+    fixed: tuple[bool, ...]
+    sizes: tuple[float, ...]  # ln of the innermost size of each argument, and of the second axis of the first
+    narrow: bool = False  # the second argument has a second axis of 1: of a convolution's weights, a group is a channel
+    blocks: bool = False  # see ``_in_blocks``
+    padded: bool = False  # the same, of the quarters of blocks that are padded to whole ones
+    columns: int = 0  # of a product of matrices
+    packed: bool = False  # its second factor, when the session starts: it is constant
+    spans: int = 0  # of a broadcast, beyond the first; of a Gather and others the pieces that it copies, or the rows
+    moved: int | None = None  # bytes, where those of all arguments and outputs are not what is moved
+    pattern: str = ""  # of what moves or is summed, where axes that are alike are one
+    extents: tuple[float, ...] = ()  # ln of what lies within the axis, or of the innermost that stays together
+
+    def unlike(self, other: Traits) -> float:
+        """A distance to another record of the same operator, in the units of e-folds of work."""
+        total = _RANK * (self.ranks != other.ranks) + _FIXED * (self.fixed != other.fixed)
+        total += _ATTRIBUTE * (self.dtype != other.dtype)
+        total += _PACKED * (self.packed != other.packed)
+        for name in self.attributes.keys() | other.attributes.keys():
+            total += _ATTRIBUTE * _differ(self.attributes.get(name), other.attributes.get(name))
+        total += _PATTERN * (self.pattern != other.pattern)
+        if len(self.extents) == len(other.extents):
+            total += _EXTENT * sum(abs(a - b) for a, b in zip(self.extents, other.extents, strict=True))
+        if len(self.sizes) == len(other.sizes):
+            total += _SIZE * sum(abs(a - b) for a, b in zip(self.sizes, other.sizes, strict=True))
+        return total
+
+
+def kernel_of(op: str, key: Key | None) -> str:
+    """What runs an operator: a convolution of as many groups as channels has a kernel of its own that is ten times as
+    fast as that of one with groups of two channels, and volumes have none, however deep they are; so has a pool of
+    channels that fill a processor's registers, a power of a number (mostly 2: a product), and a product with a constant
+    second factor. A Softmax of an axis that is not the last is transposed, twice: fast where no other lies between. A
+    Transpose that moves several axes goes piece by piece."""
+    if key is None:
+        return op
+    if op.endswith("Pool"):
+        return op if traits_of(key).blocks else f"{op}, of odd channels"
+    if op == "Transpose":
+        return f"{op}, of several axes" if traits_of(key).pattern == _SEVERAL else op
+    if _ROWS.get(op):
+        if traits_of(key).pattern != "within":
+            return op
+        return f"{op}, of {'an outer axis' if _far_from_last(key) else 'the last axis but one'}"
+    if op == "Pow":
+        return f"{op}, of a number" if re.search(r"\[[1, ]*\]$", key.shapes[-1]) else op
+    if op in _PRODUCTS:  # a constant second factor is packed when the session starts, any other at each run
+        return f"{op}, packed" if is_packed(key) else op
+    volumes = op.startswith("Conv") and "".join(key.shapes[:1]).count(",") == _VOLUME - 1
+    kernel = f"{op}, of volumes" if volumes else op
+    if _GROUPED.search(key.attrs) is None:
+        return kernel
+    known = traits_of(key)
+    kernel += f", {'each channel by itself' if known.narrow else 'in groups'}"
+    if volumes or known.blocks or not known.narrow:
+        return kernel
+    return f"{kernel}, of {'padded' if known.padded else 'odd'} channels"
+
+
+def is_packed(key: Key) -> bool:
+    """Whether it is a product of matrices whose second factor is packed when the session starts: it is constant."""
+    return key.op in _PRODUCTS and key.shapes[1:2] != () and key.shapes[1].startswith("!")
+
+
+def _far_from_last(key: Key) -> bool:
+    """Whether an axis with more than one element lies between the one that an operator goes along and the last."""
+    shape = _sizes(key.shapes[0])
+    axis = json.loads(key.attrs)["axis"] % len(shape)
+    return math.prod(shape[axis + 1 : -1]) > 1
+
+
+def _sizes(shape: str) -> list[int]:
+    """Of a tensor, as a key writes it."""
+    return [int(d) for d in re.findall(r"\d+", shape.partition("[")[2].partition("]")[0])]
+
+
+def traits_of(key: Key) -> Traits:
+    """What a key says; of what it says in words that nobody knows, nothing."""
+    found: Traits | None = key.__dict__.get(_TRAITS)
+    if found is None:
+        found = key.__dict__[_TRAITS] = _traits(key)
+    return found
+
+
+def _traits(key: Key) -> Traits:
+    try:
+        attributes = json.loads(key.attrs)
+    except ValueError:
+        attributes = {}
+    shapes = list(map(_sizes, key.shapes))
+    attributes, shapes = _packed(key, attributes if isinstance(attributes, dict) else {}, shapes)
+    sizes = [math.log1p(s[-1]) if s else 0.0 for s in shapes]
+    if shapes and len(shapes[0]) > 1:
+        sizes.append(math.log1p(shapes[0][1]))
+    pattern, extents = "", tuple[float, ...]()
+    pieces, copied = 0, None
+    with suppress(TypeError, ValueError, IndexError, KeyError):  # a profile of somebody else's: attributes of any shape
+        pattern, extents = _pattern(attributes, shapes[0] if shapes else [])
+        pieces, copied = _copied(key.op, attributes, shapes, DType(key.dtype).numpy.itemsize)
+    return Traits(
+        key.dtype, {k: v for k, v in attributes.items() if k not in _PLACES} if pattern else attributes,
+        tuple(map(len, shapes)), tuple(s.startswith("!") for s in key.shapes), tuple(sizes),
+        len(shapes) > 1 and shapes[1][1:2] == [1],
+        _in_blocks(key.op, shapes, _BLOCK), _in_blocks(key.op, shapes, _PADDED),
+        _columns(key.op, attributes, shapes),
+        is_packed(key),
+        spans_of([d for d, s in zip(shapes, key.shapes, strict=True) if s]) if key.op in BROADCASTING else pieces,
+        copied, pattern, extents,
+    )  # fmt: skip
+
+
+def _packed(
+    key: Key, attributes: Mapping[str, Any], shapes: list[list[int]]
+) -> tuple[Mapping[str, Any], list[list[int]]]:  # fmt: skip
+    """A Gemm's weights as if they were stored as ``[k, n]``: a constant one is packed when the session starts, and what
+    is run afterwards is the same whichever way it was stored."""
+    if key.op == "Gemm" and attributes.get("transB") == 1 and len(shapes) > 1 and key.shapes[1].startswith("!"):
+        return {**attributes, "transB": 0}, [shapes[0], shapes[1][::-1], *shapes[2:]]
+    return attributes, shapes
+
+
+def _columns(op: str, attributes: Mapping[str, Any], shapes: Sequence[Sequence[int]]) -> int:
+    """Of the second factor of a product of matrices, as they are multiplied; else none."""
+    if op not in _PRODUCTS or len(shapes) < 2 or not shapes[1]:
+        return 0
+    return shapes[1][0 if attributes.get("transB") == 1 else -1]
+
+
+def _copied(
+    op: str, attributes: Mapping[str, Any], shapes: Sequence[Sequence[int]], size: int
+) -> tuple[int, int | None]:  # fmt: skip
+    """Pieces that a Gather, Slice, Concat, Split, Pad, Expand or a Transpose of several axes copies, or the rows that
+    an operator goes along; for the first two the bytes that are read and written, elements of that size: what they
+    leave of a table costs nothing."""
+    data, axis = shapes[0] if shapes else [], attributes.get("axis")
+    if op == "Expand":
+        return _expanded(data, attributes["shape"]), None
+    if op == "Transpose":
+        pattern, (within,) = _transposed(attributes["perm"], data)
+        return math.prod(data) // round(math.exp(within)) if pattern == _SEVERAL else 0, None
+    if op in _ROWS and isinstance(axis, int) and -len(data) <= axis < len(data):
+        last = axis % len(data) + 1 if _ROWS[op] else len(data)
+        return math.prod(data) // max(math.prod(data[axis % len(data) : last]), 1), None
+    if op == "Slice":
+        return _sliced(attributes, data, size)
+    if op == "Pad":
+        pads = attributes.get("pads", [])
+        last = max(
+            (i for i in range(len(data)) if len(pads) == 2 * len(data) and pads[i] + pads[len(data) + i]), default=-1
+        )
+        return math.prod(data[:last]) if last > 0 else 0, None
+    if not isinstance(axis, int) or not -len(data) <= axis < len(data):
+        return 0, None
+    outer = math.prod(data[: axis % len(data)])
+    if op == "Gather" and len(shapes) == 2:
+        pieces = outer * math.prod(shapes[1])
+        return pieces, 2 * size * pieces * math.prod(data[axis % len(data) + 1 :]) + 8 * math.prod(shapes[1])
+    parts = len(shapes) if op == "Concat" else len(attributes.get("split", ())) if op == "Split" else 0
+    return outer * parts, None
+
+
+def _expanded(data: Sequence[int], shape: Sequence[int]) -> int:
+    """Pieces of its data that an Expand copies one by one, because copies of another lie between them."""
+    sizes = [1] * (len(shape) - len(data)) + list(data)
+    repeated = [i for i, (a, b) in enumerate(zip(sizes, shape, strict=True)) if a == 1 != b]
+    return math.prod(sizes[: repeated[-1]]) if repeated else 0
+
+
+def _sliced(attributes: Mapping[str, Any], data: Sequence[int], size: int) -> tuple[int, int | None]:
+    """See :func:`_copied`."""
+    given = [attributes.get(k, []) for k in ("axes", "starts", "ends", "steps")]
+    if len({len(g) for g in given}) != 1:
+        return 0, None
+    left = list(data)
+    for axis, start, end, step in zip(*given, strict=True):
+        left[axis] = len(range(*slice(start, end, step).indices(data[axis])))
+    last = max((i for i, (a, b) in enumerate(zip(left, data, strict=True)) if a != b), default=-1)
+    return math.prod(left[:last]) if last > 0 else 0, 2 * size * math.prod(left)
+
+
+def _in_blocks(op: str, shapes: Sequence[Sequence[int]], block: int) -> bool:
+    """Whether the channels of images, and those that a kernel makes, fill the blocks that a processor's loops take."""
+    if not ("Conv" in op or op.endswith("Pool")) or len(shapes[0]) != 4:
+        return False
+    return all(n % block == 0 for n in (shapes[0][1], *(s[0] for s in shapes[1:2] if s)))
+
+
+def _pattern(attributes: Mapping[str, Any], shape: Sequence[int]) -> tuple[str, tuple[float, ...]]:
+    """Which axes an operator moves, sums or goes along, whatever rank that is written at: neighbours that are treated
+    alike are one. With it, what says how long the pieces are.
+
+    ``perm`` gives ``"021"``, the last two of three change places, where it moves one axis alone (also past an axis of
+    1) or turns all of them, for which a runtime has faster loops, and else that it moves several; ``axes`` ``"KR"``,
+    the last are summed and others kept; ``axis`` whether anything lies within it.
+    """
+    rank, perm, axes, axis = len(shape), *(attributes.get(k) for k in _PLACES)
+    if isinstance(perm, list) and sorted(perm) == list(range(rank)):
+        return _transposed(perm, shape)
+    if isinstance(axes, list) and "starts" not in attributes and all(-rank <= int(a) < rank for a in axes):
+        summed = {a % rank for a in axes} if axes else set(range(rank))
+        pieces: list[tuple[str, int]] = []
+        for a, size in ((a, size) for a, size in enumerate(shape) if size != 1):
+            kind = "R" if a in summed else "K"
+            if pieces and pieces[-1][0] == kind:
+                pieces[-1] = kind, pieces[-1][1] * size
+            else:
+                pieces.append((kind, size))
+        together = math.log(max(math.prod(shape[a] for a in summed), 1))
+        return "".join(k for k, _ in pieces) or "K", (math.log(max(pieces[-1][1], 1) if pieces else 1), together)
+    if isinstance(axis, int) and -rank <= axis < rank:
+        within = math.prod(shape[axis % rank + 1 :])
+        return "last" if within == 1 else "within", (math.log(max(within, 1)), math.log(max(shape[axis % rank], 1)))
+    return "", ()
+
+
+def _transposed(perm: Sequence[int], shape: Sequence[int]) -> tuple[str, tuple[float, ...]]:
+    """See :func:`_pattern`: of a transposition."""
+    merged: list[list[int]] = []
+    for a in (a for a in perm if shape[a] != 1):
+        if merged and a > (last := merged[-1][-1]) and all(shape[b] == 1 for b in range(last + 1, a)):
+            merged[-1].append(a)
+        else:
+            merged.append([a])
+    order = sorted(merged)
+    stays = merged and merged[-1] == order[-1]
+    single = any([*perm[:i], *perm[i + 1 :]] == sorted([*perm[:i], *perm[i + 1 :]]) for i in range(len(perm)))
+    turned = all(b == (a + 1) % len(perm) for a, b in pairwise(perm))
+    name = "".join(str(order.index(m)) for m in merged) if single or turned else _SEVERAL
+    return name, (math.log(math.prod(shape[a] for a in merged[-1]) if stays else 1),)
+
+
+def spans_of(shapes: Sequence[Sequence[int]]) -> int:
+    """How often operands of these shapes begin to vary or to stay anew while elements are taken in order.
+
+    As ONNX Runtime counts (``BroadcastIterator``): an axis of 1 in front of what the shorter shape has ends a span, and
+    where all that it has is of 1, each element is one: ``[160, 1] + [1]`` takes six times as long as with ``[1, 1]``.
+    """
+    rank, least = max(map(len, shapes), default=0), max(min(map(len, shapes), default=0), 1)
+    full = [[1] * (rank - len(s)) + list(s) for s in shapes]
+    run, pattern = 1, None
+    for place, sizes in enumerate(zip(*(reversed(s) for s in full), strict=True)):
+        varying = [n != 1 for n in sizes]
+        if any(varying):
+            if pattern not in (None, varying):
+                break
+            run, pattern = run * max(sizes), varying
+        elif pattern is None and place + 1 == least:
+            pattern = varying
+        elif pattern is not None and any(pattern) and place >= least:
+            break
+    return math.prod(max(axis) for axis in zip(*full, strict=True)) // run - 1 if run else 0
+
+
+def _differ(a: Any, b: Any) -> float:
+    """0 for equal attributes, at most 1: numbers by how many e-folds lie between them."""
+    if a == b:
+        return 0.0
+    if isinstance(a, int | float) and isinstance(b, int | float):
+        return min(1.0, abs(math.log((1 + abs(a)) / (1 + abs(b))))) if math.isfinite(a) and math.isfinite(b) else 1.0
+    return 1.0
+
+
+def done_by(key: Key | None, flops: float) -> float:
+    """The operations that a processor does for an application: a product's columns in whole blocks, of which the last
+    may be half empty. One column alone is a kernel of its own."""
+    columns = 0 if key is None else traits_of(key).columns
+    return flops * (-(-columns // _BLOCK) * _BLOCK / columns) if columns > 1 else flops
+
+
+def moved_by(key: Key | None, moved: float) -> float:
+    """The bytes that an application moves: less than all of its arguments and outputs, where it copies a part."""
+    found = None if key is None else traits_of(key).moved
+    return moved if found is None else found
+
 
 _NEIGHBOURS = 4
 _NEAR = 1.5  # in units of e-folds of FLOPs and bytes: beyond, a neighbour counts only where there is none within
@@ -36,34 +359,6 @@ _FITTED_SIGMA = 0.5  # of a roofline fitted to the operator: a far neighbour doe
 _MANY_SPANS = 64  # from which they are most of what a record takes beyond its work
 _SPANS = (1.0, 0.5, 2.0, 0.25, 4.0, 0.0)  # of what a span takes a broadcast: what it may take another kernel
 _CLAMP = math.log(4.0)  # 2 left tiny operators, far from the roofline, 1 % worse on records held out
-
-
-@dataclass(frozen=True)
-class Ceilings:
-    """What the device could do at best: FLOP/ns, bytes/ns from memory and from its last cache, and nanoseconds that any
-    operator costs."""
-
-    flops_per_ns: float = 60.0
-    bytes_per_ns: float = 12.0
-    least_ns: float = 350.0
-    cached_bytes_per_ns: float = 50.0
-    span_ns: float = 0.0
-
-
-def ceilings_of(header: Mapping[str, Any]) -> Ceilings:
-    """The ceilings that a profile's header holds as measured; the usual ones where it holds none."""
-    least = Ceilings.least_ns * factor_of(header, "overhead")
-    usual, peaks = Ceilings(least_ns=least), header.get("peaks")
-    if not isinstance(peaks, Mapping):
-        return usual
-
-    def found(name: str, otherwise: float) -> float:
-        value = peaks.get(name)
-        return value / 1e9 if isinstance(value, int | float) and value > 0 else otherwise
-
-    memory = found("bytes_per_s", usual.bytes_per_ns)
-    cache = max(memory, found("cache_bytes_per_s", memory))
-    return Ceilings(found("flops_per_s", usual.flops_per_ns), memory, usual.least_ns, cache)
 
 
 _Pair = tuple[float, float]  # for cold weights, and for warm ones

@@ -1,12 +1,15 @@
-"""Recording a profile: questions timed in blocks between sentinels, kept as they come, written as one file.
+"""Records a profile: times questions in blocks between sentinels, stores each result, writes one file.
 
-Drift: the device's sentinels are timed before and after every block. Where one lies outside of its own usual scatter
-(Tukey's fences: a quarter of the readings and 1.5 interquartile ranges more) and is more than 3 % off, the machine was
-not itself: the block is timed once more, and of both times the smaller one is kept (noise only adds). A fixed 3 % alone
-called nearly every block off, because what passes through a cache that other machines of the host share varies by a
-third from one moment to the next, without drifting. What is then still off is counted in the header; where that is most
-of it, blocks are timed once only. An interrupted recording goes on from its ``.partial`` file, as long as the device is
-the same.
+*Planning.* The search asks a :class:`Planning` model as it asks one that measures. What the records lack is predicted,
+and noted once an extraction asks for it. So the plan holds what decides, not every e-node.
+
+*Drift.* The device's sentinels are timed before and after every block. A reading deviates if it is outside its
+sentinel's usual scatter (Tukey's fences: 1.5 interquartile ranges beyond the quartiles) and more than 3 % off the
+median. Then the block is timed once more, and the smaller of both times counts (noise only adds). A fixed 3 % alone
+would reject nearly every block: what passes through a cache that other machines of the host share varies by a third
+without drifting. The header counts what still deviates. Where most repetitions do, blocks are timed once only.
+
+An interrupted recording continues from its ``.partial`` file if the device is the same.
 """
 
 from __future__ import annotations
@@ -21,17 +24,50 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from superopt.cost.device import Device
-from superopt.cost.measure import METHOD
-from superopt.cost.measurement_request import Question
-from superopt.cost.measurements import Progress
-from superopt.cost.planning import Planning
+from superopt.cost.cost_model import RecordedProfile
+from superopt.cost.fusion import Backend
+from superopt.cost.measured import Progress
+from superopt.cost.measurement import METHOD, Device
 from superopt.cost.profile import Profile, Store, write_profile
-from superopt.cost.record import Key, Record
+from superopt.cost.record import Estimate, Key, Question, Record
 from superopt.ir.errors import SuperoptError, UsageError
 from superopt.ops.record import NotCovered
 
-__all__ = ["Recorder"]
+__all__ = ["Planning", "Recorder"]
+
+
+class Planning(RecordedProfile):
+    """A recorded profile that grows: what it is asked and lacks is noted in ``missing``, by key.
+
+    Args:
+        records: what is known already.
+        header: of the profile that is being recorded.
+        backend: what runs the operators.
+        sizes: what symbolic dimensions are costed at.
+    """
+
+    def __init__(
+        self,
+        records: Iterable[Record],
+        header: Mapping[str, Any],
+        backend: Backend,
+        sizes: Mapping[str, int] | None = None,
+    ) -> None:
+        known = {r.key.text: r for r in records}
+        super().__init__(Profile({**header, "backend": backend.name}, known), sizes)
+        self.asked: dict[tuple[object, ...], Question] = {}
+        self.missing: dict[tuple[object, ...], Question] = {}
+
+    def _known(self, key: Key) -> bool:
+        return key.question in self._answers
+
+    def _lookup(self, question: Question) -> Estimate:
+        place = question.key.question
+        self.asked.setdefault(place, question)
+        if place not in self._answers:
+            self.missing.setdefault(place, question)
+        return super()._lookup(question)
+
 
 _BLOCK = 25  # questions between two looks at the sentinels
 _DRIFT = 0.03  # a deviation from which it counts

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import pi, sqrt
 
-from superopt.cost.demand import Demand
-from superopt.cost.model import CostModel
+from superopt.cost.cost_model import CostModel
 from superopt.cost.record import Estimate
 from superopt.egraph.egraph import ABSENT, LEAF, PROJECT, EGraph, ENode
 from superopt.ir.sizes import at_sizes, value_at_sizes
@@ -20,7 +19,7 @@ from superopt.ir.types import TensorType
 from superopt.ops import REGISTRY
 from superopt.ops.meaning import IllTyped
 from superopt.ops.record import NotCovered
-from superopt.ops.work import work_of
+from superopt.ops.work import Demand, work_of
 
 __all__ = ["BYTE_US", "FORBIDDEN", "Application", "Pricer", "Questions"]
 

@@ -9,8 +9,7 @@ from typing import Self
 
 from superopt import cost as costs
 from superopt.cost.cache_model import Ramp
-from superopt.cost.measurement_request import Question
-from superopt.cost.record import Estimate
+from superopt.cost.record import Estimate, Question
 from superopt.gate.one import Task
 from superopt.passes import SearchOptions, search
 from superopt.pipeline.optimization import load, select_rules

@@ -10,6 +10,7 @@ addition for a bias.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
@@ -34,7 +35,7 @@ from superopt.ops.meaning import (
 )
 from superopt.ops.record import Operator
 
-__all__ = ["VIEWS", "Inference", "arithmetic", "bytes_moved", "flops", "work_of"]
+__all__ = ["VIEWS", "Demand", "Inference", "arithmetic", "bytes_moved", "flops", "work_of"]
 
 VIEWS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity"})  # they rename memory and move none
 FREE = frozenset({"select", "cast_int", "not", "and", "or", "xor"})
@@ -152,6 +153,27 @@ def work_of(
 
 def _count(kind: TensorType) -> int:
     return kind.elements if isinstance(kind.elements, int) else 0
+
+
+@dataclass(frozen=True)
+class Demand:
+    """Floating-point operations, bytes moved, and kernels that the runtime starts, in one inference."""
+
+    flops: int = 0
+    bytes: int = 0
+    kernels: int = 0
+
+    def __add__(self, other: Demand) -> Demand:
+        return Demand(self.flops + other.flops, self.bytes + other.bytes, self.kernels + other.kernels)
+
+    def no_more_than(self, other: Demand) -> bool:
+        """Whether nothing of it is more, and something less."""
+        mine, theirs = self._all, other._all
+        return all(m <= t for m, t in zip(mine, theirs, strict=True)) and mine != theirs
+
+    @property
+    def _all(self) -> tuple[int, int, int]:
+        return self.flops, self.bytes, self.kernels
 
 
 class Inference:

@@ -2,7 +2,8 @@
 
 ``[256, 7, 7, 1] · []`` takes ONNX Runtime twenty times as long as ``[256, 7, 7, 1] · [1, 1, 1, 1]``: it goes through
 the axes from the last, and where the shorter shape ends on axes of one element, each element is a loop of its own
-(:mod:`superopt.cost.loops`). No rule says so: both sides are the same operator. Nothing is computed, so no bit differs.
+(:mod:`superopt.cost.predictor`). No rule says so: both sides are the same operator. Nothing is computed, so no bit
+differs.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from superopt.cost.loops import BROADCASTING, spans_of
+from superopt.cost.predictor import BROADCASTING, spans_of
 from superopt.extraction.node_costs import Pricer
 from superopt.ir.types import TensorType
 from superopt.ops import REGISTRY

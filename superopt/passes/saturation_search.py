@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from superopt.cost.model import CostModel
+from superopt.cost.cost_model import CostModel
 from superopt.egraph.matching import Pattern
 from superopt.egraph.rewrites import Prepared, prepare
 from superopt.egraph.saturation import Limits, Moves

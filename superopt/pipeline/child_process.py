@@ -29,7 +29,7 @@ from multiprocessing.connection import Connection, Pipe
 from types import FrameType
 from typing import Any, NoReturn
 
-from superopt.cost.model import CostModel
+from superopt.cost.cost_model import CostModel
 from superopt.fleet.child import ends_with
 from superopt.formats.scratch import Handed, Scratch
 from superopt.formats.tensors import AsideData

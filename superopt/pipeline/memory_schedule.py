@@ -25,7 +25,6 @@ import numpy as np
 
 from superopt import formats
 from superopt.cost.graph_costs import least_order
-from superopt.cost.weightless import discarded, hollow_file
 from superopt.formats.onnx_reader import shapes_alone
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph, topological_order
@@ -37,6 +36,7 @@ from superopt.pipeline.operand_order import walked
 from superopt.pipeline.planner_hints import hidden_sizes, kernels
 from superopt.pipeline.symbolic_rows import known_again, open_rows
 from superopt.runtime.limits import refuse_unbounded
+from superopt.runtime.lowered_graph import discarded, hollow_file
 from superopt.runtime.ort import make_session, run
 from superopt.runtime.sample_data import feeds_for, with_values
 

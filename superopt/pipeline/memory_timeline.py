@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 
 from superopt import cost as costs
-from superopt.cost.lowering import typed
-from superopt.cost.weightless import hollow_lowered
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph, Node
 from superopt.ir.types import TensorType
@@ -21,6 +19,7 @@ from superopt.ops.infer import infer
 from superopt.ops.record import NotCovered
 from superopt.pipeline.options import Options
 from superopt.runtime.limits import LARGE, refuse_unbounded
+from superopt.runtime.lowered_graph import hollow_lowered, typed
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.protocol import released
 from superopt.runtime.sample_data import feeds_for

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from superopt import formats, report
-from superopt.cost.model import Racing
+from superopt.cost.cost_model import Racing
 from superopt.ir.errors import Unsupported
 from superopt.ir.graph import Graph
 from superopt.ir.sizes import sizes_fed

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from superopt.cost import Store
-from superopt.cost.measure import Timing
-from superopt.cost.measurements import Answers, refused
+from superopt.cost.cost_model import refused
+from superopt.cost.measured import Answers
+from superopt.cost.measurement import Timing
 from superopt.cost.predictor import Predictor
 from superopt.cost.record import Estimate, Key, Record, key_of
 from superopt.ir.errors import Unsupported

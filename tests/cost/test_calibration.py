@@ -22,11 +22,10 @@ from superopt.cost.calibration import (
     calibration_of,
     scaled,
 )
-from superopt.cost.measure import Timing
-from superopt.cost.measurement_request import Question
-from superopt.cost.model import Racing
-from superopt.cost.predictor import ceilings_of
-from superopt.cost.record import Key
+from superopt.cost.cost_model import Racing
+from superopt.cost.measurement import Timing
+from superopt.cost.record import Key, Question
+from superopt.cost.roofline import ceilings_of
 from superopt.ir.errors import Unsupported
 from superopt.ops.record import NotCovered
 from superopt.report.profiles import profile_rows, show_profiles

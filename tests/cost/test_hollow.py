@@ -7,12 +7,11 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from superopt import formats
-from superopt.cost.lowering import lowered, typed
-from superopt.cost.weightless import hollow_lowered, hollow_session
 from superopt.formats.onnx_reader import from_onnx
 from superopt.formats.tensors import expected_bytes
 from superopt.frontend import GraphBuilder
 from superopt.ir.graph import Graph
+from superopt.runtime.lowered_graph import hollow_lowered, hollow_session, lowered, typed
 from superopt.runtime.sample_data import feeds_for
 
 

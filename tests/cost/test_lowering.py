@@ -7,8 +7,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from superopt import formats
-from superopt.cost.lowering import typed
 from superopt.ir.graph import Graph
+from superopt.runtime.lowered_graph import typed
 
 
 def of_words() -> Graph:

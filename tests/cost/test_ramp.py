@@ -6,10 +6,9 @@ import pytest
 from superopt.benchmark import predictions
 from superopt.benchmark.predictions import held_out
 from superopt.cost import MeasuredCpu, Profile, Record, RecordedProfile, Store, graph_cost
-from superopt.cost.cache_model import Ramp, fitted, pass_ns, probed_bytes, ramp_of_header, usual
-from superopt.cost.device import CpuDevice
-from superopt.cost.measurement_request import fixed_bytes
-from superopt.cost.record import Key, key_of
+from superopt.cost.cache_model import Ramp, fitted, probed_bytes, ramp_of_header, usual
+from superopt.cost.measurement import CpuDevice, pass_ns
+from superopt.cost.record import Key, fixed_bytes, key_of
 from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ir.types import DType, TensorType
 
@@ -74,7 +73,7 @@ def test_the_ramp_is_measured_once_and_kept(tmp_path, monkeypatch):
 
 
 def test_a_recording_says_how_much_the_cache_holds(monkeypatch):
-    monkeypatch.setattr("superopt.cost.device.pass_ns", lambda size, _: 0.01 * size)
+    monkeypatch.setattr("superopt.cost.measurement.pass_ns", lambda size, _: 0.01 * size)
     facts = CpuDevice().facts()
     assert ramp_of_header(facts) == usual(facts["cache_bytes"])
 

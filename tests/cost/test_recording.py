@@ -10,11 +10,9 @@ from superopt.benchmark.profiling import coverage, profile
 from superopt.cost import Key, Record, RecordedProfile, Store, device_of, for_target, load_profile, read_profile
 from superopt.cost.fusion import ONNX_RUNTIME_CPU
 from superopt.cost.graph_costs import graph_cost
-from superopt.cost.measure import Timing
-from superopt.cost.measurement_request import question_of
-from superopt.cost.planning import Planning
-from superopt.cost.record import key_of
-from superopt.cost.recording import Recorder
+from superopt.cost.measurement import Timing
+from superopt.cost.record import key_of, question_of
+from superopt.cost.recording import Planning, Recorder
 from superopt.frontend import GraphBuilder
 from superopt.ir.errors import BackendUnavailable, InvalidModel, UsageError
 from superopt.ir.graph import Graph, Node, Value, constant

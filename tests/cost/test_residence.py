@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from superopt.cost import MeasuredCpu, Store, graph_cost, graph_costs
-from superopt.cost.cache_residency import Activations
-from superopt.cost.peaks import Peaks
+from superopt.cost.cache_model import Activations
+from superopt.cost.roofline import Peaks
 from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ir.types import DType, TensorType
 

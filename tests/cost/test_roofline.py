@@ -15,8 +15,8 @@ from superopt.cost import (
     roofline_data,
     write_profile,
 )
-from superopt.cost.peaks import PEAK_QUESTIONS, peaks_of_times
 from superopt.cost.record import key_of
+from superopt.cost.roofline import PEAK_QUESTIONS, peaks_of_times
 from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ir.types import DType, TensorType
 from superopt.ops.infer import infer

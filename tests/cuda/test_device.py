@@ -13,9 +13,9 @@ import pytest
 from superopt import optimize
 from superopt.cost import target
 from superopt.cost.cuda import CudaDevice, slope
-from superopt.cost.measurement_request import Question
-from superopt.cost.on_device import OnDevice
+from superopt.cost.measured import OnDevice
 from superopt.cost.profile import Store
+from superopt.cost.record import Question
 from superopt.frontend import GraphBuilder
 from superopt.ir.errors import BackendUnavailable, Unsupported, UsageError
 from superopt.ir.graph import Graph

@@ -9,7 +9,7 @@ import pytest
 from beside import CONVOLUTIONS, assert_close, convolution, feeds_of, operator_samples
 
 from superopt.cost.cuda import CudaDevice
-from superopt.cost.measurement_request import Question
+from superopt.cost.record import Question
 from superopt.formats import load
 from superopt.frontend import GraphBuilder
 from superopt.ir.graph import Graph

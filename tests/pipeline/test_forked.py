@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from superopt import cost as costs
-from superopt.cost.measurements import Answers
+from superopt.cost.measured import Answers
 from superopt.cost.profile import Store
 from superopt.formats.tensors import AsideData, set_aside
 from superopt.frontend import GraphBuilder

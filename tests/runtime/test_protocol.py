@@ -13,10 +13,9 @@ from typer.testing import CliRunner
 from superopt import formats
 from superopt.cli import app
 from superopt.cost import BACKENDS, OPENVINO_CPU, RecordedProfile, for_target, load_profile
-from superopt.cost.device import CpuDevice
 from superopt.cost.fusion import cpu_backend
-from superopt.cost.measure import Meter, Timing, measure_graph
 from superopt.cost.measured import MeasuredCpu, device_store
+from superopt.cost.measurement import CpuDevice, Meter, Timing, measure_graph
 from superopt.cost.profile import Store
 from superopt.ir.errors import BackendUnavailable, InvalidModel, Unsupported, UsageError
 from superopt.ir.graph import Graph, Node, Value

@@ -1,18 +1,24 @@
-"""Timing small graphs on a runtime: warm and cold, without the runtime's own overhead.
+"""Times one operator application, or a small graph, on this machine's processor: warm and cold.
 
 Before each run the core's own cache (*warm*: weights come from the shared last-level cache, as in a small model) or all
-caches (*cold*: weights come from memory, as in a large one) are flushed. Then a twin session, the same graph with its
-own weights, runs untimed, which brings back code, inputs, and the outputs' memory (in a model that of activations which
-were read a moment ago). Merely repeating an operator keeps its weights in the core's cache: sums of such times were
-21 % low for BERT and 30 % for NasRNN. A graph that fits the first level is timed by the median over bursts of a burst's
-minimum; so is the warm time of one whose weights are much larger than the core's cache: they leave it by themselves,
-and a twin's would push them out of the last level, too (10 MB of merged gates came out three times as slow as they run
-in a cell).
-All are less what the runtime takes to run a graph without nodes, and after a flush that is more: what a session holds
-beside its weights is no longer in the cache, either (0.6 µs more after the core's, 18 µs after all: MobileOne, of 150
-small kernels, came out 13 % high).
-What a runtime does not hand out the optimised graph of (``Runtime.lowers``) is timed as it stands, less the share that
-its own trace gives to changing layouts at the edges, which a larger model would not pay.
+caches (*cold*: weights come from memory, as in a large model) are flushed. Then a twin session, the same graph with
+weights of its own, runs untimed. It brings back code, inputs and the outputs' memory, which a model has just used.
+Repeating an operator without flushing keeps its weights in the core's cache: sums of such times were 21 % low for BERT
+and 30 % low for NasRNN.
+
+Two kinds of graphs are timed by the median over bursts of a burst's minimum: one that fits the first-level cache, and
+the warm time of one whose weights are much larger than the core's cache. The latter evict themselves, and a twin's
+weights would evict them from the last level, too (10 MB of merged gates took three times as long as in a cell).
+
+All times are less what the runtime takes for a graph without nodes. After a flush that is more, since the session's own
+data were flushed, too: 0.6 µs more after the core's cache, 18 µs after all (without this, MobileOne with its 150 small
+kernels was 13 % high).
+
+A runtime that does not export its optimised graph (``Runtime.lowers``) is timed as it stands, less the share that its
+own trace attributes to layout changes at the edges, which a larger model does not pay.
+
+:class:`Device` is the interface from which a profile is recorded; :class:`CpuDevice` implements it here, and
+:class:`superopt.cost.cuda.CudaDevice` for CUDA.
 """
 
 from __future__ import annotations
@@ -25,27 +31,75 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, Protocol
 
 import numpy as np
 
 from superopt import formats
-from superopt.cost.cache import core_bytes, evict, last_level_bytes
-from superopt.cost.lowering import lowered, without_reorders
-from superopt.cost.record import Key, Record
+from superopt.cost.cache_model import core_bytes, evict, fitted, last_level_bytes, probed_bytes
+from superopt.cost.cost_model import Racing
+from superopt.cost.fusion import SUMMAND, Backend, cpu_backend
+from superopt.cost.record import Key, Question, Record
+from superopt.cost.roofline import peaks_of_times
 from superopt.ir.disk_cache import keep, kept
 from superopt.ir.errors import InvalidModel
-from superopt.ir.graph import Graph, Node, Value
+from superopt.ir.graph import Graph, Node, Value, Weight, constant
 from superopt.ir.types import DType, TensorType
+from superopt.ops import REGISTRY
 from superopt.ops.record import NotCovered
 from superopt.runtime.limits import refuse_unbounded
+from superopt.runtime.lowered_graph import lowered, without_reorders
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.paired_benchmark import Clock, circumstances, race_bound
 from superopt.runtime.protocol import Bound, Runtime
 from superopt.runtime.sample_data import feeds_for, with_values
 
-__all__ = ["METHOD", "SUMMAND", "Meter", "Timing", "measure_graph"]
+__all__ = ["pass_ns", "CpuDevice", "Device", "METHOD", "Meter", "Timing", "application_graph", "measure_graph"]
+
+_OPSET = 21  # of a trial, unless the operator is younger
+
+
+def application_graph(question: Question) -> Graph:
+    """A graph of one application: constant arguments become weights, which the runtime may pack ahead of time.
+
+    Raises:
+        NotCovered: the operator cannot be written as an ONNX node, or a type is not static.
+    """
+    op, attributes, arg_types, fixed = question.op, question.attributes, question.args, question.fixed
+    if op not in REGISTRY:
+        raise NotCovered(f"superopt has no operator {op}")
+    if not all(t is None or t.is_static for t in (*arg_types, *question.outs)):
+        raise NotCovered(f"the sizes of {op}'s arguments are not known")
+    operator = REGISTRY[op]
+    opset = max(_OPSET, operator.since)
+    form = operator.write(attributes, arg_types, opset)
+    given = [None if t is None else f"{'w' if fixed[i] else 'a'}{i}" for i, t in enumerate(arg_types)]
+    names = form.names(given, {slot: f"c{slot}" for slot in form.literals})
+    weights = [constant(f"c{slot}", array) for slot, array in form.literals.items()]
+    inputs: list[Value] = []
+    for item in dict.fromkeys(i for i in form.inputs if isinstance(i, int)):
+        kind = arg_types[item]
+        if kind is not None and fixed[item]:
+            weights.append(_weight(op, item, kind))
+        elif kind is not None:
+            inputs.append(Value(f"a{item}", kind))
+    outputs = tuple(Value(f"y{i}", t) for i, t in enumerate(question.outs))
+    node = Node("trial", op, names, tuple(v.name for v in outputs), dict(form.attributes), operator.domain)
+    opsets = {"": opset} if not operator.domain else {"": opset, operator.domain: 1}
+    return Graph("trial", tuple(inputs), outputs, tuple(weights), (node,), opsets)
+
+
+def _weight(op: str, item: int, kind: TensorType) -> Weight:
+    """A constant argument; its elements are drawn when it is timed, unless they decide how long that takes."""
+    if (op, item) == ("Pow", 1) and kind.dtype.is_float:
+        # A square, as nearly every power in a model is one: 23 µs where ONNX Runtime takes 287 for a power of 0.7.
+        return constant(f"w{item}", np.full(tuple(int(str(d)) for d in kind.shape or ()), 2, kind.dtype.numpy))
+    return Weight(f"w{item}", kind, None)
+
 
 METHOD = 4  # of timing: figures of different methods are not mixed in one file
+_WIDTH = 512  # rows and columns of the products: 1 MiB each
+_ROUNDS, _BURST = 3, 12  # runs in which the cache settles; the least of them counts
 _BLOCKED = frozenset({"Conv", "MaxPool", "AveragePool", "GlobalMaxPool", "GlobalAveragePool"})
 _MACHINE = ("device", "cores", "threads", "clock", "runtime")  # what a fact of the machine depends on
 _FOLDER, _MOST = "machine", 16
@@ -59,7 +113,6 @@ _NEAR_RUNS, _COLD_RUNS = 9, 5
 _AGREED, _AGAIN = 0.03, 3  # how far the flushed figure may lie above the least run; how often the runs, at most
 _NEAR_AGAIN = 9  # the same for the core's cache, which is flushed in no time
 _SELF_EVICTING = 4  # times the core's cache: weights that push themselves out of it from one run to the next
-SUMMAND = 3  # argument of a convolution of ONNX Runtime's own
 _LARGEST = 96 << 20  # bytes of weights and inputs of a graph that is timed: ONNX Runtime and the twin hold six copies
 
 
@@ -304,3 +357,141 @@ def _written_over(graph: Graph) -> dict[str, str]:
 
 def _quarter(samples: Sequence[int]) -> float:
     return float(sorted(samples)[len(samples) // 4])  # noise only adds, as in a burst's minimum
+
+
+_SENTINEL_RUNS = 9
+_GEMM, _COPY = 256, 2 << 20  # rows and columns of the sentinels' product; elements of what they copy
+_PEAK_RUNS = 3
+
+
+def pass_ns(size: int, clock: Clock = "cpu") -> float:
+    """Nanoseconds of a chain of products that reads weights of this many bytes, run again and again."""
+    content = formats.to_onnx_bytes(_weights_chain(max(1, round(size / (4 * _WIDTH**2)))))
+    bound = ONNX_RUNTIME.load(content, threads=1).bound(
+        feeds_for(_weights_chain(1))
+    )  # the machine's, whatever runs models
+    raced = race_bound([bound], rounds=_ROUNDS, burst=_BURST, threads=1, clock=clock)
+    return 1e6 * statistics.median(sample[0] for sample in raced.samples)
+
+
+def _weights_chain(length: int) -> Graph:
+    drawn = np.random.default_rng(0).random((_WIDTH, _WIDTH), dtype=np.float32) / _WIDTH
+    row = TensorType(DType.FLOAT32, (1, _WIDTH))
+    names = ["x", *(f"v{i}" for i in range(length))]
+    weights = tuple(constant(f"w{i}", drawn + np.float32(i * 1e-6)) for i in range(length))  # equal ones would be one
+    nodes = tuple(Node(f"n{i}", "MatMul", (names[i], f"w{i}"), (names[i + 1],)) for i in range(length))
+    return Graph("chain", (Value("x", row),), (Value(names[-1], row),), weights, nodes, {"": 21})
+
+
+class Device(Protocol):
+    """A machine that times operator applications.
+
+    Attributes:
+        backend: what it fuses by itself and what it does not execute.
+        name: the machine, its runtime and how it is used, in words: equal for what times alike.
+    """
+
+    backend: Backend
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def racing(self) -> Racing | None:
+        """What times whole graphs against each other here; ``None``: a runtime on this machine's processor."""
+        ...
+
+    def facts(self) -> dict[str, Any]:
+        """The header's part about the device: ``device``, ``runtime`` and other versions, ``backend``, ``precision``,
+        ``layout``, ``cache_bytes``, ``cache_ramp`` (:class:`superopt.cost.cache_model.Ramp`; may be absent),
+        ``dispatch_ns``, ``peaks`` (``flops_per_s``, ``bytes_per_s``, as measured)."""
+        ...
+
+    def key(self, question: Question) -> Key:
+        """What the answer is filed under: the question with the engine, precision and layout that answer it."""
+        ...
+
+    def expect(self, questions: Sequence[Question]) -> None:
+        """Make ready at once what can be, of questions that are timed next: kernels are compiled together, say."""
+        ...
+
+    def time(self, question: Question, *, cold: bool = True) -> Timing:
+        """Time it; ``cold``: with weights in memory, too, else that time need not be more than the warm one.
+
+        Raises:
+            SuperoptError: the backend refuses it. NotCovered: it cannot be timed alone.
+        """
+        ...
+
+    def sentinels(self) -> Mapping[str, float]:
+        """Nanoseconds of a few fixed pieces of work, by name: their drift is the machine's."""
+        ...
+
+
+class CpuDevice:
+    """This machine's processor, through a runtime."""
+
+    racing: Racing | None = None
+
+    def __init__(self, threads: int = 1, runtime: Runtime = ONNX_RUNTIME) -> None:
+        self.meter = Meter(threads, runtime)
+        self.backend = cpu_backend(runtime)
+
+    @property
+    def name(self) -> str:
+        found = circumstances(self.meter.threads, self.meter.clock, self.meter.runtime)
+        return f"{found['device']}, {found['cores']} cores, {found['runtime']}, threads {found['threads']}, {METHOD}"
+
+    def facts(self) -> dict[str, Any]:
+        found = circumstances(self.meter.threads, self.meter.clock, self.meter.runtime)
+        cache = last_level_bytes()
+        ramp = fitted({size: pass_ns(size, self.meter.clock) for size in probed_bytes(cache)}, cache)
+        return {
+            **{k: found[k] for k in ("device", "cores", "threads", "clock", "runtime")},
+            "backend": self.backend.name, "precision": "ieee", "layout": "plain",
+            "cache_bytes": cache, "cache_ramp": [[round(size), round(share, 4)] for size, share in ramp.points],
+            "dispatch_ns": round(self.meter.dispatch, 1),
+            "peaks": peaks_of_times(lambda q: min(self.time(q).ns for _ in range(_PEAK_RUNS))),
+        }  # fmt: skip
+
+    def key(self, question: Question) -> Key:
+        return question.key
+
+    def expect(self, questions: Sequence[Question]) -> None:
+        """Nothing: a runtime makes each ready in a few milliseconds."""
+
+    def time(self, question: Question, *, cold: bool = True) -> Timing:
+        return measure_graph(application_graph(question), self.meter, cold=cold)
+
+    def sentinels(self) -> Mapping[str, float]:
+        now = self.meter.now
+        found = {}
+        for name, bound in self._fixed.items():
+            taken = []
+            for _ in range(_SENTINEL_RUNS):
+                start = now()
+                bound.step()
+                taken.append(now() - start)
+            found[name] = float(sorted(taken)[len(taken) // 4])
+        return found
+
+    @cached_property
+    def _fixed(self) -> dict[str, Bound]:
+        def bound(graph: Graph) -> Bound:
+            content = formats.to_onnx_bytes(with_values(graph))
+            return self.meter.runtime.load(content, threads=self.meter.threads).bound(feeds_for(graph))
+
+        return {"gemm": bound(_product(_GEMM)), "copy": bound(_copy(_COPY))}
+
+
+def _product(size: int) -> Graph:
+    kind = TensorType(DType.FLOAT32, (size, size))
+    node = Node("product", "MatMul", ("x", "w"), ("y",))
+    return Graph("gemm", (Value("x", kind),), (Value("y", kind),), (Weight("w", kind, None),), (node,), {"": 21})
+
+
+def _copy(elements: int) -> Graph:
+    kind = TensorType(DType.FLOAT32, (elements,))
+    return Graph(
+        "copy", (Value("x", kind),), (Value("y", kind),), (), (Node("copy", "Relu", ("x",), ("y",)),), {"": 21}
+    )
