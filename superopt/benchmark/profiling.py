@@ -121,7 +121,7 @@ def coverage(
         before, after = _plans(load(model), plan, rules, sizes or {}, _PATIENCE)
         rows.append(
             Coverage(
-                name, len(plan.asked), len(plan.asked) - len(plan.missing), before.us, after.us,
+                name, len(plan.questions), len(plan.questions) - len(plan.missing), before.us, after.us,
                 before.measured_share, after.measured_share,
             )
         )  # fmt: skip
@@ -283,7 +283,7 @@ def _search(source: str | Path | Graph, state: _State, seconds: float) -> _Answe
     """What searching a model asks for: everything, and what the cost model could not answer."""
     model = _planning(state)
     _plans(load(source), model, state[3], state[4], seconds)
-    return list(model.asked.values()), list(model.missing.values())
+    return list(model.questions.values()), list(model.missing.values())
 
 
 def _planning(state: _State) -> Planning:

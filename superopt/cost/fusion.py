@@ -136,7 +136,7 @@ OPENVINO_PATTERNS: tuple[Pattern, ...] = (
 
 
 @dataclass(frozen=True)
-class _Found:
+class _Match:
     """What names stand for so far, and the operators of the group."""
 
     names: Mapping[str, str] = field(default_factory=dict)
@@ -180,7 +180,7 @@ def groups(graph: Graph, patterns: tuple[Pattern, ...], types: Mapping[str, Tens
         for node in bare.nodes:
             if node.op != pattern.op or node.domain or len(node.outputs) == 0 or node.outputs[0] in taken:
                 continue
-            found = next(matcher.at(pattern, node.outputs[0], _Found(), last=True), None)
+            found = next(matcher.matches(pattern, node.outputs[0], _Match(), last=True), None)
             if found is not None and not taken & found.nodes.keys():
                 taken |= found.nodes.keys()
                 made.append(Group(tuple(graph.producer[name] for name in found.nodes), pattern.slow_ns))
@@ -206,13 +206,15 @@ class _Matcher:
     def __init__(self, graph: Graph, types: Mapping[str, TensorType | None]) -> None:
         self.graph, self.types = graph, types
         self.outputs = {v.name for v in graph.outputs}
-        self.made = {node.outputs[0]: said for node in graph.nodes if node.outputs and (said := given_of(node))}
+        self.generated = {node.outputs[0]: said for node in graph.nodes if node.outputs and (said := given_of(node))}
 
-    def at(self, what: Pattern | float | str, value: str, so_far: _Found, *, last: bool = False) -> Iterator[_Found]:
+    def matches(
+        self, what: Pattern | float | str, value: str, so_far: _Match, *, last: bool = False
+    ) -> Iterator[_Match]:
         """The ways in which a value is what the pattern says; as deep as the pattern."""
         if isinstance(what, str):
             if self._may_be(what, value) and so_far.names.get(what, value) == value:
-                yield _Found({**so_far.names, what: value}, so_far.nodes)
+                yield _Match({**so_far.names, what: value}, so_far.nodes)
         elif isinstance(what, float):
             known = self._scalar(value)
             if known is not None and isclose(known, what, rel_tol=CLOSE):
@@ -223,35 +225,35 @@ class _Matcher:
         else:
             yield from self._operator(what, value, so_far, last)
 
-    def _operator(self, what: Pattern, value: str, so_far: _Found, last: bool) -> Iterator[_Found]:
+    def _operator(self, what: Pattern, value: str, so_far: _Match, last: bool) -> Iterator[_Match]:
         node = self.graph.producer.get(value)
         if node is None or node.op != what.op or node.domain or len(node.inputs) < len(what.args):
             return
-        if not last and (value in self.outputs or not self._inside(value, what)):
+        if not last and (value in self.outputs or not self._is_internal(value, what)):
             return
         if what.swaps and not _swaps(node.attributes.get("perm")):
             return
         if what.innermost and not self._along_the_last(node):
             return
-        if what.rank and not self._alike(node.inputs[: len(what.args)], what.rank):
+        if what.rank and not self._same_shapes(node.inputs[: len(what.args)], what.rank):
             return
         if not all(not n or self._is_constant(n) for n in node.inputs[len(what.args) :]):
             return
-        begun = _Found(so_far.names, {**so_far.nodes, value: node})
+        begun = _Match(so_far.names, {**so_far.nodes, value: node})
         given = node.inputs[: len(what.args)]
         for order in (given, given[::-1])[: 2 if what.op in COMMUTE else 1]:
             yield from self._arguments(what.args, order, begun)
 
     def _arguments(
-        self, args: tuple[Pattern | float | str, ...], given: tuple[str, ...], so_far: _Found
-    ) -> Iterator[_Found]:
+        self, args: tuple[Pattern | float | str, ...], given: tuple[str, ...], so_far: _Match
+    ) -> Iterator[_Match]:
         if not args:
             yield so_far
             return
-        for found in self.at(args[0], given[0], so_far):
+        for found in self.matches(args[0], given[0], so_far):
             yield from self._arguments(args[1:], given[1:], found)
 
-    def _alike(self, values: tuple[str, ...], rank: int) -> bool:
+    def _same_shapes(self, values: tuple[str, ...], rank: int) -> bool:
         kinds = [self.types.get(v) for v in values]
         shapes = {None if k is None else k.shape for k in kinds}
         fit = all(k is not None and k.rank == rank and k.dtype is DType.FLOAT32 for k in kinds)
@@ -261,7 +263,7 @@ class _Matcher:
         kind, axis = self.types.get(node.outputs[0]), node.attributes.get("axis", -1)
         return axis == -1 or (kind is not None and kind.rank is not None and axis == kind.rank - 1)
 
-    def _inside(self, value: str, what: Pattern) -> bool:
+    def _is_internal(self, value: str, what: Pattern) -> bool:
         """Whether nobody outside the group reads it: one reader, or two for the difference of a normalisation."""
         return len(self.graph.consumers.get(value, ())) <= (2 if what.op == "Sub" else 1)
 
@@ -271,10 +273,10 @@ class _Matcher:
         return not name.startswith("constant") or self._is_constant(value)
 
     def _is_constant(self, value: str) -> bool:
-        return value in self.graph.constants or value in self.made
+        return value in self.graph.constants or value in self.generated
 
     def _scalar(self, value: str) -> float | None:
-        name, given = self.made.get(value, ("value", self.graph.constants.get(value)))
+        name, given = self.generated.get(value, ("value", self.graph.constants.get(value)))
         if not isinstance(given, Weight):
             array = None if given is None else attribute_array(name, given)
             return float(array.reshape(-1)[0]) if array is not None and array.size == 1 else None

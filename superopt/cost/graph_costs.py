@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-from superopt.cost.cache_model import Activations, Weights, core_bytes
+from superopt.cost.cache_model import ActivationTransfers, WeightReuse, core_bytes
 from superopt.cost.cost_model import CostModel, Lowered
 from superopt.cost.fusion import SUMMAND, groups
 from superopt.cost.record import FREE, Estimate, Key
@@ -26,7 +26,7 @@ from superopt.ops.infer import Applied, Typing, infer
 from superopt.ops.record import NotCovered
 from superopt.ops.work import VIEWS, Inference, work_of
 from superopt.runtime.limits import refuse_unbounded
-from superopt.runtime.lowered_graph import distinct, known_types, lowered
+from superopt.runtime.lowered_graph import first_of_equals, lowered, run_types
 from superopt.runtime.sample_data import feeds_for, sample
 from superopt.runtime.unsafe_models import risk_of
 
@@ -44,8 +44,26 @@ __all__ = [
     "work",
 ]
 
-_SCALES = 8  # and of up to this many reals (the scales and region of Resize, a slope)
-_LITERAL = 64  # a constant of up to this many integers steers the kernel (a shape, axes): it is part of the key
+
+@dataclass(frozen=True)
+class GraphCostPolicy:
+    """Which graphs are lowered, and which constants identify a kernel.
+
+    Attributes:
+        real_literals: a real constant of up to so many elements steers the kernel (scales of Resize, a slope): it is
+            part of the key.
+        integer_literals: the same for integers (a shape, axes).
+        lowerable: a graph with more bytes of weights is not lowered for its price alone.
+        prompt_steps: steps up to which results of a task are moved to the earliest position.
+    """
+
+    real_literals: int = 8
+    integer_literals: int = 64
+    lowerable: int = 1 << 29
+    prompt_steps: int = 5_000_000
+
+
+POLICY = GraphCostPolicy()
 
 
 @dataclass(frozen=True)
@@ -98,7 +116,7 @@ def _kernel(graph: Graph, node: Node, types: Mapping[str, TensorType]) -> Kernel
 def _constant(weight: Weight, slot: int) -> tuple[Weight, str]:
     """The constant as the trial holds it: literal where its value steers the kernel, random otherwise."""
     elements = weight.type.elements
-    most = _LITERAL if weight.type.dtype.is_integer else _SCALES
+    most = POLICY.integer_literals if weight.type.dtype.is_integer else POLICY.real_literals
     literal = isinstance(elements, int) and elements <= most
     if literal and weight.data is not None:
         array = weight.data.numpy()
@@ -130,10 +148,8 @@ def _flops(node: Node, types: Mapping[str, TensorType]) -> int:
     return made
 
 
-_LOWERABLE = 1 << 29  # bytes of weights above which a graph is not handed to ONNX Runtime just to be costed
 _IN_PLACE = frozenset({"elementwise", "activation"})  # families whose result may take an operand's memory
 _ONNX = ("", "ai.onnx")
-_PROMPT = 5_000_000  # steps looked at, up to which results of a task are moved to where they are made as soon as can be
 _UNKNOWN = Estimate(1.0, "roofline", 1.0)  # a node of unknown types: unmeasured is not zero
 
 
@@ -203,8 +219,8 @@ def graph_cost(
     done = facts.work()
     parts: list[_Part] | None = None
     base = 0.0
-    if as_run and model.lowered is not None and done.weight_bytes <= _LOWERABLE:
-        parts = _as_the_runtime_runs_it(graph, model, model.lowered, sizes or {}, done.peak_activation_bytes)
+    if as_run and model.lowered is not None and done.weight_bytes <= POLICY.lowerable:
+        parts = _lowered_parts(graph, model, model.lowered, sizes or {}, done.peak_activation_bytes)
         base = model.lowered.overhead_us()
     if parts is None:
         parts = facts.grouped(list(facts.applications(model, done.peak_activation_bytes)), model)
@@ -286,7 +302,7 @@ def task_of(
     return facts.task(model)
 
 
-def _as_the_runtime_runs_it(
+def _lowered_parts(
     graph: Graph, model: CostModel, prices: Lowered, sizes: Mapping[str, int], activations: int
 ) -> list[_Part] | None:
     """Costs of ONNX Runtime's own nodes; ``None`` when it cannot run the graph on made-up inputs.
@@ -301,20 +317,20 @@ def _as_the_runtime_runs_it(
             return None  # running it may end the process
         own = lowered(graph, prices.runtime)
         try:
-            types = known_types(own, feeds)
+            types = run_types(own, feeds)
         except SuperoptError:  # integer inputs may be indices
-            types = known_types(own, feeds_for(graph, sizes, integer=0))
+            types = run_types(own, feeds_for(graph, sizes, integer=0))
     except (SuperoptError, NotCovered):
         return None
-    same = distinct(own.weights)
+    same = first_of_equals(own.weights)
     copy_of = model.backend.copy_of
     copies = [{copy_of(same[n], m.op): types[n].nbytes or 0 for n in m.inputs if n in same} for m in own.nodes]
     working_set = _bytes_of(copies) + activations
-    reuse, longer = Weights(model, working_set), _activations(own, types, model, working_set)
+    reuse, longer = WeightReuse(model, working_set), _extra_for_activations(own, types, model, working_set)
     parts: list[_Part] = []
     for part, held in zip(kernels_of(own, types), copies, strict=True):
         if isinstance(part, Kernel):
-            alone = (reuse.at(held, part.moved - sum(held.values())).lowered or prices).kernel(part)
+            alone = (reuse.model_for(held, part.moved - sum(held.values())).lowered or prices).kernel(part)
             estimate = replace(alone, us=alone.us + longer(part.node, sum(held.values())))
             parts.append((part.node.name, part.node.op, estimate, (part.flops, part.moved)))
         else:
@@ -322,7 +338,7 @@ def _as_the_runtime_runs_it(
     return parts
 
 
-def _activations(
+def _extra_for_activations(
     graph: Graph, types: Mapping[str, TensorType], model: CostModel, working_set: int
 ) -> Callable[[Node, int], float]:
     """How much longer the next node of a lowered graph takes than alone, given the bytes of its weights, in order."""
@@ -337,7 +353,7 @@ def _activations(
     reads.update(root.get(v.name, v.name) for v in graph.outputs)
     if peaks is None:  # no time was left to measure them
         return lambda *_: 0.0
-    memory = Activations(peaks, model.cold_share, core_bytes(), working_set, dict(reads))
+    memory = ActivationTransfers(peaks, model.cold_share, core_bytes(), working_set, dict(reads))
 
     def longer(node: Node, weights: int) -> float:
         if _renames(node, graph):
@@ -347,7 +363,7 @@ def _activations(
         known = REGISTRY.get(node.op) if not node.domain else None
         summed = "Conv" in node.op and len(node.inputs) > SUMMAND
         in_place = summed or (known is not None and known.family in _IN_PLACE)
-        return memory.longer_us(fed, made, weights, in_place=in_place)
+        return memory.extra_us(fed, made, weights, in_place=in_place)
 
     return longer
 
@@ -410,7 +426,7 @@ class _CostedInference(Inference):
             tuple(ops), tuple(0 if n in results or n in held else self.bytes_of(n) for n in number),
             frozenset(number[n] for n in held if n in number), frozenset(number[n] for n in results if n in number),
         )  # fmt: skip
-        if len(ops) * len(results) <= _PROMPT:
+        if len(ops) * len(results) <= POLICY.prompt_steps:
             order = [s.op for s in prompt(task, as_given(task)).steps]
             task, nodes = replace(task, ops=tuple(ops[i] for i in order)), [nodes[i] for i in order]
         return Planned(self.graph, tuple(nodes), tuple(number), task, self.types)
@@ -420,15 +436,15 @@ class _CostedInference(Inference):
 
     def applications(self, model: CostModel, activations: int) -> Iterator[_Part]:
         """Costs of the graph's own nodes, fused where the backend fuses."""
-        makers = self._makers(model)
-        copies = self._copies(model, makers)
-        reuse = Weights(model, _bytes_of(copies) + activations)
+        makers = self._fused_producers(model)
+        copies = self._weight_copies(model, makers)
+        reuse = WeightReuse(model, _bytes_of(copies) + activations)
         for place, (node, known) in enumerate(zip(self.graph.nodes, self.typing.nodes, strict=True)):
             if not self.runs(node):
                 yield node.name, node.op, FREE, (0, 0)
                 continue
             if not isinstance(known, Applied):
-                yield node.name, node.op, self._written(node, model) or _UNKNOWN, (0, 0)
+                yield node.name, node.op, self._scatter_cost(node, model) or _UNKNOWN, (0, 0)
                 continue
             args, outs = self.types_of(node, known)
             if any(n is not None and t is None for n, t in zip(known.args, args, strict=True)) or len(outs) == 0:
@@ -437,14 +453,14 @@ class _CostedInference(Inference):
             fixed = tuple(n is not None and n in self.static for n in known.args)
             moving = [n for n in known.args if n is not None and n not in self.static]
             made = 0 if node.op in VIEWS else sum(map(self.bytes_of, (*moving, *filter(None, node.outputs))))
-            estimate = reuse.at(copies[place], made).application(
+            estimate = reuse.model_for(copies[place], made).application(
                 known.operator.name, known.attributes, args, outs, constant_args=fixed,
                 after=makers[place].op if place in makers else None,
             )  # fmt: skip
             done = (0, 0) if node.op in VIEWS else work_of(known.operator.name, known.attributes, args, outs)
             yield node.name, node.op, estimate, done
 
-    def _written(self, node: Node, model: CostModel) -> Estimate | None:
+    def _scatter_cost(self, node: Node, model: CostModel) -> Estimate | None:
         """What it costs to write to positions over what is there: as much as to read as many rows as long, which was
         0.6 to 1.3 times what ONNX Runtime takes for 72 to 1.2 million of them. ``None`` for what does not write so.
 
@@ -482,7 +498,7 @@ class _CostedInference(Inference):
             found[dearest] = (name, op, replace(estimate, us=us), done)
         return found
 
-    def _makers(self, model: CostModel) -> dict[int, Node]:
+    def _fused_producers(self, model: CostModel) -> dict[int, Node]:
         """For nodes (by position) that the backend runs within the kernel that makes their argument: what makes it."""
         readers = {name: len(nodes) for name, nodes in self.graph.consumers.items()}
         for value in self.graph.outputs:
@@ -501,7 +517,7 @@ class _CostedInference(Inference):
                     break
         return found
 
-    def _copies(self, model: CostModel, makers: Mapping[int, Node]) -> list[dict[str, int]]:
+    def _weight_copies(self, model: CostModel, makers: Mapping[int, Node]) -> list[dict[str, int]]:
         """For each node the weights that it reads, by what the backend holds of them, and their bytes."""
         kernel = {id(node): node.op for node in self.graph.nodes}
         root = {id(node): id(node) for node in self.graph.nodes}
@@ -509,7 +525,7 @@ class _CostedInference(Inference):
             node = self.graph.nodes[place]
             within = root[id(node)] = root[id(maker)]
             kernel[within] = model.backend.fused(kernel[within], node.op)
-        same = distinct(self.graph.weights)
+        same = first_of_equals(self.graph.weights)
         return [
             {
                 model.backend.copy_of(same.get(n, n), kernel[root[id(node)]]): self.bytes_of(n)

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Protocol
 
-from superopt.cost.cache_model import Ramp, fitted, last_level_bytes, probed_bytes, usual
-from superopt.cost.cost_model import CostModel, Racing, refused
+from superopt.cost.cache_model import MissCurve, default_miss_curve, fit_miss_curve, last_level_bytes, probe_sizes
+from superopt.cost.cost_model import CostModel, Racing, refusal_cost
 from superopt.cost.fusion import Backend, cpu_backend
 from superopt.cost.graph_costs import Kernel
-from superopt.cost.measurement import METHOD, Device, Meter, Timing, application_graph, measure_graph, pass_ns
+from superopt.cost.measurement import METHOD, Device, Meter, Timing, application_graph, measure_graph, time_weight_pass
 from superopt.cost.predictor import Predictor
 from superopt.cost.profile import Store
 from superopt.cost.record import Estimate, Key, Question, Record
@@ -32,24 +32,26 @@ from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.paired_benchmark import Clock, circumstances, cpu_name
 from superopt.runtime.protocol import Runtime
 
-__all__ = ["Answers", "Asked", "Learnt", "MeasuredCpu", "OnDevice", "Progress", "device_store"]
+__all__ = [
+    "MeasuredCpu", "MeasuredDevice", "Measurements", "MeasuringModel", "NewMeasurements", "Progress", "device_store",
+]  # fmt: skip
 
 Progress = Callable[[int, int | None, str], None]
 _REFIT = 1.25  # growth of the store after which the predictor is fitted again: the first records say the most
 
 
 @dataclass(frozen=True)
-class Learnt:
-    """What one process found out: new records, the measurements it made for them, and the seconds they took."""
+class NewMeasurements:
+    """The measurements of one child process: records, how many measurements they took, and how many seconds."""
 
     records: tuple[Record, ...]
     measured: int
     seconds: float
     failed: AbstractSet[str]
-    alone: AbstractSet[str]
+    not_timeable: AbstractSet[str]
 
 
-class Answers:
+class Measurements:
     """Records by key, measured when first asked for.
 
     Args:
@@ -75,7 +77,7 @@ class Answers:
         self._ceilings, self._progress, self._limit = ceilings, progress, time_limit
         self._seconds = 0.0  # that measuring took
         self._failed: set[str] = set()
-        self._alone: set[str] = set()  # what cannot be timed by itself
+        self._not_timeable: set[str] = set()  # what cannot be timed by itself
         self._fitted: tuple[int, Predictor] | None = None
         self._begun = (0, 0, 0.0)  # records, measurements and seconds when this process began
 
@@ -89,7 +91,7 @@ class Answers:
             work: FLOPs and bytes, for the record.
         """
         known = self.store.get(key.text)
-        if known is not None or self.late or key.text in self._failed or key.text in self._alone:
+        if known is not None or self.out_of_time or key.text in self._failed or key.text in self._not_timeable:
             return known
         if self._progress is not None:
             self._progress(self.measured, None, f"measuring {key.op}")
@@ -97,7 +99,7 @@ class Answers:
         try:
             record = time_it().record(key, *work)
         except NotCovered:
-            self._alone.add(key.text)
+            self._not_timeable.add(key.text)
             return None
         except SuperoptError:
             self._failed.add(key.text)
@@ -109,85 +111,88 @@ class Answers:
         return record
 
     @property
-    def late(self) -> bool:
-        """Whether nothing more is measured because the time for it is over: the clock decides what is predicted."""
+    def out_of_time(self) -> bool:
+        """Whether the time for measuring is over: from here on the clock decides what is predicted."""
         return self._seconds >= self._limit
 
     @property
     def digest(self) -> str:
-        """What tells these answers from a device's others: the store, and the first of its records, since records are
-        added to, not changed."""
+        """An identity of the store: its name and its first record, since records are added and never changed."""
         first = next(iter(self.store.records), None)
         start = "" if first is None else json.dumps(first.as_data(), sort_keys=True)
-        return f"measured {self.store.path.name} {start}{' late' * self.late}"
+        return f"measured {self.store.path.name} {start}{' late' * self.out_of_time}"
 
-    def tell(self, progress: Progress) -> None:
+    def report_to(self, progress: Progress) -> None:
         """Call this before each measurement from here on."""
         self._progress = progress
 
-    def begin(self) -> None:
-        """This is a copy of a process: what it knows so far, that one knows, too."""
+    def start_counting(self) -> None:
+        """Begin to count new measurements: this process is a copy of another, which has all measurements so far."""
         self._begun = (len(self.store), self.measured, self._seconds)
 
-    def learnt(self) -> Learnt:
-        """What this process found out since it began."""
+    def new(self) -> NewMeasurements:
+        """The measurements since :meth:`start_counting`."""
         records, measured, seconds = self._begun
-        return Learnt(
-            self.store.records[records:], self.measured - measured, self._seconds - seconds, self._failed, self._alone
+        return NewMeasurements(
+            self.store.records[records:],
+            self.measured - measured,
+            self._seconds - seconds,
+            self._failed,
+            self._not_timeable,
         )
 
-    def take(self, learnt: Learnt) -> None:
-        """Know what a copy of this process found out, too; the store's file has it already."""
-        self.store.know(learnt.records)
-        self.measured += learnt.measured
-        self._seconds += learnt.seconds
-        self._failed |= learnt.failed
-        self._alone |= learnt.alone
+    def merge(self, new: NewMeasurements) -> None:
+        """Add the measurements of a copy of this process; the store's file has them already."""
+        self.store.know(new.records)
+        self.measured += new.measured
+        self._seconds += new.seconds
+        self._failed |= new.failed
+        self._not_timeable |= new.not_timeable
 
     def failed(self, key: Key) -> bool:
-        """Whether the device refused what the key names."""
+        """Whether the device refused the key's application."""
         return key.text in self._failed
 
     def price(self, model: Pricing, question: Question, key: Key, time_it: Callable[[Question], Timing]) -> Estimate:
-        """What a model says of a question: by its record, measured now if need be; else predicted, and dear where the
-        device refuses the form."""
+        """The price of a question: from its record, measured now if need be; else predicted, and very high if the
+        device refuses the application."""
         record = self.get(key, partial(time_it, question), question.work)
         if record is not None:
             return model.estimate_of(record)
         found = model.predicted(question.op, question.work, question.key)
-        return refused(found) if self.failed(key) else found
+        return refusal_cost(found) if self.failed(key) else found
 
     def predict(self, op: str, work: tuple[int, int], key: Key, cold: float) -> Estimate:
-        """What is not measured, from what is; fitted again as records come in."""
+        """The predicted price of what is not measured; the predictor is fitted again as records are added."""
         if self._fitted is None or len(self.store) > _REFIT * self._fitted[0]:
             self._fitted = (len(self.store), Predictor.fit(self.store.records, self._ceilings))
         return self._fitted[1].predict(op, *work, key, cold)
 
 
 class Pricing(Protocol):
-    """A cost model as far as :meth:`Answers.price` needs it."""
+    """A cost model as far as :meth:`Measurements.price` needs it."""
 
     def estimate_of(self, record: Record) -> Estimate:
-        """What a record says."""
+        """The price of a record."""
 
     def predicted(self, op: str, work: tuple[int, int], key: Key) -> Estimate:
-        """What is expected of an application that was not measured."""
+        """The predicted price of an application."""
 
 
-class Asked(CostModel):
-    """A cost model over a device's answers.
+class MeasuringModel(CostModel):
+    """A cost model over the measurements of a device.
 
     Args:
-        answers: what was measured, and how more is.
+        measurements: what was measured, and how more is.
         sizes: what symbolic dimensions are costed at.
         backend: what runs the operators.
     """
 
-    answers: Answers
+    measurements: Measurements
 
-    def __init__(self, answers: Answers, sizes: Mapping[str, int] | None, backend: Backend) -> None:
+    def __init__(self, measurements: Measurements, sizes: Mapping[str, int] | None, backend: Backend) -> None:
         super().__init__(sizes, backend)
-        self.answers = answers
+        self.measurements = measurements
 
     @property
     def recorded(self) -> CostModel | None:
@@ -195,18 +200,18 @@ class Asked(CostModel):
 
     @property
     def store(self) -> Store:
-        """The answers that are kept."""
-        return self.answers.store
+        """The store of the measurements."""
+        return self.measurements.store
 
     @property
     def measured(self) -> int:
-        return self.answers.measured
+        return self.measurements.measured
 
     @property
     def digest(self) -> str | None:
-        return f"{self.answers.digest} {self.cold!r}"
+        return f"{self.measurements.digest} {self.cold!r}"
 
-    def _known(self, key: Key) -> bool:
+    def _has_record(self, key: Key) -> bool:
         return self.store.get(key.text) is not None
 
     def _expected(self, question: Question) -> Estimate:
@@ -214,11 +219,11 @@ class Asked(CostModel):
 
     def predicted(self, op: str, work: tuple[int, int], key: Key) -> Estimate:
         """What is expected of an application that was not measured: its operator, FLOPs and bytes, and key."""
-        return self.answers.predict(op, work, key, self.colder(key))
+        return self.measurements.predict(op, work, key, self.cold_fraction(key))
 
 
-class MeasuredCpu(Asked):
-    """Costs measured with a runtime on this machine's processor when first asked for, and kept.
+class MeasuredCpu(MeasuringModel):
+    """Prices measured with a runtime on this machine's processor.
 
     Args:
         threads: threads inside an operator. With one, thread CPU time is the clock, which other load cannot disturb.
@@ -240,7 +245,7 @@ class MeasuredCpu(Asked):
         runtime: Runtime = ONNX_RUNTIME,
     ) -> None:
         kept = store if store is not None else device_store(threads, runtime)
-        super().__init__(Answers(kept, time_limit=time_limit, progress=progress), sizes, cpu_backend(runtime))
+        super().__init__(Measurements(kept, time_limit=time_limit, progress=progress), sizes, cpu_backend(runtime))
         self.meter = Meter(threads, runtime)
         self.runtime = runtime
         self._lowers = runtime.lowers
@@ -254,25 +259,31 @@ class MeasuredCpu(Asked):
         return last_level_bytes()
 
     @cached_property
-    def ramp(self) -> Ramp:
-        sizes = probed_bytes(self.cache_bytes)
-        found = {size: self.answers.get(_pass_key(size), partial(self._pass, size), (0, size)) for size in sizes}
+    def miss_curve(self) -> MissCurve:
+        sizes = probe_sizes(self.cache_bytes)
+        found = {
+            size: self.measurements.get(_weight_pass_key(size), partial(self._pass, size), (0, size)) for size in sizes
+        }
         times = {size: record.ns for size, record in found.items() if record is not None}
-        return fitted(times, self.cache_bytes) if len(times) == len(sizes) else usual(self.cache_bytes)
+        return (
+            fit_miss_curve(times, self.cache_bytes)
+            if len(times) == len(sizes)
+            else default_miss_curve(self.cache_bytes)
+        )
 
     def _pass(self, size: int) -> Timing:
-        ns = pass_ns(size, self.meter.clock)
+        ns = time_weight_pass(size, self.meter.clock)
         return Timing(ns, ns, 0.0)
 
     def cold_share(self, working_set: int) -> float:
-        probed = probed_bytes(self.cache_bytes)
+        probed = probe_sizes(self.cache_bytes)
         if not probed or probed[0] < working_set < probed[-1]:
             return super().cold_share(working_set)
         return float(working_set >= probed[-1])  # wherever the ramp is: small models need not wait for it
 
     def recording(self) -> MeasuredCpu:
         """The same model, made to cost graphs by their own operators, as a recorded profile will."""
-        other = copy.copy(self)  # shares the answers, and the budget for more of them
+        other = copy.copy(self)  # shares the measurements, and the budget for more of them
         other._lowers = False
         return other
 
@@ -281,7 +292,7 @@ class MeasuredCpu(Asked):
         if kernel.node.op in self.backend.views and not kernel.node.domain:
             return self._view()
         work = (kernel.flops, kernel.moved)
-        record = self.answers.get(kernel.key, lambda: self.meter.time(kernel.graph, optimise=False), work)
+        record = self.measurements.get(kernel.key, lambda: self.meter.time(kernel.graph, optimise=False), work)
         if record is None:  # refused alone or not, the runtime runs its own node
             return self.predicted(kernel.key.op, work, kernel.key)
         return self.estimate_of(record)
@@ -291,7 +302,9 @@ class MeasuredCpu(Asked):
         return self.meter.overhead / 1e3
 
     def peaks(self) -> Peaks | None:
-        known = {q.key.text: self.answers.get(q.key, partial(self._time, q), q.work) for q in PEAK_QUESTIONS.values()}
+        known = {
+            q.key.text: self.measurements.get(q.key, partial(self._time, q), q.work) for q in PEAK_QUESTIONS.values()
+        }
         times = {k: record.ns for k, record in known.items() if record is not None}
         if len(times) < len(known):  # no time was left to measure them
             return None
@@ -307,13 +320,13 @@ class MeasuredCpu(Asked):
         return Estimate(self.meter.dispatch / 1e3, "measured", 0.1)
 
     def _lookup(self, question: Question) -> Estimate:
-        return self.answers.price(self, question, question.key, self._time)
+        return self.measurements.price(self, question, question.key, self._time)
 
     def _time(self, question: Question) -> Timing:
         return measure_graph(application_graph(question), self.meter)
 
 
-def _pass_key(size: int) -> Key:
+def _weight_pass_key(size: int) -> Key:
     return Key("cache", json.dumps({"bytes": size}), "", ())
 
 
@@ -333,8 +346,8 @@ def device_store(threads: int = 1, runtime: Runtime = ONNX_RUNTIME, *, beside: s
     )
 
 
-class OnDevice(Asked):
-    """A device's own answers.
+class MeasuredDevice(MeasuringModel):
+    """Prices measured on any device.
 
     Args:
         device: what is timed.
@@ -356,8 +369,8 @@ class OnDevice(Asked):
         self.device, self.facts = device, device.facts()
         name = "-".join(str(self.facts[k]) for k in ("backend", "device", "runtime", "precision"))
         kept = store if store is not None else Store("".join(c if c.isalnum() else "-" for c in name), self.facts)
-        answers = Answers(kept, ceilings=ceilings_of(self.facts), time_limit=time_limit, progress=progress)
-        super().__init__(answers, sizes, device.backend)
+        measurements = Measurements(kept, ceilings=ceilings_of(self.facts), time_limit=time_limit, progress=progress)
+        super().__init__(measurements, sizes, device.backend)
 
     @property
     def racing(self) -> Racing | None:
@@ -375,4 +388,4 @@ class OnDevice(Asked):
         return Estimate(float(self.facts["dispatch_ns"]) / 1e3, "measured", 0.1)
 
     def _lookup(self, question: Question) -> Estimate:
-        return self.answers.price(self, question, self.device.key(question), self.device.time)
+        return self.measurements.price(self, question, self.device.key(question), self.device.time)

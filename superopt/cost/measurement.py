@@ -36,7 +36,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from superopt import formats
-from superopt.cost.cache_model import core_bytes, evict, fitted, last_level_bytes, probed_bytes
+from superopt.cost.cache_model import core_bytes, evict, fit_miss_curve, last_level_bytes, probe_sizes
 from superopt.cost.cost_model import Racing
 from superopt.cost.fusion import SUMMAND, Backend, cpu_backend
 from superopt.cost.record import Key, Question, Record
@@ -54,9 +54,63 @@ from superopt.runtime.paired_benchmark import Clock, circumstances, race_bound
 from superopt.runtime.protocol import Bound, Runtime
 from superopt.runtime.sample_data import feeds_for, with_values
 
-__all__ = ["pass_ns", "CpuDevice", "Device", "METHOD", "Meter", "Timing", "application_graph", "measure_graph"]
+__all__ = ["time_weight_pass", "CpuDevice", "Device", "METHOD", "Meter", "Timing", "application_graph", "measure_graph"]
 
-_OPSET = 21  # of a trial, unless the operator is younger
+
+@dataclass(frozen=True)
+class TimingPolicy:
+    """How an operator is timed: how often, for how long, and which caches are flushed.
+
+    Attributes:
+        opset: of the graph that is timed, unless the operator is newer.
+        chain_width: rows and columns of a product in the chain that reads weights: 1 MiB each.
+        chain_rounds: rounds over that chain.
+        chain_burst: runs in a round, in which the cache settles; the minimum counts.
+        flush_from: bytes from which it matters which cache they are read from.
+        warm_ns: time spent on the warm figure, beyond the first runs.
+        short_ns: a run up to which bursts are repeated at several moments.
+        moments: at most so many moments.
+        pause_s: seconds between two moments.
+        long_ns: a run from which repetitions are few: caches and interruptions matter less.
+        flushed_ns: time spent on each flushed figure, at most.
+        core_runs: runs after a flush of the core's cache.
+        cold_runs: runs after a flush of all caches.
+        agreement: relative distance up to which two figures agree.
+        cold_repeats: how often flushed runs are repeated until they agree, at most.
+        core_repeats: the same for the core's cache, which is flushed in no time.
+        self_evicting: weights of so many times the core's cache evict themselves from one run to the next.
+        largest: bytes of weights and inputs of a timed graph: the runtime and the twin hold six copies.
+        sentinel_runs: runs of a sentinel, of which the lower quartile counts.
+        sentinel_product: rows and columns of the sentinel product.
+        sentinel_copy: elements that the sentinel copies.
+        peak_runs: measurements of a ceiling, of which the fastest counts.
+    """
+
+    opset: int = 21
+    chain_width: int = 512
+    chain_rounds: int = 3
+    chain_burst: int = 12
+    flush_from: int = 32 << 10
+    warm_ns: int = 4_000_000
+    short_ns: int = 200_000
+    moments: int = 7
+    pause_s: float = 0.002
+    long_ns: int = 5_000_000
+    flushed_ns: int = 20_000_000
+    core_runs: int = 9
+    cold_runs: int = 5
+    agreement: float = 0.03
+    cold_repeats: int = 3
+    core_repeats: int = 9
+    self_evicting: int = 4
+    largest: int = 96 << 20
+    sentinel_runs: int = 9
+    sentinel_product: int = 256
+    sentinel_copy: int = 2 << 20
+    peak_runs: int = 3
+
+
+TIMING = TimingPolicy()
 
 
 def application_graph(question: Question) -> Graph:
@@ -71,7 +125,7 @@ def application_graph(question: Question) -> Graph:
     if not all(t is None or t.is_static for t in (*arg_types, *question.outs)):
         raise NotCovered(f"the sizes of {op}'s arguments are not known")
     operator = REGISTRY[op]
-    opset = max(_OPSET, operator.since)
+    opset = max(TIMING.opset, operator.since)
     form = operator.write(attributes, arg_types, opset)
     given = [None if t is None else f"{'w' if fixed[i] else 'a'}{i}" for i, t in enumerate(arg_types)]
     names = form.names(given, {slot: f"c{slot}" for slot in form.literals})
@@ -98,22 +152,9 @@ def _weight(op: str, item: int, kind: TensorType) -> Weight:
 
 
 METHOD = 4  # of timing: figures of different methods are not mixed in one file
-_WIDTH = 512  # rows and columns of the products: 1 MiB each
-_ROUNDS, _BURST = 3, 12  # runs in which the cache settles; the least of them counts
 _BLOCKED = frozenset({"Conv", "MaxPool", "AveragePool", "GlobalMaxPool", "GlobalAveragePool"})
 _MACHINE = ("device", "cores", "threads", "clock", "runtime")  # what a fact of the machine depends on
 _FOLDER, _MOST = "machine", 16
-_FLUSH_FROM = 32 << 10  # bytes from which it matters where they are read from
-_WARM_NS = 4_000_000  # time spent on the warm figure, beyond the first runs
-_SHORT_NS = 200_000  # a run up to which it is timed in several moments, so many at most, so far apart
-_MOMENTS, _APART_S = 7, 0.002
-_LONG_NS = 5_000_000  # a run from which repetitions are few: caches and interruptions matter less
-_FLUSHED_NS = 20_000_000  # time spent on each flushed figure, at most
-_NEAR_RUNS, _COLD_RUNS = 9, 5
-_AGREED, _AGAIN = 0.03, 3  # how far the flushed figure may lie above the least run; how often the runs, at most
-_NEAR_AGAIN = 9  # the same for the core's cache, which is flushed in no time
-_SELF_EVICTING = 4  # times the core's cache: weights that push themselves out of it from one run to the next
-_LARGEST = 96 << 20  # bytes of weights and inputs of a graph that is timed: ONNX Runtime and the twin hold six copies
 
 
 @dataclass(frozen=True)
@@ -176,7 +217,9 @@ class Meter:
         bound = self.runtime.load(content, threads=self.threads, optimise=False).bound(feeds)
         twin = self.runtime.load(content, threads=self.threads, optimise=False).bound(feeds, like=bound)
 
-        after = statistics.median(_after(size, _NEAR_RUNS, bound, twin, self.now, _NEAR_AGAIN) for _ in range(3))
+        after = statistics.median(
+            _flushed_time(size, TIMING.core_runs, bound, twin, self.now, TIMING.core_repeats) for _ in range(3)
+        )
         found = max(after - self._chains[0], 0.0)
         keep(_FOLDER, name, found, _MOST)
         return found
@@ -220,7 +263,7 @@ class Meter:
     def _raw(
         self, graph: Graph, feeds: Mapping[str, np.ndarray], *, optimise: bool, cold: bool = True
     ) -> Timing:  # fmt: skip
-        content, over = formats.to_onnx_bytes(with_values(graph)), _written_over(graph)
+        content, over = formats.to_onnx_bytes(with_values(graph)), _in_place_outputs(graph)
         bound = self.runtime.load(content, threads=self.threads, optimise=optimise).bound(feeds, over=over)
         start = time.perf_counter_ns()
         bound.step()
@@ -229,22 +272,22 @@ class Meter:
         warm = statistics.median(table)
         spread = (table[(3 * len(table)) // 4] - table[len(table) // 4]) / warm
         weights = graph.weight_bytes
-        if weights + sum(a.nbytes for a in feeds.values()) < _FLUSH_FROM:
+        if weights + sum(a.nbytes for a in feeds.values()) < TIMING.flush_from:
             return Timing(warm, warm, spread)
         twin = self.runtime.load(content, threads=self.threads, optimise=optimise).bound(feeds, like=bound)
-        few = max(2, _FLUSHED_NS // once)
-        if _leaves_the_core(graph):
+        few = max(2, TIMING.flushed_ns // once)
+        if _exceeds_core_cache(graph):
             # How much stays in the last cache is up to the pages that a session was given: 240 to 440 µs for 16 MB,
             # which would tell apart what is equal.
             near = min(t[len(t) // 4] for t in (table, self._repeated(twin, once)))
         else:
-            taken = _after(core_bytes(), min(few, _NEAR_RUNS), bound, twin, self.now, _NEAR_AGAIN)
+            taken = _flushed_time(core_bytes(), min(few, TIMING.core_runs), bound, twin, self.now, TIMING.core_repeats)
             near = max(taken - self.flushed_core, table[0])
-        if weights < _FLUSH_FROM or not cold:
+        if weights < TIMING.flush_from or not cold:
             return Timing(near, near, spread)
-        taken = _after(last_level_bytes(), min(few, _COLD_RUNS), bound, twin, self.now)
-        if _leaves_the_core(graph):
-            taken = (taken + _after(last_level_bytes(), min(few, _COLD_RUNS), twin, bound, self.now)) / 2
+        taken = _flushed_time(last_level_bytes(), min(few, TIMING.cold_runs), bound, twin, self.now)
+        if _exceeds_core_cache(graph):
+            taken = (taken + _flushed_time(last_level_bytes(), min(few, TIMING.cold_runs), twin, bound, self.now)) / 2
         return Timing(near, max(taken - self.flushed_all, near), spread)
 
     def _repeated(self, bound: Bound, once: int) -> list[float]:
@@ -253,15 +296,15 @@ class Meter:
         What is short is timed in several moments, until two of them agree: all its bursts fit into a fifth of a
         millisecond, in which the machine may be busy with something else (one operator in ten came out 1.5 µs high).
         """
-        found = [self._moment(bound, once)]
-        while once < _SHORT_NS and len(found) < _MOMENTS and not _agree([t[len(t) // 2] for t in found]):
-            time.sleep(_APART_S)
-            found.append(self._moment(bound, once))
+        found = [self._burst_times(bound, once)]
+        while once < TIMING.short_ns and len(found) < TIMING.moments and not _agree([t[len(t) // 2] for t in found]):
+            time.sleep(TIMING.pause_s)
+            found.append(self._burst_times(bound, once))
         return min(found, key=lambda t: t[len(t) // 2])
 
-    def _moment(self, bound: Bound, once: int) -> list[float]:
+    def _burst_times(self, bound: Bound, once: int) -> list[float]:
         raced = race_bound(
-            [bound], rounds=max(3, min(25, _WARM_NS // (3 * once))), burst=3 if once < _LONG_NS else 1,
+            [bound], rounds=max(3, min(25, TIMING.warm_ns // (3 * once))), burst=3 if once < TIMING.long_ns else 1,
             threads=self.threads, clock=self.clock, time_limit=0.5,
         )  # fmt: skip
         return sorted(sample[0] * 1e6 for sample in raced.samples)
@@ -270,7 +313,7 @@ class Meter:
 def _agree(times: Sequence[float]) -> bool:
     """Whether the two least of them are about the same."""
     least = sorted(times)[:2]
-    return len(least) == 2 and least[1] <= (1 + _AGREED) * least[0]
+    return len(least) == 2 and least[1] <= (1 + TIMING.agreement) * least[0]
 
 
 def refuse_large(graph: Graph) -> None:
@@ -282,12 +325,12 @@ def refuse_large(graph: Graph) -> None:
     refuse_unbounded(graph)
     inputs = (v.type for v in graph.inputs if isinstance(v.type, TensorType))
     held = sum(t.nbytes or 0 for t in (*inputs, *(w.type for w in graph.weights)))
-    if held > _LARGEST:
+    if held > TIMING.largest:
         raise NotCovered(f"{held >> 20} MiB are too much to be timed alone")
 
 
-def _after(
-    size: int, runs: int, bound: Bound, twin: Bound, now: Callable[[], int], again: int = _AGAIN
+def _flushed_time(
+    size: int, runs: int, bound: Bound, twin: Bound, now: Callable[[], int], again: int = TIMING.cold_repeats
 ) -> float:  # fmt: skip
     """The lower quartile of flushed runs; while that is still far above the least of them, as many are run again."""
     taken: list[int] = []
@@ -298,9 +341,9 @@ def _after(
             start = now()
             bound.step()
             taken.append(now() - start)
-        if _quarter(taken) <= (1 + _AGREED) * min(taken):
+        if _lower_quartile(taken) <= (1 + TIMING.agreement) * min(taken):
             break
-    return _quarter(taken)
+    return _lower_quartile(taken)
 
 
 def _chain(length: int, op: str) -> Graph:
@@ -338,12 +381,12 @@ def _share_of_layout(graph: Graph, runtime: Runtime) -> float:
     return sum(kernel.us for kernel in traced if kernel.layout) / total if total else 0.0
 
 
-def _leaves_the_core(graph: Graph) -> bool:
+def _exceeds_core_cache(graph: Graph) -> bool:
     """Whether its weights push each other out of the core's cache from one run to the next."""
-    return graph.weight_bytes >= _SELF_EVICTING * core_bytes()
+    return graph.weight_bytes >= TIMING.self_evicting * core_bytes()
 
 
-def _written_over(graph: Graph) -> dict[str, str]:
+def _in_place_outputs(graph: Graph) -> dict[str, str]:
     """Outputs that ONNX Runtime computes in the memory of an input: a convolution's, where it takes in a residual sum.
 
     It then adds to what is there; alone, it would first copy the sum to where its output is.
@@ -355,28 +398,25 @@ def _written_over(graph: Graph) -> dict[str, str]:
     return {o: i for o, i in found.items() if o in made and i in fed and read[i] == 1 and not graph.consumers.get(o)}
 
 
-def _quarter(samples: Sequence[int]) -> float:
+def _lower_quartile(samples: Sequence[int]) -> float:
     return float(sorted(samples)[len(samples) // 4])  # noise only adds, as in a burst's minimum
 
 
-_SENTINEL_RUNS = 9
-_GEMM, _COPY = 256, 2 << 20  # rows and columns of the sentinels' product; elements of what they copy
-_PEAK_RUNS = 3
-
-
-def pass_ns(size: int, clock: Clock = "cpu") -> float:
+def time_weight_pass(size: int, clock: Clock = "cpu") -> float:
     """Nanoseconds of a chain of products that reads weights of this many bytes, run again and again."""
-    content = formats.to_onnx_bytes(_weights_chain(max(1, round(size / (4 * _WIDTH**2)))))
+    content = formats.to_onnx_bytes(_weights_chain(max(1, round(size / (4 * TIMING.chain_width**2)))))
     bound = ONNX_RUNTIME.load(content, threads=1).bound(
         feeds_for(_weights_chain(1))
     )  # the machine's, whatever runs models
-    raced = race_bound([bound], rounds=_ROUNDS, burst=_BURST, threads=1, clock=clock)
+    raced = race_bound([bound], rounds=TIMING.chain_rounds, burst=TIMING.chain_burst, threads=1, clock=clock)
     return 1e6 * statistics.median(sample[0] for sample in raced.samples)
 
 
 def _weights_chain(length: int) -> Graph:
-    drawn = np.random.default_rng(0).random((_WIDTH, _WIDTH), dtype=np.float32) / _WIDTH
-    row = TensorType(DType.FLOAT32, (1, _WIDTH))
+    drawn = (
+        np.random.default_rng(0).random((TIMING.chain_width, TIMING.chain_width), dtype=np.float32) / TIMING.chain_width
+    )
+    row = TensorType(DType.FLOAT32, (1, TIMING.chain_width))
     names = ["x", *(f"v{i}" for i in range(length))]
     weights = tuple(constant(f"w{i}", drawn + np.float32(i * 1e-6)) for i in range(length))  # equal ones would be one
     nodes = tuple(Node(f"n{i}", "MatMul", (names[i], f"w{i}"), (names[i + 1],)) for i in range(length))
@@ -403,7 +443,7 @@ class Device(Protocol):
 
     def facts(self) -> dict[str, Any]:
         """The header's part about the device: ``device``, ``runtime`` and other versions, ``backend``, ``precision``,
-        ``layout``, ``cache_bytes``, ``cache_ramp`` (:class:`superopt.cost.cache_model.Ramp`; may be absent),
+        ``layout``, ``cache_bytes``, ``cache_ramp`` (:class:`superopt.cost.cache_model.MissCurve`; may be absent),
         ``dispatch_ns``, ``peaks`` (``flops_per_s``, ``bytes_per_s``, as measured)."""
         ...
 
@@ -411,7 +451,7 @@ class Device(Protocol):
         """What the answer is filed under: the question with the engine, precision and layout that answer it."""
         ...
 
-    def expect(self, questions: Sequence[Question]) -> None:
+    def prepare(self, questions: Sequence[Question]) -> None:
         """Make ready at once what can be, of questions that are timed next: kernels are compiled together, say."""
         ...
 
@@ -445,19 +485,19 @@ class CpuDevice:
     def facts(self) -> dict[str, Any]:
         found = circumstances(self.meter.threads, self.meter.clock, self.meter.runtime)
         cache = last_level_bytes()
-        ramp = fitted({size: pass_ns(size, self.meter.clock) for size in probed_bytes(cache)}, cache)
+        ramp = fit_miss_curve({size: time_weight_pass(size, self.meter.clock) for size in probe_sizes(cache)}, cache)
         return {
             **{k: found[k] for k in ("device", "cores", "threads", "clock", "runtime")},
             "backend": self.backend.name, "precision": "ieee", "layout": "plain",
             "cache_bytes": cache, "cache_ramp": [[round(size), round(share, 4)] for size, share in ramp.points],
             "dispatch_ns": round(self.meter.dispatch, 1),
-            "peaks": peaks_of_times(lambda q: min(self.time(q).ns for _ in range(_PEAK_RUNS))),
+            "peaks": peaks_of_times(lambda q: min(self.time(q).ns for _ in range(TIMING.peak_runs))),
         }  # fmt: skip
 
     def key(self, question: Question) -> Key:
         return question.key
 
-    def expect(self, questions: Sequence[Question]) -> None:
+    def prepare(self, questions: Sequence[Question]) -> None:
         """Nothing: a runtime makes each ready in a few milliseconds."""
 
     def time(self, question: Question, *, cold: bool = True) -> Timing:
@@ -468,7 +508,7 @@ class CpuDevice:
         found = {}
         for name, bound in self._fixed.items():
             taken = []
-            for _ in range(_SENTINEL_RUNS):
+            for _ in range(TIMING.sentinel_runs):
                 start = now()
                 bound.step()
                 taken.append(now() - start)
@@ -481,7 +521,7 @@ class CpuDevice:
             content = formats.to_onnx_bytes(with_values(graph))
             return self.meter.runtime.load(content, threads=self.meter.threads).bound(feeds_for(graph))
 
-        return {"gemm": bound(_product(_GEMM)), "copy": bound(_copy(_COPY))}
+        return {"gemm": bound(_product(TIMING.sentinel_product)), "copy": bound(_copy(TIMING.sentinel_copy))}
 
 
 def _product(size: int) -> Graph:

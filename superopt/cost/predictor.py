@@ -34,7 +34,7 @@ from typing import Any
 
 import numpy as np
 
-from superopt.cost.record import APART, Estimate, Key, Record
+from superopt.cost.record import NOT_OPERATORS, Estimate, Key, Record
 from superopt.cost.roofline import Ceilings
 from superopt.ir.types import DType
 from superopt.ops import REGISTRY
@@ -43,35 +43,83 @@ __all__ = [
     "BROADCASTING",
     "Predictor",
     "Traits",
-    "done_by",
+    "effective_flops",
     "is_packed",
-    "kernel_of",
-    "moved_by",
-    "spans_of",
+    "kernel_name",
+    "effective_bytes",
+    "broadcast_spans",
     "traits_of",
 ]
 
+
+@dataclass(frozen=True)
+class PredictionPolicy:
+    """The constants of the prediction. Distances are in e-folds of FLOPs and bytes: a distance of 1 is a factor of e
+    in work.
+
+    Attributes:
+        attribute: distance of two records that differ in an attribute or an element type.
+        rank: distance of two records whose arguments have different ranks.
+        constants: distance of two records that differ in which arguments are constants.
+        size: distance for each e-fold between innermost sizes.
+        packing: distance of two products of which one packs its second factor at each run.
+        pattern: distance of two records that move or reduce different axes.
+        extent: distance for each e-fold between the extents of such axes.
+        block_channels: channels that ONNX Runtime keeps together (MLAS on AVX-512; 8 on AVX2).
+        padded_channels: a depthwise convolution of a multiple of these fills its last block; others run one by one.
+        volume_rank: data of this rank are convolved without blocks, even where an axis has one element.
+        neighbours: records whose residuals are averaged.
+        near: a farther record counts only if none is within.
+        far: a farther record says nothing about the size.
+        candidates: records nearest by work, among which attributes and shapes decide.
+        least_sigma: uncertainty of a record at distance 0.
+        sigma_per_distance: uncertainty that a distance of 1 adds.
+        roofline_sigma: uncertainty of an operator's fitted roofline, which a far neighbour does not raise.
+        many_spans: from so many spans on they take most of a record's time beyond its work.
+        span_factors: tried as the time of a span in another kernel, in units of a broadcast's.
+        clamp: limit of the correction; ln 2 predicted held-out tiny operators 1 % worse.
+    """
+
+    attribute: float = 0.5
+    rank: float = 0.5
+    constants: float = 0.5
+    size: float = 0.15
+    packing: float = 0.5
+    pattern: float = 1.0
+    extent: float = 0.25
+    block_channels: int = 16
+    padded_channels: int = 4
+    volume_rank: int = 5
+    neighbours: int = 4
+    near: float = 1.5
+    far: float = 3.5
+    candidates: int = 32
+    least_sigma: float = 0.08
+    sigma_per_distance: float = 0.25
+    roofline_sigma: float = 0.5
+    many_spans: int = 64
+    span_factors: tuple[float, ...] = (1.0, 0.5, 2.0, 0.25, 4.0, 0.0)
+    clamp: float = math.log(4.0)
+
+
+PREDICTION = PredictionPolicy()
+
+
 BROADCASTING = frozenset(n for n, o in REGISTRY.items() if o.family in ("elementwise", "activation"))
-_ATTRIBUTE, _RANK, _FIXED, _SIZE = 0.5, 0.5, 0.5, 0.15  # how far apart unlike records are, in e-folds of work
-_PACKED = 0.5  # the same, of products, one of which packs its second factor at each run
-_PATTERN, _EXTENT = 1.0, 0.25  # the same, of what moves or is summed
 _GROUPED = re.compile(r'"group": ?(?![01]\b)')  # in a key's attributes; asked of each record of a profile
-_BLOCK = 16  # channels that ONNX Runtime keeps together (MLAS, AVX-512; on AVX2 it is 8)
-_PADDED = 4  # channels by whose multiples it fills the last block of a depthwise convolution; others run one by one
-_VOLUME = 5  # axes of data whose convolutions no loops in blocks are for, even where one of them has one element
-_ROWS = {  # that go along an axis (or from it on) row by row
+_ROW_OPERATORS = {  # that go along an axis (or from it on) row by row
     "LogSoftmax": True, "Softmax": True, "LayerNormalization": False, "RMSNormalization": False,
     "SimplifiedLayerNormalization": False,
 }  # fmt: skip
 _SEVERAL = "several"  # the pattern of a Transpose that moves more than one axis
 _PRODUCTS = frozenset({"MatMul", "Gemm"})
-_PLACES = ("perm", "axes", "axis")
+_AXIS_ATTRIBUTES = ("perm", "axes", "axis")
 _TRAITS = "traits"  # where a key holds them
 
 
 @dataclass(frozen=True)
 class Traits:
-    """What of a key decides its time beside the amount of work: attributes, ranks, weights, innermost sizes."""
+    """The features of a key that decide its time beside the amount of work: attributes, ranks, weights, sizes."""
 
     dtype: str
     attributes: Mapping[str, Any]
@@ -88,34 +136,38 @@ class Traits:
     pattern: str = ""  # of what moves or is summed, where axes that are alike are one
     extents: tuple[float, ...] = ()  # ln of what lies within the axis, or of the innermost that stays together
 
-    def unlike(self, other: Traits) -> float:
-        """A distance to another record of the same operator, in the units of e-folds of work."""
-        total = _RANK * (self.ranks != other.ranks) + _FIXED * (self.fixed != other.fixed)
-        total += _ATTRIBUTE * (self.dtype != other.dtype)
-        total += _PACKED * (self.packed != other.packed)
+    def distance(self, other: Traits) -> float:
+        """The distance to another record of the same operator, in e-folds of work."""
+        total = PREDICTION.rank * (self.ranks != other.ranks) + PREDICTION.constants * (self.fixed != other.fixed)
+        total += PREDICTION.attribute * (self.dtype != other.dtype)
+        total += PREDICTION.packing * (self.packed != other.packed)
         for name in self.attributes.keys() | other.attributes.keys():
-            total += _ATTRIBUTE * _differ(self.attributes.get(name), other.attributes.get(name))
-        total += _PATTERN * (self.pattern != other.pattern)
+            total += PREDICTION.attribute * _difference(self.attributes.get(name), other.attributes.get(name))
+        total += PREDICTION.pattern * (self.pattern != other.pattern)
         if len(self.extents) == len(other.extents):
-            total += _EXTENT * sum(abs(a - b) for a, b in zip(self.extents, other.extents, strict=True))
+            total += PREDICTION.extent * sum(abs(a - b) for a, b in zip(self.extents, other.extents, strict=True))
         if len(self.sizes) == len(other.sizes):
-            total += _SIZE * sum(abs(a - b) for a, b in zip(self.sizes, other.sizes, strict=True))
+            total += PREDICTION.size * sum(abs(a - b) for a, b in zip(self.sizes, other.sizes, strict=True))
         return total
 
 
-def kernel_of(op: str, key: Key | None) -> str:
-    """What runs an operator: a convolution of as many groups as channels has a kernel of its own that is ten times as
-    fast as that of one with groups of two channels, and volumes have none, however deep they are; so has a pool of
-    channels that fill a processor's registers, a power of a number (mostly 2: a product), and a product with a constant
-    second factor. A Softmax of an axis that is not the last is transposed, twice: fast where no other lies between. A
-    Transpose that moves several axes goes piece by piece."""
+def kernel_name(op: str, key: Key | None) -> str:
+    """The name of the kernel that runs an operator, where the runtime has several of different speed.
+
+    - Convolution: a depthwise one is ten times as fast as one of groups of two channels; volumes have no such kernel.
+    - Pooling: channels that fill a processor's registers are faster.
+    - Pow: a constant exponent is faster (mostly 2: a product).
+    - MatMul, Gemm: a constant second factor is packed when the session starts, any other at each run.
+    - Softmax of an axis other than the last transposes twice: fast if no other axis lies between.
+    - Transpose of several axes copies piece by piece.
+    """
     if key is None:
         return op
     if op.endswith("Pool"):
         return op if traits_of(key).blocks else f"{op}, of odd channels"
     if op == "Transpose":
         return f"{op}, of several axes" if traits_of(key).pattern == _SEVERAL else op
-    if _ROWS.get(op):
+    if _ROW_OPERATORS.get(op):
         if traits_of(key).pattern != "within":
             return op
         return f"{op}, of {'an outer axis' if _far_from_last(key) else 'the last axis but one'}"
@@ -123,7 +175,7 @@ def kernel_of(op: str, key: Key | None) -> str:
         return f"{op}, of a number" if re.search(r"\[[1, ]*\]$", key.shapes[-1]) else op
     if op in _PRODUCTS:  # a constant second factor is packed when the session starts, any other at each run
         return f"{op}, packed" if is_packed(key) else op
-    volumes = op.startswith("Conv") and "".join(key.shapes[:1]).count(",") == _VOLUME - 1
+    volumes = op.startswith("Conv") and "".join(key.shapes[:1]).count(",") == PREDICTION.volume_rank - 1
     kernel = f"{op}, of volumes" if volumes else op
     if _GROUPED.search(key.attrs) is None:
         return kernel
@@ -135,7 +187,7 @@ def kernel_of(op: str, key: Key | None) -> str:
 
 
 def is_packed(key: Key) -> bool:
-    """Whether it is a product of matrices whose second factor is packed when the session starts: it is constant."""
+    """Whether the key is a matrix product with a constant second factor, which is packed when the session starts."""
     return key.op in _PRODUCTS and key.shapes[1:2] != () and key.shapes[1].startswith("!")
 
 
@@ -152,7 +204,7 @@ def _sizes(shape: str) -> list[int]:
 
 
 def traits_of(key: Key) -> Traits:
-    """What a key says; of what it says in words that nobody knows, nothing."""
+    """The features of a key; attributes that are not understood contribute nothing."""
     found: Traits | None = key.__dict__.get(_TRAITS)
     if found is None:
         found = key.__dict__[_TRAITS] = _traits(key)
@@ -173,15 +225,16 @@ def _traits(key: Key) -> Traits:
     pieces, copied = 0, None
     with suppress(TypeError, ValueError, IndexError, KeyError):  # a profile of somebody else's: attributes of any shape
         pattern, extents = _pattern(attributes, shapes[0] if shapes else [])
-        pieces, copied = _copied(key.op, attributes, shapes, DType(key.dtype).numpy.itemsize)
+        pieces, copied = _copied_pieces(key.op, attributes, shapes, DType(key.dtype).numpy.itemsize)
     return Traits(
-        key.dtype, {k: v for k, v in attributes.items() if k not in _PLACES} if pattern else attributes,
+        key.dtype, {k: v for k, v in attributes.items() if k not in _AXIS_ATTRIBUTES} if pattern else attributes,
         tuple(map(len, shapes)), tuple(s.startswith("!") for s in key.shapes), tuple(sizes),
         len(shapes) > 1 and shapes[1][1:2] == [1],
-        _in_blocks(key.op, shapes, _BLOCK), _in_blocks(key.op, shapes, _PADDED),
+        _in_blocks(key.op, shapes, PREDICTION.block_channels), _in_blocks(key.op, shapes, PREDICTION.padded_channels),
         _columns(key.op, attributes, shapes),
         is_packed(key),
-        spans_of([d for d, s in zip(shapes, key.shapes, strict=True) if s]) if key.op in BROADCASTING else pieces,
+        broadcast_spans([d for d, s in zip(shapes, key.shapes, strict=True) if s])
+        if key.op in BROADCASTING else pieces,
         copied, pattern, extents,
     )  # fmt: skip
 
@@ -203,7 +256,7 @@ def _columns(op: str, attributes: Mapping[str, Any], shapes: Sequence[Sequence[i
     return shapes[1][0 if attributes.get("transB") == 1 else -1]
 
 
-def _copied(
+def _copied_pieces(
     op: str, attributes: Mapping[str, Any], shapes: Sequence[Sequence[int]], size: int
 ) -> tuple[int, int | None]:  # fmt: skip
     """Pieces that a Gather, Slice, Concat, Split, Pad, Expand or a Transpose of several axes copies, or the rows that
@@ -215,8 +268,8 @@ def _copied(
     if op == "Transpose":
         pattern, (within,) = _transposed(attributes["perm"], data)
         return math.prod(data) // round(math.exp(within)) if pattern == _SEVERAL else 0, None
-    if op in _ROWS and isinstance(axis, int) and -len(data) <= axis < len(data):
-        last = axis % len(data) + 1 if _ROWS[op] else len(data)
+    if op in _ROW_OPERATORS and isinstance(axis, int) and -len(data) <= axis < len(data):
+        last = axis % len(data) + 1 if _ROW_OPERATORS[op] else len(data)
         return math.prod(data) // max(math.prod(data[axis % len(data) : last]), 1), None
     if op == "Slice":
         return _sliced(attributes, data, size)
@@ -244,7 +297,7 @@ def _expanded(data: Sequence[int], shape: Sequence[int]) -> int:
 
 
 def _sliced(attributes: Mapping[str, Any], data: Sequence[int], size: int) -> tuple[int, int | None]:
-    """See :func:`_copied`."""
+    """See :func:`_copied_pieces`."""
     given = [attributes.get(k, []) for k in ("axes", "starts", "ends", "steps")]
     if len({len(g) for g in given}) != 1:
         return 0, None
@@ -270,7 +323,7 @@ def _pattern(attributes: Mapping[str, Any], shape: Sequence[int]) -> tuple[str, 
     1) or turns all of them, for which a runtime has faster loops, and else that it moves several; ``axes`` ``"KR"``,
     the last are summed and others kept; ``axis`` whether anything lies within it.
     """
-    rank, perm, axes, axis = len(shape), *(attributes.get(k) for k in _PLACES)
+    rank, perm, axes, axis = len(shape), *(attributes.get(k) for k in _AXIS_ATTRIBUTES)
     if isinstance(perm, list) and sorted(perm) == list(range(rank)):
         return _transposed(perm, shape)
     if isinstance(axes, list) and "starts" not in attributes and all(-rank <= int(a) < rank for a in axes):
@@ -306,7 +359,7 @@ def _transposed(perm: Sequence[int], shape: Sequence[int]) -> tuple[str, tuple[f
     return name, (math.log(math.prod(shape[a] for a in merged[-1]) if stays else 1),)
 
 
-def spans_of(shapes: Sequence[Sequence[int]]) -> int:
+def broadcast_spans(shapes: Sequence[Sequence[int]]) -> int:
     """How often operands of these shapes begin to vary or to stay anew while elements are taken in order.
 
     As ONNX Runtime counts (``BroadcastIterator``): an axis of 1 in front of what the shorter shape has ends a span, and
@@ -328,7 +381,7 @@ def spans_of(shapes: Sequence[Sequence[int]]) -> int:
     return math.prod(max(axis) for axis in zip(*full, strict=True)) // run - 1 if run else 0
 
 
-def _differ(a: Any, b: Any) -> float:
+def _difference(a: Any, b: Any) -> float:
     """0 for equal attributes, at most 1: numbers by how many e-folds lie between them."""
     if a == b:
         return 0.0
@@ -337,28 +390,21 @@ def _differ(a: Any, b: Any) -> float:
     return 1.0
 
 
-def done_by(key: Key | None, flops: float) -> float:
+def effective_flops(key: Key | None, flops: float) -> float:
     """The operations that a processor does for an application: a product's columns in whole blocks, of which the last
     may be half empty. One column alone is a kernel of its own."""
     columns = 0 if key is None else traits_of(key).columns
-    return flops * (-(-columns // _BLOCK) * _BLOCK / columns) if columns > 1 else flops
+    return (
+        flops * (-(-columns // PREDICTION.block_channels) * PREDICTION.block_channels / columns)
+        if columns > 1
+        else flops
+    )
 
 
-def moved_by(key: Key | None, moved: float) -> float:
+def effective_bytes(key: Key | None, moved: float) -> float:
     """The bytes that an application moves: less than all of its arguments and outputs, where it copies a part."""
     found = None if key is None else traits_of(key).moved
     return moved if found is None else found
-
-
-_NEIGHBOURS = 4
-_NEAR = 1.5  # in units of e-folds of FLOPs and bytes: beyond, a neighbour counts only where there is none within
-_FAR = 3.5  # beyond, it says nothing about this size
-_CANDIDATES = 32  # nearest by work, among which attributes and shapes decide
-_LEAST_SIGMA, _SIGMA_PER_STEP = 0.08, 0.25
-_FITTED_SIGMA = 0.5  # of a roofline fitted to the operator: a far neighbour does not make it worse
-_MANY_SPANS = 64  # from which they are most of what a record takes beyond its work
-_SPANS = (1.0, 0.5, 2.0, 0.25, 4.0, 0.0)  # of what a span takes a broadcast: what it may take another kernel
-_CLAMP = math.log(4.0)  # 2 left tiny operators, far from the roofline, 1 % worse on records held out
 
 
 _Pair = tuple[float, float]  # for cold weights, and for warm ones
@@ -367,34 +413,37 @@ _ONE: _Pair = (1.0, 1.0)
 
 @dataclass(frozen=True, eq=False)
 class _Family:
-    """Records of one operator, and its efficiency against the ceilings. What predicting takes is made when it is asked
-    for: a model has few of the operators that a profile has."""
+    """Records of one operator, and its efficiency against the ceilings. Its arrays are computed on request: a model has
+    few of the operators of a profile."""
 
     records: Sequence[Record]
     ceilings: Ceilings
-    slow: _Pair
+    slowness: _Pair
 
     @cached_property
     def work(self) -> np.ndarray:
         """On logarithmic axes: (records, 2), ln FLOPs and ln bytes."""
         return np.array(
-            [(math.log1p(done_by(r.key, r.flops)), math.log1p(moved_by(r.key, r.bytes))) for r in self.records]
+            [
+                (math.log1p(effective_flops(r.key, r.flops)), math.log1p(effective_bytes(r.key, r.bytes)))
+                for r in self.records
+            ]
         )
 
     @cached_property
     def residuals(self) -> tuple[_Pair, ...]:
         """ln(ns / roof)."""
-        return tuple(_residual(r, self.ceilings, self.slow) for r in self.records)
+        return tuple(_residual(r, self.ceilings, self.slowness) for r in self.records)
 
     @cached_property
     def traits(self) -> tuple[Traits, ...]:
-        """What else tells records apart."""
+        """Their other features."""
         return tuple(traits_of(r.key) for r in self.records)
 
 
 @dataclass(frozen=True)
 class Predictor:
-    """Predicts from records; immutable, deterministic, and independent of the order of the records."""
+    """Predicts from records; deterministic, and independent of the order of the records."""
 
     ceilings: Ceilings
     _records: Mapping[str, Sequence[Record]] = field(repr=False)  # of each operator
@@ -406,8 +455,8 @@ class Predictor:
         ceiling = ceilings or Ceilings()
         grouped: dict[str, list[Record]] = defaultdict(list)
         for record in sorted(records, key=lambda r: r.key.text):
-            if record.ns_cold > 0 and record.key.op not in APART:
-                kernel = kernel_of(record.key.op, record.key)
+            if record.ns_cold > 0 and record.key.op not in NOT_OPERATORS:
+                kernel = kernel_name(record.key.op, record.key)
                 grouped[kernel].append(record)
                 if is_packed(record.key):  # is alike enough where the second factor is not
                     grouped[record.key.op].append(record)
@@ -415,20 +464,20 @@ class Predictor:
         return Predictor(ceiling, grouped)
 
     def _family(self, name: str) -> _Family | None:
-        """What is known of an operator, fitted when it is first asked for: a model has few of them."""
+        """The fitted records of an operator, on first request: a model has few operators."""
         if name not in self._families and name in self._records:
             found = self._records[name]
             spans = any(traits_of(r.key).spans for r in found)
             fitted = [_fitted(found, replace(self.ceilings, span_ns=times * self.ceilings.span_ns))
-                      for times in (_SPANS if spans else _SPANS[:1])]  # fmt: skip
+                      for times in (PREDICTION.span_factors if spans else PREDICTION.span_factors[:1])]  # fmt: skip
             self._families[name] = min(fitted, key=_scatter)
         return self._families.get(name)
 
     @cached_property
-    def _any(self) -> _Pair:
+    def _typical(self) -> _Pair:
         """The usual operator's efficiency, for one without records."""
-        found = [f.slow for name in self._records if (f := self._family(name)) is not None]
-        return _each(median, *found) if found else _ONE
+        found = [f.slowness for name in self._records if (f := self._family(name)) is not None]
+        return _combined(median, *found) if found else _ONE
 
     def predict(self, op: str, flops: float, moved: float, key: Key | None = None, cold: float = 1.0) -> Estimate:
         """The cost of an operator that does ``flops`` operations and moves ``moved`` bytes.
@@ -440,23 +489,28 @@ class Predictor:
             key: what would be measured, so that records of like attributes and shapes count as nearer.
             cold: share of its weights that comes from memory.
         """
-        family = self._family(kernel_of(op, key)) or self._family(op)
-        flops, moved = done_by(key, flops), moved_by(key, moved)
-        slow, ceilings = (self._any, self.ceilings) if family is None else (family.slow, family.ceilings)
+        family = self._family(kernel_name(op, key)) or self._family(op)
+        flops, moved = effective_flops(key, flops), effective_bytes(key, moved)
+        slow, ceilings = (self._typical, self.ceilings) if family is None else (family.slowness, family.ceilings)
         roof = _blend(_roofs(ceilings, flops, moved, slow, 0 if key is None else traits_of(key).spans), cold)
-        near = _near(family, math.log1p(flops), math.log1p(moved), key, cold)
+        near = _nearest(family, math.log1p(flops), math.log1p(moved), key, cold)
         if not near:
-            return Estimate(roof / 1e3, "roofline", 1.0 if family is None else _FITTED_SIGMA)
+            return Estimate(roof / 1e3, "roofline", 1.0 if family is None else PREDICTION.roofline_sigma)
         weights = [1.0 / (d + 0.05) for d, _ in near]
         total = sum(weights)
         shift = sum(w * r for w, (_, r) in zip(weights, near, strict=True)) / total
         variance = sum(w * (r - shift) ** 2 for w, (_, r) in zip(weights, near, strict=True)) / total
-        sigma = min(_FITTED_SIGMA, math.sqrt(variance + (_LEAST_SIGMA + _SIGMA_PER_STEP * near[0][0]) ** 2))
-        return Estimate(roof * math.exp(min(max(shift, -_CLAMP), _CLAMP)) / 1e3, "interpolated", sigma)
+        sigma = min(
+            PREDICTION.roofline_sigma,
+            math.sqrt(variance + (PREDICTION.least_sigma + PREDICTION.sigma_per_distance * near[0][0]) ** 2),
+        )
+        return Estimate(
+            roof * math.exp(min(max(shift, -PREDICTION.clamp), PREDICTION.clamp)) / 1e3, "interpolated", sigma
+        )
 
 
 def _fitted(records: Sequence[Record], ceilings: Ceilings) -> _Family:
-    slow = _each(lambda t: math.exp(median(t)), *(_residual(r, ceilings, _ONE) for r in records))
+    slow = _combined(lambda t: math.exp(median(t)), *(_residual(r, ceilings, _ONE) for r in records))
     return _Family(records, ceilings, slow)
 
 
@@ -467,25 +521,25 @@ def _scatter(family: _Family) -> float:
     return fmean(abs(c - middle) for c in cold)
 
 
-def _near(
+def _nearest(
     family: _Family | None, flops: float, moved: float, key: Key | None, cold: float
 ) -> list[tuple[float, float]]:  # fmt: skip
     """(distance, ln(ns / roof)) of the nearest records of the operator."""
     if family is None:
         return []
     distances = np.hypot(family.work[:, 0] - flops, family.work[:, 1] - moved)
-    first = np.argsort(distances, kind="stable")[: _NEIGHBOURS if key is None else _CANDIDATES]
+    first = np.argsort(distances, kind="stable")[: PREDICTION.neighbours if key is None else PREDICTION.candidates]
     own = None if key is None else traits_of(key)
-    reach = _NEAR if distances[first[0]] <= _NEAR else _FAR
+    reach = PREDICTION.near if distances[first[0]] <= PREDICTION.near else PREDICTION.far
     found = [
-        (float(distances[i]) + (own.unlike(family.traits[i]) if own else 0.0), _blend(family.residuals[i], cold))
+        (float(distances[i]) + (own.distance(family.traits[i]) if own else 0.0), _blend(family.residuals[i], cold))
         for i in map(int, first)
         if distances[i] <= reach
     ]
-    return sorted(found)[:_NEIGHBOURS]
+    return sorted(found)[: PREDICTION.neighbours]
 
 
-def _each(combine: Callable[[Sequence[float]], float], *pairs: _Pair) -> _Pair:
+def _combined(combine: Callable[[Sequence[float]], float], *pairs: _Pair) -> _Pair:
     """Cold values combined, and warm ones."""
     return combine([cold for cold, _ in pairs]), combine([warm for _, warm in pairs])
 
@@ -505,7 +559,7 @@ def _span_ns(families: Iterable[Sequence[Record]], ceilings: Ceilings) -> float:
         slow = math.exp(median(one))
         for record in group:
             spans = traits_of(record.key).spans
-            if spans >= _MANY_SPANS:
+            if spans >= PREDICTION.many_spans:
                 rest = record.ns - _roofs(ceilings, record.flops, record.bytes, (slow, slow))[1]
                 found.append(rest / spans)
     return max(0.0, median(found)) if found else 0.0
@@ -513,8 +567,8 @@ def _span_ns(families: Iterable[Sequence[Record]], ceilings: Ceilings) -> float:
 
 def _residual(record: Record, ceilings: Ceilings, slow: _Pair) -> _Pair:
     """ln(ns / roof) of a record."""
-    moved = moved_by(record.key, record.bytes)
-    cold, warm = _roofs(ceilings, done_by(record.key, record.flops), moved, slow, traits_of(record.key).spans)
+    moved = effective_bytes(record.key, record.bytes)
+    cold, warm = _roofs(ceilings, effective_flops(record.key, record.flops), moved, slow, traits_of(record.key).spans)
     return math.log(record.ns_cold / cold), math.log((record.ns or record.ns_cold) / warm)
 
 

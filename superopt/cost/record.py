@@ -20,25 +20,27 @@ from superopt.ops.record import NotCovered
 from superopt.ops.work import work_of
 
 __all__ = [
-    "APART",
+    "NOT_OPERATORS",
     "Estimate",
     "Key",
     "Question",
     "Record",
     "Source",
-    "fixed_bytes",
+    "constant_bytes",
     "interchangeable",
     "key_of",
     "question_of",
 ]
 
-APART = frozenset({"graph", "cache"})  # what is filed under these is no operator's time: nothing is predicted from it
+NOT_OPERATORS = frozenset(
+    {"graph", "cache"}
+)  # records under these are no operator's times: nothing is predicted from them
 
 Source = Literal["measured", "interpolated", "roofline", "free"]
 
 
 def interchangeable(op: str, count: int) -> bool:
-    """Whether an operator's so many operands may change places, which takes no other time."""
+    """Whether an operator of so many operands is commutative, so that their order does not change its time."""
     return count == 2 and op in REGISTRY and REGISTRY[op].commutative
 
 
@@ -49,14 +51,6 @@ class Estimate:
     us: float
     source: Source
     sigma: float = 0.0
-
-    def beside(self, expected: Estimate) -> Estimate:
-        """After what was expected: of log time, each counts by how sure it is (Bayes; precisions add up)."""
-        if not (self.us > 0.0 and self.sigma > 0.0 and expected.us > 0.0 and expected.sigma > 0.0):
-            return self
-        own, other = self.sigma**-2, expected.sigma**-2
-        us = self.us * (expected.us / self.us) ** (other / (own + other))
-        return Estimate(us, self.source, (own + other) ** -0.5)
 
 
 FREE = Estimate(0.0, "free", 0.0)
@@ -94,7 +88,7 @@ class Key:
 
     @cached_property
     def question(self) -> tuple[str, str, str, tuple[str, ...]]:
-        """What was asked, whatever engine, precision and layout answered, and in whatever order operands stood."""
+        """The key without engine, precision and layout, and with the operands of a commutative operator sorted."""
         shapes = tuple(sorted(self.shapes)) if interchangeable(self.op, len(self.shapes)) else self.shapes
         return self.op, self.attrs, self.dtype, shapes
 
@@ -171,7 +165,7 @@ class Question:
 
     @cached_property
     def key(self) -> Key:
-        """What it is filed under where the engine is ONNX Runtime; a device of another kind says its own."""
+        """Its key if the engine is ONNX Runtime; a device of another kind has its own."""
         return key_of(self.op, self.attributes, self.args, self.fixed)
 
     @cached_property
@@ -181,7 +175,7 @@ class Question:
 
 
 def question_of(key: Key) -> Question:
-    """The question that is filed under a key.
+    """The question of a key.
 
     Raises:
         NotCovered: it is not one of an operator's application (but of a kernel or a graph), or it is damaged.
@@ -202,7 +196,7 @@ def question_of(key: Key) -> Question:
 
 
 @lru_cache(maxsize=1 << 14)
-def fixed_bytes(key: Key) -> int:
+def constant_bytes(key: Key) -> int:
     """Bytes of the constant arguments of what a key names."""
     types = (_type(shape.partition("=")[0]) for shape in key.shapes if shape.startswith("!"))
     return sum(t.nbytes or 0 for t in types if t is not None)

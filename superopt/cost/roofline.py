@@ -28,7 +28,23 @@ __all__ = [
     "roofline_data",
 ]
 
-_PRODUCT, _FAR, _NEAR = 768, 16 << 20, 1 << 19  # rows and columns; elements in memory, and in the last-level cache
+
+@dataclass(frozen=True)
+class CeilingPolicy:
+    """Sizes of the microbenchmarks of the ceilings.
+
+    Attributes:
+        product: rows and columns of the product.
+        memory_elements: elements that a pass reads from memory.
+        cache_elements: elements that a pass reads from the last cache.
+    """
+
+    product: int = 768
+    memory_elements: int = 16 << 20
+    cache_elements: int = 1 << 19
+
+
+PROBES = CeilingPolicy()
 
 
 def _square(size: int) -> TensorType:
@@ -42,10 +58,10 @@ def _pass(elements: int) -> Question:
 
 PEAK_QUESTIONS: Mapping[str, Question] = {
     "flops_per_s": Question(
-        "MatMul", {}, (_square(_PRODUCT), _square(_PRODUCT)), (_square(_PRODUCT),), (False, True)
+        "MatMul", {}, (_square(PROBES.product), _square(PROBES.product)), (_square(PROBES.product),), (False, True)
     ),
-    "bytes_per_s": _pass(_FAR),
-    "cache_bytes_per_s": _pass(_NEAR),
+    "bytes_per_s": _pass(PROBES.memory_elements),
+    "cache_bytes_per_s": _pass(PROBES.cache_elements),
 }  # fmt: skip
 
 

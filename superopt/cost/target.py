@@ -67,9 +67,9 @@ def for_target(
     elif runtime != ONNX_RUNTIME.name:
         raise UsageError(f"{runtime} runs models on the processor, not on {printable(target)!r}", hint="--target cpu")
     elif target == "cuda":
-        from superopt.cost.measured import OnDevice
+        from superopt.cost.measured import MeasuredDevice
 
-        yield OnDevice(device_of("cuda"), sizes=sizes, time_limit=time_limit, progress=progress)
+        yield MeasuredDevice(device_of("cuda"), sizes=sizes, time_limit=time_limit, progress=progress)
     else:
         raise InvalidOption(
             f"there is no target {printable(target)!r}", option="target", hint="targets: cpu, cuda, profile:NAME"

@@ -193,7 +193,7 @@ class Pricer:
         record = REGISTRY.get(op)
         try:
             outputs = record.apply(types, values)[1] if record is not None else ()
-            if not now and not self.costs.known(op, values, types, fixed):
+            if not now and not self.costs.has_price(op, values, types, fixed):
                 return self.costs.expected(op, values, types, outputs, fixed), True
             return self.costs.application(op, values, types, outputs, constant_args=fixed), False
         except (NotCovered, IllTyped):

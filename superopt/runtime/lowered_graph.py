@@ -31,20 +31,20 @@ from superopt.runtime.limits import bounded_memory, give_back, refuse_unbounded
 from superopt.runtime.onnx_runtime import NCHWC, ONNX_RUNTIME
 from superopt.runtime.ort import InferenceSession, element_type, make_session, run
 from superopt.runtime.protocol import Runtime
-from superopt.runtime.sample_data import emptied, with_values
+from superopt.runtime.sample_data import with_values, without_elements
 from superopt.runtime.unsafe_models import refuse_fatal_loading, risk_of
 
 __all__ = [
     "Typed",
     "block_size",
-    "discarded",
-    "distinct",
-    "hollow_file",
-    "hollow_lowered",
-    "hollow_session",
-    "known_types",
+    "discard_threshold",
+    "first_of_equals",
+    "weightless_file",
+    "lowered_without_weights",
+    "session_without_weights",
+    "run_types",
     "lowered",
-    "typed",
+    "type_values",
     "without_reorders",
 ]
 
@@ -63,7 +63,7 @@ def lowered(graph: Graph, runtime: Runtime = ONNX_RUNTIME) -> Graph:
         return formats.from_bytes(runtime.lowered(formats.to_onnx_bytes(with_values(graph))))
 
 
-def distinct(weights: Iterable[Weight]) -> dict[str, str]:
+def first_of_equals(weights: Iterable[Weight]) -> dict[str, str]:
     """For each weight the name of the first that equals it, as ONNX Runtime keeps one of them.
 
     (An LSTM with seven copies of one 4 MiB matrix ran 2.9 times as fast as with seven different ones.)
@@ -124,17 +124,17 @@ def block_size() -> int:
     kind = TensorType(DType.FLOAT32, (1, 8, 2, 2))
     node = Node("r", "ReorderInput", ("x",), ("y",), {}, NCHWC)
     graph = Graph("block", (Value("x", kind),), (Value("y", None),), (), (node,), {"": 21, NCHWC: 1})
-    found = known_types(graph, {"x": np.ones((1, 8, 2, 2), np.float32)})["y"].shape
+    found = run_types(graph, {"x": np.ones((1, 8, 2, 2), np.float32)})["y"].shape
     return int(str(found[1])) if found else 16
 
 
-def known_types(graph: Graph, feeds: Mapping[str, np.ndarray]) -> dict[str, TensorType]:
+def run_types(graph: Graph, feeds: Mapping[str, np.ndarray]) -> dict[str, TensorType]:
     """The type of every tensor in a lowered graph, found by running it once with all values as outputs.
 
     Raises:
         InvalidModel, Unsupported: ONNX Runtime cannot run it.
     """
-    return dict(typed(graph, feeds).types)
+    return dict(type_values(graph, feeds).types)
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ class Typed:
     beforehand: Mapping[str, TensorType]
 
 
-def typed(graph: Graph, feeds: Mapping[str, np.ndarray], *, given: Graph | None = None) -> Typed:
+def type_values(graph: Graph, feeds: Mapping[str, np.ndarray], *, given: Graph | None = None) -> Typed:
     """Types in a run on these inputs, and before it.
 
     Args:
@@ -168,7 +168,7 @@ def typed(graph: Graph, feeds: Mapping[str, np.ndarray], *, given: Graph | None 
     exposed = replace(graph, outputs=tuple(Value(n, named.get(n)) for n in names), values=())
     with bounded_memory():
         if given is not None:
-            session = hollow_session(exposed)
+            session = session_without_weights(exposed)
         else:
             session = make_session(formats.to_onnx_bytes(exposed), threads=1, optimise=False)
         told = {o.name: kind for o in session.get_outputs() if (kind := _declared(o.type, o.shape)) is not None}
@@ -221,35 +221,35 @@ _WIDEST = 8  # bytes of an element, of whatever type the runtime makes of it
 _REAL = {DType.FLOAT32, DType.FLOAT64, DType.FLOAT16}
 
 
-def hollow_lowered(graph: Graph) -> Graph:
+def lowered_without_weights(graph: Graph) -> Graph:
     """The graph that ONNX Runtime would really run, its big weights of real numbers without elements.
 
     Raises:
         InvalidModel, Unsupported: it refuses the graph. ResourceLimit: there is not memory enough for it.
     """
-    with hollow_file(graph) as model, bounded_memory():
+    with weightless_file(graph) as model, bounded_memory():
         refuse_fatal_loading(graph, model)
         made = model.with_name("lowered.onnx")
-        make_session(model, threads=1, save_optimised=made, shared={}, discard=discarded(graph))
+        make_session(model, threads=1, save_optimised=made, shared={}, discard=discard_threshold(graph))
         give_back()
         return formats.from_bytes(shapes_alone(made.read_bytes()))
 
 
-def hollow_session(graph: Graph) -> InferenceSession:
+def session_without_weights(graph: Graph) -> InferenceSession:
     """A session that runs the nodes of a graph as they are, on whatever its big weights are taken to be.
 
     Raises:
-        InvalidModel, Unsupported, ResourceLimit: as :func:`hollow_lowered`.
+        InvalidModel, Unsupported, ResourceLimit: as :func:`lowered_without_weights`.
     """
-    with hollow_file(graph) as model, bounded_memory():
+    with weightless_file(graph) as model, bounded_memory():
         refuse_fatal_loading(graph, model)
         return make_session(model, threads=1, optimise=False, shared={})
 
 
 @contextmanager
-def hollow_file(graph: Graph) -> Iterator[Path]:
+def weightless_file(graph: Graph) -> Iterator[Path]:
     """A file of the model, and beside it one as long as its big weights of which hardly a page is written."""
-    graph = with_values(replace(graph, weights=tuple(emptied(w) if _is_big(w) else w for w in graph.weights)))
+    graph = with_values(replace(graph, weights=tuple(without_elements(w) if _is_big(w) else w for w in graph.weights)))
     with TemporaryFolder("hollow") as folder:
         path = folder / "model.onnx"
         places: dict[str, tuple[str, int, int]] = {}
@@ -266,7 +266,7 @@ def hollow_file(graph: Graph) -> Iterator[Path]:
         yield path
 
 
-def discarded(graph: Graph) -> int | None:
+def discard_threshold(graph: Graph) -> int | None:
     """Bytes from which the weights of what is run are not read, ``None`` where all are.
 
     Elements of some weights matter (positions, masks): what is as large as these, in the widest type, is read.

@@ -16,10 +16,10 @@ from superopt.ops.infer import Applied, infer
 from superopt.ops.meaning import Call, subexpressions
 from superopt.ops.record import NotCovered
 
-__all__ = ["emptied", "feeds_for", "sample", "with_values"]
+__all__ = ["without_elements", "feeds_for", "sample", "with_values"]
 
-_BENDING = frozenset({"max", "min", "less", "select"})
-_EVERYWHERE = _BENDING | {
+_PIECEWISE = frozenset({"max", "min", "less", "select"})
+_TOTAL = _PIECEWISE | {
     "add", "mul", "exp", "erf", "tanh", "sin", "cos", "atan", "floor", "ceil", "round", "abs", "sign", "equal", "not",
     "and", "or", "xor",
 }  # fmt: skip
@@ -51,7 +51,7 @@ def with_values(graph: Graph) -> Graph:
     return replace(graph, weights=tuple(filled))
 
 
-def emptied(weight: Weight) -> Weight:
+def without_elements(weight: Weight) -> Weight:
     """The weight with elements that take no memory, for a model whose file says that they lie elsewhere."""
     zero = np.zeros((), weight.type.dtype.numpy)
     return replace(weight, data=ArrayData(np.broadcast_to(zero, shape_of(weight.type))))
@@ -69,7 +69,7 @@ def feeds_for(graph: Graph, sizes: Mapping[str, int] | None = None, *, integer: 
         NotCovered: an input is not a tensor of known rank.
     """
     feeds: dict[str, np.ndarray] = {}
-    bent = len(graph.nodes) == 1 and _bends(graph)
+    bent = len(graph.nodes) == 1 and _is_piecewise(graph)
     for position, value in enumerate(graph.inputs):
         if value.name in graph.weight:
             continue
@@ -80,7 +80,7 @@ def feeds_for(graph: Graph, sizes: Mapping[str, int] | None = None, *, integer: 
     return feeds
 
 
-def _bends(graph: Graph) -> bool:
+def _is_piecewise(graph: Graph) -> bool:
     """Whether the one operator of a graph does one thing to numbers above 0 and another to those below, and is defined
     for all: ONNX Runtime's PRelu takes ten times as long where the two alternate as where there is one sign."""
     (node,) = graph.nodes
@@ -93,7 +93,7 @@ def _bends(graph: Graph) -> bool:
     kinds = [None if a is None else typing.types[a] for a in found.args]
     bodies = [c.body for c in found.operator.apply(kinds, found.attributes)[0].outputs]
     functions = {s.function for b in bodies for s in subexpressions(b) if isinstance(s, Call)}
-    return not functions.isdisjoint(_BENDING) and functions <= _EVERYWHERE
+    return not functions.isdisjoint(_PIECEWISE) and functions <= _TOTAL
 
 
 def _of_both_signs(drawn: np.ndarray, seed: int) -> np.ndarray:

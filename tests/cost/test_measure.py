@@ -73,7 +73,7 @@ def test_runs_go_on_while_they_disagree(monkeypatch, times, runs, found):
     clock = [0]
     monkeypatch.setattr(measurement, "evict", lambda _: None)
     bound, twin = Step(clock, times), Step(clock, [7])
-    assert measurement._after(1, 5, bound, twin, lambda: clock[0]) == found
+    assert measurement._flushed_time(1, 5, bound, twin, lambda: clock[0]) == found
     assert bound.count == twin.count == runs
 
 
@@ -123,10 +123,10 @@ def test_a_residual_sum_is_added_to_where_it_is_and_the_twin_shares_outputs():
     node = Node("c", "Conv", ("x", "w", "", "sum"), ("y",), {}, "com.microsoft.nchwc")
     small = Graph("g", (Value("x", kind), Value("sum", kind)), (Value("y", kind),), (Weight("w", weights, None),),
                   (node,), {"": 21, "com.microsoft.nchwc": 1})  # fmt: skip
-    assert measurement._written_over(small) == {"y": "sum"}
+    assert measurement._in_place_outputs(small) == {"y": "sum"}
     again = replace(small, nodes=(node, Node("r", "Relu", ("sum",), ("z",))))
-    assert measurement._written_over(again) == {}  # somebody else reads the sum
-    assert measurement._written_over(product(16)) == {}
+    assert measurement._in_place_outputs(again) == {}  # somebody else reads the sum
+    assert measurement._in_place_outputs(product(16)) == {}
     assert Meter().time(small, optimise=False).ns > 0
 
 

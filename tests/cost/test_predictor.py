@@ -133,7 +133,7 @@ def test_a_convolution_of_few_groups_is_not_taken_for_one_of_each_channel_by_its
 def test_spans_of_a_broadcast_are_counted_as_the_runtime_goes_over_them(
     shapes: tuple[tuple[int, ...], ...], spans: int
 ) -> None:
-    assert max(0, predictor.spans_of(shapes)) + 1 == spans
+    assert max(0, predictor.broadcast_spans(shapes)) + 1 == spans
 
 
 def test_what_a_span_takes_is_read_off_the_records() -> None:
@@ -233,7 +233,7 @@ def test_a_weight_on_the_left_of_few_columns_is_not_as_fast_as_packed_on_the_rig
 )  # fmt: skip
 def test_columns_of_a_product_come_in_blocks(op: str, attributes: str, second: str, done: float) -> None:
     key = Key(op, attributes, "float32", ("float32[5, 128]", second))
-    assert predictor.done_by(key, 600.0) == pytest.approx(600.0 * done)
+    assert predictor.effective_flops(key, 600.0) == pytest.approx(600.0 * done)
 
 
 @pytest.mark.parametrize(
@@ -259,8 +259,8 @@ def test_columns_of_a_product_come_in_blocks(op: str, attributes: str, second: s
 def test_what_is_copied_counts_and_in_how_many_pieces(
     op: str, attributes: dict[str, object], shapes: tuple[tuple[int, ...], ...], pieces: int, moved: int | None
 ) -> None:
-    assert predictor._copied(op, attributes, shapes, 4) == (pieces, moved)
-    twice = predictor._copied(op, attributes, shapes, 8)[1]
+    assert predictor._copied_pieces(op, attributes, shapes, 4) == (pieces, moved)
+    twice = predictor._copied_pieces(op, attributes, shapes, 8)[1]
     assert (twice is None) == (moved is None)
     assert twice is None or twice > moved
 
@@ -286,7 +286,7 @@ def test_attributes_of_any_shape_say_nothing() -> None:
 )
 def test_channels_that_fill_no_part_of_a_block_have_a_kernel_of_their_own(data: str, weights: str, name: str) -> None:
     group = weights[9 : weights.index(",")]
-    assert predictor.kernel_of("Conv", Key("Conv", f'{{"group":{group}}}', "float32", (data, weights))) == name
+    assert predictor.kernel_name("Conv", Key("Conv", f'{{"group":{group}}}', "float32", (data, weights))) == name
 
 
 def test_a_softmax_of_an_outer_axis_takes_longer_than_one_of_the_last_but_one() -> None:

@@ -54,7 +54,7 @@ class Clockwork:
     def key(self, question):
         return question.key
 
-    def expect(self, questions):
+    def prepare(self, questions):
         self.expected += [q.key.text for q in questions]
 
     def time(self, question, *, cold=True):
@@ -118,7 +118,7 @@ def test_a_plan_notes_what_it_lacks_and_only_that():
     assert plan.application("Relu", {}, (f(4),), (f(4),)).source == "measured"
     assert plan.in_context(10).application("Relu", {}, (f(8),), (f(8),)).source != "measured"
     assert [q.key for q in plan.missing.values()] == [key_of("Relu", {}, (f(8),))]
-    assert len(plan.asked) == 2
+    assert len(plan.questions) == 2
 
 
 def test_what_was_measured_is_not_measured_again_even_in_another_call(tmp_path):

@@ -108,7 +108,7 @@ def test_a_convolution_is_the_librarys(driver: CudaDriver) -> None:
 def test_operators_take_time_and_large_ones_more(driver: CudaDriver) -> None:
     """Within what the device can reach: its own ceilings."""
     device = CudaDevice(driver=driver)
-    held = driver.held()
+    held = driver.allocated()
     found = []
     for side in (256, 4096):
         kind = TensorType(DType.FLOAT32, (side, side))
@@ -117,7 +117,7 @@ def test_operators_take_time_and_large_ones_more(driver: CudaDriver) -> None:
         assert 0 < timing.ns <= timing.ns_cold
         assert 2 * side**3 / timing.ns < 1.2e-9 * device.peaks["flops_per_s"]
     assert found[1] > 20 * found[0]
-    assert driver.held() == held
+    assert driver.allocated() == held
 
 
 def test_a_chain_is_faster_as_one_kernel(driver: CudaDriver) -> None:

@@ -33,7 +33,7 @@ from superopt.runtime.onnx_runtime import ONNX_RUNTIME, Session
 from superopt.runtime.ort import InferenceSession, OrtValue, is_native, make_session
 from superopt.runtime.ort import run as run_session
 from superopt.runtime.protocol import Loaded, Runtime
-from superopt.runtime.sample_data import emptied, with_values
+from superopt.runtime.sample_data import with_values, without_elements
 from superopt.runtime.unsafe_models import Elsewhere, refuse_fatal_loading, risk_of
 
 __all__ = ["LARGE", "REFUSALS", "Arrays", "Bench", "attempt"]
@@ -199,7 +199,7 @@ class Bench:
         return with_values(replace(graph, weights=weights))
 
     def _filled(self, weight: Weight) -> Weight:
-        made, self._fillings = emptied(weight), self._fillings + 1
+        made, self._fillings = without_elements(weight), self._fillings + 1
         assert made.data is not None
         start, size = self._fillings * _PAGE, expected_bytes(weight.type)
         name, length = "filling", start + size
