@@ -80,6 +80,6 @@ def test_the_predictor_is_fitted_now_and_then_not_with_every_question(monkeypatc
 def test_what_the_clock_cut_short_is_filed_apart() -> None:
     """Results that rest on predictions because the time for measuring was over are not those of a longer run."""
     late, timely = (Measurements(Store.of(()), time_limit=limit) for limit in (0.0, 1.0))
-    assert late.late
+    assert late.out_of_time
     assert late.get(key(1), lambda: pytest.fail("there is no time"), (1, 8)) is None
     assert late.digest != timely.digest
