@@ -26,7 +26,7 @@ def product(columns):
 def test_weights_that_leave_the_core_by_themselves_are_not_pushed_out_of_the_last_level(monkeypatch, share, near):
     """A twin with as many weights of its own would do that: what is warm in a model would be timed cold."""
     flushed = []
-    monkeypatch.setattr(measurement, "_after", lambda size, *_: flushed.append(size) or 1e9)
+    monkeypatch.setattr(measurement, "_flushed_time", lambda size, *_: flushed.append(size) or 1e9)
     monkeypatch.setattr(Meter, "flushed_core", 0.0)
     monkeypatch.setattr(Meter, "flushed_all", 0.0)
     Meter().time(product(int(share * core_bytes()) // 2048))
@@ -94,14 +94,14 @@ def test_what_is_short_is_timed_until_two_moments_agree(monkeypatch, medians, on
         seen.append(medians[min(len(seen), len(medians) - 1)])
         return [seen[-1]]
 
-    monkeypatch.setattr(Meter, "_moment", moment)
+    monkeypatch.setattr(Meter, "_burst_times", moment)
     assert Meter()._repeated(None, once) == [found]
     assert len(seen) == moments
 
 
 def test_what_a_flush_costs_a_run_without_weights_is_not_the_weights(monkeypatch):
     graph, taken = product(256), {core_bytes(): 9e8, last_level_bytes(): 10e8}
-    monkeypatch.setattr(measurement, "_after", lambda size, *_: taken[size])
+    monkeypatch.setattr(measurement, "_flushed_time", lambda size, *_: taken[size])
     meter = Meter()
     base = meter.overhead
     monkeypatch.setattr(Meter, "flushed_core", 2e8)
@@ -154,7 +154,7 @@ def test_a_power_is_timed_as_the_square_it_nearly_always_is():
 def test_what_a_flush_costs_is_measured_once_a_machine(tmp_path, monkeypatch):
     monkeypatch.setenv("SUPEROPT_CACHE", str(tmp_path))
     asked: list[int] = []
-    monkeypatch.setattr(measurement, "_after", lambda size, *_: asked.append(size) or 1e9)
+    monkeypatch.setattr(measurement, "_flushed_time", lambda size, *_: asked.append(size) or 1e9)
     first = Meter().flushed_core
     assert first > 0
     assert asked == 3 * [core_bytes()]

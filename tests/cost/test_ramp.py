@@ -57,7 +57,7 @@ def test_reading_more_takes_longer():
 
 def test_the_ramp_is_measured_once_and_kept(tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr("superopt.cost.measured.pass_ns", lambda size, _: asked.append(size) or 0.01 * size)
+    monkeypatch.setattr("superopt.cost.measured.time_weight_pass", lambda size, _: asked.append(size) or 0.01 * size)
     first = MeasuredCpu(store=Store("test", {}, tmp_path))
     assert first.in_context(1).cold == 0.0
     assert first.in_context(1 << 40).cold == 1.0

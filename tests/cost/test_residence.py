@@ -81,5 +81,5 @@ def test_a_model_costs_more_where_its_activations_leave_the_core(tmp_path, monke
                   (constant("w", np.ones(1024, np.float32)),), (*nodes, *sums), {"": 21})  # fmt: skip
     cpu = MeasuredCpu(store=Store("test", {}, tmp_path))
     found = graph_cost(graph, cpu)
-    monkeypatch.setattr(graph_costs, "_activations", lambda *_: lambda *_: 0.0)
+    monkeypatch.setattr(graph_costs, "_extra_for_activations", lambda *_: lambda *_: 0.0)
     assert graph_cost(graph, cpu).us < found.us < 3 * graph_cost(graph, cpu).us

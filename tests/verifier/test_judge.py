@@ -397,7 +397,7 @@ def test_an_element_that_twelve_runs_hardly_moved_is_looked_at_again(monkeypatch
     found = one.explain(trial, 0, "y", made, DType.FLOAT32, compare(old, made, DType.FLOAT32), None)
     assert found.problem is None
     assert asked == [*range(36)]
-    assert not any(run for kind in one._known[0].runs for run in kind)  # what was looked at is held no longer
+    assert not any(run for kind in one._evidence[0].runs for run in kind)  # what was looked at is held no longer
     made[0, 0] += np.float32(5e-6)  # further than any element moves: no more runs are made for it
     asked.clear()
     fresh = Explanations(graph, None, None, None, lambda: 1.0)  # type: ignore[arg-type]

@@ -230,7 +230,7 @@ def test_what_a_check_held_goes_with_it(monkeypatch: pytest.MonkeyPatch, large: 
         one = differential.Judge(BEFORE, AFTER, plan, bench)
         assert one.run().verdict == "passed"
         assert one.single_run is large
-        assert bool(bench._kept) is not large
+        assert bool(bench._cached) is not large
         gc.disable()
         try:
             held = weakref.ref(one)
