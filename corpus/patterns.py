@@ -25,10 +25,9 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from corpus.pattern_graphs import PATTERNS, Pattern  # noqa: E402
+from superopt.cost.cost_model import CostModel  # noqa: E402
 from superopt.cost.fusion import ONNX_RUNTIME_CPU, Backend  # noqa: E402
-from superopt.cost.measurement_request import Question  # noqa: E402
-from superopt.cost.model import CostModel  # noqa: E402
-from superopt.cost.record import Estimate  # noqa: E402
+from superopt.cost.record import Estimate, Question  # noqa: E402
 from superopt.ir.graph import Graph, structural_hash  # noqa: E402
 from superopt.passes import SearchOptions, search  # noqa: E402
 from superopt.rules import Rule, load_library  # noqa: E402

@@ -27,10 +27,10 @@ from typing import Any
 from superopt import cost as costs
 from superopt import formats
 from superopt.benchmark.row_cache import file_digest
-from superopt.cost.trial import sizes_fed
 from superopt.formats.files import replace_file
 from superopt.ir.errors import SuperoptError, UsageError
 from superopt.ir.graph import Graph
+from superopt.ir.sizes import sizes_fed
 from superopt.passes import SearchOptions, search
 from superopt.pipeline.optimization import load
 from superopt.pipeline.options import Progress, quiet

@@ -22,7 +22,7 @@ import numpy as np
 from lab.multiplications import devices_table, operators_table, shared_table, sums_table
 from superopt import cost as costs
 from superopt import formats
-from superopt.cost.model import CostModel
+from superopt.cost.cost_model import CostModel
 from superopt.frontend import GraphBuilder
 from superopt.ir.errors import UsageError
 from superopt.ir.graph import Graph

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from superopt.cost.model import CostModel
+from superopt.cost.cost_model import CostModel
 from superopt.egraph.batching import independent, siblings
 from superopt.egraph.egraph import LEAF, PROJECT, EGraph, ENode, TypeClashError
 from superopt.egraph.matching import Match, Pattern, bound

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from lab.baselines import SECONDS, best_first, greedy, modelled
 from superopt import cost, formats
-from superopt.cost.model import CostModel
+from superopt.cost.cost_model import CostModel
 from superopt.ir.graph import Graph
 from superopt.passes.saturation_search import search
 from superopt.regions.result import SearchOptions

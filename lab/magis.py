@@ -40,7 +40,6 @@ from lab.dimensions import Region, regions_of
 from lab.sliced import alive_in_slices
 from superopt import formats
 from superopt.cost import CostModel, for_target
-from superopt.cost.trial import with_values
 from superopt.frontend.training import train_step
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph
@@ -49,6 +48,7 @@ from superopt.memory import ROWS, Planned, Step, Task, as_given, plain
 from superopt.ops.record import NotCovered
 from superopt.pipeline.fission import Fissioned
 from superopt.pipeline.rematerialization import Writing
+from superopt.runtime.sample_data import with_values
 
 __all__ = ["Row", "State", "compared", "main", "planned_task", "rendered", "search"]
 

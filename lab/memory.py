@@ -14,7 +14,6 @@ from pathlib import Path
 from lab.training_memory import raced
 from superopt import formats
 from superopt.cost import for_target
-from superopt.cost.trial import feeds_for, with_values
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph
 from superopt.memory import ROWS, measured_arena
@@ -25,6 +24,7 @@ from superopt.pipeline.memory_timeline import footprint, footprint_of
 from superopt.pipeline.options import EFFORTS
 from superopt.pipeline.paired_benchmark import measure
 from superopt.pipeline.rematerialization import least_for
+from superopt.runtime.sample_data import feeds_for, with_values
 
 __all__ = ["Row", "StepRow", "main", "measured_plan", "measured_row", "raced_row", "rendered", "rendered_steps"]
 

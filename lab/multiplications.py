@@ -18,11 +18,10 @@ from typing import Any
 from lab.networks import NETWORKS
 from superopt import cost as costs
 from superopt import formats
+from superopt.cost.cost_model import CostModel
 from superopt.cost.fusion import SUPEROPT_CUDA
 from superopt.cost.graph_costs import graph_cost
-from superopt.cost.model import CostModel
-from superopt.cost.peaks import Peaks
-from superopt.cost.predictor import Ceilings
+from superopt.cost.roofline import Ceilings, Peaks
 from superopt.ir.errors import UsageError
 from superopt.ir.graph import Graph, Node, Value
 from superopt.ops.infer import infer

@@ -17,8 +17,8 @@ from statistics import median
 
 from superopt import formats
 from superopt.cost import Profile, RecordedProfile, load_profile
-from superopt.cost.measurement_request import Question, question_of
-from superopt.cost.trial import application_graph
+from superopt.cost.measurement import application_graph
+from superopt.cost.record import Question, question_of
 from superopt.ir.terms import AttributeValue
 from superopt.ir.types import DType, TensorType
 from superopt.ops import REGISTRY

@@ -24,12 +24,12 @@ import highspy
 from superopt import formats
 from superopt.cost import for_target
 from superopt.cost.graph_costs import task_of
-from superopt.cost.trial import with_values
 from superopt.frontend.training import train_step
 from superopt.ir.errors import SuperoptError
 from superopt.memory import Op, Step, Task, Timetable, front, least_time, made_again, peak_of, plain
 from superopt.ops.record import NotCovered
 from superopt.runtime.highs import solver
+from superopt.runtime.sample_data import with_values
 
 __all__ = ["Row", "chain", "checkmate", "compared", "keeping", "main", "transformer_step", "u_shaped"]
 

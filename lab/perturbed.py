@@ -18,8 +18,7 @@ from pathlib import Path
 from statistics import median
 
 from superopt import cost, formats
-from superopt.cost.measurement_request import Question
-from superopt.cost.record import Estimate
+from superopt.cost.record import Estimate, Question
 from superopt.gate.laboratory import Scaled
 from superopt.ir.graph import Graph
 from superopt.passes.saturation_search import search

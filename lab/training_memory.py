@@ -24,7 +24,6 @@ from lab.algorithms import replaced
 from superopt import formats
 from superopt.cost import for_target
 from superopt.cost.graph_costs import task_of
-from superopt.cost.trial import with_values
 from superopt.frontend.training import train_step
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph
@@ -40,6 +39,7 @@ from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.ort import make_session, run
 from superopt.runtime.paired_benchmark import race_bound
 from superopt.runtime.protocol import released
+from superopt.runtime.sample_data import with_values
 from superopt.verifier.check.differential import make_inputs
 
 __all__ = ["Raced", "Step", "main", "planned_step", "raced", "rendered"]

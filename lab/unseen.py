@@ -18,13 +18,13 @@ from tempfile import TemporaryDirectory
 
 from lab.networks import NETWORKS, drawn
 from superopt import formats
-from superopt.cost.trial import feeds_for, with_values
 from superopt.ir.graph import Graph
 from superopt.pipeline.optimization import optimize
 from superopt.pipeline.options import Options
 from superopt.pipeline.rule_learning import learn_from
 from superopt.rules.rule import Rule
 from superopt.runtime.paired_benchmark import RaceResult, race
+from superopt.runtime.sample_data import feeds_for, with_values
 from superopt.verifier.exact.testing import test
 from superopt.verifier.verdict import Refuted
 

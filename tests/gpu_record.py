@@ -129,8 +129,8 @@ def _ask(profile: Path, like: Path | None) -> int:
     from lab import operators
     from lab.multiplications import H200_HEADER
     from superopt.benchmark.profiling import asked_by
-    from superopt.cost.measurement_request import Question
     from superopt.cost.profile import Profile, read_profile
+    from superopt.cost.record import Question
     from superopt.fleet import Fleet, Task
 
     known = read_profile(profile) if profile.exists() else Profile(H200_HEADER, {})
@@ -195,8 +195,8 @@ def _whole(profile: Path, names: Sequence[str], deadline: float) -> list[dict[st
     """Predicted and measured microseconds of whole models, before and after optimising under the profile."""
     from superopt.cost import RecordedProfile, graph_cost, read_profile
     from superopt.cost.cuda import CudaDevice
-    from superopt.cost.trial import feeds_for
     from superopt.ir.errors import SuperoptError
+    from superopt.runtime.sample_data import feeds_for
 
     kept = STATE / "whole.json"
     rows: list[dict[str, Any]] = json.loads(kept.read_text()) if kept.exists() else []
@@ -224,7 +224,7 @@ def _whole(profile: Path, names: Sequence[str], deadline: float) -> list[dict[st
 
 def _peers(rows: list[dict[str, Any]], deadline: float) -> None:
     """What the peers take for the same models; one that fails, or is not installed, is said so."""
-    from superopt.cost.trial import feeds_for
+    from superopt.runtime.sample_data import feeds_for
 
     for peer in gpu_peers.PEERS:
         for row in rows:

@@ -18,12 +18,12 @@ from superopt.rules.scanner import RuleError
 from superopt.verifier.exact.counterexample import describe
 from superopt.verifier.exact.testing import test
 from superopt.verifier.exact.witness import runtime_disagrees
-from superopt.verifier.floats.recording import settled
+from superopt.verifier.floats.recording import verified_verdicts
 from superopt.verifier.floats.rounding_effect import rounding_of
 from superopt.verifier.prover.prover import prove
 from superopt.verifier.verdict import Refuted, Tested, Unknown, Verdict, kind_of, verdict_to_json
 
-__all__ = ["Prover", "admit", "borne", "check", "record_all", "recorded", "renew", "verify"]
+__all__ = ["Prover", "admit", "float_verdicts", "check", "record_all", "recorded", "renew", "verify"]
 
 Prover = Callable[[Rule], Verdict]
 _FOLDER, _MOST = "rules", 4096  # of what was found of rules that are not the library's own
@@ -66,13 +66,13 @@ def _checked(rule: Rule, prover: Prover, seed: int) -> Verdict:
     return proved
 
 
-def borne(rule: Rule) -> Directions:
+def float_verdicts(rule: Rule) -> Directions:
     """The verdicts on a rule in floating point, kept between runs: they take seconds to minutes a rule."""
     name = _name("floats", rule)
     known = kept(_FOLDER, name, (FloatVerdict, Way))
     if isinstance(known, dict):
         return known
-    found = settled(rule)
+    found = verified_verdicts(rule)
     keep(_FOLDER, name, found, _MOST)
     return found
 
@@ -128,7 +128,7 @@ def admit(library: Library, *, prover: Prover | None = None, seed: int = 0) -> L
         found[rule_id] = verdict_to_json(verdict)
     if not found:
         return library
-    floats = {i: borne(library[i]) for i in found if float_key(library[i]) not in library.float_store}
+    floats = {i: float_verdicts(library[i]) for i in found if float_key(library[i]) not in library.float_store}
     return library.with_verdicts(found).with_floats(floats)
 
 

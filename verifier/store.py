@@ -50,7 +50,13 @@ def prove_all(
     asked = list(rules)
     seconds = emergency(time_limit) + _GRACE
     tasks = (
-        Task(_judged, (rule, time_limit, seed), rule.id, _key(rule, time_limit, seed) if kept else "", seconds=seconds)
+        Task(
+            _verdict_of,
+            (rule, time_limit, seed),
+            rule.id,
+            _key(rule, time_limit, seed) if kept else "",
+            seconds=seconds,
+        )
         for rule in asked
     )
     found: dict[str, Verdict] = {}
@@ -75,7 +81,7 @@ def _key(rule: Rule, time_limit: float, seed: int) -> str:
     )
 
 
-def _judged(rule: Rule, time_limit: float, seed: int) -> dict[str, object]:
+def _verdict_of(rule: Rule, time_limit: float, seed: int) -> dict[str, object]:
     try:
         verdict: Verdict = check(rule, prover=partial(prove, time_limit=time_limit), seed=seed)
     except SuperoptError as error:

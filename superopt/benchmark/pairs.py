@@ -16,9 +16,8 @@ from itertools import accumulate
 from statistics import NormalDist
 
 from superopt import cost as costs
-from superopt.cost.measurement_request import Question
-from superopt.cost.model import CostModel
-from superopt.cost.record import Estimate
+from superopt.cost.cost_model import CostModel
+from superopt.cost.record import Estimate, Question
 from superopt.ir.diff import excerpt
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph, structural_hash

@@ -14,15 +14,16 @@ import numpy as np
 from superopt import formats
 from superopt.cost.graph_costs import graph_cost
 from superopt.cost.measured import MeasuredCpu
-from superopt.cost.predictor import Ceilings, Predictor
+from superopt.cost.predictor import Predictor
 from superopt.cost.profile import Store
-from superopt.cost.record import APART, Record
-from superopt.cost.trial import feeds_for, with_values
+from superopt.cost.record import NOT_OPERATORS, Record
+from superopt.cost.roofline import Ceilings
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph
 from superopt.ir.temporary import TemporaryFolder
 from superopt.ops.record import NotCovered
 from superopt.runtime.paired_benchmark import RaceResult, race
+from superopt.runtime.sample_data import feeds_for, with_values
 from superopt.runtime.statistics import median_error
 
 __all__ = [
@@ -245,7 +246,7 @@ def right_share(rows: Iterable[Direction], least: float = 0.03) -> tuple[float, 
 
 def held_out(records: Iterable[Record], ceilings: Ceilings | None = None) -> HeldOut:
     """Predict every tenth record (by digest of its key, so the same ones anywhere) from the other nine."""
-    every = [r for r in records if r.key.op not in APART and r.ns_cold > 0]
+    every = [r for r in records if r.key.op not in NOT_OPERATORS and r.ns_cold > 0]
     apart = [r for r in every if int(hashlib.sha256(r.key.text.encode()).hexdigest(), 16) % _HELD_OUT == 0]
     kept = set(map(id, apart))
     predictor = Predictor.fit([r for r in every if id(r) not in kept], ceilings)

@@ -15,11 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from superopt import cost as costs
-from superopt.cost.device import Device
-from superopt.cost.measurement_request import Question, question_of
-from superopt.cost.planning import Planning
-from superopt.cost.record import Record
-from superopt.cost.recording import Recorder
+from superopt.cost.measurement import Device
+from superopt.cost.record import Question, Record, question_of
+from superopt.cost.recording import Planning, Recorder
 from superopt.fleet import Fleet, Task
 from superopt.ir.errors import SuperoptError, UsageError
 from superopt.ir.graph import Graph, structural_hash
@@ -123,7 +121,7 @@ def coverage(
         before, after = _plans(load(model), plan, rules, sizes or {}, _PATIENCE)
         rows.append(
             Coverage(
-                name, len(plan.asked), len(plan.asked) - len(plan.missing), before.us, after.us,
+                name, len(plan.questions), len(plan.questions) - len(plan.missing), before.us, after.us,
                 before.measured_share, after.measured_share,
             )
         )  # fmt: skip
@@ -285,7 +283,7 @@ def _search(source: str | Path | Graph, state: _State, seconds: float) -> _Answe
     """What searching a model asks for: everything, and what the cost model could not answer."""
     model = _planning(state)
     _plans(load(source), model, state[3], state[4], seconds)
-    return list(model.asked.values()), list(model.missing.values())
+    return list(model.questions.values()), list(model.missing.values())
 
 
 def _planning(state: _State) -> Planning:

@@ -407,7 +407,7 @@ def verify(
     from superopt.formats import load
     from superopt.report.views import show_verdict, verdict_data
     from superopt.verifier.equivalence.graphs import verify as compare
-    from superopt.verifier.equivalence.refusals import judged_unread
+    from superopt.verifier.equivalence.refusals import verdict_on_invalid
 
     claim({"--json": report_json}, [a, b], force=True)  # what exists gets a fresh name: it must not hide a verdict
     distinct({"--counterexample": counterexample, "--json": report_json}, [a, b])
@@ -416,7 +416,7 @@ def verify(
         try:
             after = load(second)
         except InvalidModel as error:
-            found = judged_unread(before, second, error)
+            found = verdict_on_invalid(before, second, error)
         else:
             found = compare(before, after, seed=seed, time_limit=time_limit, trials=trials, slack=errors)
         data = verdict_data(found)

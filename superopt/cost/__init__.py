@@ -1,14 +1,30 @@
-"""Milliseconds: what operators and graphs cost on a device, measured, recorded or predicted, always saying which."""
+"""What operators and graphs cost on a device, in microseconds: measured, recorded or predicted.
+
+The modules in the order in which a price is found:
+
+1. ``target``: from the name of a target to its cost model.
+2. ``record``: one operator application (``Key``, ``Question``) and its measured time (``Record``).
+3. ``profile``: files of records: the shipped profiles, and the store that grows on this machine.
+4. ``calibration``: scales a shipped profile to this machine.
+5. ``cost_model``: the price of one operator application (``CostModel``), read from a profile (``RecordedProfile``).
+6. ``predictor``: the price of an application without a record: a roofline per operator and its nearest records.
+7. ``roofline``: the ceilings of a device.
+8. ``fusion``: what a backend runs as one kernel.
+9. ``cache_model``: which data an inference reads from which cache.
+10. ``graph_costs``: the price, the work and the memory of a whole graph.
+11. ``measured``: prices that are measured on request. ``measurement`` times on the CPU, ``cuda`` on a GPU.
+12. ``recording``: records a new profile.
+
+Optimising under a recorded profile needs neither ``measured`` nor what it builds on, so those are imported on request.
+"""
 
 from __future__ import annotations
 
-from superopt.cost.calibrated import known_calibrations
-from superopt.cost.demand import Demand
+from typing import TYPE_CHECKING, Any
+
+from superopt.cost.cost_model import CostModel, Racing, RecordedProfile
 from superopt.cost.fusion import BACKENDS, ONNX_RUNTIME_CPU, OPENVINO_CPU, Backend, Fusion
 from superopt.cost.graph_costs import GraphCost, Work, graph_cost, graph_work, node_work, timeline, work
-from superopt.cost.measured import MeasuredCpu
-from superopt.cost.model import CostModel, Racing
-from superopt.cost.peaks import Peaks, peaks_of_header
 from superopt.cost.profile import (
     Profile,
     Store,
@@ -19,9 +35,13 @@ from superopt.cost.profile import (
     write_profile,
 )
 from superopt.cost.record import Estimate, Key, Record
-from superopt.cost.recorded import RecordedProfile
-from superopt.cost.roofline import ceilings, operator_rows, roofline_data
+from superopt.cost.roofline import Peaks, ceilings, operator_rows, peaks_of_header, roofline_data
 from superopt.cost.target import device_of, for_target
+from superopt.ops.work import Demand
+
+if TYPE_CHECKING:
+    from superopt.cost.calibration import known_calibrations
+    from superopt.cost.measured import MeasuredCpu
 
 __all__ = [
     "BACKENDS", "ONNX_RUNTIME_CPU", "OPENVINO_CPU", "Backend", "CostModel", "Demand", "Estimate", "Fusion", "GraphCost",
@@ -30,3 +50,16 @@ __all__ = [
     "node_work", "operator_rows", "peaks_of_header", "profile_names", "read_profile", "shipped_header",
     "roofline_data", "timeline", "work", "write_profile",
 ]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """Import what measures on request: a recorded profile needs none of it."""
+    if name == "MeasuredCpu":
+        from superopt.cost.measured import MeasuredCpu
+
+        return MeasuredCpu
+    if name == "known_calibrations":
+        from superopt.cost.calibration import known_calibrations
+
+        return known_calibrations
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

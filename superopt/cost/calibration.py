@@ -1,14 +1,18 @@
-"""This machine as a recorded profile knows another: the same prices, scaled by what a short calibration measures.
+"""Scales a recorded profile to this machine by three measured factors.
 
-Prices are then a function of a profile and three factors, and the same on every run. A record is bound by what takes
-most of its roofline (arithmetic or memory; Williams et al., 2009), or by what any operator costs. Each kind has its
-factor: the median over a few of the profile's own records that are timed again. A factor is what all kinds have in
-common, which no choice depends on, times what is the kind's own. Both go in steps, so that two calibrations of one
-machine give the same prices, and a machine like the profile's gives the profile's own.
+Prices are then a function of the profile and three factors, so they are the same on every run: neither the load of the
+machine nor the contents of its cache decides which of two graphs is cheaper. (Measurements only refuse a whole result:
+:mod:`superopt.pipeline.acceptance_policy`.)
+
+A record is bound by what takes most of its roofline: arithmetic, memory, or the overhead of any operator (Williams et
+al., 2009). Each bound has its factor: the median ratio over a few of the profile's own records, timed again. A factor
+is a common part, on which no choice depends, times a part of its own. Both are rounded to steps, so that two
+calibrations of one machine give the same prices, and a machine like the profile's gives exactly the profile's prices.
 """
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import math
@@ -19,54 +23,73 @@ from itertools import chain, islice
 from statistics import median, pstdev
 from typing import Any, Literal
 
-from superopt.cost.device import Device
-from superopt.cost.measurement_request import question_of
-from superopt.cost.peaks import peaks_of_header
-from superopt.cost.predictor import Ceilings, ceilings_of
-from superopt.cost.profile import Profile
-from superopt.cost.record import APART, Record
+from superopt.cost.cost_model import RecordedProfile
+from superopt.cost.fusion import BACKENDS
+from superopt.cost.measurement import CpuDevice, Device
+from superopt.cost.profile import Profile, load_profile, profile_names, shipped_header
+from superopt.cost.record import NOT_OPERATORS, Record, question_of
+from superopt.cost.roofline import Ceilings, ceilings_of, peaks_of_header
 from superopt.ir.disk_cache import keep, kept
 from superopt.ir.errors import SuperoptError
 from superopt.ops.record import NotCovered
+from superopt.runtime.protocol import Runtime
 from superopt.runtime.statistics import IQR_OF_NORMAL, median_error
 
 __all__ = [
     "Calibration",
     "calibrated",
-    "calibration_at_hand",
+    "calibrated_cpu",
+    "cached_calibration",
     "calibration_of",
+    "known_calibrations",
+    "nearest_profile",
     "scaled",
 ]
 
+
+@dataclass(frozen=True)
+class CalibrationPolicy:
+    """Which records are timed again, and how factors are rounded.
+
+    Attributes:
+        samples: records of each bound: a median of seven survives three that were disturbed.
+        seconds: CPU seconds for all of them; they take two or three, unless the machine is several times slower.
+        fewest: with fewer records of a bound, its factor cannot be distinguished from the others'.
+        shortest_ns: the clock's noise exceeds shorter records: 0.6 µs in one session was 1.1 µs in another.
+        longest_ns: longer records take too long to repeat.
+        common_step: step of the common factor: times are reproducible to no better than that.
+        own_step: step of a bound's own factor; half of it is 1.41, and a neighbour moves a median by 1.1. Processors of
+            one architecture are within half a step in most bounds, so they get the same prices.
+    """
+
+    samples: int = 7
+    seconds: float = 12.0
+    fewest: int = 4
+    shortest_ns: float = 2e3
+    longest_ns: float = 2e6
+    common_step: float = math.log(1.25)
+    own_step: float = math.log(2.0)
+
+
+CALIBRATION = CalibrationPolicy()
 Bound = Literal["overhead", "arithmetic", "memory"]
 _BOUNDS: tuple[Bound, ...] = ("overhead", "arithmetic", "memory")
-_SAMPLES = 7  # records of each kind that are timed again: a median of seven survives three that were disturbed
-# For all of them, of this process' time. They take two or three: the limit is for a machine that is several times
-# slower than any profile's, and not for one that is busy.
-_SECONDS = 12.0
-_FEWEST = 4  # records of a kind: with fewer, its factor is not told from that of the others
-# Timed again is what takes longer than the noise of the clock, and is short enough to repeat. A shorter kernel takes
-# 0.6 µs in one session and 1.1 in another.
-_SHORT_NS, _LONG_NS = 2e3, 2e6
-_STEP = math.log(1.25)  # of what all kinds have in common: times are told to no better than that
-# Of what is a kind's own: half of a step is 1.41, and a neighbour moves a kind's median by a tenth. Processors of one
-# architecture are within half of a step of each other in most kinds, so that they get the same prices.
-_OWN_STEP = math.log(2.0)
 _FOLDER, _MOST = "calibration", 16
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """What a machine takes of the time that a profile recorded.
+    """The times of this machine as multiples of a profile's recorded times.
 
     Attributes:
         profile: name of the recorded profile.
         device: this machine, in words.
-        factors: time here ÷ time recorded, by what bounds an operator; exactly 1 where the two cannot be told apart.
-        measured: the same before it was put into steps.
-        sigma: relative standard deviation of single records about their kind's median.
-        records: how many were timed.
-        seconds: that it took.
+        factors: time here ÷ time recorded, by the bound of an operator; exactly 1 if the machines are
+            indistinguishable.
+        measured: the same before rounding to steps.
+        sigma: relative standard deviation of single records about their bound's median.
+        records: how many records were timed.
+        seconds: duration of the calibration.
     """
 
     profile: str
@@ -79,40 +102,40 @@ class Calibration:
 
 
 def calibrated(name: str, profile: Profile, device: Device) -> Calibration:
-    """This machine against a profile: what an earlier run found, or measured now, in about three seconds.
+    """The calibration of this machine against a profile: cached, or measured now in about three seconds.
 
     Args:
         name: of the profile.
         profile: its records.
         device: this machine.
     """
-    known = calibration_at_hand(name, profile.header, device)
+    known = cached_calibration(name, profile.header, device)
     if known is not None:
         return known
     found = calibration_of(name, profile, device)
-    keep(_FOLDER, _place(name, profile.header, device), asdict(found), _MOST)
+    keep(_FOLDER, _cache_name(name, profile.header, device), asdict(found), _MOST)
     return found
 
 
-def calibration_at_hand(name: str, header: Mapping[str, Any], device: Device) -> Calibration | None:
-    """What an earlier run found of this machine against the profile of this header; ``None`` if there was none."""
-    known = kept(_FOLDER, _place(name, header, device), ())
+def cached_calibration(name: str, header: Mapping[str, Any], device: Device) -> Calibration | None:
+    """The calibration that an earlier run stored for the profile with this header; ``None`` if there is none."""
+    known = kept(_FOLDER, _cache_name(name, header, device), ())
     return Calibration(**known) if isinstance(known, dict) else None
 
 
-def _place(name: str, header: Mapping[str, Any], device: Device) -> str:
-    asked = [name, str(header.get("sha256")), device.name, __doc__, _SAMPLES, _STEP, _OWN_STEP]
-    return hashlib.sha256(json.dumps(asked).encode()).hexdigest()
+def _cache_name(name: str, header: Mapping[str, Any], device: Device) -> str:
+    inputs = [name, str(header.get("sha256")), device.name, asdict(CALIBRATION)]
+    return hashlib.sha256(json.dumps(inputs).encode()).hexdigest()
 
 
 def calibration_of(name: str, profile: Profile, device: Device) -> Calibration:
-    """Time a few of a profile's records again; a kind of which none can be timed takes the factor of the others."""
+    """Time a few of a profile's records again; a bound without a timed record gets the median of the other factors."""
     start, spent = time.monotonic(), time.process_time()
     found: dict[str, list[float]] = {bound: [] for bound in _BOUNDS}
-    waiting = {bound: _chosen(profile, bound) for bound in _BOUNDS}
-    for turn in range(_SAMPLES):
+    waiting = {bound: _samples(profile, bound) for bound in _BOUNDS}
+    for turn in range(CALIBRATION.samples):
         for bound in _BOUNDS:
-            if turn < len(waiting[bound]) and (time.process_time() - spent < _SECONDS or not found[bound]):
+            if turn < len(waiting[bound]) and (time.process_time() - spent < CALIBRATION.seconds or not found[bound]):
                 record = waiting[bound][turn]
                 try:
                     found[bound].append(device.time(question_of(record.key), cold=False).ns / record.ns)
@@ -122,8 +145,15 @@ def calibration_of(name: str, profile: Profile, device: Device) -> Calibration:
     usual = median(known.values()) if known else 1.0
     measured = {bound: known.get(bound, usual) for bound in _BOUNDS}
     off = [math.log(r / known[b]) ** 2 for b, ratios in found.items() for r in ratios]
-    common = 1.0 if all(_alike(ratios) for ratios in found.values()) else _stepped(usual, _STEP)
-    own = {b: _stepped(f / usual, _OWN_STEP) if len(found[b]) >= _FEWEST else 1.0 for b, f in measured.items()}
+    common = (
+        1.0
+        if all(_indistinguishable(ratios) for ratios in found.values())
+        else _rounded(usual, CALIBRATION.common_step)
+    )
+    own = {
+        b: _rounded(f / usual, CALIBRATION.own_step) if len(found[b]) >= CALIBRATION.fewest else 1.0
+        for b, f in measured.items()
+    }
     return Calibration(
         name, device.name, {b: round(common * factor, 6) for b, factor in own.items()},
         {b: round(f, 4) for b, f in measured.items()}, round(math.sqrt(sum(off) / len(off)), 4) if off else 1.0,
@@ -131,37 +161,39 @@ def calibration_of(name: str, profile: Profile, device: Device) -> Calibration:
     )  # fmt: skip
 
 
-def _alike(ratios: Sequence[float]) -> bool:
-    """Whether the two machines cannot be told apart: the median's logarithm is within two of its standard errors."""
+def _indistinguishable(ratios: Sequence[float]) -> bool:
+    """Whether the two machines are indistinguishable: the median's logarithm is within two of its standard errors."""
     logs = [math.log(r) for r in ratios]
     return bool(logs) and abs(median(logs)) < 2.0 * median_error(len(logs)) * IQR_OF_NORMAL * pstdev(logs)
 
 
-def _stepped(factor: float, step: float) -> float:
-    """The nearest power of ``exp(step)``: all that are within half a step of 1 are 1."""
+def _rounded(factor: float, step: float) -> float:
+    """The nearest power of ``exp(step)``: every factor within half a step of 1 becomes 1."""
     return math.exp(step * round(math.log(factor) / step))
 
 
-def _chosen(profile: Profile, bound: Bound) -> list[Record]:
-    """Records of a kind that are timed again, of as many operators as there are, the longest-known first.
+def _samples(profile: Profile, bound: Bound) -> list[Record]:
+    """The records of one bound that are timed again: first one of each operator, then others.
 
-    The order is that of a digest of their keys: no choice of ours, and the same everywhere.
+    They are ordered by a digest of their keys, so the selection is arbitrary and the same everywhere.
     """
     ceilings = ceilings_of(profile.header)
     fit = [
         r for r in profile.records.values()
-        if r.key.op not in APART and _SHORT_NS <= r.ns <= _LONG_NS and _bound_of(r, ceilings) == bound
+        if r.key.op not in NOT_OPERATORS
+        and CALIBRATION.shortest_ns <= r.ns <= CALIBRATION.longest_ns
+        and _bound_of(r, ceilings) == bound
     ]  # fmt: skip
     fit.sort(key=lambda r: hashlib.sha256(r.key.text.encode()).digest())
     first: dict[str, Record] = {}
     for record in fit:
         first.setdefault(record.key.op, record)
     others = (r for r in fit if r is not first[r.key.op])
-    return [*islice(chain(first.values(), others), _SAMPLES)]
+    return [*islice(chain(first.values(), others), CALIBRATION.samples)]
 
 
 def _bound_of(record: Record, ceilings: Ceilings) -> Bound:
-    """What takes most of a record's roofline."""
+    """The largest term of a record's roofline."""
     parts = {
         "overhead": ceilings.least_ns,
         "arithmetic": record.flops / ceilings.flops_per_ns,
@@ -188,3 +220,42 @@ def scaled(profile: Profile, calibration: Calibration) -> Profile:
 
 def _scaled(record: Record, factor: float) -> Record:
     return replace(record, ns=record.ns * factor, ns_cold=record.ns_cold * factor)
+
+
+def nearest_profile(device: CpuDevice) -> tuple[str, Profile, Calibration] | None:
+    """The shipped profile nearest to this machine, and its calibration; ``None`` if no profile is of a processor.
+
+    A profile is nearer if it was recorded with the same runtime, then with as many threads, then on a machine and with
+    a version of more similar names. The calibration measures the remaining difference.
+    """
+    found: list[tuple[bool, bool, float, str]] = []
+    for name in profile_names():
+        header = shipped_header(name)
+        backend = BACKENDS.get(str(header.get("backend")))
+        if backend is not None and backend.processor:
+            recorded = f"{header.get('device')}, {header.get('cores')} cores, {header.get('runtime')}"
+            likeness = difflib.SequenceMatcher(None, recorded, device.name).ratio()
+            threads = header.get("threads") != device.meter.threads
+            found.append((backend is not device.backend, threads, -likeness, name))
+    if not found:
+        return None
+    *_, name = min(found)
+    profile = load_profile(name)
+    return name, profile, calibrated(name, profile, device)
+
+
+def known_calibrations() -> dict[str, Calibration]:
+    """The stored calibrations of this machine by shipped profile: one thread, ONNX Runtime. Nothing is measured."""
+    device = CpuDevice()
+    found = {name: cached_calibration(name, shipped_header(name), device) for name in profile_names()}
+    return {name: calibration for name, calibration in found.items() if calibration is not None}
+
+
+def calibrated_cpu(*, runtime: Runtime, threads: int, sizes: Mapping[str, int] | None) -> RecordedProfile | None:
+    """The cost model of this machine: the nearest profile, scaled; ``None`` if no profile is of a processor."""
+    device = CpuDevice(threads, runtime)
+    found = nearest_profile(device)
+    if found is None:
+        return None
+    _, profile, calibration = found
+    return RecordedProfile(scaled(profile, calibration), sizes, device.backend)

@@ -1,16 +1,16 @@
-"""Timing operators on a CUDA device, inside captured graphs.
+"""Times operators on a CUDA device, inside captured graphs.
 
-A launch from Python costs more than most kernels take, and an event pair about a microsecond, so one launch tells
-nothing. An operator is captured k and 2k times in a CUDA graph; its time is the slope ``(t₂ₖ - t₁ₖ) / k``, k such that
-a replay takes about half a millisecond: a graph's own launch varies by a microsecond. *Warm*: all launches use the same
-buffers. *Cold*: they go round through copies that together are more than three times the L2 cache. Data are random,
+A launch from Python takes longer than most kernels, and an event pair about a microsecond, so one launch measures
+nothing. An operator is captured k and 2k times in a CUDA graph. Its time is the slope ``(t₂ₖ - t₁ₖ) / k``, with k such
+that a replay takes about half a millisecond: the launch of a graph varies by a microsecond. *Warm*: all launches use
+the same buffers. *Cold*: the launches rotate through copies that together exceed three L2 caches. Data are random,
 never zeros: some devices draw less power for zeros and clock higher.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import median
 from typing import Any, Protocol
@@ -18,10 +18,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from superopt.cost.fusion import SUPEROPT_CUDA
-from superopt.cost.measure import Timing
-from superopt.cost.measurement_request import Question
-from superopt.cost.record import Key
-from superopt.cost.trial import application_graph, feeds_for
+from superopt.cost.measurement import Timing, application_graph
+from superopt.cost.record import Key, Question
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph, Node, Value
 from superopt.ir.types import DType, TensorType
@@ -30,27 +28,47 @@ from superopt.runtime.cuda.plan import Step
 from superopt.runtime.cuda.race import Clocked, race_sessions
 from superopt.runtime.cuda.session import Session, supported
 from superopt.runtime.paired_benchmark import RaceResult
+from superopt.runtime.sample_data import feeds_for
 
 __all__ = ["CudaDevice", "Timed", "slope"]
 
-_REPLAY_US = 500.0
-_MOST = 1024  # launches in one captured graph: each costs Python ten microseconds
-_ROUNDS = 7
-_CACHES = 3  # L2 caches that the rotated buffers are larger than
-_COPIES = 64  # most sets of buffers
-_GEMM, _COPY = 4096, 1 << 26  # rows of the sentinels' product; elements of what they copy (256 MiB)
+
+@dataclass(frozen=True)
+class CudaTimingPolicy:
+    """How an operator is timed inside captured graphs.
+
+    Attributes:
+        replay_us: a replay; the launch of a graph varies by a microsecond.
+        launches: launches in one captured graph, at most: each costs Python ten microseconds.
+        rounds: slopes, of which the median counts.
+        l2_caches: the rotated buffers exceed so many L2 caches.
+        copies: sets of buffers, at most.
+        sentinel_product: rows of the sentinel product.
+        sentinel_copy: elements that the sentinel copies (256 MiB).
+    """
+
+    replay_us: float = 500.0
+    launches: int = 1024
+    rounds: int = 7
+    l2_caches: int = 3
+    copies: int = 64
+    sentinel_product: int = 4096
+    sentinel_copy: int = 1 << 26
+
+
+TIMING = CudaTimingPolicy()
 
 
 class Timed(Clocked, Protocol):
     """A driver with a clock, whose memory can be given back."""
 
-    def held(self) -> int: ...
+    def allocated(self) -> int: ...
 
     def release(self, mark: int) -> None: ...
 
 
 class CudaDevice:
-    """A :class:`superopt.cost.device.Device`: CUDA device 0, or what a test puts in its place.
+    """A :class:`superopt.cost.measurement.Device`: CUDA device 0, or what a test puts in its place.
 
     Raises:
         BackendUnavailable: there is none; with the reason and the next step.
@@ -73,7 +91,7 @@ class CudaDevice:
         return self
 
     def facts(self) -> dict[str, Any]:
-        """See :class:`superopt.cost.device.Device`."""
+        """See :class:`superopt.cost.measurement.Device`."""
         return {
             **self.driver.facts(), "threads": 1, "clock": "events", "backend": self.backend.name,
             "precision": self.precision, "layout": "plain", "dispatch_ns": 0.0, "peaks": self.peaks,
@@ -83,7 +101,7 @@ class CudaDevice:
         """The question's key with our engine and precision."""
         return replace(question.key, impl=self.backend.name, precision=self.precision)
 
-    def expect(self, questions: Sequence[Question]) -> None:
+    def prepare(self, questions: Sequence[Question]) -> None:
         """Compile their kernels together: one by one takes as long as timing them."""
         steps: list[Step] = []
         for question in questions:
@@ -104,7 +122,7 @@ class CudaDevice:
 
     def time_graph(self, graph: Graph, sizes: Mapping[str, int] | None = None) -> Timing:
         """The same for a whole graph."""
-        mark = self.driver.held()
+        mark = self.driver.allocated()
         try:
             session = Session(graph, self.driver, sizes)
             if not session.plan.steps:
@@ -130,7 +148,7 @@ class CudaDevice:
         Raises:
             Unsupported: the backend does not run one of them; names the node.
         """
-        mark = self.driver.held()
+        mark = self.driver.allocated()
         try:
             sessions = [Session(graph, self.driver, sizes) for graph in graphs]
             for session in sessions:
@@ -144,8 +162,8 @@ class CudaDevice:
         steps = session.plan.steps
         touched = {session.plan.root(n) for s in steps for n in (*s.reads, s.output)}
         nbytes = sum(session.plan.types[n].nbytes or 0 for n in touched)
-        wanted = -(-_CACHES * int(self.driver.facts()["cache_bytes"]) // max(nbytes, 1)) + 1
-        return [self._fed(session, feeds) for _ in range(min(_COPIES, wanted))]
+        wanted = -(-TIMING.l2_caches * int(self.driver.facts()["cache_bytes"]) // max(nbytes, 1)) + 1
+        return [self._fed(session, feeds) for _ in range(min(TIMING.copies, wanted))]
 
     def _fed(self, session: Session, feeds: Mapping[str, np.ndarray]) -> dict[str, int]:
         """A set of buffers with its inputs in it."""
@@ -157,31 +175,36 @@ class CudaDevice:
 
     def sentinels(self) -> Mapping[str, float]:
         """One product and one copy, in nanoseconds."""
-        return {name: 1e3 * median(rate() for _ in range(_ROUNDS)) for name, rate in self._watched.items()}
+        return {name: 1e3 * median(rate() for _ in range(TIMING.rounds)) for name, rate in self._watched.items()}
 
     @cached_property
     def _watched(self) -> dict[str, Callable[[], float]]:
         """What reads the sentinels, captured once: to make them ready takes a second, and they are read often."""
-        graphs = {"gemm": _product(_GEMM), "copy": _copy(_COPY)}
+        graphs = {"gemm": _product(TIMING.sentinel_product), "copy": _copy(TIMING.sentinel_copy)}
         sessions = {name: Session(graph, self.driver) for name, graph in graphs.items()}
         return {n: _rate(self.driver, s, [self._fed(s, feeds_for(graphs[n]))]) for n, s in sessions.items()}
 
     @cached_property
     def peaks(self) -> dict[str, float]:
         """What the device reaches at best: the ceilings of a roofline."""
-        product, far, near = _product(_GEMM), self.time_graph(_copy(_COPY)), self.time_graph(_copy(1 << 21))
+        product, far, near = (
+            _product(TIMING.sentinel_product),
+            self.time_graph(_copy(TIMING.sentinel_copy)),
+            self.time_graph(_copy(1 << 21)),
+        )
         return {
-            "flops_per_s": round(2e9 * _GEMM**3 / self.time_graph(product).ns),
-            "bytes_per_s": round(8e9 * _COPY / far.ns_cold), "cache_bytes_per_s": round(8e9 * (1 << 21) / near.ns),
+            "flops_per_s": round(2e9 * TIMING.sentinel_product**3 / self.time_graph(product).ns),
+            "bytes_per_s": round(8e9 * TIMING.sentinel_copy / far.ns_cold),
+            "cache_bytes_per_s": round(8e9 * (1 << 21) / near.ns),
         }  # fmt: skip
 
 
 def slope(driver: Timed, session: Session, sets: Sequence[Mapping[str, int]]) -> tuple[float, float]:
     """Microseconds of one inference inside a captured graph, and its relative interquartile range over rounds."""
     rate = _rate(driver, session, sets)
-    found = sorted(rate() for _ in range(_ROUNDS))
+    found = sorted(rate() for _ in range(TIMING.rounds))
     middle = max(median(found), 0.0)
-    spread = (found[(3 * _ROUNDS) // 4] - found[_ROUNDS // 4]) / middle if middle else 0.0
+    spread = (found[(3 * TIMING.rounds) // 4] - found[TIMING.rounds // 4]) / middle if middle else 0.0
     return middle, abs(spread)
 
 
@@ -198,7 +221,9 @@ def _rate(driver: Timed, session: Session, sets: Sequence[Mapping[str, int]]) ->
     trial = replay(4)
     trial()
     each = max(driver.elapsed(trial) / 4, 0.05)
-    count = int(min(max(_REPLAY_US / each, 1), _MOST, max(1, _MOST // len(session.plan.steps))))
+    count = int(
+        min(max(TIMING.replay_us / each, 1), TIMING.launches, max(1, TIMING.launches // len(session.plan.steps)))
+    )
     count = -(-count // len(sets)) * len(sets)  # each set as often as any other
     one, two = replay(count), replay(2 * count)
     for body in (one, two):

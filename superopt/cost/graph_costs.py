@@ -1,40 +1,155 @@
-"""The cost of a whole graph: what runs at inference, as the backend runs it; memory; work."""
+"""The price, the work and the memory of a whole graph, as the backend runs it.
+
+On the CPU of this machine the parts are the kernels of the runtime's own optimised graph. Elsewhere they are the
+graph's own nodes, with what the backend fuses (nearly) free.
+"""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-from superopt.cost.cache import core_bytes
-from superopt.cost.cache_residency import Activations, Weights
-from superopt.cost.fusion import ONNX_RUNTIME_CPU
-from superopt.cost.kernel import Kernel, kernels_of
-from superopt.cost.lowering import distinct, known_types, lowered
-from superopt.cost.measure import SUMMAND
-from superopt.cost.model import CostModel, Lowered, work_of
-from superopt.cost.patterns import groups
-from superopt.cost.record import FREE, Estimate
-from superopt.cost.trial import at_sizes, feeds_for
+from superopt.cost.cache_model import ActivationTransfers, WeightReuse, core_bytes
+from superopt.cost.cost_model import CostModel, Lowered
+from superopt.cost.fusion import SUMMAND, groups
+from superopt.cost.record import FREE, Estimate, Key
 from superopt.ir.errors import SuperoptError
-from superopt.ir.graph import Graph, Node
-from superopt.ir.types import DType, OpaqueType, TensorType
+from superopt.ir.graph import Graph, Node, Value, Weight, attribute_key, constant
+from superopt.ir.types import DType, TensorType
 from superopt.memory import Op, Planned, Task, alive, as_given, least_peak, lifetimes, prompt
 from superopt.ops import REGISTRY
 from superopt.ops.infer import Applied, Typing, infer
 from superopt.ops.record import NotCovered
+from superopt.ops.work import VIEWS, Inference, work_of
 from superopt.runtime.limits import refuse_unbounded
+from superopt.runtime.lowered_graph import first_of_equals, lowered, run_types
+from superopt.runtime.sample_data import feeds_for, sample
 from superopt.runtime.unsafe_models import risk_of
 
-__all__ = ["GraphCost", "Work", "graph_cost", "graph_work", "least_order", "node_work", "task_of", "timeline", "work"]
+__all__ = [
+    "GraphCost",
+    "Kernel",
+    "Work",
+    "graph_cost",
+    "graph_work",
+    "kernels_of",
+    "least_order",
+    "node_work",
+    "task_of",
+    "timeline",
+    "work",
+]
 
-_LOWERABLE = 1 << 29  # bytes of weights above which a graph is not handed to ONNX Runtime just to be costed
-_VIEWS = ONNX_RUNTIME_CPU.views  # what only renames memory, on every backend
+
+@dataclass(frozen=True)
+class GraphCostPolicy:
+    """Which graphs are lowered, and which constants identify a kernel.
+
+    Attributes:
+        real_literals: a real constant of up to so many elements steers the kernel (scales of Resize, a slope): it is
+            part of the key.
+        integer_literals: the same for integers (a shape, axes).
+        lowerable: a graph with more bytes of weights is not lowered for its price alone.
+        prompt_steps: steps up to which results of a task are moved to the earliest position.
+    """
+
+    real_literals: int = 8
+    integer_literals: int = 64
+    lowerable: int = 1 << 29
+    prompt_steps: int = 5_000_000
+
+
+POLICY = GraphCostPolicy()
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A node of the optimised graph, with what is needed to time it alone."""
+
+    node: Node
+    key: Key
+    graph: Graph
+    flops: int
+    moved: int
+
+
+def kernels_of(graph: Graph, types: Mapping[str, TensorType]) -> tuple[Kernel | Node, ...]:
+    """The nodes of a lowered graph in order; one that cannot be timed alone stays a node."""
+    return tuple(_kernel(graph, node, types) for node in graph.nodes)
+
+
+def _kernel(graph: Graph, node: Node, types: Mapping[str, TensorType]) -> Kernel | Node:
+    if node.captures or any(n and n not in types for n in (*node.inputs, *node.outputs)):
+        return node
+    inputs: dict[str, Value] = {}
+    weights: dict[str, Weight] = {}
+    shapes: list[str] = []
+    for slot, name in enumerate(node.inputs):
+        if not name:
+            shapes.append("")
+            continue
+        kind = types[name]
+        if name not in graph.constants:
+            inputs[name] = Value(name, kind)
+            shapes.append(str(kind))
+            continue
+        weight, note = _constant(graph.constants[name], slot)
+        weights[name] = weight
+        shapes.append(f"!{kind}{note}")
+    attributes = {k: attribute_key(v) for k, v in sorted(node.attributes.items())}
+    key = Key(
+        op=f"{node.domain}:{node.op}" if node.domain else node.op,
+        attrs=json.dumps(attributes, separators=(",", ":")),
+        dtype=str(types[node.outputs[0]].dtype) if node.outputs and node.outputs[0] else "",
+        shapes=tuple(shapes),
+        impl="kernel",
+    )
+    outputs = tuple(Value(n, types[n]) for n in node.outputs if n)
+    small = Graph("kernel", tuple(inputs.values()), outputs, tuple(weights.values()), (node,), graph.opset)
+    return Kernel(node, key, small, _flops(node, types), _moved(node, types))
+
+
+def _constant(weight: Weight, slot: int) -> tuple[Weight, str]:
+    """The constant as the trial holds it: literal where its value steers the kernel, random otherwise."""
+    elements = weight.type.elements
+    most = POLICY.integer_literals if weight.type.dtype.is_integer else POLICY.real_literals
+    literal = isinstance(elements, int) and elements <= most
+    if literal and weight.data is not None:
+        array = weight.data.numpy()
+        return constant(weight.name, array), f"={array.tolist()}"
+    if not weight.type.is_static:
+        raise NotCovered(f"the sizes of weight {weight.name} are not known")
+    return constant(weight.name, sample(weight.type, slot)), ""
+
+
+def _elements(kind: TensorType) -> int:
+    return prod(int(str(d)) for d in kind.shape or ())
+
+
+def _moved(node: Node, types: Mapping[str, TensorType]) -> int:
+    return sum(types[n].nbytes or 0 for n in (*dict.fromkeys(node.inputs), *node.outputs) if n)
+
+
+def _flops(node: Node, types: Mapping[str, TensorType]) -> int:
+    """Operations, near enough for a roofline: contractions by their reduced size, all else one per element."""
+    made = max((_elements(types[n]) for n in node.outputs if n), default=0)
+    if len(node.inputs) > 1 and node.inputs[0] and node.inputs[1]:
+        right = types[node.inputs[1]].shape or ()
+        if "Conv" in node.op and len(right) > 2:
+            return 2 * made * prod(int(str(d)) for d in right[1:])
+        if "MatMul" in node.op or "Gemm" in node.op:
+            left = types[node.inputs[0]].shape or ()
+            flipped = bool(node.attributes.get("transA"))
+            return 2 * made * int(str(left[-2 if flipped and len(left) > 1 else -1] if left else 1))
+    return made
+
+
 _IN_PLACE = frozenset({"elementwise", "activation"})  # families whose result may take an operand's memory
 _ONNX = ("", "ai.onnx")
-_PROMPT = 5_000_000  # steps looked at, up to which results of a task are moved to where they are made as soon as can be
 _UNKNOWN = Estimate(1.0, "roofline", 1.0)  # a node of unknown types: unmeasured is not zero
 
 
@@ -100,12 +215,12 @@ def graph_cost(
         as_run: where the runtime hands out what it runs, that is costed: it takes a second for a large graph.
     """
     typing = typing or infer(graph, dict(sizes or {}))
-    facts = _Facts(graph, typing, sizes or {}, tidies=model.backend.tidies)
+    facts = _CostedInference(graph, typing, sizes, folds_shapes=model.backend.folds_shapes)
     done = facts.work()
     parts: list[_Part] | None = None
     base = 0.0
-    if as_run and model.lowered is not None and done.weight_bytes <= _LOWERABLE:
-        parts = _as_the_runtime_runs_it(graph, model, model.lowered, sizes or {}, done.peak_activation_bytes)
+    if as_run and model.lowered is not None and done.weight_bytes <= POLICY.lowerable:
+        parts = _lowered_parts(graph, model, model.lowered, sizes or {}, done.peak_activation_bytes)
         base = model.lowered.overhead_us()
     if parts is None:
         parts = facts.grouped(list(facts.applications(model, done.peak_activation_bytes)), model)
@@ -146,7 +261,7 @@ def timeline(
         For each node that runs: its position among the graph's nodes, microseconds, and bytes of activations that are
         alive while it runs.
     """
-    facts = _Facts(graph, typing or infer(graph, dict(sizes or {})), sizes or {})
+    facts = _CostedInference(graph, typing or infer(graph, dict(sizes or {})), sizes)
     sizes_alive = facts.alive()
     parts = facts.grouped(list(facts.applications(model, max(sizes_alive))), model)
     running = {id(node) for node, _ in facts.running()}
@@ -158,12 +273,12 @@ def node_work(
     graph: Graph, typing: Typing, sizes: Mapping[str, int] | None = None
 ) -> tuple[tuple[str, str, int, int], ...]:
     """(node, operator, FLOPs, bytes moved) of every node that runs at inference."""
-    return tuple((n.name, n.op, f, b) for n, f, b in _Facts(graph, typing, sizes or {}).per_node())
+    return tuple((n.name, n.op, f, b) for n, f, b in _CostedInference(graph, typing, sizes).per_node())
 
 
 def work(graph: Graph, typing: Typing, sizes: Mapping[str, int] | None = None) -> Work:
     """The graph's work at the given sizes."""
-    return _Facts(graph, typing, sizes or {}).work()
+    return _CostedInference(graph, typing, sizes).work()
 
 
 def least_order(graph: Graph, typing: Typing, sizes: Mapping[str, int] | None = None) -> tuple[int, ...]:
@@ -171,7 +286,7 @@ def least_order(graph: Graph, typing: Typing, sizes: Mapping[str, int] | None = 
 
     What only makes weights comes first.
     """
-    return _Facts(graph, typing, sizes or {}).least_order()
+    return _CostedInference(graph, typing, sizes).least_order()
 
 
 def task_of(
@@ -183,11 +298,11 @@ def task_of(
     Inputs and outputs have memory of their own whatever the plan, and are no bytes of the task. What superopt does not
     understand is not repeated: it may have effects, or be random.
     """
-    facts = _Facts(graph, typing or infer(graph, dict(sizes or {})), sizes or {})
+    facts = _CostedInference(graph, typing or infer(graph, dict(sizes or {})), sizes)
     return facts.task(model)
 
 
-def _as_the_runtime_runs_it(
+def _lowered_parts(
     graph: Graph, model: CostModel, prices: Lowered, sizes: Mapping[str, int], activations: int
 ) -> list[_Part] | None:
     """Costs of ONNX Runtime's own nodes; ``None`` when it cannot run the graph on made-up inputs.
@@ -202,20 +317,20 @@ def _as_the_runtime_runs_it(
             return None  # running it may end the process
         own = lowered(graph, prices.runtime)
         try:
-            types = known_types(own, feeds)
+            types = run_types(own, feeds)
         except SuperoptError:  # integer inputs may be indices
-            types = known_types(own, feeds_for(graph, sizes, integer=0))
+            types = run_types(own, feeds_for(graph, sizes, integer=0))
     except (SuperoptError, NotCovered):
         return None
-    same = distinct(own.weights)
+    same = first_of_equals(own.weights)
     copy_of = model.backend.copy_of
     copies = [{copy_of(same[n], m.op): types[n].nbytes or 0 for n in m.inputs if n in same} for m in own.nodes]
     working_set = _bytes_of(copies) + activations
-    reuse, longer = Weights(model, working_set), _activations(own, types, model, working_set)
+    reuse, longer = WeightReuse(model, working_set), _extra_for_activations(own, types, model, working_set)
     parts: list[_Part] = []
     for part, held in zip(kernels_of(own, types), copies, strict=True):
         if isinstance(part, Kernel):
-            alone = (reuse.at(held, part.moved - sum(held.values())).lowered or prices).kernel(part)
+            alone = (reuse.model_for(held, part.moved - sum(held.values())).lowered or prices).kernel(part)
             estimate = replace(alone, us=alone.us + longer(part.node, sum(held.values())))
             parts.append((part.node.name, part.node.op, estimate, (part.flops, part.moved)))
         else:
@@ -223,7 +338,7 @@ def _as_the_runtime_runs_it(
     return parts
 
 
-def _activations(
+def _extra_for_activations(
     graph: Graph, types: Mapping[str, TensorType], model: CostModel, working_set: int
 ) -> Callable[[Node, int], float]:
     """How much longer the next node of a lowered graph takes than alone, given the bytes of its weights, in order."""
@@ -238,7 +353,7 @@ def _activations(
     reads.update(root.get(v.name, v.name) for v in graph.outputs)
     if peaks is None:  # no time was left to measure them
         return lambda *_: 0.0
-    memory = Activations(peaks, model.cold_share, core_bytes(), working_set, dict(reads))
+    memory = ActivationTransfers(peaks, model.cold_share, core_bytes(), working_set, dict(reads))
 
     def longer(node: Node, weights: int) -> float:
         if _renames(node, graph):
@@ -248,71 +363,34 @@ def _activations(
         known = REGISTRY.get(node.op) if not node.domain else None
         summed = "Conv" in node.op and len(node.inputs) > SUMMAND
         in_place = summed or (known is not None and known.family in _IN_PLACE)
-        return memory.longer_us(fed, made, weights, in_place=in_place)
+        return memory.extra_us(fed, made, weights, in_place=in_place)
 
     return longer
 
 
 def _renames(node: Node, graph: Graph) -> bool:
-    return node.op in _VIEWS and not node.domain and bool(node.inputs) and node.inputs[0] not in graph.constants
+    return node.op in VIEWS and not node.domain and bool(node.inputs) and node.inputs[0] not in graph.constants
 
 
-class _Facts:
-    """A typed graph at fixed sizes: which values are weights alone, and what each node does.
-
-    ``tidies``: integers that follow from sizes which the graph states count as such, since a runtime that tidies makes
-    constants of them (``Backend.tidies``): torch writes a ``chunk`` as a dozen operators on shapes.
-    """
-
-    def __init__(self, graph: Graph, typing: Typing, sizes: Mapping[str, int], *, tidies: bool = False) -> None:
-        self.graph = graph
-        self.typing = typing
-        self.types = {n: at_sizes(t, sizes) for n, t in typing.types.items() if t is not None and t.shape is not None}
-        self.static = set(graph.constants)
-        if tidies and all(isinstance(v.type, TensorType) and v.type.is_static for v in graph.inputs):
-            self.static.update(typing.integers)
-        for node in graph.nodes:
-            if all(n in self.static for n in node.reads):
-                self.static.update(o for o in node.outputs if o)
-
-    def _runs(self, node: Node) -> bool:
-        """Whether anything of it is left to an inference."""
-        return not all(n in self.static for n in node.reads) and not all(o in self.static for o in node.outputs if o)
-
-    def running(self) -> Iterator[tuple[Node, Applied | None]]:
-        """Nodes that run at inference, with what they apply where that is known."""
-        for node, known in zip(self.graph.nodes, self.typing.nodes, strict=True):
-            if self._runs(node):
-                yield node, known if isinstance(known, Applied) else None
+class _CostedInference(Inference):
+    """An inference with the memory that it needs and the time that it takes."""
 
     def work(self) -> Work:
         total = moved = 0
         used: dict[str, int] = {}
         for node, operations, volume in self.per_node():
-            used.update({n: self._bytes(n) for n in node.reads if n in self.static})
+            used.update({n: self.bytes_of(n) for n in node.reads if n in self.static})
             total += operations
             moved += volume
-        used.update({v.name: self._bytes(v.name) for v in self.graph.outputs if v.name in self.static})
+        used.update({v.name: self.bytes_of(v.name) for v in self.graph.outputs if v.name in self.static})
         return Work(total, moved, sum(used.values()), max(self.alive()))
-
-    def _types_of(self, node: Node, known: Applied | None) -> tuple[list[TensorType | None], list[TensorType]]:
-        names = known.args if known else tuple(n or None for n in node.inputs)
-        args = [None if n is None else self.types.get(n) for n in names]
-        return args, [self.types[o] for o in node.outputs if o in self.types]
-
-    def _bytes(self, name: str) -> int:
-        kind = self.types.get(name)
-        if kind is None:
-            weight = self.graph.weight.get(name)
-            kind = weight.type if weight is not None else None
-        return (kind.nbytes or 0) if kind is not None and not isinstance(kind, OpaqueType) else 0
 
     def alive(self) -> list[int]:
         """Bytes of activations that are alive at each node that runs, in the order of the graph."""
         running = [n for n, _ in self.running()]
         outputs = [v.name for v in self.graph.outputs]
         inputs = [v.name for v in self.graph.inputs]
-        return alive(lifetimes(running, self._bytes, inputs, outputs, self._renames), len(running))
+        return alive(lifetimes(running, self.bytes_of, inputs, outputs, self._renames), len(running))
 
     def least_order(self) -> tuple[int, ...]:
         running = {id(n) for n, _ in self.running()}
@@ -320,7 +398,7 @@ class _Facts:
         outputs = [v.name for v in self.graph.outputs]
         inputs = [v.name for v in self.graph.inputs]
         nodes = [self.graph.nodes[i] for i in places]
-        found = least_peak(nodes, self._bytes, inputs, outputs, self._renames).order
+        found = least_peak(nodes, self.bytes_of, inputs, outputs, self._renames).order
         if found == tuple(range(len(nodes))):
             return tuple(range(len(self.graph.nodes)))
         first = [i for i, n in enumerate(self.graph.nodes) if id(n) not in running]
@@ -345,54 +423,44 @@ class _Facts:
         held = {v.name for v in self.graph.inputs}
         results = {v.name for v in self.graph.outputs}
         task = Task(
-            tuple(ops), tuple(0 if n in results or n in held else self._bytes(n) for n in number),
+            tuple(ops), tuple(0 if n in results or n in held else self.bytes_of(n) for n in number),
             frozenset(number[n] for n in held if n in number), frozenset(number[n] for n in results if n in number),
         )  # fmt: skip
-        if len(ops) * len(results) <= _PROMPT:
+        if len(ops) * len(results) <= POLICY.prompt_steps:
             order = [s.op for s in prompt(task, as_given(task)).steps]
             task, nodes = replace(task, ops=tuple(ops[i] for i in order)), [nodes[i] for i in order]
         return Planned(self.graph, tuple(nodes), tuple(number), task, self.types)
 
     def _renames(self, node: Node) -> bool:
-        return node.op in _VIEWS and not node.domain and bool(node.inputs) and node.inputs[0] not in self.static
-
-    def per_node(self) -> Iterator[tuple[Node, int, int]]:
-        """FLOPs and bytes moved of every node that runs at inference."""
-        for node, known in self.running():
-            if known is not None and known.operator.name in _VIEWS:
-                yield node, 0, 0
-            else:
-                args, outs = self._types_of(node, known)
-                name, attributes = (known.operator.name, known.attributes) if known else ("", {})
-                yield node, *work_of(name, attributes, args, outs)
+        return node.op in VIEWS and not node.domain and bool(node.inputs) and node.inputs[0] not in self.static
 
     def applications(self, model: CostModel, activations: int) -> Iterator[_Part]:
         """Costs of the graph's own nodes, fused where the backend fuses."""
-        makers = self._makers(model)
-        copies = self._copies(model, makers)
-        reuse = Weights(model, _bytes_of(copies) + activations)
+        makers = self._fused_producers(model)
+        copies = self._weight_copies(model, makers)
+        reuse = WeightReuse(model, _bytes_of(copies) + activations)
         for place, (node, known) in enumerate(zip(self.graph.nodes, self.typing.nodes, strict=True)):
-            if not self._runs(node):
+            if not self.runs(node):
                 yield node.name, node.op, FREE, (0, 0)
                 continue
             if not isinstance(known, Applied):
-                yield node.name, node.op, self._written(node, model) or _UNKNOWN, (0, 0)
+                yield node.name, node.op, self._scatter_cost(node, model) or _UNKNOWN, (0, 0)
                 continue
-            args, outs = self._types_of(node, known)
+            args, outs = self.types_of(node, known)
             if any(n is not None and t is None for n, t in zip(known.args, args, strict=True)) or len(outs) == 0:
                 yield node.name, node.op, _UNKNOWN, (0, 0)
                 continue
             fixed = tuple(n is not None and n in self.static for n in known.args)
             moving = [n for n in known.args if n is not None and n not in self.static]
-            made = 0 if node.op in _VIEWS else sum(map(self._bytes, (*moving, *filter(None, node.outputs))))
-            estimate = reuse.at(copies[place], made).application(
+            made = 0 if node.op in VIEWS else sum(map(self.bytes_of, (*moving, *filter(None, node.outputs))))
+            estimate = reuse.model_for(copies[place], made).application(
                 known.operator.name, known.attributes, args, outs, constant_args=fixed,
                 after=makers[place].op if place in makers else None,
             )  # fmt: skip
-            done = (0, 0) if node.op in _VIEWS else work_of(known.operator.name, known.attributes, args, outs)
+            done = (0, 0) if node.op in VIEWS else work_of(known.operator.name, known.attributes, args, outs)
             yield node.name, node.op, estimate, done
 
-    def _written(self, node: Node, model: CostModel) -> Estimate | None:
+    def _scatter_cost(self, node: Node, model: CostModel) -> Estimate | None:
         """What it costs to write to positions over what is there: as much as to read as many rows as long, which was
         0.6 to 1.3 times what ONNX Runtime takes for 72 to 1.2 million of them. ``None`` for what does not write so.
 
@@ -430,7 +498,7 @@ class _Facts:
             found[dearest] = (name, op, replace(estimate, us=us), done)
         return found
 
-    def _makers(self, model: CostModel) -> dict[int, Node]:
+    def _fused_producers(self, model: CostModel) -> dict[int, Node]:
         """For nodes (by position) that the backend runs within the kernel that makes their argument: what makes it."""
         readers = {name: len(nodes) for name, nodes in self.graph.consumers.items()}
         for value in self.graph.outputs:
@@ -449,7 +517,7 @@ class _Facts:
                     break
         return found
 
-    def _copies(self, model: CostModel, makers: Mapping[int, Node]) -> list[dict[str, int]]:
+    def _weight_copies(self, model: CostModel, makers: Mapping[int, Node]) -> list[dict[str, int]]:
         """For each node the weights that it reads, by what the backend holds of them, and their bytes."""
         kernel = {id(node): node.op for node in self.graph.nodes}
         root = {id(node): id(node) for node in self.graph.nodes}
@@ -457,12 +525,12 @@ class _Facts:
             node = self.graph.nodes[place]
             within = root[id(node)] = root[id(maker)]
             kernel[within] = model.backend.fused(kernel[within], node.op)
-        same = distinct(self.graph.weights)
+        same = first_of_equals(self.graph.weights)
         return [
             {
-                model.backend.copy_of(same.get(n, n), kernel[root[id(node)]]): self._bytes(n)
+                model.backend.copy_of(same.get(n, n), kernel[root[id(node)]]): self.bytes_of(n)
                 for n in node.reads
-                if n in self.static and self._runs(node)
+                if n in self.static and self.runs(node)
             }
             for node in self.graph.nodes
         ]

@@ -1,9 +1,9 @@
-"""Profiles: measured records of one device, in the user's cache while they grow and as shipped files when recorded.
+"""Profiles: files of measured records of one device, shipped as recorded or growing in the user's cache.
 
 A file is JSON Lines. The first line is the header (schema, device, versions, threads, payload digest); each other line
 is a :class:`~superopt.cost.record.Record`. A recorded profile is sorted by key and in gzip. The user's own store is
-plain text, because it grows by appending while measuring: under a lock, so that two processes may share it, and a line
-that a crash cut short is dropped on the next read.
+plain text, because it grows by appending while measuring. It is appended to under a lock, so that two processes may
+share it. A line that a crash cut short is dropped at the next read.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import IO, Any
 
-from superopt.cost.loops import Traits, traits_of
+from superopt.cost.predictor import Traits, traits_of
 from superopt.cost.record import Key, Record
 from superopt.ir.disk_cache import cache_directory, code_digest, keep, kept, report_unkept
 from superopt.ir.errors import InvalidModel, UsageError, printable
@@ -35,7 +35,6 @@ __all__ = [
     "Profile",
     "Store",
     "cache_directory",
-    "factor_of",
     "load_profile",
     "profile_names",
     "read_profile",
@@ -196,12 +195,6 @@ def _locked(file: IO[bytes]) -> Iterator[None]:
         file.flush()
     finally:
         fcntl.flock(file, fcntl.LOCK_UN)
-
-
-def factor_of(header: Mapping[str, Any], bound: str) -> float:
-    """By what a calibration scaled a profile's prices of a kind; 1 where it did not. What is no price in the profile,
-    and is added to them, has to be scaled by it, too."""
-    return float(header.get("calibration", {}).get("factors", {}).get(bound, 1.0))
 
 
 class Store:

@@ -1,6 +1,7 @@
-"""What is known of one operator application on one device: the key it is filed under, and the measured record.
+"""One operator application on one device: the question, the key under which it is filed, and the measured record.
 
-The format is that of recorded device profiles, one for CPU and CUDA: see ``superopt.cost.profile``.
+A :class:`Question` and its :class:`Key` say the same. A plan of missing measurements is therefore a list of keys: it
+can be carried to the machine that has the device, without the models from which the questions came.
 """
 
 from __future__ import annotations
@@ -8,22 +9,38 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Literal
 
 from superopt.ir.terms import AttributeValue
-from superopt.ir.types import TensorType
+from superopt.ir.types import DType, TensorType
 from superopt.ops import REGISTRY
+from superopt.ops.meaning import IllTyped
+from superopt.ops.record import NotCovered
+from superopt.ops.work import work_of
 
-__all__ = ["APART", "Estimate", "Key", "Record", "Source", "interchangeable", "key_of"]
+__all__ = [
+    "NOT_OPERATORS",
+    "Estimate",
+    "Key",
+    "Question",
+    "Record",
+    "Source",
+    "constant_bytes",
+    "interchangeable",
+    "key_of",
+    "question_of",
+]
 
-APART = frozenset({"graph", "cache"})  # what is filed under these is no operator's time: nothing is predicted from it
+NOT_OPERATORS = frozenset(
+    {"graph", "cache"}
+)  # records under these are no operator's times: nothing is predicted from them
 
 Source = Literal["measured", "interpolated", "roofline", "free"]
 
 
 def interchangeable(op: str, count: int) -> bool:
-    """Whether an operator's so many operands may change places, which takes no other time."""
+    """Whether an operator of so many operands is commutative, so that their order does not change its time."""
     return count == 2 and op in REGISTRY and REGISTRY[op].commutative
 
 
@@ -34,14 +51,6 @@ class Estimate:
     us: float
     source: Source
     sigma: float = 0.0
-
-    def beside(self, expected: Estimate) -> Estimate:
-        """After what was expected: of log time, each counts by how sure it is (Bayes; precisions add up)."""
-        if not (self.us > 0.0 and self.sigma > 0.0 and expected.us > 0.0 and expected.sigma > 0.0):
-            return self
-        own, other = self.sigma**-2, expected.sigma**-2
-        us = self.us * (expected.us / self.us) ** (other / (own + other))
-        return Estimate(us, self.source, (own + other) ** -0.5)
 
 
 FREE = Estimate(0.0, "free", 0.0)
@@ -79,7 +88,7 @@ class Key:
 
     @cached_property
     def question(self) -> tuple[str, str, str, tuple[str, ...]]:
-        """What was asked, whatever engine, precision and layout answered, and in whatever order operands stood."""
+        """The key without engine, precision and layout, and with the operands of a commutative operator sorted."""
         shapes = tuple(sorted(self.shapes)) if interchangeable(self.op, len(self.shapes)) else self.shapes
         return self.op, self.attrs, self.dtype, shapes
 
@@ -142,3 +151,70 @@ def key_of(
     first = next((t for t in arg_types if t is not None), None)
     text = json.dumps({k: attributes[k] for k in sorted(attributes)}, default=str, separators=(",", ":"))
     return Key(op=op, attrs=text, dtype=str(first.dtype) if first else "", shapes=shapes, impl=impl)
+
+
+@dataclass(frozen=True)
+class Question:
+    """An application to static types; ``fixed`` says which arguments are weights."""
+
+    op: str
+    attributes: Mapping[str, AttributeValue]
+    args: Sequence[TensorType | None]
+    outs: Sequence[TensorType]
+    fixed: Sequence[bool]
+
+    @cached_property
+    def key(self) -> Key:
+        """Its key if the engine is ONNX Runtime; a device of another kind has its own."""
+        return key_of(self.op, self.attributes, self.args, self.fixed)
+
+    @cached_property
+    def work(self) -> tuple[int, int]:
+        """FLOPs and bytes moved."""
+        return work_of(self.op, self.attributes, self.args, self.outs)
+
+
+def question_of(key: Key) -> Question:
+    """The question of a key.
+
+    Raises:
+        NotCovered: it is not one of an operator's application (but of a kernel or a graph), or it is damaged.
+    """
+    record = REGISTRY.get(key.op)
+    if record is None:
+        raise NotCovered(f"{key.op} is not an operator of superopt")
+    try:
+        attributes = {k: _value(v) for k, v in json.loads(key.attrs).items()}
+        args = tuple(_type(s) for s in key.shapes)
+        _, outs = record.apply(args, attributes)
+    except (ValueError, AttributeError, TypeError, KeyError, IllTyped) as error:
+        raise NotCovered(f"the key of {key.op} does not say what was measured: {error}") from error
+    found = Question(key.op, attributes, args, outs, tuple(s.startswith("!") for s in key.shapes))
+    if found.key.question != key.question:
+        raise NotCovered(f"the key of {key.op} does not say all of what was measured")
+    return found
+
+
+@lru_cache(maxsize=1 << 14)
+def constant_bytes(key: Key) -> int:
+    """Bytes of the constant arguments of what a key names."""
+    types = (_type(shape.partition("=")[0]) for shape in key.shapes if shape.startswith("!"))
+    return sum(t.nbytes or 0 for t in types if t is not None)
+
+
+def _value(data: Any) -> AttributeValue:
+    if isinstance(data, list):
+        return tuple(map(_value, data))
+    if isinstance(data, bool) or not isinstance(data, int | float | str):
+        raise ValueError(f"{data!r} is no attribute")
+    return data
+
+
+def _type(text: str) -> TensorType | None:
+    """The type that ``str`` of a static type gives, ``!`` in front or not; ``None`` for an absent argument."""
+    if not text:
+        return None
+    name, bracket, sizes = text.removeprefix("!").partition("[")
+    if not bracket or not sizes.endswith("]"):
+        raise ValueError(f"{text!r} is no type")
+    return TensorType(DType(name), tuple(int(s) for s in sizes[:-1].split(",") if s.strip()))

@@ -1,12 +1,15 @@
-"""Recording a profile: questions timed in blocks between sentinels, kept as they come, written as one file.
+"""Records a profile: times questions in blocks between sentinels, stores each result, writes one file.
 
-Drift: the device's sentinels are timed before and after every block. Where one lies outside of its own usual scatter
-(Tukey's fences: a quarter of the readings and 1.5 interquartile ranges more) and is more than 3 % off, the machine was
-not itself: the block is timed once more, and of both times the smaller one is kept (noise only adds). A fixed 3 % alone
-called nearly every block off, because what passes through a cache that other machines of the host share varies by a
-third from one moment to the next, without drifting. What is then still off is counted in the header; where that is most
-of it, blocks are timed once only. An interrupted recording goes on from its ``.partial`` file, as long as the device is
-the same.
+*Planning.* The search asks a :class:`Planning` model as it asks one that measures. What the records lack is predicted,
+and noted once an extraction asks for it. So the plan holds what decides, not every e-node.
+
+*Drift.* The device's sentinels are timed before and after every block. A reading deviates if it is outside its
+sentinel's usual scatter (Tukey's fences: 1.5 interquartile ranges beyond the quartiles) and more than 3 % off the
+median. Then the block is timed once more, and the smaller of both times counts (noise only adds). A fixed 3 % alone
+would reject nearly every block: what passes through a cache that other machines of the host share varies by a third
+without drifting. The header counts what still deviates. Where most repetitions do, blocks are timed once only.
+
+An interrupted recording continues from its ``.partial`` file if the device is the same.
 """
 
 from __future__ import annotations
@@ -21,23 +24,73 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from superopt.cost.device import Device
-from superopt.cost.measure import METHOD
-from superopt.cost.measurement_request import Question
-from superopt.cost.measurements import Progress
-from superopt.cost.planning import Planning
+from superopt.cost.cost_model import RecordedProfile
+from superopt.cost.fusion import Backend
+from superopt.cost.measured import Progress
+from superopt.cost.measurement import METHOD, Device
 from superopt.cost.profile import Profile, Store, write_profile
-from superopt.cost.record import Key, Record
+from superopt.cost.record import Estimate, Key, Question, Record
 from superopt.ir.errors import SuperoptError, UsageError
 from superopt.ops.record import NotCovered
 
-__all__ = ["Recorder"]
+__all__ = ["Planning", "Recorder"]
 
-_BLOCK = 25  # questions between two looks at the sentinels
-_DRIFT = 0.03  # a deviation from which it counts
-_FENCE = 1.5  # interquartile ranges beyond the quartiles, where a reading is no longer the usual scatter
-_LOOKS = 8  # before the first block, so that the usual scatter is known
-_TRIES = 4  # blocks that are timed again before it is judged whether that helps
+
+@dataclass(frozen=True)
+class DriftPolicy:
+    """When a block of measurements is timed again.
+
+    Attributes:
+        block: questions between two readings of the sentinels.
+        deviation: a relative deviation up to this is no drift.
+        fence: interquartile ranges beyond the quartiles (Tukey).
+        first_readings: readings before the first block, which establish the usual scatter.
+        repetitions: repeated blocks before it is judged whether repetition helps.
+    """
+
+    block: int = 25
+    deviation: float = 0.03
+    fence: float = 1.5
+    first_readings: int = 8
+    repetitions: int = 4
+
+
+DRIFT = DriftPolicy()
+
+
+class Planning(RecordedProfile):
+    """A recorded profile that grows: what it is asked and lacks is noted in ``missing``, by key.
+
+    Args:
+        records: what is known already.
+        header: of the profile that is being recorded.
+        backend: what runs the operators.
+        sizes: what symbolic dimensions are costed at.
+    """
+
+    def __init__(
+        self,
+        records: Iterable[Record],
+        header: Mapping[str, Any],
+        backend: Backend,
+        sizes: Mapping[str, int] | None = None,
+    ) -> None:
+        known = {r.key.text: r for r in records}
+        super().__init__(Profile({**header, "backend": backend.name}, known), sizes)
+        self.questions: dict[tuple[object, ...], Question] = {}
+        self.missing: dict[tuple[object, ...], Question] = {}
+
+    def _has_record(self, key: Key) -> bool:
+        return key.question in self._records
+
+    def _lookup(self, question: Question) -> Estimate:
+        place = question.key.question
+        self.questions.setdefault(place, question)
+        if place not in self._records:
+            self.missing.setdefault(place, question)
+        return super()._lookup(question)
+
+
 _ALIKE = ("backend", "clock", "layout", "method", "precision", "threads")  # of all records of one profile
 _SENTINEL, _NOTE = "sentinel", "note"  # lines of the partial file that are no measurements
 
@@ -51,15 +104,15 @@ class _Drift:
     repeated: int = 0
     drifted: int = 0
 
-    def usual(self) -> dict[str, float]:
+    def medians(self) -> dict[str, float]:
         return {name: statistics.median(taken) for name, taken in self.readings.items()}
 
     @property
-    def hopeless(self) -> bool:
+    def repetition_fails(self) -> bool:
         """Whether timing a block again has mostly not helped: a machine that others use all the time."""
-        return self.repeated >= _TRIES and 2 * self.drifted > self.repeated
+        return self.repeated >= DRIFT.repetitions and 2 * self.drifted > self.repeated
 
-    def off(self, *looks: Mapping[str, float]) -> bool:
+    def deviates(self, *looks: Mapping[str, float]) -> bool:
         """Whether a look has a reading beyond its sentinel's usual scatter."""
         fences = {name: _fences(taken) for name, taken in self.readings.items()}
         return any(not fences[name][0] <= ns <= fences[name][1] for look in looks for name, ns in look.items())
@@ -68,8 +121,8 @@ class _Drift:
 def _fences(readings: Sequence[float]) -> tuple[float, float]:
     """The least and the most that is usual."""
     low, middle, high = _quartiles(readings)
-    room = _FENCE * (high - low)
-    return min(low - room, middle * (1 - _DRIFT)), max(high + room, middle * (1 + _DRIFT))
+    room = DRIFT.fence * (high - low)
+    return min(low - room, middle * (1 - DRIFT.deviation)), max(high + room, middle * (1 + DRIFT.deviation))
 
 
 class Recorder:
@@ -103,7 +156,7 @@ class Recorder:
                 self.store.add(record)
         self.measured = 0
         self.refused: set[str] = set()  # by the device, which cannot run it
-        self.alone: set[str] = set()  # what cannot be timed alone (too large, say): it is predicted
+        self.not_timeable: set[str] = set()  # what cannot be timed alone (too large, say): it is predicted
         self._drift = _Drift()
         for record in self.store.records:
             if record.key.op == _SENTINEL:
@@ -117,7 +170,7 @@ class Recorder:
     @property
     def untimed(self) -> set[str]:
         """Keys that need not be tried again."""
-        return self.refused | self.alone
+        return self.refused | self.not_timeable
 
     def costs(self, sizes: Mapping[str, int] | None = None) -> Planning:
         """A cost model from what is recorded so far, which notes what it lacks."""
@@ -142,34 +195,37 @@ class Recorder:
         left = [(k, q) for k, q in sorted(keys.items()) if self.store.get(k) is None and k not in self.untimed]
         random.Random(0).shuffle(left)  # so that drift is not a family's
         done = 0
-        for start in range(0, len(left), _BLOCK):
+        for start in range(0, len(left), DRIFT.block):
             if self.over():
                 break
             if self._progress is not None:
                 self._progress(start, len(left), "measuring")
-            done += self._block([q for _, q in left[start : start + _BLOCK]])
+            done += self._block([q for _, q in left[start : start + DRIFT.block]])
         self.measured += done
         return done
 
     def _block(self, questions: Sequence[Question]) -> int:
-        while any(len(taken) < _LOOKS for taken in self._drift.readings.values()) or not self._drift.readings:
-            self._look()
-        before = self._look()
+        while (
+            any(len(taken) < DRIFT.first_readings for taken in self._drift.readings.values())
+            or not self._drift.readings
+        ):
+            self._read_sentinels()
+        before = self._read_sentinels()
         found = self._time(questions)
         self._drift.blocks += 1
-        off = self._drift.off(before, self._look())
-        if off and (self._drift.hopeless or self.over()):
+        off = self._drift.deviates(before, self._read_sentinels())
+        if off and (self._drift.repetition_fails or self.over()):
             self._drift.drifted += 1
         elif off:
             self._drift.repeated += 1
             again = self._time(questions)
-            self._drift.drifted += self._drift.off(self._look())
+            self._drift.drifted += self._drift.deviates(self._read_sentinels())
             found = {k: _least(r, again.get(k, r)) for k, r in found.items()}
         for record in found.values():
             self.store.add(record)
         return len(found)
 
-    def _look(self) -> Mapping[str, float]:
+    def _read_sentinels(self) -> Mapping[str, float]:
         look = self.device.sentinels()
         for name, ns in look.items():
             self._drift.readings.setdefault(name, []).append(ns)
@@ -177,13 +233,13 @@ class Recorder:
 
     def _time(self, questions: Sequence[Question]) -> dict[str, Record]:
         found = {}
-        self.device.expect(questions)
+        self.device.prepare(questions)
         for question in questions:
             key = self.device.key(question)
             try:
                 found[key.text] = self.device.time(question).record(key, *question.work)
             except NotCovered:
-                self.alone.add(key.text)
+                self.not_timeable.add(key.text)
             except SuperoptError:
                 self.refused.add(key.text)
         return found
@@ -194,7 +250,7 @@ class Recorder:
         Raises:
             OSError: it cannot be written.
         """
-        for name, ns in self._drift.usual().items():  # so that a later call compares with this one
+        for name, ns in self._drift.medians().items():  # so that a later call compares with this one
             self.store.add(Record(Key(_SENTINEL, name, "", ()), ns, ns))
         header = {
             **self.facts, "method": METHOD, **facts, "refused": sorted(self.refused),
@@ -217,7 +273,7 @@ class Recorder:
     def _sentinels(self) -> dict[str, Any]:
         found: dict[str, Any] = {
             name: {"ns": round(ns), "spread": round(_spread(self._drift.readings[name]), 4)}
-            for name, ns in self._drift.usual().items()
+            for name, ns in self._drift.medians().items()
         }
         drift = self._drift
         return {**found, "blocks": drift.blocks, "repeated": drift.repeated, "drifted": drift.drifted}

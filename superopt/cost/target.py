@@ -1,23 +1,24 @@
-"""From the name of a target to a cost model, or to the device that a profile is recorded from."""
+"""From the name of a target to its cost model, or to the device from which a profile is recorded.
+
+What a target needs beyond a recorded profile (calibration, measuring, CUDA) is imported when that target is named.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from superopt.cost.calibrated import calibrated_cpu
-from superopt.cost.cuda import CudaDevice
-from superopt.cost.device import CpuDevice, Device
+from superopt.cost.cost_model import CostModel, RecordedProfile
 from superopt.cost.fusion import cpu_backend
-from superopt.cost.measured import MeasuredCpu
-from superopt.cost.measurements import Progress
-from superopt.cost.model import CostModel
-from superopt.cost.on_device import OnDevice
 from superopt.cost.profile import load_profile
-from superopt.cost.recorded import RecordedProfile
 from superopt.ir.errors import InvalidOption, UsageError, printable
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.registry import runtime_named
+
+if TYPE_CHECKING:
+    from superopt.cost.measured import Progress
+    from superopt.cost.measurement import Device
 
 __all__ = ["device_of", "for_target"]
 
@@ -48,6 +49,9 @@ def for_target(
     """
     chosen = runtime_named(runtime)
     if target == "cpu":
+        from superopt.cost.calibration import calibrated_cpu
+        from superopt.cost.measured import MeasuredCpu
+
         known = calibrated_cpu(runtime=chosen, threads=threads, sizes=sizes)
         yield known or MeasuredCpu(
             runtime=chosen, threads=threads, sizes=sizes, time_limit=time_limit, progress=progress
@@ -63,7 +67,9 @@ def for_target(
     elif runtime != ONNX_RUNTIME.name:
         raise UsageError(f"{runtime} runs models on the processor, not on {printable(target)!r}", hint="--target cpu")
     elif target == "cuda":
-        yield OnDevice(device_of("cuda"), sizes=sizes, time_limit=time_limit, progress=progress)
+        from superopt.cost.measured import MeasuredDevice
+
+        yield MeasuredDevice(device_of("cuda"), sizes=sizes, time_limit=time_limit, progress=progress)
     else:
         raise InvalidOption(
             f"there is no target {printable(target)!r}", option="target", hint="targets: cpu, cuda, profile:NAME"
@@ -77,7 +83,11 @@ def device_of(target: str, threads: int = 1, runtime: str = "onnxruntime") -> De
         BackendUnavailable: it, or the runtime, is not here. UsageError: it is no device.
     """
     if target == "cpu":
+        from superopt.cost.measurement import CpuDevice
+
         return CpuDevice(threads, runtime_named(runtime))
     if target == "cuda":
+        from superopt.cost.cuda import CudaDevice
+
         return CudaDevice()
     raise UsageError(f"{printable(target)} is not a device that can be measured", hint="--target cpu, or cuda")

@@ -17,11 +17,11 @@ from math import prod
 from pathlib import Path
 
 from superopt.cost import CostModel, RecordedProfile, load_profile
-from superopt.cost.trial import at_sizes, value_at_sizes
 from superopt.discovery.config import Config, Theme, load_config
 from superopt.formats.files import replace_file
 from superopt.ir.errors import UsageError
 from superopt.ir.poly import Dim, Poly, substitute
+from superopt.ir.sizes import at_sizes, value_at_sizes
 from superopt.ir.terms import App, Term, Var, children, postorder
 from superopt.ir.types import TensorType
 from superopt.ops.meaning import IllTyped

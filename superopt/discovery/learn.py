@@ -18,7 +18,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from superopt.cost import CostModel, graph_cost
-from superopt.cost.trial import sizes_fed
 from superopt.discovery.agenda import Agenda, Entry
 from superopt.discovery.candidates import restricted
 from superopt.discovery.config import WEIGHTS, Config, Theme
@@ -35,6 +34,7 @@ from superopt.fleet import Fleet, Journal
 from superopt.formats.files import replace_file
 from superopt.ir.graph import Graph
 from superopt.ir.poly import substitute
+from superopt.ir.sizes import sizes_fed
 from superopt.ir.terms import App, postorder, variables
 from superopt.ir.types import DType
 from superopt.ops.infer import infer
@@ -47,7 +47,7 @@ from superopt.rules.library import Library
 from superopt.rules.rule import Rule, TensorScheme
 from superopt.rules.scanner import RuleError
 from superopt.rules.typing import operator_of, types_of
-from superopt.verifier.admission import borne
+from superopt.verifier.admission import float_verdicts
 
 __all__ = ["Learned", "Lesson", "applies", "learn"]
 
@@ -382,7 +382,7 @@ class _School:
         """Whether floating point bears a rule from the model's side to the cheaper one, under conditions or always."""
         self.proving += time.time() - self.asked
         self.bounds.check()
-        found = Floats({float_key(rule): borne(rule)})
+        found = Floats({float_key(rule): float_verdicts(rule)})
         self.asked = time.time()
         return bool(found.verdict(rule, backward=False, dtype=DType.FLOAT32).ways_in("standard"))
 

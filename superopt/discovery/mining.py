@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from superopt.cost import CostModel
-from superopt.cost.patterns import groups
+from superopt.cost.fusion import groups
 from superopt.discovery.along import along
 from superopt.discovery.config import WEIGHTS
 from superopt.discovery.contractions import contracts

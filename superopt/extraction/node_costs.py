@@ -10,17 +10,16 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import pi, sqrt
 
-from superopt.cost.demand import Demand
-from superopt.cost.measurement_request import work_of
-from superopt.cost.model import CostModel
+from superopt.cost.cost_model import CostModel
 from superopt.cost.record import Estimate
-from superopt.cost.trial import at_sizes, value_at_sizes
 from superopt.egraph.egraph import ABSENT, LEAF, PROJECT, EGraph, ENode
+from superopt.ir.sizes import at_sizes, value_at_sizes
 from superopt.ir.terms import AttributeValue
 from superopt.ir.types import TensorType
 from superopt.ops import REGISTRY
 from superopt.ops.meaning import IllTyped
 from superopt.ops.record import NotCovered
+from superopt.ops.work import Demand, work_of
 
 __all__ = ["BYTE_US", "FORBIDDEN", "Application", "Pricer", "Questions"]
 
@@ -194,7 +193,7 @@ class Pricer:
         record = REGISTRY.get(op)
         try:
             outputs = record.apply(types, values)[1] if record is not None else ()
-            if not now and not self.costs.known(op, values, types, fixed):
+            if not now and not self.costs.has_price(op, values, types, fixed):
                 return self.costs.expected(op, values, types, outputs, fixed), True
             return self.costs.application(op, values, types, outputs, constant_args=fixed), False
         except (NotCovered, IllTyped):

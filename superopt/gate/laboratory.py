@@ -8,9 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Self
 
 from superopt import cost as costs
-from superopt.cost.cache_model import Ramp
-from superopt.cost.measurement_request import Question
-from superopt.cost.record import Estimate
+from superopt.cost.cache_model import MissCurve
+from superopt.cost.record import Estimate, Question
 from superopt.gate.one import Task
 from superopt.passes import SearchOptions, search
 from superopt.pipeline.optimization import load, select_rules
@@ -41,8 +40,8 @@ class Scaled(costs.CostModel):
         return self.model.cache_bytes
 
     @property
-    def ramp(self) -> Ramp | None:
-        return self.model.ramp
+    def miss_curve(self) -> MissCurve | None:
+        return self.model.miss_curve
 
     def peaks(self) -> costs.Peaks | None:
         return self.model.peaks()

@@ -1,7 +1,7 @@
 """What ONNX Runtime's planner makes of a graph's activations: buffers, who shares them, and where they lie in a block.
 
-The graph is the one that it really runs (:func:`superopt.cost.lowering.lowered`), whose file has its nodes in the order
-in which they are executed. Its rules, as of 1.31 on the CPU (docs/decisions/0029):
+The graph is the one that it really runs (:func:`superopt.runtime.lowered_graph.lowered`), whose file has its nodes in
+the order in which they are executed. Its rules, as of 1.31 on the CPU (docs/decisions/0029):
 
 - a graph's inputs are the caller's, its outputs have memory of their own, and the rest is one block;
 - a value is its operand's memory where the kernel only renames it, and where the kernel may work in place, the shapes

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from superopt.runtime.onnx_runtime import NCHWC
+
 __all__ = ["IN_PLACE", "NCHWC", "RENAMING"]
 
 _MS = "com.microsoft"
-NCHWC = "com.microsoft.nchwc"  # ONNX Runtime's blocked layout for convolutions, inside which it keeps activations
 _FIRST = (
     "Cast CastLike Celu Clip Elu HardSigmoid LeakyRelu LogSoftmax Relu ScatterElements Selu Shrink Sigmoid Softmax "
     "Softplus Softsign Tanh ThresholdedRelu Trilu"

@@ -9,19 +9,35 @@ addition for a bias.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
+from superopt.ir.graph import Graph, Node
 from superopt.ir.poly import Dim, symbols
+from superopt.ir.sizes import at_sizes
 from superopt.ir.terms import AttributeValue
-from superopt.ir.types import TensorType
+from superopt.ir.types import OpaqueType, TensorType
+from superopt.ops import REGISTRY
 from superopt.ops.infer import Applied, Typing
-from superopt.ops.meaning import Call, Comprehension, Number, Read, Reduce, Scalar, SizeValue, Where, subexpressions
+from superopt.ops.meaning import (
+    Call,
+    Comprehension,
+    IllTyped,
+    Number,
+    Read,
+    Reduce,
+    Scalar,
+    SizeValue,
+    Where,
+    subexpressions,
+)
 from superopt.ops.record import Operator
 
-__all__ = ["arithmetic", "bytes_moved", "flops"]
+__all__ = ["VIEWS", "Demand", "Inference", "arithmetic", "bytes_moved", "flops", "work_of"]
 
+VIEWS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity"})  # they rename memory and move none
 FREE = frozenset({"select", "cast_int", "not", "and", "or", "xor"})
 Variables = frozenset[str]
 
@@ -116,3 +132,112 @@ def bytes_moved(inputs: Sequence[TensorType | None], outputs: Sequence[TensorTyp
             return None
         total = total + (count * kind.dtype.bits + 7) // 8
     return total
+
+
+def work_of(
+    op: str,
+    attributes: Mapping[str, AttributeValue],
+    arg_types: Sequence[TensorType | None],
+    out_types: Sequence[TensorType],
+) -> tuple[int, int]:
+    """FLOPs and bytes moved of one application to static types; an unknown operator counts one FLOP an element."""
+    moved = sum(t.nbytes or 0 for t in (*arg_types, *out_types) if t is not None)
+    if op not in REGISTRY:
+        return sum(_count(t) for t in out_types), moved
+    try:
+        found = flops(REGISTRY[op], tuple(arg_types), attributes)
+    except IllTyped:
+        found = sum(_count(t) for t in out_types)
+    return found if isinstance(found, int) else sum(_count(t) for t in out_types), moved
+
+
+def _count(kind: TensorType) -> int:
+    return kind.elements if isinstance(kind.elements, int) else 0
+
+
+@dataclass(frozen=True)
+class Demand:
+    """Floating-point operations, bytes moved, and kernels that the runtime starts, in one inference."""
+
+    flops: int = 0
+    bytes: int = 0
+    kernels: int = 0
+
+    def __add__(self, other: Demand) -> Demand:
+        return Demand(self.flops + other.flops, self.bytes + other.bytes, self.kernels + other.kernels)
+
+    def no_more_than(self, other: Demand) -> bool:
+        """Whether nothing of it is more, and something less."""
+        mine, theirs = self._all, other._all
+        return all(m <= t for m, t in zip(mine, theirs, strict=True)) and mine != theirs
+
+    @property
+    def _all(self) -> tuple[int, int, int]:
+        return self.flops, self.bytes, self.kernels
+
+
+class Inference:
+    """The nodes of a typed graph that an inference runs at fixed sizes, and their work.
+
+    A value is *static* if it depends on weights alone: the runtime computes it once, before the first inference.
+
+    Args:
+        graph: the model.
+        typing: its types.
+        sizes: the numbers that replace symbolic sizes.
+        folds_shapes: the runtime also folds integers that follow from the declared sizes (``Backend.folds_shapes``).
+            PyTorch exports a ``chunk`` as a dozen operators on such integers.
+    """
+
+    def __init__(
+        self, graph: Graph, typing: Typing, sizes: Mapping[str, int] | None = None, *, folds_shapes: bool = False
+    ) -> None:
+        self.graph = graph
+        self.typing = typing
+        sizes = sizes or {}
+        self.types = {n: at_sizes(t, sizes) for n, t in typing.types.items() if t is not None and t.shape is not None}
+        self.static = set(graph.constants)
+        if folds_shapes and all(isinstance(v.type, TensorType) and v.type.is_static for v in graph.inputs):
+            self.static.update(typing.integers)
+        for node in graph.nodes:
+            if all(n in self.static for n in node.reads):
+                self.static.update(o for o in node.outputs if o)
+
+    def runs(self, node: Node) -> bool:
+        """Whether an inference executes the node."""
+        return not all(n in self.static for n in node.reads) and not all(o in self.static for o in node.outputs if o)
+
+    def running(self) -> Iterator[tuple[Node, Applied | None]]:
+        """The nodes that an inference executes, each with the operator that it applies, if superopt has that."""
+        for node, applied in zip(self.graph.nodes, self.typing.nodes, strict=True):
+            if self.runs(node):
+                yield node, applied if isinstance(applied, Applied) else None
+
+    def types_of(self, node: Node, applied: Applied | None) -> tuple[list[TensorType | None], list[TensorType]]:
+        """The types of a node's arguments and outputs, as far as they are inferred."""
+        names = applied.args if applied else tuple(n or None for n in node.inputs)
+        args = [None if n is None else self.types.get(n) for n in names]
+        return args, [self.types[o] for o in node.outputs if o in self.types]
+
+    def bytes_of(self, name: str) -> int:
+        """Bytes of a value; 0 where its type is not known."""
+        kind = self.types.get(name)
+        if kind is None:
+            weight = self.graph.weight.get(name)
+            kind = weight.type if weight is not None else None
+        return (kind.nbytes or 0) if kind is not None and not isinstance(kind, OpaqueType) else 0
+
+    def per_node(self) -> Iterator[tuple[Node, int, int]]:
+        """FLOPs and bytes moved of each node that an inference executes."""
+        for node, applied in self.running():
+            if applied is not None and applied.operator.name in VIEWS:
+                yield node, 0, 0
+            else:
+                args, outs = self.types_of(node, applied)
+                name, attributes = (applied.operator.name, applied.attributes) if applied else ("", {})
+                yield node, *work_of(name, attributes, args, outs)
+
+    def flops_and_bytes(self) -> tuple[int, int]:
+        """FLOPs, and bytes moved, of one inference."""
+        work = [(operations, volume) for _, operations, volume in self.per_node()]
+        return sum(operations for operations, _ in work), sum(volume for _, volume in work)

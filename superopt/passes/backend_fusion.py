@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from math import isclose
 
-from superopt.cost.patterns import CLOSE, COMMUTE, Group, Pattern
+from superopt.cost.fusion import CLOSE, COMMUTE, Group, Pattern
 from superopt.egraph.egraph import ABSENT, EGraph, ENode
 from superopt.egraph.saturation import Limits, Moves, saturate
 from superopt.extraction.dag import Choice, Problem, cost_of, problem_of, used_classes
@@ -195,7 +195,7 @@ def _chosen(problem: Problem, incumbent: Choice, members: Mapping[int, ENode]) -
 def _at(
     graph: EGraph, what: Pattern | float | str, owner: int, names: Mapping[str, int], members: Mapping[int, ENode]
 ) -> Iterator[_Found]:  # fmt: skip
-    """The ways in which a class is what a pattern says; as deep as the pattern (see :mod:`superopt.cost.patterns`)."""
+    """The ways in which a class is what a pattern says; as deep as the pattern (see :mod:`superopt.cost.fusion`)."""
     owner = graph.find(owner)
     constant = graph.constant(owner)
     if isinstance(what, str):

@@ -2,7 +2,8 @@
 
 ``[256, 7, 7, 1] · []`` takes ONNX Runtime twenty times as long as ``[256, 7, 7, 1] · [1, 1, 1, 1]``: it goes through
 the axes from the last, and where the shorter shape ends on axes of one element, each element is a loop of its own
-(:mod:`superopt.cost.loops`). No rule says so: both sides are the same operator. Nothing is computed, so no bit differs.
+(:mod:`superopt.cost.predictor`). No rule says so: both sides are the same operator. Nothing is computed, so no bit
+differs.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from superopt.cost.loops import BROADCASTING, spans_of
+from superopt.cost.predictor import BROADCASTING, broadcast_spans
 from superopt.extraction.node_costs import Pricer
 from superopt.ir.types import TensorType
 from superopt.ops import REGISTRY
@@ -86,7 +87,7 @@ def _saved_us(program: Program, step: Step, full: dict[str, TensorType], pricer:
     own = [None if a is None else program.types[a] for a in step.args]
     wide = [None if a is None else full.get(a, program.types[a]) for a in step.args]
     shapes = [[pricer.static(t).shape or () for t in types if t is not None] for types in (own, wide)]
-    before, after = (spans_of([[d for d in s if isinstance(d, int)] for s in given]) for given in shapes)
+    before, after = (broadcast_spans([[d for d in s if isinstance(d, int)] for s in given]) for given in shapes)
     if after >= before:
         return 0.0
     record, opset = REGISTRY[step.op], program.graph.opset.get(REGISTRY[step.op].domain, 1)

@@ -4,9 +4,9 @@ cast that loses nothing is not made on the way to another.
 None is a rewrite of what is computed, and none changes a bit: of two applications of one operator to the same values
 one is enough; the integers that ``Shape``, ``Gather``, ``Concat`` … make of sizes that the model states are those that
 :func:`superopt.ops.infer` followed to read it; and a type that holds every number of another gives it back. Rules speak
-of reals, to which all this is nothing. Runtimes do it as they load a graph (``Backend.tidies``), so that it is a gain
-only where the backend does not, or where sizes are open: a Reshape to sizes of which one is open needs no ``Shape`` of
-anything, as it may leave that one to be inferred.
+of reals, to which all this is nothing. Runtimes do it as they load a graph (``Backend.folds_shapes``), so that it is a
+gain only where the backend does not, or where sizes are open: a Reshape to sizes of which one is open needs no
+``Shape`` of anything, as it may leave that one to be inferred.
 """
 
 from __future__ import annotations

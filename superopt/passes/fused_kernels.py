@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from superopt.cost.patterns import Group, groups
+from superopt.cost.fusion import Group, groups
 from superopt.extraction.node_costs import Pricer
 from superopt.ir.graph import Graph, Node
 from superopt.program.program import Kernel, Program

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from superopt.cost.model import CostModel
+from superopt.cost.cost_model import CostModel
 from superopt.egraph.matching import Pattern
 from superopt.egraph.rewrites import Prepared, prepare
 from superopt.egraph.saturation import Limits, Moves
@@ -157,7 +157,7 @@ class _Run:
     def _untidied_us(self, graph: Graph, typing: Typing) -> float:
         """Microseconds of what was left out as the graph was read, where the backend would have run it."""
         us, fixed = 0.0, graph.constants
-        for position in self.tidied.of_open_sizes if self.costs.backend.tidies else self.tidied.gone:
+        for position in self.tidied.of_open_sizes if self.costs.backend.folds_shapes else self.tidied.gone:
             node = typing.nodes[position]
             assert isinstance(node, Applied), "a barrier goes nowhere"
             types = tuple(None if a is None else typing.types[a] for a in node.args)

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from superopt.cost import GraphCost
-from superopt.cost.trial import sizes_fed
 from superopt.ir.errors import InvalidModel, ResourceLimit, Unsupported
 from superopt.ir.graph import Graph
+from superopt.ir.sizes import sizes_fed
 from superopt.pipeline.acceptance_policy import POLICY, Comparison, Decision, Replacement, extent_of
 from superopt.pipeline.log import Log
 from superopt.pipeline.paired_benchmark import measure

@@ -29,7 +29,7 @@ from multiprocessing.connection import Connection, Pipe
 from types import FrameType
 from typing import Any, NoReturn
 
-from superopt.cost.model import CostModel
+from superopt.cost.cost_model import CostModel
 from superopt.fleet.child import ends_with
 from superopt.formats.scratch import Handed, Scratch
 from superopt.formats.tensors import AsideData
@@ -113,8 +113,8 @@ def _search_in_copy(
             return None
         found: SearchResult
         found, learnt = _unpacked(_received(near, child, relay, progress), graph, scratch)
-    if prices.answers is not None:
-        prices.answers.take(learnt)
+    if prices.measurements is not None:
+        prices.measurements.merge(learnt)
     return found
 
 
@@ -265,10 +265,10 @@ def _answer(
         if select.select((), (far,), (), 0.0)[1]:  # who listens too slowly misses some
             far.send_bytes(pickle.dumps(("progress", (done, total, what))))
 
-    answers = prices.answers
+    answers = prices.measurements
     if answers is not None:
-        answers.begin()
-        answers.tell(tell)
+        answers.start_counting()
+        answers.report_to(tell)
     try:
         try:
             for number in _ENDS:
@@ -279,7 +279,7 @@ def _answer(
         except KeyboardInterrupt:  # before it held a best, or when it had ended
             found = SearchResult(graph, stopped="interrupted")
         _pass_over()
-        learnt = None if answers is None else answers.learnt()
+        learnt = None if answers is None else answers.new()
         return "found", _packed((found, learnt), graph, scratch)
     except SuperoptError as error:
         return "raised", error

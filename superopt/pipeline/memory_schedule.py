@@ -25,8 +25,6 @@ import numpy as np
 
 from superopt import formats
 from superopt.cost.graph_costs import least_order
-from superopt.cost.trial import feeds_for, with_values
-from superopt.cost.weightless import discarded, hollow_file
 from superopt.formats.onnx_reader import shapes_alone
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph, topological_order
@@ -38,7 +36,9 @@ from superopt.pipeline.operand_order import walked
 from superopt.pipeline.planner_hints import hidden_sizes, kernels
 from superopt.pipeline.symbolic_rows import known_again, open_rows
 from superopt.runtime.limits import refuse_unbounded
+from superopt.runtime.lowered_graph import discard_threshold, weightless_file
 from superopt.runtime.ort import make_session, run
+from superopt.runtime.sample_data import feeds_for, with_values
 
 __all__ = ["Scheduled", "arena_of", "asked_of", "least_memory", "orders"]
 
@@ -157,11 +157,11 @@ def arena_of(graph: Graph, sizes: Mapping[str, int]) -> Arena:
         NotCovered: an input is no tensor.
     """
     refuse_unbounded(graph, sizes)
-    with hollow_file(graph) as model:
+    with weightless_file(graph) as model:
         try:
-            found = measured_arena(model, feeds_for(graph, sizes), discard=discarded(graph))
+            found = measured_arena(model, feeds_for(graph, sizes), discard=discard_threshold(graph))
         except SuperoptError:  # integer inputs may be indices
-            found = measured_arena(model, feeds_for(graph, sizes, integer=0), discard=discarded(graph))
+            found = measured_arena(model, feeds_for(graph, sizes, integer=0), discard=discard_threshold(graph))
     return replace(found, ran=shapes_alone(found.ran))
 
 

@@ -10,9 +10,6 @@ from typing import Any
 import numpy as np
 
 from superopt import cost as costs
-from superopt.cost.lowering import typed
-from superopt.cost.trial import feeds_for
-from superopt.cost.weightless import hollow_lowered
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph, Node
 from superopt.ir.types import TensorType
@@ -22,8 +19,10 @@ from superopt.ops.infer import infer
 from superopt.ops.record import NotCovered
 from superopt.pipeline.options import Options
 from superopt.runtime.limits import LARGE, refuse_unbounded
+from superopt.runtime.lowered_graph import lowered_without_weights, type_values
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.protocol import released
+from superopt.runtime.sample_data import feeds_for
 
 __all__ = ["Footprint", "footprint", "footprint_data", "footprint_of", "told_of"]
 
@@ -85,7 +84,7 @@ def footprint(graph: Graph, *, sizes: Mapping[str, int] | None = None) -> Footpr
         InvalidModel, Unsupported, ResourceLimit: ONNX Runtime cannot run it. NotCovered: an input is no tensor.
     """
     refuse_unbounded(graph, sizes or {})
-    return footprint_of(hollow_lowered(graph), graph, feeds_for(graph, sizes or {}), sizes=sizes)
+    return footprint_of(lowered_without_weights(graph), graph, feeds_for(graph, sizes or {}), sizes=sizes)
 
 
 def footprint_of(
@@ -102,9 +101,9 @@ def footprint_of(
     own = replace(ran, nodes=tuple(as_executed(ran, graph)))
     given = _sized(graph, feeds)
     try:
-        found = typed(own, feeds, given=given)
+        found = type_values(own, feeds, given=given)
     except SuperoptError:  # integer inputs may be indices
-        found = typed(own, feeds_for(graph, sizes or {}, integer=0), given=given)
+        found = type_values(own, feeds_for(graph, sizes or {}, integer=0), given=given)
     types = found.types
     plan = planned(own, types, found.beforehand)
     inputs = [v.name for v in own.inputs if v.name not in own.weight]

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from superopt import formats
-from superopt.cost.model import Racing
-from superopt.cost.trial import sizes_fed
+from superopt.cost.cost_model import Racing
 from superopt.ir.errors import Unsupported
 from superopt.ir.graph import Graph
+from superopt.ir.sizes import sizes_fed
 from superopt.pipeline.acceptance_policy import uncertainty_of
 from superopt.runtime.limits import LARGE, give_back, refuse_unbounded
 from superopt.runtime.measurement import Measurement

@@ -69,12 +69,8 @@ def check_result(
     why = f"checked place by place, because {whole.reason}"
     pieces = replace(pieces, reason=f"{why}; {pieces.reason}" if pieces.reason else why)
     beyond = before.weight_bytes > most and options.memory_limit is None
-    if (
-        pieces.verdict != "failed"
-        or pieces.alike
-        or not beyond
-        or CHECKS.memory_factor * before.weight_bytes > available()
-    ):
+    fits = CHECKS.memory_factor * before.weight_bytes <= available()
+    if pieces.verdict != "failed" or pieces.cancelling or not beyond or not fits:
         return pieces
     found = checked(check)  # what a region reads may be out of reach: the whole decides, as where a place differs
     if found.verdict == "skipped":

@@ -92,7 +92,7 @@ def _inputs(graph: Graph, seed: int, sizes: Mapping[str, int], level: int) -> It
     for number, kind in enumerate(_KINDS):
         yield kind != "edge", make_inputs(graph, seed + number, kind, sizes, level=level)
     for feed in steered(graph, graph, seed, sizes, level, _STEERED):
-        plain = not (feed.mixed or feed.tiny or feed.scaled or feed.alike)
+        plain = not (feed.mixed or feed.tiny or feed.scaled or feed.cancelling)
         if plain and all(a.size for a in feed.arrays.values()):  # kernels may end the process at a size of 0
             yield False, feed.arrays
 

@@ -18,11 +18,11 @@ from functools import cached_property
 from itertools import pairwise, takewhile
 
 from superopt import formats
-from superopt.cost.trial import feeds_for
 from superopt.ir.graph import Graph, Node
 from superopt.memory import NCHWC, Pin, Planned, Timetable, Written, prompt, written
 from superopt.pipeline.memory_schedule import arena_of
 from superopt.pipeline.memory_timeline import Footprint, footprint_of
+from superopt.runtime.sample_data import feeds_for
 
 __all__ = ["Realised", "realised"]
 

@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from superopt.cost.graph_costs import work
-from superopt.cost.trial import UNSPECIFIED
 from superopt.ir.graph import Graph
 from superopt.ir.poly import Dim, Poly, symbols
+from superopt.ir.sizes import UNSPECIFIED
 from superopt.ir.types import TensorType
 from superopt.ops.infer import infer, is_symbol
 from superopt.runtime.limits import refuse_unbounded

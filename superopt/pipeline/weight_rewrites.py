@@ -22,7 +22,7 @@ from superopt.pipeline.log import Log
 from superopt.rules.floats import MOST_ERROR
 from superopt.runtime.protocol import Runtime
 from superopt.verifier.check.differential import EXACT, Slack
-from superopt.verifier.weights.claims import Held, check_values
+from superopt.verifier.weights.claims import ClaimsChecked, check_values
 
 if TYPE_CHECKING:
     from superopt.pipeline.fast_algorithms import Accuracy
@@ -48,7 +48,7 @@ class WeightRewrites:
 
     original: Graph
     stages: tuple[Stage, ...]
-    held: tuple[Held, ...]
+    held: tuple[ClaimsChecked, ...]
     before_us: float
     errors: Accuracy | None = None
 
@@ -80,7 +80,7 @@ class WeightRewrites:
         claims = list(
             dict.fromkeys(str(c) for f in certificates for c in (*f.factored, *f.same, *f.equal, *f.uniform, *f.moved))
         )
-        held = Held(*(sum(n) for n in zip(*((h.claims, h.places, h.exact) for h in self.held), strict=True)))
+        held = ClaimsChecked(*(sum(n) for n in zip(*((h.claims, h.sites, h.exact) for h in self.held), strict=True)))
         return report.Values(
             tuple(claims[:_SHOWN]), len(claims), sum(k.removed for f in certificates for k in f.kept),
             (_elements(self.original), _elements(self.graph)), all(f.exact for f in certificates), str(held),

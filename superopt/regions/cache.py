@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from superopt.cost.model import CostModel
+from superopt.cost.cost_model import CostModel
 from superopt.ir.disk_cache import code_digest, keep, kept
 from superopt.ir.poly import Poly, Quotient
 from superopt.ir.types import DType, TensorType

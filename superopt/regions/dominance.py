@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from superopt.cost.demand import Demand
 from superopt.extraction.node_costs import Pricer
+from superopt.ops.work import Demand
 from superopt.regions.boundary_cost import applied_piece
 from superopt.regions.lowering import Region
 from superopt.regions.plan import Plan

@@ -17,8 +17,9 @@ from superopt.runtime.binding import bind
 from superopt.runtime.ort import InferenceSession, make_session, run
 from superopt.runtime.protocol import Bound, Loaded, Runtime, Traced
 
-__all__ = ["ONNX_RUNTIME", "Session"]
+__all__ = ["NCHWC", "ONNX_RUNTIME", "Session"]
 
+NCHWC = "com.microsoft.nchwc"  # the domain of its blocked layout for convolutions
 _LAYOUT = frozenset({"ReorderInput", "ReorderOutput"})
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from superopt.cost import Store
-from superopt.cost.measure import Timing
-from superopt.cost.measurements import Answers, refused
+from superopt.cost.cost_model import refusal_cost
+from superopt.cost.measured import Measurements
+from superopt.cost.measurement import Timing
 from superopt.cost.predictor import Predictor
 from superopt.cost.record import Estimate, Key, Record, key_of
 from superopt.ir.errors import Unsupported
@@ -31,7 +32,7 @@ def inseparable() -> Timing:
 
 
 def test_a_key_is_measured_once_and_kept() -> None:
-    answers = Answers(Store.of(()))
+    answers = Measurements(Store.of(()))
     first = answers.get(key(1), timed, (1, 8))
     assert first is not None
     assert answers.get(key(1), lambda: pytest.fail("it is known"), (1, 8)) == first
@@ -39,7 +40,7 @@ def test_a_key_is_measured_once_and_kept() -> None:
 
 
 def test_what_is_refused_failed_and_what_cannot_stand_alone_did_not() -> None:
-    answers = Answers(Store.of(()))
+    answers = Measurements(Store.of(()))
     asked = []
 
     def once(how):
@@ -55,12 +56,12 @@ def test_what_is_refused_failed_and_what_cannot_stand_alone_did_not() -> None:
     assert asked == [refusing, inseparable], "neither is tried again"
     assert answers.failed(key(1))
     assert not answers.failed(key(2))
-    assert refused(Estimate(2.0, "interpolated")).us > 1000
+    assert refusal_cost(Estimate(2.0, "interpolated")).us > 1000
 
 
 def test_without_time_nothing_is_measured_but_what_is_known_is_told() -> None:
     known = Record(key(1), 1.0, 1.0)
-    answers = Answers(Store.of([known]), time_limit=0.0)
+    answers = Measurements(Store.of([known]), time_limit=0.0)
     assert answers.get(key(1), lambda: pytest.fail("no time"), (1, 8)) == known
     assert answers.get(key(2), lambda: pytest.fail("no time"), (1, 8)) is None
 
@@ -69,7 +70,7 @@ def test_the_predictor_is_fitted_now_and_then_not_with_every_question(monkeypatc
     fits = []
     real = Predictor.fit
     monkeypatch.setattr(Predictor, "fit", staticmethod(lambda *given: fits.append(1) or real(*given)))
-    answers = Answers(Store.of(()))
+    answers = Measurements(Store.of(()))
     for size in range(1, 130):
         answers.get(key(size), timed, (size, 8 * size))
         answers.predict("Relu", (size, 8 * size), key(size), 1.0)
@@ -78,7 +79,7 @@ def test_the_predictor_is_fitted_now_and_then_not_with_every_question(monkeypatc
 
 def test_what_the_clock_cut_short_is_filed_apart() -> None:
     """Results that rest on predictions because the time for measuring was over are not those of a longer run."""
-    late, timely = (Answers(Store.of(()), time_limit=limit) for limit in (0.0, 1.0))
-    assert late.late
+    late, timely = (Measurements(Store.of(()), time_limit=limit) for limit in (0.0, 1.0))
+    assert late.out_of_time
     assert late.get(key(1), lambda: pytest.fail("there is no time"), (1, 8)) is None
     assert late.digest != timely.digest

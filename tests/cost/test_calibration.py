@@ -17,16 +17,15 @@ from rich.console import Console
 from superopt.cost import ONNX_RUNTIME_CPU, Profile, RecordedProfile, for_target, load_profile
 from superopt.cost.calibration import (
     _bound_of,
+    cached_calibration,
     calibrated,
-    calibration_at_hand,
     calibration_of,
     scaled,
 )
-from superopt.cost.measure import Timing
-from superopt.cost.measurement_request import Question
-from superopt.cost.model import Racing
-from superopt.cost.predictor import ceilings_of
-from superopt.cost.record import Key
+from superopt.cost.cost_model import Racing
+from superopt.cost.measurement import Timing
+from superopt.cost.record import Key, Question
+from superopt.cost.roofline import ceilings_of
 from superopt.ir.errors import Unsupported
 from superopt.ops.record import NotCovered
 from superopt.report.profiles import profile_rows, show_profiles
@@ -110,13 +109,13 @@ def test_what_a_runtime_refuses_is_left_out() -> None:
 def test_a_machine_is_measured_once() -> None:
     profile = load_profile(NAME)
     machine = Machine(profile, 2.0)
-    assert calibration_at_hand(NAME, profile.header, machine) is None
+    assert cached_calibration(NAME, profile.header, machine) is None
     first = calibrated(NAME, profile, machine)
     asked = machine.asked
-    assert calibrated(NAME, profile, machine) == first == calibration_at_hand(NAME, profile.header, machine)
+    assert calibrated(NAME, profile, machine) == first == cached_calibration(NAME, profile.header, machine)
     assert machine.asked == asked == 21
     machine.name = "another machine"
-    assert calibration_at_hand(NAME, profile.header, machine) is None
+    assert cached_calibration(NAME, profile.header, machine) is None
 
 
 def test_prices_follow_the_factors() -> None:
@@ -126,7 +125,7 @@ def test_prices_follow_the_factors() -> None:
     records = random.Random(1).sample(sorted(profile.records), 50)
     for text in records:
         key = profile.records[text].key
-        assert here._answers[key.question].ns == pytest.approx(there._answers[key.question].ns * STEP**3, rel=1e-5)
+        assert here._records[key.question].ns == pytest.approx(there._records[key.question].ns * STEP**3, rel=1e-5)
     peaks = here.peaks(), there.peaks()
     assert peaks[0] is not None
     assert peaks[1] is not None
@@ -200,5 +199,5 @@ def test_prices_of_a_processor_are_a_profiles_however_many_threads_run(threads: 
     """Where all was measured that a search asked for, noise chose the graph, and the cache kept the choice."""
     with for_target("cpu", threads=threads) as prices:
         assert isinstance(prices, RecordedProfile)
-        assert prices.answers is None
+        assert prices.measurements is None
         assert prices.measured == 0

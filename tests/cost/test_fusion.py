@@ -6,11 +6,11 @@ import pytest
 from superopt import formats
 from superopt.cost import ONNX_RUNTIME_CPU
 from superopt.cost.fusion import SUPEROPT_CUDA
-from superopt.cost.lowering import distinct, lowered
 from superopt.cost.record import key_of
-from superopt.cost.trial import sample
 from superopt.ir.graph import Graph, Node, Value, Weight, constant
 from superopt.ir.types import DType, TensorType
+from superopt.runtime.lowered_graph import first_of_equals, lowered
+from superopt.runtime.sample_data import sample
 
 IMAGE = TensorType(DType.FLOAT32, (1, 16, 8, 8))
 MATRIX = TensorType(DType.FLOAT32, (4, 16))
@@ -76,10 +76,10 @@ def test_a_lowered_graph_is_a_graph_again():
 def test_equal_weights_are_held_once():
     ones, again, other = (constant(n, np.full((4, 4), v, np.float32)) for n, v in (("a", 1), ("b", 1), ("c", 2)))
     text = constant("t", np.array(["x", "y"], dtype=object))
-    assert distinct([ones, again, other]) == {"a": "a", "b": "a", "c": "c"}
-    assert distinct([ones, Weight("w", ones.type, None)]) == {"a": "a", "w": "w"}  # unknown elements may differ
-    assert distinct([]) == {}
-    assert distinct([text, text])
+    assert first_of_equals([ones, again, other]) == {"a": "a", "b": "a", "c": "c"}
+    assert first_of_equals([ones, Weight("w", ones.type, None)]) == {"a": "a", "w": "w"}  # unknown elements may differ
+    assert first_of_equals([]) == {}
+    assert first_of_equals([text, text])
 
 
 def test_kernels_of_one_name_share_a_packed_weight():

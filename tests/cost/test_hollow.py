@@ -7,13 +7,12 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from superopt import formats
-from superopt.cost.lowering import lowered, typed
-from superopt.cost.trial import feeds_for
-from superopt.cost.weightless import hollow_lowered, hollow_session
 from superopt.formats.onnx_reader import from_onnx
 from superopt.formats.tensors import expected_bytes
 from superopt.frontend import GraphBuilder
 from superopt.ir.graph import Graph
+from superopt.runtime.lowered_graph import lowered, lowered_without_weights, session_without_weights, type_values
+from superopt.runtime.sample_data import feeds_for
 
 
 def networks() -> dict[str, Graph]:
@@ -40,7 +39,7 @@ def networks() -> dict[str, Graph]:
 @pytest.mark.parametrize("name", ["linear", "image"])
 def test_hollow_models_are_lowered_alike(name: str) -> None:
     graph = networks()[name]
-    made, whole = hollow_lowered(graph), lowered(graph)
+    made, whole = lowered_without_weights(graph), lowered(graph)
     assert made.nodes == whole.nodes
     assert {w.name: w.type for w in made.weights} == {w.name: w.type for w in whole.weights}
     assert any(w.data is None for w in made.weights)
@@ -50,14 +49,14 @@ def test_hollow_models_are_lowered_alike(name: str) -> None:
 @pytest.mark.parametrize("name", ["linear", "image"])
 def test_hollow_models_have_the_same_types(name: str) -> None:
     graph = networks()[name]
-    own = hollow_lowered(graph)
-    assert typed(own, feeds_for(graph), given=graph) == typed(lowered(graph), feeds_for(graph))
+    own = lowered_without_weights(graph)
+    assert type_values(own, feeds_for(graph), given=graph) == type_values(lowered(graph), feeds_for(graph))
 
 
 def test_big_weights_are_told_apart() -> None:
     """Two products of one value by different weights stay two, although neither weight is written."""
     graph = networks()["linear"]
-    assert sum("MatMul" in n.op for n in hollow_lowered(graph).nodes) == 3
+    assert sum("MatMul" in n.op for n in lowered_without_weights(graph).nodes) == 3
 
 
 def test_no_elements_are_read() -> None:
@@ -72,8 +71,8 @@ def test_no_elements_are_read() -> None:
 
     weights = tuple(w if expected_bytes(w.type) < 1 << 16 else replace(w, data=Unreadable()) for w in graph.weights)
     empty = replace(graph, weights=weights)
-    assert hollow_lowered(empty).nodes == hollow_lowered(graph).nodes
-    assert hollow_session(empty).get_outputs()[0].shape == [4, 256]
+    assert lowered_without_weights(empty).nodes == lowered_without_weights(graph).nodes
+    assert session_without_weights(empty).get_outputs()[0].shape == [4, 256]
 
 
 def test_weights_in_subgraphs_stay() -> None:
@@ -93,7 +92,7 @@ def test_weights_in_subgraphs_stay() -> None:
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, [4, 256])],
     )  # fmt: skip
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    assert [n.op for n in hollow_lowered(from_onnx(model)).nodes] == ["If"]
+    assert [n.op for n in lowered_without_weights(from_onnx(model)).nodes] == ["If"]
 
 
 def test_weights_that_are_inputs_stay() -> None:
@@ -106,7 +105,7 @@ def test_weights_that_are_inputs_stay() -> None:
         [numpy_helper.from_array(np.ones((256, 256), np.float32), "w")],
     )  # fmt: skip
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 7)], ir_version=3)
-    made = hollow_lowered(formats.from_bytes(model.SerializeToString()))
+    made = lowered_without_weights(formats.from_bytes(model.SerializeToString()))
     assert "w" in made.weight
 
 
@@ -116,5 +115,5 @@ def test_positions_stay() -> None:
     x = b.input("x", "float32", (1, 4))
     b.output(b.op("Gather", x, b.constant(np.zeros(9000, np.int64), "where"), axis=0), "out")
     graph = b.build()
-    found = typed(hollow_lowered(graph), feeds_for(graph), given=graph)
+    found = type_values(lowered_without_weights(graph), feeds_for(graph), given=graph)
     assert found.types["out"].shape == (9000, 4)

@@ -7,8 +7,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from superopt import formats
-from superopt.cost.lowering import typed
 from superopt.ir.graph import Graph
+from superopt.runtime.lowered_graph import type_values
 
 
 def of_words() -> Graph:
@@ -50,4 +50,4 @@ def of_pieces() -> Graph:
 def test_types_are_known_also_of_what_cannot_be_bound(
     graph: Graph, fed: np.ndarray, name: str, shape: tuple[int, ...]
 ) -> None:
-    assert typed(graph, {graph.inputs[0].name: fed}).types[name].shape == shape
+    assert type_values(graph, {graph.inputs[0].name: fed}).types[name].shape == shape

@@ -6,16 +6,15 @@ import numpy as np
 import pytest
 
 from superopt import formats
-from superopt.cost import measure
-from superopt.cost.cache import core_bytes, last_level_bytes
-from superopt.cost.measure import Meter
-from superopt.cost.measurement_request import question_of
-from superopt.cost.record import key_of
-from superopt.cost.trial import application_graph, feeds_for
+from superopt.cost import measurement
+from superopt.cost.cache_model import core_bytes, last_level_bytes
+from superopt.cost.measurement import Meter, application_graph
+from superopt.cost.record import key_of, question_of
 from superopt.ir.graph import Graph, Node, Value, Weight
 from superopt.ir.types import DType, TensorType
 from superopt.runtime.binding import bind
 from superopt.runtime.ort import make_session
+from superopt.runtime.sample_data import feeds_for
 
 
 def product(columns):
@@ -27,7 +26,7 @@ def product(columns):
 def test_weights_that_leave_the_core_by_themselves_are_not_pushed_out_of_the_last_level(monkeypatch, share, near):
     """A twin with as many weights of its own would do that: what is warm in a model would be timed cold."""
     flushed = []
-    monkeypatch.setattr(measure, "_after", lambda size, *_: flushed.append(size) or 1e9)
+    monkeypatch.setattr(measurement, "_flushed_time", lambda size, *_: flushed.append(size) or 1e9)
     monkeypatch.setattr(Meter, "flushed_core", 0.0)
     monkeypatch.setattr(Meter, "flushed_all", 0.0)
     Meter().time(product(int(share * core_bytes()) // 2048))
@@ -72,9 +71,9 @@ class Step:
 )
 def test_runs_go_on_while_they_disagree(monkeypatch, times, runs, found):
     clock = [0]
-    monkeypatch.setattr(measure, "evict", lambda _: None)
+    monkeypatch.setattr(measurement, "evict", lambda _: None)
     bound, twin = Step(clock, times), Step(clock, [7])
-    assert measure._after(1, 5, bound, twin, lambda: clock[0]) == found
+    assert measurement._flushed_time(1, 5, bound, twin, lambda: clock[0]) == found
     assert bound.count == twin.count == runs
 
 
@@ -95,14 +94,14 @@ def test_what_is_short_is_timed_until_two_moments_agree(monkeypatch, medians, on
         seen.append(medians[min(len(seen), len(medians) - 1)])
         return [seen[-1]]
 
-    monkeypatch.setattr(Meter, "_moment", moment)
+    monkeypatch.setattr(Meter, "_burst_times", moment)
     assert Meter()._repeated(None, once) == [found]
     assert len(seen) == moments
 
 
 def test_what_a_flush_costs_a_run_without_weights_is_not_the_weights(monkeypatch):
     graph, taken = product(256), {core_bytes(): 9e8, last_level_bytes(): 10e8}
-    monkeypatch.setattr(measure, "_after", lambda size, *_: taken[size])
+    monkeypatch.setattr(measurement, "_flushed_time", lambda size, *_: taken[size])
     meter = Meter()
     base = meter.overhead
     monkeypatch.setattr(Meter, "flushed_core", 2e8)
@@ -124,10 +123,10 @@ def test_a_residual_sum_is_added_to_where_it_is_and_the_twin_shares_outputs():
     node = Node("c", "Conv", ("x", "w", "", "sum"), ("y",), {}, "com.microsoft.nchwc")
     small = Graph("g", (Value("x", kind), Value("sum", kind)), (Value("y", kind),), (Weight("w", weights, None),),
                   (node,), {"": 21, "com.microsoft.nchwc": 1})  # fmt: skip
-    assert measure._written_over(small) == {"y": "sum"}
+    assert measurement._in_place_outputs(small) == {"y": "sum"}
     again = replace(small, nodes=(node, Node("r", "Relu", ("sum",), ("z",))))
-    assert measure._written_over(again) == {}  # somebody else reads the sum
-    assert measure._written_over(product(16)) == {}
+    assert measurement._in_place_outputs(again) == {}  # somebody else reads the sum
+    assert measurement._in_place_outputs(product(16)) == {}
     assert Meter().time(small, optimise=False).ns > 0
 
 
@@ -155,7 +154,7 @@ def test_a_power_is_timed_as_the_square_it_nearly_always_is():
 def test_what_a_flush_costs_is_measured_once_a_machine(tmp_path, monkeypatch):
     monkeypatch.setenv("SUPEROPT_CACHE", str(tmp_path))
     asked: list[int] = []
-    monkeypatch.setattr(measure, "_after", lambda size, *_: asked.append(size) or 1e9)
+    monkeypatch.setattr(measurement, "_flushed_time", lambda size, *_: asked.append(size) or 1e9)
     first = Meter().flushed_core
     assert first > 0
     assert asked == 3 * [core_bytes()]

@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 
 from superopt.cost import ONNX_RUNTIME_CPU, Profile, Record, RecordedProfile, graph_cost
-from superopt.cost.fusion import SUPEROPT_CUDA
-from superopt.cost.lowering import lowered
-from superopt.cost.patterns import ONNX_RUNTIME_PATTERNS, Pattern, groups
+from superopt.cost.fusion import ONNX_RUNTIME_PATTERNS, SUPEROPT_CUDA, Pattern, groups
 from superopt.cost.record import key_of
 from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ir.types import DType, TensorType
 from superopt.ops.infer import infer
+from superopt.runtime.lowered_graph import lowered
 
 X = TensorType(DType.FLOAT32, (2, 8, 16))
 ROW, WIDE = np.ones(16, np.float32), np.ones((16, 4), np.float32)

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from superopt.cost import Key, Record, RecordedProfile, load_profile, loops
-from superopt.cost.measurement_request import Question
-from superopt.cost.predictor import Ceilings, Predictor, ceilings_of
+from superopt.cost import Key, Record, RecordedProfile, load_profile, predictor
+from superopt.cost.predictor import Predictor
+from superopt.cost.record import Question
+from superopt.cost.roofline import Ceilings, ceilings_of
 from superopt.ir.types import DType, TensorType
 from superopt.ops import REGISTRY
 
@@ -132,7 +133,7 @@ def test_a_convolution_of_few_groups_is_not_taken_for_one_of_each_channel_by_its
 def test_spans_of_a_broadcast_are_counted_as_the_runtime_goes_over_them(
     shapes: tuple[tuple[int, ...], ...], spans: int
 ) -> None:
-    assert max(0, loops.spans_of(shapes)) + 1 == spans
+    assert max(0, predictor.broadcast_spans(shapes)) + 1 == spans
 
 
 def test_what_a_span_takes_is_read_off_the_records() -> None:
@@ -175,7 +176,7 @@ def test_where_nothing_tells_spans_apart_they_cost_nothing() -> None:
 def test_axes_that_are_treated_alike_are_one(
     attributes: dict[str, object], shape: tuple[int, ...], pattern: str
 ) -> None:
-    assert loops._pattern(attributes, shape)[0] == pattern
+    assert predictor._pattern(attributes, shape)[0] == pattern
 
 
 def test_pools_of_channels_that_fill_no_block_are_another_kernel() -> None:
@@ -209,7 +210,7 @@ def test_a_constant_weight_of_a_gemm_costs_the_same_stored_either_way() -> None:
     stored = _product("Gemm", turned, x, "!float32[512, 128]", "!float32[512]")
     running = _product("Gemm", turned, x, "float32[512, 128]", "float32[512]")
     assert model.predict(*stored) == model.predict(*plain)
-    assert loops.traits_of(running[3]).attributes["transB"] == 1  # is not packed before it runs
+    assert predictor.traits_of(running[3]).attributes["transB"] == 1  # is not packed before it runs
 
 
 def test_a_weight_on_the_left_of_few_columns_is_not_as_fast_as_packed_on_the_right() -> None:
@@ -232,7 +233,7 @@ def test_a_weight_on_the_left_of_few_columns_is_not_as_fast_as_packed_on_the_rig
 )  # fmt: skip
 def test_columns_of_a_product_come_in_blocks(op: str, attributes: str, second: str, done: float) -> None:
     key = Key(op, attributes, "float32", ("float32[5, 128]", second))
-    assert loops.done_by(key, 600.0) == pytest.approx(600.0 * done)
+    assert predictor.effective_flops(key, 600.0) == pytest.approx(600.0 * done)
 
 
 @pytest.mark.parametrize(
@@ -258,8 +259,8 @@ def test_columns_of_a_product_come_in_blocks(op: str, attributes: str, second: s
 def test_what_is_copied_counts_and_in_how_many_pieces(
     op: str, attributes: dict[str, object], shapes: tuple[tuple[int, ...], ...], pieces: int, moved: int | None
 ) -> None:
-    assert loops._copied(op, attributes, shapes, 4) == (pieces, moved)
-    twice = loops._copied(op, attributes, shapes, 8)[1]
+    assert predictor._copied_pieces(op, attributes, shapes, 4) == (pieces, moved)
+    twice = predictor._copied_pieces(op, attributes, shapes, 8)[1]
     assert (twice is None) == (moved is None)
     assert twice is None or twice > moved
 
@@ -268,7 +269,7 @@ def test_attributes_of_any_shape_say_nothing() -> None:
     """A profile of somebody else's."""
     for attributes in ('{"axes":5,"starts":1,"ends":2,"steps":0}', '{"perm":"ab"}', '{"pads":[1]}', "[]", "no"):
         for op in ("Slice", "Transpose", "Pad", "Gather", "ReduceSum", "Expand", "Softmax"):
-            known = loops.traits_of(Key(op, attributes, "float32", ("float32[2, 3]",)))
+            known = predictor.traits_of(Key(op, attributes, "float32", ("float32[2, 3]",)))
             assert (known.pattern, known.spans) == ("", 0)
 
 
@@ -285,7 +286,7 @@ def test_attributes_of_any_shape_say_nothing() -> None:
 )
 def test_channels_that_fill_no_part_of_a_block_have_a_kernel_of_their_own(data: str, weights: str, name: str) -> None:
     group = weights[9 : weights.index(",")]
-    assert loops.kernel_of("Conv", Key("Conv", f'{{"group":{group}}}', "float32", (data, weights))) == name
+    assert predictor.kernel_name("Conv", Key("Conv", f'{{"group":{group}}}', "float32", (data, weights))) == name
 
 
 def test_a_softmax_of_an_outer_axis_takes_longer_than_one_of_the_last_but_one() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from superopt.cost import Key, Record, Store, load_profile, read_profile, write_profile
-from superopt.cost.loops import traits_of
+from superopt.cost.predictor import traits_of
 from superopt.cost.profile import _parsed, cache_directory
 from superopt.ir.errors import InvalidModel, UsageError
 

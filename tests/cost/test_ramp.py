@@ -6,10 +6,9 @@ import pytest
 from superopt.benchmark import predictions
 from superopt.benchmark.predictions import held_out
 from superopt.cost import MeasuredCpu, Profile, Record, RecordedProfile, Store, graph_cost
-from superopt.cost.cache_model import Ramp, fitted, pass_ns, probed_bytes, ramp_of_header, usual
-from superopt.cost.device import CpuDevice
-from superopt.cost.measurement_request import fixed_bytes
-from superopt.cost.record import Key, key_of
+from superopt.cost.cache_model import MissCurve, default_miss_curve, fit_miss_curve, miss_curve_of_header, probe_sizes
+from superopt.cost.measurement import CpuDevice, time_weight_pass
+from superopt.cost.record import Key, constant_bytes, key_of
 from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ir.types import DType, TensorType
 
@@ -21,31 +20,31 @@ def f(*shape):
 
 
 def line(start, full):
-    return Ramp(((start * MIB, 0.0), (full * MIB, 1.0)))
+    return MissCurve(((start * MIB, 0.0), (full * MIB, 1.0)))
 
 
 def made(ramp, size, near=0.01, far=0.04):
-    return {n: n * (near + ramp.share(n) * (far - near)) for n in probed_bytes(size)}
+    return {n: n * (near + ramp.share(n) * (far - near)) for n in probe_sizes(size)}
 
 
 @pytest.mark.parametrize(("start", "full"), [(12, 32), (8, 20), (14, 26), (28, 36)])
 def test_the_ramp_is_found_again_in_passes_over_memory(start, full):
     true = line(start, full)
-    found = fitted(made(true, 32 * MIB), 32 * MIB)
+    found = fit_miss_curve(made(true, 32 * MIB), 32 * MIB)
     assert all(found.share(n * MIB) == pytest.approx(true.share(n * MIB), abs=0.05) for n in (8, 12, 16, 20, 24, 48))
 
 
 def test_without_a_cache_to_be_seen_the_ramp_is_the_usual_one():
-    flat = {n: 0.01 * n for n in probed_bytes(32 * MIB)}
-    assert fitted(flat, 32 * MIB) == usual(32 * MIB)
+    flat = {n: 0.01 * n for n in probe_sizes(32 * MIB)}
+    assert fit_miss_curve(flat, 32 * MIB) == default_miss_curve(32 * MIB)
 
 
-@pytest.mark.parametrize("at", range(len(probed_bytes(32 * MIB)) - 1))
+@pytest.mark.parametrize("at", range(len(probe_sizes(32 * MIB)) - 1))
 def test_one_slow_reading_does_not_move_the_ramp_far_and_it_never_falls(at):
     true = line(14, 26)
     times = made(true, 32 * MIB)
-    times[probed_bytes(32 * MIB)[at]] *= 1.3  # another process came in between
-    found = fitted(times, 32 * MIB)
+    times[probe_sizes(32 * MIB)[at]] *= 1.3  # another process came in between
+    found = fit_miss_curve(times, 32 * MIB)
     shares = [found.share(n * MIB) for n in range(64)]
     assert shares == sorted(shares)
     assert all(abs(share - true.share(n * MIB)) < 0.3 for n, share in enumerate(shares))
@@ -53,30 +52,30 @@ def test_one_slow_reading_does_not_move_the_ramp_far_and_it_never_falls(at):
 
 
 def test_reading_more_takes_longer():
-    assert 0 < pass_ns(1 << 20) < pass_ns(1 << 23)
+    assert 0 < time_weight_pass(1 << 20) < time_weight_pass(1 << 23)
 
 
 def test_the_ramp_is_measured_once_and_kept(tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr("superopt.cost.measured.pass_ns", lambda size, _: asked.append(size) or 0.01 * size)
+    monkeypatch.setattr("superopt.cost.measured.time_weight_pass", lambda size, _: asked.append(size) or 0.01 * size)
     first = MeasuredCpu(store=Store("test", {}, tmp_path))
     assert first.in_context(1).cold == 0.0
     assert first.in_context(1 << 40).cold == 1.0
     assert asked == []  # clear without it
     assert 0.0 < first.in_context(first.cache_bytes * 3 // 4).cold < 1.0
-    assert asked == list(probed_bytes(first.cache_bytes))
+    assert asked == list(probe_sizes(first.cache_bytes))
     again = MeasuredCpu(store=Store("test", {}, tmp_path))
-    assert again.ramp == first.ramp
-    assert len(asked) == len(probed_bytes(first.cache_bytes))
+    assert again.miss_curve == first.miss_curve
+    assert len(asked) == len(probe_sizes(first.cache_bytes))
     assert held_out(again.store.records).records == 0  # no operator's time is predicted from these
     idle = MeasuredCpu(store=Store("idle", {}, tmp_path), time_limit=0.0)
-    assert idle.ramp == usual(idle.cache_bytes)
+    assert idle.miss_curve == default_miss_curve(idle.cache_bytes)
 
 
 def test_a_recording_says_how_much_the_cache_holds(monkeypatch):
-    monkeypatch.setattr("superopt.cost.device.pass_ns", lambda size, _: 0.01 * size)
+    monkeypatch.setattr("superopt.cost.measurement.time_weight_pass", lambda size, _: 0.01 * size)
     facts = CpuDevice().facts()
-    assert ramp_of_header(facts) == usual(facts["cache_bytes"])
+    assert miss_curve_of_header(facts) == default_miss_curve(facts["cache_bytes"])
 
 
 MATMUL = ("MatMul", {}, (f(1, 256), f(256, 1024)), (f(1, 1024),), (False, True))  # 1 MiB of weights
@@ -93,11 +92,11 @@ def test_a_recorded_ramp_decides_between_warm_and_cold():
     assert narrow.in_context(12 * MIB).application(*MATMUL).us == 2.0
     assert narrow.in_context(16 * MIB).application(*MATMUL).us == 3.0
     for damaged in (None, "?", [], [1, 2], [[2, 1], [1, 0]], [["1", 0]]):
-        assert recorded(cache_ramp=damaged).ramp == usual(32 * MIB)
+        assert recorded(cache_ramp=damaged).miss_curve == default_miss_curve(32 * MIB)
 
 
 def test_weights_too_large_for_the_cache_by_themselves_are_cold_in_their_warm_time_already():
-    assert fixed_bytes(KEY) == MIB
+    assert constant_bytes(KEY) == MIB
     alone = recorded(cache_ramp=[[0, 0], [4 * MIB, 1]])  # a quarter of the weight is cold whenever it is read
     assert alone.in_context(MIB).application(*MATMUL).us == 1.0
     assert alone.in_context(5 * MIB // 2).application(*MATMUL).us == pytest.approx(2.0)
@@ -106,7 +105,7 @@ def test_weights_too_large_for_the_cache_by_themselves_are_cold_in_their_warm_ti
 
 def test_bytes_of_constants_are_read_off_a_key():
     shapes = ("float32[2,3]", "!float32[3,4]", "!int64[2]=[3, 4]", "", "!float32[]=0.5")
-    assert fixed_bytes(Key("Op", "{}", "float32", shapes)) == 48 + 16 + 4
+    assert constant_bytes(Key("Op", "{}", "float32", shapes)) == 48 + 16 + 4
 
 
 def twice(first, second, activation=""):
@@ -160,9 +159,9 @@ def test_models_are_raced_in_bursts_in_which_caches_settle(monkeypatch, tmp_path
 
 
 def test_the_probe_reads_memory_that_a_cache_of_the_said_size_holds_and_does_not():
-    sizes = probed_bytes(32 * MIB)
+    sizes = probe_sizes(32 * MIB)
     assert sizes[0] <= 8 * MIB
     assert sizes[-1] >= 48 * MIB
     assert list(sizes) == sorted(set(sizes))
-    assert probed_bytes(1 << 30) == ()  # sessions of gigabytes are not made just for that
-    assert fitted({}, 1 << 30) == usual(1 << 30)
+    assert probe_sizes(1 << 30) == ()  # sessions of gigabytes are not made just for that
+    assert fit_miss_curve({}, 1 << 30) == default_miss_curve(1 << 30)

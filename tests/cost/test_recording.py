@@ -10,12 +10,9 @@ from superopt.benchmark.profiling import coverage, profile
 from superopt.cost import Key, Record, RecordedProfile, Store, device_of, for_target, load_profile, read_profile
 from superopt.cost.fusion import ONNX_RUNTIME_CPU
 from superopt.cost.graph_costs import graph_cost
-from superopt.cost.measure import Timing
-from superopt.cost.measurement_request import question_of
-from superopt.cost.planning import Planning
-from superopt.cost.record import key_of
-from superopt.cost.recording import Recorder
-from superopt.cost.trial import sample
+from superopt.cost.measurement import Timing
+from superopt.cost.record import key_of, question_of
+from superopt.cost.recording import Planning, Recorder
 from superopt.frontend import GraphBuilder
 from superopt.ir.errors import BackendUnavailable, InvalidModel, UsageError
 from superopt.ir.graph import Graph, Node, Value, constant
@@ -24,6 +21,7 @@ from superopt.ops.record import NotCovered
 from superopt.passes.fast_algorithms.selection import GROWTH, Choice, alternatives, rewritten
 from superopt.passes.fast_algorithms.sites import sites_of
 from superopt.pipeline import optimize
+from superopt.runtime.sample_data import sample
 
 
 def f(*shape):
@@ -56,7 +54,7 @@ class Clockwork:
     def key(self, question):
         return question.key
 
-    def expect(self, questions):
+    def prepare(self, questions):
         self.expected += [q.key.text for q in questions]
 
     def time(self, question, *, cold=True):
@@ -120,7 +118,7 @@ def test_a_plan_notes_what_it_lacks_and_only_that():
     assert plan.application("Relu", {}, (f(4),), (f(4),)).source == "measured"
     assert plan.in_context(10).application("Relu", {}, (f(8),), (f(8),)).source != "measured"
     assert [q.key for q in plan.missing.values()] == [key_of("Relu", {}, (f(8),))]
-    assert len(plan.asked) == 2
+    assert len(plan.questions) == 2
 
 
 def test_what_was_measured_is_not_measured_again_even_in_another_call(tmp_path):

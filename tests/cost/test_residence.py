@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from superopt.cost import MeasuredCpu, Store, graph_cost, graph_costs
-from superopt.cost.cache_residency import Activations
-from superopt.cost.peaks import Peaks
+from superopt.cost.cache_model import ActivationTransfers
+from superopt.cost.roofline import Peaks
 from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ir.types import DType, TensorType
 
@@ -14,7 +14,7 @@ PEAKS = Peaks("d", 1e11, 20e9, 80e9, 32 * MIB)
 
 
 def memory(reads, working_set=4 * MIB, share=lambda _: 0.0):
-    return Activations(PEAKS, share, MIB, working_set, dict(reads))
+    return ActivationTransfers(PEAKS, share, MIB, working_set, dict(reads))
 
 
 def near_us(size):
@@ -28,11 +28,11 @@ def far_us(size):
 def test_what_was_just_written_is_in_the_core_and_what_was_long_ago_is_not():
     steps = memory({"x": 2, "a": 1, "b": 1, "c": 1})
     size = 128 * KIB
-    steps.longer_us([("x", size)], [("a", size)], 0, in_place=False)
-    assert steps.longer_us([("a", size)], [("b", size)], 0, in_place=True) == 0.0
-    away = steps.longer_us([("b", size)], [("c", size)], 3 * MIB, in_place=True)
+    steps.extra_us([("x", size)], [("a", size)], 0, in_place=False)
+    assert steps.extra_us([("a", size)], [("b", size)], 0, in_place=True) == 0.0
+    away = steps.extra_us([("b", size)], [("c", size)], 3 * MIB, in_place=True)
     assert away == 0.0  # so many weights push it out when it is timed alone as well
-    late = steps.longer_us([("x", size), ("c", size)], [("y", size)], 0, in_place=True)
+    late = steps.extra_us([("x", size), ("c", size)], [("y", size)], 0, in_place=True)
     assert late == pytest.approx(near_us(size), rel=0.3)  # x was read 3 MiB ago; c was just written
 
 
@@ -40,35 +40,35 @@ def test_memory_that_an_inference_has_not_used_yet_was_used_in_the_one_before():
     size = 256 * KIB
     small = memory({"x": 1}, working_set=size)
     large = memory({"x": 1}, working_set=64 * MIB, share=lambda since: float(since > 32 * MIB))
-    assert small.longer_us([("x", size)], [("y", size)], 0, in_place=False) == 0.0
-    found = large.longer_us([("x", size)], [("y", size)], 0, in_place=False)
+    assert small.extra_us([("x", size)], [("y", size)], 0, in_place=False) == 0.0
+    found = large.extra_us([("x", size)], [("y", size)], 0, in_place=False)
     assert found == pytest.approx(2 * (near_us(size) + far_us(size)))
 
 
 def test_what_is_too_large_for_the_caches_alone_is_not_charged_twice():
     size = 40 * MIB
     steps = memory({"x": 1}, working_set=100 * MIB, share=lambda since: float(since > 32 * MIB))
-    assert steps.longer_us([("x", size)], [("y", size)], 0, in_place=False) == 0.0
+    assert steps.extra_us([("x", size)], [("y", size)], 0, in_place=False) == 0.0
 
 
 def test_results_take_the_memory_that_was_freed_last_and_fits_best():
     steps = memory({"x": 1, "a": 1, "b": 1, "c": 1})
-    steps.longer_us([("x", 512)], [("a", 1024)], 0, in_place=False)
-    steps.longer_us([("a", 1024)], [("b", 256)], 0, in_place=False)  # takes x's
-    steps.longer_us([("b", 256)], [("c", 1000)], 0, in_place=False)  # takes a's
+    steps.extra_us([("x", 512)], [("a", 1024)], 0, in_place=False)
+    steps.extra_us([("a", 1024)], [("b", 256)], 0, in_place=False)  # takes x's
+    steps.extra_us([("b", 256)], [("c", 1000)], 0, in_place=False)  # takes a's
     assert steps._piece["b"] == steps._piece["x"]
     assert steps._piece["c"] == steps._piece["a"]
-    steps.longer_us([("c", 1000)], [("d", 1000)], 0, in_place=True)  # of another size than a's memory: no place
+    steps.extra_us([("c", 1000)], [("d", 1000)], 0, in_place=True)  # of another size than a's memory: no place
     assert steps._piece["d"] != steps._piece["c"]
 
 
 def test_a_result_is_written_over_an_operand_that_nobody_reads_again():
     steps = memory({"x": 2, "a": 1})
-    steps.longer_us([("x", 64)], [("a", 64)], 0, in_place=True)
+    steps.extra_us([("x", 64)], [("a", 64)], 0, in_place=True)
     assert steps._piece["a"] != steps._piece["x"]  # somebody reads it again
-    steps.longer_us([("a", 64)], [("b", 64)], 0, in_place=True)
+    steps.extra_us([("a", 64)], [("b", 64)], 0, in_place=True)
     assert steps._piece["b"] == steps._piece["a"]
-    steps.longer_us([("x", 64)], [("c", 64)], 0, in_place=True)
+    steps.extra_us([("x", 64)], [("c", 64)], 0, in_place=True)
     assert steps._piece["c"] == steps._piece["x"]
 
 
@@ -81,5 +81,5 @@ def test_a_model_costs_more_where_its_activations_leave_the_core(tmp_path, monke
                   (constant("w", np.ones(1024, np.float32)),), (*nodes, *sums), {"": 21})  # fmt: skip
     cpu = MeasuredCpu(store=Store("test", {}, tmp_path))
     found = graph_cost(graph, cpu)
-    monkeypatch.setattr(graph_costs, "_activations", lambda *_: lambda *_: 0.0)
+    monkeypatch.setattr(graph_costs, "_extra_for_activations", lambda *_: lambda *_: 0.0)
     assert graph_cost(graph, cpu).us < found.us < 3 * graph_cost(graph, cpu).us

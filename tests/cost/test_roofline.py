@@ -15,9 +15,8 @@ from superopt.cost import (
     roofline_data,
     write_profile,
 )
-from superopt.cost.peaks import PEAK_QUESTIONS, peaks_of_times
 from superopt.cost.record import key_of
-from superopt.cost.trial import sample
+from superopt.cost.roofline import PEAK_QUESTIONS, peaks_of_times
 from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ir.types import DType, TensorType
 from superopt.ops.infer import infer
@@ -25,6 +24,7 @@ from superopt.pipeline import cost as cost_of
 from superopt.pipeline import inspect, optimize
 from superopt.pipeline.memory_limit import memory_bound, needed
 from superopt.report.roofline import roofline
+from superopt.runtime.sample_data import sample
 
 HEADER = {
     "device": "<b>evil</b>", "cache_bytes": 1 << 20, "dispatch_ns": 100.0,

@@ -5,11 +5,11 @@ import pytest
 
 from superopt.cost import MeasuredCpu, Profile, RecordedProfile, Store, graph_cost, graph_work
 from superopt.cost.record import Record, key_of
-from superopt.cost.trial import sample
 from superopt.ir.graph import Graph, Node, Value, Weight, constant
 from superopt.ir.poly import sym
 from superopt.ir.types import DType, TensorType
 from superopt.ops.infer import infer
+from superopt.runtime.sample_data import sample
 
 
 def f(*shape):

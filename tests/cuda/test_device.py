@@ -13,9 +13,9 @@ import pytest
 from superopt import optimize
 from superopt.cost import target
 from superopt.cost.cuda import CudaDevice, slope
-from superopt.cost.measurement_request import Question
-from superopt.cost.on_device import OnDevice
+from superopt.cost.measured import MeasuredDevice
 from superopt.cost.profile import Store
+from superopt.cost.record import Question
 from superopt.frontend import GraphBuilder
 from superopt.ir.errors import BackendUnavailable, Unsupported, UsageError
 from superopt.ir.graph import Graph
@@ -85,7 +85,7 @@ class Recorder:
         body()
         return self.clock - before + 7.0  # an event pair costs something: slopes must be free of it
 
-    def held(self) -> int:
+    def allocated(self) -> int:
         return len(self.blocks)
 
     def release(self, mark: int) -> None:
@@ -147,10 +147,10 @@ def test_a_device_times_warm_and_cold_and_gives_memory_back() -> None:
     device = CudaDevice(driver=driver)
     kind = TensorType(DType.FLOAT32, (64, 64))
     question = Question("Relu", {}, [kind], [kind], [False])
-    held = driver.held()
+    held = driver.allocated()
     timing = device.time(question)
     assert (timing.ns, timing.ns_cold) == pytest.approx((3000.0, 5000.0))
-    assert driver.held() == held
+    assert driver.allocated() == held
     key = device.key(question)
     assert (key.impl, key.precision) == ("superopt-cuda", "ieee")
     assert key.text != question.key.text
@@ -184,7 +184,7 @@ def test_nothing_imports_cupy_at_start_up() -> None:
 
 def test_costs_on_a_device_are_measured_once_and_kept(tmp_path: Path) -> None:
     """The model that ``--target cuda`` uses, over the device that counts time."""
-    model = OnDevice(CudaDevice(driver=Recorder()), store=Store("device", {}, tmp_path))
+    model = MeasuredDevice(CudaDevice(driver=Recorder()), store=Store("device", {}, tmp_path))
     kind = TensorType(DType.FLOAT32, (64, 64))
     first = model.application("Relu", {}, [kind], [kind])
     assert (first.us, first.source) == (pytest.approx(5.0), "measured")
@@ -208,12 +208,12 @@ def multiplied(times: int) -> Graph:
 
 def test_whole_graphs_race_on_the_device() -> None:
     driver = Recorder()
-    held = driver.held()
+    held = driver.allocated()
     two, one = multiplied(2), perceptron()
     result = CudaDevice(driver=driver).race([two, two], {"x": np.ones((16, 64), np.float32)}, rounds=4)
     assert result.ratios == (pytest.approx(1.0), pytest.approx(1.0))
     assert result.rounds == 4
-    assert driver.held() == held, "a race gives its memory back"
+    assert driver.allocated() == held, "a race gives its memory back"
     steps = len(Session(one, Recorder()).plan.steps)
     alone = CudaDevice(driver=driver).race([one], {"x": np.ones((4, 8), np.float32)}, rounds=3)
     assert alone.ms[0] == pytest.approx(3e-3 * steps, rel=0.02)  # 3 µs a launch, and hardly anything for the events

@@ -7,12 +7,12 @@ import pytest
 
 from superopt.cost import Profile, RecordedProfile, graph_cost
 from superopt.cost.fusion import SUPEROPT_CUDA
-from superopt.cost.trial import sample
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ir.types import DType, TensorType
 from superopt.ops import REGISTRY
 from superopt.runtime.cuda.plan import plan
+from superopt.runtime.sample_data import sample
 
 SHAPE = (2, 16, 8, 64)
 POINTWISE = [n for n, o in REGISTRY.items() if o.family in ("elementwise", "activation")]

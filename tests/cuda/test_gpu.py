@@ -9,8 +9,7 @@ import pytest
 from beside import CONVOLUTIONS, assert_close, convolution, feeds_of, operator_samples
 
 from superopt.cost.cuda import CudaDevice
-from superopt.cost.measurement_request import Question
-from superopt.cost.trial import feeds_for
+from superopt.cost.record import Question
 from superopt.formats import load
 from superopt.frontend import GraphBuilder
 from superopt.ir.graph import Graph
@@ -22,6 +21,7 @@ from superopt.runtime.cuda.probe import probe
 from superopt.runtime.cuda.race import race_sessions
 from superopt.runtime.cuda.session import Session
 from superopt.runtime.reference import run
+from superopt.runtime.sample_data import feeds_for
 
 pytestmark = [
     pytest.mark.gpu,
@@ -108,7 +108,7 @@ def test_a_convolution_is_the_librarys(driver: CudaDriver) -> None:
 def test_operators_take_time_and_large_ones_more(driver: CudaDriver) -> None:
     """Within what the device can reach: its own ceilings."""
     device = CudaDevice(driver=driver)
-    held = driver.held()
+    held = driver.allocated()
     found = []
     for side in (256, 4096):
         kind = TensorType(DType.FLOAT32, (side, side))
@@ -117,7 +117,7 @@ def test_operators_take_time_and_large_ones_more(driver: CudaDriver) -> None:
         assert 0 < timing.ns <= timing.ns_cold
         assert 2 * side**3 / timing.ns < 1.2e-9 * device.peaks["flops_per_s"]
     assert found[1] > 20 * found[0]
-    assert driver.held() == held
+    assert driver.allocated() == held
 
 
 def test_a_chain_is_faster_as_one_kernel(driver: CudaDriver) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lab.operators import drawn, plan
 from superopt import formats
-from superopt.cost.measurement_request import question_of
+from superopt.cost.record import question_of
 from superopt.ops import REGISTRY
 
 EACH = 3

@@ -3,12 +3,11 @@
 import pytest
 
 from superopt.benchmark.pairs import AIMS, Estimated, blocks, rewrites
-from superopt.cost.measurement_request import question_of
-from superopt.cost.record import key_of
-from superopt.cost.trial import sample
+from superopt.cost.record import key_of, question_of
 from superopt.ir.graph import Graph, Node, Value, constant, structural_hash
 from superopt.ir.types import DType, TensorType
 from superopt.rules import load_library
+from superopt.runtime.sample_data import sample
 from superopt.verifier.check.differential import check
 
 

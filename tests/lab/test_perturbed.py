@@ -8,7 +8,7 @@ import pytest
 
 from lab.perturbed import Perturbed, main, perturbed
 from superopt import cost, formats
-from superopt.cost.measurement_request import Question
+from superopt.cost.record import Question
 from superopt.ir.types import DType, TensorType
 
 TINY = Path(__file__).parents[2] / "corpus" / "tiny"

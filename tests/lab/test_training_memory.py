@@ -8,8 +8,8 @@ import pytest
 
 from lab.training_memory import main, planned_step, raced
 from superopt import formats
-from superopt.cost.trial import feeds_for
 from superopt.memory import measured_arena
+from superopt.runtime.sample_data import feeds_for
 
 
 def test_a_step_in_files_takes_what_it_says_and_computes_the_same(

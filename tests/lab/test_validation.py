@@ -22,9 +22,9 @@ from superopt.benchmark.predictions import (
 from superopt.benchmark.validation import Validation, validate_costs
 from superopt.cost import MeasuredCpu, Record, Store
 from superopt.cost.record import key_of
-from superopt.cost.trial import sample
 from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ir.types import DType, TensorType
+from superopt.runtime.sample_data import sample
 
 
 def f(*shape):

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from superopt import cost as costs
-from superopt.cost.trial import feeds_for
 from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ir.terms import App, Var
 from superopt.ir.types import DType, TensorType
@@ -22,6 +21,7 @@ from superopt.pipeline.rematerialization import Point, least_for
 from superopt.report import Measurement
 from superopt.rules import Rule, TensorScheme
 from superopt.runtime import reference
+from superopt.runtime.sample_data import feeds_for
 from superopt.verifier import ProvedAllSizes, Unknown
 from superopt.verifier.equivalence.graphs import PROVED, verify
 from superopt.verifier.prover.piecewise import prove_joined

@@ -12,10 +12,10 @@ import pytest
 
 import superopt
 from superopt import formats
-from superopt.cost.trial import feeds_for
 from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ir.types import DType, TensorType
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
+from superopt.runtime.sample_data import feeds_for
 
 LIMIT, PROCESS = 400 << 20, 512 << 20
 _RUN = """

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from superopt import formats
-from superopt.cost.trial import feeds_for, with_values
 from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ir.types import DType, TensorType
 from superopt.memory import IN_PLACE, RENAMING, Arena, measured_arena
 from superopt.pipeline.memory_timeline import Footprint, footprint_of
+from superopt.runtime.sample_data import feeds_for, with_values
 
 TINY = Path(__file__).parents[2] / "corpus" / "tiny"
 SHAPE = (8, 16, 16, 16)

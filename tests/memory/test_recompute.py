@@ -13,7 +13,6 @@ import superopt
 from superopt import cost as costs
 from superopt import formats
 from superopt.cost.graph_costs import task_of
-from superopt.cost.trial import feeds_for, with_values
 from superopt.frontend.training import train_step
 from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ir.types import DType, TensorType
@@ -36,6 +35,7 @@ from superopt.pipeline.memory_timeline import footprint
 from superopt.pipeline.rematerialization import Writing, least_for, points
 from superopt.pipeline.schedule_lowering import realised
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
+from superopt.runtime.sample_data import feeds_for, with_values
 from superopt.verifier.equivalence.graphs import PROVED, verify
 
 ROWS, COLUMNS = 64, 64

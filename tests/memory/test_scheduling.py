@@ -11,7 +11,6 @@ import pytest
 
 import superopt
 from superopt import formats
-from superopt.cost.trial import feeds_for, with_values
 from superopt.ir.errors import UsageError
 from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ir.types import DType, TensorType
@@ -23,6 +22,7 @@ from superopt.pipeline.memory_timeline import footprint
 from superopt.pipeline.operand_order import walked
 from superopt.pipeline.symbolic_rows import open_rows
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
+from superopt.runtime.sample_data import feeds_for, with_values
 from superopt.verifier.equivalence.graphs import verify
 
 SAYS_NOTHING = Counter({"Slice": 1, "Cast": 1, "ReduceSum": 1, "Add": 1, "Split": 1})  # shapes of a few zeros

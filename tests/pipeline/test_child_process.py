@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from superopt import cost as costs
-from superopt.cost.measurements import Answers
+from superopt.cost.measured import Measurements
 from superopt.cost.profile import Store
 from superopt.formats.tensors import AsideData, set_aside
 from superopt.frontend import GraphBuilder
@@ -178,14 +178,14 @@ def test_something_else_is_done_meanwhile(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_what_was_measured_is_known_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     before, record, beside = list(costs.load_profile("cpu-epyc-2core").records.values())[:3]
-    answers = Answers(Store("test", {}, tmp_path))
+    answers = Measurements(Store("test", {}, tmp_path))
     answers.store.add(before)
     answers.measured = 1
 
     def asks(graph: Graph, rules: object, prices: costs.CostModel, *args: object, **named: object) -> SearchResult:
-        assert prices.answers is not None
-        prices.answers.store.add(record)
-        prices.answers.measured += 2
+        assert prices.measurements is not None
+        prices.measurements.store.add(record)
+        prices.measurements.measured += 2
         return SearchResult(graph)
 
     def measures() -> bool:
@@ -196,7 +196,7 @@ def test_what_was_measured_is_known_here(monkeypatch: pytest.MonkeyPatch, tmp_pa
     stubbed(monkeypatch, asks)
     graph = folding()
     with costs.for_target("profile:cpu-epyc-2core") as prices:
-        prices.answers = answers
+        prices.measurements = answers
         child_process.search_in_child(graph, (), prices, SearchOptions(), quiet, measures)
     assert answers.measured == 4, "one before, two there, one here meanwhile"
     for known in (before, record, beside):

@@ -10,12 +10,12 @@ from types import MappingProxyType
 import numpy as np
 import onnx
 
-from superopt.cost.trial import sample
 from superopt.ir.errors import Unsupported
 from superopt.ir.graph import Graph, Node, Value, Weight, constant
 from superopt.ir.types import DType, TensorType
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.protocol import Bound, Loaded, Traced
+from superopt.runtime.sample_data import sample
 
 
 def typed(*shape: int) -> TensorType:

@@ -16,15 +16,15 @@ import superopt
 from superopt import formats
 from superopt.benchmark import RuntimesOptions, compare_runtimes
 from superopt.cost import OPENVINO_CPU
-from superopt.cost.calibrated import nearest_profile
-from superopt.cost.device import CpuDevice
-from superopt.cost.patterns import Pattern, groups
-from superopt.cost.trial import feeds_for, sample
+from superopt.cost.calibration import nearest_profile
+from superopt.cost.fusion import Pattern, groups
+from superopt.cost.measurement import CpuDevice
 from superopt.frontend import GraphBuilder
 from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ops.infer import infer
 from superopt.report.benchmark import runtimes_table
 from superopt.runtime.registry import runtime_named
+from superopt.runtime.sample_data import feeds_for, sample
 
 pytestmark = pytest.mark.skipif(
     util.find_spec("openvino") is None, reason="OpenVINO is not installed: pip install 'superopt[openvino]'"

@@ -13,12 +13,10 @@ from typer.testing import CliRunner
 from superopt import formats
 from superopt.cli import app
 from superopt.cost import BACKENDS, OPENVINO_CPU, RecordedProfile, for_target, load_profile
-from superopt.cost.device import CpuDevice
 from superopt.cost.fusion import cpu_backend
-from superopt.cost.measure import Meter, Timing, measure_graph
 from superopt.cost.measured import MeasuredCpu, device_store
+from superopt.cost.measurement import CpuDevice, Meter, Timing, measure_graph
 from superopt.cost.profile import Store
-from superopt.cost.trial import feeds_for
 from superopt.ir.errors import BackendUnavailable, InvalidModel, Unsupported, UsageError
 from superopt.ir.graph import Graph, Node, Value
 from superopt.ir.poly import sym
@@ -29,6 +27,7 @@ from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.paired_benchmark import race
 from superopt.runtime.protocol import Runtime, Traced
 from superopt.runtime.registry import RUNTIMES, runtime_named
+from superopt.runtime.sample_data import feeds_for
 from superopt.verifier.check.differential import check
 
 INSTALLED = [name for name in RUNTIMES if name != "openvino" or util.find_spec("openvino") is not None]

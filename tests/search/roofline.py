@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from superopt.cost.model import CostModel
-from superopt.cost.peaks import Peaks
+from superopt.cost.cost_model import CostModel
 from superopt.cost.record import Estimate
+from superopt.cost.roofline import Peaks
 
 
 class Roofline(CostModel):

@@ -56,7 +56,7 @@ class Unasked(Doubtful):
         self.timed = []
         self.guesses = {"Add": self.prices.pop("Add"), "Neg": Estimate(0.1, "interpolated", 0.5)}
 
-    def known(self, op, *args, **kwargs):
+    def has_price(self, op, *args, **kwargs):
         return op not in self.guesses or op in self.timed
 
     def expected(self, op, *args, **kwargs):
@@ -95,7 +95,7 @@ class Answering(Roofline):
         self.prices = {**PRICES, "Add": Estimate(1000.0, "measured"), "Neg": Estimate(0.1, "measured")}
         self.takes, self.sigma, self.timed = takes, sigma, False
 
-    def known(self, op, *args, **kwargs):
+    def has_price(self, op, *args, **kwargs):
         return op != "Sum" or self.timed
 
     def expected(self, op, *args, **kwargs):

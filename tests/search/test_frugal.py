@@ -10,8 +10,7 @@ import pytest
 from graphs import assert_equivalent, f32, graph, op, weight
 from roofline import Roofline
 
-from superopt.cost.measurement_request import Question
-from superopt.cost.record import Estimate
+from superopt.cost.record import Estimate, Question
 from superopt.ir.graph import Graph, constant
 from superopt.passes import SearchOptions, saturation_search, search
 from superopt.rules import load_library

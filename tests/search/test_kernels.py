@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from superopt import cost
-from superopt.cost.patterns import ONNX_RUNTIME_PATTERNS, Pattern, groups
+from superopt.cost.fusion import ONNX_RUNTIME_PATTERNS, Pattern, groups
 from superopt.frontend import GraphBuilder
 from superopt.ir.graph import Graph, Node
 from superopt.ops.infer import infer

@@ -8,8 +8,7 @@ import pytest
 from graphs import assert_equivalent
 
 from superopt import cost
-from superopt.cost.fusion import SUPEROPT_CUDA
-from superopt.cost.patterns import ONNX_RUNTIME_PATTERNS, Pattern, groups
+from superopt.cost.fusion import ONNX_RUNTIME_PATTERNS, SUPEROPT_CUDA, Pattern, groups
 from superopt.egraph.rewrites import prepare
 from superopt.extraction.node_costs import Pricer
 from superopt.frontend import GraphBuilder, Tensor

@@ -69,7 +69,7 @@ def test_a_folder_is_checked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "mine.toml").write_text(TRUE)
     first = admit(load_library(tmp_path / "mine.toml"))
     monkeypatch.setattr(admission, "check", lambda *_, **__: pytest.fail("proved again"))
-    monkeypatch.setattr(admission, "settled", lambda *_: pytest.fail("judged again"))
+    monkeypatch.setattr(admission, "verified_verdicts", lambda *_: pytest.fail("judged again"))
     again = admit(load_library(tmp_path / "mine.toml"))
     assert again.verdicts == first.verdicts
     assert again.float_store == first.float_store

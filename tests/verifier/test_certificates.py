@@ -133,7 +133,7 @@ def test_cvc5_is_stopped_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """It counts no work in some goals; another process does what it does, and can be ended."""
     pytest.importorskip("cvc5")
     monkeypatch.setattr(smtlib, "_CVC5_SECONDS", 0.5)
-    monkeypatch.setattr(smtlib, "_asked_cvc5", time.sleep)
+    monkeypatch.setattr(smtlib, "_solve_with_cvc5", time.sleep)
     assert smtlib._cvc5(3600) == "unknown"  # type: ignore[arg-type]
 
 

@@ -16,7 +16,7 @@ from superopt.rules.grammar import parse_rule
 from superopt.rules.rule import Rule
 from superopt.verifier.floats import recording
 from superopt.verifier.floats.adversarial_points import drawn, exponents
-from superopt.verifier.floats.comparison import FACTOR, judged
+from superopt.verifier.floats.comparison import FACTOR, analyse_errors
 from superopt.verifier.floats.evaluation import FORMATS, cone, kernel_values, rounded, wide_values
 from superopt.verifier.floats.recorded_law import breaches, directions_used
 from superopt.verifier.floats.recording import with_specials, without
@@ -64,7 +64,7 @@ def test_what_cancels_by_chance_is_no_deliberate_rounding() -> None:
         "d": "ints[2]>=1",
     }  # fmt: skip
     chain = rule(f"Conv(Conv(x, a, {none}), k, {conv}) = Conv(x, {kernel}, {conv})", forall)
-    found = recording.settled(chain)["forward"]["float32"]
+    found = recording.verified_verdicts(chain)["forward"]["float32"]
     assert any(not way.rounded and way.generous for way in found.ways)
 
 
@@ -187,7 +187,7 @@ def test_an_infinity_is_right_where_the_exact_result_rounds_to_it() -> None:
     exact = np.array([65524.0, 65524.0, 65000.0], np.longdouble)  # from 65,520 on float16 rounds to infinity
     target = np.array([np.inf, -np.inf, np.inf], np.float32)
     source = np.array([65504.0, 65504.0, 65000.0], np.float32)
-    found = judged(source, target, exact, none, np.zeros((0, 3)), form, 2.0, np.zeros(3, bool))
+    found = analyse_errors(source, target, exact, none, np.zeros((0, 3)), form, 2.0, np.zeros(3, bool))
     assert (found.error <= FACTOR * found.allowance).tolist() == [True, False, False]
 
 

@@ -394,15 +394,15 @@ def test_an_element_that_twelve_runs_hardly_moved_is_looked_at_again(monkeypatch
     graph = floored()
     one = Explanations(graph, None, None, None, lambda: 1.0)  # type: ignore[arg-type]
     trial = Trial(Feed("x", {}), {"y": old})
-    found = one.judged(trial, 0, "y", made, DType.FLOAT32, compare(old, made, DType.FLOAT32), None)
+    found = one.explain(trial, 0, "y", made, DType.FLOAT32, compare(old, made, DType.FLOAT32), None)
     assert found.problem is None
     assert asked == [*range(36)]
-    assert not any(run for kind in one._known[0].runs for run in kind)  # what was looked at is held no longer
+    assert not any(run for kind in one._evidence[0].runs for run in kind)  # what was looked at is held no longer
     made[0, 0] += np.float32(5e-6)  # further than any element moves: no more runs are made for it
     asked.clear()
     fresh = Explanations(graph, None, None, None, lambda: 1.0)  # type: ignore[arg-type]
-    monkeypatch.setattr(Explanations, "_near", lambda *_: np.zeros((4, 64), bool))
-    found = fresh.judged(trial, 0, "y", made, DType.FLOAT32, compare(old, made, DType.FLOAT32), None)
+    monkeypatch.setattr(Explanations, "_overflow_mask", lambda *_: np.zeros((4, 64), bool))
+    found = fresh.explain(trial, 0, "y", made, DType.FLOAT32, compare(old, made, DType.FLOAT32), None)
     assert found.problem is not None
     assert asked == [*range(12)]
 

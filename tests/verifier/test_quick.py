@@ -229,8 +229,8 @@ def test_what_a_check_held_goes_with_it(monkeypatch: pytest.MonkeyPatch, large: 
         plan = replace(_QUICK, effort=replace(QUICK, work=1.0))
         one = differential.Judge(BEFORE, AFTER, plan, bench)
         assert one.run().verdict == "passed"
-        assert one.once is large
-        assert bool(bench._kept) is not large
+        assert one.single_run is large
+        assert bool(bench._cached) is not large
         gc.disable()
         try:
             held = weakref.ref(one)
@@ -258,8 +258,8 @@ def test_mutants_are_shared_by_the_kinds_of_places() -> None:
     before, after = kinds_of_places(20, first=False), kinds_of_places(20, first=True)
     plan = differential._plan(0, 6, None, 60.0, {}, local_checks.NONE, differential.QUICK)
     with Bench() as bench:
-        found = local_checks.check_places(before, after, infer(before, {}), plan, bench)
-    assert found.checked == found.places > 1
+        found = local_checks.check_sites(before, after, infer(before, {}), plan, bench)
+    assert found.checked == found.sites > 1
     assert found.power is not None
     assert 0 < found.power.mutants <= 8
 
@@ -356,8 +356,8 @@ def test_terms_of_a_sum_are_followed_to_the_inputs() -> None:
 def test_changed_rows_are_read_whatever_the_work() -> None:
     plan = replace(_QUICK, effort=replace(QUICK, work=1.0))
     with Bench() as bench:
-        right = judging.Judge(ROWS_BEFORE, ROWS_AFTER, plan, bench).run()
-        wrong = judging.Judge(ROWS_BEFORE, embedded(fused=True, wrong_row=True), plan, bench).run()
+        right = judging.DifferentialCheck(ROWS_BEFORE, ROWS_AFTER, plan, bench).run()
+        wrong = judging.DifferentialCheck(ROWS_BEFORE, embedded(fused=True, wrong_row=True), plan, bench).run()
     assert (right.verdict, wrong.verdict) == ("passed", "failed")
 
 

@@ -101,12 +101,12 @@ def _derivation(d: Derivation) -> dict[str, Any]:
 class _Written:
     """Summands as they were written first, by the prover's key: a step starts from what an earlier one ended with."""
 
-    known: dict[str, Summand] = field(default_factory=dict)
+    summands: dict[str, Summand] = field(default_factory=dict)
 
     def summand(self, m: Monomial) -> Summand:
-        if m.key not in self.known:
-            self.known[m.key] = _named(m.bound, lambda names: _summand(m, names), {})
-        return self.known[m.key]._replace(c=m.coefficient)
+        if m.key not in self.summands:
+            self.summands[m.key] = _named(m.bound, lambda names: _summand(m, names), {})
+        return self.summands[m.key]._replace(c=m.coefficient)
 
     def value(self, value: Value) -> list[Any]:
         return [_json(self.summand(m)) for m in value]
@@ -148,7 +148,7 @@ class _Written:
         pieces = [left._replace(guards=overlap)] if a.coefficient + b.coefficient else []
         pieces += [left._replace(guards=g) for g in only_a] + [moved._replace(guards=g) for g in only_b]
         for m, piece in zip(step.after, pieces, strict=True):
-            self.known.setdefault(m.key, piece)
+            self.summands.setdefault(m.key, piece)
         return {
             "bijection": {n: format_dim(v) for n, v in images.items()}, "overlap": _rows(overlap),
             "only_a": [*map(_rows, only_a)], "only_b": [*map(_rows, only_b)],

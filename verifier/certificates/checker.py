@@ -211,7 +211,7 @@ def _negated(c: Condition) -> Condition:
 @dataclass
 class _Goals:
     texts: dict[str, None]
-    known: Conditions = frozenset()
+    assumptions: Conditions = frozenset()
 
     def derived(self, rule: Rule, added: Sequence[Guard], stated: Set[str], *, possible: bool) -> None:
         """What the left side demands beyond types and guards is stated, or follows from what is.
@@ -219,10 +219,10 @@ class _Goals:
         Raises:
             Rejected: positions that the left side reads are nowhere said to be inside its axes.
         """
-        self.known = self.given(rule)
+        self.assumptions = self.given(rule)
         text = " and ".join(map(format_guard, added))
         if not possible and f"not ({text})" not in stated:
-            self.refuted(self.known, [])
+            self.refuted(self.assumptions, [])
             return
         types = types_of(rule)
         tail = f" where {text}" if added else ""
@@ -236,7 +236,7 @@ class _Goals:
             elif possible and not {text := str(at), text + tail} & stated:
                 raise Rejected(f"that the positions {at.text} are inside their axis is a hypothesis that is not stated")
         if not possible:
-            self.refuted(self.known | frozenset(types.lhs_obligations), [])
+            self.refuted(self.assumptions | frozenset(types.lhs_obligations), [])
 
     def given(self, rule: Rule) -> Conditions:
         """What the types and guards of a rule say."""
@@ -252,7 +252,7 @@ class _Goals:
     def context(self, rule: Rule, place: int, row: Row) -> None:
         """The rule gives what a derivation assumes, its facts, the right side's well-formedness and type."""
         types = types_of(rule)
-        self.known = self.given(rule) | frozenset(types.lhs_obligations)
+        self.assumptions = self.given(rule) | frozenset(types.lhs_obligations)
         for c in types.rhs_obligations:
             self.implied(c)
         left, right = types.lhs[place], types.rhs[place]
@@ -262,7 +262,7 @@ class _Goals:
         for name, text in row["parts"].items():
             if name in names or not symbols(size(text)) <= names:
                 raise Rejected(f"{name} is not defined once, by what is defined")
-            self.known |= {Condition("eq", sym(name) - size(text))}
+            self.assumptions |= {Condition("eq", sym(name) - size(text))}
             names.add(name)
         for axis, (m, n) in enumerate(zip(left.shape or (), right.shape or (), strict=True)):
             digits = {f"o{axis}__{i}": size(text) for i, text in enumerate(row["digits"][axis])}
@@ -271,11 +271,11 @@ class _Goals:
                 self.implied(c)
             if names & digits.keys():
                 raise Rejected("the name of an index is taken")
-            self.known |= {Condition("ge", d) for i, e in digits.items() for d in (sym(i), e - 1 - sym(i))}
+            self.assumptions |= {Condition("ge", d) for i, e in digits.items() for d in (sym(i), e - 1 - sym(i))}
         assumed = conditions(row["hypotheses"]) | {Condition("ge", sym(n) - v) for n, v in row["least"].items()}
         for c in sorted(assumed, key=str):
             self.implied(c)
-        self.known |= assumed
+        self.assumptions |= assumed
         for fact in row["facts"]:
             goal = None if fact["goal"] is None else next(iter(conditions([fact["goal"]])))
             self.implied(goal, conditions(fact["given"]))
@@ -294,14 +294,14 @@ class _Goals:
 
     def implied(self, goal: Condition | None, given: Conditions = frozenset()) -> None:
         """Ask that what is known and given implies a condition (``None``: that it is contradictory)."""
-        if goal is None or not (goal.known or goal in given | self.known):
+        if goal is None or not (goal.known or goal in given | self.assumptions):
             self.refuted(given, [] if goal is None else [frozenset((goal,))])
 
     def refuted(self, given: Conditions, pieces: Iterable[Conditions]) -> None:
         """Ask that what is known and given cannot hold outside of all pieces."""
         clauses = [[_negated(c) for c in sorted(p, key=str)] for p in pieces]
         names = {n for c in (*given, *(c for p in clauses for c in p)) for n in symbols(c.size)}
-        chosen, rest = sorted(given, key=str), sorted(self.known - given, key=str)
+        chosen, rest = sorted(given, key=str), sorted(self.assumptions - given, key=str)
         while near := [c for c in rest if symbols(c.size) & names]:  # leaving hypotheses out only makes it harder
             chosen += near
             names |= {n for c in near for n in symbols(c.size)}

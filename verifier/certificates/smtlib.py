@@ -114,14 +114,14 @@ def _z3(text: str) -> str:
 
 def _cvc5(text: str) -> str:
     """What cvc5 answers, in a process of its own: there are goals in which it heeds no limit."""
-    call = packed(_asked_cvc5, (text,), files=None, seconds=_CVC5_SECONDS, last=False)
+    call = packed(_solve_with_cvc5, (text,), files=None, seconds=_CVC5_SECONDS, last=False)
     try:
         return str(unpacked(isolated(call))[0])
     except Lost:
         return "unknown"
 
 
-def _asked_cvc5(text: str) -> str:
+def _solve_with_cvc5(text: str) -> str:
     signal.setitimer(signal.ITIMER_REAL, 4 * _CVC5_SECONDS)  # ends this process, where nobody is left who would
     try:
         return _answered(text)

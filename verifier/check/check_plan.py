@@ -54,7 +54,7 @@ class CheckResult:
     power: Power | None = None
     feeds: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
     where: tuple[str, ...] = ()
-    alike: bool = False
+    cancelling: bool = False
     refused: str = ""
     beyond: tuple[str, ...] = ()
 
@@ -73,11 +73,11 @@ class Thoroughness:
     work: float
     reference: float
     both: float
-    alike: bool = False
+    cancelling: bool = False
 
 
 # Some ten seconds of one core, with the runtime's optimisations off; and one.
-WHOLE = Thoroughness(work=8e10, reference=2e9, both=1e9, alike=True)
+WHOLE = Thoroughness(work=8e10, reference=2e9, both=1e9, cancelling=True)
 QUICK = Thoroughness(work=6e9, reference=1e8, both=1e8)
 
 

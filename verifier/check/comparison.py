@@ -10,28 +10,28 @@ from typing import Any
 
 import numpy as np
 
-from superopt.cost.graph_costs import work
 from superopt.ir.errors import InvalidModel, OutOfTime, ResourceLimit, Unsupported, UsageError
 from superopt.ir.graph import Graph, OpaqueAttribute
 from superopt.ir.poly import symbols
 from superopt.ir.types import TensorType
 from superopt.ops.infer import Typing, infer
+from superopt.ops.work import Inference
 from superopt.runtime import reference
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.ort import InferenceSession
 from superopt.runtime.ort import run as run_session
 from superopt.verifier.check.check_plan import ORIGINAL, RESULT, CheckResult, Plan
-from superopt.verifier.check.cross_runtime import Elsewhere, displaced
+from superopt.verifier.check.cross_runtime import CrossRuntime, displaced
 from superopt.verifier.check.deviation import Explanations, Trial
 from superopt.verifier.check.input_generation import KINDS, LEVELS, choose_sizes, fed_types, make_inputs
 from superopt.verifier.check.power import Power, measure_power
 from superopt.verifier.check.sessions import LARGE, Arrays, Bench, attempt
-from superopt.verifier.check.size_targets import MOST, sizes_beside
+from superopt.verifier.check.size_targets import MOST, size_candidates
 from superopt.verifier.check.special_values import handles_special
 from superopt.verifier.check.steered_inputs import Feed, changed_rows, steered
 from superopt.verifier.check.tolerance import Comparison, agrees_with_reals, compare, equal
 
-__all__ = ["Judge"]
+__all__ = ["DifferentialCheck"]
 
 _RANDOM = ("RandomNormal", "RandomUniform", "Multinomial", "Bernoulli", "Dropout")
 _RUNS = 11  # runs of about the original's work that an input takes: both models, and the disturbed ones
@@ -40,9 +40,9 @@ _NODE = 5e4  # operations that a node of it counts at least
 _EMERGENCY = 20.0  # seconds of the original's runs after which no more are begun: work was not known (a loop, say)
 _STEERED = 48  # steered inputs at most
 _SIZES = 0.25  # of the work that sizes of the graphs' own may take besides
-_UNKNOWN = 1 << 12  # a size up to which a model is run though what it makes of it is not known
+_LARGEST_UNTYPED = 1 << 12  # a size up to which a model is run though what it makes of it is not known
 _OVERFLOWS = "overflow"  # the kind of difference that it is
-_HELD = 1 << 30  # bytes that a run may read and write at such a size
+_LARGEST_RUN = 1 << 30  # bytes that a run may read and write at such a size
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class _Session:
     optimised: bool
 
 
-class Judge:
+class DifferentialCheck:
     """One check: ``run`` goes straight through.
 
     Args:
@@ -72,16 +72,16 @@ class Judge:
         self.original, self.result = ran or (before, after)
         self.typing = typing or infer(before, plan.sizes)
         self.types = {v.name: v.type.dtype if isinstance(v.type, TensorType) else None for v in before.outputs}
-        done = work(before, self.typing, plan.sizes)
-        self.work = float(done.flops)
-        self.run_work = max(self.work + done.bytes, _RUN, _NODE * len(before.nodes))
+        flops, moved = Inference(before, self.typing, plan.sizes).flops_and_bytes()
+        self.work = float(flops)
+        self.run_work = max(self.work + moved, _RUN, _NODE * len(before.nodes))
         self.erratic: set[str] = set()
         self.plain: InferenceSession | None = None
         self.explanations: Explanations | None = None
         self.notes: list[str] = []
         self.broken: dict[str, str] = {}  # by output: that the runtime's optimiser moves it as no rounding does
         self.slack = plan.slack.at(after)
-        self.elsewhere = Elsewhere(self.original, self.result, bench, plan.runtime)
+        self.cross_runtime = CrossRuntime(self.original, self.result, bench, plan.runtime)
 
     @property
     def exhaustive(self) -> bool:
@@ -94,16 +94,16 @@ class Judge:
         kinds = (t for t in self.typing.types.values() if isinstance(t, TensorType))
         return self.bench.is_large(self.before) or max((t.nbytes or 0 for t in kinds), default=0) >= LARGE
 
-    def _rest(self) -> None:
+    def _release(self) -> None:
         if self.large:
-            self.bench.rest()
+            self.bench.release_memory()
 
     @cached_property
-    def once(self) -> bool:
+    def single_run(self) -> bool:
         """Whether the result is run on one input only, and what its session holds is worth giving back before more is
         made to explain what that gave."""
         single = _RUNS * self.run_work > self.plan.effort.work and not changed_rows(self.before, self.after)
-        return single and self.large and not self.plan.effort.alike
+        return single and self.large and not self.plan.effort.cancelling
 
     def run(self) -> CheckResult:
         fed_types(self.before)
@@ -118,7 +118,8 @@ class Judge:
             self.plain,
             self.plan.longest,
             self.slack,
-            self.bench.rest if self.large else None,  # no method of this object's: what holds itself is held for long
+            # no method of this object's: what holds itself is held for long
+            self.bench.release_memory if self.large else None,
         )
         sessions, refused = self._sessions()
         if refused is not None:
@@ -133,12 +134,12 @@ class Judge:
                 names = [v.name for v in self.before.outputs if v.name not in self.erratic]
                 if not names:
                     return CheckResult("skipped", reason="every output is random: it differs from run to run")
-            self._rest()
-            total = self._judged(trial, len(tried), sessions, names, total)
+            self._release()
+            total = self._compare_trial(trial, len(tried), sessions, names, total)
             tried.append(trial)
             total = replace(total, trials=len(tried))
             if total.verdict == "failed":
-                return replace(total, feeds=trial.feed.arrays, alike=trial.feed.alike)
+                return replace(total, feeds=trial.feed.arrays, cancelling=trial.feed.cancelling)
         if self.erratic:
             self.notes.append(f"random outputs not compared: {', '.join(sorted(self.erratic))}")
         return replace(total, reason="; ".join((*self.notes, *self.broken.values())), power=self._power(tried, names))
@@ -193,7 +194,7 @@ class Judge:
         most = max(most, len(changed_rows(self.before, self.after)))  # what no other input may ever read
         started = time.monotonic()
         aims = steered(
-            self.before, self.after, plan.seed, plan.sizes, level, most, alike=plan.effort.alike,
+            self.before, self.after, plan.seed, plan.sizes, level, most, cancelling=plan.effort.cancelling,
             beside=self._sizes(level), special=plan.beyond or self.deliberate,
         )  # fmt: skip
         for feed in aims:
@@ -221,13 +222,13 @@ class Judge:
             return
         typed = (self.before, self.typing), (self.after, infer(self.after, plan.sizes))
         count = 0
-        for group, size in sizes_beside([(g, t.types) for g, t in typed], names, plan.sizes):
+        for group, size in size_candidates([(g, t.types) for g, t in typed], names, plan.sizes):
             wanted = dict.fromkeys(group, size)
             sizes = choose_sizes(self.before, plan.seed, level, {**plan.sizes, **wanted})
-            done = [work(g, t, sizes) for g, t in typed]
-            known = size <= _UNKNOWN or all(kind is not None for _, t in typed for kind in t.types.values())
-            taken = _RUNS * max(sum(d.flops + d.bytes for d in done), self.run_work)
-            if not known or max(d.bytes for d in done) > _HELD or taken > left:
+            work = [Inference(g, t, sizes).flops_and_bytes() for g, t in typed]
+            known = size <= _LARGEST_UNTYPED or all(kind is not None for _, t in typed for kind in t.types.values())
+            taken = _RUNS * max(sum(flops + moved for flops, moved in work), self.run_work)
+            if not known or max(moved for _, moved in work) > _LARGEST_RUN or taken > left:
                 continue
             left, count = left - taken, count + 1
             yield wanted
@@ -252,7 +253,7 @@ class Judge:
         again = run_session(self._session(), trial.feed.arrays, time_limit=self.plan.longest())
         return {n for n, a in trial.original.items() if not equal(a, again[n])}
 
-    def _judged(
+    def _compare_trial(
         self, trial: Trial, number: int, sessions: list[_Session], names: Sequence[str], total: CheckResult
     ) -> CheckResult:  # fmt: skip
         if not self._survives(self.result, trial.feed):
@@ -264,7 +265,7 @@ class Judge:
             why = f"the result fails where the original runs: {error.what}"
             return replace(total, verdict="failed", reason=why, refused=RESULT)
         only = len(sessions) == 1 and sessions[0].optimised
-        if self.once:
+        if self.single_run:
             sessions.clear()
             self.bench.drop(self.result)
         if trial.feed.special:
@@ -277,7 +278,7 @@ class Judge:
             total = self._unoptimised(trial, number, names, total)
         if total.verdict == "failed" or self.plan.runtime is ONNX_RUNTIME:
             return total
-        return self._judged_elsewhere(trial, number, names, total)
+        return self._compare_in_runtime(trial, number, names, total)
 
     def _not_finite(
         self, trial: Trial, number: int, made: Arrays, names: Sequence[str], total: CheckResult
@@ -285,9 +286,9 @@ class Judge:
         """NaN and infinities: a difference fails where a model says what is done with them, and else is told."""
         for name, one in self.outputs_compared(trial, number, made, names).items():
             if one.problem is not None and self.deliberate:
-                return _worse(total, one, name, trial.feed.name)
+                return _with_comparison(total, one, name, trial.feed.name)
             if one.problem is not None:
-                total = _beyond(total, trial.feed.name, name, one.problem)
+                total = _with_beyond(total, trial.feed.name, name, one.problem)
         return total
 
     def _is_broken(self, trial: Trial, number: int, names: Sequence[str]) -> bool:
@@ -315,13 +316,13 @@ class Judge:
 
     def _run(self, session: InferenceSession, trial: Trial) -> Arrays:
         made = run_session(session, trial.feed.arrays, time_limit=self.plan.longest())
-        self._rest()
+        self._release()
         return made
 
-    def _judged_elsewhere(self, trial: Trial, number: int, names: Sequence[str], total: CheckResult) -> CheckResult:
+    def _compare_in_runtime(self, trial: Trial, number: int, names: Sequence[str], total: CheckResult) -> CheckResult:
         """The result in the runtime that it is made for: by ONNX Runtime's truth or, where that runtime does not keep
         to it on the original itself, by how far it is from what that runtime makes of the original."""
-        made, longest = self.elsewhere, self.plan.longest
+        made, longest = self.cross_runtime, self.plan.longest
         after, why = made.after(trial.feed.arrays, longest())
         if after is None:
             before, whence = made.before(trial.feed.arrays, longest())
@@ -352,9 +353,9 @@ class Judge:
     ) -> CheckResult:  # fmt: skip
         found = self.outputs_compared(trial, number, made, names, optimised=optimised)
         for name, one in found.items():
-            total = _worse(total, one, name, trial.feed.name, counts=not trial.feed.scaled)
+            total = _with_comparison(total, one, name, trial.feed.name, counts=not trial.feed.scaled)
             if one.excused:
-                total = _beyond(total, _OVERFLOWS, name, one.excused)
+                total = _with_beyond(total, _OVERFLOWS, name, one.excused)
             if total.verdict == "failed":
                 return total
         differing = [n for n, one in found.items() if one.differs]
@@ -374,7 +375,7 @@ class Judge:
         odd = [n for n in apart if np.isinf(found[n].absolute)]
         exact = (self._exact(trial, odd)[0] or {}) if odd else {}
         for n in apart:
-            found[n] = self.explanations.judged(
+            found[n] = self.explanations.explain(
                 trial, number, n, made[n], self.types[n], found[n], exact.get(n), optimised=optimised
             )
         return found
@@ -461,7 +462,7 @@ class Judge:
                 return CheckResult("skipped", reason=why, refused=ORIGINAL)
             for name in names:
                 found = agrees_with_reals(None, new[name], old[name], self.types[name], slack=self.slack)
-                total = _worse(total, found, name, f"{kind} inputs")
+                total = _with_comparison(total, found, name, f"{kind} inputs")
                 if total.verdict == "failed":
                     return replace(total, trials=number + 1, feeds=feeds)
             total = replace(total, trials=number + 1)
@@ -477,7 +478,7 @@ def _is_random(graph: Graph) -> bool:
     ) or any(m in payload for payload in graph.extras.values() for m in marks)
 
 
-def _beyond(total: CheckResult, kind: str, name: str, said: str) -> CheckResult:
+def _with_beyond(total: CheckResult, kind: str, name: str, said: str) -> CheckResult:
     """With a difference beyond the reals, the first of its kind at each output."""
     start = f"{kind}: output {name!r} "
     if any(known.startswith(start) for known in total.beyond):
@@ -485,7 +486,9 @@ def _beyond(total: CheckResult, kind: str, name: str, said: str) -> CheckResult:
     return replace(total, beyond=(*total.beyond, start + said))
 
 
-def _worse(total: CheckResult, found: Comparison, name: str, kind: str, *, counts: bool = True) -> CheckResult:
+def _with_comparison(
+    total: CheckResult, found: Comparison, name: str, kind: str, *, counts: bool = True
+) -> CheckResult:
     """With what one comparison found; its distances unless they do not count and nothing is wrong."""
     if counts or found.problem is not None:
         total = replace(

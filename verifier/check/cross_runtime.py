@@ -13,7 +13,7 @@ from superopt.ir.graph import Graph
 from superopt.runtime.protocol import Loaded, Runtime
 from superopt.verifier.check.sessions import Arrays, Bench
 
-__all__ = ["Elsewhere", "displaced"]
+__all__ = ["CrossRuntime", "displaced"]
 
 _REFUSALS = (InvalidModel, Unsupported, UsageError)
 
@@ -35,7 +35,7 @@ def displaced(truth: np.ndarray, before: np.ndarray, after: np.ndarray) -> np.nd
 
 
 @dataclass
-class Elsewhere:
+class CrossRuntime:
     """The original and the result in one runtime; each answers with outputs, or with ``None`` and the reason."""
 
     original: Graph
@@ -58,13 +58,13 @@ class Elsewhere:
 
     @cached_property
     def _before(self) -> Loaded | str:
-        return self._loaded(self.original)
+        return self._load(self.original)
 
     @cached_property
     def _after(self) -> Loaded | str:
-        return self._loaded(self.result)
+        return self._load(self.result)
 
-    def _loaded(self, graph: Graph) -> Loaded | str:
+    def _load(self, graph: Graph) -> Loaded | str:
         try:
             return self.bench.loaded(graph, self.runtime)
         except _REFUSALS as error:

@@ -29,11 +29,11 @@ __all__ = ["Explanations", "Trial"]
 # Disturbed runs of each kind: at first, where these do not explain it, and at most. Of a million elements one is five
 # standard deviations off, and the farthest of its twelve moves is less than one and a quarter for 7 in 100.
 _SAMPLES = (1, 2, 4, 12, 36)
-_KEPT = 1 << 26  # bytes of outputs that are kept for other comparisons on the same inputs
+_EVIDENCE_BYTES = 1 << 26  # bytes of outputs that are kept for other comparisons on the same inputs
 # More runs are not made where, after so many, an element is further away than this many times what the farthest move of
 # any element allows, and nothing on the way jumps. That refuses, so it is safe; wrongly, if the moves so far were all
 # that much smaller than those to come: by normal law 1e-4 for one, less for four, and only if all elements move as one.
-_HOPELESS = {1: 2.0**10, 2: 2.0**7, 4: 2.0**4, 12: 1.0, 36: 1.0}
+_UNEXPLAINABLE = {1: 2.0**10, 2: 2.0**7, 4: 2.0**4, 12: 1.0, 36: 1.0}
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Trial:
 
 
 @dataclass
-class _Known:
+class _Evidence:
     """What was found out about one input: the optimiser's outputs, disturbed outputs, and where it overflows."""
 
     optimised: tuple[Arrays | None, ...] = ()
@@ -54,7 +54,7 @@ class _Known:
     moves: dict[str, tuple[int, Moves]] = field(default_factory=dict)  # by output, with the runs that are in it
     near: dict[str, np.ndarray] = field(default_factory=dict)
 
-    def held(self) -> int:
+    def nbytes(self) -> int:
         """Bytes."""
         arrays = [a for r in (*self.runs[0], *self.runs[1], *filter(None, self.optimised)) for a in r.values()]
         return sum(a.nbytes for a in (*arrays, *self.near.values())) + sum(m.nbytes for _, m in self.moves.values())
@@ -77,15 +77,15 @@ class Explanations:
         self, graph: Graph, typing: Typing, bench: Bench, plain: InferenceSession, longest: Callable[[], float],
         slack: float = 0.0, rest: Callable[[], None] | None = None,
     ) -> None:  # fmt: skip
-        self._slack, self._rest, self._large = slack, rest or (lambda: None), rest is not None
+        self._slack, self._release, self._large = slack, rest or (lambda: None), rest is not None
         self._graph, self._typing, self._bench, self._plain = graph, typing, bench, plain
         self._longest = longest
         self._disturbed: Disturbed | None = None
         self._overflows: dict[str, Overflow] = {}
         self._smooth: dict[str, bool] = {}
-        self._known: dict[int, _Known] = {}
+        self._evidence: dict[int, _Evidence] = {}
 
-    def judged(
+    def explain(
         self, trial: Trial, number: int, name: str, made: np.ndarray, dtype: DType | None, found: Comparison,
         exact: np.ndarray | None, *, optimised: bool = False,
     ) -> Comparison:  # fmt: skip
@@ -112,7 +112,7 @@ class Explanations:
             return replace(looked, excused=excused) if looked.problem is None and excused else looked
 
         if np.isinf(found.absolute):  # NaNs and infinities: no rounding explains them
-            full, excused = self._near(trial, number, name), found.problem or ""
+            full, excused = self._overflow_mask(trial, number, name), found.problem or ""
             found = look(None)
             if np.isinf(found.absolute):
                 return found
@@ -121,31 +121,31 @@ class Explanations:
             found = look(moved)
             if found.problem is None:
                 return found
-            if moved.disturbed and found.excess > _HOPELESS[count] and self._is_smooth(name):
+            if moved.disturbed and found.excess > _UNEXPLAINABLE[count] and self._is_smooth(name):
                 if full is None:
-                    full, excused = self._near(trial, number, name), found.problem
+                    full, excused = self._overflow_mask(trial, number, name), found.problem
                     found = look(moved)
-                if found.problem is None or found.excess > _HOPELESS[count]:
+                if found.problem is None or found.excess > _UNEXPLAINABLE[count]:
                     return found
         if full is None:
-            full, excused = self._near(trial, number, name), found.problem or ""
+            full, excused = self._overflow_mask(trial, number, name), found.problem or ""
             found = look(moved)
         return found
 
     def all_moves(self, trial: Trial, number: int, name: str) -> Moves | None:
         """The moves that were found for an output so far; ``None`` where none was asked for."""
-        known = self._known.get(number)
+        known = self._evidence.get(number)
         return None if known is None or name not in known.moves else known.moves[name][1]
 
     def broken(self, number: int, name: str) -> float:
         """How far the runtime's optimiser moves an output of the original, if by more than another order of sums does;
         0 where it was not asked for."""
-        known = self._known.get(number)
+        known = self._evidence.get(number)
         return 0.0 if known is None or name not in known.moves else known.moves[name][1].broken
 
     def _moves(self, trial: Trial, number: int, name: str) -> Iterator[tuple[int, Moves]]:
         """More and more evidence of an output's moves, beginning with all that is known, with the runs asked for."""
-        known = self._of(number)
+        known = self._evidence_of(number)
         if name not in known.moves:
             known.moves[name] = (0, Moves(trial.original[name], tiny=trial.feed.tiny))
         done, moved = known.moves[name]
@@ -162,13 +162,13 @@ class Explanations:
                 known.moves[name] = (count, moved)
                 yield count, moved
 
-    def _of(self, number: int) -> _Known:
+    def _evidence_of(self, number: int) -> _Evidence:
         """What is known of one input; that of others is forgotten when it takes too much memory."""
-        if number not in self._known:
-            if sum(k.held() for k in self._known.values()) > _KEPT:
-                self._known.clear()
-            self._known[number] = _Known()
-        return self._known[number]
+        if number not in self._evidence:
+            if sum(k.nbytes() for k in self._evidence.values()) > _EVIDENCE_BYTES:
+                self._evidence.clear()
+            self._evidence[number] = _Evidence()
+        return self._evidence[number]
 
     def _noise(self) -> Disturbed:
         if self._disturbed is None:
@@ -177,19 +177,19 @@ class Explanations:
 
     def optimised(self, trial: Trial, number: int) -> Arrays | None:
         """What the original gives with the runtime's optimisations on."""
-        known = self._of(number)
+        known = self._evidence_of(number)
         if not known.optimised:
-            self._rest()
+            self._release()
             known.optimised = (self._noise().optimised(trial.feed.arrays, self._longest()),)
-            self._rest()
+            self._release()
         return known.optimised[0]
 
     def _samples(self, trial: Trial, number: int, count: int) -> tuple[list[Arrays], list[Arrays]]:
         """So many disturbed runs of each kind, or more; of those that were made before, the outputs that were not asked
         for are kept."""
-        known = self._of(number)
+        known = self._evidence_of(number)
         if known.count < count:
-            self._rest()
+            self._release()
             more = self._noise().samples(
                 trial.feed.arrays, range(known.count, count), tiny=trial.feed.tiny, time_limit=self._longest(),
                 together=not self._large,
@@ -198,9 +198,9 @@ class Explanations:
             known.count = count
         return known.runs
 
-    def _near(self, trial: Trial, number: int, name: str) -> np.ndarray:
+    def _overflow_mask(self, trial: Trial, number: int, name: str) -> np.ndarray:
         """Where the original overflows or nearly does, by element of an output."""
-        near = self._of(number).near
+        near = self._evidence_of(number).near
         if name not in near:
             if name not in self._overflows:
                 self._overflows[name] = Overflow(self._graph, self._typing, name, self._bench)

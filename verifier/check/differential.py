@@ -49,9 +49,9 @@ from superopt.runtime.limits import bounded_memory, refuse_unbounded
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.protocol import Runtime
 from superopt.verifier.check.check_plan import EXACT, QUICK, WHOLE, CheckResult, Plan, Slack, Thoroughness
-from superopt.verifier.check.comparison import Judge
+from superopt.verifier.check.comparison import DifferentialCheck
 from superopt.verifier.check.input_generation import make_inputs
-from superopt.verifier.check.local_checks import check_places
+from superopt.verifier.check.local_checks import check_sites
 from superopt.verifier.check.power import EFFORTS, NONE, Effort, Power
 from superopt.verifier.check.sessions import Bench
 from superopt.verifier.check.tolerance import FACTOR, MARGIN
@@ -104,7 +104,7 @@ def check(
     """
 
     def judged(read: Pair, plan: Plan, bench: Bench, typing: Typing) -> CheckResult:
-        return Judge(*read, plan, bench, typing, ran=(before, after)).run()
+        return DifferentialCheck(*read, plan, bench, typing, ran=(before, after)).run()
 
     plan = _plan(seed, max(trials, 1), time_limit, patience, sizes, EFFORTS[power])
     plan = replace(plan, full=full, runtime=runtime, slack=slack, beyond=unify)
@@ -150,13 +150,13 @@ def check_rewrite(
     """
 
     def judged(read: Pair, plan: Plan, bench: Bench, typing: Typing) -> CheckResult:
-        judge = Judge(*read, plan, bench, typing, ran=(before, after))
+        judge = DifferentialCheck(*read, plan, bench, typing, ran=(before, after))
         if judge.exhaustive:
             return judge.run()
-        places = check_places(*read, typing, plan, bench)
-        bench.rest()
+        places = check_sites(*read, typing, plan, bench)
+        bench.release_memory()
         if places.disagreement:
-            found = Judge(*read, replace(plan, effort=WHOLE), bench, typing, ran=(before, after)).run()
+            found = DifferentialCheck(*read, replace(plan, effort=WHOLE), bench, typing, ran=(before, after)).run()
             if places.hidden and found.verdict == "passed":
                 why = f"{places.disagreement}, on inputs that are alike as none of the whole makes them"
                 return replace(found, verdict="failed", reason=why, where=places.hidden)

@@ -251,7 +251,7 @@ def domain_of(graph: Graph, name: str) -> Domain:
 def _bound(graph: Graph, node: Node, name: str, given: Mapping[str, int]) -> int | None:
     place = _INDEX_INPUT.get(node.op)
     if place is not None and len(node.inputs) > place and node.inputs[place] == name:
-        sizes = _known_sizes(graph, node.inputs[0], given)
+        sizes = _static_sizes(graph, node.inputs[0], given)
         axis = node.attributes.get("axis", 0)
         if not sizes or not isinstance(axis, int):
             return None
@@ -264,12 +264,12 @@ def _bound(graph: Graph, node: Node, name: str, given: Mapping[str, int]) -> int
     if node.domain == "com.microsoft" and node.op == "EmbedLayerNormalization":
         tables = {0: 2, 1: 4, 7: 3}
         found = [tables[p] for p, n in enumerate(node.inputs) if n == name and p in tables]
-        sizes = _known_sizes(graph, node.inputs[found[0]], given) if found else None
+        sizes = _static_sizes(graph, node.inputs[found[0]], given) if found else None
         return sizes[0] if sizes else None
     return None
 
 
-def _known_sizes(graph: Graph, name: str, given: Mapping[str, int]) -> list[int | None] | None:
+def _static_sizes(graph: Graph, name: str, given: Mapping[str, int]) -> list[int | None] | None:
     kind = graph.declared.get(name)
     if not isinstance(kind, TensorType) or kind.shape is None:
         return None

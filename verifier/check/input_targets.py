@@ -108,7 +108,7 @@ def _constant(graph: Graph, name: str) -> np.ndarray | None:
 
 def input_targets(graph: Graph) -> dict[str, list[float]]:
     """Values worth feeding, by input, the likeliest to matter first."""
-    return {n: list(t)[:_MOST] for n, t in _carried(graph, {}).found.items()}
+    return {n: list(t)[:_MOST] for n, t in _carried(graph, {}).targets.items()}
 
 
 def size_targets(graph: Graph, types: Mapping[str, ValueType | None]) -> dict[str, list[int]]:
@@ -180,7 +180,7 @@ class _Backwards:
 
     graph: Graph
     types: Mapping[str, ValueType | None] = field(default_factory=dict)
-    found: dict[str, dict[float, None]] = field(default_factory=dict)
+    targets: dict[str, dict[float, None]] = field(default_factory=dict)
     sizes: dict[str, dict[int, None]] = field(default_factory=dict)
     seen: set[tuple[str, float]] = field(default_factory=set)
     steps: int = 0
@@ -197,7 +197,7 @@ class _Backwards:
             self.seen.add((current, wanted))
             self.steps += 1
             if current in self.fed:
-                self.found.setdefault(current, {})[wanted] = None
+                self.targets.setdefault(current, {})[wanted] = None
                 continue
             node = self.graph.producer.get(current)
             if node is not None and node.op in ("Shape", "Size"):

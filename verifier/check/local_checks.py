@@ -12,19 +12,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from superopt.cost.graph_costs import work
 from superopt.ir.diff import changed_regions, grown
 from superopt.ir.errors import OutOfTime, ResourceLimit, Unsupported, printable
 from superopt.ir.graph import Graph, attribute_key
 from superopt.ir.types import TensorType, ValueType
 from superopt.ops.infer import Typing, infer, made_of_weights
+from superopt.ops.work import Inference
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.verifier.check.check_plan import Plan, Thoroughness
-from superopt.verifier.check.comparison import Judge
-from superopt.verifier.check.power import NONE, Effort, Power, joined
+from superopt.verifier.check.comparison import DifferentialCheck
+from superopt.verifier.check.power import NONE, Effort, Power, combined
 from superopt.verifier.check.sessions import Bench
 
-__all__ = ["PlacesChecked", "check_places"]
+__all__ = ["LocalChecks", "check_sites"]
 
 _WORK = 6e9  # operations for all places: a second of one core
 _ALONE = 2.0  # runs that an input takes, most often: of both graphs
@@ -40,7 +40,7 @@ _REFERENCE = 1e8  # operations of a place up to which float64 judges it too wher
 
 
 @dataclass(frozen=True)
-class PlacesChecked:
+class LocalChecks:
     """What was found at the rewritten places.
 
     Attributes:
@@ -55,7 +55,7 @@ class PlacesChecked:
 
     trials: int = 0
     checked: int = 0
-    places: int = 0
+    sites: int = 0
     power: Power | None = None
     disagreement: str = ""
     hidden: tuple[str, ...] = ()
@@ -64,30 +64,30 @@ class PlacesChecked:
 
 
 @dataclass(frozen=True)
-class _Found:
+class _SiteResult:
     """What was found at one place: what disagrees, in words, whether on inputs that are alike, and their power."""
 
     disagreement: str = ""
-    alike: bool = False
+    cancelling: bool = False
     power: Power | None = None
 
 
 @dataclass(frozen=True)
-class _Place:
+class _ChangedRegion:
     pair: tuple[Graph, Graph]
     typing: Typing
     cost: float  # operations of one run
     sessions: float  # operations that making the sessions counts as
     kind: tuple[object, ...]
-    itself: tuple[object, ...]
+    identity: tuple[object, ...]
 
     @property
-    def alone(self) -> float:
+    def unit_work(self) -> float:
         """Operations that one input takes."""
         return _ALONE * self.cost + self.sessions
 
 
-def check_places(before: Graph, after: Graph, typing: Typing, plan: Plan, bench: Bench) -> PlacesChecked:
+def check_sites(before: Graph, after: Graph, typing: Typing, plan: Plan, bench: Bench) -> LocalChecks:
     """Check what was rewritten, place by place.
 
     Args:
@@ -101,24 +101,24 @@ def check_places(before: Graph, after: Graph, typing: Typing, plan: Plan, bench:
         OutOfTime: the check is to be given up.
     """
     if dict(before.opset) != dict(after.opset) or before.extras.get("onnx.model") != after.extras.get("onnx.model"):
-        return PlacesChecked(disagreement="the graphs are of different versions")
-    return _Places(before, after, typing, plan, bench).run()
+        return LocalChecks(disagreement="the graphs are of different versions")
+    return _LocalChecker(before, after, typing, plan, bench).run()
 
 
-class _Places:
+class _LocalChecker:
     def __init__(self, before: Graph, after: Graph, typing: Typing, plan: Plan, bench: Bench) -> None:
         self.before, self.after, self.typing, self.plan, self.bench = before, after, typing, plan, bench
         self.fixed = made_of_weights(before, typing)
-        self.left = _WORK
-        self.beside = _WHOLE * _ALONE * _cost(before, typing, plan.sizes)
+        self.work_left = _WORK
+        self.work_of_large_sites = _WHOLE * _ALONE * _cost(before, typing, plan.sizes)
         self.trials = 0
         self.late = 0
-        self.together: list[str] = []  # what places make that are equal only with what makes their inputs
+        self.only_in_context: list[str] = []  # what places make that are equal only with what makes their inputs
 
-    def run(self) -> PlacesChecked:
+    def run(self) -> LocalChecks:
         regions = changed_regions(self.before, self.after, self.typing.types, self.fixed)
-        found = [_place(p, self.plan.sizes) for p in regions]
-        places = list({p.itself: p for p in sorted(found, key=lambda p: -p.cost) if p.pair[0].outputs}.values())[::-1]
+        found = [_changed_region(p, self.plan.sizes) for p in regions]
+        places = list({p.identity: p for p in sorted(found, key=lambda p: -p.cost) if p.pair[0].outputs}.values())[::-1]
         first = {p.kind: p for p in reversed(places)}
         powers: list[Power] = []
         checked = leading = 0
@@ -130,84 +130,84 @@ class _Places:
             if self.plan.late():
                 self.late += share is not NONE
                 continue
-            if place.alone > self._room(share):
+            if place.unit_work > self._remaining_work(share):
                 continue
             checked += 1
-            found_here = self._checked(place, share)
-            self.bench.tidy()
+            found_here = self._check_site(place, share)
+            self.bench.release_if_grown()
             powers += [] if found_here.power is None else [found_here.power]
             if found_here.disagreement:
                 made = tuple(o for n in place.pair[0].nodes for o in n.outputs if o)
-                return PlacesChecked(
-                    self.trials, checked, len(places), joined(powers), found_here.disagreement,
-                    made if found_here.alike else (),
+                return LocalChecks(
+                    self.trials, checked, len(places), combined(powers), found_here.disagreement,
+                    made if found_here.cancelling else (),
                 )  # fmt: skip
-        return PlacesChecked(self.trials, checked, len(places), joined(powers), note=self._note(), late=self.late)
+        return LocalChecks(self.trials, checked, len(places), combined(powers), note=self._note(), late=self.late)
 
-    def _room(self, share: Effort) -> float:
+    def _remaining_work(self, share: Effort) -> float:
         """Operations that are left for a place: the first of a kind is run however large it is, beside the whole."""
-        return self.left if share is NONE else max(self.left, self.beside)
+        return self.work_left if share is NONE else max(self.work_left, self.work_of_large_sites)
 
     def _note(self) -> str:
-        if not self.together:
+        if not self.only_in_context:
             return ""
-        more = len(self.together) - _NAMED
-        names = ", ".join(self.together[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+        more = len(self.only_in_context) - _NAMED
+        names = ", ".join(self.only_in_context[:_NAMED]) + (f" and {more} more" if more > 0 else "")
         return f"equal only together with what makes their inputs: {names}"
 
-    def _checked(self, place: _Place, share: Effort) -> _Found:
+    def _check_site(self, place: _ChangedRegion, share: Effort) -> _SiteResult:
         """What disagrees at a place, if anything, and its power if it has a share of the effort for that."""
-        found = self._judged(place, share)
+        found = self._disagreement(place, share)
         name = printable(place.pair[0].outputs[0].name)
-        for _ in range(_GROWN if found.disagreement and not found.alike else 0):
+        for _ in range(_GROWN if found.disagreement and not found.cancelling else 0):
             more = grown(self.before, self.after, place.pair, self.typing.types, self.fixed)
-            larger = _place(more, self.plan.sizes)
-            if larger.pair[0].nodes == place.pair[0].nodes or larger.alone > self._room(share):
+            larger = _changed_region(more, self.plan.sizes)
+            if larger.pair[0].nodes == place.pair[0].nodes or larger.unit_work > self._remaining_work(share):
                 return found
             place = larger
-            again = self._judged(place, share)
+            again = self._disagreement(place, share)
             if not again.disagreement:
-                self.together.append(name)
+                self.only_in_context.append(name)
                 return again
-            if again.alike:
+            if again.cancelling:
                 return again
         return found
 
-    def _judged(self, place: _Place, share: Effort) -> _Found:
+    def _disagreement(self, place: _ChangedRegion, share: Effort) -> _SiteResult:
         """What disagrees at a place as it stands. A large one gets numbers close together alone: the whole gets others.
         If it differs there, others tell whether it does so everywhere, as its inputs are not free."""
         leads = share is not NONE
-        if place.alone > self.left:
+        if place.unit_work > self.work_left:
             found = self._run(place, share, 0)
-            if not found.alike:
+            if not found.cancelling:
                 return found
         return self._run(place, share, self.plan.trials if leads else 1)
 
-    def _run(self, place: _Place, share: Effort, trials: int) -> _Found:
+    def _run(self, place: _ChangedRegion, share: Effort, trials: int) -> _SiteResult:
         """What disagrees at a place on so many unsteered inputs, and steered ones."""
         leads = share is not NONE
-        effort = Thoroughness(share.work, reference=_REFERENCE, both=_REFERENCE if leads else 0.0, alike=leads)
+        effort = Thoroughness(share.work, reference=_REFERENCE, both=_REFERENCE if leads else 0.0, cancelling=leads)
         plan = replace(
             self.plan, seed=self.plan.seed + self.trials, trials=trials, power=share, effort=effort,
             runtime=ONNX_RUNTIME,
         )  # fmt: skip
         outputs = ", ".join(v.name for v in place.pair[0].outputs[:2])
         try:
-            found = Judge(*place.pair, plan, self.bench, place.typing).run()
+            found = DifferentialCheck(*place.pair, plan, self.bench, place.typing).run()
         except OutOfTime:
             raise
         except (Unsupported, ResourceLimit) as error:
-            return _Found(f"what makes {outputs} cannot be run by itself ({error.what})")
+            return _SiteResult(f"what makes {outputs} cannot be run by itself ({error.what})")
         self.trials += found.trials
         ran = found.trials + (2 * found.power.mutants if found.power is not None else 0)
         taken = _ALONE * place.cost * ran + place.sessions * (1 + (ran - found.trials) / 2)
-        if taken > self.left:
-            self.beside -= taken
+        if taken > self.work_left:
+            self.work_of_large_sites -= taken
         else:
-            self.left -= taken
+            self.work_left -= taken
         if found.verdict != "passed":
-            return _Found(f"what makes {outputs} differs by itself ({found.reason})", found.alike)
-        return _Found(power=found.power)
+            return _SiteResult(f"what makes {outputs} differs by itself ({found.reason})", found.cancelling)
+        return _SiteResult(power=found.power)
 
 
 def _nth_share(whole: int, parts: int, number: int) -> int:
@@ -215,7 +215,7 @@ def _nth_share(whole: int, parts: int, number: int) -> int:
     return whole * (number + 1) // parts - whole * number // parts
 
 
-def _place(pair: tuple[Graph, Graph], sizes: Mapping[str, int]) -> _Place:
+def _changed_region(pair: tuple[Graph, Graph], sizes: Mapping[str, int]) -> _ChangedRegion:
     typing = infer(pair[0], sizes)
     kinds: list[tuple[object, ...]] = []
     itself: list[tuple[object, ...]] = []
@@ -239,13 +239,13 @@ def _place(pair: tuple[Graph, Graph], sizes: Mapping[str, int]) -> _Place:
         kinds.append(tuple(alike))
         itself.append((tuple(alike), tuple(same)))
     sessions = _SESSIONS + _WEIGHT * sum(w.type.nbytes or 0 for g in pair for w in g.weights)
-    return _Place(pair, typing, _cost(pair[0], typing, sizes), sessions, tuple(kinds), tuple(itself))
+    return _ChangedRegion(pair, typing, _cost(pair[0], typing, sizes), sessions, tuple(kinds), tuple(itself))
 
 
 def _cost(graph: Graph, typing: Typing, sizes: Mapping[str, int]) -> float:
     """Operations of one run."""
-    done = work(graph, typing, sizes)
-    return done.flops + _BYTE * done.bytes
+    flops, moved = Inference(graph, typing, sizes).flops_and_bytes()
+    return flops + _BYTE * moved
 
 
 def _rank(kind: ValueType | None) -> object:

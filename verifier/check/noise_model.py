@@ -20,14 +20,14 @@ from superopt.ops.infer import Typing, known_shapes
 from superopt.verifier.check.input_generation import fed_types
 from superopt.verifier.check.sessions import Arrays
 
-__all__ = ["ELEMENTARY", "EXACT", "REALS", "STEPS", "Builder", "Place", "is_exact", "noise"]
+__all__ = ["ELEMENTARY", "EXACT", "REALS", "STEPS", "Builder", "NoiseInput", "is_exact", "noise"]
 
 _MANY = 1 << 8  # terms up to which six deviations of their sum are within the free distance of 16 epsilons
 STEPS = 4  # units in the last place by which values are moved, at most
 _PREFIX = "superopt.noise."
 _RELATIVE, _RANGE, _ABSOLUTE, _SUMMED = "relative", "range", "absolute", "summed"  # kinds of noise
 _FACTORS = frozenset({_RELATIVE, _SUMMED})  # what a value is multiplied with
-_APART, _ALIGNED = 1 << 13, 16  # places in drawn noise from which it is read, and elements between them
+_STRIDE, _ALIGNED = 1 << 13, 16  # places in drawn noise from which it is read, and elements between them
 REALS = {DType.FLOAT32: 1, DType.FLOAT64: 11, DType.FLOAT16: 10, DType.BFLOAT16: 16}  # ONNX's for the type
 # Operators whose results are not rounded: they move, select or compare values, or round by intent.
 EXACT = frozenset({
@@ -71,7 +71,7 @@ _SERIAL = frozenset({
 
 
 @dataclass(frozen=True)
-class Place:
+class NoiseInput:
     """An input of a disturbed model that a value is multiplied with or that is added to it: its noise.
 
     ``summed`` is the shape of what the value's elements are sums over, if they are.
@@ -84,7 +84,7 @@ class Place:
     summed: tuple[Dim, ...] = ()
 
 
-def noise(places: Sequence[Place], sizes: Mapping[str, int], number: int) -> Arrays:
+def noise(places: Sequence[NoiseInput], sizes: Mapping[str, int], number: int) -> Arrays:
     """What places read in one run.
 
     Noise of one kind and type is drawn once, as much as the largest value needs and somewhat more; every place reads
@@ -103,8 +103,8 @@ def noise(places: Sequence[Place], sizes: Mapping[str, int], number: int) -> Arr
         alike.setdefault((place.kind, place.dtype, terms), []).append((place.name, shape))
     given: Arrays = {}
     for (kind, dtype, terms), shapes in alike.items():
-        pool = _pool(rng, kind, dtype, max(prod(shape) for _, shape in shapes) + _APART * _ALIGNED, terms)
-        starts = rng.integers(0, _APART, len(shapes)) * _ALIGNED
+        pool = _pool(rng, kind, dtype, max(prod(shape) for _, shape in shapes) + _STRIDE * _ALIGNED, terms)
+        starts = rng.integers(0, _STRIDE, len(shapes)) * _ALIGNED
         for start, (name, shape) in zip(starts.tolist(), shapes, strict=True):
             given[name] = pool[start : start + prod(shape)].reshape(shape)
     return given
@@ -149,7 +149,7 @@ class Builder:
     live: frozenset[str]
     inside: bool
     tiny: bool
-    places: list[Place] = field(default_factory=list)
+    noise_inputs: list[NoiseInput] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)
     amplitudes: dict[str, Weight] = field(default_factory=dict)
     sized: dict[str, tuple[Dim, ...]] = field(default_factory=dict)
@@ -162,7 +162,7 @@ class Builder:
             self._add(node)
         fed = {v.name for v in self.graph.inputs}
         extra = [Value(n, TensorType(DType.of(a.dtype), a.shape)) for n, a in constants.items() if n not in fed]
-        extra += [Value(p.name, TensorType(p.dtype, p.shape)) for p in self.places]
+        extra += [Value(p.name, TensorType(p.dtype, p.shape)) for p in self.noise_inputs]
         made = {v.name for v in extra}
         kept = [
             replace(n, outputs=tuple(f"{_PREFIX}unread.{o}" if o in made else o for o in n.outputs)) for n in self.nodes
@@ -214,7 +214,8 @@ class Builder:
             made = output if output and kind == kinds[-1] else f"{_PREFIX}{self.count}"
             if typed in self.sized:
                 read = f"{_PREFIX}{self.count}.{kind}"
-                self.places.append(Place(read, kind, dtype, self.sized[typed], summed if kind == _SUMMED else ()))
+                over = summed if kind == _SUMMED else ()
+                self.noise_inputs.append(NoiseInput(read, kind, dtype, self.sized[typed], over))
             else:
                 read = self._drawn(name, kind, dtype)
             self._node("Mul" if kind in _FACTORS else "Add", (current, read), made)

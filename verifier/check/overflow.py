@@ -47,14 +47,14 @@ class Overflow:
         self._bench = bench
         self._limits = {n: float(ml_dtypes.finfo(types[n].dtype.numpy).max) / NEAR for n in self._names}  # type: ignore[union-attr,no-untyped-call]
         measured = [v for v in self._part.outputs if self._real(v.name)]
-        self._norms = self._made(_with_norms(self._part, measured))
+        self._norms = self._watched(_with_norms(self._part, measured))
 
     @cached_property
     def _session(self) -> InferenceSession | None:
         """Gives every value inside, which together may be far more than a run holds at once."""
-        return self._made(self._part)
+        return self._watched(self._part)
 
-    def _made(self, graph: Graph) -> InferenceSession | None:
+    def _watched(self, graph: Graph) -> InferenceSession | None:
         try:
             return self._bench.session(graph, optimise=False)
         except REFUSALS:
@@ -69,10 +69,10 @@ class Overflow:
         """
         least = min(self._limits.values(), default=0.0)
         small = all(_is_small(a, least) for n, a in feeds.items() if self._real(n))
-        norms = _ran(self._norms, feeds) if small else None
+        norms = _run_or_none(self._norms, feeds) if small else None
         if norms is not None and all(float(a) < least for a in norms.values()):  # no element is larger than its norm
             return np.zeros(shape, bool)
-        ran = _ran(self._session, feeds)
+        ran = _run_or_none(self._session, feeds)
         if ran is None or sum(a.size for a in ran.values()) > _WATCHED:
             return np.zeros(shape, bool)
         values = {n: a for n, a in (*feeds.items(), *ran.items()) if self._real(n)}
@@ -94,7 +94,7 @@ class Overflow:
         return name in self._live and isinstance(t := self._types.get(name), TensorType) and t.dtype.is_float
 
 
-def _ran(session: InferenceSession | None, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray] | None:
+def _run_or_none(session: InferenceSession | None, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray] | None:
     try:
         return None if session is None else attempt(session, feeds)
     except REFUSALS:

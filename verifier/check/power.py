@@ -22,7 +22,7 @@ from superopt.verifier.check.rounding_noise import constants_read, live_values
 from superopt.verifier.check.sessions import REFUSALS, Arrays, Bench, attempt
 from superopt.verifier.check.tolerance import equal
 
-__all__ = ["EFFORTS", "NONE", "Effort", "Power", "joined", "measure_power"]
+__all__ = ["EFFORTS", "NONE", "Effort", "Power", "combined", "measure_power"]
 
 _START = 2e7  # operations that starting a session counts as, and per byte of weights:
 _BYTE = 4.0
@@ -68,7 +68,7 @@ class Power:
     of_original: bool = False
 
 
-def joined(parts: Sequence[Power]) -> Power | None:
+def combined(parts: Sequence[Power]) -> Power | None:
     """The power of several checks together; ``None`` of none."""
     if not parts:
         return None
@@ -106,7 +106,7 @@ def measure_power(
     stored = after.weight_bytes
     each = _START + _BYTE * stored + 1.5 * work + len(runs) * 1e6  # most are caught by the first inputs
     most = min(_DRAWN * effort.mutants, int(effort.work / each))
-    new, rest = _places(before, after)
+    new, rest = _mutation_sites(before, after)
     chosen = mutants(after, seed, new or rest, most)
     ran = caught = 0
     missed: list[str] = []
@@ -185,7 +185,7 @@ def _same_alone(after: Graph, mutant: Mutant, runs: Sequence[Mapping[str, np.nda
     return half == 2 and all(equal(a, made[half + k][n]) for k in range(half) for n, a in made[k].items())
 
 
-def _places(before: Graph, after: Graph) -> tuple[list[str], list[str]]:
+def _mutation_sites(before: Graph, after: Graph) -> tuple[list[str], list[str]]:
     """Nodes and weights of the result that outputs depend on: what the original does not have, and the rest."""
     needed = {v.name for v in after.outputs}
     for node in reversed(after.nodes):
@@ -226,10 +226,10 @@ def _unreached(before: Graph, after: Graph, runs: Sequence[Mapping[str, np.ndarr
             array = made.get(site.value, feeds.get(site.value))
             if array is not None:
                 site.see(array)
-        left = [s for s in left if s.said() is not None]
+        left = [s for s in left if s.description() is not None]
         if not left:
             break
-    return [said for s in left if (said := s.said()) is not None]
+    return [said for s in left if (said := s.description()) is not None]
 
 
 @dataclass
@@ -256,7 +256,7 @@ class _Site:
             sides = np.searchsorted(np.asarray(self.bounds), array.astype(np.float64).ravel())
             self.seen.update(int(s) for s in np.unique(sides))
 
-    def said(self) -> str | None:
+    def description(self) -> str | None:
         if self.rows:
             missing = self.rows - len(self.seen)
             return f"{self.what}: {len(self.seen)} of {self.rows} rows read" if missing else None

@@ -31,7 +31,7 @@ from superopt.ir.types import DType, TensorType
 from superopt.ops.infer import Typing, infer, sizes_fed_to
 from superopt.runtime.ort import InferenceSession
 from superopt.verifier.check.input_generation import fed_types
-from superopt.verifier.check.noise_model import REALS, STEPS, Builder, Place, noise
+from superopt.verifier.check.noise_model import REALS, STEPS, Builder, NoiseInput, noise
 from superopt.verifier.check.sessions import REFUSALS, Arrays, Bench, attempt
 from superopt.verifier.check.tolerance import pieces
 
@@ -57,7 +57,7 @@ class _Noisy:
     """A disturbed model: its session, if ONNX Runtime takes it, and the inputs that read noise."""
 
     session: InferenceSession | None
-    places: tuple[Place, ...]
+    noise_inputs: tuple[NoiseInput, ...]
 
 
 class Disturbed:
@@ -115,12 +115,12 @@ class Disturbed:
             for number in numbers:
                 given = {n: _moved(a, np.random.default_rng([number, i])) for i, (n, a) in enumerate(feeds.items())}
                 if moving.session is not None:
-                    given |= {**self._shifted.of(number), **noise(moving.places, sizes, number)}
+                    given |= {**self._shifted.of(number), **noise(moving.noise_inputs, sizes, number)}
                 first = beside.submit(run, moving.session or self._plain, given)
                 if not together:
                     wait((first,))
                 if disturbing.session is not None:
-                    given = {**feeds, **self._constants, **noise(disturbing.places, sizes, number)}
+                    given = {**feeds, **self._constants, **noise(disturbing.noise_inputs, sizes, number)}
                     inside.append(run(disturbing.session, given))
                 moved.append(first.result())
         return [m for m in moved if m is not None], [m for m in inside if m is not None]
@@ -132,7 +132,7 @@ class Disturbed:
             made, session = building.build(self._constants), None
             with suppress(*REFUSALS):
                 session = self._bench.session(made, optimise=False)
-            self._models[inside, tiny] = _Noisy(session, tuple(building.places))
+            self._models[inside, tiny] = _Noisy(session, tuple(building.noise_inputs))
         return self._models[inside, tiny]
 
 
@@ -218,20 +218,20 @@ class _Shifted:
     """
 
     def __init__(self, constants: Mapping[str, np.ndarray]) -> None:
-        self._alike: list[tuple[dict[str, np.ndarray], WeightData, WeightData, WeightData]] = []
+        self._by_type: list[tuple[dict[str, np.ndarray], WeightData, WeightData, WeightData]] = []
         for dtype in {a.dtype for a in constants.values()}:
             alike = {n: a for n, a in constants.items() if a.dtype == dtype}
             bits = np.concatenate([a.reshape(-1) for a in alike.values()]).view(f"i{dtype.itemsize}")
             drawn, movable = np.empty(bits.size, np.uint32), np.empty(bits.size, np.int8)
             for part in pieces(bits.size):
                 drawn[part], movable[part] = _mixed(bits[part], DType.of(dtype))
-            self._alike.append((alike, set_aside(bits), set_aside(drawn), set_aside(movable)))
+            self._by_type.append((alike, set_aside(bits), set_aside(drawn), set_aside(movable)))
 
     def of(self, number: int) -> Arrays:
         """The constants as the run of this number reads them."""
         made: Arrays = {}
         key = np.uint32((number + 1) * 0x9E3779B9 & 0xFFFFFFFF)
-        for alike, *aside in self._alike:
+        for alike, *aside in self._by_type:
             bits, drawn, movable = (data.numpy() for data in aside)
             moved = np.empty_like(bits)
             for part in pieces(bits.size):

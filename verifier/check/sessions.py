@@ -11,7 +11,6 @@ from types import TracebackType
 
 import numpy as np
 
-from superopt.cost.trial import emptied, with_values
 from superopt.fleet.child import Crew, Lost, packed, unpacked
 from superopt.formats.memory_map import MemoryMap
 from superopt.formats.onnx_writer import save_beside, to_onnx_bytes
@@ -34,6 +33,7 @@ from superopt.runtime.onnx_runtime import ONNX_RUNTIME, Session
 from superopt.runtime.ort import InferenceSession, OrtValue, is_native, make_session
 from superopt.runtime.ort import run as run_session
 from superopt.runtime.protocol import Loaded, Runtime
+from superopt.runtime.sample_data import with_values, without_elements
 from superopt.runtime.unsafe_models import Elsewhere, refuse_fatal_loading, risk_of
 
 __all__ = ["LARGE", "REFUSALS", "Arrays", "Bench", "attempt"]
@@ -46,7 +46,7 @@ _PAGE = mmap.ALLOCATIONGRANULARITY  # bytes between the beginnings of weights in
 _BLOCK, _AGAIN = (1 << 18) + 1, 16  # numbers that are drawn, and how often they are written: no two pages are equal
 LARGE = 1 << 24  # bytes that a session holds or a run takes from which giving them back is worth its milliseconds
 _GROWN = 1 << 25  # bytes by which the process has grown when free memory is looked for between two places
-_Place = tuple[str, int, int]  # a file's name, the first byte in it, and how many
+_FilePosition = tuple[str, int, int]  # a file's name, the first byte in it, and how many
 _Key = tuple[int, str, int]  # a graph's identity, a runtime's name, and threads
 
 
@@ -59,15 +59,16 @@ class Bench:
 
     def __init__(self) -> None:
         self._folder: TemporaryFolder | None = None
-        self._places: dict[int, tuple[WeightData, np.ndarray | None, _Place]] = {}  # by the identity of who has the
+        # by the identity of who has the
+        self._positions: dict[int, tuple[WeightData, np.ndarray | None, _FilePosition]] = {}
         # elements; they themselves, where they lie in the process's scratch file
         self._names: dict[tuple[int, int], str | None] = {}  # of scratch files, in the folder
         self._maps: list[MemoryMap] = []
         self._crew: Crew | None = None
-        self._mapped: dict[_Place, OrtValue] = {}  # weights in memory
+        self._mapped: dict[_FilePosition, OrtValue] = {}  # weights in memory
         self._models = self._fillings = 0
         self._least = resident()
-        self._kept: dict[_Key, tuple[Graph, Loaded]] = {}
+        self._cached: dict[_Key, tuple[Graph, Loaded]] = {}
 
     def __enter__(self) -> Bench:
         return self
@@ -75,7 +76,7 @@ class Bench:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._kept.clear()
+        self._cached.clear()
         self._mapped.clear()
         self._maps.clear()
         if self._crew is not None:
@@ -98,13 +99,13 @@ class Bench:
         risk = risk_of(graph)
         if risk is not None:
             source = self._source(graph)
-            refuse_fatal_loading(graph, source, self._elsewhere)
+            refuse_fatal_loading(graph, source, self._other_process)
             made = make_session(source, threads=1, optimise=optimise, kind=Elsewhere)
             assert isinstance(made, Elsewhere)
-            made.guard(risk, source, optimise, self._elsewhere)
+            made.guard(risk, source, optimise, self._other_process)
             return made
         key = _key(graph, ONNX_RUNTIME, 1)
-        if optimise and key in self._kept and isinstance(kept := self._kept[key][1], Session):
+        if optimise and key in self._cached and isinstance(kept := self._cached[key][1], Session):
             return kept.session
         source = self._source(graph)
         return make_session(source, threads=1, optimise=optimise, shared=self._shared(graph))
@@ -116,37 +117,37 @@ class Bench:
             isolated_process.attempt, (self._source(graph), dict(feeds)), files=None, seconds=seconds, last=False
         )
         try:
-            unpacked(self._elsewhere.run(call))
+            unpacked(self._other_process.run(call))
         except (Lost, BackendUnavailable):
             return False
         return True
 
     @property
-    def _elsewhere(self) -> Crew:
+    def _other_process(self) -> Crew:
         if self._crew is None:
             self._crew = Crew()
         return self._crew
 
     def drop(self, graph: Graph) -> None:
         """Keep a graph's sessions no longer."""
-        for key in [key for key in self._kept if key[0] == id(graph)]:
-            del self._kept[key]
+        for key in [key for key in self._cached if key[0] == id(graph)]:
+            del self._cached[key]
         if self.is_large(graph):
             give_back()
         else:
-            self.tidy()  # what it ran with may be large all the same
+            self.release_if_grown()  # what it ran with may be large all the same
 
-    def rest(self) -> None:
+    def release_memory(self) -> None:
         """Hand back what a session of a check took while it ran: free memory, and the pages of weights, which the
         system keeps as long as it has room."""
         for elements in self._maps:
             elements.drop_pages()
         give_back()
 
-    def tidy(self) -> None:
-        """:meth:`rest`, if the process has grown by so much that it is worth the milliseconds."""
+    def release_if_grown(self) -> None:
+        """:meth:`release_memory`, if the process has grown by so much that it is worth the milliseconds."""
         if resident() > self._least + _GROWN:
-            self.rest()
+            self.release_memory()
             self._least = resident()
         self._least = min(self._least, resident())
 
@@ -173,20 +174,20 @@ class Bench:
         as much again as stays (ResNet-50 beside its forms: 468 MiB side by side, 273 so; 257 stay).
         """
         keys = [_key(graph, runtime, threads) for graph in graphs]
-        missing = {key: graph for key, graph in zip(keys, graphs, strict=True) if key not in self._kept}
+        missing = {key: graph for key, graph in zip(keys, graphs, strict=True) if key not in self._cached}
         sources = [self._source(graph) for graph in missing.values()]
         for graph, source in zip(missing.values(), sources, strict=True):
-            refuse_fatal_loading(graph, source, self._elsewhere)
+            refuse_fatal_loading(graph, source, self._other_process)
         load = partial(runtime.load, threads=threads)
         if any(map(self.is_large, missing.values())):
             give_back()  # what weights were computed with
-            made = [_given_back(load, source) for source in sources]
+            made = [_load_and_release(load, source) for source in sources]
         else:
             made = side_by_side(load, sources)
         found = dict(zip(missing, made, strict=True))
-        loaded = [found[key] if key in found else self._kept[key][1] for key in keys]
+        loaded = [found[key] if key in found else self._cached[key][1] for key in keys]
         if keep:
-            self._kept.update((key, (missing[key], one)) for key, one in found.items())
+            self._cached.update((key, (missing[key], one)) for key, one in found.items())
         return loaded
 
     def filled(self, graph: Graph) -> Graph:
@@ -199,7 +200,7 @@ class Bench:
         return with_values(replace(graph, weights=weights))
 
     def _filled(self, weight: Weight) -> Weight:
-        made, self._fillings = emptied(weight), self._fillings + 1
+        made, self._fillings = without_elements(weight), self._fillings + 1
         assert made.data is not None
         start, size = self._fillings * _PAGE, expected_bytes(weight.type)
         name, length = "filling", start + size
@@ -208,7 +209,7 @@ class Bench:
                 block = np.random.default_rng(end).random(_BLOCK, dtype=np.float32) + 0.5
                 for _ in range(_AGAIN):
                     file.write(block.tobytes())
-        self._places[id(made.data)] = (made.data, None, (name, start, size))
+        self._positions[id(made.data)] = (made.data, None, (name, start, size))
         return made
 
     def is_large(self, graph: Graph) -> bool:
@@ -225,7 +226,7 @@ class Bench:
         if all(_size(w) < _BIG for w in graph.weights):
             return to_onnx_bytes(graph)
         folder = self._directory
-        places = {w.name: self._place(folder, w) for w in graph.weights if _size(w) >= _BIG}
+        places = {w.name: self._position(folder, w) for w in graph.weights if _size(w) >= _BIG}
         self._models += 1
         path = folder / f"model-{self._models}.onnx"
         save_beside(graph, path, places)
@@ -238,7 +239,7 @@ class Bench:
     def _map(self, weight: Weight) -> OrtValue:
         assert self._folder is not None
         folder = self._folder.path
-        place = self._place(folder, weight)
+        place = self._position(folder, weight)
         if place not in self._mapped:
             name, start, size = place
             with (folder / name).open("rb") as file:
@@ -248,18 +249,20 @@ class Bench:
             self._mapped[place] = OrtValue.ortvalue_from_numpy(elements)
         return self._mapped[place]
 
-    def _place(self, folder: Path, weight: Weight) -> _Place:
+    def _position(self, folder: Path, weight: Weight) -> _FilePosition:
         """Where a weight's elements lie, written now if they were not.
 
         Graphs that share a weight share the object that holds its elements: a digest would cost reading them twice.
         """
         data = weight.data
         assert data is not None
-        if id(data) not in self._places:
-            self._places[id(data)] = (data, *self._placed(folder, data, weight.type))
-        return self._places[id(data)][2]
+        if id(data) not in self._positions:
+            self._positions[id(data)] = (data, *self._scratch_position(folder, data, weight.type))
+        return self._positions[id(data)][2]
 
-    def _placed(self, folder: Path, data: WeightData, kind: TensorType) -> tuple[np.ndarray | None, _Place]:
+    def _scratch_position(
+        self, folder: Path, data: WeightData, kind: TensorType
+    ) -> tuple[np.ndarray | None, _FilePosition]:
         """Elements that lie in the scratch file stay there: it gets a name beside the models. Others are written to
         one file."""
         size = expected_bytes(kind)
@@ -287,7 +290,7 @@ class Bench:
         return self._names[file]
 
 
-def _given_back(load: Callable[[bytes | Path], Loaded], source: bytes | Path) -> Loaded:
+def _load_and_release(load: Callable[[bytes | Path], Loaded], source: bytes | Path) -> Loaded:
     made = load(source)
     give_back()
     return made

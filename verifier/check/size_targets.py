@@ -12,7 +12,7 @@ from superopt.ir.graph import Graph, Node, OpaqueAttribute
 from superopt.ir.types import TensorType, ValueType
 from superopt.verifier.check.input_targets import literals, numbers_of, size_targets, solved
 
-__all__ = ["MOST", "sizes_beside"]
+__all__ = ["MOST", "size_candidates"]
 
 MOST = 24  # sizes that are tried, at most
 _LARGEST = 1 << 24  # a size: larger ones say "to the end"
@@ -24,7 +24,7 @@ _READ = 1 << 20  # bytes of a subgraph that is looked into
 Types = Mapping[str, ValueType | None]
 
 
-def sizes_beside(
+def size_candidates(
     graphs: Sequence[tuple[Graph, Types]], names: Iterable[str], fixed: Mapping[str, int]
 ) -> Iterator[tuple[tuple[str, ...], int]]:
     """Sizes to try, each of one name or of all: about each number that a graph tells one size from another by.
@@ -50,13 +50,13 @@ def sizes_beside(
     yield from dict.fromkeys(
         (group, size)
         for n, t in told
-        for group, sizes in (*(((n,), _beside(t)),), *((g, (t + 1,)) for g in together))
+        for group, sizes in (*(((n,), _around(t)),), *((g, (t + 1,)) for g in together))
         for size in sizes
         if 1 < size <= _LARGEST
     )
 
 
-def _beside(number: int) -> tuple[int, ...]:
+def _around(number: int) -> tuple[int, ...]:
     """Beyond a number, at it, before it; and so far beyond that most elements are."""
     return number + 1, number, number - 1, 2 * number + _MANY
 

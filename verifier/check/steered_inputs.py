@@ -48,7 +48,7 @@ from superopt.verifier.check.input_values import (
     underflows,
 )  # fmt: skip
 from superopt.verifier.check.integers import divides, ends, special, spread
-from superopt.verifier.check.strings import draw_strings, words_of
+from superopt.verifier.check.strings import draw_strings, strings_of
 
 __all__ = ["Feed", "changed_rows", "steered"]
 
@@ -85,7 +85,7 @@ class Feed:
         tiny: values are near the smallest numbers.
         scaled: values are far from 1 by design, where sums overflow or vanish; how far two results are apart there is
             no measure of either.
-        alike: values are equal or nearly so by design, as no other inputs make them.
+        cancelling: values are equal or nearly so by design, as no other inputs make them.
         risky: kernels may end the process: the least integer by -1.
         special: some elements are NaN or infinite.
     """
@@ -95,13 +95,14 @@ class Feed:
     mixed: bool = False
     tiny: bool = False
     scaled: bool = False
-    alike: bool = False
+    cancelling: bool = False
     risky: bool = False
     special: bool = False
 
 
 def steered(
-    before: Graph, after: Graph, seed: int, sizes: Mapping[str, int], level: int, most: int, *, alike: bool = False,
+    before: Graph, after: Graph, seed: int, sizes: Mapping[str, int], level: int, most: int, *, cancelling: bool =
+        False,
     beside: Iterable[Mapping[str, int]] = (), special: bool = False,
 ) -> Iterator[Feed]:  # fmt: skip
     """Up to so many feeds beyond plain random ones, and those without elements, which take no work.
@@ -113,7 +114,7 @@ def steered(
         sizes: symbolic dimensions that are fixed.
         level: how the others are chosen (:func:`superopt.verifier.check.input_generation.choose_sizes`).
         most: feeds.
-        alike: whether the first of numbers that nearly cancel are among them, however few they are.
+        cancelling: whether the first of numbers that nearly cancel are among them, however few they are.
         beside: sizes of symbolic dimensions, by name, one for each further feed.
         special: whether NaN and infinities are among them, however few they are.
     """
@@ -126,7 +127,7 @@ def steered(
     for made in islice(aim.feeds(), max(most, 0)):
         tried.add(made.name)
         yield made
-    close = islice(aim.close(), _CLOSE + len(aim.sums) if alike else 0)
+    close = islice(aim.close(), _CLOSE + len(aim.sums) if cancelling else 0)
     yield from (made for made in close if made.name not in tried)
 
 
@@ -147,9 +148,9 @@ class _Aim:
     def empty(self) -> Iterator[Feed]:
         """A batch, or all that is open, of nothing."""
         if self.open:
-            yield self._made("sizes of 0", as_drawn, level=EMPTY, own=1)
+            yield self._feed("sizes of 0", as_drawn, level=EMPTY, own=1)
         if any(not isinstance(d, int) for t in self.types.values() for d in (t.shape or ())[1:]):
-            yield self._made("a batch of 0", as_drawn, level=NO_BATCH, own=5)
+            yield self._feed("a batch of 0", as_drawn, level=NO_BATCH, own=5)
 
     def feeds(self) -> Iterator[Feed]:
         inputs = {n: t.dtype for n, t in self.types.items() if n not in self.weights}
@@ -158,34 +159,34 @@ class _Aim:
         yield from self._rows()
         if any(self.targets.values()):
             for turn in range(2):
-                yield self._made(f"near the constants {turn + 1}", self._near, mixed=True)
+                yield self._feed(f"near the constants {turn + 1}", self._near, mixed=True)
             if any(_narrows(node) for graph in (self.before, self.after) for node in graph.nodes):
-                yield self._made("less and less near the constants", self._less_near, mixed=True, own=_NARROWED)
+                yield self._feed("less and less near the constants", self._less_near, mixed=True, own=_NARROWED)
         yield from self.close()
         if reals:
-            yield self._made("few numbers, so that many are equal", tied, own=2, alike=True)
+            yield self._feed("few numbers, so that many are equal", tied, own=2, cancelling=True)
         if len(whole) > 0:
-            yield self._made("integers over their domain", self._near, mixed=True)
-            yield self._made("integers over their type", self._any, mixed=True, own=3)
+            yield self._feed("integers over their domain", self._near, mixed=True)
+            yield self._feed("integers over their type", self._any, mixed=True, own=3)
             yield from self._extreme(whole)
             if any(domain_of(self.before, n).stop is not None for n in whole):
-                yield self._made("positions counted from the end", self._from_end, own=4)
+                yield self._feed("positions counted from the end", self._from_end, own=4)
         if any(d.is_integer and domain_of(self.before, n).small for n, d in inputs.items()):
             for number in (0, 1, 3):
-                yield self._made(f"sizes and counts of {number}", self._counts(number))
-            for turn, number in enumerate(self._told_counts(inputs)):
-                yield self._made(f"sizes and counts of {number}", self._counts(number), own=_COUNTED + turn)
+                yield self._feed(f"sizes and counts of {number}", self._counts(number))
+            for turn, number in enumerate(self._compared_counts(inputs)):
+                yield self._feed(f"sizes and counts of {number}", self._counts(number), own=_COUNTED + turn)
         if any(d is DType.STRING for d in inputs.values()):
             for turn in range(_WORDED):
-                yield self._made(f"strings {turn + 1}", self._words, own=_STRINGS + turn)
+                yield self._feed(f"strings {turn + 1}", self._strings, own=_STRINGS + turn)
         if any(d is DType.BOOL for d in inputs.values()):
             for truth in (True, False):
-                yield self._made(f"booleans {truth}".lower(), booleans(truth))
+                yield self._feed(f"booleans {truth}".lower(), booleans(truth))
         if reals:
             yield from self._scaled(reals)
         yield from self._filled()
         if any(self.targets.values()):
-            yield self._made("near the constants 3", self._near, mixed=True)
+            yield self._feed("near the constants 3", self._near, mixed=True)
         yield from self._sized()
 
     def close(self) -> Iterator[Feed]:
@@ -194,20 +195,20 @@ class _Aim:
         reals = self._reals()
         if reals:
             name = "all nearly equal" if len(reals) > 1 else "close together"
-            yield self._made(name, self._alike, alike=True)
+            yield self._feed(name, self._close_numbers, cancelling=True)
         for number, signs in enumerate(self.sums):
             name = f"the sum of {', '.join(signs)} cancels"
-            yield self._made(name, self._balanced(signs), own=6 + _OPPOSED + number, alike=True)
+            yield self._feed(name, self._balanced(signs), own=6 + _OPPOSED + number, cancelling=True)
         for turn in range(min((len(reals) - 1).bit_length(), _OPPOSED) if reals else 0):
             turned = {n for i, n in enumerate(reals) if i >> turn & 1}
-            yield self._made(f"nearly opposite {turn + 1}", self._opposed(turned), own=6 + turn, alike=True)
+            yield self._feed(f"nearly opposite {turn + 1}", self._opposed(turned), own=6 + turn, cancelling=True)
 
     def _reals(self) -> list[str]:
         return [n for n, t in self.types.items() if n not in self.weights and t.dtype.is_float]
 
-    def _made(
+    def _feed(
         self, name: str, fill: Fill, *, mixed: bool = False, tiny: bool = False, scaled: bool = False,
-        alike: bool = False, level: int | None = None, own: int = 0, sizes: Mapping[str, int] | None = None,
+        cancelling: bool = False, level: int | None = None, own: int = 0, sizes: Mapping[str, int] | None = None,
         risky: bool = False, special: bool = False,
     ) -> Feed:  # fmt: skip
         """A feed; one with a number of its ``own`` leaves the draws of those after it as they are without it."""
@@ -220,20 +221,20 @@ class _Aim:
             if n not in self.weights and array.size:
                 filled = np.asarray(fill(n, self.types[n].dtype, array, rng)).astype(array.dtype, copy=False)
                 arrays[n] = accepted(self.before, n, filled.reshape(array.shape))
-        return Feed(name, arrays, mixed, tiny, scaled, alike, risky, special)
+        return Feed(name, arrays, mixed, tiny, scaled, cancelling, risky, special)
 
     def of_sizes(self, beside: Iterable[Mapping[str, int]]) -> Iterator[Feed]:
         """Each of these sizes, the others as they are drawn."""
         for turn, sizes in enumerate(beside):
             name = ", ".join(f"{symbol} of {size}" for symbol, size in sizes.items())
             with suppress(ResourceLimit):
-                yield self._made(name, as_drawn, own=_SIZED + turn, sizes=sizes)
+                yield self._feed(name, as_drawn, own=_SIZED + turn, sizes=sizes)
 
     def not_finite(self) -> Iterator[Feed]:
         """NaN, then infinities, among ordinary reals."""
         kinds = (("NaN", (np.nan,)), ("infinities", (np.inf, -np.inf)))
         for turn, (name, values) in enumerate(kinds if self._reals() else ()):
-            yield self._made(name, among(values), mixed=True, special=True, own=_SPECIAL + turn)
+            yield self._feed(name, among(values), mixed=True, special=True, own=_SPECIAL + turn)
 
     def _extreme(self, whole: Sequence[str]) -> Iterator[Feed]:
         """Integers at the ends of their types, and where narrower types wrap around."""
@@ -247,22 +248,22 @@ class _Aim:
                 numbers = special(dtype, safe=risky and turn % 2 == 1) if name in free else []
                 return spread(numbers, array, turn if name == free[0] else -1, rng) if numbers else array
 
-            made = self._made(f"ends of integer types {turn + 1}", fill, mixed=True, own=_ENDS + turn, risky=risky)
+            made = self._feed(f"ends of integer types {turn + 1}", fill, mixed=True, own=_ENDS + turn, risky=risky)
             yield made
             reached = ((turn + 1) * made.arrays[n].size / len(special(self.types[n].dtype, safe=False)) for n in free)
             if turn and min(reached) >= 1:
                 return
 
-    def _told_counts(self, inputs: Mapping[str, DType]) -> list[int]:
+    def _compared_counts(self, inputs: Mapping[str, DType]) -> list[int]:
         """Sizes and counts that the graphs compare such integers with."""
         told = (t for n, d in inputs.items() if d.is_integer for t in self.targets.get(n, ()))
         numbers = dict.fromkeys(s for t in told if t == int(t) for s in (int(t) + 1, int(t)) if 3 < s <= _COUNT)
         return list(numbers)[:_COUNTS]
 
-    def _words(self, name: str, dtype: DType, array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    def _strings(self, name: str, dtype: DType, array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         if dtype is not DType.STRING:
             return array
-        return draw_strings(self.before, array.shape, words_of(self.after), reads_numbers(self.before, name), rng)
+        return draw_strings(self.before, array.shape, strings_of(self.after), reads_numbers(self.before, name), rng)
 
     def _near(self, name: str, dtype: DType, array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Elements at, beside and around the targets, among ordinary ones."""
@@ -307,7 +308,7 @@ class _Aim:
 
         return fill
 
-    def _alike(self, name: str, dtype: DType, array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    def _close_numbers(self, name: str, dtype: DType, array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Numbers close together, far from 0: differences cancel. Some are equal."""
         if not dtype.is_float:
             return array
@@ -322,7 +323,7 @@ class _Aim:
         """Numbers close together, far from 0, and of the other sign in some inputs."""
 
         def fill(name: str, dtype: DType, array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-            made = self._alike(name, dtype, array, rng)
+            made = self._close_numbers(name, dtype, array, rng)
             return -made if dtype.is_float and name in turned else made
 
         return fill
@@ -337,7 +338,7 @@ class _Aim:
                 return array
             if name not in signs:
                 return array * math.prod(closeness(dtype))
-            made = self._alike(name, dtype, array, rng)
+            made = self._close_numbers(name, dtype, array, rng)
             scaled = made * (len(signs) - 1) if name == last else made
             return -scaled if signs[name] != (name == last) else scaled
 
@@ -367,16 +368,16 @@ class _Aim:
             ("smallest numbers", {n: ends[n][0] for n in reals}),
         ]
         for name, plan in plans[:2]:
-            yield self._made(name, scale(plan), scaled=True)
-        yield self._made("all magnitudes", self._wide(0.3), mixed=True, scaled=True)
+            yield self._feed(name, scale(plan), scaled=True)
+        yield self._feed("all magnitudes", self._wide(0.3), mixed=True, scaled=True)
         if len(reals) > 1:
             for one in reals[:4]:  # what is finite beside a 0 may not be when it is formed first
-                yield self._made(
+                yield self._feed(
                     f"{one!r} is 0, the others largest", scale({n: ends[n][1] for n in reals}, zero=one), scaled=True
                 )
         for name, plan in plans[2:]:
-            yield self._made(name, scale(plan), tiny=underflows(plan, min(e[0] for e in ends.values())), scaled=True)
-        yield self._made("the whole range", self._wide(1.0), mixed=True, tiny=True, scaled=True)
+            yield self._feed(name, scale(plan), tiny=underflows(plan, min(e[0] for e in ends.values())), scaled=True)
+        yield self._feed("the whole range", self._wide(1.0), mixed=True, tiny=True, scaled=True)
 
     def _wide(self, share: float) -> Fill:
         def fill(name: str, dtype: DType, array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -412,7 +413,7 @@ class _Aim:
                     way == 0, exact, np.where(way > 0, next_number(exact, dtype, 1), next_number(exact, dtype, -1))
                 )
 
-            yield self._made(f"{t:.9g} everywhere", fill, mixed=True)
+            yield self._feed(f"{t:.9g} everywhere", fill, mixed=True)
 
     def _rows(self) -> Iterator[Feed]:
         """Indices of the rows in which two tables differ, else of all rows, in a few runs."""
@@ -421,7 +422,7 @@ class _Aim:
             def chosen(n: str, dtype: DType, array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
                 return np.resize(rng.permutation(rows), array.shape) if n == name else array  # noqa: B023
 
-            yield self._made(f"changed rows of the table that {name!r} indexes", chosen)
+            yield self._feed(f"changed rows of the table that {name!r} indexes", chosen)
         for name, kind in self.types.items():
             stop = domain_of(self.before, name).stop if kind.dtype.is_integer else None
             count = kind.elements
@@ -434,13 +435,13 @@ class _Aim:
                 def sweep(n: str, dtype: DType, array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
                     return np.resize(part, array.shape) if n == name else array  # noqa: B023
 
-                yield self._made(f"rows {turn + 1} that {name!r} indexes", sweep)
+                yield self._feed(f"rows {turn + 1} that {name!r} indexes", sweep)
 
     def _sized(self) -> Iterator[Feed]:
         """Other sizes of symbolic dimensions: all 1, and larger ones."""
         if self.open:
             for level, name in ((5, "sizes of 1"), (1, "sizes of 8")):
-                yield self._made(name, as_drawn, level=level)
+                yield self._feed(name, as_drawn, level=level)
 
 
 def _targets(before: Graph, after: Graph, inputs: Sequence[str]) -> dict[str, list[float]]:

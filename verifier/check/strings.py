@@ -9,7 +9,7 @@ import numpy as np
 from superopt.ir.graph import Graph, Weight
 from superopt.ir.types import DType
 
-__all__ = ["draw_strings", "words_of"]
+__all__ = ["draw_strings", "strings_of"]
 
 _PLAIN = ("", "a", "b", "A", " ", "ab", "one two", "é", "日本", "0", "-1", "2.5")
 _NUMBERS = ("0", "1", "-1", "2.5", "-0.125", "1e3", "7", "100")
@@ -17,9 +17,9 @@ _MOST = 64  # strings of one model
 _READ = 1 << 16  # elements of a constant that is looked at
 
 
-def words_of(graph: Graph) -> list[str]:
+def strings_of(graph: Graph) -> list[str]:
     """Strings that a model's constants and attributes hold."""
-    return list(dict.fromkeys(_held(graph)))[:_MOST]
+    return list(dict.fromkeys(_string_constants(graph)))[:_MOST]
 
 
 def draw_strings(
@@ -36,12 +36,12 @@ def draw_strings(
     """
     if numeric:
         return np.asarray(rng.choice(np.array(_NUMBERS, dtype=object), shape), dtype=object)
-    own = [*words_of(graph), *words]
+    own = [*strings_of(graph), *words]
     near = [v for w in own for v in (w, w, w.upper(), w + " ", w[:-1], w + "a")]
     return np.asarray(rng.choice(np.array([*near, *_PLAIN], dtype=object), shape), dtype=object)
 
 
-def _held(graph: Graph) -> Iterator[str]:
+def _string_constants(graph: Graph) -> Iterator[str]:
     weights = list(graph.weights)
     for node in graph.nodes:
         for value in node.attributes.values():

@@ -61,7 +61,7 @@ class Comparison:
     baseline: float = 0.0
     differs: bool = False
     problem: str | None = None
-    place: tuple[int, ...] | None = None
+    position: tuple[int, ...] | None = None
     excess: float = 0.0
     excused: str = ""
 
@@ -78,7 +78,7 @@ class Moves:
     def __init__(self, old: np.ndarray, *, tiny: bool = False) -> None:
         self._old, self._tiny = old, tiny
         narrow = old.dtype.itemsize <= 4 and element_type(old) is not None
-        self._kept = np.float32 if narrow else np.float64  # a move, to seven digits
+        self._move_type = np.float32 if narrow else np.float64  # a move, to seven digits
         self._kinds: dict[str, np.ndarray] = {}
         self._optimised: np.ndarray | None = None
         self._reordered: np.ndarray | None = None  # the same, where it may be another order of sums
@@ -108,7 +108,7 @@ class Moves:
         for kind, runs in (("inputs", inputs), ("inside", inside)):
             for run in runs:
                 same = run.shape == self._old.shape
-                moved = self._moved(run) if same else np.full(self._old.shape, np.inf, self._kept)
+                moved = self._moved(run) if same else np.full(self._old.shape, np.inf, self._move_type)
                 known = self._kinds.setdefault(kind, moved)
                 np.maximum(known, moved, out=known)
 
@@ -118,11 +118,11 @@ class Moves:
             self._optimised = self._moved(run)
             dtype = element_type(self._old)
             free = np.zeros(()) if dtype is None else _free(_finite(self._old), dtype, False)
-            self._reordered = np.where(self._optimised <= free, self._optimised, 0).astype(self._kept)
+            self._reordered = np.where(self._optimised <= free, self._optimised, 0).astype(self._move_type)
             self.broken = float(np.max(self._optimised, where=self._optimised > _JUMP * free, initial=0.0))
 
     def _moved(self, run: np.ndarray) -> np.ndarray:
-        found = np.empty(self._old.shape, self._kept)
+        found = np.empty(self._old.shape, self._move_type)
         with np.errstate(over="ignore"):  # what is beyond the largest number explains what no number can tell
             for part in _parts(self._old.shape):
                 found[part] = _distance(self._old[part], run[part])
@@ -133,7 +133,7 @@ class Moves:
         and within the free distance, or wherever it counts."""
         inside = self._kinds.get("inside")
         kinds = [inside] if self._tiny and inside is not None else list(self._kinds.values())
-        moved: np.ndarray = np.minimum.reduce(kinds) if kinds else np.zeros(self._old.shape, self._kept)
+        moved: np.ndarray = np.minimum.reduce(kinds) if kinds else np.zeros(self._old.shape, self._move_type)
         known = self._optimised if optimised else self._reordered
         return moved if known is None else np.maximum(moved, known)
 
@@ -165,19 +165,21 @@ def compare(
     if near is not None:
         return Comparison(near[0], near[0] / near[1])
     if all(np.isfinite(x[part]).all() for part in _parts(old.shape) for x in (old, new)):
-        return _Beside(old, new, dtype, mixed, slack).judged(None if moves is None else moves.largest(optimised), full)
+        moved = None if moves is None else moves.largest(optimised)
+        return _Distances(old, new, dtype, mixed, slack).comparison(moved, full)
     first, made = old.astype(np.float64, copy=False), new.astype(np.float64, copy=False)
     wrong = _not_finite(first, made, dtype, exact, full)
     if wrong.any():
         place = _first(wrong)
         said = f"at {place} the original gives {first[place]} and the result {made[place]}"
-        return Comparison(np.inf, np.inf, differs=True, problem=said, place=place)
+        return Comparison(np.inf, np.inf, differs=True, problem=said, position=place)
     usable = np.isfinite(first) & np.isfinite(made)
     moved = None if moves is None else moves.largest(optimised)
-    return _Beside(np.where(usable, first, 0.0), np.where(usable, made, 0.0), dtype, mixed, slack).judged(moved, full)
+    distances = _Distances(np.where(usable, first, 0.0), np.where(usable, made, 0.0), dtype, mixed, slack)
+    return distances.comparison(moved, full)
 
 
-class _Beside:
+class _Distances:
     """Two outputs of finite numbers, looked at part by part, as large ones would be copied ten times.
 
     Args:
@@ -200,7 +202,7 @@ class _Beside:
         size = np.abs(first) if self.groups is None else np.maximum(np.abs(first), self.groups.least(part))
         return distance, np.maximum(_allowed(size, self.dtype), self.slack)
 
-    def judged(self, moved: np.ndarray | None, full: np.ndarray | None) -> Comparison:
+    def comparison(self, moved: np.ndarray | None, full: np.ndarray | None) -> Comparison:
         worst, beyond = 0.0, False
         for part in self.parts:
             distance, free = self._of(part)
@@ -210,14 +212,14 @@ class _Beside:
         base = 0.0 if moved is None else float(np.max(moved, where=np.isfinite(moved), initial=0.0))
         near = None if moved is None or self.mixed else _Groups(moved, 2)
         most = 0.0 if moved is None else float(moved.max())
-        over = [one for part in self.parts for one in self._over(part, moved, near, most, full)]
+        over = [one for part in self.parts for one in self._largest_excess(part, moved, near, most, full)]
         found = Comparison(worst, worst / self.scale, base / self.scale, True)
         if not over:
             return found
         _, _, place, said = max(over, key=lambda one: one[0])
-        return replace(found, problem=said, place=place, excess=max(far for _, far, _, _ in over))
+        return replace(found, problem=said, position=place, excess=max(far for _, far, _, _ in over))
 
-    def _over(
+    def _largest_excess(
         self, part: _Part, moved: np.ndarray | None, near: _Groups | None, most: float, full: np.ndarray | None
     ) -> list[tuple[float, float, tuple[int, ...], str]]:
         """Of a part with elements that are too far: how much the worst is, and beside ``most``, where, and in words."""

@@ -10,7 +10,7 @@ import numpy as np
 from superopt.ir.terms import App, AttributeValue, Term, Var
 from superopt.ir.types import TensorType
 from superopt.ops.infer import Applied
-from superopt.verifier.equivalence.constants import Known
+from superopt.verifier.equivalence.constants import ModelConstants
 from superopt.verifier.equivalence.weight_expressions import evaluated
 
 __all__ = ["chained"]
@@ -44,7 +44,7 @@ def _op(op: str, *args: Term, **attributes: AttributeValue) -> Term:
     return App(op, tuple(args), tuple(sorted(attributes.items())))
 
 
-def chained(known: Known, made: Mapping[str, tuple[Applied, int]]) -> Iterator[tuple[Term, np.ndarray]]:
+def chained(known: ModelConstants, made: Mapping[str, tuple[Applied, int]]) -> Iterator[tuple[Term, np.ndarray]]:
     """Expressions of weights and biases with what follows moved into them, with their values."""
     readers: dict[str, list[tuple[str, Applied]]] = {}
     for output, (form, position) in made.items():
@@ -63,7 +63,7 @@ def chained(known: Known, made: Mapping[str, tuple[Applied, int]]) -> Iterator[t
                     yield term, evaluated(term, known.arrays).value
 
 
-def _core(known: Known, output: str, form: Applied) -> _Core | None:
+def _core(known: ModelConstants, output: str, form: Applied) -> _Core | None:
     name, args = form.operator.name, form.args
     kind = known.typing.types.get(output)
     if (
@@ -98,7 +98,7 @@ def _core(known: Known, output: str, form: Applied) -> _Core | None:
 
 
 def _states(
-    known: Known, core: _Core, output: str, readers: Mapping[str, list[tuple[str, Applied]]]
+    known: ModelConstants, core: _Core, output: str, readers: Mapping[str, list[tuple[str, Applied]]]
 ) -> Iterator[_Affine]:  # fmt: skip
     """What follows the operator channel by channel, as far as only constants are involved."""
     waiting = [(_Affine(output, None, None), 0)]
@@ -113,7 +113,7 @@ def _states(
                     waiting.append((found, depth + 1))
 
 
-def _next(known: Known, core: _Core, state: _Affine, output: str, form: Applied) -> _Affine | None:
+def _next(known: ModelConstants, core: _Core, state: _Affine, output: str, form: Applied) -> _Affine | None:
     name, args = form.operator.name, form.args
     if name == "BatchNormalization" and args[0] == state.value and core.axis == 1:
         vectors = [_vector(known, core, a, per_channel=True) for a in args[1:5]]
@@ -146,7 +146,7 @@ def _next(known: Known, core: _Core, state: _Affine, output: str, form: Applied)
     return _shifted(negative, output, "Add", other)
 
 
-def _ones(known: Known, core: _Core) -> Term:
+def _ones(known: ModelConstants, core: _Core) -> Term:
     dtype = str(known.arrays[core.weight][1])
     return App("Constant", (), (("dtype", dtype), ("shape", (1,)), ("values", (1.0,))))
 
@@ -163,7 +163,7 @@ def _shifted(state: _Affine, output: str, op: str, other: Term) -> _Affine:
     return _Affine(output, state.scale, _op(op, state.shift, other))
 
 
-def _vector(known: Known, core: _Core, name: str | None, *, per_channel: bool) -> Term | None:
+def _vector(known: ModelConstants, core: _Core, name: str | None, *, per_channel: bool) -> Term | None:
     """A constant as a vector over the channels, or of one element where it is the same for all."""
     if name is None or name not in known.weights:
         return None

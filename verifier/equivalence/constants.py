@@ -24,7 +24,17 @@ from superopt.runtime._barrier import run_node
 from superopt.runtime.ort import make_session
 from superopt.runtime.ort import run as run_session
 
-__all__ = ["JUMPS", "RANDOM", "Constants", "Known", "constants_of", "contents_of", "jumps", "settled", "stored"]
+__all__ = [
+    "JUMPS",
+    "RANDOM",
+    "Constants",
+    "ModelConstants",
+    "constants_of",
+    "contents_of",
+    "jumps",
+    "with_folded_jumps",
+    "stored",
+]
 
 RANDOM = frozenset(
     {"RandomNormal", "RandomUniform", "Multinomial", "Bernoulli", "RandomNormalLike", "RandomUniformLike"}
@@ -54,7 +64,7 @@ class Constants:
 
 
 @dataclass(frozen=True)
-class Known:
+class ModelConstants:
     """The first model's constants: those stored, and those that its nodes compute from them, by name."""
 
     graph: Graph
@@ -126,7 +136,7 @@ def constants_of(graph: Graph, typing: Typing, but: frozenset[str] = frozenset()
             known.update(o for o in node.outputs if o)
     if not nodes:
         return Constants({})
-    arrays = _together(graph, typing, nodes)
+    arrays = _in_one_session(graph, typing, nodes)
     return Constants(_one_by_one(graph, typing, nodes) if arrays is None else arrays)
 
 
@@ -150,7 +160,7 @@ def _small(kind: ValueType | None) -> bool:
     return not isinstance(kind, TensorType) or kind.nbytes is None or kind.nbytes <= _LARGEST
 
 
-def _together(graph: Graph, typing: Typing, nodes: list[Node]) -> dict[str, np.ndarray] | None:
+def _in_one_session(graph: Graph, typing: Typing, nodes: list[Node]) -> dict[str, np.ndarray] | None:
     """All of them in one session, with its optimisations off; ``None`` where it refuses one."""
     wanted = [o for n in nodes for o in n.outputs if o]
     read = {r for n in nodes for r in n.reads}
@@ -200,7 +210,7 @@ def stored(graph: Graph) -> Graph:
     return replace(graph, nodes=nodes, weights=(*graph.weights, *found.values()), values=values).checked()
 
 
-def settled(graph: Graph) -> Graph:
+def with_folded_jumps(graph: Graph) -> Graph:
     """The model with constants that jump replaced by what ONNX Runtime computes; over the reals they may be others."""
     typing = infer(graph)
     if not any(jumps(n, typing.types) for n in graph.nodes):

@@ -19,7 +19,7 @@ from superopt.ir.terms import App, AttributeValue, Project, Term, Var, postorder
 from superopt.ir.types import DType
 from superopt.ops.infer import Applied
 from superopt.verifier.equivalence.affine_chains import chained
-from superopt.verifier.equivalence.constants import Known
+from superopt.verifier.equivalence.constants import ModelConstants
 
 __all__ = ["Folds", "irrational"]
 
@@ -55,13 +55,13 @@ def irrational(value: float, dtype: DType, shape: tuple[int, ...]) -> Term | Non
 class Folds:
     """Guesses of how constants were folded from one model's."""
 
-    def __init__(self, known: Known) -> None:
-        self.known = known
-        self.made: dict[str, tuple[Applied, int]] = {}
+    def __init__(self, known: ModelConstants) -> None:
+        self.constants = known
+        self.producers: dict[str, tuple[Applied, int]] = {}
         for node, form in zip(known.graph.nodes, known.typing.nodes, strict=True):
             for position, output in enumerate(node.outputs):
                 if output and isinstance(form, Applied):
-                    self.made[output] = form, position
+                    self.producers[output] = form, position
 
     def guesses(self, array: np.ndarray, dtype: DType) -> Iterator[Term]:
         """Expressions whose value may be these elements, the simplest first."""
@@ -86,7 +86,7 @@ class Folds:
     def _copies(self, array: np.ndarray, dtype: DType) -> Iterator[Term]:
         """The same elements in another shape or order of axes."""
         for name in self._same_elements.get(_elements(array, dtype), ()):
-            source = self.known.arrays[name][0]
+            source = self.constants.arrays[name][0]
             if np.array_equal(source.reshape(-1), array.reshape(-1)):
                 yield _shaped(Var(name), source.shape, array.shape)
             elif source.ndim <= _RANK:
@@ -102,7 +102,7 @@ class Folds:
             rest = (*array.shape[:axis], *array.shape[axis + 1 :])
             like = [
                 (n, held)
-                for n, (held, kind) in self.known.arrays.items()
+                for n, (held, kind) in self.constants.arrays.items()
                 if kind == dtype and held.ndim == array.ndim and held.size
                 and (*held.shape[:axis], *held.shape[axis + 1 :]) == rest
             ]  # fmt: skip
@@ -113,7 +113,7 @@ class Folds:
                 if found is None:
                     break
                 parts.append(found)
-                at += self.known.arrays[found][0].shape[axis]
+                at += self.constants.arrays[found][0].shape[axis]
             if at == array.shape[axis] and len(parts) > 1:
                 yield _op("Concat", *map(Var, parts), axis=axis)
             for name, held in like:
@@ -127,7 +127,7 @@ class Folds:
     @cached_property
     def _same_elements(self) -> Mapping[str, list[str]]:
         found: dict[str, list[str]] = {}
-        for name, (array, dtype) in self.known.arrays.items():
+        for name, (array, dtype) in self.constants.arrays.items():
             if array.dtype.kind in "fiub" and array.size:
                 found.setdefault(_elements(array, dtype), []).append(name)
         return found
@@ -151,7 +151,7 @@ class Folds:
     @cached_property
     def _numbers(self) -> Mapping[DType, list[tuple[float, Term]]]:
         found: dict[DType, dict[float, Term]] = {}
-        for name, (array, dtype) in self.known.arrays.items():
+        for name, (array, dtype) in self.constants.arrays.items():
             if dtype.is_float and array.size == 1 and np.isfinite(float(array.reshape(-1)[0])):
                 value = float(array.reshape(-1)[0])
                 held = found.setdefault(dtype, {})
@@ -165,10 +165,10 @@ class Folds:
     def _folded(self) -> Sequence[tuple[tuple[int, ...], np.ndarray, Term]]:
         """Shape, a sample of the elements, and the expression of every constant that a fold could have made."""
         found: list[tuple[tuple[int, ...], np.ndarray, Term]] = []
-        for name, array in self.known.computed.arrays.items():
-            if array.dtype.kind == "f" and array.size and name in self.known.weights:
+        for name, array in self.constants.computed.arrays.items():
+            if array.dtype.kind == "f" and array.size and name in self.constants.weights:
                 found.append((array.shape, _sample(array), self._opened(name)))
-        for term, value in chained(self.known, self.made):
+        for term, value in chained(self.constants, self.producers):
             found.append((value.shape, _sample(value), term))
         return found
 
@@ -180,9 +180,9 @@ class Folds:
             current, ready = stack.pop()
             if current in terms:
                 continue
-            made = self.made.get(current)
+            made = self.producers.get(current)
             if made is None:
-                if current not in self.known.weights:
+                if current not in self.constants.weights:
                     return Var(name)
                 terms[current] = Var(current)
                 continue

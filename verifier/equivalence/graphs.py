@@ -26,12 +26,12 @@ from superopt.runtime.blas import one_blas_thread
 from superopt.runtime.limits import LARGE
 from superopt.verifier.check.check_plan import ORIGINAL, RESULT
 from superopt.verifier.check.differential import CheckResult, Slack, check, check_regions
-from superopt.verifier.equivalence.constants import Known, constants_of, contents_of, settled
+from superopt.verifier.equivalence.constants import ModelConstants, constants_of, contents_of, with_folded_jumps
 from superopt.verifier.equivalence.folding_hypotheses import irrational
 from superopt.verifier.equivalence.fused_operators import bodies_of, unfused
 from superopt.verifier.equivalence.inlining import inlined
 from superopt.verifier.equivalence.provenance import Unfolded, unfolded
-from superopt.verifier.equivalence.refutation import far_apart, witness
+from superopt.verifier.equivalence.refutation import refute, witness
 from superopt.verifier.equivalence.regions import PROVED, ROUNDED, Region, Work
 from superopt.verifier.equivalence.shared_values import Side, aligned
 from superopt.verifier.equivalence.signatures import interface_difference, narrower, unified
@@ -158,7 +158,7 @@ def verify(
             hint="only models that take and give the same can be equal",
         )
     allowed = Slack(slack, frozenset(node.name for node in b.nodes))
-    ran = _ran(a, b, seed, trials, allowed)
+    ran = _run_both(a, b, seed, trials, allowed)
     read = inlined(a)
     first, second, found = _opened(read, unified(read, inlined(b)))
     if ran.verdict == "failed" and structural_hash(a) != structural_hash(b):  # runtimes may run one graph in two ways
@@ -173,22 +173,22 @@ def verify(
         reason = ""
     work = Work(first, second, partners, found, time_limit, time.monotonic() + total)
     work.run()
-    verdict = _judged(work, b.nodes, ran, reason)
+    verdict = _verdict(work, b.nodes, ran, reason)
     fewer = narrower(a, b)
     if fewer and ran.verdict != "passed":
         return replace(verdict, verdict="unknown", reason="; ".join(r for r in (fewer, verdict.reason) if r))
     if verdict.verdict in (PROVED, ROUNDED):
         return verdict
-    apart = far_apart(first, second, seed, time.monotonic() + min(_PATIENCE, total))
+    apart = refute(first, second, seed, time.monotonic() + min(_PATIENCE, total))
     if apart is not None:
         return replace(verdict, verdict="refuted", feeds=apart[1], reason=apart[0])
     if verdict.verdict == "tested" and power != "none" and not _large(a, b):
         measured = check(a, b, seed=seed, trials=trials, power=power, slack=allowed, unify=True)
-        return _weighed(replace(verdict, check=measured), policy)
+        return _with_least_power(replace(verdict, check=measured), policy)
     return verdict
 
 
-def _weighed(verdict: GraphVerdict, policy: Policy) -> GraphVerdict:
+def _with_least_power(verdict: GraphVerdict, policy: Policy) -> GraphVerdict:
     """The verdict on models that were only tested, by the power of the inputs."""
     power = verdict.check.power
     if power is None or (power.mutants and power.share >= policy.least_power):
@@ -207,7 +207,7 @@ def _large(*graphs: Graph) -> bool:
     return any(g.weight_bytes > LARGE for g in graphs)
 
 
-def _ran(a: Graph, b: Graph, seed: int, trials: int, slack: Slack) -> CheckResult:
+def _run_both(a: Graph, b: Graph, seed: int, trials: int, slack: Slack) -> CheckResult:
     """Both models side by side; large ones where they differ, on one input for each place, if they agree there.
 
     What a place reads is free there, and in the model it may not be: where places differ, the whole decides.
@@ -227,9 +227,9 @@ def _ran(a: Graph, b: Graph, seed: int, trials: int, slack: Slack) -> CheckResul
 def _opened(a: Graph, b: Graph) -> tuple[Side, Side, dict[str, float]]:
     """Both models with fused operators written out and folded constants put back, and how far each of those was off."""
     bodies = bodies_of(a) | bodies_of(b)
-    a, b = settled(unfused(a, bodies)), settled(unfused(b, bodies))
+    a, b = with_folded_jumps(unfused(a, bodies)), with_folded_jumps(unfused(b, bodies))
     typing = infer(a)
-    known = Known(a, typing, constants_of(a, typing))
+    known = ModelConstants(a, typing, constants_of(a, typing))
     found = unfolded(known, b, frozenset(contents_of(w) for w in known.weights.values()))
     a, own = _decimals(a, b, found)
     first, second = Side(a, own.values), Side(found.graph, found.values)
@@ -264,7 +264,7 @@ def _decimals(a: Graph, b: Graph, found: Unfolded) -> tuple[Graph, Unfolded]:
     return graph, Unfolded(graph, frozenset(o for n in nodes for o in n.outputs if o), off, {})
 
 
-def _judged(work: Work, nodes: Sequence[Node], ran: CheckResult, reason: str) -> GraphVerdict:
+def _verdict(work: Work, nodes: Sequence[Node], ran: CheckResult, reason: str) -> GraphVerdict:
     """What the regions say of the whole."""
     counts = _counted(work, nodes)
     outputs = [v.name for v in work.b.graph.outputs]

@@ -21,7 +21,7 @@ from superopt.ir.terms import App, AttributeValue, Project, Term, Var, postorder
 from superopt.ops import REGISTRY
 from superopt.ops.meaning import IllTyped
 from superopt.ops.record import NotCovered
-from superopt.verifier.equivalence.constants import JUMPS, Known, contents_of
+from superopt.verifier.equivalence.constants import JUMPS, ModelConstants, contents_of
 from superopt.verifier.equivalence.folding_hypotheses import Folds
 from superopt.verifier.equivalence.weight_expressions import LIMIT, deviation, evaluated, sources, written
 
@@ -55,7 +55,7 @@ class _Refused(Exception):
     """The note does not hold."""
 
 
-def unfolded(known: Known, b: Graph, theirs: frozenset[str]) -> Unfolded:
+def unfolded(known: ModelConstants, b: Graph, theirs: frozenset[str]) -> Unfolded:
     """``b`` with every weight that the first model's constants explain replaced by the nodes that compute it.
 
     Args:
@@ -75,7 +75,7 @@ def unfolded(known: Known, b: Graph, theirs: frozenset[str]) -> Unfolded:
             continue
         if contents_of(weight) in theirs:
             continue
-        found = _told(weight, known, refused)
+        found = _from_note(weight, known, refused)
         if found is None:
             array = np.asarray(weight.data.numpy())
             guessed = _explained(weight, array, folds.guesses(array, weight.type.dtype), known)
@@ -94,7 +94,7 @@ def unfolded(known: Known, b: Graph, theirs: frozenset[str]) -> Unfolded:
     return Unfolded(graph, frozenset(o for n in nodes for o in n.outputs if o), ulps, refused)
 
 
-def _told(weight: Weight, known: Known, refused: dict[str, str]) -> tuple[Term, float] | None:
+def _from_note(weight: Weight, known: ModelConstants, refused: dict[str, str]) -> tuple[Term, float] | None:
     """What a weight's note says it is, and how far it is from that; why the note does not hold goes to ``refused``."""
     if NOTE not in weight.metadata or weight.data is None:
         return None
@@ -109,7 +109,7 @@ def _told(weight: Weight, known: Known, refused: dict[str, str]) -> tuple[Term, 
 
 
 def _explained(
-    weight: Weight, array: np.ndarray, terms: Iterable[Term], known: Known
+    weight: Weight, array: np.ndarray, terms: Iterable[Term], known: ModelConstants
 ) -> tuple[Term, float] | str:  # fmt: skip
     """The first expression that a weight is within the limit of, and how far it is; else why the last one is not it."""
     reason = "nothing in the first model explains it"
@@ -135,7 +135,7 @@ def _limit(term: Term) -> float:
     return 1.0 if len(steps) == 1 and steps[0] in _ROUND_ONCE else LIMIT
 
 
-def _parsed(text: str, known: Known) -> Term:
+def _parsed(text: str, known: ModelConstants) -> Term:
     """The expression that a note states. Results that it says are the runtime's are the first model's constants.
 
     Raises:

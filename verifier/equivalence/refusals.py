@@ -15,13 +15,13 @@ from superopt.runtime import isolated_process
 from superopt.verifier.check.check_plan import ORIGINAL, RESULT, CheckResult
 from superopt.verifier.equivalence.graphs import GraphVerdict
 
-__all__ = ["judged_unread"]
+__all__ = ["verdict_on_invalid"]
 
 _LONGEST = 60.0  # seconds that loading may take
 _READ = 1 << 30  # bytes of a file that is looked into
 
 
-def judged_unread(a: Graph, path: Path, error: InvalidModel) -> GraphVerdict:
+def verdict_on_invalid(a: Graph, path: Path, error: InvalidModel) -> GraphVerdict:
     """The verdict on a first model and a file that is no valid model.
 
     Args:

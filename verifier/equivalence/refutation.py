@@ -29,7 +29,7 @@ from superopt.verifier.equivalence.constants import contents_of, jumps, stored
 from superopt.verifier.equivalence.shared_values import Side
 from superopt.verifier.equivalence.weight_expressions import LIMIT
 
-__all__ = ["far_apart", "witness"]
+__all__ = ["refute", "witness"]
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -44,7 +44,7 @@ _OPAQUE = 8.0  # the same where an opaque node computes at its own precision, in
 _NOTHING = 1e-12  # of an output's largest element: not looked at
 
 
-def far_apart(a: Side, b: Side, seed: int, deadline: float) -> tuple[str, dict[str, np.ndarray]] | None:
+def refute(a: Side, b: Side, seed: int, deadline: float) -> tuple[str, dict[str, np.ndarray]] | None:
     """Why two models are not equal, and inputs that show it; ``None`` where rounding explains what differs.
 
     Args:
@@ -64,7 +64,7 @@ def far_apart(a: Side, b: Side, seed: int, deadline: float) -> tuple[str, dict[s
     for number, (kind, scale) in enumerate(_KINDS):
         if number and time.monotonic() > deadline:
             return None
-        ran = _ran(a.graph, b.graph, seed + number, kind, scale)
+        ran = _run_both(a.graph, b.graph, seed + number, kind, scale)
         if ran is None:
             continue
         feeds, left, right = ran
@@ -86,7 +86,7 @@ def far_apart(a: Side, b: Side, seed: int, deadline: float) -> tuple[str, dict[s
     return None
 
 
-def _ran(a: Graph, b: Graph, seed: int, kind: str, scale: float) -> tuple[Arrays, Arrays, Arrays] | None:
+def _run_both(a: Graph, b: Graph, seed: int, kind: str, scale: float) -> tuple[Arrays, Arrays, Arrays] | None:
     """Inputs and the float64 outputs of both models; ``None`` where they cannot be run."""
     for level in range(LEVELS):
         try:

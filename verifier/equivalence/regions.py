@@ -112,7 +112,7 @@ class Work:
     def run(self) -> None:
         """Decide every value that has a partner."""
         for name in self.b.classes:
-            if name not in self.b.made and name in self.partners:
+            if name not in self.b.producers and name in self.partners:
                 self.established.add(name)
                 self.exact.add(name)
         for node in self.b.graph.nodes:
@@ -129,9 +129,9 @@ class Work:
         It holds for any node, opaque ones too: equal arguments give equal results. A constant that is no argument of
         what is applied is in its attributes (the sizes of a ``Reshape``), and need not be one of ``a``'s.
         """
-        node, form, position = self.b.made[output]
+        node, form, position = self.b.producers[output]
         args = form.args if isinstance(form, Applied) else ()
-        told = [n for n in node.inputs if n in self.b.made] if args else node.inputs
+        told = [n for n in node.inputs if n in self.b.producers] if args else node.inputs
         reads = [n for n in (*args, *told, *node.captures) if n]
         classes = {n: self.a.classes[self.partners[n]] if n in self.partners else self.b.classes[n] for n in reads}
         text = digest_of(self.b.text(node, form, position, classes))
@@ -235,14 +235,14 @@ class Work:
 
     def _unchanged(self, name: str) -> bool:
         """Whether a value of ``b`` is literally one of ``a``, or a weight."""
-        return name not in self.b.made or self.same(name)
+        return name not in self.b.producers or self.same(name)
 
     def _aligned(self, name: str) -> bool:
         return name not in self.b.opened
 
     @staticmethod
     def _moves(side: Side, walk: _Walk) -> bool:
-        return all(isinstance(f := side.made[n][1], Applied) and f.operator.name in _MOVES for n in walk.nodes)
+        return all(isinstance(f := side.producers[n][1], Applied) and f.operator.name in _MOVES for n in walk.nodes)
 
     def note(self, output: str, verdict: str, nodes: Sequence[str], reason: str, reads: Iterable[str] = ()) -> None:
         if output in self.b.opened:
@@ -268,7 +268,7 @@ class Work:
             name, expanded = stack.pop()
             if name in terms:
                 continue
-            if leaf(name) or name not in side.made:
+            if leaf(name) or name not in side.producers:
                 found = self._end(side, name)
                 if found is None:
                     return None, f"the value {name} is only in the second model", used
@@ -276,7 +276,7 @@ class Work:
                     used.leaves.append(name)
                 terms[name] = found
                 continue
-            node, form, position = side.made[name]
+            node, form, position = side.producers[name]
             if isinstance(form, Barrier):
                 return None, f"{node.op} is opaque: {form.reason}", used
             if jumps(node, side.typing.types) and not self._fixed(side, form, leaf):
@@ -305,7 +305,8 @@ class Work:
         if form.operator.name in ("Cast", "CastLike"):
             return False
         return all(
-            x is None or ((leaf(x) or x not in side.made) and (side is self.a or x in self.exact)) for x in form.args
+            x is None or ((leaf(x) or x not in side.producers) and (side is self.a or x in self.exact))
+            for x in form.args
         )
 
     def _end(self, side: Side, name: str) -> Term | None:

@@ -24,7 +24,7 @@ __all__ = ["Side", "aligned", "digest_of", "literal"]
 _SMALL = 8  # elements up to which a weight's values take part in a proof
 _TOLERANCE = 1e-5  # relative, of what is worth trying to prove equal
 _PROJECTIONS = 4
-_KEPT = 1 << 20  # elements of arrays whose projections are drawn once
+_CACHED_BELOW = 1 << 20  # elements of arrays whose projections are drawn once
 
 
 class Side:
@@ -43,11 +43,11 @@ class Side:
         self.computed = constants_of(graph, self.typing, opened)
         self.classes: dict[str, str] = {}
         self.aliases: dict[str, str] = {}  # what a computed constant's class would be by its operator
-        self.made: dict[str, tuple[Node, Applied | Barrier, int]] = {}
+        self.producers: dict[str, tuple[Node, Applied | Barrier, int]] = {}
         for node, form in zip(graph.nodes, self.typing.nodes, strict=True):
             for position, output in enumerate(node.outputs):
                 if output:
-                    self.made[output] = (node, form, position)
+                    self.producers[output] = (node, form, position)
 
     def classify(self, table: dict[str, str]) -> None:
         """Name each value by what it is: an input, a constant's contents, or an operator on classes."""
@@ -128,7 +128,7 @@ def aligned(a: Side, b: Side, seed: int) -> dict[str, str]:
     partners = {n: a.named[c] for n, c in b.classes.items() if c in a.named}
     for value in b.graph.outputs:
         partners[value.name] = value.name
-    wanted = [n for n in b.made if n not in partners and n not in b.opened]
+    wanted = [n for n in b.producers if n not in partners and n not in b.opened]
     if not wanted:
         return partners
     feeds, project = make_inputs(a.graph, seed), _Projections()
@@ -150,7 +150,10 @@ def aligned(a: Side, b: Side, seed: int) -> dict[str, str]:
 
 def _of_shapes(side: Side, shapes: Set[tuple[int, ...]]) -> list[str]:
     """Values, computed first and then stored, that may have one of these shapes: a model's weights are gigabytes."""
-    names = [*side.made, *(n for n, w in side.graph.weight.items() if w.data is not None and n not in side.made)]
+    names = [
+        *side.producers,
+        *(n for n, w in side.graph.weight.items() if w.data is not None and n not in side.producers),
+    ]
 
     def fits(kind: ValueType | None, shape: tuple[int, ...]) -> bool:
         if not isinstance(kind, TensorType) or kind.shape is None:
@@ -167,16 +170,16 @@ class _Projections:
     """Four random projections of arrays, the same for all of a size. Directions of small ones are kept."""
 
     def __init__(self) -> None:
-        self._kept: dict[int, np.ndarray] = {}
+        self._cached: dict[int, np.ndarray] = {}
 
     def __call__(self, flat: np.ndarray) -> np.ndarray:
         """Of a vector in float64, four numbers."""
-        if flat.size > _KEPT:
+        if flat.size > _CACHED_BELOW:
             rng = np.random.default_rng(flat.size)
             return np.array([flat @ rng.standard_normal(flat.size) for _ in range(_PROJECTIONS)])
-        if flat.size not in self._kept:
-            self._kept[flat.size] = np.random.default_rng(flat.size).standard_normal((_PROJECTIONS, flat.size))
-        return np.asarray(self._kept[flat.size] @ flat)
+        if flat.size not in self._cached:
+            self._cached[flat.size] = np.random.default_rng(flat.size).standard_normal((_PROJECTIONS, flat.size))
+        return np.asarray(self._cached[flat.size] @ flat)
 
 
 def _fingerprints(
@@ -204,7 +207,7 @@ def literal(side: Side, name: str, *, uniform: bool = False) -> Term | None:
     What nodes compute from constants is what ONNX Runtime makes of them.
     """
     weight = side.graph.weight.get(name)
-    if name in side.made:
+    if name in side.producers:
         array = side.computed.arrays.get(name)
     else:
         array = None if weight is None or weight.data is None else weight.data.numpy()

@@ -12,7 +12,7 @@ from superopt.ir.types import TensorType, ValueType
 __all__ = ["interface_difference", "narrower", "signature_difference", "unified"]
 
 _Same = Callable[[ValueType | None, ValueType | None], bool]
-_APART = "superopt.other."  # before a size of the second model that no input of the first has
+_OTHER_PREFIX = "superopt.other."  # before a size of the second model that no input of the first has
 
 
 def signature_difference(before: Graph, after: Graph) -> tuple[str | None, str] | None:
@@ -22,7 +22,7 @@ def signature_difference(before: Graph, after: Graph) -> tuple[str | None, str] 
 
 def interface_difference(before: Graph, after: Graph) -> tuple[str | None, str] | None:
     """:func:`signature_difference`, but for what is declared of sizes: names of them, and shapes that are left out."""
-    return _difference(before, after, _alike)
+    return _difference(before, after, _compatible)
 
 
 def _difference(before: Graph, after: Graph, same: _Same) -> tuple[str | None, str] | None:
@@ -35,7 +35,7 @@ def _difference(before: Graph, after: Graph, same: _Same) -> tuple[str | None, s
     return None
 
 
-def _alike(a: ValueType | None, b: ValueType | None) -> bool:
+def _compatible(a: ValueType | None, b: ValueType | None) -> bool:
     """Whether declared types may be one: of tensors, element types and the numbers that both declare are the same."""
     if a is None or b is None:
         return True
@@ -62,7 +62,7 @@ def unified(a: Graph, b: Graph) -> Graph:
         same &= len(_shape(old.type)) == len(_shape(new.type))
     others = {n for v in (*b.inputs, *b.outputs, *b.values) for d in _shape(v.type) for n in symbols(d)} - named.keys()
     known = {n for v in a.inputs for d in _shape(v.type) for n in symbols(d)}
-    named.update((n, sym(_APART + n)) for n in others & known)
+    named.update((n, sym(_OTHER_PREFIX + n)) for n in others & known)
     if same and all(_name(d) == n for n, d in named.items()):
         return replace(b, inputs=a.inputs)
     outputs = tuple(_renamed(v, named) for v in b.outputs)

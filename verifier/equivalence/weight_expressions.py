@@ -122,13 +122,13 @@ def deviation(stored: np.ndarray, dtype: DType, exact: Evaluated) -> float:
     found = 0.0
     for start in range(0, stored.size, _PART):
         part = slice(start, start + _PART)
-        found = max(found, _apart(x[part], y[part], size[part], limits))
+        found = max(found, _ulp_distance(x[part], y[part], size[part], limits))
         if found == float("inf"):
             break
     return found
 
 
-def _apart(stored: np.ndarray, value: np.ndarray, magnitude: np.ndarray, limits: ml_dtypes.finfo) -> float:
+def _ulp_distance(stored: np.ndarray, value: np.ndarray, magnitude: np.ndarray, limits: ml_dtypes.finfo) -> float:
     """:func:`deviation` of some elements of a type with these limits."""
     x, y = stored.astype(np.float64), value.astype(np.float64)
     fine = np.isfinite(x) & np.isfinite(y)

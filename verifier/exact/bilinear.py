@@ -41,7 +41,7 @@ def check_algorithm(algorithm: Algorithm) -> int:
     types = {name: TensorType(DType.FLOAT32, shape) for name, shape in tile.shapes.items()}
     found, meanings = type_terms(tile.terms, types)
     _must_be_bilinear(tile, meanings)
-    outputs = sum(prod(_known(found[t][0])) for t in tile.terms)
+    outputs = sum(prod(_static_type(found[t][0])) for t in tile.terms)
     sizes = tile.elements(tile.data), tile.elements(tile.weights), outputs
     _must_fit(algorithm, sizes)
     for i in range(sizes[0]):
@@ -69,7 +69,7 @@ def nested_holds(whole: Algorithm, first: Algorithm, second: Algorithm) -> bool:
     )
 
 
-def _known(kind: TensorType) -> list[int]:
+def _static_type(kind: TensorType) -> list[int]:
     return [d for d in kind.shape or () if isinstance(d, int)]
 
 
@@ -115,18 +115,18 @@ def _degree(root: Scalar, operands: Sequence[_Degree], tile: Tile) -> _Degree:
                 p, q = known[id(a)], known[id(b)]
                 degree = None if p is None or q is None else (p[0] + q[0], p[1] + q[1])
             case Call("add", (a, b)):
-                degree = _alike((known[id(a)], known[id(b)]), tile)
+                degree = _same_degree((known[id(a)], known[id(b)]), tile)
             case Reduce("sum", _, _, body):
                 degree = known[id(body)]
             case Where(_, then, otherwise):
-                degree = _alike((known[id(then)], known[id(otherwise)]), tile)
+                degree = _same_degree((known[id(then)], known[id(otherwise)]), tile)
             case _:
                 raise NotEquivalent(f"{part} is not a polynomial of data and weights", where=tile.name)
         known[id(part)] = degree
     return known[id(root)]
 
 
-def _alike(degrees: Sequence[_Degree], tile: Tile) -> _Degree:
+def _same_degree(degrees: Sequence[_Degree], tile: Tile) -> _Degree:
     some = {d for d in degrees if d is not None}
     if len(some) > 1:
         raise NotEquivalent(f"it adds terms of different degrees, {sorted(some)}", where=tile.name)

@@ -154,7 +154,7 @@ def elements(trial: Trial, algebra: Exact, rng: np.random.Generator, *, shared: 
     equal or opposite, and meet the constants that the rule compares with.
     """
     values: dict[str, Array] = {}
-    few = _few(trial, rng) if shared and isinstance(algebra, Rationals) else []
+    few = _few_numbers(trial, rng) if shared and isinstance(algebra, Rationals) else []
     for name, kind in trial.variables.items():
         shape = tuple(int(value_at(d, {})) for d in kind.shape or ())
         if kind.dtype == DType.FLOAT32 and few:
@@ -168,7 +168,7 @@ def elements(trial: Trial, algebra: Exact, rng: np.random.Generator, *, shared: 
     return values
 
 
-def _few(trial: Trial, rng: np.random.Generator) -> list[Fraction]:
+def _few_numbers(trial: Trial, rng: np.random.Generator) -> list[Fraction]:
     """A few numbers: where functions turn, where the rule's own constants turn something, and opposites."""
     named = _turning(trial)
     places = [*named, *(v + d for v in named for d in (Fraction(1, 8), Fraction(-1, 8)))]
@@ -333,7 +333,7 @@ def test(rule: Rule, *, seed: int = 0, trials: int = 8) -> Verdict:  # noqa: PT0
     rng = np.random.default_rng([seed, 20_26])
     passed, bound, unsure = 0, 0.0, ""
     ranks = instances(rule, _LEADS, strict=False)
-    more = _MORE * (len(_ways(ranks[0])) - 1)
+    more = _MORE * (len(_cases(ranks[0])) - 1)
     for number in range(trials + min(more, _MOST_MORE)):
         instance = ranks[number % len(ranks)]
         wide = reaches(instance) if number % 3 != 1 else {}
@@ -388,7 +388,7 @@ def _point(
     instance: Rule, turn: int, lead: int, rng: np.random.Generator, largest: int, wide: Mapping[str, int]
 ) -> Point | None:
     """A point at which the left side is well-formed, in one of the ways in which its slices can be clamped."""
-    ways = _ways(instance)
+    ways = _cases(instance)
     for attempt in range(25):
         case, conditions = ways[(turn + attempt) % len(ways)]
         point = draw(case, lead, rng, conditions, largest, wide)
@@ -400,7 +400,7 @@ def _point(
 
 
 @lru_cache(maxsize=256)
-def _ways(instance: Rule) -> list[tuple[Rule, tuple[Condition, ...]]]:
+def _cases(instance: Rule) -> list[tuple[Rule, tuple[Condition, ...]]]:
     """The cases of a rule, and what well-formedness of each demands; of those for which sizes are found."""
     rng = np.random.default_rng(0)
     found: list[tuple[Rule, tuple[Condition, ...]]] = []

@@ -9,14 +9,14 @@ import numpy as np
 
 from superopt.verifier.floats.evaluation import Format
 
-__all__ = ["FACTOR", "Judged", "judged", "plain"]
+__all__ = ["FACTOR", "ErrorAnalysis", "analyse_errors", "plain"]
 
 Array = np.ndarray[Any, Any]
 FACTOR = 4.0  # allowances: two sides of as many roundings are within 1 or 2 of each other; cancellation gives thousands
 
 
 @dataclass(frozen=True)
-class Judged:
+class ErrorAnalysis:
     """One result at points. ``error`` of the target (infinite where it is lost), ``allowance`` of the source, what a
     unit of rounding of each variable does (``units`` [variable, point]), and whether the source rounds on purpose."""
 
@@ -28,7 +28,7 @@ class Judged:
     target: Array
     exact: Array
 
-    def with_own_error(self) -> Judged:
+    def with_actual_error(self) -> ErrorAnalysis:
         """What the source is really off by is allowed too: kernels of Sigmoid and Tanh have errors of their own."""
         with np.errstate(all="ignore"):
             own = np.abs(self.source.astype(np.longdouble) - self.exact).astype(np.float64)
@@ -58,9 +58,9 @@ def plain(value: float) -> float | str:
     return number if np.isfinite(number) else str(number)
 
 
-def judged(
+def analyse_errors(
     source: Array, target: Array, exact: Array, bound: Array, sens: Array, form: Format, roundings: float, lost: Array
-) -> Judged:  # fmt: skip
+) -> ErrorAnalysis:  # fmt: skip
     """Compare the two sides with the exact result at points.
 
     Args:
@@ -90,4 +90,4 @@ def judged(
         units = np.nan_to_num(sens, nan=0.0, posinf=1e300) * form.unit
         explained = roundings * (size * form.unit + units.sum(axis=0) + form.tiny)
         deliberate = fine & ~lost & (own > FACTOR * explained) & (off < FACTOR * allowance)
-    return Judged(off, np.where(fine, allowance, 1.0), units, deliberate, source, target, exact)
+    return ErrorAnalysis(off, np.where(fine, allowance, 1.0), units, deliberate, source, target, exact)

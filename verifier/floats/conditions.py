@@ -16,7 +16,7 @@ from superopt.verifier.floats.comparison import plain
 from superopt.verifier.floats.evaluation import Format
 
 if TYPE_CHECKING:
-    from superopt.verifier.floats.comparison import Judged
+    from superopt.verifier.floats.comparison import ErrorAnalysis
     from superopt.verifier.floats.verdict_search import Site
 
 __all__ = ["Against", "finished", "verdict_of"]
@@ -68,7 +68,13 @@ class Against:
     attributes: dict[str, None] = field(default_factory=dict)
 
     def note(
-        self, found: Judged, batch: Points, site: int, attributes: Mapping[str, float], form: Format, why: str = ""
+        self,
+        found: ErrorAnalysis,
+        batch: Points,
+        site: int,
+        attributes: Mapping[str, float],
+        form: Format,
+        why: str = "",
     ) -> None:
         """Add the points of a batch that are against the direction."""
         with np.errstate(all="ignore"):
@@ -96,7 +102,7 @@ class Against:
         self._remember(found, batch, bad, low, high, site, why)
 
     def _remember(
-        self, found: Judged, batch: Points, bad: Array, low: Array, high: Array, site: int, why: str
+        self, found: ErrorAnalysis, batch: Points, bad: Array, low: Array, high: Array, site: int, why: str
     ) -> None:  # fmt: skip
         """Keep the most telling point: of moderate magnitudes rather than far out, and of those the worst."""
         with np.errstate(all="ignore"):
@@ -139,7 +145,7 @@ def verdict_of(table: Against, form: Format, sites: Sequence[Site]) -> FloatVerd
         point = sites[int(worst.pop("site"))].trial.point
         worst["sizes"] = {**point.sizes, **point.reals}
     data = _Rows(*(np.concatenate([r[i] for r in table.rows], axis=-1) for i in range(5)))
-    ways = tuple(_ways(table, data, form))
+    ways = tuple(_minimal_conditions(table, data, form))
     return FloatVerdict(
         "conditional" if ways else "unsafe", ways, moderate=not table.nonfinite, specials=specials, ratio=ratio,
         worst=worst,
@@ -189,7 +195,7 @@ class _Rows:
     high: Array
 
 
-def _ways(table: Against, data: _Rows, form: Format) -> Iterator[Way]:
+def _minimal_conditions(table: Against, data: _Rows, form: Format) -> Iterator[Way]:
     """Minimal sets of rounded variables, each with the widest window; one that widens nothing is left out."""
     names = table.names
     found: list[tuple[frozenset[str], tuple[int, int]]] = []

@@ -16,7 +16,7 @@ import numpy as np
 from superopt.ir.types import DType
 from superopt.rules.floats import HARMFUL, Directions, FloatVerdict, Way
 from superopt.verifier.floats.adversarial_points import Points, flooded, middling, ordinary
-from superopt.verifier.floats.comparison import Judged, plain
+from superopt.verifier.floats.comparison import ErrorAnalysis, plain
 from superopt.verifier.floats.conditions import Against
 from superopt.verifier.floats.evaluation import FLOAT64, FORMATS, cone
 from superopt.verifier.floats.runtime_check import runtime_results
@@ -40,7 +40,7 @@ _CHOOSING = frozenset({
 
 def kernel_points(
     sites: Sequence[Site], dtype: DType, rng: np.random.Generator, directions: Sequence[bool]
-) -> Iterator[tuple[Site, bool, Points, Judged]]:
+) -> Iterator[tuple[Site, bool, Points, ErrorAnalysis]]:
     """What kernels of a type make of each direction at points around 1: sites, directions, points and judgements."""
     form = RUN_TYPES[dtype]
     for number, site in enumerate(s for s in sites[:_SITES] if s.different and s.counts):

@@ -16,7 +16,7 @@ from superopt.rules.floats import Directions, Way, float_key, verdict_in
 from superopt.rules.library import Library
 from superopt.rules.rule import Rule
 from superopt.verifier.floats.adversarial_points import Points, confined, drawn, exponents
-from superopt.verifier.floats.comparison import FACTOR, Judged
+from superopt.verifier.floats.comparison import FACTOR, ErrorAnalysis
 from superopt.verifier.floats.evaluation import FORMATS, Format
 from superopt.verifier.floats.kernels import RUN_TYPES, kernel_points
 from superopt.verifier.floats.verdict_search import Look, Site, sites_of
@@ -24,8 +24,8 @@ from superopt.verifier.floats.verdict_search import Look, Site, sites_of
 __all__ = ["Breach", "Task", "breaches", "check_all", "directions_used", "each_of", "tasks_of"]
 
 Array = np.ndarray[Any, Any]
-_Given = TypeVar("_Given")
-_Made = TypeVar("_Made")
+_Task = TypeVar("_Task")
+_Result = TypeVar("_Result")
 Progress = Callable[[int, int, str], None]
 Task = tuple[Rule, Directions, int, int]  # a rule, its recorded verdicts, a seed and points for each condition
 Window = Mapping[str, tuple[int, int]]
@@ -49,7 +49,7 @@ class Breach:
     rule: str
     backward: bool
     dtype: str
-    way: Way
+    condition: Way
     error: float
     point: Mapping[str, object] = field(default_factory=dict, hash=False)
 
@@ -58,9 +58,8 @@ class Breach:
         direction = "backward" if self.backward else "forward"
         error = self.error if np.isfinite(self.error) else None
         return {
-            "rule": self.rule, "direction": direction, "type": self.dtype, "error": error, "condition": str(self.way),
-            "point": dict(self.point),
-        }  # fmt: skip
+            "rule": self.rule, "direction": direction, "type": self.dtype, "error": error, "condition":
+            str(self.condition), "point": dict(self.point), }  # fmt: skip
 
 
 def breaches(
@@ -81,11 +80,11 @@ def breaches(
     sites = [s for s in sites_of(rule, rng) if s.different and s.counts]
     found: list[Breach] = []
     for dtype in dtypes if sites else ():
-        asked = [(b, w) for b in directions_used(rule) for w in _ways(verdicts, dtype, backward=b)]
+        asked = [(b, w) for b in directions_used(rule) for w in _conditions(verdicts, dtype, backward=b)]
         worst = _worst(asked, sites, FORMATS[dtype], rng, points)
         found += _broken(rule, dtype, asked, worst)
     for dtype in RUN_TYPES if sites else ():
-        asked = [(b, w) for b in directions_used(rule) for w in _ways(verdicts, dtype, backward=b)]
+        asked = [(b, w) for b in directions_used(rule) for w in _conditions(verdicts, dtype, backward=b)]
         found += _broken(rule, dtype, asked, _worst_run(asked, sites, dtype, rng))
     return found
 
@@ -95,7 +94,7 @@ def _broken(rule: Rule, dtype: DType, asked: Sequence[tuple[bool, Way]], worst: 
     return [Breach(rule.id, b, str(dtype), w, e, point) for (b, w), (e, point) in found if e > FACTOR]
 
 
-def _ways(verdicts: Directions, dtype: DType, *, backward: bool) -> tuple[Way, ...]:
+def _conditions(verdicts: Directions, dtype: DType, *, backward: bool) -> tuple[Way, ...]:
     verdict = verdict_in(verdicts.get("backward" if backward else "forward", {}), dtype)
     return verdict.ways_in("standard")
 
@@ -115,9 +114,9 @@ def tasks_of(library: Library, rules: Iterable[Rule], seed: int, points: int) ->
 
 
 def each_of(
-    function: Callable[[_Given], _Made], tasks: Sequence[_Given], names: Sequence[str], fleet: Fleet | None,
+    function: Callable[[_Task], _Result], tasks: Sequence[_Task], names: Sequence[str], fleet: Fleet | None,
     progress: Progress | None = None,
-) -> Iterator[_Made]:  # fmt: skip
+) -> Iterator[_Result]:  # fmt: skip
     """A function's results in the order of its tasks, made by a fleet; ``progress`` is told each one's name."""
     calls = (fleets.Task(function, (task,), name) for task, name in zip(tasks, names, strict=True))
     for done, outcome in enumerate((fleet or Fleet()).map(calls), 1):
@@ -173,14 +172,14 @@ def _worst_run(
 
 def _suspects(
     site: Site, place: int, form: Format, batch: Points, directions: Iterable[bool]
-) -> Iterator[tuple[bool, Points, Judged]]:  # fmt: skip
+) -> Iterator[tuple[bool, Points, ErrorAnalysis]]:  # fmt: skip
     """The points of a batch that are against a direction if no variable is rounded, with what is allowed there."""
     look = Look(site, place, form, ())
     for backward in directions:
         yield from ((backward, *found) for found in look.against(batch, backward=backward))
 
 
-def _worse(before: Worst, way: Way, found: Judged, batch: Points, site: Site, **more: object) -> Worst:
+def _worse(before: Worst, way: Way, found: ErrorAnalysis, batch: Points, site: Site, **more: object) -> Worst:
     """The largest error in allowances where a way's windows hold, if it is larger than one before, and its point."""
     low, high = exponents(batch)
     names = list(site.counts)

@@ -19,7 +19,7 @@ from superopt.verifier.floats.kernels import with_kernels_specials
 from superopt.verifier.floats.recorded_law import Breach, Task, breaches, directions_used, each_of, tasks_of
 from superopt.verifier.floats.verdict_search import examine, sites_of
 
-__all__ = ["Census", "census", "mend", "record", "settled"]
+__all__ = ["Census", "census", "mend", "record", "verified_verdicts"]
 
 Progress = Callable[[int, int, str], None]
 _NARROWEST = {DType.FLOAT32: (-24, 24), DType.BFLOAT16: (-24, 24)}  # about GENEROUS
@@ -42,7 +42,7 @@ def record(*, everything: bool = False, fleet: Fleet | None = None, progress: Pr
     wanted = [r for k, r in rules.items() if everything or k not in library.float_store]
     kept = {k: row_of(r.id, library.float_store[k]) for k, r in rules.items() if r not in set(wanted)}
     made = dict(kept)
-    looked = each_of(settled, wanted, [r.id for r in wanted], fleet, progress)
+    looked = each_of(verified_verdicts, wanted, [r.id for r in wanted], fleet, progress)
     made.update({float_key(r): row_of(r.id, found) for r, found in zip(wanted, looked, strict=True)})
     write_floats(BUILT_IN / FLOATS, made)
     return len(wanted)
@@ -91,9 +91,9 @@ def kind_of(verdict: FloatVerdict) -> str:
     return "conditional: narrow window"
 
 
-def settled(rule: Rule) -> Directions:
+def verified_verdicts(rule: Rule) -> Directions:
     """The verdicts of a rule, once points and sizes of another seed are against none of their conditions."""
-    return held(rule, with_specials(rule, examine(rule)))
+    return narrowed(rule, with_specials(rule, examine(rule)))
 
 
 def with_specials(rule: Rule, found: Directions) -> Directions:
@@ -102,14 +102,14 @@ def with_specials(rule: Rule, found: Directions) -> Directions:
     return with_kernels_specials(sites_of(rule, rng), found, rng)
 
 
-def held(rule: Rule, found: Directions) -> Directions:
+def narrowed(rule: Rule, found: Directions) -> Directions:
     """Verdicts with conditions narrowed, then left out, where points and sizes of another seed are against them."""
     for seed in _OTHER_SEEDS:
-        found, _ = _held_against(rule, found, seed, _OTHER_POINTS)
+        found, _ = _surviving(rule, found, seed, _OTHER_POINTS)
     return found
 
 
-def _held_against(rule: Rule, found: Directions, seed: int, points: int) -> tuple[Directions, list[Breach]]:
+def _surviving(rule: Rule, found: Directions, seed: int, points: int) -> tuple[Directions, list[Breach]]:
     """The verdicts that points of a seed leave standing, and what they were against."""
     against: list[Breach] = []
     while broken := breaches(rule, found, seed=seed, points=points):
@@ -146,7 +146,7 @@ def mend(*, seed: int, points: int, fleet: Fleet | None = None, progress: Progre
 
 def _mended(task: Task) -> tuple[Directions, list[Breach]]:
     rule, verdicts, seed, points = task
-    return _held_against(rule, with_specials(rule, verdicts), seed, points)
+    return _surviving(rule, with_specials(rule, verdicts), seed, points)
 
 
 def without(rule: Rule, verdicts: Directions, broken: Sequence[Breach]) -> Directions:
@@ -161,7 +161,7 @@ def without(rule: Rule, verdicts: Directions, broken: Sequence[Breach]) -> Direc
             continue
         ways = []
         for way in verdict.ways or (Way(),):
-            broke = replace(way, finite=breach.way.finite) == breach.way
+            broke = replace(way, finite=breach.condition.finite) == breach.condition
             kept = _narrower(way, DType(breach.dtype), names) if broke else way
             ways += [] if kept is None else [kept]
         by_type[breach.dtype] = replace(

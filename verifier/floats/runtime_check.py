@@ -47,7 +47,7 @@ def runtime_results(
         not have an operator in the type.
     """
     trial = site.trial
-    wanted = [site.places[i] for i in (site.different if places is None else places)]
+    wanted = [site.positions[i] for i in (site.different if places is None else places)]
     for opset in _OPSETS:
         try:
             sides = [_elements(site, side, batch, opset, wanted, dtype) for side in (trial.lhs, trial.rhs)]
@@ -70,8 +70,8 @@ def _elements(
     names = {i.name for i in graph.inputs}
     shapes = {n: tuple(int(d) for d in k.shape or ()) for n, k in trial.variables.items()}  # type: ignore[arg-type]
     fixed = {
-        n: np.asarray(site.program.whole[n]).reshape(shapes[n]).astype(trial.variables[n].dtype.numpy)
-        for n in site.program.whole if n in names
+        n: np.asarray(site.program.integers[n]).reshape(shapes[n]).astype(trial.variables[n].dtype.numpy)
+        for n in site.program.integers if n in names
     }  # fmt: skip
     outputs = [o.name for o in graph.outputs]
     for point in range(count):

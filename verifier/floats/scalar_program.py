@@ -59,7 +59,7 @@ class Straight:
     """
 
     meanings: Mapping[App, Meaning]
-    whole: Mapping[str, Sequence[int]]
+    integers: Mapping[str, Sequence[int]]
     shapes: Mapping[str, Sequence[int]]
     floats: frozenset[App]  # applications whose results are reals
     nodes: list[Node] = field(default_factory=list)
@@ -79,7 +79,7 @@ class Straight:
         key = (term, output, flat)
         if key not in self._elements:
             if isinstance(term, Var):
-                fixed = self.whole.get(term.name)
+                fixed = self.integers.get(term.name)
                 self._elements[key] = (
                     self.add("read", term.name, flat) if fixed is None else self.constant(Fraction(fixed[flat]))
                 )
@@ -89,7 +89,7 @@ class Straight:
 
     def _computed(self, app: App, flat: int, output: int) -> int:
         comprehension = self.meanings[app].outputs[output]
-        found = self._plain(self._value(app, comprehension.body, _place(comprehension, flat)))
+        found = self._plain(self._value(app, comprehension.body, _index_at(comprehension, flat)))
         return found if app not in self.floats or self._is_rounded(found) else self.add("to_type", found)
 
     def _is_rounded(self, number: int) -> bool:
@@ -118,7 +118,7 @@ class Straight:
     def constant(self, value: Fraction | float) -> int:
         return self.add("const", value)
 
-    def known(self, number: int) -> Fraction | float | None:
+    def constant_value(self, number: int) -> Fraction | float | None:
         """The constant that a node is."""
         name, *args = self.nodes[number]
         return args[0] if name == "const" else None
@@ -131,18 +131,18 @@ class Straight:
             long: as long as an axis or a window is: where it has two terms, by the choice of sizes or at a border,
                 it stays a sum of many, and is held to the bound of such.
         """
-        moving = [p for p in parts if self.known(p) != 0]
+        moving = [p for p in parts if self.constant_value(p) != 0]
         if not moving:
             return self.constant(Fraction(0))
         if len(moving) == 1:
             return moving[0]
-        values = [self.known(p) for p in moving]
+        values = [self.constant_value(p) for p in moving]
         if all(isinstance(v, Fraction) for v in values):
             return self.constant(sum((v for v in values if isinstance(v, Fraction)), Fraction(0)))
         return self.add("add" if len(moving) == 2 and not long else "sum", *moving)
 
     def product(self, a: int, b: int) -> int:
-        x, y = self.known(a), self.known(b)
+        x, y = self.constant_value(a), self.constant_value(b)
         if isinstance(x, Fraction) and isinstance(y, Fraction):
             return self.constant(x * y)
         for value, other in ((x, b), (y, a)):
@@ -156,7 +156,7 @@ class Straight:
         return self.add("mul", a, b)
 
     def negated(self, a: int) -> int:
-        value = self.known(a)
+        value = self.constant_value(a)
         if value is not None:
             return self.constant(-value)
         return int(self.nodes[a][1]) if self.nodes[a][0] == "neg" else self.add("neg", a)
@@ -168,13 +168,13 @@ class Straight:
             case Number(value):
                 return self.constant(value)
             case SizeValue(size):
-                return self.constant(Fraction(_whole(size, at)))
+                return self.constant(Fraction(_integer(size, at)))
             case Read():
                 return self._read(app, scalar, at)
             case Where(conditions, then, otherwise):
                 return self._value(app, then if all(_holds(c, at) for c in conditions) else otherwise, at)
             case Reduce(kind, variable, extent, body):
-                parts = [self._value(app, body, {**at, variable: i}) for i in range(_whole(extent, at))]
+                parts = [self._value(app, body, {**at, variable: i}) for i in range(_integer(extent, at))]
                 return self._reduced(kind, parts)
             case Call(function, args):
                 return self._called(function, [self._value(app, a, at) for a in args])
@@ -185,7 +185,7 @@ class Straight:
         assert operand is not None, "a meaning read an absent operand"
         flat = 0
         for index, size in zip(read.index, self._shape(operand), strict=True):
-            position = self._position(app, index, at) if isinstance(index, Scalar) else _whole(index, at)
+            position = self._position(app, index, at) if isinstance(index, Scalar) else _integer(index, at)
             if not 0 <= position < size:
                 if read.outside is None:
                     raise TooLarge
@@ -194,7 +194,7 @@ class Straight:
         return self.element(operand, flat)
 
     def _position(self, app: App, index: Scalar, at: Mapping[str, Dim]) -> int:
-        value = self.known(self._plain(self._value(app, index, at)))
+        value = self.constant_value(self._plain(self._value(app, index, at)))
         if value is None or int(value) != value:
             raise TooLarge
         return int(value)
@@ -203,7 +203,7 @@ class Straight:
         if isinstance(term, Var):
             return self.shapes[term.name]
         app, output = (term.term, term.index) if isinstance(term, Project) else (term, 0)
-        return [_whole(d, {}) for d in self.meanings[app].outputs[output].shape]
+        return [_integer(d, {}) for d in self.meanings[app].outputs[output].shape]
 
     def _reduced(self, kind: str, parts: Sequence[_Value]) -> _Value:
         if kind == "sum":
@@ -238,8 +238,8 @@ class Straight:
                 return self._added(*plain)
             case "mul":
                 return self.product(*plain)
-            case "select" if self.known(plain[0]) is not None:
-                return plain[1] if self.known(plain[0]) else plain[2]
+            case "select" if self.constant_value(plain[0]) is not None:
+                return plain[1] if self.constant_value(plain[0]) else plain[2]
             case "pow":
                 return self._power(*plain)
         return self._folded(function, plain)
@@ -257,7 +257,7 @@ class Straight:
         return self.total([a, b])
 
     def _folded(self, function: str, args: Sequence[int]) -> int:
-        values = [self.known(a) for a in args]
+        values = [self.constant_value(a) for a in args]
         if function in ("max", "min") and args[0] == args[1]:
             return args[0]
         if all(v is not None for v in values):
@@ -268,7 +268,7 @@ class Straight:
 
     def _power(self, base: int, exponent: int) -> int:
         """Kernels of Pow multiply for a square or a cube, and take a root for one half."""
-        match self.known(exponent):
+        match self.constant_value(exponent):
             case 1:
                 return base
             case 2:
@@ -284,7 +284,7 @@ class Straight:
         for part in parts:
             if isinstance(part, _Powers):
                 terms += part.terms
-            elif self.known(part) != 0:
+            elif self.constant_value(part) != 0:
                 terms.append((part, None))
         return _Powers(tuple(terms))
 
@@ -376,16 +376,16 @@ def _exactly(function: str, values: Sequence[Fraction | float]) -> Fraction | fl
     return None
 
 
-def _place(comprehension: Comprehension, flat: int) -> dict[str, Dim]:
+def _index_at(comprehension: Comprehension, flat: int) -> dict[str, Dim]:
     """The index variables of an element by its position in row-major order."""
-    digits = [(v, _whole(e, {})) for axis in comprehension.axes for v, e in axis]
+    digits = [(v, _integer(e, {})) for axis in comprehension.axes for v, e in axis]
     place: dict[str, Dim] = {}
     for variable, extent in reversed(digits):
         flat, place[variable] = divmod(flat, extent)
     return place
 
 
-def _whole(value: Dim, at: Mapping[str, Dim]) -> int:
+def _integer(value: Dim, at: Mapping[str, Dim]) -> int:
     found = substitute(value, at)
     if isinstance(found, Poly):
         raise TooLarge
@@ -393,7 +393,7 @@ def _whole(value: Dim, at: Mapping[str, Dim]) -> int:
 
 
 def _holds(condition: Condition, at: Mapping[str, Dim]) -> bool:
-    known = Condition(condition.kind, substitute(condition.size, at)).known
-    if known is None:
+    truth = Condition(condition.kind, substitute(condition.size, at)).known
+    if truth is None:
         raise TooLarge
-    return known
+    return truth

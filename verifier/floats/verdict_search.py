@@ -48,7 +48,7 @@ from superopt.verifier.floats.adversarial_points import (
     ordinary,
     with_specials,
 )
-from superopt.verifier.floats.comparison import FACTOR, Judged, judged, plain
+from superopt.verifier.floats.comparison import FACTOR, ErrorAnalysis, analyse_errors, plain
 from superopt.verifier.floats.conditions import Against, finished, verdict_of
 from superopt.verifier.floats.evaluation import (
     FORMATS,
@@ -96,7 +96,7 @@ class Site:
     trial: Trial
     program: Straight
     pairs: tuple[tuple[int, int], ...]
-    places: tuple[tuple[int, int], ...]
+    positions: tuple[tuple[int, int], ...]
     counts: Mapping[str, int]
     attributes: Mapping[str, float] = field(default_factory=dict)
     variances: frozenset[str] = frozenset()
@@ -157,7 +157,7 @@ def _site(trial: Trial, rng: np.random.Generator) -> Site | None:
     reals = frozenset(t for t in types if _is_real(t))
     _, run = type_terms((*trial.lhs, *trial.rhs), trial.variables, as_run=True)
     program = Straight(run, whole, shapes, reals)
-    places = _places(trial, rng)
+    places = _positions(trial, rng)
     try:
         pairs = tuple((program.element(trial.lhs[r], at), program.element(trial.rhs[r], at)) for r, at in places)
     except (TooLarge, ZeroDivisionError, OverflowError):
@@ -189,7 +189,7 @@ def _is_real(app: App) -> bool:
     return app.op not in _LOGICAL and str(dict(app.attributes).get("dtype", "float")).startswith(("float", "bfloat"))
 
 
-def _places(trial: Trial, rng: np.random.Generator) -> list[tuple[int, int]]:
+def _positions(trial: Trial, rng: np.random.Generator) -> list[tuple[int, int]]:
     """Root and position of the elements to look at: of every root the first, the last, and some between."""
     found: list[tuple[int, int]] = []
     most = max(2, _CHECKED // len(trial.lhs))
@@ -306,7 +306,7 @@ class Look:
     form: Format
     tables: tuple[Against, ...] = ()
 
-    def against(self, batch: Points, *, backward: bool) -> Iterator[tuple[Points, Judged]]:
+    def against(self, batch: Points, *, backward: bool) -> Iterator[tuple[Points, ErrorAnalysis]]:
         """Of each result the points that may be against a direction, as they stand if no variable is rounded.
 
         How sensitive a result is to its variables is looked at there only: elsewhere it excuses nothing.
@@ -317,7 +317,7 @@ class Look:
         floats = kernel_values(nodes, cone(nodes, (n for pair in pairs for n in pair)), batch, form.dtype)
         wide = wide_values(nodes, cone(nodes, (source for source, _ in pairs)), batch, form)
         for source, target in pairs:
-            first = judged(
+            first = analyse_errors(
                 _wide(floats[source], count), _wide(floats[target], count), _wide(wide.values[source], count),
                 _wide(wide.errors[source], count), np.zeros((0, count)), form, self._roundings(source),
                 np.zeros(count, bool),
@@ -350,20 +350,22 @@ class Look:
                 scores[2 * backward + 1] = np.maximum(scores[2 * backward + 1], eased)
         return scores
 
-    def _direction(self, source: int, target: int, floats: Mapping[int, Array], wide: Wide, count: int) -> Judged:
+    def _direction(
+        self, source: int, target: int, floats: Mapping[int, Array], wide: Wide, count: int
+    ) -> ErrorAnalysis:  # fmt: skip
         nodes, form = self.site.program.nodes, self.form
         below = cone(nodes, [source])
         sens = sensitivities(nodes, below, wide, source)
         names = tuple(self.site.counts)
         each = np.stack([_wide(sens.get(n, np.zeros(())), count) for n in names]) if names else np.zeros((0, count))
-        found = judged(
+        found = analyse_errors(
             _wide(floats[source], count), _wide(floats[target], count), _wide(wide.values[source], count),
             _wide(wide.errors[source], count), each, form, self._roundings(source),
             _lost(nodes, below, floats, wide, form, count),
         )  # fmt: skip
         return found if not found.deliberate.any() else self._by_chance(found, source, below, wide)
 
-    def _by_chance(self, found: Judged, source: int, below: Sequence[int], wide: Wide) -> Judged:
+    def _by_chance(self, found: ErrorAnalysis, source: int, below: Sequence[int], wide: Wide) -> ErrorAnalysis:
         """Without purpose in what rounds no more than its terms add up to without their signs.
 
         A trick adds and takes away the same number, so that without signs nothing of it is left either. Terms of
@@ -402,10 +404,10 @@ class Look:
             sides = {**floats, left: made[0][place], right: made[1][place]}
             for backward, table in enumerate(self.tables):
                 source, target = (right, left) if backward else (left, right)
-                found = self._direction(source, target, sides, wide, count).with_own_error()
+                found = self._direction(source, target, sides, wide, count).with_actual_error()
                 table.note(found, batch, self.number, self.site.attributes, self.form, "ONNX Runtime")
 
-    def kernels(self, batch: Points, directions: Iterable[bool]) -> Iterator[tuple[bool, Judged]]:
+    def kernels(self, batch: Points, directions: Iterable[bool]) -> Iterator[tuple[bool, ErrorAnalysis]]:
         """What ONNX Runtime's kernels of the type make of directions, with what the source is really off by allowed.
 
         Nothing where the runtime has no such kernels, or where the type does not hold the constants as float32 does.
@@ -425,7 +427,7 @@ class Look:
             sides = {**floats, left: made[0][place], right: made[1][place]}
             for backward in directions:
                 source, target = (right, left) if backward else (left, right)
-                yield backward, self._direction(source, target, sides, wide, count).with_own_error()
+                yield backward, self._direction(source, target, sides, wide, count).with_actual_error()
 
     def at_specials(self, batch: Points) -> None:
         """What an infinity or ``nan`` among the operands does to each side."""

@@ -74,7 +74,7 @@ class Budget:
         Raises:
             OutOfTimeError: nothing is left.
         """
-        return bool(self._asked(solver, most) == z3.unsat)
+        return bool(self._query(solver, most) == z3.unsat)
 
     def model(self, solver: z3.Solver, most: int) -> z3.ModelRef | None:
         """Values that satisfy the assertions, if Z3 finds some with at most this much of its own count.
@@ -82,9 +82,9 @@ class Budget:
         Raises:
             OutOfTimeError: nothing is left.
         """
-        return solver.model() if self._asked(solver, most) == z3.sat else None
+        return solver.model() if self._query(solver, most) == z3.sat else None
 
-    def _asked(self, solver: z3.Solver, most: int) -> z3.CheckSatResult:
+    def _query(self, solver: z3.Solver, most: int) -> z3.CheckSatResult:
         """Z3's answer, bounded by its own count; the clock only ends a query that the count does not."""
         self.spend()
         left = self.deadline - time.monotonic()

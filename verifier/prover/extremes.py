@@ -59,7 +59,7 @@ def reduced(algebra: Algebra, kind: str, name: str, span: frozenset[Condition], 
                 continue
             raise CannotProve("arithmetic with an infinite constant")
         branches.append(Branch((name,), span | frozenset(case), value))
-    return made_of(algebra, kind, branches)
+    return extreme_of(algebra, kind, branches)
 
 
 def _flat(kind: str, branch: Branch) -> list[Branch]:
@@ -200,7 +200,7 @@ def _extreme_of(value: Value, kind: str) -> Extreme | None:
     return factor if isinstance(factor, Extreme) and factor.kind == kind and power == 1 else None
 
 
-def made_of(algebra: Algebra, kind: str, branches: list[Branch]) -> Value:
+def extreme_of(algebra: Algebra, kind: str, branches: list[Branch]) -> Value:
     """The reduction over branches, with what does not depend on the range taken out of it."""
     branches = [s for b in branches for f in _flat(kind, b) for s in _simplified(algebra, kind, f)]
     if kind == "max":
@@ -209,7 +209,7 @@ def made_of(algebra: Algebra, kind: str, branches: list[Branch]) -> Value:
             return through
         capped = _capped(algebra, branches[0]) if len(branches) == 1 else None
         if capped is not None:
-            return algebra.apply("min", [made_of(algebra, kind, [capped[0]]), capped[1]])
+            return algebra.apply("min", [extreme_of(algebra, kind, [capped[0]]), capped[1]])
         branches = [u for b in branches for u in _unfolded(algebra, b)]
     for b in branches:
         for guard in sorted(b.guards, key=str):
@@ -222,7 +222,7 @@ def made_of(algebra: Algebra, kind: str, branches: list[Branch]) -> Value:
     if len(branches) == 1 and not branches[0].bound and not branches[0].guards:
         return branches[0].value
     if kind == "max" and len(branches) > 1 and all(algebra.inhabited(b.bound, b.guards) for b in branches):
-        parts = [made_of(algebra, kind, [b]) for b in branches]
+        parts = [extreme_of(algebra, kind, [b]) for b in branches]
         total = parts[0]
         for part in parts[1:]:
             total = algebra.apply("max", [total, part])
@@ -231,11 +231,11 @@ def made_of(algebra: Algebra, kind: str, branches: list[Branch]) -> Value:
         return _product(algebra, branches)
     if len(branches) > 1:
         return atom_value(Extreme(kind, tuple(_sealed_branch(b) for b in branches)))
-    return _taken_out(algebra, branches[0])
+    return _extracted(algebra, branches[0])
 
 
 def _maximum(algebra: Algebra) -> Callable[[Branch], Value]:
-    return lambda branch: made_of(algebra, "max", [branch])
+    return lambda branch: extreme_of(algebra, "max", [branch])
 
 
 def _product(algebra: Algebra, branches: list[Branch]) -> Value:
@@ -284,11 +284,11 @@ def _by_guard(algebra: Algebra, kind: str, branches: list[Branch], guard: Condit
                 outer = {g for g in left if not symbols(g.size) & set(b.bound)}
                 implied = {g for g in outer if algebra.facts.implied(g, (condition,), 1)}
                 kept.append(Branch(b.bound, left - implied, b.value))
-        parts.append(guarded(made_of(algebra, kind, kept), (condition,)))
+        parts.append(guarded(extreme_of(algebra, kind, kept), (condition,)))
     return add(*parts)
 
 
-def _taken_out(algebra: Algebra, branch: Branch) -> Value:
+def _extracted(algebra: Algebra, branch: Branch) -> Value:
     """``max(c + v) = c + max(v)``, ``max(c·v) = c·max(v)`` for ``c > 0``, and for ``c ≥ 0`` over what is not empty."""
     bound = set(branch.bound)
     fixed = tuple(m for m in branch.value if not m.free & bound)
@@ -318,7 +318,7 @@ def _inner(algebra: Algebra, branch: Branch, body: Value) -> Value:
     """The maximum of what is left in a branch; a maximum of maxima once more where that is what is left."""
     made = Branch(branch.bound, branch.guards, body)
     if body != branch.value and _extreme_of(body, "max") is not None:
-        return made_of(algebra, "max", [made])
+        return extreme_of(algebra, "max", [made])
     return atom_value(Extreme("max", (_sealed_branch(made),)))
 
 

@@ -65,17 +65,17 @@ _EVEN = frozenset({"cos"})
 _CASES = 200
 
 
-def is_whole(m: Monomial) -> bool:
+def is_integer(m: Monomial) -> bool:
     """Whether a monomial is surely an integer."""
     return m.coefficient.denominator == 1 and all(
-        p.denominator == 1 and p > 0 and (is_bit(f) or (isinstance(f, Apply) and _is_whole_valued(f)))
+        p.denominator == 1 and p > 0 and (is_bit(f) or (isinstance(f, Apply) and _is_integer_valued(f)))
         for f, p in m.factors
     )
 
 
-def _is_whole_valued(f: Apply) -> bool:
+def _is_integer_valued(f: Apply) -> bool:
     return f.function in ("floor", "round", "positive", "zero") or (
-        f.function == "ramp" and all(map(is_whole, f.args[0]))
+        f.function == "ramp" and all(map(is_integer, f.args[0]))
     )
 
 
@@ -272,7 +272,7 @@ class Algebra(Order):
                 )
             case "floor":
                 return self.floor(first)
-            case "round" if all(map(is_whole, first)):
+            case "round" if all(map(is_integer, first)):
                 return first
             case "ceil":
                 return scale(self._unguarded("floor", [scale(first, -1)]), -1)
@@ -309,8 +309,8 @@ class Algebra(Order):
 
     def floor(self, value: Value) -> Value:
         """``⌊k + v⌋ = k + ⌊v⌋`` for a whole ``k``; ``⌊max(v, 0)⌋ = max(⌊v⌋, 0)``, and of ``min`` alike."""
-        whole = tuple(m for m in value if is_whole(m))
-        rest = tuple(m for m in value if not is_whole(m))
+        whole = tuple(m for m in value if is_integer(m))
+        rest = tuple(m for m in value if not is_integer(m))
         factor = single_factor(rest[0]) if len(rest) == 1 else None
         if not rest:
             return whole

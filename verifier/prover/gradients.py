@@ -175,7 +175,7 @@ def _of_application(name: str, case: str, rule: Rule, term: App) -> Iterator[Sta
     def derivative(tangents: Sequence[Term | None]) -> App:
         return App(PREFIX + name, (*term.args, *tangents), attribute_items)
 
-    tangents = [_beside(a, "d", p) if p in moving else None for p, a in enumerate(args)]
+    tangents = [_numbered_variable(a, "d", p) if p in moving else None for p, a in enumerate(args)]
     outputs = site.outputs()
     several = len(outputs) > 1
     for place, moved in enumerate(push(site, tangents)):
@@ -230,7 +230,7 @@ def _operand(term: Term | None, types: Mapping[str, TensorType]) -> Expr | None:
     return apply(term.op, **complete(term))
 
 
-def _beside(x: Expr | None, prefix: str, place: int) -> Expr:
+def _numbered_variable(x: Expr | None, prefix: str, place: int) -> Expr:
     assert x is not None
     return variable(f"{prefix}{place}", x.type)
 

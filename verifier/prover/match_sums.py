@@ -89,7 +89,7 @@ class Matcher:
                 return True
             cleared = self._cleared(rest)
             if cleared is not None:
-                return self._again(cleared, given)
+                return self._continued(cleared, given)
             shown = pointwise_zero(self.algebra, rest, given)
             if shown:
                 self._record(Step("lemma", rest, ()))
@@ -97,7 +97,7 @@ class Matcher:
         finally:
             self.depth -= 1
 
-    def _again(self, value: Value, given: Conditions) -> bool:
+    def _continued(self, value: Value, given: Conditions) -> bool:
         self.depth -= 1  # the multiplied value continues this proof, it is not a part of another
         try:
             return self.zero(value, given)
@@ -122,7 +122,7 @@ class Matcher:
                 self._record(Step("drop", (current,), ()))
                 continue
             partners = sorted(
-                (p for p in (*pending, *stuck) if _alike(current, p)),
+                (p for p in (*pending, *stuck) if _may_be_equal(current, p)),
                 key=lambda p: (current.coefficient + p.coefficient != 0, abs(len(p.guards) - len(current.guards))),
             )
             for partner in partners:
@@ -291,7 +291,7 @@ def _residues(m: Monomial, conditions: Sequence[Condition]) -> list[Monomial]:
     return [m.of(guards=frozenset(g)) for g in guards]
 
 
-def _alike(a: Monomial, b: Monomial) -> bool:
+def _may_be_equal(a: Monomial, b: Monomial) -> bool:
     """Whether two monomials could have equal factors."""
     if a is b or len(a.bound) != len(b.bound) or len(a.factors) != len(b.factors):
         return False

@@ -181,13 +181,13 @@ def _replace_monomial(monomial: Monomial, binding: Mapping[str, Dim]) -> Iterato
     incoming = {n for v in used.values() for n in symbols(v)}
     if incoming & set(monomial.bound):
         monomial = rename_apart(monomial)
-    guards = _known_guards(_condition(g, used) for g in monomial.guards)
+    guards = _undecided_guards(_condition(g, used) for g in monomial.guards)
     if guards is None:
         return
     yield from substitute_factors(monomial.of(guards=guards), used)
 
 
-def _known_guards(guards: Iterable[Condition]) -> frozenset[Condition] | None:
+def _undecided_guards(guards: Iterable[Condition]) -> frozenset[Condition] | None:
     kept = set()
     for guard in guards:
         if guard.known is False:
@@ -232,7 +232,7 @@ def map_dimensions(value: Value, change: Callable[[Dim], Dim]) -> Value:
 
 def map_monomial(monomial: Monomial, change: Callable[[Dim], Dim]) -> Iterator[Monomial]:
     """:func:`map_dimensions` for one monomial; it may become none or several."""
-    guards = _known_guards(normal_condition(Condition(g.kind, change(g.size))) for g in monomial.guards)
+    guards = _undecided_guards(normal_condition(Condition(g.kind, change(g.size))) for g in monomial.guards)
     if guards is None:
         return
     product: Value = (monomial.of(guards=guards, factors=()),)

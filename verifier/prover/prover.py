@@ -43,7 +43,7 @@ from superopt.verifier.prover.normal import (
 from superopt.verifier.prover.rank_lifting import one_axis
 from superopt.verifier.prover.simplify import coefficient_of, exact_quotient
 from superopt.verifier.prover.structure import restart_names
-from superopt.verifier.prover.sum_unrolling import known_range
+from superopt.verifier.prover.sum_unrolling import constant_range
 from superopt.verifier.verdict import ProvedAllSizes, Unknown
 
 __all__ = ["Derivation", "Proof", "prove", "prove_with_steps"]
@@ -81,7 +81,7 @@ class Proof:
 
 
 @dataclass
-class _Found:
+class _Assumptions:
     """What a proof rests on: values that must not be 0, and derived preconditions; in the order in which they came."""
 
     nonzero: dict[str, None] = field(default_factory=dict)
@@ -113,7 +113,7 @@ def prove_with_steps(rule: Rule, *, time_limit: float = 10.0) -> tuple[ProvedAll
     budget = Budget.of(time_limit)
     restart_names()
     proof = Proof()
-    rests = _Found()
+    rests = _Assumptions()
     try:
         for instance in instances(rule):
             _prove_instance(instance, budget, proof, rests)
@@ -140,7 +140,7 @@ def prove_with_steps(rule: Rule, *, time_limit: float = 10.0) -> tuple[ProvedAll
     return verdict, proof
 
 
-def _prove_instance(instance: Rule, budget: Budget, proof: Proof, found: _Found) -> None:
+def _prove_instance(instance: Rule, budget: Budget, proof: Proof, found: _Assumptions) -> None:
     """Prove a rule without ``...``, in every way in which its slices can be clamped.
 
     Raises:
@@ -321,7 +321,7 @@ class _Attempt:
         domain, algebra.domain = algebra.domain, {}
         second = Composer(algebra, context.meanings, shapes, context.booleans, unroll)
         two = second.element(right, tuple(index))
-        sizes = first.extents | second.extents | {known_range(m, n) for m in (*one, *two) for n in m.bound}
+        sizes = first.extents | second.extents | {constant_range(m, n) for m in (*one, *two) for n in m.bound}
         longest = max((n for n in sizes if 1 < n <= _UNROLLED[-1]), default=0)
         return _Attempt(
             facts, algebra, one, two, [*first.reads, *second.reads], first.promises, second.promises, context.binding,

@@ -97,7 +97,7 @@ def _step(m: Monomial, facts: Facts, counting: bool) -> list[Monomial] | None:
         return [m.of(guards=frozenset(g for g in m.guards if not g.known))]
     if m.guards and facts.contradictory(m.guards, 0):
         return []
-    for rule in (_equations, _multiples, _apart, _solve, _quotients, _drop_implied, _merge_digits, _shift):
+    for rule in (_equations, _multiples, _split_digits, _solve, _quotients, _drop_implied, _merge_digits, _shift):
         made = rule(m, facts)
         if made is not None:
             return made
@@ -113,7 +113,7 @@ def _equations(m: Monomial, facts: Facts) -> list[Monomial] | None:
     return None
 
 
-def _apart(m: Monomial, facts: Facts) -> list[Monomial] | None:
+def _split_digits(m: Monomial, facts: Facts) -> list[Monomial] | None:
     """``d·e + r = 0`` with ``-d < r < d`` is ``e = 0`` and ``r = 0``: places are equal where all their digits are."""
     for g in sorted((g for g in m.guards if g.kind == "eq"), key=str):
         assert isinstance(g.size, Poly)

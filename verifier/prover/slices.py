@@ -65,7 +65,7 @@ class Slices:
     """
 
     types: Mapping[Term, tuple[TensorType, ...]]
-    _known: MutableMapping[tuple[Term, _Span, Term], bool] = field(default_factory=dict)
+    _memo: MutableMapping[tuple[Term, _Span, Term], bool] = field(default_factory=dict)
 
     def are(self, whole: Term, axis: int, low: int, part: Term) -> bool:
         """Whether it was shown that a term is the slice of another that begins at a position of an axis."""
@@ -79,9 +79,9 @@ class Slices:
 
     def _is(self, whole: Term, span: _Span, part: Term) -> bool:
         key = whole, span, part
-        if key not in self._known:
-            self._known[key] = self._shown(whole, span, part)
-        return self._known[key]
+        if key not in self._memo:
+            self._memo[key] = self._shown(whole, span, part)
+        return self._memo[key]
 
     def _shown(self, whole: Term, span: _Span, part: Term) -> bool:
         if (span.low, span.high) == (0, self.size(whole, span.axis)):

@@ -32,9 +32,9 @@ from superopt.verifier.weights.draws import Claims, Draws, Side, weight_named
 from superopt.verifier.weights.evaluation import Evaluation
 from superopt.verifier.weights.shapes import Shapes
 
-__all__ = ["Held", "check_values"]
+__all__ = ["ClaimsChecked", "check_values"]
 
-_Found = TypeVar("_Found")
+_T = TypeVar("_T")
 
 # Sizes that axes without claims are tried at before their own, the first two that all operators take: convolutions of
 # images take too long. Two, because 3 is the last position of an axis of 4, and of no other.
@@ -48,20 +48,20 @@ _FEW = 64  # nodes that one value of the result may be made by
 
 
 @dataclass(frozen=True)
-class Held:
+class ClaimsChecked:
     """What was checked: claims and rewritten places, and how many of these hold exactly in the field."""
 
     claims: int
-    places: int
+    sites: int
     exact: int
 
     def __str__(self) -> str:
-        return f"{self.claims} claims and {self.places} places checked, {self.exact} exactly"
+        return f"{self.claims} claims and {self.sites} places checked, {self.exact} exactly"
 
 
 def check_values(
     before: Graph, after: Graph, certificate: Certificate, *, seed: int = 0, deadline: float = float("inf")
-) -> Held:  # fmt: skip
+) -> ClaimsChecked:  # fmt: skip
     """Check a certificate against a model and its result.
 
     Args:
@@ -83,12 +83,12 @@ def check_values(
 
 
 @dataclass(frozen=True)
-class _Place:
+class _Site:
     """A value of the result, and the value of the model whose slices it holds."""
 
     after: str
     before: str
-    kept: Kept | None
+    slices: Kept | None
 
 
 class _Check:
@@ -111,12 +111,12 @@ class _Check:
         self.shapes = Shapes(self.before, certificate, self.claims)
         self.values = Evaluation(self.before, self.claims, self.same)
         self.moved = frozenset(m.value for m in certificate.moved)
-        self.holds: dict[str, _Place] = {k.becomes: _Place(k.becomes, k.value, k) for k in certificate.kept}
+        self.holds: dict[str, _Site] = {k.becomes: _Site(k.becomes, k.value, k) for k in certificate.kept}
         for name in [*self.after.nodes, *(v.name for v in after.inputs)]:
             if name not in self.holds and (name in self.before.nodes or name in {v.name for v in before.inputs}):
-                self.holds[name] = _Place(name, name, None)
+                self.holds[name] = _Site(name, name, None)
 
-    def run(self) -> Held:
+    def run(self) -> ClaimsChecked:
         for name, claims in self.claims.items():
             self.claim(name, claims)
         for name, other in self.same.items():
@@ -130,13 +130,13 @@ class _Check:
             for name in node.outputs:
                 if name in self.holds and not self.untouched(name):
                     places += 1
-                    holds = self.place(self.holds[name])
+                    holds = self.check_site(self.holds[name])
                     exact += holds
                     if holds:
                         moved.discard(name)
         if moved:
             raise NotEquivalent(f"{min(moved)!r} is not shown to be exactly what other movements of elements make")
-        return Held(len(self.claims) + len(self.same) + len(self.certificate.moved), places, exact)
+        return ClaimsChecked(len(self.claims) + len(self.same) + len(self.certificate.moved), places, exact)
 
     # ---- claims -----------------------------------------------------------------------------------------------------
     def claim(self, name: str, claims: Claims) -> None:
@@ -152,8 +152,8 @@ class _Check:
         self.tried([name], operands, lambda shapes: self.claimed(name, claims, operands, shapes))
 
     def tried(
-        self, wanted: Sequence[str], sources: Sequence[str], check: Callable[[Mapping[str, tuple[int, ...]]], _Found]
-    ) -> _Found:
+        self, wanted: Sequence[str], sources: Sequence[str], check: Callable[[Mapping[str, tuple[int, ...]]], _T]
+    ) -> _T:
         """A check at short axes of two lengths; at the model's own, where there are none or it fails: a mean depends on
         how many there are.
 
@@ -170,7 +170,7 @@ class _Check:
                 return min(map(check, short), key=bool)
             except NotEquivalent:
                 pass
-        return check(self.shapes.own(sources))
+        return check(self.shapes.drawn_shapes(sources))
 
     def claimed(
         self, name: str, claims: Claims, operands: Sequence[str], shapes: Mapping[str, tuple[int, ...]]
@@ -218,7 +218,7 @@ class _Check:
                 for operand in self.before.applied(name).args:
                     if operand is not None and not self.before.constant(operand):
                         draws.value(operand)
-                made = self.values.evaluated(self.before, [name], draws.held, draws)[name]
+                made = self.values.evaluated(self.before, [name], draws.drawn, draws)[name]
             except NeedsOrder:
                 continue
             wanted = draws.value(other)
@@ -230,18 +230,18 @@ class _Check:
     def untouched(self, name: str) -> bool:
         """Whether the same node makes a value from the same values."""
         old, new, place = self.before.node(name), self.after.node(name), self.holds[name]
-        if old is None or new is None or place.kept is not None:
+        if old is None or new is None or place.slices is not None:
             return False
         alike = (old.op, old.domain, old.overload, old.outputs, dict(old.attributes), len(old.inputs)) == (
             new.op, new.domain, new.overload, new.outputs, dict(new.attributes), len(new.inputs)
         )  # fmt: skip
         if not alike or old.captures != new.captures:
             return False
-        return all(self._alike(a, b) for a, b in zip(old.inputs, new.inputs, strict=True) if a or b) and all(
-            self._alike(name, name) for name in old.captures
+        return all(self._same_inputs(a, b) for a, b in zip(old.inputs, new.inputs, strict=True) if a or b) and all(
+            self._same_inputs(name, name) for name in old.captures
         )
 
-    def _alike(self, name: str, other: str) -> bool:
+    def _same_inputs(self, name: str, other: str) -> bool:
         """Whether what a node of the model reads is what one of the result reads: where one is claimed to be the other,
         that is looked at by itself, and here only that the other is not broadcast."""
         if name != other and (
@@ -250,16 +250,16 @@ class _Check:
             return False
         old, new = self.before.graph.weight.get(name), self.after.graph.weight.get(other)
         if old is None and new is None:
-            return other in self.holds and self.holds[other].kept is None
-        if old is None and new is not None and name in self.before.known:
-            known, data = self.before.known[name], None if new.data is None else new.data.numpy()
+            return other in self.holds and self.holds[other].slices is None
+        if old is None and new is not None and name in self.before.size_values:
+            known, data = self.before.size_values[name], None if new.data is None else new.data.numpy()
             return data is not None and data.dtype == known.dtype and np.array_equal(data, known)
         return old is new or (
             old is not None and new is not None and old.type == new.type and old.data is not None
             and new.data is not None and old.data.digest == new.data.digest
         )  # fmt: skip
 
-    def place(self, place: _Place) -> bool:
+    def check_site(self, place: _Site) -> bool:
         """Check a value of the result; whether it holds exactly.
 
         Raises:
@@ -269,11 +269,11 @@ class _Check:
         sources = [self.holds[n].before for n in leaves]
         if place.before in self.moved:  # a position may be one of a short axis, and none of the model's
             drawn = [*sources, *self.operands(place, leaves)]
-            return self.holding(place, leaves, self.shapes.own(drawn))
-        drawn = [*sources, *self.values.known_on_the_way(place.before, set(sources))]
+            return self.holding(place, leaves, self.shapes.drawn_shapes(drawn))
+        drawn = [*sources, *self.values.static_values_between(place.before, set(sources))]
         return self.tried([place.before], drawn, lambda shapes: self.holding(place, leaves, shapes))
 
-    def holding(self, place: _Place, leaves: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    def holding(self, place: _Site, leaves: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> bool:
         for algebra in (PrimeField(self.seed), None):
             try:
                 made, wanted, drawn = self.both(place, leaves, algebra, shapes)
@@ -295,7 +295,7 @@ class _Check:
                 raise NotEquivalent(f"{place.after!r} does not hold what it keeps of {place.before!r}")
         return False
 
-    def rounded(self, place: _Place, drawn: Iterable[str]) -> float:
+    def rounded(self, place: _Site, drawn: Iterable[str]) -> float:
         """The share of the largest element by which sums of weights and factors may be off; 0 where there are none."""
         factored = [f for f in self.certificate.factored if f.value == place.before]
         found = [self.claims[n] for n in drawn if n in self.claims]
@@ -305,24 +305,24 @@ class _Check:
         return max([own, *(_FACTORED * f.error for f in factored)])
 
     def both(
-        self, place: _Place, leaves: Sequence[str], algebra: PrimeField | None, shapes: Mapping[str, tuple[int, ...]]
+        self, place: _Site, leaves: Sequence[str], algebra: PrimeField | None, shapes: Mapping[str, tuple[int, ...]]
     ) -> tuple[Array, Array, Sequence[str]]:
         for attempt in range(_DRAWS):
             rng = np.random.default_rng((self.seed, attempt))
             draws = Draws(self.before, self.claims, algebra, rng, shapes)
             try:
-                given = {n: _cut(draws.value(self.holds[n].before), self.holds[n].kept) for n in leaves}
+                given = {n: _cut(draws.value(self.holds[n].before), self.holds[n].slices) for n in leaves}
                 if place.before in self.moved:
                     for operand in self.operands(place, leaves):
                         draws.value(operand)
-                wanted = self.values.evaluated(self.before, [place.before], draws.held, draws)[place.before]
+                wanted = self.values.evaluated(self.before, [place.before], draws.drawn, draws)[place.before]
                 made = self.values.evaluated(self.after, [place.after], given, draws)[place.after]
-                return made, _cut(wanted, place.kept), tuple(draws.held)
+                return made, _cut(wanted, place.slices), tuple(draws.drawn)
             except Unlucky:
                 continue
         raise NotEquivalent(f"no draw for {place.before!r} has an inverse where one is needed")
 
-    def operands(self, place: _Place, leaves: Sequence[str]) -> list[str]:
+    def operands(self, place: _Site, leaves: Sequence[str]) -> list[str]:
         """What is drawn for a value that is moved, beside what the result makes it of: what its node reads; and where
         it is written into what others are, of which the result takes something, what these read."""
         used = self._used(place.after)
@@ -390,7 +390,7 @@ class _Check:
                 for operand in operands:
                     if not self.before.constant(operand):
                         draws.value(operand)
-                return self.values.evaluated(self.before, [name], draws.held, draws)[name]
+                return self.values.evaluated(self.before, [name], draws.drawn, draws)[name]
             except Unlucky:
                 continue
         raise NotEquivalent(f"no draw for {name!r} has an inverse where one is needed")

@@ -52,7 +52,7 @@ class Side:
 
     def __post_init__(self) -> None:
         self.typing = infer(self.graph, self.sizes)
-        self.known = infer(self.graph).integers if self.sized else {}
+        self.size_values = infer(self.graph).integers if self.sized else {}
         self.nodes = {o: i for i, n in enumerate(self.graph.nodes) for o in n.outputs if o}
         self.arrays: dict[str, np.ndarray] = {}
         self.fixed: dict[str, bool] = {}
@@ -73,7 +73,7 @@ class Side:
         if name not in self.arrays:
             found = weight_named(self.graph, name)
             if found is None or found.data is None:
-                return self.known.get(name)
+                return self.size_values.get(name)
             self.arrays[name] = found.data.numpy()
         return self.arrays[name]
 
@@ -82,7 +82,7 @@ class Side:
         if name not in self.fixed:
             node = self.node(name)
             self.fixed[name] = (
-                name in self.known
+                name in self.size_values
                 or weight_named(self.graph, name) is not None
                 or (node is not None and self._understood(name) and all(map(self.constant, node.reads)))
             )
@@ -124,7 +124,7 @@ class Draws:
     algebra: PrimeField | None
     rng: np.random.Generator
     shapes: Mapping[str, tuple[int, ...]]
-    held: dict[str, Array] = field(default_factory=dict)
+    drawn: dict[str, Array] = field(default_factory=dict)
 
     def number(self, value: np.ndarray, kind: TensorType) -> Array:
         """Elements of a weight as numbers of the algebra."""
@@ -138,13 +138,13 @@ class Draws:
         return self.algebra.floats(value)
 
     def value(self, name: str) -> Array:
-        if name in self.held:
-            return self.held[name]
+        if name in self.drawn:
+            return self.drawn[name]
         weight = self.side.weight(name)
         if weight is not None:
             return self.number(weight, self.side.kind(name))
-        self.held[name] = self._drawn(name)
-        return self.held[name]
+        self.drawn[name] = self._drawn(name)
+        return self.drawn[name]
 
     def _drawn(self, name: str) -> Array:
         kind = self.side.kind(name)

@@ -18,7 +18,7 @@ from superopt.verifier.weights.draws import Claims, Draws, Side, fixed_shape
 
 __all__ = ["Evaluation"]
 
-_HELD = 1 << 28  # bytes of weights as elements of a field that a side holds at once
+_LARGEST = 1 << 28  # bytes of weights as elements of a field that a side holds at once
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Evaluation:
             if weight is not None:
                 found[name] = _elements(side, name, weight, draws)
                 continue
-            if side.node(name) is None or (side is self.before and name not in wanted and self.settled(name)):
+            if side.node(name) is None or (side is self.before and name not in wanted and self.is_determined(name)):
                 found[name] = draws.value(name)
                 continue
             if side is self.before and name not in wanted and name in self.same:
@@ -71,7 +71,7 @@ class Evaluation:
                 found.update(_applied(side, name, how, found, draws))
         return {n: found[n] for n in wanted}
 
-    def known_on_the_way(self, name: str, sources: set[str]) -> list[str]:
+    def static_values_between(self, name: str, sources: set[str]) -> list[str]:
         """Values without anything open that stand between others and one that is made of them."""
         found: list[str] = []
         stack, seen = [name], {name, *sources}
@@ -81,10 +81,10 @@ class Evaluation:
                 read = self.same.get(read, read)
                 if read not in seen and not self.before.constant(read):
                     seen.add(read)
-                    (found if self.settled(read) else stack).append(read)
+                    (found if self.is_determined(read) else stack).append(read)
         return found
 
-    def settled(self, name: str) -> bool:
+    def is_determined(self, name: str) -> bool:
         """Whether the claims about a value leave nothing of it open."""
         shape = self.before.kind(name).shape or ()
         return any(len(set(u.indices)) == shape[u.axis] for u in self.claims.get(name, Claims()).uniform)
@@ -92,7 +92,7 @@ class Evaluation:
 
 def _elements(side: Side, name: str, weight: np.ndarray, draws: Draws) -> Array:
     """Elements of a weight as numbers of the algebra; those of a field are made once for all lengths of a place."""
-    if draws.algebra is None or 8 * weight.size > _HELD - sum(a.nbytes for a in side.residues.values()):
+    if draws.algebra is None or 8 * weight.size > _LARGEST - sum(a.nbytes for a in side.residues.values()):
         return draws.number(weight, side.kind(name))
     if name not in side.residues:
         side.residues[name] = draws.number(weight, side.kind(name))

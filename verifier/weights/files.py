@@ -16,7 +16,7 @@ from superopt.formats.json_writer import save_together
 from superopt.ir.errors import InvalidModel, NotEquivalent, SuperoptError, UsageError, printable
 from superopt.ir.graph import Graph
 from superopt.rules.values import Certificate
-from superopt.verifier.weights.claims import Held, check_values
+from superopt.verifier.weights.claims import ClaimsChecked, check_values
 
 __all__ = ["MANIFEST", "check_folder", "write_folder"]
 
@@ -55,7 +55,7 @@ def _manifest(folder: Path) -> bytes:
         raise error.within(printable(str(folder / MANIFEST))) from error
 
 
-def check_folder(model: Graph, folder: Path, *, seed: int = 0) -> tuple[Graph, tuple[Held, ...]]:
+def check_folder(model: Graph, folder: Path, *, seed: int = 0) -> tuple[Graph, tuple[ClaimsChecked, ...]]:
     """Check what :func:`write_folder` wrote against a model, rewrite by rewrite.
 
     Returns:

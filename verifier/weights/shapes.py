@@ -28,7 +28,7 @@ class Shapes:
     certificate: Certificate
     claims: Mapping[str, Claims]
 
-    def own(self, sources: Iterable[str]) -> dict[str, tuple[int, ...]]:
+    def drawn_shapes(self, sources: Iterable[str]) -> dict[str, tuple[int, ...]]:
         """Shapes of drawn values."""
         drawn = [n for n in dict.fromkeys(sources) if not self.before.constant(n)]
         return {n: fixed_shape(self.before.kind(n)) for n in drawn}
@@ -36,7 +36,7 @@ class Shapes:
     def small(self, wanted: Sequence[str], sources: Iterable[str], length: int) -> Mapping[str, tuple[int, ...]] | None:
         """Shapes of drawn values with long axes made short where no claim is about them; ``None`` where the operators
         do not allow it, or none is long."""
-        own = self.own(sources)
+        own = self.drawn_shapes(sources)
         fixed = {
             int(d) for n in self._near(wanted, list(own)) for d in self.before.kind(n).shape or () if isinstance(d, int)
         }

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
-from superopt.cost.model import CostModel
+from superopt.cost.cost_model import CostModel
 from superopt.ir.graph import Graph, Node
 from superopt.ir.types import TensorType
 from superopt.ops.infer import Typing

@@ -16,8 +16,8 @@ from dataclasses import replace
 from functools import partial
 from math import prod
 
+from superopt.cost.cost_model import CostModel
 from superopt.cost.graph_costs import graph_cost
-from superopt.cost.model import CostModel
 from superopt.ir.graph import Graph, Node
 from superopt.ir.types import DType, TensorType
 from superopt.ops.infer import Typing, infer

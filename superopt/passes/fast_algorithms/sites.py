@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from superopt.cost.model import CostModel
+from superopt.cost.cost_model import CostModel
 from superopt.ir.graph import Graph, Node, Value, attribute_key
 from superopt.ir.terms import AttributeValue
 from superopt.ir.types import DType, TensorType

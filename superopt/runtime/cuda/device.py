@@ -141,7 +141,7 @@ class CudaDriver:
 
         return replay
 
-    def held(self) -> int:
+    def allocated(self) -> int:
         """A mark for :meth:`release`."""
         return len(self.memory)
 

@@ -1,30 +1,52 @@
-"""The graph that a runtime really runs, where it hands it out (ONNX Runtime does): a model's cost is its cost."""
+"""The graph that a runtime really runs, after its own fusions, folding and layout changes (ONNX Runtime exports it).
+
+Which kernels run, in which order, and what their results measure does not depend on the elements of large real weights,
+but writing and reading them takes seconds and gigabytes. A *weightless* model keeps them in a sparse file, of which
+ONNX Runtime maps pages that were never written. A mark at the beginning of each weight makes them differ, since ONNX
+Runtime may keep one of equal weights.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 
 from superopt import formats
-from superopt.cost.trial import with_values
-from superopt.cost.weightless import hollow_session
+from superopt.formats.onnx_reader import shapes_alone
+from superopt.formats.onnx_writer import save_beside
+from superopt.formats.tensors import SparseData, expected_bytes
 from superopt.ir.errors import Unsupported
-from superopt.ir.graph import Graph, Node, Value, Weight
+from superopt.ir.graph import Graph, Node, OpaqueAttribute, Value, Weight
 from superopt.ir.poly import sym
+from superopt.ir.temporary import TemporaryFolder
 from superopt.ir.types import DType, TensorType
-from superopt.memory import NCHWC
 from superopt.ops.infer import infer
 from superopt.runtime.binding import bind
-from superopt.runtime.limits import bounded_memory, refuse_unbounded
-from superopt.runtime.onnx_runtime import ONNX_RUNTIME
-from superopt.runtime.ort import element_type, make_session, run
+from superopt.runtime.limits import bounded_memory, give_back, refuse_unbounded
+from superopt.runtime.onnx_runtime import NCHWC, ONNX_RUNTIME
+from superopt.runtime.ort import InferenceSession, element_type, make_session, run
 from superopt.runtime.protocol import Runtime
-from superopt.runtime.unsafe_models import risk_of
+from superopt.runtime.sample_data import with_values, without_elements
+from superopt.runtime.unsafe_models import refuse_fatal_loading, risk_of
 
-__all__ = ["Typed", "block_size", "distinct", "known_types", "lowered", "typed", "without_reorders"]
+__all__ = [
+    "Typed",
+    "block_size",
+    "discard_threshold",
+    "first_of_equals",
+    "weightless_file",
+    "lowered_without_weights",
+    "session_without_weights",
+    "run_types",
+    "lowered",
+    "type_values",
+    "without_reorders",
+]
 
 _LONGEST_RUN = 60.0  # seconds, on a loaded machine
 
@@ -41,7 +63,7 @@ def lowered(graph: Graph, runtime: Runtime = ONNX_RUNTIME) -> Graph:
         return formats.from_bytes(runtime.lowered(formats.to_onnx_bytes(with_values(graph))))
 
 
-def distinct(weights: Iterable[Weight]) -> dict[str, str]:
+def first_of_equals(weights: Iterable[Weight]) -> dict[str, str]:
     """For each weight the name of the first that equals it, as ONNX Runtime keeps one of them.
 
     (An LSTM with seven copies of one 4 MiB matrix ran 2.9 times as fast as with seven different ones.)
@@ -102,17 +124,17 @@ def block_size() -> int:
     kind = TensorType(DType.FLOAT32, (1, 8, 2, 2))
     node = Node("r", "ReorderInput", ("x",), ("y",), {}, NCHWC)
     graph = Graph("block", (Value("x", kind),), (Value("y", None),), (), (node,), {"": 21, NCHWC: 1})
-    found = known_types(graph, {"x": np.ones((1, 8, 2, 2), np.float32)})["y"].shape
+    found = run_types(graph, {"x": np.ones((1, 8, 2, 2), np.float32)})["y"].shape
     return int(str(found[1])) if found else 16
 
 
-def known_types(graph: Graph, feeds: Mapping[str, np.ndarray]) -> dict[str, TensorType]:
+def run_types(graph: Graph, feeds: Mapping[str, np.ndarray]) -> dict[str, TensorType]:
     """The type of every tensor in a lowered graph, found by running it once with all values as outputs.
 
     Raises:
         InvalidModel, Unsupported: ONNX Runtime cannot run it.
     """
-    return dict(typed(graph, feeds).types)
+    return dict(type_values(graph, feeds).types)
 
 
 @dataclass(frozen=True)
@@ -124,7 +146,7 @@ class Typed:
     beforehand: Mapping[str, TensorType]
 
 
-def typed(graph: Graph, feeds: Mapping[str, np.ndarray], *, given: Graph | None = None) -> Typed:
+def type_values(graph: Graph, feeds: Mapping[str, np.ndarray], *, given: Graph | None = None) -> Typed:
     """Types in a run on these inputs, and before it.
 
     Args:
@@ -146,7 +168,7 @@ def typed(graph: Graph, feeds: Mapping[str, np.ndarray], *, given: Graph | None 
     exposed = replace(graph, outputs=tuple(Value(n, named.get(n)) for n in names), values=())
     with bounded_memory():
         if given is not None:
-            session = hollow_session(exposed)
+            session = session_without_weights(exposed)
         else:
             session = make_session(formats.to_onnx_bytes(exposed), threads=1, optimise=False)
         told = {o.name: kind for o in session.get_outputs() if (kind := _declared(o.type, o.shape)) is not None}
@@ -191,3 +213,73 @@ def _declared(element: str, sizes: Sequence[int | str | None]) -> TensorType | N
     if dtype is None or not all(isinstance(d, int) or d for d in sizes):
         return None
     return TensorType(dtype, tuple(d if isinstance(d, int) else sym(str(d)) for d in sizes))
+
+
+_BIG = 1 << 16  # bytes of a weight that is written no more: such are never a shape, an axis or a bound
+_PAGE = 4096  # so that ONNX Runtime maps the weights
+_WIDEST = 8  # bytes of an element, of whatever type the runtime makes of it
+_REAL = {DType.FLOAT32, DType.FLOAT64, DType.FLOAT16}
+
+
+def lowered_without_weights(graph: Graph) -> Graph:
+    """The graph that ONNX Runtime would really run, its big weights of real numbers without elements.
+
+    Raises:
+        InvalidModel, Unsupported: it refuses the graph. ResourceLimit: there is not memory enough for it.
+    """
+    with weightless_file(graph) as model, bounded_memory():
+        refuse_fatal_loading(graph, model)
+        made = model.with_name("lowered.onnx")
+        make_session(model, threads=1, save_optimised=made, shared={}, discard=discard_threshold(graph))
+        give_back()
+        return formats.from_bytes(shapes_alone(made.read_bytes()))
+
+
+def session_without_weights(graph: Graph) -> InferenceSession:
+    """A session that runs the nodes of a graph as they are, on whatever its big weights are taken to be.
+
+    Raises:
+        InvalidModel, Unsupported, ResourceLimit: as :func:`lowered_without_weights`.
+    """
+    with weightless_file(graph) as model, bounded_memory():
+        refuse_fatal_loading(graph, model)
+        return make_session(model, threads=1, optimise=False, shared={})
+
+
+@contextmanager
+def weightless_file(graph: Graph) -> Iterator[Path]:
+    """A file of the model, and beside it one as long as its big weights of which hardly a page is written."""
+    graph = with_values(replace(graph, weights=tuple(without_elements(w) if _is_big(w) else w for w in graph.weights)))
+    with TemporaryFolder("hollow") as folder:
+        path = folder / "model.onnx"
+        places: dict[str, tuple[str, int, int]] = {}
+        end = 0
+        with path.with_name("weights").open("wb") as file:
+            for number, weight in enumerate(filter(_is_big, graph.weights), 1):
+                size = expected_bytes(weight.type)
+                places[weight.name] = "weights", end, size
+                file.seek(end)
+                file.write(np.full(8, number, weight.type.dtype.numpy).tobytes())
+                end = -(-(end + size) // _PAGE) * _PAGE
+            file.truncate(end)
+        save_beside(graph, path, places)
+        yield path
+
+
+def discard_threshold(graph: Graph) -> int | None:
+    """Bytes from which the weights of what is run are not read, ``None`` where all are.
+
+    Elements of some weights matter (positions, masks): what is as large as these, in the widest type, is read.
+    """
+    if any(v.name in graph.weight for v in graph.inputs):  # such weights are not found in the result,
+        return None
+    if any(isinstance(a, OpaqueAttribute) for n in graph.nodes for a in n.attributes.values()):  # nor are subgraphs'
+        return None
+    counts = (w.type.elements for w in graph.weights if w.type.dtype not in _REAL and (w.type.nbytes or 0) >= _BIG)
+    most = max((n for n in counts if isinstance(n, int)), default=0)
+    return _WIDEST * most + 1 if most else _BIG
+
+
+def _is_big(weight: Weight) -> bool:
+    known = weight.type.dtype in _REAL and not isinstance(weight.data, SparseData)
+    return known and expected_bytes(weight.type) >= _BIG

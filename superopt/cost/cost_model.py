@@ -1,41 +1,64 @@
-"""What a cost model answers: microseconds of one operator application, fusions included, and how sure it is.
+"""The price of one operator application, fusions included, with its uncertainty.
 
-This is the part that all models share; :mod:`superopt.cost.recorded` reads a profile, :mod:`superopt.cost.measured`
-asks a device.
+:class:`CostModel` is what the search asks. :class:`RecordedProfile` reads a recorded profile: it measures nothing and
+gives the same answer everywhere. :mod:`superopt.cost.measured` has the models that time a device.
 """
 
 from __future__ import annotations
 
 import copy
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
 
-from superopt.cost.cache_model import Ramp, usual
-from superopt.cost.fusion import ONNX_RUNTIME_CPU, Backend
-from superopt.cost.measurement_request import Question, fixed_bytes, work_of
-from superopt.cost.peaks import Peaks
-from superopt.cost.record import FREE, Estimate, Key, Record, key_of
-from superopt.cost.trial import at_sizes, value_at_sizes
+from superopt.cost.cache_model import MissCurve, default_miss_curve, miss_curve_of_header
+from superopt.cost.fusion import BACKENDS, ONNX_RUNTIME_CPU, Backend
+from superopt.cost.predictor import Predictor
+from superopt.cost.profile import Profile
+from superopt.cost.record import FREE, Estimate, Key, Question, Record, constant_bytes, key_of
+from superopt.cost.roofline import Peaks, ceilings_of, factor_of, peaks_of_header
 from superopt.ir.graph import Graph
+from superopt.ir.sizes import at_sizes, value_at_sizes
 from superopt.ir.terms import AttributeValue
 from superopt.ir.types import TensorType
 from superopt.runtime.paired_benchmark import RaceResult
 from superopt.runtime.statistics import IQR_OF_NORMAL
 
 if TYPE_CHECKING:
-    from superopt.cost.kernel import Kernel
-    from superopt.cost.measurements import Answers
+    from superopt.cost.graph_costs import Kernel
+    from superopt.cost.measured import Measurements
     from superopt.runtime.protocol import Runtime
 
-__all__ = ["Application", "Attributes", "CostModel", "Lowered", "Racing", "work_of"]
+__all__ = ["refusal_cost", "Application", "Attributes", "CostModel", "Lowered", "Racing", "RecordedProfile"]
+
+
+@dataclass(frozen=True)
+class PricePolicy:
+    """Uncertainties and defaults of prices.
+
+    Attributes:
+        least_sigma: two runs of one measurement differ by this much, however small the spread of either is.
+        least_sigma_ns: and by so many nanoseconds (operators below 1 µs in four sessions).
+        refusal_factor: times its prediction: the finite price of a form that the device refuses, never chosen.
+        dispatch_ns: of a view, where the profile does not say.
+    """
+
+    least_sigma: float = 0.02
+    least_sigma_ns: float = 20.0
+    refusal_factor: float = 1e3
+    dispatch_ns: float = 200.0
+
+
+PRICING = PricePolicy()
+
 
 Attributes = Mapping[str, AttributeValue] | Sequence[tuple[str, AttributeValue]]
 Application = tuple[str, Attributes, Sequence[TensorType | None], Sequence[bool]]  # op, attributes, types, constant
-_LEAST_SIGMA = 0.02  # two runs of one measurement differ by this much, however narrow either's own spread is
-_LEAST_SIGMA_NS = 20.0  # and by so many nanoseconds (operators below a microsecond, timed in four sessions)
 
 
 class Racing(Protocol):
@@ -62,19 +85,18 @@ class Lowered(Protocol):
 
 
 class CostModel(ABC):
-    """What the search asks. Costs add up over applications; ``after`` names what the backend fuses.
+    """Prices of operator applications, which add up over a graph. The search asks for nothing else.
 
-    What a model can do beyond answering is declared here: it may know beforehand which answers would have to be
-    measured (:meth:`known`, :meth:`expected`), what its answers depend on (:attr:`digest`), the prices that nobody has
-    to measure (:attr:`recorded`), those of the runtime's own nodes (:attr:`lowered`), and a device that times whole
-    graphs (:attr:`racing`).
+    Beyond prices, a model declares: which prices need no measurement (:meth:`has_price`, :meth:`expected`), what its
+    prices depend on (:attr:`digest`), a model of the recorded prices alone (:attr:`recorded`), prices of the runtime's
+    own nodes (:attr:`lowered`), and a device that times whole graphs (:attr:`racing`).
 
     Args:
         sizes: what symbolic dimensions are costed at.
         backend: what runs the operators: what it fuses, and what it does not execute at all.
     """
 
-    answers: Answers | None = None  # what a device was asked; ``None`` where none is
+    measurements: Measurements | None = None  # of a device; ``None`` if nothing is measured
 
     def __init__(self, sizes: Mapping[str, int] | None, backend: Backend = ONNX_RUNTIME_CPU) -> None:
         self.sizes = dict(sizes or {})
@@ -88,23 +110,23 @@ class CostModel(ABC):
         """Size of the device's last cache; ``None`` where it is not known, so that weights count as cold."""
 
     @property
-    def ramp(self) -> Ramp | None:
-        """How much an inference may read until its weights are found cold; ``None``: they always are."""
-        return None if self.cache_bytes is None else usual(self.cache_bytes)
+    def miss_curve(self) -> MissCurve | None:
+        """How much an inference may read until its weights are cold; ``None``: they always are."""
+        return None if self.cache_bytes is None else default_miss_curve(self.cache_bytes)
 
     @property
     def digest(self) -> str | None:
-        """What the answers depend on, so that results may be kept under it; ``None`` where that is not known."""
+        """What the prices depend on, as a key for cached results; ``None`` if that is unknown."""
         return None
 
     @property
     def measured(self) -> int:
-        """How many measurements were made for answers (what was at hand already is not counted)."""
+        """How many measurements were made for prices (records that were already there do not count)."""
         return 0
 
     @property
     def recorded(self) -> CostModel | None:
-        """The prices that are known without measuring: noise has no part in them. ``None``: none are."""
+        """A model of the prices that need no measurement, so that no noise is in them; ``None`` if there are none."""
         return self
 
     @property
@@ -117,25 +139,25 @@ class CostModel(ABC):
         """What times whole graphs of this target; ``None``: a runtime on this machine's processor."""
         return None
 
-    def known(
+    def has_price(
         self,
         op: str,
         attributes: Attributes,
         arg_types: Sequence[TensorType | None],
         constant_args: Sequence[bool] = (),
     ) -> bool:
-        """Whether :meth:`application` answers without measuring anything."""
+        """Whether :meth:`application` returns a price without measuring anything."""
         if op in self.backend.views:
             return True
         fixed = (*constant_args, *(False,) * (len(arg_types) - len(constant_args)))
         arg_types, fixed = self.backend.as_run(op, arg_types, fixed)
         args = [t if t is None else at_sizes(t, self.sizes) for t in arg_types]
-        return self._known(
+        return self._has_record(
             key_of(op, {k: value_at_sizes(v, self.sizes) for k, v in dict(attributes).items()}, args, fixed)
         )
 
-    def _known(self, key: Key) -> bool:
-        """Whether what is filed under a key is at hand; a model that never measures knows everything."""
+    def _has_record(self, key: Key) -> bool:
+        """Whether there is a record under the key; a model that never measures needs none."""
         return True
 
     def expected(
@@ -146,11 +168,11 @@ class CostModel(ABC):
         out_types: Sequence[TensorType],
         constant_args: Sequence[bool] = (),
     ) -> Estimate:
-        """What is expected of an application, without measuring it."""
+        """The predicted price of an application, without measuring it."""
         return self._expected(Question(op, dict(attributes), arg_types, out_types, constant_args))
 
     def _expected(self, question: Question) -> Estimate:
-        """The same for a question; a model that never measures answers it."""
+        """The same for a question; a model that never measures looks it up."""
         return self._lookup(question)
 
     @abstractmethod
@@ -175,7 +197,7 @@ class CostModel(ABC):
 
     def cold_share(self, working_set: int) -> float:
         """Share of the weights that comes from memory, for a model that reads this many bytes an inference."""
-        ramp = self.ramp
+        ramp = self.miss_curve
         return 1.0 if ramp is None else ramp.share(working_set)
 
     def fusable(self, producer: str, consumer: str, *, constant_others: bool = True, rank: int = 0) -> bool:
@@ -247,15 +269,102 @@ class CostModel(ABC):
         return self.backend.streamed
 
     def estimate_of(self, record: Record) -> Estimate:
-        """What a record says here: warm or cold, and how sure it is."""
-        ns = record.ns + (record.ns_cold - record.ns) * self.colder(record.key)
-        least = max(_LEAST_SIGMA, _LEAST_SIGMA_NS / ns) if ns > 0 else _LEAST_SIGMA
+        """The price of a record in this context: between warm and cold, with its uncertainty."""
+        ns = record.ns + (record.ns_cold - record.ns) * self.cold_fraction(record.key)
+        least = max(PRICING.least_sigma, PRICING.least_sigma_ns / ns) if ns > 0 else PRICING.least_sigma
         return Estimate(ns / 1e3, "measured", max(record.iqr / IQR_OF_NORMAL, least))
 
-    def colder(self, key: Key) -> float:
-        """How much of the way from the warm time to the cold one: weights that are too large for the cache by
-        themselves are partly cold in the warm time already."""
+    def cold_fraction(self, key: Key) -> float:
+        """Where the price lies between the warm time (0) and the cold one (1). Weights that are too large for the cache
+        by themselves are partly cold in the warm time already."""
         if self.cold in (0.0, 1.0):
             return self.cold
-        own = self.cold_share(fixed_bytes(key))
+        own = self.cold_share(constant_bytes(key))
         return max(0.0, (self.cold - own) / (1.0 - own)) if own < 1.0 else 1.0
+
+
+def refusal_cost(prediction: Estimate) -> Estimate:
+    """The price of an application that the device refuses to run: finite, and never chosen."""
+    return Estimate(prediction.us * PRICING.refusal_factor, "roofline", 1.0)
+
+
+class RecordedProfile(CostModel):
+    """Costs from a recorded profile of any device; what it lacks is predicted from its own records.
+
+    Args:
+        profile: header and records. Its header names the backend (what fuses, what is a view), the size of the last
+            cache, and the measured ceilings. Of several engines that answer one question the fastest counts.
+        sizes: what symbolic dimensions are costed at.
+        backend: what runs the operators, if not what the profile was recorded with.
+    """
+
+    def __init__(
+        self, profile: Profile, sizes: Mapping[str, int] | None = None, backend: Backend | None = None
+    ) -> None:
+        super().__init__(sizes, backend or BACKENDS.get(str(profile.header.get("backend")), ONNX_RUNTIME_CPU))
+        self.profile = profile
+        self.predictor = Predictor.fit(profile.records.values(), ceilings_of(profile.header))
+        self._records: dict[tuple[object, ...], Record] = {}
+        self._predicted: dict[tuple[str, tuple[int, int], Key], Estimate] = {}
+        for _, record in sorted(profile.records.items()):
+            known = self._records.get(record.key.question)
+            if known is None or record.ns_cold < known.ns_cold:
+                self._records[record.key.question] = record
+
+        refusal_cost = profile.header.get("refused")
+        self._refused = (
+            frozenset(map(_question_of_key, refusal_cost)) if isinstance(refusal_cost, list) else frozenset()
+        )
+
+    @property
+    def cache_bytes(self) -> int | None:
+        limit = self.profile.header.get("cache_bytes")
+        return int(limit) if isinstance(limit, int) else None
+
+    @property
+    def streamed(self) -> float:
+        return super().streamed / factor_of(self.profile.header, "memory")
+
+    @cached_property
+    def miss_curve(self) -> MissCurve | None:
+        return miss_curve_of_header(self.profile.header) or super().miss_curve
+
+    @property
+    def digest(self) -> str | None:
+        profile = self.profile
+        scale = json.dumps(profile.header.get("calibration", {}).get("factors"), sort_keys=True)
+        return (
+            f"recorded {profile.header.get('sha256')} {len(profile.records)} {scale} {self.backend.name} {self.cold!r}"
+        )
+
+    def peaks(self) -> Peaks | None:
+        return peaks_of_header(self.profile.header)
+
+    def predicted(self, op: str, work: tuple[int, int], key: Key) -> Estimate:
+        """What is expected of an application that was not measured: its operator, FLOPs and bytes, and key."""
+        # Always of cold weights: no measurement corrects predictions here, and warm times scatter more, so that gains
+        # are lost in the noise (MobileOne kept its branches, at 0.44 of the cost instead of 0.22).
+        asked = op, work, key
+        found = self._predicted.get(asked)
+        if found is None:
+            found = self._predicted[asked] = self.predictor.predict(op, *work, key)
+        return found
+
+    def _expected(self, question: Question) -> Estimate:
+        return self.predicted(question.op, question.work, question.key)
+
+    def _view(self) -> Estimate:
+        return Estimate(float(self.profile.header.get("dispatch_ns", PRICING.dispatch_ns)) / 1e3, "measured", 0.1)
+
+    def _lookup(self, question: Question) -> Estimate:
+        record = self._records.get(question.key.question)
+        if record is not None:
+            return self.estimate_of(record)
+        found = self.predicted(question.op, question.work, question.key)
+        return refusal_cost(found) if question.key.question in self._refused else found
+
+
+def _question_of_key(text: object) -> tuple[object, ...]:
+    """The question of a refused key, whatever engine refused it."""
+    data = json.loads(str(text))
+    return data["op"], data["attrs"], data["dtype"], tuple(data["shapes"])
