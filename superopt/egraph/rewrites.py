@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeVar
 
-from superopt.egraph.batching import GroupMove, group_move
 from superopt.egraph.egraph import is_multi
-from superopt.egraph.lifting import NotLiftableError, correspondence, lift, names_of, of_copies
+from superopt.egraph.lifting import GroupMove, NotLiftableError, correspondence, group_move, lift, names_of, of_copies
 from superopt.egraph.matching import Pattern, compile_side
 from superopt.egraph.pattern_index import Apply, Further, Select, Typed
 from superopt.egraph.saturation import Moves

@@ -31,8 +31,8 @@ from superopt.passes.fast_algorithms.selection import (
     in_place,
     named,
     rewritten,
+    shared,
 )
-from superopt.passes.fast_algorithms.sharing import shared
 from superopt.passes.fast_algorithms.sites import possible
 from superopt.pipeline.acceptance_policy import LEAST_REPLACED, Belief
 from superopt.pipeline.memory_limit import needed

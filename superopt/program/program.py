@@ -15,16 +15,45 @@ import numpy as np
 
 from superopt.ir.graph import ArrayData, Graph, Node, Weight, WeightData, topological_order
 from superopt.ir.parallel_map import side_by_side
-from superopt.ir.terms import is_open
+from superopt.ir.terms import Attributes, is_open
 from superopt.ir.types import TensorType
 from superopt.ops.generators import weight_of
 from superopt.ops.infer import Applied, Typing
 from superopt.ops.meaning import IllTyped
-from superopt.program.constants import Settled, is_moving
-from superopt.program.step import Step
+from superopt.program.constant_folding import Settled, is_moving
 from superopt.program.value_analysis import ANYTHING, OPAQUE, Known, known_of, known_of_array
 
 __all__ = ["Kernel", "LeafFacts", "Program", "Step", "facts_of_reals", "program_of"]
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One operator application, or a barrier (``op`` is empty).
+
+    Attributes:
+        args: value names, ``None`` for an absent optional argument.
+        outputs: value names by output; ``""`` where nothing reads it.
+        node: the model's node, as long as the step is unchanged; always there for a barrier.
+        name: what a new node is to be called.
+        rules: ids of the rules that made it.
+    """
+
+    op: str
+    args: tuple[str | None, ...]
+    attributes: Attributes
+    outputs: tuple[str, ...]
+    node: Node | None
+    name: str
+    rules: tuple[str, ...] = ()
+
+    @cached_property
+    def reads(self) -> tuple[str, ...]:
+        """Every value the step needs; a node of the model that is kept also reads its axes, shapes, sizes …"""
+        if self.op == "" and self.node:
+            return self.node.reads
+        own = tuple(a for a in self.args if a is not None)
+        return tuple(dict.fromkeys((*own, *self.node.reads))) if self.node else own
+
 
 _SMALL = 1 << 16  # elements of a weight that are looked at: uniform values, ranges of positions
 _DIGEST = 1 << 20  # bytes of a weight up to which equal contents are recognised

@@ -17,8 +17,7 @@ from superopt.ir.errors import UsageError
 from superopt.ir.graph import Graph, Value, structural_hash
 from superopt.ops.infer import Typing, infer
 from superopt.passes.fast_algorithms import selection
-from superopt.passes.fast_algorithms.blocked_layout import Place, changes
-from superopt.passes.fast_algorithms.conv import ConvForm
+from superopt.passes.fast_algorithms.conv import ConvForm, Place, changes
 from superopt.passes.fast_algorithms.selection import GROWTH, Choice, choose, forms_of, named, rewritten
 from superopt.passes.fast_algorithms.sites import possible, sites_of
 from superopt.pipeline.algorithms import apply_algorithms

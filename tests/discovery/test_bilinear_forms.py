@@ -13,8 +13,8 @@ from superopt.discovery.bilinear.statement import rule_of
 from superopt.ir.graph import Graph, Node, Value
 from superopt.ir.types import DType, TensorType
 from superopt.passes.fast_algorithms.conv import Axis, ConvForm, Kernel, write_conv
-from superopt.passes.fast_algorithms.graph_extension import Writer
 from superopt.passes.fast_algorithms.matmul import MatMulForm, write_matmul
+from superopt.passes.fast_algorithms.sites import Writer
 from superopt.rules.bilinear import algorithms
 from superopt.runtime import ort
 from superopt.verifier.prover.prover import prove

@@ -12,7 +12,7 @@ from superopt.frontend import GraphBuilder
 from superopt.ir.graph import Graph
 from superopt.ops import REGISTRY
 from superopt.ops.infer import infer
-from superopt.passes.broadcast_rank import ranked
+from superopt.passes.backend_fusion import ranked
 from superopt.pipeline import optimize
 from superopt.program.program import program_of
 from superopt.regions.emission import emit

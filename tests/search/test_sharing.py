@@ -15,10 +15,8 @@ from superopt.frontend import GraphBuilder
 from superopt.ir.graph import Graph
 from superopt.ops.infer import infer
 from superopt.passes.fast_algorithms import selection
-from superopt.passes.fast_algorithms.blocked_layout import Place, changes
-from superopt.passes.fast_algorithms.conv import ConvForm
-from superopt.passes.fast_algorithms.selection import GROWTH, Choice, choose, rewritten
-from superopt.passes.fast_algorithms.sharing import Priced, common, shared
+from superopt.passes.fast_algorithms.conv import ConvForm, Place, changes
+from superopt.passes.fast_algorithms.selection import GROWTH, Choice, Priced, choose, common, rewritten, shared
 from superopt.passes.fast_algorithms.sites import sites_of
 from superopt.runtime import ort
 
