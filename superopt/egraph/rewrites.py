@@ -16,7 +16,7 @@ from superopt.egraph.lifting import GroupMove, NotLiftableError, correspondence,
 from superopt.egraph.matching import Pattern, compile_side
 from superopt.egraph.pattern_index import Apply, Further, Select, Typed
 from superopt.egraph.saturation import Moves
-from superopt.ir.disk_cache import code_digest, keep, kept
+from superopt.ir.disk_cache import SEARCH_PACKAGES, code_digest, keep, kept
 from superopt.ir.garbage_collection import rarely_collected
 from superopt.ir.poly import Dim, Poly
 from superopt.ir.terms import App, Project, Term, Var, children, postorder
@@ -223,7 +223,7 @@ def _of_all(rules: tuple[Rule, ...], deadline: float, floats: Floats | None) -> 
 
 
 def _name(rules: Sequence[Rule], floats: Floats | None) -> str:
-    digest = hashlib.sha256(code_digest("search", "rules", "ops", "ir").encode())
+    digest = hashlib.sha256(code_digest(*SEARCH_PACKAGES, "rules", "ops", "ir").encode())
     for rule in rules:
         digest.update(rule.fingerprint.encode())
     digest.update(b"" if floats is None else floats.digest.encode())

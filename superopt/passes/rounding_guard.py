@@ -32,8 +32,8 @@ from superopt.ir.graph import WeightData
 from superopt.ir.types import DType, TensorType
 from superopt.ops import REGISTRY
 from superopt.ops.meaning import Call, IllTyped, Read, Reduce, Scalar, parts
-from superopt.program.constant_folding import FoldedData, data_of, is_moving
-from superopt.program.program import Program, Step
+from superopt.program.constant_folding import FoldedData, data_of
+from superopt.program.program import Program, Step, is_moving
 from superopt.regions.lowering import Region
 from superopt.regions.plan import OUTSIDE, Piece, Plan, Ref
 from superopt.runtime.reference import at_dtype

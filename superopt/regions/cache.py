@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from superopt.cost.model import CostModel
-from superopt.ir.disk_cache import code_digest, keep, kept
+from superopt.ir.disk_cache import SEARCH_PACKAGES, code_digest, keep, kept
 from superopt.ir.poly import Poly, Quotient
 from superopt.ir.types import DType, TensorType
 from superopt.ops.meaning import IllTyped
@@ -100,7 +100,7 @@ def _looked_up(region: Region, plan: Plan, number: int, ref: Ref) -> tuple[Tenso
 FOLDER = "regions"
 _CLASSES: tuple[type, ...] = (DType, Found, Piece, Plan, Poly, Quotient, TensorType)
 _MOST = 8192  # entries, of a few kilobytes
-_PACKAGES = ("search", "cost", "rules", "ops", "ir")  # whose code results depend on
+_PACKAGES = (*SEARCH_PACKAGES, "cost", "rules", "ops", "ir")  # whose code results depend on
 
 
 @lru_cache(maxsize=8)

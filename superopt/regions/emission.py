@@ -14,8 +14,8 @@ from superopt.ir.provenance import PRECOMPUTED, RULES
 from superopt.ir.types import TensorType
 from superopt.ops.record import Operator
 from superopt.ops.shape import sizes_of, symbolic_shape
-from superopt.program.constant_folding import FoldedData, SettledData, data_of, folded, weights_behind
-from superopt.program.program import Program, Step
+from superopt.program.constant_folding import FoldedData, data_of, folded, weights_behind
+from superopt.program.program import Program, SettledData, Step
 from superopt.regions.replay import Names
 
 __all__ = ["Emitted", "emit"]
