@@ -29,7 +29,7 @@ from superopt.frontend.training import train_step
 from superopt.ir.errors import SuperoptError
 from superopt.memory import Op, Step, Task, Timetable, front, least_time, made_again, peak_of, plain
 from superopt.ops.record import NotCovered
-from superopt.runtime.highs import solver
+from superopt.runtime.numeric_libraries import solver
 
 __all__ = ["Row", "chain", "checkmate", "compared", "keeping", "main", "transformer_step", "u_shaped"]
 

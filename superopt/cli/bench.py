@@ -116,7 +116,7 @@ def _in_runtimes(
     """Graphs times runtimes."""
     from superopt.benchmark import RuntimesOptions, compare_runtimes
     from superopt.report.benchmark import runtimes_table, show_runtimes
-    from superopt.runtime.registry import RUNTIMES
+    from superopt.runtime.protocol import RUNTIMES
 
     if not models:
         raise UsageError("no model was named", hint="superopt bench --runtimes all model.onnx")

@@ -39,7 +39,7 @@ from superopt.cli.shell import (
     written_beside,
 )
 from superopt.ir.errors import InvalidModel, NotEquivalent, SuperoptError, UsageError, printable
-from superopt.ir.garbage_collection import rarely_collected
+from superopt.ir.interpreter import rarely_collected
 from superopt.ir.temporary import TemporaryFolder
 
 __all__ = ["COMMANDS"]

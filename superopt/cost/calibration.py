@@ -28,7 +28,7 @@ from superopt.cost.record import APART, Record
 from superopt.ir.disk_cache import keep, kept
 from superopt.ir.errors import SuperoptError
 from superopt.ops.record import NotCovered
-from superopt.runtime.statistics import IQR_OF_NORMAL, median_error
+from superopt.runtime.paired_benchmark import IQR_OF_NORMAL, median_error
 
 __all__ = [
     "Calibration",

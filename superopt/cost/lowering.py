@@ -17,10 +17,8 @@ from superopt.ir.poly import sym
 from superopt.ir.types import DType, TensorType
 from superopt.memory import NCHWC
 from superopt.ops.infer import infer
-from superopt.runtime.binding import bind
 from superopt.runtime.limits import bounded_memory, refuse_unbounded
-from superopt.runtime.onnx_runtime import ONNX_RUNTIME
-from superopt.runtime.ort import element_type, make_session, run
+from superopt.runtime.onnx_runtime import ONNX_RUNTIME, bind, element_type, make_session, run
 from superopt.runtime.protocol import Runtime
 from superopt.runtime.unsafe_models import risk_of
 

@@ -22,8 +22,7 @@ from superopt.cost.trial import at_sizes, value_at_sizes
 from superopt.ir.graph import Graph
 from superopt.ir.terms import AttributeValue
 from superopt.ir.types import TensorType
-from superopt.runtime.paired_benchmark import RaceResult
-from superopt.runtime.statistics import IQR_OF_NORMAL
+from superopt.runtime.paired_benchmark import IQR_OF_NORMAL, RaceResult
 
 if TYPE_CHECKING:
     from superopt.cost.kernel import Kernel

@@ -6,18 +6,16 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from superopt.cost.calibrated import calibrated_cpu
-from superopt.cost.cuda import CudaDevice
 from superopt.cost.device import CpuDevice, Device
 from superopt.cost.fusion import cpu_backend
 from superopt.cost.measured import MeasuredCpu
 from superopt.cost.measurements import Progress
 from superopt.cost.model import CostModel
-from superopt.cost.on_device import OnDevice
 from superopt.cost.profile import load_profile
 from superopt.cost.recorded import RecordedProfile
 from superopt.ir.errors import InvalidOption, UsageError, printable
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
-from superopt.runtime.registry import runtime_named
+from superopt.runtime.protocol import runtime_named
 
 __all__ = ["device_of", "for_target"]
 
@@ -40,7 +38,7 @@ def for_target(
         sizes: what symbolic dimensions are costed at.
         threads: threads inside an operator.
         time_limit: seconds that may be spent measuring, where prices are measured; what comes later is predicted.
-        runtime: what runs models on the processor (:data:`superopt.runtime.registry.RUNTIMES`).
+        runtime: what runs models on the processor (:data:`superopt.runtime.protocol.RUNTIMES`).
 
     Raises:
         UsageError: there is no such target, profile or runtime, or the two do not go together. InvalidModel: the
@@ -63,6 +61,8 @@ def for_target(
     elif runtime != ONNX_RUNTIME.name:
         raise UsageError(f"{runtime} runs models on the processor, not on {printable(target)!r}", hint="--target cpu")
     elif target == "cuda":
+        from superopt.cost.on_device import OnDevice  # an extra: loaded where a GPU is the target
+
         yield OnDevice(device_of("cuda"), sizes=sizes, time_limit=time_limit, progress=progress)
     else:
         raise InvalidOption(
@@ -79,5 +79,7 @@ def device_of(target: str, threads: int = 1, runtime: str = "onnxruntime") -> De
     if target == "cpu":
         return CpuDevice(threads, runtime_named(runtime))
     if target == "cuda":
+        from superopt.cost.cuda import CudaDevice  # an extra: loaded where a GPU is the target
+
         return CudaDevice()
     raise UsageError(f"{printable(target)} is not a device that can be measured", hint="--target cpu, or cuda")

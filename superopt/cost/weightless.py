@@ -24,7 +24,7 @@ from superopt.ir.graph import Graph, OpaqueAttribute, Weight
 from superopt.ir.temporary import TemporaryFolder
 from superopt.ir.types import DType
 from superopt.runtime.limits import bounded_memory, give_back
-from superopt.runtime.ort import InferenceSession, make_session
+from superopt.runtime.onnx_runtime import InferenceSession, make_session
 from superopt.runtime.unsafe_models import refuse_fatal_loading
 
 __all__ = ["discarded", "hollow_file", "hollow_lowered", "hollow_session"]

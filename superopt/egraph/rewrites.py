@@ -17,7 +17,7 @@ from superopt.egraph.matching import Pattern, compile_side
 from superopt.egraph.pattern_index import Apply, Further, Select, Typed
 from superopt.egraph.saturation import Moves
 from superopt.ir.disk_cache import SEARCH_PACKAGES, code_digest, keep, kept
-from superopt.ir.garbage_collection import rarely_collected
+from superopt.ir.interpreter import rarely_collected
 from superopt.ir.poly import Dim, Poly
 from superopt.ir.terms import App, Project, Term, Var, children, postorder
 from superopt.ir.types import TensorType
@@ -25,10 +25,9 @@ from superopt.ops import REGISTRY
 from superopt.ops.meaning import Condition
 from superopt.ops.work import flops
 from superopt.program.program import Program
+from superopt.rules.canonical import independent
 from superopt.rules.floats import Floats, Way
-from superopt.rules.generality import independent
-from superopt.rules.library import load_library
-from superopt.rules.library_cache import CLASSES
+from superopt.rules.library import CLASSES, load_library
 from superopt.rules.rule import Rule
 from superopt.rules.scanner import RuleError
 from superopt.rules.typing import complete, instances, types_of

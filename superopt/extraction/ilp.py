@@ -16,7 +16,7 @@ import highspy
 import numpy as np
 
 from superopt.extraction.dag import Choice, Problem, cost_of, used_classes
-from superopt.runtime.highs import solver
+from superopt.runtime.numeric_libraries import solver
 
 __all__ = ["Requirements", "Solution", "reduced", "requirements", "restricted", "solve", "usable"]
 

@@ -9,8 +9,7 @@ from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto
 
 from superopt.formats.functions import Functions, bound_body, functions_in
 from superopt.formats.onnx_nodes import node, subgraphs
-from superopt.formats.onnx_tensors import ExternalFiles, weight
-from superopt.formats.onnx_values import value
+from superopt.formats.onnx_tensors import ExternalFiles, value, weight
 from superopt.ir.errors import InvalidModel, ResourceLimit, printable
 from superopt.ir.graph import Graph, Node, OpaqueAttribute, Value, Weight, label
 from superopt.ir.poly import Dim, substitute, sym, symbols

@@ -24,7 +24,7 @@ from pathlib import Path
 from threading import get_ident
 
 from superopt.ir.errors import MachineLimit, printable
-from superopt.ir.garbage_collection import rarely_collected
+from superopt.ir.interpreter import rarely_collected
 from superopt.ir.poly import Poly
 from superopt.ir.temporary import own_folder
 

@@ -13,8 +13,8 @@ from superopt.egraph.matching import Pattern
 from superopt.egraph.rewrites import Prepared, prepare
 from superopt.egraph.saturation import Limits, Moves
 from superopt.extraction.node_costs import Pricer
-from superopt.ir.garbage_collection import rarely_collected
 from superopt.ir.graph import Graph
+from superopt.ir.interpreter import rarely_collected
 from superopt.ir.terms import App
 from superopt.ops import REGISTRY
 from superopt.ops.infer import Applied, Typing, infer

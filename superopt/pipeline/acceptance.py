@@ -19,7 +19,7 @@ from superopt.pipeline.context import Task
 from superopt.pipeline.paired_benchmark import measure
 from superopt.pipeline.shape_defaults import for_one, said
 from superopt.runtime.paired_benchmark import SETTLED
-from superopt.runtime.registry import runtime_named
+from superopt.runtime.protocol import runtime_named
 from superopt.verifier.check.sessions import Bench
 
 __all__ = ["SHOWN_RACE", "Contest"]

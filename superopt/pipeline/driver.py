@@ -26,7 +26,7 @@ from superopt.pipeline.result import Result
 from superopt.pipeline.result_check import UNCHANGED, skipped
 from superopt.pipeline.searching import Searches
 from superopt.runtime.limits import refuse_unbounded
-from superopt.runtime.registry import runtime_named
+from superopt.runtime.protocol import runtime_named
 from superopt.verifier.check.differential import CheckResult, Slack
 from superopt.verifier.check.sessions import Bench
 

@@ -38,7 +38,7 @@ from superopt.pipeline.operand_order import walked
 from superopt.pipeline.planner_hints import hidden_sizes, kernels
 from superopt.pipeline.symbolic_rows import known_again, open_rows
 from superopt.runtime.limits import refuse_unbounded
-from superopt.runtime.ort import make_session, run
+from superopt.runtime.onnx_runtime import make_session, run
 
 __all__ = ["Scheduled", "arena_of", "asked_of", "least_memory", "orders"]
 

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 from superopt import cost as costs
 from superopt import formats
 from superopt.ir.disk_cache import check_cache
-from superopt.ir.errors import ResourceLimit, Unsupported, UsageError
-from superopt.ir.garbage_collection import rarely_collected
+from superopt.ir.errors import ResourceLimit, Unsupported, UsageError, system_limits
 from superopt.ir.graph import Graph
-from superopt.ir.system_errors import system_limits
+from superopt.ir.interpreter import rarely_collected
 from superopt.ir.temporary import remove_abandoned
 from superopt.ops.infer import Barrier, Typing, infer
 from superopt.pipeline.budget import TimeBudget
@@ -24,8 +23,8 @@ from superopt.pipeline.result import Result
 from superopt.pipeline.settings import options_of
 from superopt.pipeline.shape_defaults import likely_sizes
 from superopt.rules import Library, load_library
-from superopt.runtime.blas import one_blas_thread
 from superopt.runtime.limits import refuse_unbounded
+from superopt.runtime.numeric_libraries import one_blas_thread
 
 if TYPE_CHECKING:
     import onnx

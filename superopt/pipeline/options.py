@@ -11,7 +11,7 @@ from superopt import TIME_LIMIT
 from superopt.ir.errors import InvalidOption, printable
 from superopt.memory import ROWS
 from superopt.rules.floats import MODES
-from superopt.runtime.registry import RUNTIMES
+from superopt.runtime.protocol import RUNTIMES
 
 __all__ = [
     "ALGORITHMS", "EFFORTS", "FUNCTIONS", "MOST_BESIDE", "OBJECTIVES", "VALUES", "Effort", "Options", "Progress",

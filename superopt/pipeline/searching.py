@@ -17,7 +17,7 @@ from superopt.pipeline.rule_schedule import own_rules, search_own_first
 from superopt.pipeline.weight_rewrites import Valued, with_values
 from superopt.rules import Rule
 from superopt.runtime.limits import give_back, resident
-from superopt.runtime.registry import runtime_named
+from superopt.runtime.protocol import runtime_named
 
 __all__ = ["Searches"]
 

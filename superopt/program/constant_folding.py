@@ -19,9 +19,8 @@ from functools import cached_property
 import numpy as np
 
 from superopt.formats.tensors import AsideData, set_aside, shape_of
-from superopt.ir.graph import Weight, WeightData
+from superopt.ir.graph import PRECOMPUTED, RULES, VALUE, Weight, WeightData
 from superopt.ir.poly import sym, symbols
-from superopt.ir.provenance import PRECOMPUTED, RULES, VALUE
 from superopt.ir.types import TensorType
 from superopt.ops import REGISTRY
 from superopt.ops.meaning import Call, Number, Read, Scalar, subexpressions
@@ -251,7 +250,7 @@ def _provenance(data: FoldedData | SettledData, steps: tuple[Step, ...]) -> str:
     Keys: ``steps``, each an operator, its operands' names, its attributes and its results' names, over names of
     weights; ``output``, the result that is the weight; and, where the model itself computes some of them, ``runtime``,
     results that were evaluated by ONNX Runtime, with all that leads to them, in their own element types and not in
-    float64 (:func:`superopt.runtime.constant_execution.run_constants`).
+    float64 (:func:`superopt.runtime.node_execution.run_constants`).
     """
     told = [[s.op, list(s.args), dict(s.attributes), list(s.outputs)] for s in steps]
     settled = [data.output] if isinstance(data, SettledData) else [

@@ -16,7 +16,7 @@ import numpy as np
 
 from superopt.ir.errors import InvalidModel, SuperoptError
 from superopt.ir.graph import ArrayData, Graph, Node, Weight, WeightData, constant, topological_order
-from superopt.ir.parallel_map import side_by_side
+from superopt.ir.interpreter import side_by_side
 from superopt.ir.terms import Attributes, is_open
 from superopt.ir.types import TensorType
 from superopt.ops import REGISTRY
@@ -25,7 +25,7 @@ from superopt.ops.infer import Applied, Typing
 from superopt.ops.meaning import IllTyped
 from superopt.ops.record import NotCovered
 from superopt.program.value_analysis import ANYTHING, OPAQUE, Known, known_of, known_of_array
-from superopt.runtime.constant_execution import run_constants
+from superopt.runtime.node_execution import run_constants
 
 __all__ = [
     "KEPT",

@@ -17,7 +17,7 @@ from superopt.ops.record import Operator
 from superopt.regions.boundary_cost import frugal
 from superopt.regions.lowering import Lowered, Region, lower
 from superopt.regions.plan import Plan, plan_of
-from superopt.runtime.statistics import SURELY
+from superopt.runtime.paired_benchmark import SURELY
 
 __all__ = ["Found", "cost_as_it_is", "is_simpler", "optimise"]
 

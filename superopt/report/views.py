@@ -12,8 +12,7 @@ from rich.markup import escape
 
 from superopt.ir.diff import GraphDiff
 from superopt.ir.errors import printable
-from superopt.ir.graph import Graph, Node
-from superopt.ir.provenance import RULES
+from superopt.ir.graph import RULES, Graph, Node
 from superopt.report.model import ordered
 from superopt.report.quantities import bytes_text, count_text, time_text
 from superopt.report.terminal import table

@@ -14,8 +14,7 @@ from superopt.cost.record import key_of
 from superopt.cost.trial import application_graph, feeds_for
 from superopt.ir.graph import Graph, Node, Value, Weight
 from superopt.ir.types import DType, TensorType
-from superopt.runtime.binding import bind
-from superopt.runtime.ort import make_session
+from superopt.runtime.onnx_runtime import bind, make_session
 
 
 def product(columns):
