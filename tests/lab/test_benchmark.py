@@ -20,8 +20,7 @@ from superopt.benchmark import BenchOptions, bench, rows
 from superopt.benchmark.peer import PEERS
 from superopt.cli import app
 from superopt.ir.errors import UsageError
-from superopt.report import benchmark
-from superopt.report.benchmark import document, summaries
+from superopt.report.benchmark import document, page, summaries
 
 
 def linear(path: Path, *, wrong: bool = False, renamed: bool = False) -> Path:
@@ -211,7 +210,7 @@ class _Tags(HTMLParser):
 def test_the_page_is_self_contained_and_its_plots_are_svg() -> None:
     data = sample()
     data["rows"][0]["model"] = "<script>alert(1)</script>"
-    text = benchmark(data)
+    text = page(data)
     tags = _Tags()
     tags.feed(text)
     assert "script" not in tags.names
