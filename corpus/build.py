@@ -31,7 +31,7 @@ from superopt.ir.poly import symbols  # noqa: E402
 from superopt.ir.types import TensorType  # noqa: E402
 from superopt.ops.infer import infer  # noqa: E402
 from superopt.ops.work import arithmetic  # noqa: E402
-from superopt.runtime import ort  # noqa: E402
+from superopt.runtime import onnx_runtime  # noqa: E402
 
 SYMBOLIC_SIZE = 4  # what a symbolic input size is run at
 
@@ -105,12 +105,12 @@ def feeds(graph: Graph, seed: int = 0) -> dict[str, np.ndarray]:
     return made
 
 
-def session(graph: Graph, threads: int = 2) -> ort.InferenceSession:
+def session(graph: Graph, threads: int = 2) -> onnx_runtime.InferenceSession:
     """An ONNX Runtime CPU session of a graph, through a file so that protobuf's 2 GB is no limit."""
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "model.onnx"
         formats.save(graph, path)
-        return ort.make_session(path, threads=threads)
+        return onnx_runtime.make_session(path, threads=threads)
 
 
 def check(model: Model, directory: Path) -> str:
@@ -127,7 +127,7 @@ def check(model: Model, directory: Path) -> str:
                 raise UsageError("the file is not what the script writes", where=str(stale), hint="run corpus/build.py")
     graph = formats.load(path)
     runner, inputs = session(graph), feeds(graph)
-    outputs = ort.run(runner, inputs)
+    outputs = onnx_runtime.run(runner, inputs)
     for value in graph.outputs:
         array = outputs[value.name]
         if not np.isfinite(array).all():
@@ -138,7 +138,7 @@ def check(model: Model, directory: Path) -> str:
     times = []
     for _ in range(3):
         start = time.perf_counter()
-        ort.run(runner, inputs)
+        onnx_runtime.run(runner, inputs)
         times.append(time.perf_counter() - start)
     spread = max(float(np.std(a)) for a in outputs.values())
     return (

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from superopt.cost.cost_model import CostModel
-from superopt.egraph.batching import independent, siblings
 from superopt.egraph.egraph import LEAF, PROJECT, EGraph, ENode, TypeClashError
+from superopt.egraph.lifting import independent, siblings
 from superopt.egraph.matching import Match, Pattern, bound
 from superopt.egraph.pattern_index import Trie
 from superopt.egraph.rewrites import Prepared, prepare
-from superopt.egraph.term_insertion import instantiate, recipe_of
+from superopt.egraph.saturation import instantiate, recipe_of
 from superopt.extraction.dag import NODE_US, Frame, cost_of, problem_of, used_classes
 from superopt.extraction.node_costs import Pricer
 from superopt.ir.graph import Graph

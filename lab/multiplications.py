@@ -25,8 +25,7 @@ from superopt.cost.roofline import Ceilings, Peaks
 from superopt.ir.errors import UsageError
 from superopt.ir.graph import Graph, Node, Value
 from superopt.ops.infer import infer
-from superopt.passes.fast_algorithms.blocked_layout import Place, changes_us
-from superopt.passes.fast_algorithms.conv import ConvForm
+from superopt.passes.fast_algorithms.conv import ConvForm, Place, changes_us
 from superopt.passes.fast_algorithms.selection import GROWTH, Choice, alternatives, choose, forms_of, named, rewritten
 from superopt.passes.fast_algorithms.sites import sites_of
 from superopt.pipeline.optimization import optimize

@@ -28,7 +28,7 @@ from superopt.frontend.training import train_step
 from superopt.ir.errors import SuperoptError
 from superopt.memory import Op, Step, Task, Timetable, front, least_time, made_again, peak_of, plain
 from superopt.ops.record import NotCovered
-from superopt.runtime.highs import solver
+from superopt.runtime.numeric_libraries import solver
 from superopt.runtime.sample_data import with_values
 
 __all__ = ["Row", "chain", "checkmate", "compared", "keeping", "main", "transformer_step", "u_shaped"]

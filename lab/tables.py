@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from superopt.report.benchmark.summary import ordered, summaries
-from superopt.report.corpus.model import geometric_mean
+from superopt.report.benchmark import ordered, summaries
+from superopt.report.corpus import geometric_mean
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = (ROOT / "README.md", ROOT / "docs" / "results.md")

@@ -34,9 +34,7 @@ from superopt.pipeline.memory_schedule import arena_of
 from superopt.pipeline.memory_timeline import footprint_of
 from superopt.pipeline.paired_benchmark import measurement_of
 from superopt.pipeline.schedule_lowering import realised
-from superopt.runtime.binding import bind
-from superopt.runtime.onnx_runtime import ONNX_RUNTIME
-from superopt.runtime.ort import make_session, run
+from superopt.runtime.onnx_runtime import ONNX_RUNTIME, bind, make_session, run
 from superopt.runtime.paired_benchmark import race_bound
 from superopt.runtime.protocol import released
 from superopt.runtime.sample_data import with_values

@@ -1,8 +1,8 @@
 """A rule written out case by case where it depends on sizes whether a slice is clamped to its axis.
 
 ONNX clamps: ``Slice(x, [0], [k])`` of ``x = f[n]`` ends at ``k`` where ``k <= n``, and at ``n`` beyond. The meaning of
-a Slice (:mod:`superopt.ops.slicing`) has positions inside the axis; so a rule is as many plain rules as there are ways
-in which its positions can lie, each with the guards under which they lie so. A rule is true when all of them are.
+a Slice (:mod:`superopt.ops.selection`) has positions inside the axis; so a rule is as many plain rules as there are
+ways in which its positions can lie, each with the guards under which they lie so. A rule is true when all of them are.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import replace
 from superopt.ir.poly import Dim, substitute, sym, symbols
 from superopt.ir.terms import App, AttributeValue, Project, Term, Var, postorder, remade
 from superopt.ops.meaning import IllTyped
-from superopt.ops.slicing import FAR
+from superopt.ops.selection import FAR
 from superopt.rules.rule import Guard, Rule
 from superopt.rules.scanner import RuleError
 from superopt.rules.typing import complete, operator_of, variable_types

@@ -29,7 +29,6 @@ from superopt.ir.terms import App, AttributeValue, Project, Term, Var, postorder
 from superopt.ir.terms import format_term as term_text
 from superopt.ir.terms import format_value as value_text
 from superopt.ops import REGISTRY
-from superopt.rules.defaults import as_scalar, filled_in, positional, said
 from superopt.rules.rule import (
     CLASSES,
     AttributeScheme,
@@ -43,6 +42,7 @@ from superopt.rules.rule import (
     term_symbols,
 )
 from superopt.rules.scanner import RuleError, Scanner, Token
+from superopt.rules.spelling import as_scalar, filled_in, positional, said
 
 __all__ = [
     "RuleError", "format_dim", "format_guard", "format_rule", "format_scheme", "format_term", "parse_guard",

@@ -9,20 +9,35 @@ the shapes say what they mean. What is canonical already is left as it is.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Attribute, Node
 from superopt.ir.poly import Dim, Poly
-from superopt.ir.terms import App, AttributeValue
+from superopt.ir.terms import App, AttributeValue, Project, Term, Var, postorder, remade
 from superopt.ir.types import DType, TensorType
 from superopt.ops import REGISTRY
 from superopt.ops.forms import dtype_from_code
 from superopt.ops.meaning import IllTyped
 from superopt.ops.record import NodeView, NotCovered
+from superopt.rules.rule import CLASSES, Rule, scalar_value
+from superopt.rules.scanner import RuleError
 
-__all__ = ["POSITIONAL", "from_front", "may_be_onnx", "neutral", "respelled"]
+__all__ = [
+    "POSITIONAL",
+    "as_scalar",
+    "default_of",
+    "filled_in",
+    "from_front",
+    "may_be_onnx",
+    "neutral",
+    "positional",
+    "respelled",
+    "said",
+]
+
 
 _OPSET = 21
 _FAR = 2**31 - 1  # from here on an end of a slice means "to the end"
@@ -196,3 +211,206 @@ def _left_out(op: str, name: str, value: AttributeValue) -> bool:
     return (op == "Clip" and isinstance(value, float) and abs(value) == float("inf")) or (
         op == "Cast" and isinstance(value, str)
     )
+
+
+# -- Defaults ------------------------------------------------------------------------------------------------------
+#
+# What a rule may leave out: attributes with ONNX's defaults, and compile-time inputs written in their ONNX position.
+#
+# ``Conv(x, w)`` is ``Conv(x, w, strides=[1, 1], pads=[0, 0, 0, 0], dilations=[1, 1], group=1)``, and
+# ``Split(x, [m, n], axis=1)`` is ``Split(x, axis=1, split=[m, n])``. Rules are kept and printed in full.
+
+
+def _f32(value: float) -> float:
+    return float(np.float32(value))
+
+
+_EPSILON = {"epsilon": _f32(1e-5)}
+# Defaults that are the same at every rank.
+_PLAIN: Mapping[str, Mapping[str, AttributeValue]] = {
+    **{key: {"keepdims": 1} for key in _REDUCTIONS},
+    **{key: {"axis": -1} for key in ("Softmax", "LogSoftmax")},
+    **{key: {"axis": -1, **_EPSILON} for key in ("LayerNormalization", "RMSNormalization")},
+    **dict.fromkeys(("BatchNormalization", "InstanceNormalization", "GroupNormalization"), _EPSILON),
+    **{key: {"axis": 0} for key in ("Gather", "GatherElements")},
+    "Split": {"axis": 0}, "Flatten": {"axis": 1}, "Pad": {"value": 0.0}, "Trilu": {"upper": 1, "k": 0},
+    "Clip": {"min": float("-inf"), "max": float("inf")}, "CumSum": {"exclusive": 0, "reverse": 0},
+    "Gemm": {"alpha": 1.0, "beta": 1.0, "transA": 0, "transB": 0}, "AveragePool": {"count_include_pad": 0},
+    "Conv": {"group": 1}, "ConvTranspose": {"group": 1}, "ConstantOfShape": {"value": 0.0}, "EyeLike": {"k": 0},
+    "Elu": {"alpha": 1.0}, "Celu": {"alpha": 1.0}, "Shrink": {"bias": 0.0, "lambd": 0.5},
+    "LeakyRelu": {"alpha": _f32(0.01)}, "ThresholdedRelu": {"alpha": 1.0},
+    "Swish": {"alpha": 1.0}, "HardSigmoid": {"alpha": _f32(0.2), "beta": 0.5}, "Gelu": {"approximate": "none"},
+    "Selu": {"alpha": _f32(1.67326319217681884765625), "gamma": _f32(1.05070102214813232421875)},
+    "DepthToSpace": {"mode": "DCR"}, "Mod": {"fmod": 0}, "MeanVarianceNormalization": {"axes": (0, 2, 3)},
+    "LRN": {"alpha": _f32(1e-4), "beta": 0.75, "bias": 1.0},
+}  # fmt: skip
+# What operators are here alone, and in ONNX only where it is said: a text has to say it.
+_SAID: Mapping[str, Mapping[str, AttributeValue]] = {"ScatterND": {"reduction": "add"}}
+_WINDOWS = frozenset({"Conv", "ConvTranspose", "AveragePool", "MaxPool"})
+
+
+def default_of(op: str, attribute: str) -> AttributeValue | None:
+    """ONNX's default of an attribute, where it is the same at every rank."""
+    return _PLAIN.get(op, {}).get(attribute)
+
+
+def filled_in(rule: Rule, where: str) -> Rule:
+    """The rule with every attribute that ONNX has a default for; the same rule where nothing was left out.
+
+    Raises:
+        RuleError: a default depends on a rank that is not known, or ``kernel_shape`` contradicts the weights.
+    """
+    if all(_complete(t) for t in postorder(*rule.lhs, *rule.rhs) if isinstance(t, App)):
+        return rule
+    made: dict[Term, Term] = {}
+    shapes: dict[Term, tuple[tuple[Dim, ...], ...] | None] = {}
+    for term in postorder(*rule.lhs, *rule.rhs):
+        if isinstance(term, Var):
+            scheme = rule.tensors[term.name]
+            made[term] = term
+            shapes[term] = None if scheme.lead else (scheme.shape,)
+        elif isinstance(term, Project):
+            made[term] = remade(term, made)
+            outputs = shapes[term.term]
+            shapes[term] = None if outputs is None or term.index >= len(outputs) else (outputs[term.index],)
+        else:
+            kinds = [None if a is None or (s := shapes[a]) is None else s[0] for a in term.args]
+            values = _filled(term, kinds, where)
+            args = _indices(term.op, tuple(None if a is None else made[a] for a in term.args))
+            app = App(term.op, args, tuple(sorted(values.items())))
+            made[term] = app
+            shapes[term] = _shapes(app, kinds)
+    return replace(rule, lhs=tuple(made[t] for t in rule.lhs), rhs=tuple(made[t] for t in rule.rhs))
+
+
+def said(term: Term) -> Term:
+    """The term with what ONNX does not mean by default, as it is written."""
+    made: dict[Term, Term] = {}
+    for each in postorder(term):
+        new = remade(each, made)
+        if isinstance(new, App) and new.op in _SAID:
+            new = App(new.op, new.args, tuple(sorted({**dict(new.attributes), **_SAID[new.op]}.items())))
+        made[each] = new
+    return made[term]
+
+
+def _unsaid(app: App, where: str) -> dict[str, AttributeValue]:
+    """Attributes without what has to be said.
+
+    Raises:
+        RuleError: it is not said.
+    """
+    values = dict(app.attributes)
+    for name, value in _SAID.get(app.op, {}).items():
+        if values.pop(name, None) != value:
+            raise RuleError(f"{app.op} is only known with {name}={value!r}", where=where, hint="say it")
+    return values
+
+
+def _complete(app: App) -> bool:
+    return app.op not in REGISTRY or (
+        app.op not in _SAID
+        and {k for k, _ in app.attributes} | {"dtype"} >= set(REGISTRY[app.op].attributes)
+        and not may_be_onnx(app)
+        and _indices(app.op, app.args) == app.args
+    )
+
+
+def _indices(op: str, args: tuple[Term | None, ...]) -> tuple[Term | None, ...]:
+    """A number where ``Gather`` reads positions is an integer: ``Gather(x, 0, axis=1)``."""
+    number = scalar_value(args[1]) if op == "Gather" and len(args) == 2 and args[1] is not None else None
+    if not isinstance(number, int | float | Poly) or (isinstance(number, float) and not number.is_integer()):
+        return args
+    whole = int(number) if isinstance(number, float) else number
+    values: tuple[tuple[str, AttributeValue], ...] = (("dtype", "int64"), ("shape", ()), ("value", whole))
+    return (args[0], App("ConstantOfShape", (), values))
+
+
+def _filled(app: App, shapes: list[tuple[Dim, ...] | None], where: str) -> dict[str, AttributeValue]:
+    values = dict(app.attributes)
+    if app.op not in REGISTRY:
+        return values
+    values = neutral(app, _unsaid(app, where))
+    names = REGISTRY[app.op].attributes
+    first = shapes[0] if shapes else None
+    for name, default in _PLAIN.get(app.op, {}).items():
+        values.setdefault(name, default)
+    if app.op in _WINDOWS:
+        _windows(app, values, shapes, where)
+    missing = [n for n in names if n not in values and n != "dtype"]
+    for name in missing:
+        made = _by_rank(app, name, values, first)
+        if made is not None:
+            values[name] = made
+    return respelled(app, values, shapes)
+
+
+def _windows(app: App, values: dict[str, AttributeValue], shapes: list[tuple[Dim, ...] | None], where: str) -> None:
+    known = next((s for s in shapes[:2] if s is not None), None)
+    kernel = values.get("kernel_shape")
+    stated = next((v for n in ("kernel_shape", "strides", "dilations") if isinstance(v := values.get(n), tuple)), None)
+    rank = len(known) - 2 if known is not None else len(stated) if stated is not None else None
+    if app.op.startswith("Conv") and kernel is not None:
+        weights = shapes[1] if len(shapes) > 1 else None
+        if weights is None or tuple(weights[2:]) != kernel:
+            raise RuleError(f"kernel_shape of {app.op} is not that of its weights", where=where, hint="leave it out")
+        del values["kernel_shape"]
+    if rank is None or rank < 1:
+        return
+    values.setdefault("strides", (1,) * rank)
+    values.setdefault("dilations", (1,) * rank)
+    values.setdefault("pads", (0,) * (2 * rank))
+    if app.op == "ConvTranspose":
+        values.setdefault("output_padding", (0,) * rank)
+
+
+def _by_rank(
+    app: App, name: str, values: Mapping[str, AttributeValue], shape: tuple[Dim, ...] | None
+) -> AttributeValue | None:
+    """A default that depends on the first argument's rank, or on another attribute; ``None`` where there is none."""
+    starts = values.get("starts")
+    if app.op == "Slice" and isinstance(starts, tuple):
+        return tuple(range(len(starts))) if name == "axes" else (1,) * len(starts) if name == "steps" else None
+    if shape is None:
+        return None
+    if name == "axes" and app.op.startswith("Reduce"):
+        return tuple(range(len(shape)))
+    if name == "axes" and app.op == "Squeeze":
+        return tuple(i for i, s in enumerate(shape) if s == 1)
+    if name == "perm":
+        return tuple(reversed(range(len(shape))))
+    return None
+
+
+def _shapes(app: App, shapes: list[tuple[Dim, ...] | None]) -> tuple[tuple[Dim, ...], ...] | None:
+    """Shapes of an application's outputs, where they are known and it is well-formed."""
+    if app.op not in REGISTRY or any(s is None and a is not None for s, a in zip(shapes, app.args, strict=True)):
+        return None
+    rank = next((len(s) for s in shapes if s is not None), 0)
+    values = {k: from_front(app.op, k, v, rank) for k, v in app.attributes}
+    if "dtype" in REGISTRY[app.op].attributes:
+        values.setdefault("dtype", str(DType.FLOAT32))
+    for letter in CLASSES:  # the shape is the same for every class that the operator takes
+        kinds = [None if s is None else TensorType(DType(CLASSES["f"]), s) for s in shapes]
+        if letter != "f" and kinds:
+            place = 0 if letter == "b" else len(kinds) - 1
+            first = kinds[place]
+            kinds[place] = None if first is None else TensorType(DType(CLASSES[letter]), first.shape)
+        try:
+            _, outputs = REGISTRY[app.op].apply(kinds, values)
+        except (IllTyped, ZeroDivisionError):
+            continue
+        return tuple(o.shape or () for o in outputs)
+    return None
+
+
+def positional(op: str, place: int) -> str:
+    """The attribute that an operator's input at this position is here; "" for a tensor."""
+    names = POSITIONAL.get(op, ())
+    return names[place] if place < len(names) else ""
+
+
+def as_scalar(value: AttributeValue, kind: str) -> AttributeValue:
+    """A number that was written as an input, as the attribute's kind."""
+    whole = isinstance(value, float) and value.is_integer() and kind == "int"
+    return int(value) if whole and isinstance(value, float) else value

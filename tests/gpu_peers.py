@@ -99,7 +99,7 @@ def _reshaped(x: Any, sizes: tuple[int, ...]) -> Any:
 
 
 def _reference(path: Path, feeds: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-    from superopt.runtime.ort import make_session, run
+    from superopt.runtime.onnx_runtime import make_session, run
 
     return list(run(make_session(path), feeds).values())
 

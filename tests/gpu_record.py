@@ -61,7 +61,7 @@ def main(arguments: Sequence[str]) -> int:
     profile = ROOT / "superopt" / "cost" / "profiles" / f"{options.name}.jsonl.gz"
     if options.ask or options.optimise:
         return _ask(profile, options.like) if options.ask else _optimise(profile, _named(options.networks))
-    from superopt.runtime.cuda.probe import probe
+    from superopt.runtime.cuda.device import probe
 
     found = probe()
     if not found.ok:

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from superopt.ir.errors import SuperoptError
-from superopt.report.corpus import CorpusRun, Row
-from superopt.report.corpus.model import geometric_mean
+from superopt.report.corpus import CorpusRun, Row, geometric_mean
 
 __all__ = ["Recorded", "Run"]
 

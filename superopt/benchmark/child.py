@@ -24,12 +24,10 @@ from superopt.ir.graph import Graph
 from superopt.ir.types import DType, TensorType
 from superopt.pipeline.optimization import optimize
 from superopt.runtime import reference
-from superopt.runtime.binding import bind
-from superopt.runtime.ort import make_session
-from superopt.runtime.ort import run as run_session
+from superopt.runtime.onnx_runtime import bind, make_session
+from superopt.runtime.onnx_runtime import run as run_session
 from superopt.runtime.paired_benchmark import SETTLED, circumstances, race_bound
-from superopt.runtime.protocol import Bound
-from superopt.runtime.registry import runtime_named
+from superopt.runtime.protocol import Bound, runtime_named
 from superopt.verifier.check.differential import make_inputs
 from superopt.verifier.check.input_generation import LEVELS
 from superopt.verifier.check.tolerance import Comparison, agrees_with_reals, compare

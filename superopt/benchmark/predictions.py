@@ -22,9 +22,8 @@ from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph
 from superopt.ir.temporary import TemporaryFolder
 from superopt.ops.record import NotCovered
-from superopt.runtime.paired_benchmark import RaceResult, race
+from superopt.runtime.paired_benchmark import RaceResult, median_error, race
 from superopt.runtime.sample_data import feeds_for, with_values
-from superopt.runtime.statistics import median_error
 
 __all__ = [
     "Direction", "HeldOut", "Prediction", "Repetition", "held_out", "predict_change", "predict_changes", "repeat",

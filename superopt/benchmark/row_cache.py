@@ -18,7 +18,7 @@ from superopt.ir.errors import SuperoptError
 __all__ = ["Kept", "code_digest", "file_digest", "model_digest"]
 
 # The rooms that figures depend on.
-_DECISIVE = ("search", "cost", "ops", "ir", "formats", "runtime", "verifier", "rules", "pipeline", "lab")
+_DECISIVE = (*disk_cache.SEARCH_PACKAGES, "cost", "ops", "ir", "formats", "runtime", "verifier", "rules", "pipeline")
 
 
 @dataclass(frozen=True)

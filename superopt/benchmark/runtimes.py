@@ -23,9 +23,8 @@ from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import structural_hash
 from superopt.ir.temporary import TemporaryFolder
 from superopt.pipeline.options import Progress, quiet
-from superopt.runtime.paired_benchmark import result_of
-from superopt.runtime.registry import runtime_named
-from superopt.runtime.statistics import median_error
+from superopt.runtime.paired_benchmark import median_error, result_of
+from superopt.runtime.protocol import runtime_named
 
 __all__ = ["INPUT", "RuntimesOptions", "compare_runtimes"]
 

@@ -24,8 +24,7 @@ from typer.core import TyperGroup
 from superopt.cli import algorithms, bench, corpus, gradients, library, memory, models, service, streams, topology
 from superopt.cli.settings import defaults, settings_file
 from superopt.fleet import mpi
-from superopt.ir.errors import Interrupted, SuperoptError, UsageError, printable
-from superopt.ir.system_errors import superopt_error
+from superopt.ir.errors import Interrupted, SuperoptError, UsageError, printable, superopt_error
 
 early.done()
 

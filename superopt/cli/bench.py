@@ -116,7 +116,7 @@ def _in_runtimes(
     """Graphs times runtimes."""
     from superopt.benchmark import RuntimesOptions, compare_runtimes
     from superopt.report.benchmark import runtimes_table, show_runtimes
-    from superopt.runtime.registry import RUNTIMES
+    from superopt.runtime.protocol import RUNTIMES
 
     if not models:
         raise UsageError("no model was named", hint="superopt bench --runtimes all model.onnx")
@@ -174,7 +174,7 @@ def _validated(
     """Modelled beside measured time."""
     from superopt import pipeline
     from superopt.benchmark import validation
-    from superopt.report.validation import show_validation
+    from superopt.report.views import show_validation
 
     with Progress() as progress:
         options = pipeline.Options(sizes=parse_dims(dim or []), threads=threads, enable=tuple(enable or ()))
@@ -191,7 +191,7 @@ def _cold(models: list[Path], threads: int, console: Console) -> dict[str, Any]:
     from dataclasses import asdict
 
     from superopt.benchmark import validation
-    from superopt.report.validation import show_repetition
+    from superopt.report.views import show_repetition
 
     rows = [asdict(validation.repeat_profile(path, threads=threads)) for path in models]
     for row in rows:

@@ -294,9 +294,9 @@ def _write(
 ) -> None:
     """The table, and the files that were asked for."""
     from superopt.gate import run_data
+    from superopt.report.corpus import junit as as_junit
     from superopt.report.corpus import markdown as as_markdown
-    from superopt.report.corpus.junit import junit as as_junit
-    from superopt.report.corpus.sarif import sarif as as_sarif
+    from superopt.report.corpus import sarif as as_sarif
 
     _show(found, busy="-" in (report_json, markdown, junit, sarif))
     if report_json is not None:

@@ -37,7 +37,7 @@ def floats(
     conditions; exit code 5 if one is against it.
     """
     from superopt.fleet import Fleet
-    from superopt.report.floats import census_data, show_census
+    from superopt.report.views import census_data, show_census
     from superopt.rules import load_library
     from superopt.verifier.floats.recorded_law import check_all
     from superopt.verifier.floats.recording import census, mend, record

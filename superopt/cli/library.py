@@ -371,8 +371,8 @@ def growth(
     force: Force = False,
 ) -> None:
     """Show how a discovery run grew with the size of terms: terms, classes, candidates, rules, time and memory."""
-    from superopt.report.growth import growth as by_size
-    from superopt.report.growth import show_growth
+    from superopt.report.views import growth as by_size
+    from superopt.report.views import show_growth
     from superopt.rules.library import BUILT_IN
 
     file = (BUILT_IN if folder is None else folder) / "run.json"

@@ -28,7 +28,7 @@ def memory(
     """Show the memory of MODEL's activations in ONNX Runtime, step by step, and a bound that no order goes below."""
     from superopt.formats import load
     from superopt.pipeline.memory_timeline import footprint, footprint_data
-    from superopt.report.memory import show_memory
+    from superopt.report.views import show_memory
 
     models = [model, made] if made else [model]
     claim({"--json": report_json, "--html": report_html}, models, force=force)

@@ -39,7 +39,7 @@ from superopt.cli.shell import (
     written_beside,
 )
 from superopt.ir.errors import InvalidModel, NotEquivalent, SuperoptError, UsageError, printable
-from superopt.ir.garbage_collection import rarely_collected
+from superopt.ir.interpreter import rarely_collected
 from superopt.ir.temporary import TemporaryFolder
 
 __all__ = ["COMMANDS"]
@@ -517,7 +517,7 @@ def profile(
     """
     from superopt.benchmark import profiling
     from superopt.fleet import Fleet
-    from superopt.report.profiles import profile_rows, recorded_data, show_profiles, show_recorded
+    from superopt.report.views import profile_rows, recorded_data, show_profiles, show_recorded
 
     if listing:
         rows = profile_rows()
@@ -550,7 +550,7 @@ def _dry_run(
     from dataclasses import asdict
 
     from superopt.benchmark import profiling
-    from superopt.report.profiles import coverage_data, show_coverage
+    from superopt.report.views import coverage_data, show_coverage
 
     if not models:
         raise UsageError("nothing to plan", hint="name models: superopt profile --dry-run cpu-epyc-2core model.onnx")

@@ -10,8 +10,7 @@ import sys
 from pathlib import Path
 
 from superopt.cli.early import CLOSED
-from superopt.ir.errors import InvalidModel, ResourceLimit, SuperoptError, UsageError
-from superopt.ir.system_errors import resource_limit
+from superopt.ir.errors import InvalidModel, ResourceLimit, SuperoptError, UsageError, resource_limit
 
 __all__ = [
     "copy_input", "discard_output", "output_closed", "output_error", "prepare", "stop_output", "write_data",

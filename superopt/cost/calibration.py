@@ -32,8 +32,8 @@ from superopt.cost.roofline import Ceilings, ceilings_of, peaks_of_header
 from superopt.ir.disk_cache import keep, kept
 from superopt.ir.errors import SuperoptError
 from superopt.ops.record import NotCovered
+from superopt.runtime.paired_benchmark import IQR_OF_NORMAL, median_error
 from superopt.runtime.protocol import Runtime
-from superopt.runtime.statistics import IQR_OF_NORMAL, median_error
 
 __all__ = [
     "Calibration",

@@ -26,8 +26,7 @@ from superopt.ir.graph import Graph
 from superopt.ir.sizes import at_sizes, value_at_sizes
 from superopt.ir.terms import AttributeValue
 from superopt.ir.types import TensorType
-from superopt.runtime.paired_benchmark import RaceResult
-from superopt.runtime.statistics import IQR_OF_NORMAL
+from superopt.runtime.paired_benchmark import IQR_OF_NORMAL, RaceResult
 
 if TYPE_CHECKING:
     from superopt.cost.graph_costs import Kernel

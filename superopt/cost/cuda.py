@@ -25,8 +25,7 @@ from superopt.ir.graph import Graph, Node, Value
 from superopt.ir.types import DType, TensorType
 from superopt.runtime.cuda.device import CudaDriver
 from superopt.runtime.cuda.plan import Step
-from superopt.runtime.cuda.race import Clocked, race_sessions
-from superopt.runtime.cuda.session import Session, supported
+from superopt.runtime.cuda.session import Clocked, Session, race_sessions, supported
 from superopt.runtime.paired_benchmark import RaceResult
 from superopt.runtime.sample_data import feeds_for
 

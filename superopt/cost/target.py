@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING
 
 from superopt.cost.cost_model import CostModel, RecordedProfile
 from superopt.cost.fusion import cpu_backend
+from superopt.cost.measured import Progress
+from superopt.cost.measurement import Device
 from superopt.cost.profile import load_profile
 from superopt.ir.errors import InvalidOption, UsageError, printable
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
-from superopt.runtime.registry import runtime_named
+from superopt.runtime.protocol import runtime_named
 
 if TYPE_CHECKING:
     from superopt.cost.measured import Progress
@@ -41,7 +43,7 @@ def for_target(
         sizes: what symbolic dimensions are costed at.
         threads: threads inside an operator.
         time_limit: seconds that may be spent measuring, where prices are measured; what comes later is predicted.
-        runtime: what runs models on the processor (:data:`superopt.runtime.registry.RUNTIMES`).
+        runtime: what runs models on the processor (:data:`superopt.runtime.protocol.RUNTIMES`).
 
     Raises:
         UsageError: there is no such target, profile or runtime, or the two do not go together. InvalidModel: the

@@ -20,7 +20,7 @@ from superopt.ir.errors import UsageError, printable
 from superopt.ir.terms import App, Term, postorder, variables
 from superopt.ops import REGISTRY
 from superopt.rules.grammar import parse_scheme, parse_term
-from superopt.rules.rows import substituted
+from superopt.rules.library import substituted
 from superopt.rules.rule import AttributeScheme, Rule, TensorScheme, TypeScheme, scalar_value
 from superopt.rules.scanner import RuleError
 

@@ -19,9 +19,9 @@ from superopt.ir.types import DType, TensorType
 from superopt.ops import REGISTRY
 from superopt.ops.meaning import IllTyped
 from superopt.ops.record import Operator
-from superopt.rules.defaults import filled_in, said
 from superopt.rules.rule import Rule, TensorScheme, TypeScheme
 from superopt.rules.scanner import RuleError
+from superopt.rules.spelling import filled_in, said
 from superopt.rules.typing import operator_of, type_terms
 
 __all__ = ["DATA", "left_sides"]

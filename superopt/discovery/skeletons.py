@@ -26,9 +26,9 @@ from superopt.ir.types import TensorType
 from superopt.ops import REGISTRY
 from superopt.ops.forms import product as elements_of
 from superopt.ops.meaning import Condition, IllTyped
-from superopt.rules.defaults import filled_in, said
 from superopt.rules.rule import Rule, TensorScheme
 from superopt.rules.scanner import RuleError
+from superopt.rules.spelling import filled_in, said
 from superopt.rules.typing import complete, operator_of, type_terms
 
 __all__ = ["OPERATORS", "Skeleton", "skeletons"]

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from superopt.fleet.stamp import libraries
 from superopt.formats.files import replace_file
+from superopt.ir.disk_cache import SEARCH_PACKAGES
 
 __all__ = ["UNBOUNDED", "Bounds", "Chunks", "OutOfBounds", "code_digest", "digest_of"]
 
@@ -69,11 +70,11 @@ def code_digest(*, whole: bool = False) -> str:
     """
     root = Path(__file__).resolve().parent.parent
     digest = hashlib.sha256(json.dumps(libraries(), sort_keys=True).encode())
-    for package in ("ir", "ops", "runtime", "rules", "verifier", "search", "discovery"):
-        for file in sorted((root / package).glob("*.py")):
+    for package in ("ir", "ops", "runtime", "rules", "verifier", *SEARCH_PACKAGES, "discovery"):
+        for file in sorted((root / package).rglob("*.py")):
             if package == "discovery" and file.name in _LAST and not whole:
                 continue
-            digest.update(f"{package}/{file.name}".encode() + b"\0" + file.read_bytes())
+            digest.update(f"{package}/{file.relative_to(root / package)}".encode() + b"\0" + file.read_bytes())
     return digest.hexdigest()
 
 

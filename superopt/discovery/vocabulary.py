@@ -23,7 +23,7 @@ from superopt.ir.types import DType, TensorType
 from superopt.ops import REGISTRY
 from superopt.ops.meaning import IllTyped
 from superopt.ops.record import Operator
-from superopt.rules.defaults import default_of
+from superopt.rules.spelling import default_of
 
 __all__ = ["generated"]
 

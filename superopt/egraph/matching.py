@@ -24,9 +24,9 @@ from superopt.ops import REGISTRY
 from superopt.ops.forms import surely_nonnegative
 from superopt.ops.meaning import Condition
 from superopt.program.value_analysis import Known, meets
+from superopt.rules.canonical import solve
 from superopt.rules.floats import Way
 from superopt.rules.rule import AttributeScheme, Guard, Rule
-from superopt.rules.solve import solve
 from superopt.rules.typing import types_of
 
 __all__ = ["Match", "Pattern", "bound", "compile_side", "evaluate", "match_of"]

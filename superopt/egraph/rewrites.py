@@ -11,14 +11,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeVar
 
-from superopt.egraph.batching import GroupMove, group_move
 from superopt.egraph.egraph import is_multi
-from superopt.egraph.lifting import NotLiftableError, correspondence, lift, names_of, of_copies
+from superopt.egraph.lifting import GroupMove, NotLiftableError, correspondence, group_move, lift, names_of, of_copies
 from superopt.egraph.matching import Pattern, compile_side
 from superopt.egraph.pattern_index import Apply, Further, Select, Typed
 from superopt.egraph.saturation import Moves
-from superopt.ir.disk_cache import code_digest, keep, kept
-from superopt.ir.garbage_collection import rarely_collected
+from superopt.ir.disk_cache import SEARCH_PACKAGES, code_digest, keep, kept
+from superopt.ir.interpreter import rarely_collected
 from superopt.ir.poly import Dim, Poly
 from superopt.ir.terms import App, Project, Term, Var, children, postorder
 from superopt.ir.types import TensorType
@@ -26,10 +25,9 @@ from superopt.ops import REGISTRY
 from superopt.ops.meaning import Condition
 from superopt.ops.work import flops
 from superopt.program.program import Program
+from superopt.rules.canonical import independent
 from superopt.rules.floats import Floats, Way
-from superopt.rules.generality import independent
-from superopt.rules.library import load_library
-from superopt.rules.library_cache import CLASSES
+from superopt.rules.library import CLASSES, load_library
 from superopt.rules.rule import Rule
 from superopt.rules.scanner import RuleError
 from superopt.rules.typing import complete, instances, types_of
@@ -224,7 +222,7 @@ def _of_all(rules: tuple[Rule, ...], deadline: float, floats: Floats | None) -> 
 
 
 def _name(rules: Sequence[Rule], floats: Floats | None) -> str:
-    digest = hashlib.sha256(code_digest("search", "rules", "ops", "ir").encode())
+    digest = hashlib.sha256(code_digest(*SEARCH_PACKAGES, "rules", "ops", "ir").encode())
     for rule in rules:
         digest.update(rule.fingerprint.encode())
     digest.update(b"" if floats is None else floats.digest.encode())

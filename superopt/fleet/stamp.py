@@ -11,13 +11,13 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from superopt.ir.disk_cache import code_digest
+from superopt.ir.disk_cache import SEARCH_PACKAGES, code_digest
 from superopt.ir.errors import BackendUnavailable, UsageError
 
 __all__ = ["check", "content_digest", "digest", "here", "libraries", "of_files"]
 
 _ROOMS = (
-    "cost", "discovery", "fleet", "formats", "frontend", "ir", "lab", "ops", "pipeline", "report", "runtime", "search",
+    *SEARCH_PACKAGES, "cost", "discovery", "fleet", "formats", "frontend", "ir", "ops", "pipeline", "report", "runtime",
     "verifier",
 )  # fmt: skip
 _LIBRARIES = ("numpy", "onnx", "onnxruntime", "z3-solver", "highspy")

@@ -9,15 +9,86 @@ from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto
 
 from superopt.formats.functions import Functions, bound_body, functions_in
 from superopt.formats.onnx_nodes import node, subgraphs
-from superopt.formats.onnx_tensors import ExternalFiles, weight
-from superopt.formats.onnx_values import value
+from superopt.formats.onnx_tensors import ExternalFiles, value, weight
 from superopt.ir.errors import InvalidModel, ResourceLimit, printable
 from superopt.ir.graph import Graph, Node, OpaqueAttribute, Value, Weight, label
+from superopt.ir.poly import Dim, substitute, sym, symbols
 from superopt.ir.types import TensorType
-from superopt.ops.contradictions import exclusion, facts
-from superopt.ops.infer import Applied, Typing, infer
+from superopt.ops.infer import Applied, Barrier, Typing, infer
+from superopt.ops.schemas import schema_types, type_conflict
 
-__all__ = ["refuse_contradictions"]
+__all__ = ["exclusion", "facts", "refuse_contradictions"]
+
+
+# -- Contradictions between operators ------------------------------------------------------------------------------
+#
+# Nodes whose operands exclude each other: what makes a model invalid, apart from what is only not understood.
+#
+# Found from facts alone: the types of inputs and weights (a runtime enforces them) and what follows from these, never
+# a type that the model declares for an intermediate value (a runtime warns and goes on). A size that is not known
+# excludes nothing, and one name for sizes of two inputs does not make them equal, since no runtime holds callers to it.
+#
+# Three things count, and ONNX Runtime refuses each of them: a record's :class:`~superopt.ops.meaning.Contradiction`,
+# shapes that ONNX's own inference refuses, element types that the operator's schema excludes. A node of a subgraph may
+# never run, so there only what a runtime refuses when it loads the model counts: the latter two.
+
+
+def facts(graph: Graph) -> Graph:
+    """The graph without what it merely claims: declared types of intermediates and outputs, shared names of sizes."""
+    shared: set[str] = set()
+    seen: set[str] = set()
+    for tensor in graph.inputs:
+        own = {n for d in dims(tensor) for n in symbols(d)}
+        shared |= own & seen
+        seen |= own
+    fed = {value.name for value in graph.inputs}
+    return replace(
+        graph,
+        inputs=tuple(separated(v, shared) for v in graph.inputs),
+        outputs=tuple(Value(v.name, None) for v in graph.outputs),
+        weights=tuple(w for w in graph.weights if w.name not in fed),
+        values=(),
+    )
+
+
+def separated(value: Value, shared: set[str]) -> Value:
+    """The value with names of sizes of its own in place of shared ones."""
+    kind = value.type
+    if not isinstance(kind, TensorType) or not any(n in shared for d in dims(value) for n in symbols(d)):
+        return value
+    own = {name: sym(f"{name}@{value.name}") for name in shared}
+    return replace(value, type=TensorType(kind.dtype, tuple(substitute(d, own) for d in dims(value))))
+
+
+def dims(value: Value) -> tuple[Dim, ...]:
+    return (value.type.shape or ()) if isinstance(value.type, TensorType) else ()
+
+
+def exclusion(graph: Graph, typing: Typing, place: int, *, certain: bool) -> str:
+    """Why no runtime runs a node, "" where nothing says so.
+
+    Args:
+        graph: made by :func:`facts`.
+        typing: of that graph.
+        place: of the node.
+        certain: whether it runs whenever the model does; else only what a runtime refuses at loading counts.
+    """
+    node, how = graph.nodes[place], typing.nodes[place]
+    if node.domain not in ("", "ai.onnx"):
+        return ""
+    opset = graph.opset.get("", graph.opset.get("ai.onnx", 1))
+    types = tuple(typing.types.get(n) if n else None for n in node.inputs)
+    if why := type_conflict(node.op, opset, tuple(None if t is None else t.dtype for t in types)):
+        return why
+    if isinstance(how, Barrier) and how.contradiction:
+        values = tuple(typing.values.get(n) if n else None for n in node.inputs)
+        if certain or isinstance(schema_types(node, opset, types, values, typing.types), str):
+            return how.reason
+    return ""
+
+
+# -- Contradictions of a file --------------------------------------------------------------------------------------
+
 
 # Nodes of subgraphs and functions that are read: 2⁴⁰ calls of functions must not take for ever. To read a subgraph is
 # to read all that is nested in it, so a node counts once for each level around it that is looked at.
@@ -38,7 +109,7 @@ class _Part:
 
 
 def refuse_contradictions(graph: Graph) -> None:
-    """Raise where a node's operands exclude each other; see :mod:`superopt.ops.contradictions` for what counts.
+    """Raise where a node's operands exclude each other; see :mod:`superopt.formats.contradictions` for what counts.
 
     Raises:
         InvalidModel: it names the node, its operator, the types of its inputs, and what is wrong with them.

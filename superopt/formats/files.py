@@ -26,8 +26,7 @@ from superopt.formats.mapped_file import (
     reason,
     unreadable,
 )
-from superopt.ir.errors import InvalidModel, SuperoptError, UsageError, printable
-from superopt.ir.system_errors import resource_limit
+from superopt.ir.errors import InvalidModel, SuperoptError, UsageError, printable, resource_limit
 
 __all__ = ["Replacement", "open_inside", "read_plain", "refuse_unwritable", "replace_file"]
 

@@ -23,18 +23,26 @@ from onnx import (
 )
 
 from superopt.formats.functions import calls_in
-from superopt.formats.json_scan import Cursor, parse_json
-from superopt.formats.json_weights import DTYPE_NAMES, SOURCES, Sidecars, decode, tensor_type, weight_data
-from superopt.formats.onnx_checks import (
+from superopt.formats.json_weights import (
+    DTYPE_NAMES,
+    SOURCES,
+    Cursor,
+    Sidecars,
+    decode,
+    parse_json,
+    tensor_type,
+    weight_data,
+)
+from superopt.formats.onnx_nodes import (
+    attribute_from_payload,
     attribute_kind,
     check_functions,
     check_nodes,
     check_opset,
     check_text,
+    nested_tensors,
 )
-from superopt.formats.onnx_nodes import attribute_from_payload, nested_tensors
-from superopt.formats.onnx_tensors import ExternalFiles
-from superopt.formats.onnx_values import unknown_dim, value_type
+from superopt.formats.onnx_tensors import ExternalFiles, unknown_dim, value_type
 from superopt.ir.errors import InvalidModel, printable
 from superopt.ir.graph import Attribute, Graph, Node, OpaqueAttribute, Value, Weight
 from superopt.ir.poly import Dim, sym

@@ -4,21 +4,309 @@ from __future__ import annotations
 
 import base64
 import binascii
+import difflib
+import json
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
 
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from superopt.formats.json_scan import Cursor
+from superopt.formats.mapped_file import MappedFile
 from superopt.formats.onnx_tensors import ExternalFiles, as_bytes, sparse_from_payload
-from superopt.formats.safetensors import Stored, read_header, stored_data, tensor_name
-from superopt.formats.tensors import PackedData, RandomData, SparseData, checked_shape, expected_bytes, pack
+from superopt.formats.tensors import (
+    FileData,
+    PackedData,
+    RandomData,
+    SparseData,
+    checked_shape,
+    expected_bytes,
+    pack,
+    packed_chunks,
+    shape_of,
+)
 from superopt.ir.errors import InvalidModel, printable
 from superopt.ir.graph import ArrayData, Weight, WeightData
 from superopt.ir.types import DType, TensorType
 
-__all__ = ["DTYPE_NAMES", "INLINE", "Sidecars", "decode", "describe", "encode", "tensor_type", "weight_data"]
+__all__ = [
+    "Cursor",
+    "DTYPE_NAMES",
+    "INLINE",
+    "Sidecars",
+    "Stored",
+    "decode",
+    "describe",
+    "encode",
+    "layout",
+    "parse_json",
+    "read_header",
+    "stored_data",
+    "stream",
+    "tensor_type",
+    "weight_data",
+]
+
+
+# -- Strict JSON ---------------------------------------------------------------------------------------------------
+#
+# Strict JSON with bounds: what Python's own parser would accept, crash on, or take for ever over is refused first.
+
+
+MAX_DEPTH = 64
+MAX_DIGITS = 400  # the longest float64 written out in full has about 330 before its point
+# Possessive, and matching unterminated strings and whole runs, so that the scan is linear on any input.
+_TOKEN = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|[\[\]{}]|[-+.0-9eE]{8,}+', re.DOTALL)
+
+
+def parse_json(data: bytes) -> object:
+    """The JSON value in UTF-8 bytes.
+
+    Raises:
+        InvalidModel: not UTF-8, not JSON, nested deeper than 64, a number with more than 400 digits, NaN or Infinity,
+            or an object with a repeated key.
+    """
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InvalidModel(f"is not UTF-8 text (byte {error.start})") from error
+    _bound(text)
+    try:
+        return json.loads(text, object_pairs_hook=_object, parse_constant=_constant)
+    except json.JSONDecodeError as error:
+        raise InvalidModel(
+            f"is not valid JSON: {error.msg}", where=f"line {error.lineno}, column {error.colno}"
+        ) from error
+    except RecursionError as error:  # the depth was bounded above, but the caller may be deep already
+        raise InvalidModel("is nested too deep") from error
+
+
+def _bound(text: str) -> None:
+    depth = 0
+    for match in _TOKEN.finditer(text):
+        first = text[match.start()]
+        if first in "[{":
+            depth += 1
+            if depth > MAX_DEPTH:
+                raise InvalidModel(f"is nested deeper than {MAX_DEPTH} levels", where=_place(text, match.start()))
+        elif first in "]}":
+            depth -= 1
+        elif first != '"' and match.end() - match.start() > MAX_DIGITS:
+            raise InvalidModel(f"holds a number of more than {MAX_DIGITS} digits", where=_place(text, match.start()))
+
+
+def _place(text: str, position: int) -> str:
+    line = text.count("\n", 0, position) + 1
+    return f"line {line}, column {position - text.rfind(chr(10), 0, position)}"
+
+
+def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        seen: set[str] = set()
+        twice = next(k for k, _ in pairs if k in seen or seen.add(k))  # type: ignore[func-returns-value]
+        raise InvalidModel(f"the key {printable(twice)!r} is given twice in one object")
+    return found
+
+
+def _constant(text: str) -> NoReturn:
+    raise InvalidModel(f"{text} is not JSON", hint='write numbers that are not finite as "nan", "inf" or "-inf"')
+
+
+class Cursor:
+    """A JSON value and the pointer (RFC 6901) to it, so that every error says where it is."""
+
+    __slots__ = ("pointer", "value")
+
+    def __init__(self, value: object, pointer: str = "") -> None:
+        self.value = value
+        self.pointer = pointer
+
+    def fail(self, what: str, hint: str = "") -> NoReturn:
+        """Raise InvalidModel at this place."""
+        raise InvalidModel(what, where=printable(self.pointer, 200) or "/", hint=hint)
+
+    def expected(self, what: str) -> NoReturn:
+        """Raise InvalidModel: something else was expected here."""
+        kind = "null" if self.value is None else _KINDS.get(type(self.value), "a value")
+        self.fail(f"is {kind}; {what} is expected")
+
+    def members(self, known: frozenset[str], required: frozenset[str] = frozenset()) -> Mapping[str, Cursor]:
+        """The members of an object: only known keys and ``x-…``, and all required ones."""
+        if not isinstance(self.value, dict):
+            self.expected("an object")
+        for key in self.value:
+            if key not in known and not key.startswith("x-"):
+                near = difflib.get_close_matches(key, known, 1)
+                hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(known))}, and x-…"
+                self.fail(f"the key {printable(key)!r} is not known", hint)
+        for key in sorted(required):
+            if key not in self.value:
+                self.fail(f"the key {key!r} is missing")
+        return {k: self._member(k, v) for k, v in self.value.items()}
+
+    def mapping(self) -> Mapping[str, Cursor]:
+        """The members of an object with any keys."""
+        if not isinstance(self.value, dict):
+            self.expected("an object")
+        return {self._text(k): self._member(k, v) for k, v in self.value.items()}
+
+    def _member(self, key: str, value: object) -> Cursor:
+        return Cursor(value, f"{self.pointer}/{key.replace('~', '~0').replace('/', '~1')}")
+
+    def items(self) -> Iterator[Cursor]:
+        """The elements of an array."""
+        if not isinstance(self.value, list):
+            self.expected("an array")
+        return (Cursor(v, f"{self.pointer}/{i}") for i, v in enumerate(self.value))
+
+    def string(self) -> str:
+        """A string without lone surrogates (which no other format can hold)."""
+        if not isinstance(self.value, str):
+            self.expected("a string")
+        return self._text(self.value)
+
+    def _text(self, text: str) -> str:
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            self.fail("holds half of a surrogate pair, which is not text")
+        return text
+
+    def integer(self, least: int = -(2**63), most: int = 2**63 - 1) -> int:
+        """An integer within bounds."""
+        if isinstance(self.value, bool) or not isinstance(self.value, int):
+            self.expected("an integer")
+        if not least <= self.value <= most:
+            self.fail(f"lies outside {least} … {most}")
+        return self.value
+
+    def number(self) -> float:
+        """A number, or one of "nan", "inf", "-inf"."""
+        if isinstance(self.value, str) and self.value in _NOT_FINITE:
+            return float(self.value)
+        if isinstance(self.value, bool) or not isinstance(self.value, int | float):
+            self.expected("a number")
+        try:
+            found = float(self.value)
+        except OverflowError:
+            found = float("inf")
+        if found in (float("inf"), float("-inf")):
+            self.fail("is too large for a float64")
+        return found
+
+
+_NOT_FINITE = ("nan", "inf", "-inf")
+_KINDS = {bool: "a boolean", int: "a number", float: "a number", str: "a string", list: "an array", dict: "an object"}
+
+
+# -- The safetensors layout ----------------------------------------------------------------------------------------
+#
+# The safetensors layout, read without loading and written as a stream.
+#
+# A file is a little-endian 64-bit header length, a JSON header ``{name: {dtype, shape, data_offsets}}``, and the
+# tensors' bytes (https://github.com/huggingface/safetensors#format).
+
+
+MAX_HEADER = 100_000_000  # the format's own limit
+MAX_TENSORS = 200_000
+_NAMES = {
+    DType.FLOAT64: "F64", DType.FLOAT32: "F32", DType.FLOAT16: "F16", DType.BFLOAT16: "BF16", DType.INT64: "I64",
+    DType.INT32: "I32", DType.INT16: "I16", DType.INT8: "I8", DType.UINT64: "U64", DType.UINT32: "U32",
+    DType.UINT16: "U16", DType.UINT8: "U8", DType.BOOL: "BOOL", DType.FLOAT8E4M3FN: "F8_E4M3",
+    DType.FLOAT8E5M2: "F8_E5M2",
+}  # fmt: skip
+_ENTRY = frozenset({"dtype", "shape", "data_offsets"})
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One tensor of a file: its safetensors type name, shape, and place from the start of the file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
+def read_header(file: MappedFile) -> Mapping[str, Stored]:
+    """The tensors of a safetensors file.
+
+    Raises:
+        InvalidModel: the header is not well-formed or does not fit the file, or names more than 200,000 tensors.
+    """
+    where = printable(file.path.name)
+    length = int.from_bytes(b"".join(file.chunks(0, 8)), "little") if file.size >= 8 else -1
+    if not 2 <= length <= min(MAX_HEADER, file.size - 8):
+        raise InvalidModel("is not a safetensors file, or is truncated", where=where)
+    try:
+        header = b"".join(file.chunks(8, length))
+        if header.count(b"{") > MAX_TENSORS + 2:  # before parsing, which would take long and much memory
+            raise InvalidModel(f"names about {header.count(b'{')} tensors; the limit is {MAX_TENSORS}")
+        entries = Cursor(parse_json(header)).mapping()
+        return {k: _entry(v, 8 + length, file.size) for k, v in entries.items() if k != "__metadata__"}
+    except InvalidModel as error:
+        raise error.within(where) from error
+
+
+def _entry(cursor: Cursor, base: int, size: int) -> Stored:
+    members = cursor.members(_ENTRY, _ENTRY)
+    shape = checked_shape(tuple(d.integer(0) for d in members["shape"].items()))
+    offsets = [o.integer(0) for o in members["data_offsets"].items()]
+    if len(offsets) != 2 or offsets[0] > offsets[1] or base + offsets[1] > size:
+        members["data_offsets"].fail("does not lie within the file")
+    return Stored(members["dtype"].string(), shape, base + offsets[0], base + offsets[1])
+
+
+def stored_data(found: Stored, kind: TensorType, file: MappedFile) -> FileData:
+    """The elements of a weight, left in the file. Types that safetensors lacks are stored packed, as bytes (U8).
+
+    Raises:
+        InvalidModel: the stored tensor is not of the weight's type and shape.
+    """
+    fits = found.dtype == _NAMES.get(kind.dtype) and found.shape == kind.shape
+    packed = found.dtype == "U8" and found.shape == (expected_bytes(kind),) and kind.dtype not in _NAMES
+    if not (fits or packed) or found.end - found.start != expected_bytes(kind):
+        stored = f"{printable(found.dtype)}{list(found.shape)} in {found.end - found.start} bytes"
+        raise InvalidModel(f"the weight is {kind}, but {stored} is stored", where=printable(file.path.name))
+    return FileData(kind, file, found.start)
+
+
+def layout(weights: Sequence[Weight]) -> tuple[bytes, Sequence[Weight]]:
+    """The file's bytes before the tensors, and the weights in the order of their bytes (widest first: aligned)."""
+    ordered = sorted(weights, key=lambda w: -w.type.dtype.bits)
+    header: dict[str, object] = {}
+    end = 0
+    for w in ordered:
+        size = expected_bytes(w.type)
+        name = _NAMES.get(w.type.dtype)
+        shape = list(shape_of(w.type)) if name else [size]
+        header[tensor_name(w)] = {"dtype": name or "U8", "shape": shape, "data_offsets": [end, end + size]}
+        end += size
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text, ordered
+
+
+def tensor_name(w: Weight) -> str:
+    """The key of a weight in its file; one key is reserved by the format."""
+    return "__metadata__ (weight)" if w.name == "__metadata__" else w.name
+
+
+def stream(weights: Sequence[Weight]) -> Iterator[bytes | memoryview]:
+    """The file's bytes, each weight read only when its turn comes."""
+    head, ordered = layout(weights)
+    yield head
+    for w in ordered:
+        assert w.data is not None
+        yield from packed_chunks(w.data, w.type.dtype)
+
+
+# -- Weights of a JSON graph ---------------------------------------------------------------------------------------
+
 
 INLINE = 64  # elements that are still pleasant to read in the file
 DTYPE_NAMES = frozenset(d.value for d in DType)

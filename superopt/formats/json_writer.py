@@ -9,9 +9,8 @@ from pathlib import Path
 
 from superopt.formats.files import Replacement
 from superopt.formats.json_reader import FORMAT, VERSION
-from superopt.formats.json_weights import INLINE, describe, encode, finite
-from superopt.formats.onnx_values import is_anonymous
-from superopt.formats.safetensors import stream
+from superopt.formats.json_weights import INLINE, describe, encode, finite, stream
+from superopt.formats.onnx_tensors import is_anonymous
 from superopt.formats.tensors import RandomData, SparseData, refuse_changed_files
 from superopt.ir.graph import Attribute, Graph, Node, OpaqueAttribute, Value, Weight
 from superopt.ir.types import DType, OpaqueType, ValueType

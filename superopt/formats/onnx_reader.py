@@ -20,22 +20,22 @@ from google.protobuf.message import DecodeError, EncodeError
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
 from superopt.formats.contradictions import refuse_contradictions
-from superopt.formats.onnx_checks import (
+from superopt.formats.onnx_nodes import (
+    MAX_INTERNALISED,
     check_functions,
     check_model,
     check_nodes,
     check_opset,
     check_text,
     minimum_ir_version,
+    nested_tensors,
+    node,
     node_keys,
+    node_proto,
 )
-from superopt.formats.onnx_nodes import MAX_INTERNALISED, nested_tensors, node, node_proto
-from superopt.formats.onnx_scan import Inside
-from superopt.formats.onnx_tensors import ExternalFiles, internalise, sparse_weight, weight
-from superopt.formats.onnx_values import value, value_info
+from superopt.formats.onnx_tensors import ExternalFiles, Inside, internalise, sparse_weight, value, value_info, weight
 from superopt.ir.errors import InvalidModel, ResourceLimit, printable
-from superopt.ir.graph import Graph, Node, Value, Weight
-from superopt.ir.provenance import OWN
+from superopt.ir.graph import OWN, Graph, Node, Value, Weight
 from superopt.ir.types import TensorType
 
 __all__ = ["SHAPE_ONLY", "default_ir_version", "from_model_bytes", "from_onnx", "functions_of", "shapes_alone"]

@@ -16,8 +16,15 @@ from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto
 from superopt.formats.files import Replacement
 from superopt.formats.onnx_nodes import node, node_proto
 from superopt.formats.onnx_reader import SHAPE_ONLY, default_ir_version
-from superopt.formats.onnx_tensors import ExternalFiles, TypedData, sparse_proto, tensor_header, tensor_proto
-from superopt.formats.onnx_values import value, value_info
+from superopt.formats.onnx_tensors import (
+    ExternalFiles,
+    TypedData,
+    sparse_proto,
+    tensor_header,
+    tensor_proto,
+    value,
+    value_info,
+)
 from superopt.formats.tensors import SparseData, expected_bytes, packed_chunks, refuse_changed_files
 from superopt.ir.errors import InvalidModel, ResourceLimit, printable
 from superopt.ir.graph import Graph, Node, Value, Weight, attribute_key

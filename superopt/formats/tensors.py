@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from superopt.formats.mapped_file import CHUNK, MappedFile
-from superopt.formats.scratch import Scratch, scratch
+from superopt.formats.mapped_file import CHUNK, MappedFile, Scratch, scratch
 from superopt.ir.errors import InvalidModel, ResourceLimit
 from superopt.ir.graph import ArrayData, Graph, WeightData
 from superopt.ir.types import DType, TensorType

@@ -25,7 +25,7 @@ from superopt.frontend.tensor import Tensor
 from superopt.ir.errors import Unsupported, UsageError
 from superopt.ir.graph import Graph
 from superopt.ir.types import DType
-from superopt.runtime.ort import make_session
+from superopt.runtime.onnx_runtime import make_session
 
 __all__ = ["Fallback", "Jit", "jit"]
 

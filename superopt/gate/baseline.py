@@ -10,8 +10,7 @@ from typing import Any
 
 from superopt.formats.files import replace_file
 from superopt.ir.errors import InvalidModel, UsageError, printable
-from superopt.report.corpus import CorpusRun, Row
-from superopt.report.corpus.model import FORMAT
+from superopt.report.corpus import FORMAT, CorpusRun, Row
 from superopt.report.model import CheckFailure
 
 __all__ = ["read_run", "row_data", "row_from_data", "run_data", "updated", "write_run"]

@@ -12,8 +12,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from superopt.gate.laboratory import Laboratory
-from superopt.report.corpus import CorpusRun, Culprit, Row
-from superopt.report.corpus.model import Operators
+from superopt.report.corpus import CorpusRun, Culprit, Operators, Row
 from superopt.rules import Rule, parse_rule
 from superopt.rules.scanner import RuleError
 from superopt.verifier.exact.counterexample import describe

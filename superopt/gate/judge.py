@@ -24,8 +24,7 @@ from superopt.gate.workers import run_all
 from superopt.ir.errors import ResourceLimit
 from superopt.pipeline.optimization import select_rules
 from superopt.pipeline.options import Progress, quiet
-from superopt.report.corpus import Comparison, CorpusRun, Culprit, Finding, Row
-from superopt.report.corpus.model import geometric_mean
+from superopt.report.corpus import Comparison, CorpusRun, Culprit, Finding, Row, geometric_mean
 from superopt.rules import Rule, format_rule
 
 __all__ = ["judge", "run_corpus"]

@@ -11,8 +11,7 @@ from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph, structural_hash
 from superopt.pipeline.optimization import load, optimize
 from superopt.pipeline.options import Options
-from superopt.report.corpus import Row
-from superopt.report.corpus.model import Operators
+from superopt.report.corpus import Operators, Row
 
 __all__ = ["Task", "by_operator", "row_of"]
 

@@ -24,11 +24,21 @@ from pathlib import Path
 from threading import get_ident
 
 from superopt.ir.errors import MachineLimit, printable
-from superopt.ir.garbage_collection import rarely_collected
+from superopt.ir.interpreter import rarely_collected
 from superopt.ir.poly import Poly
 from superopt.ir.temporary import own_folder
 
-__all__ = ["SHIPPED", "UNKEPT", "cache_directory", "check_cache", "code_digest", "keep", "kept", "report_unkept"]
+__all__ = [
+    "SHIPPED",
+    "UNKEPT",
+    "SEARCH_PACKAGES",
+    "cache_directory",
+    "check_cache",
+    "code_digest",
+    "keep",
+    "kept",
+    "report_unkept",
+]
 
 _FORMAT = b"superopt.kept/1 "
 _LARGEST = 256 << 20  # bytes of a file that is read
@@ -36,6 +46,7 @@ _DAMAGED = (
     OSError, zlib.error, pickle.UnpicklingError, ValueError, TypeError, AttributeError, EOFError, IndexError,
     KeyError,
 )  # fmt: skip
+SEARCH_PACKAGES = ("program", "egraph", "extraction", "regions", "passes")  # whose code decides what a search finds
 UNKEPT: set[str] = set()  # folders that are reported
 SHIPPED = Path(__file__).resolve().parents[1] / "compiled"  # what ships with the wheel; a checkout makes its own
 
@@ -98,11 +109,16 @@ def code_digest(*packages: str, data: tuple[str, ...] = ()) -> str:
     Args:
         packages: names of folders of superopt.
         data: patterns of other files in them that decide what the code does: ``*.toml``.
+
+    Raises:
+        ValueError: superopt has no such folder, so the digest would not follow the code it is meant for.
     """
     root = Path(__file__).resolve().parents[1]
     digest = hashlib.sha256()
     for package in packages:
         folder = root / package
+        if not folder.is_dir():
+            raise ValueError(f"superopt has no package {package!r}")
         for path in sorted({p for pattern in ("*.py", *data) for p in folder.rglob(pattern)}):
             digest.update(f"\n{package}/{path.relative_to(folder)}\n".encode() + path.read_bytes())
     return digest.hexdigest()

@@ -21,17 +21,23 @@ if TYPE_CHECKING:
     import networkx as nx  # loading it takes longer than loading NumPy: what needs it at run time imports it there
 
 __all__ = [
-    "TRAINING",
     "ArrayData",
     "Attribute",
     "Graph",
     "Node",
+    "OWN",
     "OpaqueAttribute",
+    "PRECOMPUTED",
+    "RULES",
+    "TRAINING",
+    "VALUE",
     "Value",
     "Weight",
     "WeightData",
+    "rules_of",
     "unused_name",
 ]
+
 
 TRAINING = "superopt.training"  # the metadata by which a graph says that it is a training step, and which state it has
 
@@ -370,3 +376,19 @@ def unused_name(hint: str, taken: set[str]) -> str:
         name = f"{hint}_{count}"
     taken.add(name)
     return name
+
+
+# -- Provenance ----------------------------------------------------------------------------------------------------
+#
+# What superopt writes into the metadata of nodes and weights: which rules made them, and of what.
+
+
+RULES = "superopt.rules"  # ids, separated by commas
+VALUE = "superopt.value"  # how a weight is computed from those of the input
+PRECOMPUTED = "x-precomputed"  # "true": computed once, not on every run
+OWN = frozenset({RULES, VALUE, PRECOMPUTED})
+
+
+def rules_of(metadata: Mapping[str, str]) -> list[str]:
+    """Ids of the rules that made a node or a weight; none where superopt did not make it."""
+    return metadata.get(RULES, "").replace(",", " ").split()

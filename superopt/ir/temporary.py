@@ -17,8 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from superopt.ir.errors import MachineLimit, printable
-from superopt.ir.system_errors import resource_limit
+from superopt.ir.errors import MachineLimit, printable, resource_limit
 
 __all__ = ["TemporaryFolder", "own_folder", "remove_abandoned"]
 

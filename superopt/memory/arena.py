@@ -93,7 +93,7 @@ def _run(path: str, ran: str, arrays: str, names: str, optimise: bool, discard: 
     """The process: a run to learn the outputs, one to empty the arena, and one that is marked in what is logged."""
     import onnxruntime as ort
 
-    from superopt.runtime.ort import give_back_after, saved_to
+    from superopt.runtime.onnx_runtime import give_back_after, saved_to
 
     untyped: Any = ort
     with np.load(arrays) as held:

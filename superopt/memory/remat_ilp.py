@@ -20,7 +20,7 @@ import highspy
 import numpy as np
 
 from superopt.memory.schedule_plan import Op, Step, Task, Timetable, alive_at, made_again, peak_of
-from superopt.runtime.highs import solver
+from superopt.runtime.numeric_libraries import solver
 
 __all__ = ["Bound", "expanded", "least_time", "plain"]
 

@@ -10,16 +10,18 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import prod
 
+from superopt.ir.graph import Attribute
 from superopt.ir.poly import Dim, Poly
 from superopt.ir.terms import AttributeValue
-from superopt.ir.types import TensorType
-from superopt.ops.derivative import composites, smooth
-from superopt.ops.derivative.declared import Derivative
+from superopt.ir.types import DType, TensorType
 from superopt.ops.elementwise import element
 from superopt.ops.forms import (
     arguments,
+    flag,
+    int64s,
     integer,
     integers,
+    listed,
     normal_axes,
     normal_axis,
     only,
@@ -30,7 +32,7 @@ from superopt.ops.forms import (
     since_only,
     truth,
     writer,
-)  # fmt: skip
+)
 from superopt.ops.meaning import (
     Comprehension,
     Contradiction,
@@ -42,15 +44,135 @@ from superopt.ops.meaning import (
     call,
     combine,
     inverse,
+    largest,
+    least,
     number,
+    product,
     require,
     same,
     tensor,
     total,
-)  # fmt: skip
-from superopt.ops.record import Canonical, NodeForm, NodeView, NotCovered, Operator
+)
+from superopt.ops.record import FLOATS, NUMERIC, Canonical, NodeForm, NodeView, NotCovered, Operator
+from superopt.ops.shape import axes_of
 
-__all__ = ["OPERATORS"]
+__all__ = ["_NORMALISATIONS", "_REDUCTIONS"]
+
+
+# -- Reductions ----------------------------------------------------------------------------------------------------
+#
+# Reductions over axes.
+
+
+Reduction = Callable[[tuple[Dim, ...], Callable[..., Scalar]], Scalar]
+INTEGER_SUMS = FLOATS | {DType.INT32, DType.INT64}
+
+
+def reducing(reduction: Reduction) -> Callable[..., Comprehension]:
+    """The meaning that reduces the axes, which stay as size 1 (``keepdims``) or go. No axes: each element alone."""
+
+    def meaning(x: Operand, *, axes: AttributeValue, keepdims: AttributeValue) -> Comprehension:
+        chosen = axes_of(axes, x.rank)
+        kept = [a for a in range(x.rank) if a not in chosen]
+        keep = flag(keepdims, "keepdims")
+
+        def value(*index: Dim) -> Scalar:
+            at = dict(zip(range(x.rank) if keep else kept, index, strict=True))
+
+            def element(*inner: Dim) -> Scalar:
+                place = {**at, **dict(zip(chosen, inner, strict=True))}
+                return x[tuple(place[a] for a in range(x.rank))]
+
+            return reduction(tuple(x.shape[a] for a in chosen), element)
+
+        shape = [1 if a in chosen else x.shape[a] for a in range(x.rank)] if keep else [x.shape[a] for a in kept]
+        return tensor(shape, value)
+
+    return meaning
+
+
+def mean(sizes: Sequence[Dim], body: Callable[..., Operandlike]) -> Scalar:
+    return total(sizes, body) * inverse(prod(sizes, start=1))
+
+
+def square(at: Callable[..., Scalar]) -> Callable[..., Scalar]:
+    return lambda *inner: at(*inner) * at(*inner)
+
+
+def magnitude(at: Callable[..., Scalar]) -> Callable[..., Scalar]:
+    return lambda *inner: call("abs", at(*inner))
+
+
+def exponential(at: Callable[..., Scalar]) -> Callable[..., Scalar]:
+    return lambda *inner: call("exp", at(*inner))
+
+
+def moved(name: str) -> int:
+    """The opset version at which the axes became an input."""
+    return 13 if name == "ReduceSum" else 18
+
+
+def read_reduce(view: NodeView) -> Canonical:
+    late = view.opset >= moved(view.node.op)
+    only(view, "keepdims", "noop_with_empty_axes" if late else "axes")
+    rank = len(view.type(0).shape or ())
+    axes = listed(view, "axes", 1, moved(view.node.op))
+    if not axes:
+        if late and truth(view, "noop_with_empty_axes", 0):
+            if view.node.op not in SIMPLE:
+                raise NotCovered(f"{view.node.op} with noop_with_empty_axes")
+            axes = ()
+        else:
+            axes = tuple(range(rank))
+    return Canonical((0,), {
+        "axes": tuple(sorted(normal_axes(axes, rank))), "keepdims": truth(view, "keepdims", 1),
+    })  # fmt: skip
+
+
+def writing(name: str) -> Callable[[Mapping[str, AttributeValue], Sequence[TensorType | None], int], NodeForm]:
+    def write(attributes: Mapping[str, AttributeValue], types: Sequence[TensorType | None], opset: int) -> NodeForm:
+        since_only(opset, 1)
+        axes = attributes["axes"]
+        form: dict[str, Attribute] = {"keepdims": onnx_value(attributes["keepdims"])}
+        if axes == () and types[0] is not None and types[0].rank != 0:
+            if opset < moved(name) or name not in SIMPLE:
+                raise NotCovered("a reduction over no axes cannot be written")
+            return NodeForm((0,), {**form, "noop_with_empty_axes": 1})
+        if axes == ():
+            return NodeForm((0,), form)
+        if opset >= moved(name):
+            return NodeForm((0, int64s(axes)), form)
+        return NodeForm((0,), {**form, "axes": onnx_value(axes)})
+
+    return write
+
+
+def operator(
+    name: str, reduction: Reduction, dtypes: frozenset[DType] = FLOATS
+) -> Operator:  # fmt: skip
+    return Operator(
+        name=name, inputs=("X",), attributes={"axes": "ints", "keepdims": "int"}, meaning=reducing(reduction), since=1,
+        dtypes=dtypes, read=read_reduce, write=writing(name), family="reduce",
+    )  # fmt: skip
+
+
+SIMPLE = frozenset({"ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd"})
+_REDUCTIONS = (
+    operator("ReduceSum", total, INTEGER_SUMS),
+    operator("ReduceMean", mean),
+    operator("ReduceMax", largest, NUMERIC),
+    operator("ReduceMin", least, NUMERIC),
+    operator("ReduceProd", product, INTEGER_SUMS),
+    operator("ReduceL1", lambda sizes, at: total(sizes, magnitude(at)), INTEGER_SUMS),
+    operator("ReduceL2", lambda sizes, at: call("sqrt", total(sizes, square(at)))),
+    operator("ReduceSumSquare", lambda sizes, at: total(sizes, square(at)), INTEGER_SUMS),
+    operator("ReduceLogSum", lambda sizes, at: call("log", total(sizes, at))),
+    operator("ReduceLogSumExp", lambda sizes, at: call("log", total(sizes, exponential(at)))),
+)
+
+
+# -- Normalisations ------------------------------------------------------------------------------------------------
+
 
 Index = tuple[Dim, ...]
 
@@ -75,10 +197,6 @@ def position(axis: AttributeValue, rank: int) -> int:
     if not isinstance(axis, int) or not 0 <= axis < rank:
         raise IllTyped(f"axis {axis} is not an axis of rank {rank}")
     return axis
-
-
-def mean(sizes: Sequence[Dim], body: Callable[..., Operandlike]) -> Scalar:
-    return total(sizes, body) * inverse(prod(sizes, start=1))
 
 
 def standardised(value: Scalar, sizes: Sequence[Dim], at: Callable[..., Scalar], epsilon: AttributeValue) -> Scalar:
@@ -308,23 +426,23 @@ def write_axes(attributes: Mapping[str, AttributeValue], types: Sequence[TensorT
 def norm(
     name: str, since: int, inputs: tuple[str, ...], meaning: Callable[..., Comprehension],
     attributes: Mapping[str, str], read: Callable[[NodeView], Canonical],
-    kernel: Callable[..., Comprehension] | None = None, derivative: Derivative | None = None,
+    kernel: Callable[..., Comprehension] | None = None,
 ) -> Operator:  # fmt: skip
     return Operator(
         name=name, inputs=inputs, attributes=attributes, meaning=meaning, kernel=kernel, since=since, read=read,
-        write=write_softmax if name.endswith("Softmax") else writer(since), derivative=derivative,
+        write=write_softmax if name.endswith("Softmax") else writer(since),
         family="normalisation",
     )  # fmt: skip
 
 
 EPSILON = {"epsilon": "float"}
 AXIS_EPSILON = {"axis": "int", "epsilon": "float"}
-OPERATORS = (
-    norm("Softmax", 1, ("X",), softmax, {"axis": "int"}, read_softmax, derivative=smooth.SOFTMAX),
-    norm("LogSoftmax", 1, ("X",), log_softmax, {"axis": "int"}, read_softmax, derivative=smooth.LOG_SOFTMAX),
+_NORMALISATIONS = (
+    norm("Softmax", 1, ("X",), softmax, {"axis": "int"}, read_softmax),
+    norm("LogSoftmax", 1, ("X",), log_softmax, {"axis": "int"}, read_softmax),
     norm(
         "BatchNormalization", 7, ("X", "scale", "B", "mean", "var"), batch_normalization, EPSILON,
-        read_batch_normalization, derivative=smooth.BATCH_NORMALIZATION,
+        read_batch_normalization,
     ),
     norm("InstanceNormalization", 6, ("X", "scale", "B"), instance_normalization, EPSILON, reader(epsilon=1e-5)),
     norm(
@@ -334,11 +452,11 @@ OPERATORS = (
     norm("RMSNormalization", 23, ("X", "scale"), rms_normalization, AXIS_EPSILON, read_axis_normalization),
     norm(
         "GroupNormalization", 21, ("X", "scale", "B"), group_normalization, {"num_groups": "int", **EPSILON},
-        reader(num_groups=int, epsilon=1e-5, ignored=("stash_type",)), derivative=composites.GROUP_NORMALIZATION,
+        reader(num_groups=int, epsilon=1e-5, ignored=("stash_type",)),
     ),
     norm(
         "LRN", 1, ("X",), lrn, {"alpha": "float", "beta": "float", "bias": "float", "size": "int"},
-        reader(alpha=1e-4, beta=0.75, bias=1.0, size=int), derivative=composites.LRN,
+        reader(alpha=1e-4, beta=0.75, bias=1.0, size=int),
     ),
     Operator(
         name="MeanVarianceNormalization", inputs=("X",), attributes={"axes": "ints"},
@@ -346,3 +464,5 @@ OPERATORS = (
         family="normalisation",
     ),
 )  # fmt: skip
+
+OPERATORS = (*_REDUCTIONS, *_NORMALISATIONS)

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -24,9 +23,6 @@ from superopt.ir.terms import AttributeValue
 from superopt.ir.types import DType, TensorType
 from superopt.ops.meaning import Comprehension, IllTyped, Meaning, Mistyped, build
 from superopt.ops.rounding import Rounding, moves, rounding_of
-
-if TYPE_CHECKING:
-    from superopt.ops.derivative.declared import Derivative
 
 __all__ = [
     "Canonical", "NodeForm", "NodeView", "NotCovered", "Operator", "Registry", "FLOATS", "INTEGERS", "NUMERIC", "ANY",
@@ -144,8 +140,7 @@ class Operator:
         commutative: the two arguments can be exchanged (used for normal forms, and checked by a law).
         kernel: the meaning in the order of operations of ONNX Runtime's kernel, where that rounds otherwise: equal over
             the reals, and what verdicts in floating point are about. ``None``: as the meaning is written.
-        derivative: what is declared of its derivative; ``None``: it is read from the meaning (``ops.derivative``).
-        family: the file it lives in.
+        family: the group of operators that it belongs to.
         definition: for a composite, that it is defined by others (documentation).
     """
 
@@ -161,7 +156,6 @@ class Operator:
     write: Callable[[Mapping[str, AttributeValue], Sequence[TensorType | None], int], NodeForm]
     commutative: bool = False
     kernel: Callable[..., Comprehension | Sequence[Comprehension]] | None = None
-    derivative: Derivative | None = None
     family: str
     domain: str = ""
 

@@ -15,7 +15,6 @@ import numpy as np
 from superopt.ir.poly import Dim
 from superopt.ir.terms import AttributeValue
 from superopt.ir.types import TensorType
-from superopt.ops.derivative import moves
 from superopt.ops.forms import float32, int64s, integers, only, reals, since_only, text, truth
 from superopt.ops.meaning import (
     Comprehension,
@@ -263,10 +262,10 @@ ATTRIBUTES = {
 OPERATORS = (
     Operator(
         name="Resize", inputs=("X",), attributes=ATTRIBUTES, meaning=resize, since=10, dtypes=FLOATS, read=read_resize,
-        write=write_resize, derivative=moves.RESIZE, family="resize",
+        write=write_resize, family="resize",
     ),
     Operator(
         name="Upsample", inputs=("X",), attributes=ATTRIBUTES, meaning=resize, since=7, dtypes=FLOATS,
-        read=read_upsample, write=write_upsample, derivative=moves.RESIZE, family="resize",
+        read=read_upsample, write=write_upsample, family="resize",
     ),
 )  # fmt: skip

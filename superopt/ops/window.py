@@ -5,16 +5,51 @@ Along one spatial axis, output position ``y`` and tap ``t`` look at input positi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
+from superopt.ir.graph import Attribute
 from superopt.ir.poly import Dim, Poly
 from superopt.ir.terms import AttributeValue
-from superopt.ops.forms import integers, known_ints, text, truth
-from superopt.ops.meaning import Condition, Contradiction, IllTyped, at_least, require
-from superopt.ops.record import NodeView, NotCovered
+from superopt.ir.types import TensorType
+from superopt.ops.forms import (
+    arguments,
+    flag,
+    integer,
+    integers,
+    known_ints,
+    only,
+    onnx_value,
+    present,
+    reader,
+    since_only,
+    text,
+    truth,
+    writer,
+)
+from superopt.ops.meaning import (
+    Comprehension,
+    Condition,
+    Contradiction,
+    IllTyped,
+    Operand,
+    Scalar,
+    at_least,
+    call,
+    combine,
+    equal_to,
+    inverse,
+    largest,
+    require,
+    same,
+    tensor,
+    total,
+    where,
+)
+from superopt.ops.record import Canonical, NodeForm, NodeView, NotCovered, Operator
 
-__all__ = ["Windows", "read_windows", "vector", "windows"]
+__all__ = ["Windows", "_CONVOLUTIONS", "_POOLS", "read_windows", "vector", "windows"]
 
 
 @dataclass(frozen=True)
@@ -151,3 +186,285 @@ def ceil_padding(size: Dim, kernel: Dim, stride: int, dilation: int, before: int
     if after + extra >= taps and extra:
         raise NotCovered("ceil_mode makes a window of padding alone")
     return extra
+
+
+# -- Convolutions --------------------------------------------------------------------------------------------------
+#
+# Convolutions of any spatial rank, stride, padding, dilation and number of groups.
+
+
+_CONV_WINDOW = {"strides": "ints", "pads": "ints", "dilations": "ints"}
+
+
+def conv(
+    x: Operand, w: Operand, b: Operand | None = None, *,
+    strides: AttributeValue, pads: AttributeValue, dilations: AttributeValue, group: AttributeValue,
+) -> Comprehension:  # fmt: skip
+    """``Σ_{c,t} X[n, g·C+c, at·s + t·d − p] · W[g·O+o, c, t] + B[g·O+o]``, reads outside X are 0.
+
+    X is [N, G·C, …], W is [G·O, C, …]; the output's channel axis has the digits (g < G, o < O).
+    """
+    groups, batch, spatial = grouped(x, w, group)
+    inner, within = w.shape[1], w.shape[0] // groups
+    require(same(x.shape[1], groups * inner), f"{x.type} has not {groups} × {inner} channels")
+    require(same(w.shape[0], groups * within), f"{w.shape[0]} output channels do not split into {groups} groups")
+    if b is not None:
+        require(same(b.shape[0] if b.rank == 1 else -1, w.shape[0]), f"a bias {b.type} for weights {w.type}")
+    view = windows(spatial, w.shape[2:], strides, pads, dilations)
+
+    def value(n: Dim, channel: tuple[Dim, Dim], *at: Dim) -> Scalar:
+        out = combine(channel, (groups, within))
+
+        def term(c: Dim, *taps: Dim) -> Scalar:
+            place = (n, channel[0] * inner + c, *view.positions(at, taps))
+            return (x[place] if view.inside else x.padded(place)) * w[(out, c, *taps)]
+
+        product = total((inner, *w.shape[2:]), term)
+        return product if b is None else product + b[out]
+
+    return tensor((batch, (groups, within), *view.outputs()), value)
+
+
+def conv_transpose(
+    x: Operand, w: Operand, b: Operand | None = None, *, strides: AttributeValue, pads: AttributeValue,
+    dilations: AttributeValue, group: AttributeValue, output_padding: AttributeValue,
+) -> Comprehension:  # fmt: skip
+    """The adjoint of Conv in X: tap ``t`` adds ``X[i] · W[t]`` at ``i·s + t·d − p``. W is [G·C, O, …]."""
+    groups, batch, spatial = grouped(x, w, group)
+    inner, within = w.shape[0] // groups, w.shape[1]
+    require(same(x.shape[1], w.shape[0]), f"{x.type} and {w.type} differ in channels")
+    require(same(w.shape[0], groups * inner), f"{w.shape[0]} channels do not split into {groups} groups")
+    if b is not None:
+        require(same(b.shape[0] if b.rank == 1 else -1, groups * within), f"a bias {b.type} for weights {w.type}")
+    view = windows(spatial, w.shape[2:], strides, pads, dilations)
+    extra = vector(output_padding, len(spatial), "output_padding")
+    outputs = tuple(
+        s * (size - 1) + more + d * (k - 1) + 1 - p - q
+        for size, s, more, d, k, p, q in zip(
+            spatial, view.strides, extra, view.dilations, view.kernel, view.before, view.after, strict=True
+        )
+    )
+
+    def value(n: Dim, channel: tuple[Dim, Dim], *at: Dim) -> Scalar:
+        def term(c: Dim, *taps: Dim) -> Scalar:
+            source = channel[0] * inner + c
+            offsets = [o + p - t * d for o, p, t, d in zip(at, view.before, taps, view.dilations, strict=True)]
+            hits = [equal_to(o % s, 0) for o, s in zip(offsets, view.strides, strict=True)]
+            place = (n, source, *(o // s for o, s in zip(offsets, view.strides, strict=True)))
+            return where(hits, x.padded(place) * w[(source, channel[1], *taps)], 0)
+
+        product = total((inner, *w.shape[2:]), term)
+        return product if b is None else product + b[combine(channel, (groups, within))]
+
+    return tensor((batch, (groups, within), *outputs), value)
+
+
+def grouped(x: Operand, w: Operand, group: AttributeValue) -> tuple[Dim, Dim, tuple[Dim, ...]]:
+    """The number of groups, the batch size and the spatial sizes.
+
+    Raises:
+        Contradiction: ranks do not fit, or the group is not positive.
+        IllTyped: the group is no number.
+    """
+    if x.rank < 3 or x.rank != w.rank:
+        raise Contradiction(f"{x.type} and {w.type} are not an image and its filters")
+    if not isinstance(group, int | Poly):
+        raise IllTyped(f"group {group} is not a number")
+    if isinstance(group, int) and group < 1:
+        raise Contradiction(f"group {group} is not a positive integer")
+    return group, x.shape[0], x.shape[2:]
+
+
+def read_conv(view: NodeView) -> Canonical:
+    only(view, "auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
+    return Canonical(arguments(view), {**read_windows(view, kernel(view)), "group": integer(view, "group", 1)})
+
+
+def read_conv_transpose(view: NodeView) -> Canonical:
+    only(view, "auto_pad", "dilations", "group", "kernel_shape", "pads", "strides", "output_padding")
+    taps = kernel(view)
+    attributes = read_windows(view, taps)
+    if view.node.attributes.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID"):
+        raise NotCovered("ConvTranspose with auto_pad SAME")
+    attributes["group"] = integer(view, "group", 1)
+    attributes["output_padding"] = integers(view, "output_padding", (0,) * len(taps))
+    return Canonical(arguments(view), attributes)
+
+
+def kernel(view: NodeView) -> tuple[Dim, ...]:
+    """The filter's spatial sizes, which ``kernel_shape`` must repeat if it is there."""
+    sizes = (view.type(1).shape or ())[2:]
+    stated = integers(view, "kernel_shape", ()) if "kernel_shape" in view.node.attributes else ()
+    if stated and stated != sizes:
+        known = len(stated) != len(sizes) or all(isinstance(s, int) for s in sizes)
+        raise (Contradiction if known else NotCovered)(
+            f"kernel_shape {list(stated)} does not fit the weights {view.type(1)}"
+        )
+    return sizes
+
+
+def write_conv(attributes: Mapping[str, AttributeValue], types: Sequence[TensorType | None], opset: int) -> NodeForm:
+    since_only(opset, 1)
+    written = {name: onnx_value(value) for name, value in attributes.items()}
+    weights = types[1].shape if types[1] is not None else None
+    if weights and all(isinstance(k, int) for k in weights[2:]):
+        written["kernel_shape"] = tuple(k for k in weights[2:] if isinstance(k, int))
+    return NodeForm(present(types), written)
+
+
+_CONVOLUTIONS = (
+    Operator(
+        name="Conv", inputs=("X", "W", "B?"), attributes={**_CONV_WINDOW, "group": "int"}, meaning=conv, since=1,
+        read=read_conv, write=write_conv, family="conv",
+    ),
+    Operator(
+        name="ConvTranspose", inputs=("X", "W", "B?"),
+        attributes={**_CONV_WINDOW, "group": "int", "output_padding": "ints"},
+        meaning=conv_transpose, since=1, read=read_conv_transpose, write=write_conv,
+        family="conv",
+    ),
+)  # fmt: skip
+
+
+# -- Pools ---------------------------------------------------------------------------------------------------------
+#
+# Pools: the largest or the mean element of sliding windows, or of all spatial positions.
+
+
+_POOL_WINDOW = {"kernel_shape": "ints", "strides": "ints", "pads": "ints", "dilations": "ints"}
+
+
+def pool_windows(
+    x: Operand, kernel_shape: AttributeValue, strides: AttributeValue, pads: AttributeValue, dilations: AttributeValue
+) -> Windows:
+    """The windows, with every pad smaller than the kernel so that none is padding alone."""
+    if x.rank < 3:
+        raise IllTyped(f"{x.type} has no spatial axes")
+    kernel = vector(kernel_shape, x.rank - 2, "kernel_shape")
+    view = windows(x.shape[2:], kernel, strides, pads, dilations)
+    for axis, (taps, before, after) in enumerate(zip(kernel, view.before, view.after, strict=True)):
+        room = view.sizes[axis] + before + after - view.dilations[axis] * (taps - 1) - 1
+        if isinstance(room, int) and room < 0:  # ONNX Runtime's pools then have outputs without elements
+            raise IllTyped(f"a window of {taps} does not fit into a padded {view.sizes[axis]}")
+        for pad in (before, after):
+            if not (isinstance(pad, int) and pad == 0):
+                require(at_least(taps - 1, pad), "a pad must be smaller than the kernel")
+    return view
+
+
+def max_pool(
+    x: Operand, *, kernel_shape: AttributeValue, strides: AttributeValue, pads: AttributeValue,
+    dilations: AttributeValue,
+) -> Comprehension:  # fmt: skip
+    view = pool_windows(x, kernel_shape, strides, pads, dilations)
+
+    def value(n: Dim, c: Dim, *at: Dim) -> Scalar:
+        def tap(*taps: Dim) -> Scalar:
+            place = (n, c, *view.positions(at, taps))
+            return x[place] if view.inside else x.padded(place, float("-inf"))
+
+        return largest(view.kernel, tap)
+
+    return tensor((*x.shape[:2], *view.outputs()), value)
+
+
+def average_pool(
+    x: Operand, *, kernel_shape: AttributeValue, strides: AttributeValue, pads: AttributeValue,
+    dilations: AttributeValue, count_include_pad: AttributeValue,
+) -> Comprehension:  # fmt: skip
+    """The window's sum over its number of elements, or over those inside the input (``count_include_pad=0``)."""
+    view = pool_windows(x, kernel_shape, strides, pads, dilations)
+    count_all = view.inside or flag(count_include_pad, "count_include_pad")
+
+    def value(n: Dim, c: Dim, *at: Dim) -> Scalar:
+        def tap(*taps: Dim) -> Scalar:
+            place = (n, c, *view.positions(at, taps))
+            return x[place] if view.inside else x.padded(place)
+
+        summed = total(view.kernel, tap)
+        if count_all:
+            return summed * inverse(prod(view.kernel, start=1))
+        count = total(view.kernel, lambda *taps: where(view.bounds(view.positions(at, taps)), 1, 0))
+        return summed * call("inv", count)
+
+    return tensor((*x.shape[:2], *view.outputs()), value)
+
+
+def spatial(reduce: Callable[[Operand, Dim, Dim], Scalar]) -> Callable[[Operand], Comprehension]:
+    """The meaning that reduces all spatial axes to size 1."""
+
+    def meaning(x: Operand) -> Comprehension:
+        if x.rank < 3:
+            raise Contradiction(f"{x.type} has no spatial axes")
+        return tensor((*x.shape[:2], *(1,) * (x.rank - 2)), lambda n, c, *_: reduce(x, n, c))
+
+    return meaning
+
+
+def mean_at(x: Operand, n: Dim, c: Dim) -> Scalar:
+    return total(x.shape[2:], lambda *at: x[(n, c, *at)]) * inverse(prod(x.shape[2:], start=1))
+
+
+def max_at(x: Operand, n: Dim, c: Dim) -> Scalar:
+    return largest(x.shape[2:], lambda *at: x[(n, c, *at)])
+
+
+def read_pool(view: NodeView) -> Canonical:
+    only(
+        view,
+        "auto_pad",
+        "ceil_mode",
+        "count_include_pad",
+        "dilations",
+        "kernel_shape",
+        "pads",
+        "storage_order",
+        "strides",
+    )
+    if any(view.node.outputs[1:]):
+        raise NotCovered("the indices of MaxPool are used")
+    kernel = integers(view, "kernel_shape")
+    if min(kernel, default=0) < 1:
+        raise Contradiction(f"kernel_shape {list(kernel)} has a size that is not positive, or none")
+    attributes: dict[str, AttributeValue] = {"kernel_shape": kernel, **read_windows(view, kernel)}
+    if view.node.op == "AveragePool":
+        attributes["count_include_pad"] = truth(view, "count_include_pad", 0)
+    return Canonical(arguments(view), attributes)
+
+
+def write_pool(attributes: Mapping[str, AttributeValue], types: Sequence[TensorType | None], opset: int) -> NodeForm:
+    average = "count_include_pad" in attributes
+    since_only(opset, 7 if average else 1)
+    written: dict[str, Attribute] = {name: onnx_value(value) for name, value in attributes.items()}
+    if written["dilations"] == (1,) * len(vector_of(written["dilations"])):
+        del written["dilations"]
+    else:
+        since_only(opset, 19 if average else 10)
+    return NodeForm(present(types), written)
+
+
+def vector_of(value: Attribute) -> tuple[object, ...]:
+    return value if isinstance(value, tuple) else ()
+
+
+_POOLS = (
+    Operator(
+        name="MaxPool", inputs=("X",), attributes=_POOL_WINDOW, meaning=max_pool,
+        since=1, read=read_pool, write=write_pool,
+        family="pooling",
+    ),
+    Operator(
+        name="AveragePool", inputs=("X",), attributes={**_POOL_WINDOW, "count_include_pad": "int"},
+        meaning=average_pool, since=7, read=read_pool, write=write_pool, family="pooling",
+    ),
+    Operator(
+        name="GlobalAveragePool", inputs=("X",), meaning=spatial(mean_at), since=1, read=reader(), write=writer(1),
+        family="pooling",
+    ),
+    Operator(
+        name="GlobalMaxPool", inputs=("X",), meaning=spatial(max_at), since=1, read=reader(), write=writer(1),
+        family="pooling",
+    ),
+)  # fmt: skip
+
+OPERATORS = (*_CONVOLUTIONS, *_POOLS)

@@ -12,24 +12,111 @@ behind it takes several times what both do, and does not know the sum by another
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from math import isclose
 
-from superopt.cost.fusion import CLOSE, COMMUTE, Group, Pattern
+from superopt.cost.fusion import CLOSE, COMMUTE, Group, Pattern, groups
+from superopt.cost.predictor import BROADCASTING, broadcast_spans
 from superopt.egraph.egraph import ABSENT, EGraph, ENode
 from superopt.egraph.saturation import Limits, Moves, saturate
 from superopt.extraction.dag import Choice, Problem, cost_of, problem_of, used_classes
 from superopt.extraction.node_costs import Pricer
+from superopt.ir.graph import Graph, Node
 from superopt.ir.terms import AttributeValue
+from superopt.ir.types import TensorType
 from superopt.ops import REGISTRY
-from superopt.passes.fused_kernels import FEWEST, groups_of
-from superopt.program.program import Program
+from superopt.ops.meaning import IllTyped
+from superopt.ops.record import NotCovered
+from superopt.program.program import Kernel, Program, Step
+from superopt.regions.boundary_cost import applied
 from superopt.regions.lowering import Lowered, Region, lower, region_of
 from superopt.regions.plan import Plan, plan_of
 from superopt.regions.region_search import frame_of, incumbent_of
 
-__all__ = ["apart", "spelled"]
+__all__ = ["FEWEST", "Ranked", "apart", "broken_us", "groups_of", "kernels_of", "ranked", "spelled"]
+
+
+# -- Kernels that the backend runs for several operators -----------------------------------------------------------
+#
+# What of a program the backend runs as one kernel, known by more than pairs: a GELU written out, a normalisation.
+#
+# The whole's price (:func:`superopt.cost.graph_cost`) counts such a group once, at what the dearest of it takes. So
+# does the search, as long as the group is whole: a rewrite that takes an operator out of it (``x / √2`` as ``x ·
+# 0.71``, or into the weights before it) saves nothing then, and one that leaves the others to run one by one is seen to
+# cost.
+
+
+# Members of the smallest group. A product takes in a Transpose or a scale, and a LayerNormalization a sum, whichever it
+# is, also one that a rewrite makes; free in the input alone, they stand in the way of rewrites (train_step_mlp and
+# gpt2_last, tiny: 3 % dearer).
+FEWEST = 4
+
+
+def kernels_of(program: Program, pricer: Pricer) -> tuple[Kernel, ...]:
+    """The groups of a program's steps.
+
+    Args:
+        program: as it was read, or with other steps.
+        pricer: says which step of a group is the dearest; the first, of several.
+    """
+    steps = {s.outputs[0]: s for s in program.steps if s.op}
+    found: list[Kernel] = []
+    for group in groups_of(program, pricer):
+        made = [node.outputs[0] for node in group.nodes]
+        if len(made) >= FEWEST:
+            us = {name: pricer.alone(applied(program, steps[name])) for name in made}
+            dearest = max(made, key=lambda name: us[name])
+            written = frozenset((n, steps[n].op, steps[n].args) for n in made if steps[n].node is None)
+            within, inner = frozenset(made) - {dearest}, frozenset(made[1:])  # the first is the kernel's result
+            found.append(Kernel(frozenset(made), within, written, inner, sum(us[n] for n in made if n != dearest)))
+    return tuple(found)
+
+
+def groups_of(program: Program, pricer: Pricer) -> tuple[Group, ...]:
+    """What the backend runs as one kernel of the program as it stands, no barrier in it and nothing that is evaluated
+    before it runs; nodes are known by what they make."""
+    found = groups(_as_it_stands(program), pricer.costs.backend.patterns, program.types)
+    steps = {s.outputs[0] for s in program.steps if s.op} - program.constant
+    return tuple(g for g in found if all(node.outputs[0] in steps for node in g.nodes))
+
+
+def _as_it_stands(program: Program) -> Graph:
+    """The steps as nodes, for who looks at which operator reads what: nothing that could be run."""
+    if all(s.node is not None for s in program.steps):
+        return program.graph
+    return replace(program.graph, nodes=tuple(s.node or _node(s) for s in program.steps))
+
+
+def _node(step: Step) -> Node:
+    value = dict(step.attributes).get("value")
+    if step.op == "ConstantOfShape" and isinstance(value, int | float):
+        return Node(step.name, "Constant", (), step.outputs, {"value_float": float(value)})
+    said = {k: v for k, v in step.attributes if isinstance(v, int)}  # along which axis
+    return Node(step.name, step.op, tuple(a or "" for a in step.args), step.outputs, said)
+
+
+def broken_us(program: Program, region: Region, plan: Plan, pricer: Pricer) -> float:
+    """Microseconds of steps that run by themselves once a plan has taken others out of their kernel.
+
+    Args:
+        program: in which the region is.
+        region: where the plan is to be used.
+        plan: what it keeps of the region's steps stays in their kernels, if all of these do.
+        pricer: what a step takes by itself.
+    """
+    kept = {o for piece in plan.pieces if piece.source >= 0 for o in region.steps[piece.source].outputs}
+    gone = {o for step in region.steps for o in step.outputs} - kept
+    us = 0.0
+    for kernel in program.kernels:
+        if gone.isdisjoint(kernel.made) or not kernel.within <= program.within:
+            continue
+        us += sum(pricer.alone(applied(program, program.steps[program.maker[o]])) for o in kernel.within - gone)
+    return us
+
+
+# -- Rewriting for the backend's fusions ---------------------------------------------------------------------------
+
 
 _AROUND = 12  # operators of a region: the largest pattern, a normalisation with its scale and bias, has nine
 _LIMITS = Limits(nodes=400, rounds=2)  # two rules in a row: a quotient for a reciprocal, and another order of factors
@@ -252,3 +339,92 @@ def _value(graph: EGraph, owner: int) -> float | None:
             value: AttributeValue = dict(head.attributes).get("value", 0.0)
             return float(value) if isinstance(value, int | float) else None
     return None
+
+
+# -- Ranks of constants --------------------------------------------------------------------------------------------
+#
+# Constants of one element, written at the rank of what they are combined with: what they broadcast to is the same.
+#
+# ``[256, 7, 7, 1] · []`` takes ONNX Runtime twenty times as long as ``[256, 7, 7, 1] · [1, 1, 1, 1]``: it goes through
+# the axes from the last, and where the shorter shape ends on axes of one element, each element is a loop of its own
+# (:mod:`superopt.cost.loops`). No rule says so: both sides are the same operator. Nothing is computed, so no bit
+# differs.
+
+
+_SIGNED = frozenset({"Max", "Min", "PRelu", "Where"})  # the sign of a 0 of theirs depends on the loop
+_LEAST = 0.1  # of an operator's time, which has to be saved: prices of shapes that are nearly alike differ by less
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A program with constants of other ranks, how many operators read them, and the microseconds that it saves."""
+
+    program: Program
+    count: int
+    gain_us: float
+
+
+def ranked(program: Program, pricer: Pricer, fresh: Callable[[str], str]) -> Ranked | None:
+    """The program with constants of one element at the ranks that are cheaper; ``None`` where none is.
+
+    What the backend runs as one kernel is left as it is, because it knows the kernel by its constants too.
+
+    Args:
+        program: after everything else.
+        pricer: what operators cost, and the backend.
+        fresh: of a name makes one that is not taken.
+    """
+    kernels = {node.outputs[0] for group in groups_of(program, pricer) for node in group.nodes}
+    running = set(program.running)
+    full: dict[tuple[str, int], Step] = {}
+    types: dict[str, TensorType] = {}
+    steps, count, gain = list(program.steps), 0, 0.0
+    for position in sorted(running):
+        step = program.steps[position]
+        if step.op not in BROADCASTING - _SIGNED or len(step.outputs) != 1 or step.outputs[0] in kernels:
+            continue
+        rank = len(program.types[step.outputs[0]].shape or ())
+        short = [a for a in step.args if a is not None and _is_short(program, a, rank)]
+        saved = _saved_us(program, step, {a: _full(program.types[a], rank) for a in short}, pricer) if short else 0.0
+        if saved <= 0.0:
+            continue
+        for name in short:
+            if (name, rank) not in full:
+                made = fresh(f"{name}_rank{rank}")
+                full[name, rank] = Step("Reshape", (name,), (("shape", (1,) * rank),), (made,), None, made)
+                types[made] = _full(program.types[name], rank)
+        args = tuple(full[a, rank].outputs[0] if a in short else a for a in step.args)
+        steps[position] = replace(step, args=args, node=None)
+        count, gain = count + 1, gain + saved
+    if not count:
+        return None
+    return Ranked(program.with_steps([*full.values(), *steps], types, types), count, gain)
+
+
+def _is_short(program: Program, name: str, rank: int) -> bool:
+    kind = program.types[name]
+    return name in program.constant and kind.elements == 1 and len(kind.shape or ()) < rank
+
+
+def _full(kind: TensorType, rank: int) -> TensorType:
+    return TensorType(kind.dtype, (1,) * rank)
+
+
+def _saved_us(program: Program, step: Step, full: dict[str, TensorType], pricer: Pricer) -> float:
+    """Microseconds that an operator takes less where it reads its constants at full rank."""
+    own = [None if a is None else program.types[a] for a in step.args]
+    wide = [None if a is None else full.get(a, program.types[a]) for a in step.args]
+    shapes = [[pricer.static(t).shape or () for t in types if t is not None] for types in (own, wide)]
+    before, after = (broadcast_spans([[d for d in s if isinstance(d, int)] for s in given]) for given in shapes)
+    if after >= before:
+        return 0.0
+    record, opset = REGISTRY[step.op], program.graph.opset.get(REGISTRY[step.op].domain, 1)
+    try:
+        if record.apply(wide, dict(step.attributes))[1] != (program.types[step.outputs[0]],):
+            return 0.0
+        record.write(dict(step.attributes), wide, opset)
+    except (IllTyped, NotCovered):
+        return 0.0
+    fixed = tuple(a is not None and a in program.constant for a in step.args)
+    now, then = (pricer.alone((step.op, step.attributes, tuple(types), fixed)) for types in (own, wide))
+    return now - then if now - then > _LEAST * now else 0.0

@@ -13,33 +13,27 @@ from superopt.egraph.matching import Pattern
 from superopt.egraph.rewrites import Prepared, prepare
 from superopt.egraph.saturation import Limits, Moves
 from superopt.extraction.node_costs import Pricer
-from superopt.ir.garbage_collection import rarely_collected
 from superopt.ir.graph import Graph
+from superopt.ir.interpreter import rarely_collected
 from superopt.ir.terms import App
 from superopt.ops import REGISTRY
 from superopt.ops.infer import Applied, Typing, infer
 from superopt.ops.record import NotCovered
-from superopt.passes.backend_fusion import apart, spelled
-from superopt.passes.broadcast_rank import ranked
+from superopt.passes.backend_fusion import apart, broken_us, kernels_of, ranked, spelled
 from superopt.passes.canonicalize import tidied
-from superopt.passes.fused_kernels import broken_us, kernels_of
-from superopt.passes.representability import Losses
-from superopt.passes.rounding_guard import kept_verbatim
+from superopt.passes.rounding_guard import Losses, kept_verbatim
 from superopt.program.program import Program, program_of
-from superopt.regions.boundary_cost import fusions
+from superopt.regions.boundary_cost import frugal, fusions
 from superopt.regions.cache import RegionCache
-from superopt.regions.dominance import frugal
 from superopt.regions.emission import emit
 from superopt.regions.lowering import Region, lower, region_of
-from superopt.regions.partition import cut, level_order
+from superopt.regions.partition import SELECTIONS, cut, level_order, selection_regions, sibling_regions
 from superopt.regions.phase_order import Order, computation
 from superopt.regions.plan import Plan, named
-from superopt.regions.plan_selection import Offers
+from superopt.regions.plan_selection import Offers, Weights
 from superopt.regions.region_search import Found, cost_as_it_is, optimise
-from superopt.regions.region_selection import SELECTIONS, selection_regions, sibling_regions
 from superopt.regions.replay import Names, replay
 from superopt.regions.result import AppliedRule, Progress, SearchOptions, SearchResult
-from superopt.regions.weight_traffic import Weights
 from superopt.rules.rule import Rule
 from superopt.runtime.limits import resident
 

@@ -20,7 +20,7 @@ from superopt.pipeline.shape_defaults import single_example_sizes, sizes_text
 from superopt.pipeline.task import Task
 from superopt.runtime.measurement import Measurement
 from superopt.runtime.paired_benchmark import SETTLED
-from superopt.runtime.registry import runtime_named
+from superopt.runtime.protocol import runtime_named
 from superopt.verifier.check.sessions import Bench
 
 __all__ = ["Acceptance"]

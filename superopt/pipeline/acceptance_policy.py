@@ -25,7 +25,7 @@ from typing import Literal
 from superopt.cost import Demand, GraphCost
 from superopt.ir.graph import Graph
 from superopt.runtime.measurement import Measurement
-from superopt.runtime.statistics import SURELY, beyond_quartiles, median_beyond, median_error
+from superopt.runtime.paired_benchmark import SURELY, beyond_quartiles, median_beyond, median_error
 
 __all__ = [
     "POLICY",

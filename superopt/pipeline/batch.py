@@ -15,8 +15,7 @@ from superopt import formats
 from superopt.fleet import Fleet, Journal
 from superopt.fleet.stamp import here, of_files
 from superopt.ir.disk_cache import check_cache
-from superopt.ir.errors import SuperoptError, UsageError, printable
-from superopt.ir.system_errors import superopt_error
+from superopt.ir.errors import SuperoptError, UsageError, printable, superopt_error
 from superopt.pipeline.optimization import optimize
 from superopt.pipeline.options import MOST_PARETO, Options, Progress, pareto_paths, quiet
 

@@ -31,7 +31,7 @@ from typing import Any, NoReturn
 
 from superopt.cost.cost_model import CostModel
 from superopt.fleet.child import ends_with
-from superopt.formats.scratch import Handed, Scratch
+from superopt.formats.mapped_file import Handed, Scratch
 from superopt.formats.tensors import AsideData
 from superopt.ir.errors import InvalidModel, ResourceLimit, SuperoptError
 from superopt.ir.graph import Graph

@@ -18,7 +18,7 @@ from superopt.pipeline.log import Log
 from superopt.pipeline.result_check import check_result
 from superopt.pipeline.searching import Searches
 from superopt.pipeline.task import Task
-from superopt.runtime.registry import runtime_named
+from superopt.runtime.protocol import runtime_named
 from superopt.verifier.check.differential import EXACT, CheckResult, Slack
 from superopt.verifier.check.sessions import Bench
 

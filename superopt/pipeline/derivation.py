@@ -17,8 +17,7 @@ from superopt import cost as costs
 from superopt.formats.functions import inlined
 from superopt.ir.diff import pieces
 from superopt.ir.errors import InvalidModel
-from superopt.ir.graph import Graph, Node, Weight, unused_name
-from superopt.ir.provenance import rules_of
+from superopt.ir.graph import Graph, Node, Weight, rules_of, unused_name
 
 if TYPE_CHECKING:
     from superopt.pipeline.optimization import Result

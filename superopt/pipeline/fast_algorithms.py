@@ -30,8 +30,8 @@ from superopt.passes.fast_algorithms.selection import (
     in_place,
     named,
     rewritten,
+    shared,
 )
-from superopt.passes.fast_algorithms.sharing import shared
 from superopt.passes.fast_algorithms.sites import possible
 from superopt.pipeline.acceptance_policy import POLICY, Estimate
 from superopt.pipeline.check_policy import CHECKS
@@ -40,8 +40,8 @@ from superopt.pipeline.memory_limit import needed
 from superopt.pipeline.paired_benchmark import LARGE
 from superopt.rules.floats import MOST_ERROR
 from superopt.runtime import reference
+from superopt.runtime.paired_benchmark import SURELY
 from superopt.runtime.protocol import Runtime
-from superopt.runtime.statistics import SURELY
 from superopt.verifier.check.differential import make_inputs
 from superopt.verifier.check.sessions import Arrays, Bench
 

@@ -12,15 +12,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from superopt.formats.function_calls import with_calls
-from superopt.formats.functions import Inlined, inlined
+from superopt.formats.functions import Inlined, inlined, with_calls
 from superopt.ir.errors import InvalidModel, ResourceLimit, Unsupported, UsageError
 from superopt.ir.graph import Graph, structural_hash
 from superopt.pipeline.options import Options
 from superopt.pipeline.result import Result
 from superopt.report import Outcome
 from superopt.runtime.limits import LARGE, bounded_memory, refuse_unbounded
-from superopt.runtime.ort import run
+from superopt.runtime.onnx_runtime import run
 from superopt.verifier.check.differential import make_inputs
 from superopt.verifier.check.sessions import Bench
 

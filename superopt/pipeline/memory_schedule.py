@@ -37,7 +37,7 @@ from superopt.pipeline.planner_hints import hidden_sizes, kernels
 from superopt.pipeline.symbolic_rows import known_again, open_rows
 from superopt.runtime.limits import refuse_unbounded
 from superopt.runtime.lowered_graph import discard_threshold, weightless_file
-from superopt.runtime.ort import make_session, run
+from superopt.runtime.onnx_runtime import make_session, run
 from superopt.runtime.sample_data import feeds_for, with_values
 
 __all__ = ["Scheduled", "arena_of", "asked_of", "least_memory", "orders"]

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 from superopt import cost as costs
 from superopt import formats
 from superopt.ir.disk_cache import check_cache
-from superopt.ir.errors import ResourceLimit, Unsupported, UsageError, printable
-from superopt.ir.garbage_collection import rarely_collected
+from superopt.ir.errors import ResourceLimit, Unsupported, UsageError, printable, system_limits
 from superopt.ir.graph import Graph
+from superopt.ir.interpreter import rarely_collected
 from superopt.ir.poly import symbols
-from superopt.ir.system_errors import system_limits
 from superopt.ir.temporary import remove_abandoned
 from superopt.ir.types import TensorType
 from superopt.ops.infer import Barrier, Typing, infer
@@ -27,8 +26,8 @@ from superopt.pipeline.settings import options_of
 from superopt.pipeline.shape_defaults import default_sizes
 from superopt.pipeline.task import Task
 from superopt.rules import Library, load_library
-from superopt.runtime.blas import one_blas_thread
 from superopt.runtime.limits import refuse_unbounded
+from superopt.runtime.numeric_libraries import one_blas_thread
 
 if TYPE_CHECKING:
     import onnx

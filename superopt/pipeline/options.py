@@ -10,7 +10,7 @@ from pathlib import Path
 from superopt import TIME_LIMIT
 from superopt.ir.errors import InvalidOption, printable
 from superopt.rules.floats import MODES
-from superopt.runtime.registry import RUNTIMES
+from superopt.runtime.protocol import RUNTIMES
 
 __all__ = [
     "ALGORITHMS", "EFFORTS", "FUNCTIONS", "MOST_PARETO", "OBJECTIVES", "VALUES", "Effort", "Options", "Progress",

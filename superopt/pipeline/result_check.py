@@ -14,7 +14,7 @@ from superopt.pipeline.check_policy import CHECKS
 from superopt.pipeline.options import Options
 from superopt.report.quantities import bytes_text
 from superopt.runtime.limits import LARGE, available
-from superopt.runtime.registry import runtime_named
+from superopt.runtime.protocol import runtime_named
 from superopt.verifier.check.differential import CheckResult, Slack, check, check_regions, check_rewrite
 from superopt.verifier.check.sessions import Bench
 

@@ -27,9 +27,8 @@ from superopt.ir.types import DType, TensorType
 from superopt.ops.infer import Applied, Typing
 from superopt.ops.meaning import IllTyped
 from superopt.pipeline.check_policy import CHECKS
-from superopt.runtime.onnx_runtime import ONNX_RUNTIME
-from superopt.runtime.ort import InferenceSession
-from superopt.runtime.ort import run as run_session
+from superopt.runtime.onnx_runtime import ONNX_RUNTIME, InferenceSession
+from superopt.runtime.onnx_runtime import run as run_session
 from superopt.verifier.check.differential import make_inputs
 from superopt.verifier.check.input_generation import LEVELS, fed_types
 from superopt.verifier.check.noise_model import is_exact

@@ -18,7 +18,7 @@ from superopt.pipeline.task import Task
 from superopt.pipeline.weight_rewrites import WeightRewrites, rewrite_weights
 from superopt.rules import Rule
 from superopt.runtime.limits import give_back, resident
-from superopt.runtime.registry import runtime_named
+from superopt.runtime.protocol import runtime_named
 
 __all__ = ["Searches"]
 

@@ -1,7 +1,7 @@
 """Constants computed from weights: evaluated once, when they are read, each part by who has the say over it.
 
 What the model itself computes is what the runtime makes of it, in the model's own types
-(:mod:`superopt.program.constants`). What rewrites computed of that is evaluated in float64 and rounded once; no
+(:mod:`superopt.program.program`). What rewrites computed of that is evaluated in float64 and rounded once; no
 rounding error meets a jump there, because an e-graph calls constant only what can be evaluated so
 (:meth:`superopt.egraph.egraph.EGraph.evaluable`).
 
@@ -19,15 +19,12 @@ from functools import cached_property
 import numpy as np
 
 from superopt.formats.tensors import AsideData, set_aside, shape_of
-from superopt.ir.graph import Weight, WeightData
+from superopt.ir.graph import PRECOMPUTED, RULES, VALUE, Weight, WeightData
 from superopt.ir.poly import sym, symbols
-from superopt.ir.provenance import PRECOMPUTED, RULES, VALUE
 from superopt.ir.types import TensorType
 from superopt.ops import REGISTRY
 from superopt.ops.meaning import Call, Number, Read, Scalar, subexpressions
-from superopt.program.constants import KEPT, SettledData, bounded, described
-from superopt.program.program import Program
-from superopt.program.step import Step
+from superopt.program.program import KEPT, Program, SettledData, Step, bounded, described
 from superopt.runtime.reference import at_dtype, evaluate_application
 
 __all__ = ["FoldedData", "data_of", "folded", "weights_behind"]
@@ -253,7 +250,7 @@ def _provenance(data: FoldedData | SettledData, steps: tuple[Step, ...]) -> str:
     Keys: ``steps``, each an operator, its operands' names, its attributes and its results' names, over names of
     weights; ``output``, the result that is the weight; and, where the model itself computes some of them, ``runtime``,
     results that were evaluated by ONNX Runtime, with all that leads to them, in their own element types and not in
-    float64 (:func:`superopt.runtime.constant_execution.run_constants`).
+    float64 (:func:`superopt.runtime.node_execution.run_constants`).
     """
     told = [[s.op, list(s.args), dict(s.attributes), list(s.outputs)] for s in steps]
     settled = [data.output] if isinstance(data, SettledData) else [

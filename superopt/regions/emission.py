@@ -8,15 +8,13 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from superopt.ir.graph import Graph, Node, Weight, constant, unused_name
+from superopt.ir.graph import PRECOMPUTED, RULES, Graph, Node, Weight, constant, unused_name
 from superopt.ir.poly import Dim
-from superopt.ir.provenance import PRECOMPUTED, RULES
 from superopt.ir.types import TensorType
 from superopt.ops.record import Operator
 from superopt.ops.shape import sizes_of, symbolic_shape
 from superopt.program.constant_folding import FoldedData, data_of, folded, weights_behind
-from superopt.program.constants import SettledData
-from superopt.program.program import Program, Step
+from superopt.program.program import Program, SettledData, Step
 from superopt.regions.replay import Names
 
 __all__ = ["Emitted", "emit"]

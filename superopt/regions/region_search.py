@@ -11,14 +11,13 @@ from math import sqrt
 from superopt.egraph.egraph import EGraph, ENode
 from superopt.egraph.saturation import Limits, Moves, Outcome, saturate
 from superopt.extraction.dag import Candidate, Choice, Frame, Problem, cost_of, improve, problem_of, used_classes
-from superopt.extraction.ilp import solve
+from superopt.extraction.ilp import reduced, restricted, solve
 from superopt.extraction.node_costs import Pricer
-from superopt.extraction.pruning import reduced, restricted
 from superopt.ops.record import Operator
-from superopt.regions.dominance import frugal
+from superopt.regions.boundary_cost import frugal
 from superopt.regions.lowering import Lowered, Region, lower
 from superopt.regions.plan import Plan, plan_of
-from superopt.runtime.statistics import SURELY
+from superopt.runtime.paired_benchmark import SURELY
 
 __all__ = ["Found", "cost_as_it_is", "is_simpler", "optimise"]
 

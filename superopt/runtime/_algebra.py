@@ -7,14 +7,17 @@ a float, a residue in an int64, two residues packed into one int64, a Fraction i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
-from math import erf
+from itertools import pairwise
+from math import erf, prod
 from typing import Any, Protocol
 
 import numpy as np
 
-__all__ = ["FLOAT64", "Algebra", "Array", "Float64"]
+__all__ = ["Algebra", "Array", "FLOAT64", "Float64", "Named", "aligned", "broadcast", "folded", "product_sum"]
+
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -140,3 +143,178 @@ _FUNCTIONS: Mapping[str, Callable[..., Array]] = {
     "truncdiv": _truncated_division, "floormod": np.mod, "truncmod": np.fmod, "cast_int": np.trunc,
     "isnan": _truth(np.isnan), "isinf": _truth(np.isinf), "finite": _finite,
 }  # fmt: skip
+
+
+# -- Arrays with named axes ----------------------------------------------------------------------------------------
+#
+# Arrays whose axes are named by index variables, and their products summed over some of them.
+
+
+_PIECE = 1 << 25  # bytes of a factor that are packed at once: the windows of an image are many times its size
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Named:
+    """An array with one axis per index variable it depends on; axes are in the program's order of variables."""
+
+    array: Array
+    axes: tuple[str, ...]
+
+    def size(self, axis: str) -> int:
+        return int(self.array.shape[self.axes.index(axis)])
+
+
+def aligned(values: Sequence[Named], rank: Mapping[str, int]) -> tuple[list[Array], tuple[str, ...]]:
+    """The arrays with axes of size 1 put in, so that they broadcast, and the union of the axes."""
+    axes = values[0].axes
+    if all(v.axes == axes for v in values):
+        return [v.array for v in values], axes
+    axes = tuple(sorted({a for v in values for a in v.axes}, key=rank.__getitem__))
+    arrays = []
+    for value in values:
+        own = iter(value.array.shape)
+        have = set(value.axes)
+        arrays.append(value.array.reshape([next(own) if a in have else 1 for a in axes]))
+    return arrays, axes
+
+
+def broadcast(value: Named, axes: Sequence[str], extents: Mapping[str, int]) -> Array:
+    """The value over exactly these axes (in any order), repeated along those it lacks; a view."""
+    present = [a for a in axes if a in value.axes]
+    array = value.array.transpose([value.axes.index(a) for a in present])
+    array = array.reshape([extents[a] if a in value.axes else 1 for a in axes]) if len(present) < len(axes) else array
+    return np.broadcast_to(array, [extents[a] for a in axes])
+
+
+def folded(algebra: Algebra, kind: str, value: Named, reduced: Sequence[str]) -> Named:
+    """The reduction of a value over axes that it has.
+
+    A window of few positions is folded position by position: NumPy is slow at reducing short strided axes.
+    """
+    axes = tuple(value.axes.index(v) for v in reduced)
+    rest = tuple(a for a in value.axes if a not in reduced)
+    if not axes:
+        return value
+    count = prod(value.array.shape[a] for a in axes)
+    if kind == "sum" or not 0 < count <= 64 or value.array.size < 4096 * count:
+        return Named(algebra.reduce(kind, value.array, axes), rest)
+    moved = np.moveaxis(value.array, axes, range(len(axes)))
+    positions = iter(np.ndindex(*moved.shape[: len(axes)]))
+    result = moved[next(positions)]
+    for position in positions:
+        result = algebra.function("mul" if kind == "prod" else kind, result, moved[position])
+    return Named(result, rest)
+
+
+def product_sum(algebra: Algebra, factors: Sequence[Named], reduced: Sequence[str], extents: Mapping[str, int],
+                rank: Mapping[str, int]) -> Named:  # fmt: skip
+    """``Σ over reduced of Π factors``: pairs are contracted by matrix products, the cheapest result first."""
+    left = list(factors)
+    repeated = prod(extents[v] for v in reduced if not any(v in f.axes for f in left))
+    if repeated != 1:
+        left.append(Named(algebra.integers(np.asarray(repeated, dtype=np.int64)), ()))
+    if not left:
+        return Named(algebra.integers(np.asarray(1, dtype=np.int64)), ())
+    while True:
+        for position, factor in enumerate(left):
+            others = {a for f in (*left[:position], *left[position + 1 :]) for a in f.axes}
+            own = [v for v in reduced if v in factor.axes and v not in others]
+            left[position] = folded(algebra, "sum", factor, own)
+        if len(left) == 1:
+            return left[0]
+        i, j = _cheapest(left, reduced, extents)
+        pair = left[i], left[j]
+        left = [f for position, f in enumerate(left) if position not in (i, j)]
+        kept = {a for f in left for a in f.axes}
+        both = set(pair[0].axes) & set(pair[1].axes)
+        inner = [v for v in reduced if v in both and v not in kept]
+        left.append(_contracted(algebra, *pair, inner, extents, rank))
+
+
+def _cheapest(factors: Sequence[Named], reduced: Sequence[str], extents: Mapping[str, int]) -> tuple[int, int]:
+    if len(factors) == 2:
+        return 0, 1
+    best = (-1.0, 0, 1)
+    for i in range(len(factors)):
+        for j in range(i + 1, len(factors)):
+            kept = {a for k, f in enumerate(factors) if k not in (i, j) for a in f.axes}
+            union = {*factors[i].axes, *factors[j].axes}
+            cost = float(prod(extents[a] for a in union if a not in reduced or a in kept))
+            if best[0] < 0 or cost < best[0]:
+                best = (cost, i, j)
+    return best[1], best[2]
+
+
+def _contracted(algebra: Algebra, a: Named, b: Named, inner: Sequence[str], extents: Mapping[str, int],
+                rank: Mapping[str, int]) -> Named:  # fmt: skip
+    """``Σ over inner of a · b``; every axis of ``inner`` is in both."""
+    if not inner:
+        arrays, axes = aligned([a, b], rank)
+        return Named(algebra.function("mul", *arrays), axes)
+    axis, count = _cut(a, b, inner)
+    if count > 1:
+        return _piecewise(algebra, a, b, inner, extents, rank, axis, count)
+    batch = [v for v in a.axes if v in b.axes and v not in inner]
+    if _nearest(b, inner) < _nearest(b, [v for v in b.axes if v not in a.axes]):
+        a, b = b, a  # BLAS is fastest when the left factor runs along the sum in memory and the right one across it
+    rows = [v for v in a.axes if v not in b.axes]
+    columns = [v for v in b.axes if v not in a.axes]
+    left = _packed(a, batch, rows, inner)
+    right = _packed(b, batch, columns, inner).swapaxes(-1, -2)
+    product = algebra.matmul(left, right)
+    axes = (*batch, *rows, *columns)
+    product = product.reshape([extents[v] for v in axes])
+    order = sorted(range(len(axes)), key=lambda p: rank[axes[p]])
+    return Named(product.transpose(order), tuple(axes[p] for p in order))
+
+
+def _cut(a: Named, b: Named, inner: Sequence[str]) -> tuple[str, int]:
+    """The axis along which the larger factor is taken in pieces, and in how many."""
+    value = max(a, b, key=lambda v: v.array.nbytes)
+    outer = [v for v in value.axes if v not in inner and value.size(v) > 1]
+    if value.array.nbytes < 2 * _PIECE or not outer:
+        return "", 1
+    axis = max(outer, key=lambda v: abs(value.array.strides[value.axes.index(v)]))
+    return axis, min(value.size(axis), -(-value.array.nbytes // _PIECE))
+
+
+def _piecewise(
+    algebra: Algebra, a: Named, b: Named, inner: Sequence[str], extents: Mapping[str, int], rank: Mapping[str, int],
+    axis: str, count: int,
+) -> Named:  # fmt: skip
+    """:func:`_contracted`, for so many pieces of an axis that is not summed over."""
+    ends = [extents[axis] * piece // count for piece in range(count + 1)]
+    parts: list[Named] = []
+    for start, end in pairwise(ends):
+        left, right = (_part(v, axis, slice(start, end)) for v in (a, b))
+        parts.append(_contracted(algebra, left, right, inner, {**extents, axis: end - start}, rank))
+    axes = parts[0].axes
+    return Named(np.concatenate([p.array for p in parts], axes.index(axis)), axes)
+
+
+def _part(value: Named, axis: str, part: slice) -> Named:
+    if axis not in value.axes:
+        return value
+    return Named(value.array[(slice(None),) * value.axes.index(axis) + (part,)], value.axes)
+
+
+def _packed(value: Named, batch: Sequence[str], outer: Sequence[str], inner: Sequence[str]) -> Array:
+    """The value as ``[*batch, outer, inner]``, copied only where BLAS could not read it in place.
+
+    The copy keeps in the innermost place the axis that moves fastest in memory, on whichever side it is.
+    """
+    inner_last = _nearest(value, inner) < _nearest(value, outer)
+    groups = (outer, inner) if inner_last else (inner, outer)
+    array = value.array.transpose([value.axes.index(v) for v in (*batch, *groups[0], *groups[1])])
+    lead = array.shape[: len(batch)]
+    shape = [prod(value.size(v) for v in group) for group in groups]
+    array = array.reshape(*lead, *shape)
+    if array.itemsize not in array.strides[-2:] and min(shape) > 1:
+        array = np.ascontiguousarray(array)
+    return array if inner_last else array.swapaxes(-1, -2)
+
+
+def _nearest(value: Named, axes: Sequence[str]) -> tuple[float, int]:
+    """The smallest step in memory along any of the axes; of equal ones (a window), the longer axis is nearer."""
+    steps = ((abs(value.array.strides[value.axes.index(v)]), -value.size(v)) for v in axes if value.size(v) > 1)
+    return min(steps, default=(float("inf"), 0))

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from superopt.ir.errors import SuperoptError
-from superopt.runtime.ort import InferenceSession, make_session, run
+from superopt.runtime.onnx_runtime import InferenceSession, make_session, run
 
 __all__ = ["attempt", "load", "outputs"]
 

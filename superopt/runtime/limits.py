@@ -17,8 +17,7 @@ from pathlib import Path
 
 from onnx import AttributeProto, ModelProto
 
-from superopt.formats.onnx_checks import expanded_nodes
-from superopt.formats.onnx_nodes import subgraphs
+from superopt.formats.onnx_nodes import expanded_nodes, subgraphs
 from superopt.ir.errors import ResourceLimit
 from superopt.ir.graph import Graph, OpaqueAttribute, label
 from superopt.ir.poly import symbols, value_at

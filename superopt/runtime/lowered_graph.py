@@ -26,10 +26,8 @@ from superopt.ir.poly import sym
 from superopt.ir.temporary import TemporaryFolder
 from superopt.ir.types import DType, TensorType
 from superopt.ops.infer import infer
-from superopt.runtime.binding import bind
 from superopt.runtime.limits import bounded_memory, give_back, refuse_unbounded
-from superopt.runtime.onnx_runtime import NCHWC, ONNX_RUNTIME
-from superopt.runtime.ort import InferenceSession, element_type, make_session, run
+from superopt.runtime.onnx_runtime import NCHWC, ONNX_RUNTIME, InferenceSession, bind, element_type, make_session, run
 from superopt.runtime.protocol import Runtime
 from superopt.runtime.sample_data import with_values, without_elements
 from superopt.runtime.unsafe_models import refuse_fatal_loading, risk_of

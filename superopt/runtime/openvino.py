@@ -27,8 +27,9 @@ from superopt.ir.errors import (
     Unsupported,
     UsageError,
     printable,
+    quoted_error,
+    system_limits,
 )
-from superopt.ir.system_errors import quoted_error, system_limits
 from superopt.runtime.protocol import Bound, Loaded, Runtime, Traced
 
 __all__ = ["openvino"]

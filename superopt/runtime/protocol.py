@@ -15,7 +15,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-__all__ = ["Bound", "Loaded", "Runtime", "Traced", "released"]
+from superopt.ir.errors import InvalidOption, printable
+
+__all__ = ["Bound", "Loaded", "RUNTIMES", "Runtime", "Traced", "released", "runtime_named"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,3 +142,36 @@ class Runtime(Protocol):
 def released(runtime: Runtime) -> str:
     """A runtime and its version, as what is measured or recorded with it says."""
     return f"{runtime.name} {runtime.version}"
+
+
+# -- The runtimes by name ------------------------------------------------------------------------------------------
+#
+# From the name of a runtime to the runtime.
+
+
+def _onnx_runtime() -> Runtime:
+    from superopt.runtime.onnx_runtime import ONNX_RUNTIME
+
+    return ONNX_RUNTIME
+
+
+def _openvino() -> Runtime:
+    from superopt.runtime.openvino import openvino  # an extra: loaded where it is asked for
+
+    return openvino()
+
+
+RUNTIMES: Mapping[str, Callable[[], Runtime]] = {"onnxruntime": _onnx_runtime, "openvino": _openvino}
+
+
+def runtime_named(name: str) -> Runtime:
+    """The runtime of that name, ready to load models.
+
+    Raises:
+        InvalidOption: there is none. BackendUnavailable: it is not installed; the hint says how to get it.
+    """
+    if name not in RUNTIMES:
+        raise InvalidOption(
+            f"there is no runtime {printable(name)!r}", option="runtime", hint=f"runtimes: {', '.join(RUNTIMES)}"
+        )
+    return RUNTIMES[name]()

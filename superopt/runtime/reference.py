@@ -16,8 +16,8 @@ from superopt.ir.types import DType, OpaqueType, TensorType, ValueType
 from superopt.ops.infer import Applied, Typing, infer
 from superopt.ops.meaning import IllTyped, Number, Read, Scalar, Undetermined, Where
 from superopt.ops.record import Operator
-from superopt.runtime._barrier import run_node
 from superopt.runtime.evaluate import FLOAT64, evaluate
+from superopt.runtime.node_execution import run_node
 
 __all__ = ["at_dtype", "bind_sizes", "evaluate_application", "run", "wide"]
 

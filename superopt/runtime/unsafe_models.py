@@ -25,7 +25,7 @@ from superopt.ir.poly import Dim, symbols, value_at
 from superopt.ir.types import DType
 from superopt.ops.infer import Typing, infer, known_shapes, sizes_fed_to
 from superopt.runtime import isolated_process
-from superopt.runtime.ort import InferenceSession, to_array, to_value
+from superopt.runtime.onnx_runtime import InferenceSession, to_array, to_value
 
 __all__ = ["FATAL", "Elsewhere", "Risk", "refuse_fatal_loading", "risk_of"]
 

@@ -17,7 +17,7 @@ from superopt.pipeline import Options
 from superopt.pipeline.options import EFFORTS, FUNCTIONS, OBJECTIVES
 from superopt.pipeline.settings import Settings, options_of
 from superopt.rules.floats import MODES
-from superopt.runtime.registry import RUNTIMES
+from superopt.runtime.protocol import RUNTIMES
 
 # What is about files, processes and what is shown: it decides nothing of the result.
 OF_THE_COMMAND = {"output", "workers", "cluster", "discover", "explain", "json", "html", "certificates", "force"}

@@ -19,7 +19,7 @@ from superopt.ir.graph import structural_hash
 from superopt.ir.poly import value_at
 from superopt.ir.types import TensorType
 from superopt.ops.infer import Barrier, infer
-from superopt.runtime import ort, reference
+from superopt.runtime import onnx_runtime, reference
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -57,7 +57,7 @@ def test_tiny_models_run(name: str) -> None:
     graph = formats.load(BUILD.CORPUS / "tiny" / f"{name}.json")
     onnx.checker.check_model(formats.to_onnx(graph), full_check=True)
     feeds = BUILD.feeds(graph)
-    outputs = ort.run(BUILD.session(graph, threads=1), feeds)
+    outputs = onnx_runtime.run(BUILD.session(graph, threads=1), feeds)
     for value in graph.outputs:
         array = outputs[value.name]
         assert isinstance(value.type, TensorType)
@@ -72,7 +72,7 @@ def test_tiny_models_run(name: str) -> None:
 def test_the_reference_agrees_with_onnx_runtime(name: str) -> None:
     graph = MODELS[name].tiny_graph()
     feeds = BUILD.feeds(graph, seed=1)
-    expected, measured = reference.run(graph, feeds), ort.run(BUILD.session(graph, threads=1), feeds)
+    expected, measured = reference.run(graph, feeds), onnx_runtime.run(BUILD.session(graph, threads=1), feeds)
     for output, array in measured.items():
         scale = max(1.0, float(np.abs(expected[output]).max()))
         np.testing.assert_allclose(array / scale, expected[output] / scale, atol=2e-4, rtol=1e-3)

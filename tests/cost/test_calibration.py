@@ -28,7 +28,7 @@ from superopt.cost.record import Key, Question
 from superopt.cost.roofline import ceilings_of
 from superopt.ir.errors import Unsupported
 from superopt.ops.record import NotCovered
-from superopt.report.profiles import profile_rows, show_profiles
+from superopt.report.views import profile_rows, show_profiles
 
 NAME = "cpu-epyc-2core"
 STEP = 1.25

@@ -12,8 +12,7 @@ from superopt.cost.measurement import Meter, application_graph
 from superopt.cost.record import key_of, question_of
 from superopt.ir.graph import Graph, Node, Value, Weight
 from superopt.ir.types import DType, TensorType
-from superopt.runtime.binding import bind
-from superopt.runtime.ort import make_session
+from superopt.runtime.onnx_runtime import bind, make_session
 from superopt.runtime.sample_data import feeds_for
 
 

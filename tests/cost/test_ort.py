@@ -8,7 +8,7 @@ from superopt.ir.errors import InvalidModel, SuperoptError, Unsupported, UsageEr
 from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ir.poly import sym
 from superopt.ir.types import DType, TensorType
-from superopt.runtime.ort import element_type, make_session, run
+from superopt.runtime.onnx_runtime import element_type, make_session, run
 from superopt.runtime.paired_benchmark import race
 
 SQUARE = TensorType(DType.FLOAT32, (sym("n"), sym("n")))

@@ -24,9 +24,9 @@ from superopt.passes import SearchResult
 from superopt.pipeline import child_process
 from superopt.pipeline import optimization as optimise
 from superopt.rules import Library
+from superopt.runtime.cuda.device import Probe, cupy, probe
 from superopt.runtime.cuda.library import Call
 from superopt.runtime.cuda.plan import Launch, Step
-from superopt.runtime.cuda.probe import Probe, cupy, probe
 from superopt.runtime.cuda.session import Session
 
 

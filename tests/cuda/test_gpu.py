@@ -14,12 +14,10 @@ from superopt.formats import load
 from superopt.frontend import GraphBuilder
 from superopt.ir.graph import Graph
 from superopt.ir.types import DType, TensorType
-from superopt.runtime.cuda.device import CudaDriver
+from superopt.runtime.cuda.device import CudaDriver, probe
 from superopt.runtime.cuda.library import Call
 from superopt.runtime.cuda.plan import plan
-from superopt.runtime.cuda.probe import probe
-from superopt.runtime.cuda.race import race_sessions
-from superopt.runtime.cuda.session import Session
+from superopt.runtime.cuda.session import Session, race_sessions
 from superopt.runtime.reference import run
 from superopt.runtime.sample_data import feeds_for
 

@@ -18,10 +18,9 @@ from superopt.ir.graph import Graph
 from superopt.ir.types import DType, TensorType
 from superopt.runtime.cuda import plan as planning
 from superopt.runtime.cuda import source
-from superopt.runtime.cuda.arena import arena
 from superopt.runtime.cuda.host import HostDriver, compiled
 from superopt.runtime.cuda.library import Call
-from superopt.runtime.cuda.plan import Launch, Plan, plan
+from superopt.runtime.cuda.plan import Launch, Plan, arena, plan
 from superopt.runtime.cuda.session import Session
 from superopt.runtime.reference import run
 

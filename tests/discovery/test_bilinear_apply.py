@@ -17,13 +17,12 @@ from superopt.ir.errors import UsageError
 from superopt.ir.graph import Graph, Value, structural_hash
 from superopt.ops.infer import Typing, infer
 from superopt.passes.fast_algorithms import selection
-from superopt.passes.fast_algorithms.blocked_layout import Place, changes
-from superopt.passes.fast_algorithms.conv import ConvForm
+from superopt.passes.fast_algorithms.conv import ConvForm, Place, changes
 from superopt.passes.fast_algorithms.selection import GROWTH, Choice, choose, forms_of, named, rewritten
 from superopt.passes.fast_algorithms.sites import possible, sites_of
 from superopt.pipeline.algorithms import apply_algorithms
 from superopt.pipeline.fast_algorithms import Accuracy, accuracy
-from superopt.runtime import ort
+from superopt.runtime import onnx_runtime
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.verifier.check.differential import check_rewrite
 
@@ -45,7 +44,7 @@ def model(channels: int = 256, size: int = 28, **attributes: Sequence[int]) -> G
 
 
 def run(graph: Graph, feeds: Mapping[str, np.ndarray]) -> np.ndarray:
-    return ort.run(ort.make_session(formats.to_onnx_bytes(graph), threads=1), feeds)["y"]
+    return onnx_runtime.run(onnx_runtime.make_session(formats.to_onnx_bytes(graph), threads=1), feeds)["y"]
 
 
 def test_every_form_of_every_site_computes_the_same() -> None:
@@ -216,7 +215,8 @@ def test_forms_are_written_at_the_models_opset(opset: int) -> None:
     assert {"Split", "Pad", "Slice"} <= {n.op for n in made.nodes}
     feeds = {"x": np.random.default_rng(0).standard_normal((1, 16, 13, 13)).astype(np.float32)}
     wanted, found = (
-        ort.run(ort.make_session(formats.to_onnx_bytes(g), threads=1), feeds)["cut"] for g in (graph, made)
+        onnx_runtime.run(onnx_runtime.make_session(formats.to_onnx_bytes(g), threads=1), feeds)["cut"]
+        for g in (graph, made)
     )
     assert np.abs(found - wanted).max() <= 1e-5 * np.abs(wanted).max()
 

@@ -13,10 +13,10 @@ from superopt.discovery.bilinear.statement import rule_of
 from superopt.ir.graph import Graph, Node, Value
 from superopt.ir.types import DType, TensorType
 from superopt.passes.fast_algorithms.conv import Axis, ConvForm, Kernel, write_conv
-from superopt.passes.fast_algorithms.graph_extension import Writer
 from superopt.passes.fast_algorithms.matmul import MatMulForm, write_matmul
+from superopt.passes.fast_algorithms.sites import Writer
 from superopt.rules.bilinear import algorithms
-from superopt.runtime import ort
+from superopt.runtime import onnx_runtime
 from superopt.verifier.prover.prover import prove
 from superopt.verifier.verdict import ProvedAllSizes
 
@@ -35,7 +35,7 @@ def kernel(w: np.ndarray, b: np.ndarray | None) -> Kernel:
 
 
 def run(graph: Graph, x: np.ndarray) -> np.ndarray:
-    return ort.run(ort.make_session(formats.to_onnx_bytes(graph), threads=1), {"x": x})["y"]
+    return onnx_runtime.run(onnx_runtime.make_session(formats.to_onnx_bytes(graph), threads=1), {"x": x})["y"]
 
 
 def direct(

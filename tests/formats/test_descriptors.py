@@ -12,8 +12,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 from superopt import formats
-from superopt.formats.memory_map import MemoryMap
-from superopt.formats.scratch import scratch
+from superopt.formats.mapped_file import MemoryMap, scratch
 from superopt.ir.errors import InvalidModel
 from superopt.verifier.check.sessions import Bench
 

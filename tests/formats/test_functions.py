@@ -11,11 +11,10 @@ from onnx import parser
 from onnx.reference import ReferenceEvaluator
 
 from superopt import formats
-from superopt.formats.function_calls import with_calls
-from superopt.formats.functions import MOST_NODES, function_names, inlined
+from superopt.formats.functions import MOST_NODES, function_names, inlined, with_calls
 from superopt.ir.errors import InvalidModel, ResourceLimit
 from superopt.ir.graph import Graph, Node
-from superopt.runtime.ort import make_session, run
+from superopt.runtime.onnx_runtime import make_session, run
 
 HEAD = '<ir_version: 10, opset_import: ["": 17, "own": 1]> '
 FEEDS = {"x": np.random.default_rng(0).standard_normal((4, 3)).astype(np.float32)}

@@ -11,7 +11,7 @@ import onnx
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from superopt.formats import load, onnx_scan, onnx_writer, save, to_onnx_bytes
+from superopt.formats import load, onnx_tensors, onnx_writer, save, to_onnx_bytes
 from superopt.formats.tensors import FileData, PackedData
 from superopt.ir.errors import InvalidModel
 from superopt.ir.graph import structural_hash
@@ -23,8 +23,8 @@ LONG, SHORT = np.arange(60, dtype=np.float32).reshape(6, 10), np.arange(3, dtype
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if files of some bytes, and weights of 100, were large."""
-    monkeypatch.setattr(onnx_scan, "_WORTH", 1)
-    monkeypatch.setattr(onnx_scan, "_LARGE", 100)
+    monkeypatch.setattr(onnx_tensors, "_WORTH", 1)
+    monkeypatch.setattr(onnx_tensors, "_LARGE", 100)
 
 
 def tensor(name: str, array: np.ndarray) -> TensorProto:
@@ -51,7 +51,7 @@ def written(folder: Path, content: bytes) -> Path:
 def as_usual(path: Path, monkeypatch: pytest.MonkeyPatch) -> object:
     """What reading it whole gives: a graph's bytes, or an error's text."""
     with monkeypatch.context() as patch:
-        patch.setattr(onnx_scan, "_WORTH", LIMIT)
+        patch.setattr(onnx_tensors, "_WORTH", LIMIT)
         return outcome(path)
 
 
@@ -91,13 +91,13 @@ def with_field(made: ModelProto, change: str) -> bytes:
     if change == "twice":
         content = found.SerializeToString()
         raw = TensorProto(raw_data=(LONG * 2).tobytes()).SerializeToString()
-        twice = onnx_scan._nested(onnx_scan._INITIALIZER, content + raw)
+        twice = onnx_tensors._nested(onnx_tensors._INITIALIZER, content + raw)
         del made.graph.initializer[1]
         made.graph.node[0].input.remove("b")
         made.graph.node[0].input.append("b")
         graph = made.graph.SerializeToString() + twice
         made.ClearField("graph")
-        return made.SerializeToString() + onnx_scan._nested(onnx_scan._GRAPH, graph)
+        return made.SerializeToString() + onnx_tensors._nested(onnx_tensors._GRAPH, graph)
     if change == "typed too":
         found.float_data.extend([1.0, 2.0])
     elif change == "outside too":
@@ -128,7 +128,7 @@ def test_what_is_odd_means_what_it_meant(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_a_graph_in_two_parts_is_left_to_the_parser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = written(tmp_path, later(model(tensor("b", LONG), tensor("c", LONG + 3))))
-    assert onnx_scan.lean(path, LIMIT) is None
+    assert onnx_tensors.lean(path, LIMIT) is None
     assert outcome(path) == as_usual(path, monkeypatch)
     assert isinstance(outcome(path), bytes)
 
@@ -149,7 +149,7 @@ def test_no_part_of_a_file_and_no_noise_is_read_otherwise(tmp_path: Path, monkey
 
 def test_a_longer_file_than_a_message_can_be_is_refused_as_before(tmp_path: Path) -> None:
     path = written(tmp_path, model(tensor("b", LONG)).SerializeToString())
-    assert onnx_scan.lean(path, path.stat().st_size - 1) is None
+    assert onnx_tensors.lean(path, path.stat().st_size - 1) is None
 
 
 @pytest.mark.parametrize("name", ["out.onnx", "out.json"])

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from superopt.formats import scratch as module
-from superopt.formats.scratch import located, scratch
+from superopt.formats import mapped_file as module
+from superopt.formats.mapped_file import located, scratch
 from superopt.formats.tensors import AsideData, RandomData, set_aside
 from superopt.ir.graph import ArrayData
 from superopt.ir.types import DType, TensorType

@@ -14,7 +14,7 @@ from superopt.formats import from_onnx, load, save, to_onnx_bytes
 from superopt.ir.errors import ResourceLimit
 from superopt.ops.infer import infer
 from superopt.runtime import limits
-from superopt.runtime.ort import make_session, run
+from superopt.runtime.onnx_runtime import make_session, run
 from superopt.verifier.check.differential import check
 
 make = helper.make_node

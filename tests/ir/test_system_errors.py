@@ -9,9 +9,16 @@ import resource
 import pytest
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 
-from superopt.ir.errors import InvalidModel, MachineLimit, ResourceLimit, SuperoptError, UsageError
-from superopt.ir.system_errors import superopt_error, system_limits
-from superopt.runtime.ort import translated
+from superopt.ir.errors import (
+    InvalidModel,
+    MachineLimit,
+    ResourceLimit,
+    SuperoptError,
+    UsageError,
+    superopt_error,
+    system_limits,
+)
+from superopt.runtime.onnx_runtime import translated
 
 FILES = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 

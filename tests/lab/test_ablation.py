@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from lab.ablation import LEARNT, NONE, Ablation, admitted, main
+from lab.ablation import LEARNT, NONE, Ablation, Outcome, admitted, data_of, document, main, outcomes_of
 from superopt.formats import save
 from superopt.frontend import GraphBuilder
 from superopt.ir.errors import UsageError
-from superopt.report.ablation import Outcome, data_of, document, outcomes_of
 from superopt.rules import parse_rule
 from superopt.rules.floats import Floats
 from superopt.rules.library import write_rules

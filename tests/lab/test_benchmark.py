@@ -20,8 +20,7 @@ from superopt.benchmark import BenchOptions, bench, rows
 from superopt.benchmark.peer import PEERS
 from superopt.cli import app
 from superopt.ir.errors import UsageError
-from superopt.report.benchmark import document, page
-from superopt.report.benchmark.summary import summaries
+from superopt.report.benchmark import document, page, summaries
 
 
 def linear(path: Path, *, wrong: bool = False, renamed: bool = False) -> Path:

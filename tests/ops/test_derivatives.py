@@ -14,8 +14,7 @@ from superopt.frontend.training.step import with_loss
 from superopt.ir.terms import App, computed
 from superopt.ir.types import TensorType
 from superopt.ops import REGISTRY
-from superopt.ops.derivative.declared import NotDifferentiable, Site
-from superopt.ops.derivative.expressions import Expr, variable
+from superopt.ops.derivative.expressions import Expr, NotDifferentiable, Site, variable
 from superopt.ops.derivative.modes import is_still, pull, push
 from superopt.ops.infer import Applied, infer
 from superopt.ops.record import Operator

@@ -14,7 +14,7 @@ from superopt.ir.graph import ArrayData, Graph, Node, OpaqueAttribute, Value, We
 from superopt.ir.poly import sym
 from superopt.ir.types import DType, OpaqueType, TensorType
 from superopt.ops.infer import Applied, Barrier, Typing, infer
-from superopt.ops.slicing import clamp, placed
+from superopt.ops.selection import clamp, placed
 
 N, H = sym("N"), sym("H")
 

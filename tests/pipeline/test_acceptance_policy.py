@@ -11,7 +11,7 @@ import pytest
 from superopt.cost import Demand
 from superopt.pipeline.acceptance_policy import POLICY, Comparison, Estimate, Extent, regret
 from superopt.report import Measurement
-from superopt.runtime.statistics import IQR_OF_NORMAL
+from superopt.runtime.paired_benchmark import IQR_OF_NORMAL
 
 INPUT = Extent(100, 1_000_000, Demand(1000, 1000, 10))
 LESS = Extent(90, 1_000_000, Demand(900, 1000, 10))

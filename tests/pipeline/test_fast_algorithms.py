@@ -21,7 +21,7 @@ from superopt.pipeline.fast_algorithms import GROWTH
 from superopt.pipeline.log import Log
 from superopt.report import Measurement, Report
 from superopt.rules.floats import MOST_ERROR
-from superopt.runtime import ort, reference
+from superopt.runtime import onnx_runtime, reference
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.verifier.check.sessions import Bench
 
@@ -49,7 +49,7 @@ def optimised(graph: Graph, **settings: object) -> tuple[Graph, Report]:
 
 
 def outputs(graph: Graph, x: np.ndarray) -> np.ndarray:
-    return ort.run(ort.make_session(formats.to_onnx_bytes(graph), threads=1), {"image": x})["y"]
+    return onnx_runtime.run(onnx_runtime.make_session(formats.to_onnx_bytes(graph), threads=1), {"image": x})["y"]
 
 
 @pytest.fixture(autouse=True)

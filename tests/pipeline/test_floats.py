@@ -15,7 +15,7 @@ from superopt.formats import to_onnx_bytes
 from superopt.frontend import GraphBuilder
 from superopt.ir.errors import UsageError
 from superopt.ir.graph import Graph
-from superopt.runtime.ort import make_session, run
+from superopt.runtime.onnx_runtime import make_session, run
 
 
 def tricks() -> Graph:

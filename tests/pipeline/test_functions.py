@@ -12,7 +12,7 @@ from superopt.formats.functions import function_names
 from superopt.ir.errors import UsageError
 from superopt.ir.graph import Graph
 from superopt.pipeline import inspect
-from superopt.runtime.ort import make_session, run
+from superopt.runtime.onnx_runtime import make_session, run
 
 TARGET = "profile:cpu-epyc-2core"
 # Slices that are put together again before a call, two Relus after one; the body itself can be made no better.

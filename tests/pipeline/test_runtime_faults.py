@@ -20,7 +20,7 @@ from superopt.ops.infer import infer
 from superopt.pipeline import fault_avoidance
 from superopt.pipeline.optimizer_barriers import fewest_copies, with_copies
 from superopt.pipeline.runtime_faults import Unoptimised
-from superopt.runtime.ort import make_session, run
+from superopt.runtime.onnx_runtime import make_session, run
 from superopt.verifier.check.sessions import Bench
 
 TINY = Path(__file__).parents[2] / "corpus" / "tiny"

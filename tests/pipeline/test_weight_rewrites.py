@@ -17,7 +17,7 @@ from superopt.ir.graph import Graph
 from superopt.passes.weights import by_values
 from superopt.pipeline import weight_rewrites
 from superopt.report import Report
-from superopt.runtime import ort
+from superopt.runtime import onnx_runtime
 from superopt.verifier.equivalence.graphs import verify
 from superopt.verifier.weights.claims import check_values
 from superopt.verifier.weights.files import MANIFEST, check_folder, write_folder
@@ -61,7 +61,8 @@ def test_dead_neurons_are_left_out_checked_and_reported() -> None:
     assert report.json()["values"]["checked"].startswith("2 claims")
     x = np.random.default_rng(0).standard_normal((8, 256)).astype(np.float32)
     old, new = (
-        ort.run(ort.make_session(formats.to_onnx_bytes(g), threads=1), {"x": x})["y"] for g in (wide(200), graph)
+        onnx_runtime.run(onnx_runtime.make_session(formats.to_onnx_bytes(g), threads=1), {"x": x})["y"]
+        for g in (wide(200), graph)
     )
     np.testing.assert_allclose(new, old, rtol=1e-4, atol=1e-5)
 

@@ -13,7 +13,7 @@ from superopt.ir.types import DType, TensorType
 from superopt.passes import SearchResult
 from superopt.pipeline import acceptance, child_process
 from superopt.report import Measurement
-from superopt.runtime.statistics import IQR_OF_NORMAL
+from superopt.runtime.paired_benchmark import IQR_OF_NORMAL
 
 KIND = TensorType(DType.FLOAT32, (64, 64))
 

@@ -16,7 +16,7 @@ from superopt.report import (
     Cost,
     Errors,
     FileSize,
-    Measured,
+    Measurement,
     Nodes,
     Reason,
     Report,
@@ -27,7 +27,7 @@ from superopt.report import (
 from superopt.report.terminal import show_explanation, show_report
 
 PASSED = Check("passed", 24, 1e-6, 2e-6, "original")
-RACED = Measured(5.8e-3, 4.9e-3, 4.9 / 5.8, 15, 0.01, uncertainty=0.037)
+RACED = Measurement(5.8e-3, 4.9e-3, 4.9 / 5.8, 15, 0.01, uncertainty=0.037)
 FASTER = Report(
     status="improved", target="cpu", cost=Cost(6.4, 5.5, 1.0), measured=RACED, check=PASSED, nodes=Nodes(12, 9),
     operators={"before": {"Conv": 4, "Relu": 8}, "after": {"Conv": 4, "Relu": 5}},

@@ -10,8 +10,7 @@ from superopt.ir.types import DType, TensorType
 from superopt.ops import REGISTRY
 from superopt.rules import parse_rule
 from superopt.rules.clamping import cases
-from superopt.rules.typing import instances, types_of
-from superopt.rules.wellformed import shown
+from superopt.rules.typing import instances, shown, types_of
 from superopt.runtime.evaluate import FLOAT64, evaluate
 from superopt.verifier.exact.sampling import holds
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from superopt.rules import load_library
-from superopt.rules.generality import independent, is_instance
+from superopt.rules.canonical import independent, is_instance
 from superopt.rules.grammar import parse_rule
 
 

@@ -12,8 +12,7 @@ from superopt.ir.errors import InvalidModel
 from superopt.ir.graph import Graph
 from superopt.pipeline import optimize
 from superopt.runtime import unsafe_models
-from superopt.runtime.onnx_runtime import ONNX_RUNTIME
-from superopt.runtime.ort import run
+from superopt.runtime.onnx_runtime import ONNX_RUNTIME, run
 from superopt.runtime.unsafe_models import refuse_fatal_loading, risk_of
 from superopt.verifier.check import sessions
 from superopt.verifier.check.sessions import Bench

@@ -23,7 +23,7 @@ from superopt.frontend import GraphBuilder
 from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ops.infer import infer
 from superopt.report.benchmark import runtimes_table
-from superopt.runtime.registry import runtime_named
+from superopt.runtime.protocol import runtime_named
 from superopt.runtime.sample_data import feeds_for, sample
 
 pytestmark = pytest.mark.skipif(
@@ -114,7 +114,7 @@ def test_the_threads_own_clock_counts_all_of_a_run_and_nothing_is_pinned():
 
 def test_nobody_is_told_that_it_was_imported(tmp_path):
     """``openvino_telemetry`` reports every import of OpenVINO, and leaves its mark in the home folder."""
-    code = "import sys; from superopt.runtime.registry import runtime_named as r; r('openvino')._core; " \
+    code = "import sys; from superopt.runtime.protocol import runtime_named as r; r('openvino')._core; " \
            "print('openvino_telemetry' in sys.modules)"  # fmt: skip
     environment = {**os.environ, "HOME": str(tmp_path)}
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=60)

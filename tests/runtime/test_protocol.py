@@ -25,8 +25,7 @@ from superopt.runtime import openvino as module
 from superopt.runtime import reference
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.paired_benchmark import race
-from superopt.runtime.protocol import Runtime, Traced
-from superopt.runtime.registry import RUNTIMES, runtime_named
+from superopt.runtime.protocol import RUNTIMES, Runtime, Traced, runtime_named
 from superopt.runtime.sample_data import feeds_for
 from superopt.verifier.check.differential import check
 

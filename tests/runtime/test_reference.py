@@ -13,7 +13,7 @@ from superopt.ir.errors import Unsupported, UsageError
 from superopt.ir.graph import Graph, Node, Value, Weight, constant
 from superopt.ir.types import DType, TensorType
 from superopt.ops import REGISTRY
-from superopt.runtime import _named, reference
+from superopt.runtime import _algebra, reference
 from superopt.runtime.reference import evaluate_application, run
 
 F = DType.FLOAT32
@@ -133,14 +133,14 @@ def test_a_factor_that_is_packed_in_pieces_gives_the_same(
     feeds = {f"x{i}": rng.integers(-4, 5, shape).astype(np.float32) for i, shape in enumerate(shapes)}
     whole = run(graph, feeds)["y"]
     pieces: list[int] = []
-    usual = _named._piecewise
+    usual = _algebra._piecewise
 
     def counted(*args: Any) -> Any:
         pieces.append(args[-1])
         return usual(*args)
 
-    monkeypatch.setattr(_named, "_piecewise", counted)
-    monkeypatch.setattr(_named, "_PIECE", piece)
+    monkeypatch.setattr(_algebra, "_piecewise", counted)
+    monkeypatch.setattr(_algebra, "_PIECE", piece)
     assert np.array_equal(run(graph, feeds)["y"], whole)  # of whole numbers, whose sums do not round
     assert pieces
     assert min(pieces) > 1

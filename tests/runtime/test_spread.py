@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from superopt.runtime.statistics import IQR_OF_NORMAL, beyond_quartiles, median_beyond, median_error
+from superopt.runtime.paired_benchmark import IQR_OF_NORMAL, beyond_quartiles, median_beyond, median_error
 
 
 @pytest.mark.parametrize("count", [15, 101])

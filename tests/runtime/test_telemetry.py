@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 IMPORTS = {
     "the command": "from superopt.cli import main; main()",
-    "a module that runs graphs": "import superopt.runtime.ort",
+    "a module that runs graphs": "import superopt.runtime.onnx_runtime",
     "the library": "import superopt; superopt.load",
     "what is measured of memory": "import superopt.memory.arena",
 }

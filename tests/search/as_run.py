@@ -16,7 +16,7 @@ from superopt.ops.infer import infer
 from superopt.passes import SearchOptions, SearchResult, search
 from superopt.rules.grammar import parse_rule
 from superopt.rules.rule import Rule
-from superopt.runtime.ort import make_session, run
+from superopt.runtime.onnx_runtime import make_session, run
 
 __all__ = ["OPTIONS", "RULES", "as_run", "searched", "typed", "values_as_run"]
 

@@ -15,7 +15,7 @@ from superopt.ir.graph import Graph
 from superopt.ops.infer import infer
 from superopt.passes import SearchOptions, search
 from superopt.program.program import program_of
-from superopt.regions.region_selection import selection_regions, sibling_regions
+from superopt.regions.partition import selection_regions, sibling_regions
 from superopt.rules import load_library
 from superopt.rules.typing import instances
 from superopt.verifier import test as exact_test

@@ -19,10 +19,9 @@ from superopt.ir.types import DType, TensorType
 from superopt.ops import REGISTRY
 from superopt.ops.infer import infer
 from superopt.passes import search
-from superopt.passes.representability import lost
+from superopt.passes.rounding_guard import lost
 from superopt.program.constant_folding import FoldedData, data_of
-from superopt.program.program import program_of
-from superopt.program.step import Step
+from superopt.program.program import Step, program_of
 from superopt.rules.grammar import parse_rule
 
 RNG = np.random.default_rng(16)

@@ -14,11 +14,10 @@ from rules_for_tests import rules
 
 from superopt.egraph import rewrites
 from superopt.ir.disk_cache import keep, kept
-from superopt.ir.garbage_collection import rarely_collected
+from superopt.ir.interpreter import rarely_collected
 from superopt.ir.poly import Poly, sym
 from superopt.ir.terms import App, Var
-from superopt.rules.library import load_library, write_rules
-from superopt.rules.library_cache import CLASSES, kept_rules
+from superopt.rules.library import CLASSES, kept_rules, load_library, write_rules
 from superopt.rules.typing import DIGEST, meaning_digest
 
 TERM = App("Relu", (Var("x"),))

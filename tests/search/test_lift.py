@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from superopt.egraph.batching import group_move
-from superopt.egraph.lifting import lift
+from superopt.egraph.lifting import group_move, lift
 from superopt.rules import load_library
 from superopt.rules.typing import instances
 from superopt.verifier import test as exact_test

@@ -16,9 +16,8 @@ from superopt.ops.infer import infer
 from superopt.passes import SearchOptions, search
 from superopt.program.program import program_of
 from superopt.regions.lowering import region_of
-from superopt.regions.plan_selection import Offers, Placed
+from superopt.regions.plan_selection import Offers, Placed, Weights
 from superopt.regions.region_search import optimise
-from superopt.regions.weight_traffic import Weights
 from superopt.rules import load_library
 
 PART = 4 * 256 * 64 * 4  # bytes of the four weights that two regions share

@@ -8,9 +8,8 @@ import pytest
 from graphs import f32
 from rules_for_tests import rules
 
-from superopt.egraph.batching import group_move
 from superopt.egraph.egraph import EGraph, TypeClashError
-from superopt.egraph.lifting import lift
+from superopt.egraph.lifting import group_move, lift
 from superopt.egraph.matching import Match, bound, compile_side
 from superopt.extraction.dag import Candidate, Problem, cost_of, greedy, improve
 from superopt.extraction.ilp import solve

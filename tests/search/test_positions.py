@@ -16,7 +16,7 @@ from superopt.ir.graph import ArrayData, Graph
 from superopt.passes.weights import Stage, by_positions
 from superopt.pipeline import optimize
 from superopt.rules.values import Certificate, Moved
-from superopt.runtime import ort
+from superopt.runtime import onnx_runtime
 from superopt.verifier.weights.claims import check_values
 
 PROFILE = "profile:cpu-epyc-2core"
@@ -61,7 +61,7 @@ def test_known_positions_are_forms_of_whole_axes(name: str) -> None:
     assert sorted(operators) == sorted(wanted), operators
     x = np.random.default_rng(0).standard_normal([3 if d == "N" else d for d in shape]).astype(np.float32)
     expected = -np.take(np.maximum(x, 0), at, axis)
-    made = ort.run(ort.make_session(formats.to_onnx_bytes(stage.after), threads=1), {"x": x})["y"]
+    made = onnx_runtime.run(onnx_runtime.make_session(formats.to_onnx_bytes(stage.after), threads=1), {"x": x})["y"]
     np.testing.assert_array_equal(made, expected)
     held = check_values(stage.before, stage.after, stage.certificate)
     assert held.claims == held.places == held.exact == 1
@@ -195,7 +195,8 @@ def test_writes_to_known_positions_are_what_is_left_joined_with_what_is_written(
         for n, t in kinds
     }
     before, after = (
-        ort.run(ort.make_session(formats.to_onnx_bytes(g), threads=1), feed)["y"] for g in (graph, stage.after)
+        onnx_runtime.run(onnx_runtime.make_session(formats.to_onnx_bytes(g), threads=1), feed)["y"]
+        for g in (graph, stage.after)
     )
     assert before.tobytes() == after.tobytes()
     assert check_values(stage.before, stage.after, stage.certificate).exact == 1

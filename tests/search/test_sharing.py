@@ -15,12 +15,10 @@ from superopt.frontend import GraphBuilder
 from superopt.ir.graph import Graph
 from superopt.ops.infer import infer
 from superopt.passes.fast_algorithms import selection
-from superopt.passes.fast_algorithms.blocked_layout import Place, changes
-from superopt.passes.fast_algorithms.conv import ConvForm
-from superopt.passes.fast_algorithms.selection import GROWTH, Choice, choose, rewritten
-from superopt.passes.fast_algorithms.sharing import Priced, common, shared
+from superopt.passes.fast_algorithms.conv import ConvForm, Place, changes
+from superopt.passes.fast_algorithms.selection import GROWTH, Choice, Priced, choose, common, rewritten, shared
 from superopt.passes.fast_algorithms.sites import sites_of
-from superopt.runtime import ort
+from superopt.runtime import onnx_runtime
 
 PROFILE = "profile:cpu-epyc-2core"
 STANDARD = GROWTH["standard"]
@@ -64,7 +62,9 @@ def test_what_is_shared_is_written_once_and_priced_once(monkeypatch: pytest.Monk
         assert sum(c.after + c.spared for c in chosen) > 1.1 * graph_cost(made, costs).us
     made = rewritten(graph, chosen)
     feeds = {"x": np.random.default_rng(0).standard_normal((1, 256, 20, 20)).astype(np.float32)}
-    wanted, found = (ort.run(ort.make_session(formats.to_onnx_bytes(g), threads=1), feeds) for g in (graph, made))
+    wanted, found = (
+        onnx_runtime.run(onnx_runtime.make_session(formats.to_onnx_bytes(g), threads=1), feeds) for g in (graph, made)
+    )
     for name, exact in wanted.items():
         assert np.abs(found[name] - exact).max() <= 1e-5 * np.abs(exact).max()
 

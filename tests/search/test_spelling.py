@@ -15,8 +15,7 @@ from superopt.frontend import GraphBuilder, Tensor
 from superopt.ir.graph import Graph, Node
 from superopt.ops.infer import infer
 from superopt.passes import SearchOptions, search
-from superopt.passes.backend_fusion import spelled
-from superopt.passes.fused_kernels import groups_of, kernels_of
+from superopt.passes.backend_fusion import groups_of, kernels_of, spelled
 from superopt.program.program import Program, program_of
 from superopt.rules import load_library
 

@@ -17,11 +17,11 @@ from superopt.ops.infer import infer
 from superopt.ops.small import Small
 from superopt.passes import SearchOptions, search
 from superopt.passes.canonicalize import tidied
-from superopt.runtime import ort
+from superopt.runtime import onnx_runtime
 
 
 def run(graph: Graph, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return ort.run(ort.make_session(formats.to_onnx(graph).SerializeToString()), feeds)
+    return onnx_runtime.run(onnx_runtime.make_session(formats.to_onnx(graph).SerializeToString()), feeds)
 
 
 def ops(graph: Graph) -> list[str]:

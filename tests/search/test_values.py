@@ -18,7 +18,7 @@ from superopt.ops.infer import infer
 from superopt.passes.weights import Stage, by_values
 from superopt.pipeline import optimize
 from superopt.rules.values import Certificate, Equal, Kept, Same, Uniform
-from superopt.runtime import ort
+from superopt.runtime import onnx_runtime
 from superopt.verifier.check.differential import check
 from superopt.verifier.weights.claims import check_values
 from tests.search.value_models import MODELS, STILL, Drawn, Made
@@ -27,7 +27,7 @@ SEEDS = (0, 1, 2)
 
 
 def run(graph: Graph, feeds: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
-    return ort.run(ort.make_session(formats.to_onnx_bytes(graph), threads=1), dict(feeds))
+    return onnx_runtime.run(onnx_runtime.make_session(formats.to_onnx_bytes(graph), threads=1), dict(feeds))
 
 
 def drawn(made: Made, seed: int) -> Mapping[str, np.ndarray]:

@@ -14,8 +14,8 @@ from superopt.ops.infer import infer
 from superopt.passes import SearchOptions, search
 from superopt.program.program import program_of
 from superopt.regions.lowering import region_of
+from superopt.regions.plan_selection import Weights
 from superopt.regions.region_search import optimise
-from superopt.regions.weight_traffic import Weights
 
 
 def test_a_chain_of_values_that_are_each_read_twice_is_searched():

@@ -22,7 +22,7 @@ from superopt.report.corpus import CorpusRun, Row
 from superopt.report.naming import rule_name
 from superopt.rules import load_library, parse_rule
 from superopt.rules.floats import MODES
-from superopt.runtime.registry import RUNTIMES
+from superopt.runtime.protocol import RUNTIMES
 from superopt.server.app import create_app
 from superopt.server.http.parameters import DESCRIPTIONS
 from superopt.server.http.problems import TITLES

@@ -12,7 +12,7 @@ from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph, Node, constant
 from superopt.ir.types import TensorType
 from superopt.ops.infer import infer
-from superopt.runtime.ort import make_session, run
+from superopt.runtime.onnx_runtime import make_session, run
 from superopt.verifier.check.differential import make_inputs
 
 __all__ = ["Mutant", "mutants"]

@@ -18,8 +18,7 @@ from superopt.ir.poly import sym
 from superopt.ir.types import DType, TensorType
 from superopt.ops.infer import infer
 from superopt.pipeline import optimize
-from superopt.runtime.binding import bind
-from superopt.runtime.ort import OrtValue, lent, make_session, run
+from superopt.runtime.onnx_runtime import OrtValue, bind, lent, make_session, run
 from superopt.verifier.check import tolerance
 from superopt.verifier.check.deviation import Explanations, Trial
 from superopt.verifier.check.differential import check

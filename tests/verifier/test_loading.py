@@ -9,7 +9,7 @@ from superopt import formats
 from superopt.frontend import GraphBuilder
 from superopt.ir.errors import InvalidModel
 from superopt.ir.graph import Graph
-from superopt.runtime import ort
+from superopt.runtime import onnx_runtime
 from superopt.verifier.check.differential import check_rewrite
 
 
@@ -28,7 +28,7 @@ def test_a_result_that_the_runtime_loads_only_without_its_optimisations_fails() 
     """ONNX Runtime 1.32 takes the first division into its product, and forgets that the second reads it."""
     before, after = _scaled(twice=False), _scaled(twice=True)
     with pytest.raises(InvalidModel, match="not a graph input"):
-        ort.make_session(formats.to_onnx_bytes(after), threads=1)
+        onnx_runtime.make_session(formats.to_onnx_bytes(after), threads=1)
     found = check_rewrite(before, after)
     assert found.verdict == "failed"
     assert "accepts the original but refuses the result" in found.reason

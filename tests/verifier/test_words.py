@@ -16,7 +16,7 @@ from superopt.ir.poly import sym
 from superopt.ir.terms import App, Var
 from superopt.ir.types import DType, TensorType
 from superopt.runtime import reference
-from superopt.runtime.ort import make_session, run
+from superopt.runtime.onnx_runtime import make_session, run
 from superopt.verifier.equivalence.constants import with_folded_jumps
 from superopt.verifier.equivalence.fused_operators import FUSED, unfused
 from superopt.verifier.equivalence.graphs import verify

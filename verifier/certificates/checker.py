@@ -30,8 +30,7 @@ from superopt.ops.meaning import Condition
 from superopt.rules import Guard, Rule, parse_rule
 from superopt.rules.clamping import cases
 from superopt.rules.grammar import format_guard
-from superopt.rules.typing import instances, meaning_digest, types_of
-from superopt.rules.wellformed import positions, shown
+from superopt.rules.typing import instances, meaning_digest, positions, shown, types_of
 from superopt.verifier.certificates.normal_forms import (
     Bag,
     Rejected,

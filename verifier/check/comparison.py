@@ -17,9 +17,8 @@ from superopt.ir.types import TensorType
 from superopt.ops.infer import Typing, infer
 from superopt.ops.work import Inference
 from superopt.runtime import reference
-from superopt.runtime.onnx_runtime import ONNX_RUNTIME
-from superopt.runtime.ort import InferenceSession
-from superopt.runtime.ort import run as run_session
+from superopt.runtime.onnx_runtime import ONNX_RUNTIME, InferenceSession
+from superopt.runtime.onnx_runtime import run as run_session
 from superopt.verifier.check.check_plan import ORIGINAL, RESULT, CheckResult, Plan
 from superopt.verifier.check.cross_runtime import CrossRuntime, displaced
 from superopt.verifier.check.deviation import Explanations, Trial

@@ -17,7 +17,7 @@ from superopt.ir.graph import Graph
 from superopt.ir.types import DType
 from superopt.ops.infer import Applied, Typing
 from superopt.ops.meaning import IllTyped
-from superopt.runtime.ort import InferenceSession
+from superopt.runtime.onnx_runtime import InferenceSession
 from superopt.verifier.check.overflow import Overflow
 from superopt.verifier.check.rounding_noise import Disturbed
 from superopt.verifier.check.sessions import Arrays, Bench

@@ -44,8 +44,8 @@ from dataclasses import replace
 from superopt.ir.errors import ResourceLimit, Unsupported
 from superopt.ir.graph import Graph
 from superopt.ops.infer import Typing, infer
-from superopt.runtime.blas import one_blas_thread
 from superopt.runtime.limits import bounded_memory, refuse_unbounded
+from superopt.runtime.numeric_libraries import one_blas_thread
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.protocol import Runtime
 from superopt.verifier.check.check_plan import EXACT, QUICK, WHOLE, CheckResult, Plan, Slack, Thoroughness

@@ -12,7 +12,7 @@ import numpy as np
 from superopt.ir.graph import Graph, Node, Value, unused_name
 from superopt.ir.types import DType, TensorType
 from superopt.ops.infer import Typing
-from superopt.runtime.ort import InferenceSession
+from superopt.runtime.onnx_runtime import InferenceSession
 from superopt.verifier.check.noise_model import ELEMENTARY, REALS, is_exact
 from superopt.verifier.check.rounding_noise import live_values
 from superopt.verifier.check.sessions import REFUSALS, Bench, attempt

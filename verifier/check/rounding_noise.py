@@ -29,7 +29,7 @@ from superopt.formats.tensors import set_aside
 from superopt.ir.graph import Graph, Value, WeightData
 from superopt.ir.types import DType, TensorType
 from superopt.ops.infer import Typing, infer, sizes_fed_to
-from superopt.runtime.ort import InferenceSession
+from superopt.runtime.onnx_runtime import InferenceSession
 from superopt.verifier.check.input_generation import fed_types
 from superopt.verifier.check.noise_model import REALS, STEPS, Builder, NoiseInput, noise
 from superopt.verifier.check.sessions import REFUSALS, Arrays, Bench, attempt

@@ -12,9 +12,8 @@ from types import TracebackType
 import numpy as np
 
 from superopt.fleet.child import Crew, Lost, packed, unpacked
-from superopt.formats.memory_map import MemoryMap
+from superopt.formats.mapped_file import MemoryMap, Scratch, located
 from superopt.formats.onnx_writer import save_beside, to_onnx_bytes
-from superopt.formats.scratch import Scratch, located
 from superopt.formats.tensors import FileData, PackedData, SparseData, expected_bytes, packed_chunks, shape_of
 from superopt.ir.errors import (
     BackendUnavailable,
@@ -24,14 +23,13 @@ from superopt.ir.errors import (
     UsageError,
 )
 from superopt.ir.graph import ArrayData, Graph, Weight, WeightData
-from superopt.ir.parallel_map import side_by_side
+from superopt.ir.interpreter import side_by_side
 from superopt.ir.temporary import TemporaryFolder
 from superopt.ir.types import DType, TensorType
 from superopt.runtime import isolated_process
 from superopt.runtime.limits import give_back, resident
-from superopt.runtime.onnx_runtime import ONNX_RUNTIME, Session
-from superopt.runtime.ort import InferenceSession, OrtValue, is_native, make_session
-from superopt.runtime.ort import run as run_session
+from superopt.runtime.onnx_runtime import ONNX_RUNTIME, InferenceSession, OrtValue, Session, is_native, make_session
+from superopt.runtime.onnx_runtime import run as run_session
 from superopt.runtime.protocol import Loaded, Runtime
 from superopt.runtime.sample_data import with_values, without_elements
 from superopt.runtime.unsafe_models import Elsewhere, refuse_fatal_loading, risk_of

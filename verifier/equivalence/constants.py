@@ -20,9 +20,9 @@ from superopt.ir.types import DType, TensorType, ValueType
 from superopt.ops.generators import attribute_array
 from superopt.ops.infer import Applied, Typing, infer
 from superopt.ops.record import NotCovered
-from superopt.runtime._barrier import run_node
-from superopt.runtime.ort import make_session
-from superopt.runtime.ort import run as run_session
+from superopt.runtime.node_execution import run_node
+from superopt.runtime.onnx_runtime import make_session
+from superopt.runtime.onnx_runtime import run as run_session
 
 __all__ = [
     "JUMPS",

@@ -22,8 +22,8 @@ from superopt.ir.errors import SuperoptError, UsageError
 from superopt.ir.graph import Graph, Node, Weight, structural_hash
 from superopt.ops.infer import infer
 from superopt.ops.record import NotCovered
-from superopt.runtime.blas import one_blas_thread
 from superopt.runtime.limits import LARGE
+from superopt.runtime.numeric_libraries import one_blas_thread
 from superopt.verifier.check.check_plan import ORIGINAL, RESULT
 from superopt.verifier.check.differential import CheckResult, Slack, check, check_regions
 from superopt.verifier.equivalence.constants import ModelConstants, constants_of, contents_of, with_folded_jumps

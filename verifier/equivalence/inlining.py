@@ -7,7 +7,7 @@ from dataclasses import replace
 from onnx.inliner import inline_local_functions
 
 from superopt.formats.functions import MOST_NODES, calls_in, functions_in
-from superopt.formats.onnx_checks import expanded_sizes
+from superopt.formats.onnx_nodes import expanded_sizes
 from superopt.formats.onnx_reader import from_onnx
 from superopt.formats.onnx_writer import to_onnx
 from superopt.ir.errors import SuperoptError

@@ -80,7 +80,7 @@ def _gap(left: list[np.ndarray], right: list[np.ndarray]) -> float:
 def _run_both(trial: Trial, rng: np.random.Generator) -> tuple[list[np.ndarray], list[np.ndarray]] | None:
     """The outputs of both sides, or ``None`` where ONNX Runtime does not have an operator."""
     from superopt.formats import to_onnx_bytes
-    from superopt.runtime.ort import make_session, run
+    from superopt.runtime.onnx_runtime import make_session, run
 
     feeds: dict[str, np.ndarray] = {}
     for name, kind in trial.variables.items():

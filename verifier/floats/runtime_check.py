@@ -17,7 +17,7 @@ from superopt.ir.graph import ArrayData, Graph, Value, Weight
 from superopt.ir.terms import Term
 from superopt.ir.types import DType, TensorType
 from superopt.ops.record import NotCovered
-from superopt.runtime.ort import make_session, run
+from superopt.runtime.onnx_runtime import make_session, run
 from superopt.verifier.exact.witness import side_graph
 from superopt.verifier.floats.adversarial_points import Points
 

@@ -15,8 +15,7 @@ from superopt.ops.meaning import Condition, Meaning
 from superopt.rules import Rule
 from superopt.rules.canonical import map_terms
 from superopt.rules.rule import AttributeScheme
-from superopt.rules.typing import type_terms, variable_types
-from superopt.rules.wellformed import obligations
+from superopt.rules.typing import obligations, type_terms, variable_types
 from superopt.verifier.prover.arith import Facts, ge, normal_condition
 from superopt.verifier.prover.simplify import coefficient_of
 
@@ -34,7 +33,7 @@ class Context:
         lhs, rhs: the sides' terms.
         types: output types of every term.
         meanings: the meaning of every application.
-        hypotheses: the guards and the left side's obligations (:mod:`superopt.rules.wellformed`).
+        hypotheses: the guards and the left side's obligations (:mod:`superopt.rules.typing`).
         needed: the right side's obligations.
         least: least values of sizes and attribute atoms.
         reals: real attribute atoms and their sign (2: positive, 0: any).

@@ -6,7 +6,7 @@ what is emitted, terms over operators, the prover is asked, for all sizes, attri
 * ``push(x, ẋ)[i] = (D f)(x, ẋ)[i]``: the pushforward is the derivative;
 * ``Σ_i c[i]·(D f)(x, ẋ)[i] = Σ_j pull(x, c)[j]·ẋ[j]`` for each operand by itself: the pullback is its adjoint.
 
-At kinks both sides follow the convention of :mod:`superopt.ops.derivative.scalars`. The cases are ``gradients.toml``.
+At kinks both sides follow the convention of :mod:`superopt.ops.derivative.forward`. The cases are ``gradients.toml``.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ from superopt.ir.errors import UsageError
 from superopt.ir.terms import App, Project, Term, Var, postorder, variables
 from superopt.ir.types import TensorType
 from superopt.ops import REGISTRY
-from superopt.ops.derivative.declared import Site
-from superopt.ops.derivative.expressions import Expr, added, apply, by_channel, constant, variable
-from superopt.ops.derivative.forward import PREFIX, derivative_of
-from superopt.ops.derivative.kinks import kinks_of
+from superopt.ops.derivative.declarations import DECLARED
+from superopt.ops.derivative.expressions import Expr, Site, added, apply, by_channel, constant, variable
+from superopt.ops.derivative.forward import PREFIX, derivative_of, kinks_of
 from superopt.ops.derivative.modes import is_still, pull, push
 from superopt.ops.record import Operator
 from superopt.rules.grammar import parse_scheme, parse_term
@@ -115,7 +114,7 @@ def _checked(name: str) -> OperatorGradient:
             proved += 1
         else:
             missing.setdefault(f"{statement.what} in {statement.case}: {getattr(verdict, 'reason', verdict)}")
-    declared = REGISTRY[name].derivative
+    declared = DECLARED.get(name)
     expanded = declared is not None and declared.expansion is not None
     how = "by expansion" if expanded else "declared" if declared is not None and declared.pullback else "derived"
     return OperatorGradient(name, how, proved, total, tuple(missing), _kinks(name), time.monotonic() - started)

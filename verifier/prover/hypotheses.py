@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from superopt.ir.poly import sym
 from superopt.ops.meaning import Condition
 from superopt.rules import Rule
-from superopt.rules.typing import types_of
-from superopt.rules.wellformed import positions, shown
+from superopt.rules.typing import positions, shown, types_of
 from superopt.verifier.prover.arith import Facts, ge, normal_condition
 from superopt.verifier.prover.budget import Budget
 from superopt.verifier.prover.context import stated

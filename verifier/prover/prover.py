@@ -18,8 +18,7 @@ from superopt.ops.meaning import Axis, Condition, IllTyped
 from superopt.rules import Rule, RuleError
 from superopt.rules.clamping import cases
 from superopt.rules.grammar import format_guard
-from superopt.rules.typing import instances, leads_of
-from superopt.rules.wellformed import shown
+from superopt.rules.typing import instances, leads_of, shown
 from superopt.verifier.prover.arith import Facts, ge, normal_condition
 from superopt.verifier.prover.budget import Budget, OutOfTimeError, StoppedError
 from superopt.verifier.prover.compose import Composer, Unbounded

@@ -11,8 +11,7 @@ from superopt.frontend.autodiff.extension import Extension, Step, at_sizes
 from superopt.ir.errors import SuperoptError, UsageError, printable
 from superopt.ir.graph import Graph, Node, Value, Weight, label
 from superopt.ir.types import TensorType
-from superopt.ops.derivative.declared import NotDifferentiable, Site
-from superopt.ops.derivative.expressions import Expr, added, apply, constant
+from superopt.ops.derivative.expressions import Expr, NotDifferentiable, Site, added, apply, constant
 from superopt.ops.derivative.modes import is_still, pull
 from superopt.ops.infer import Applied, Barrier
 

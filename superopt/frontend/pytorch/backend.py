@@ -31,7 +31,7 @@ from superopt.frontend.pytorch.exchange import (
 from superopt.frontend.pytorch.exporting import Lifted, Pure, exported, trial
 from superopt.ir.errors import SuperoptError, Unsupported, printable
 from superopt.ir.graph import Graph
-from superopt.runtime.ort import make_session, translated
+from superopt.runtime.onnx_runtime import make_session, translated
 
 __all__ = ["Explanation", "Region", "backend", "explain"]
 

@@ -12,7 +12,7 @@ from superopt.formats import to_onnx_bytes
 from superopt.frontend.training.step import TrainingStep
 from superopt.ir.errors import UsageError, printable
 from superopt.ir.types import TensorType
-from superopt.runtime.ort import make_session, to_value, translated
+from superopt.runtime.onnx_runtime import make_session, to_value, translated
 
 __all__ = ["TrainingLoop"]
 

@@ -22,6 +22,7 @@ from superopt.frontend.training.losses import LOSSES, Loss
 from superopt.frontend.training.optimisers import Optimiser, optimiser
 from superopt.ir.errors import UsageError, printable
 from superopt.ir.graph import TRAINING, Graph, Value, Weight, constant
+from superopt.ops.derivative.declarations import DECLARED
 from superopt.ops.derivative.expressions import Expr, added, apply, cast, squeezed, unsqueezed
 from superopt.ops.derivative.expressions import constant as ones
 from superopt.ops.infer import Applied
@@ -250,7 +251,7 @@ def _parameters(extension: Extension, loss: str, train: Sequence[str], freeze: S
     """
     fixed: set[str] = set()
     for step in extension.steps:
-        if isinstance(step.applied, Applied) and (declared := step.applied.operator.derivative) is not None:
+        if isinstance(step.applied, Applied) and (declared := DECLARED.get(step.applied.operator.name)) is not None:
             fixed.update(n for p, n in enumerate(step.applied.args) if p in declared.statistics and n is not None)
 
     def chosen(weight: Weight) -> bool:

@@ -1,19 +1,22 @@
-"""The derivative of a meaning, as a meaning: what an operator does to small changes of its operands.
+"""The derivative of each scalar function of the meaning language: the one table that gradients rest on.
 
-``D f`` has the operands of ``f``, then a *tangent* for each (absent where the operand does not move). It is derived
-from the meaning alone, by the table of :mod:`.scalars`: sums are differentiated term by term, the largest of a
-reduction by all that reach it, a guard by its branches. Positions that come from data do not move.
+A *kink* is a point where a function has no derivative. The convention there is part of the table:
+
+* ``max``, ``min`` of an element and a constant have the derivative from the left: ``Relu`` has 0 at 0, ``LeakyRelu``
+  its slope, ``Clip`` 0 at its lower bound and 1 at its upper one.
+* ``max``, ``min`` of two elements share equally where they are equal, as do all of a reduction that are the largest.
+* ``abs`` has 0 at 0. Functions that are constant between jumps (``floor``, ``sign``, comparisons …) have 0 everywhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from functools import lru_cache
 
 from superopt.ir.terms import AttributeValue
 from superopt.ir.types import DType, TensorType
-from superopt.ops.derivative.scalars import STEPS, choices, partials
 from superopt.ops.meaning import (
     Call,
     Comprehension,
@@ -22,13 +25,136 @@ from superopt.ops.meaning import (
     Read,
     Reduce,
     Scalar,
+    SizeValue,
     Where,
     call,
     number,
-)  # fmt: skip
+    parts,
+)
 from superopt.ops.record import Canonical, NodeForm, NodeView, NotCovered, Operator
 
-__all__ = ["PREFIX", "derivative_of", "tangent_of"]
+__all__ = [
+    "KINKS",
+    "Linear",
+    "PREFIX",
+    "STEPS",
+    "choices",
+    "derivative_of",
+    "is_constant",
+    "kinks_of",
+    "partials",
+    "tangent_of",
+]
+
+
+# -- Scalar functions ----------------------------------------------------------------------------------------------
+
+
+# What a function does to its arguments to first order: one factor per argument.
+Linear = Callable[..., tuple[Scalar, ...]]
+HALF = Fraction(1, 2)
+
+
+def _inverse(x: Scalar) -> Scalar:
+    return call("inv", x)
+
+
+def _power(x: Scalar, y: Scalar) -> tuple[Scalar, Scalar]:
+    """``y·x^(y-1)`` and ``x^y·log x``, which is 0 at 0 for ``y > 0``.
+
+    A constant exponent needs no logarithm, so its factor is never asked for.
+    """
+    return y * call("pow", x, y - 1), call("pow", x, y) * call("log", call("select", call("equal", x, 0), 1, x))
+
+
+def _remainder(a: Scalar, b: Scalar) -> tuple[Scalar, Scalar]:
+    """``a - b·⌊a/b⌋`` between the jumps of the quotient, which is ``(a - a mod b)/b``."""
+    return number(1), (call("truncmod", a, b) - a) / b
+
+
+PARTIALS: Mapping[str, Linear] = {
+    "add": lambda a, b: (number(1), number(1)),
+    "mul": lambda a, b: (b, a),
+    "inv": lambda x: (-(_inverse(x) * _inverse(x)),),
+    "pow": _power,
+    "truncmod": _remainder,
+    "exp": lambda x: (call("exp", x),),
+    "log": lambda x: (_inverse(x),),
+    "sqrt": lambda x: (HALF * _inverse(call("sqrt", x)),),
+    "erf": lambda x: (_inverse(call("sqrt", call("atan", 1))) * call("exp", -(x * x)),),  # 2/√π, with π = 4·atan 1
+    "tanh": lambda x: (1 - call("tanh", x) * call("tanh", x),),
+    "sin": lambda x: (call("cos", x),),
+    "cos": lambda x: (-call("sin", x),),
+    "tan": lambda x: (1 + call("tan", x) * call("tan", x),),
+    "asin": lambda x: (_inverse(call("sqrt", 1 - x * x)),),
+    "acos": lambda x: (-_inverse(call("sqrt", 1 - x * x)),),
+    "atan": lambda x: (_inverse(1 + x * x),),
+    "sinh": lambda x: (call("cosh", x),),
+    "cosh": lambda x: (call("sinh", x),),
+    "asinh": lambda x: (_inverse(call("sqrt", x * x + 1)),),
+    "acosh": lambda x: (_inverse(call("sqrt", x * x - 1)),),
+    "atanh": lambda x: (_inverse(1 - x * x),),
+    "abs": lambda x: (call("sign", x),),
+}
+
+# Constant between jumps: derivative 0.
+STEPS = frozenset({
+    "floor", "ceil", "round", "sign", "less", "equal", "not", "and", "or", "xor", "truncdiv", "floormod", "cast_int",
+    "isnan", "isinf",
+})  # fmt: skip
+
+# What is said of an operator whose meaning has the function, for people.
+KINKS: Mapping[str, str] = {
+    "abs": "at 0: 0", "sqrt": "at 0: infinite", "truncmod": "at multiples of the divisor: as beside them",
+    "select": "where the condition changes: that of the branch taken",
+    **dict.fromkeys(("floor", "ceil", "round", "sign"), "at the jumps: 0"),
+}  # fmt: skip
+
+
+def partials(function: str, args: tuple[Scalar, ...], moves: Sequence[bool]) -> tuple[Scalar, ...]:
+    """A function's factors, of which those of arguments that move are asked for.
+
+    Where an exponent stays, it may be 0, with 0 below it: ``x^0`` has the derivative 0 there, too.
+    """
+    if function == "pow" and not moves[1] and not (is_constant(args[1]) and args[1] != number(0)):
+        x, y = args
+        return y * call("pow", x, call("select", call("equal", y, 0), 1, y) - 1), number(0)
+    return PARTIALS[function](*args)
+
+
+def is_constant(value: Scalar) -> bool:
+    return isinstance(value, Number | SizeValue)
+
+
+def choices(function: str, args: tuple[Scalar, ...]) -> tuple[Scalar, ...] | None:
+    """For ``max``, ``min`` and ``select``: the share (0, ½ or 1) that each argument has in the value; else ``None``."""
+    if function == "select":
+        return number(0), call("select", args[0], 1, 0), call("select", args[0], 0, 1)
+    if function not in ("max", "min"):
+        return None
+    a, b = args
+    if function == "max":
+        above, below = call("less", b, a), call("less", a, b)
+    else:
+        above, below = call("less", a, b), call("less", b, a)
+    if is_constant(a) or is_constant(b):  # the derivative from the left
+        moving_first = is_constant(b)
+        wins = (above if moving_first else below) if function == "max" else None
+        if wins is None:
+            wins = call("not", below) if moving_first else call("not", above)
+        return (wins, call("not", wins)) if moving_first else (call("not", wins), wins)
+    tie = call("equal", a, b) * HALF
+    return above + tie, below + tie
+
+
+# -- Tangents of a meaning -----------------------------------------------------------------------------------------
+#
+# The derivative of a meaning, as a meaning: what an operator does to small changes of its operands.
+#
+# ``D f`` has the operands of ``f``, then a *tangent* for each (absent where the operand does not move). It is derived
+# from the meaning alone, by the table of :mod:`.scalars`: sums are differentiated term by term, the largest of a
+# reduction by all that reach it, a guard by its branches. Positions that come from data do not move.
+
 
 PREFIX = "D "  # of the names of derivatives: no ONNX operator has a space in its name
 
@@ -137,3 +263,37 @@ def _called(function: str, args: tuple[Scalar, ...], moved: Sequence[Scalar | No
     for part in parts[1:]:
         whole = whole + part
     return whole
+
+
+# -- Kinks ---------------------------------------------------------------------------------------------------------
+#
+# Where an operator has no derivative, and what is taken there: read from the functions in its meaning.
+
+
+def kinks_of(outputs: Sequence[Comprehension]) -> tuple[str, ...]:
+    """Sentences, each once; none where the operator is smooth wherever it is defined.
+
+    Positions do not move, so what they are computed by does not count.
+    """
+    found: dict[str, None] = {}
+    waiting = [output.body for output in reversed(outputs)]
+    while waiting:
+        node = waiting.pop()
+        if (text := _kink(node)) is not None:
+            found.setdefault(text)
+        if not isinstance(node, Read):
+            waiting += reversed(parts(node))
+    return tuple(found)
+
+
+def _kink(node: Scalar) -> str | None:
+    match node:
+        case Reduce("max" | "min" as kind):
+            return f"where several elements are the {'largest' if kind == 'max' else 'smallest'}: they share equally"
+        case Call("max" | "min", args):
+            if any(map(is_constant, args)):
+                return "where the argument meets a constant bound: the derivative from the left"
+            return "where two arguments are equal: they share equally"
+        case Call(function, _):
+            return KINKS.get(function)
+    return None

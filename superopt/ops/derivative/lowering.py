@@ -27,8 +27,7 @@ from superopt.ops.derivative.expressions import (
     transposed,
     unsqueezed,
 )
-from superopt.ops.derivative.forward import chain, tangent_of
-from superopt.ops.derivative.scalars import STEPS, choices, is_constant, partials
+from superopt.ops.derivative.forward import STEPS, chain, choices, is_constant, partials, tangent_of
 from superopt.ops.meaning import (
     Call,
     Comprehension,

@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from superopt.ir.terms import App, Project, Term, children, postorder, rebuilt
 from superopt.ir.types import TensorType
-from superopt.ops.derivative.declared import Derivative, NotDifferentiable, Site
-from superopt.ops.derivative.expressions import Expr, added, cast, variable
+from superopt.ops.derivative.declarations import DECLARED
+from superopt.ops.derivative.expressions import Derivative, Expr, NotDifferentiable, Site, added, cast, variable
 from superopt.ops.derivative.forward import tangent_of
 from superopt.ops.derivative.lowering import NotLowered, pullback, pushforward
 from superopt.ops.record import Operator
@@ -51,7 +51,7 @@ def pull(site: Site, given: Sequence[Expr | None]) -> dict[int, Expr]:
     """
     if all(g is None for g in given) or not site.wanted or is_still(site):
         return {}
-    declared = record_of(site.op).derivative or _NONE
+    declared = DECLARED.get(site.op, _NONE)
     if declared.pullback is not None:
         return {p: e for p, e in declared.pullback(site, given).items() if p in site.wanted}
     if declared.expansion is not None:
@@ -84,7 +84,7 @@ def push(site: Site, tangents: Sequence[Expr | None]) -> tuple[Expr | None, ...]
     meaning, results = record_of(site.op).apply([None if a is None else a.type for a in site.args], site.attributes)
     if not site.wanted or is_still(site):
         return (None,) * len(results)
-    declared = record_of(site.op).derivative or _NONE
+    declared = DECLARED.get(site.op, _NONE)
     if declared.pushforward is not None:
         return tuple(declared.pushforward(site, tangents))
     if declared.expansion is None and declared.pullback is None:

@@ -15,7 +15,7 @@ from functools import cache, partial
 import numpy as np
 
 from superopt.passes.fast_algorithms.conv import array_of
-from superopt.passes.fast_algorithms.graph_extension import Writer
+from superopt.passes.fast_algorithms.sites import Writer
 from superopt.rules.bilinear import Algorithm, Matrix, shared_sums
 from superopt.runtime.evaluate import Array
 

@@ -19,13 +19,12 @@ from superopt.ops.infer import infer
 from superopt.passes.canonicalize import of_known_sizes
 from superopt.passes.rounding_guard import kept_verbatim
 from superopt.passes.weights.constant_values import constants_of, others_of
+from superopt.passes.weights.index_axes import Removal, removal_of
 from superopt.passes.weights.known_positions import Elsewhere, moved_of
 from superopt.passes.weights.low_rank import factored_of
-from superopt.passes.weights.removal import Removal, removal_of
 from superopt.passes.weights.rewriting import Written, with_operands, write
 from superopt.passes.weights.slice_analysis import Slices, Values
-from superopt.program.program import Program, program_of
-from superopt.program.step import Step
+from superopt.program.program import Program, Step, program_of
 from superopt.regions.emission import emit
 from superopt.regions.replay import Names
 from superopt.rules.values import Certificate, Equal, Kept, Moved, Same, Uniform

@@ -15,7 +15,7 @@ from superopt.ops import REGISTRY
 from superopt.ops.meaning import Call, Comprehension, IllTyped, Number, Read, Reduce, Scalar, Where, subexpressions
 from superopt.passes.weights.rewriting import with_operands
 from superopt.passes.weights.slice_analysis import Values
-from superopt.program.step import Step
+from superopt.program.program import Step
 from superopt.program.value_analysis import ANYTHING
 from superopt.regions.replay import Names
 

@@ -22,7 +22,7 @@ from superopt.ops.meaning import Call, IllTyped, Meaning, Read, Reduce, Scalar
 from superopt.passes.weights.index_axes import products_of
 from superopt.passes.weights.rewriting import writable
 from superopt.passes.weights.slice_analysis import Values
-from superopt.program.step import Step
+from superopt.program.program import Step
 from superopt.regions.replay import Names
 from superopt.rules.values import Factored
 

@@ -20,11 +20,9 @@ from superopt.ir.types import TensorType
 from superopt.ops import REGISTRY
 from superopt.ops.meaning import Call, IllTyped, Number, Read, Reduce, Scalar, Where
 from superopt.ops.record import NotCovered
-from superopt.passes.weights.index_axes import Place
-from superopt.passes.weights.removal import Absorbed, Removal
+from superopt.passes.weights.index_axes import Absorbed, Place, Removal
 from superopt.passes.weights.slice_analysis import Values
-from superopt.program.program import Program
-from superopt.program.step import Step
+from superopt.program.program import Program, Step
 from superopt.regions.replay import Names
 
 __all__ = ["Written", "with_operands", "writable", "write"]

@@ -16,13 +16,50 @@ from superopt.ir.graph import Graph, label
 from superopt.ir.types import TensorType
 from superopt.ops.infer import Applied, Barrier, Typing, infer
 from superopt.ops.meaning import Read, Scalar
-from superopt.runtime.cuda.arena import arena
 from superopt.runtime.cuda.compose import Expression, calls, inlined, reads, reduces, remapped, touches
 from superopt.runtime.cuda.emit import LONG, free
 from superopt.runtime.cuda.library import Call, library_call
 from superopt.runtime.cuda.source import Kernel, kernel, position
 
-__all__ = ["Launch", "Plan", "Step", "plan"]
+__all__ = ["Launch", "Plan", "Step", "arena", "plan"]
+
+
+# -- Arena ---------------------------------------------------------------------------------------------------------
+#
+# Where intermediates lie: one block of memory, shared by values that are never alive together.
+
+
+ALIGNMENT = 256  # bytes; what cudaMalloc gives and vector loads want
+
+
+def arena(spans: Mapping[str, tuple[int, int]], types: Mapping[str, TensorType]) -> tuple[dict[str, int], int]:
+    """Byte offsets such that values alive at one time do not overlap, and the bytes needed.
+
+    Greedy by size (Pisarchyk and Lee, Efficient Memory Management for Deep Neural Net Inference, 2020).
+
+    Args:
+        spans: first and last step at which each value is alive.
+        types: their static types.
+    """
+    placed: list[tuple[int, int, str]] = []
+    offsets: dict[str, int] = {}
+    sizes = {name: -(-max(types[name].nbytes or 0, 1) // ALIGNMENT) * ALIGNMENT for name in spans}
+    for name in sorted(spans, key=lambda n: (-sizes[n], n)):
+        first, last = spans[name]
+        offset = 0
+        for start, end, other in sorted(placed):
+            if spans[other][1] < first or spans[other][0] > last:
+                continue
+            if offset + sizes[name] <= start:
+                break
+            offset = max(offset, end)
+        offsets[name] = offset
+        placed.append((offset, offset + sizes[name], name))
+    return offsets, max((end for _, end, _ in placed), default=0)
+
+
+# -- Plan ----------------------------------------------------------------------------------------------------------
+
 
 LONGEST = 400  # parts of a fused expression
 _AGAIN = 32  # calls an element, computed again by whoever reads it: half of what writing and reading 8 bytes takes

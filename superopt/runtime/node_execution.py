@@ -1,25 +1,32 @@
-"""Nodes that superopt does not read, run one at a time by ONNX Runtime at their own element types."""
+"""Nodes that ONNX Runtime runs for superopt: barriers one at a time, computed constants as one model."""
 
 from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from superopt.formats.onnx_writer import to_onnx_bytes
 from superopt.ir.errors import InvalidModel, ResourceLimit, Unsupported, UsageError
-from superopt.ir.graph import Graph, Node, Value, label
+from superopt.ir.graph import Graph, Node, Value, Weight, label
 from superopt.ir.types import DType, TensorType, ValueType
-from superopt.runtime.ort import InferenceSession, make_session
-from superopt.runtime.ort import run as run_session
+from superopt.runtime.limits import refuse_unbounded
+from superopt.runtime.onnx_runtime import InferenceSession, make_session
+from superopt.runtime.onnx_runtime import run as run_session
 
-__all__ = ["run_node"]
+__all__ = ["run_constants", "run_node"]
+
+
+# -- Barriers ------------------------------------------------------------------------------------------------------
+#
+# Nodes that superopt does not read, run one at a time by ONNX Runtime at their own element types.
+
 
 INSIDE = 2**20  # bytes of a constant that is put into the one-node model (some operators demand constants)
-_LONGEST_RUN = 15.0  # seconds
+_LONGEST_NODE = 15.0  # seconds
 KEPT = 64  # sessions kept
 
 _sessions: OrderedDict[str, InferenceSession] = OrderedDict()
@@ -43,7 +50,7 @@ def run_node(
     model = one_node(graph, node, arrays, types)
     try:
         session = _session(to_onnx_bytes(model))
-        return run_session(session, {v.name: arrays[v.name] for v in model.inputs}, time_limit=_LONGEST_RUN)
+        return run_session(session, {v.name: arrays[v.name] for v in model.inputs}, time_limit=_LONGEST_NODE)
     except ResourceLimit as error:
         raise error.within(label(node)) from error
     except (InvalidModel, UsageError, Unsupported) as error:
@@ -93,3 +100,49 @@ def _session(model: bytes) -> InferenceSession:
     if len(_sessions) > KEPT:
         _sessions.popitem(last=False)
     return session
+
+
+# -- Computed constants --------------------------------------------------------------------------------------------
+#
+# Constants of a model as ONNX Runtime computes them: node by node, in the nodes' own element types, nothing optimised.
+#
+# The nodes run as one model, as they stand in the model that they come from. That matters where ONNX Runtime has no
+# kernel for a type: it computes chains of float16 operators in float32 and rounds where the chain ends, and a node run
+# alone would be rounded more often.
+
+
+_LONGEST_RUN = 60.0  # seconds: as long as a search takes by itself; what takes longer is left to the runtime
+
+
+def run_constants(
+    graph: Graph, nodes: Sequence[Node], weights: Sequence[Weight], wanted: Mapping[str, TensorType]
+) -> dict[str, np.ndarray]:
+    """What nodes make of weights, bit for bit as the model would.
+
+    Args:
+        graph: the model; its opset and functions count.
+        nodes: in order; they read ``weights`` and each other, nothing else.
+        weights: with elements. Small ones stay constants (some operators demand it), larger ones are fed.
+        wanted: values to return, with the types that they must have.
+
+    Raises:
+        Unsupported: ONNX Runtime cannot run a node.
+        InvalidModel: it refuses a node, or makes a value of another type.
+        ResourceLimit: it takes too much memory or time.
+    """
+    inside = tuple(w for w in weights if (w.type.nbytes or 0) <= INSIDE)
+    fed = [w for w in weights if (w.type.nbytes or 0) > INSIDE]
+    keys = ["onnx.model", *(f"onnx.node:{o}" for n in nodes for o in n.outputs if o)]
+    model = replace(
+        graph, name="constants", inputs=tuple(Value(w.name, w.type) for w in fed),
+        outputs=tuple(Value(n, t) for n, t in wanted.items()), weights=inside, nodes=tuple(nodes), values=(), doc="",
+        metadata={}, extras={k: graph.extras[k] for k in keys if k in graph.extras},
+    )  # fmt: skip
+    refuse_unbounded(model)
+    session = make_session(to_onnx_bytes(model), optimise=False)
+    feeds = {w.name: np.asarray(w.data.numpy()) for w in fed if w.data is not None}
+    try:
+        found = run_session(session, feeds, list(wanted), time_limit=_LONGEST_RUN)
+    except MemoryError as error:
+        raise ResourceLimit("evaluating constants ran out of memory") from error
+    return {n: np.array(a) for n, a in found.items()}
