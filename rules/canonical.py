@@ -19,7 +19,7 @@ from superopt.rules.rule import (
     value_symbols,
 )
 
-__all__ = ["canonical", "equivalent", "map_terms", "named", "rule_text", "text_digest"]
+__all__ = ["canonical", "map_terms", "named", "rule_text", "text_digest"]
 
 
 def map_value(value: AttributeValue, binding: Mapping[str, Dim]) -> AttributeValue:
@@ -101,11 +101,6 @@ def canonical(rule: Rule) -> Rule:
 def text_digest(rule: Rule) -> str:
     """SHA-256 of the canonical text."""
     return hashlib.sha256(rule_text(canonical(rule)).encode()).hexdigest()
-
-
-def equivalent(a: Rule, b: Rule) -> bool:
-    """Whether two rules are the same up to names, order of terms and which side is left."""
-    return rule_text(canonical(a)) == rule_text(canonical(b))
 
 
 def named(rule: Rule) -> Rule:

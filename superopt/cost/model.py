@@ -30,10 +30,9 @@ if TYPE_CHECKING:
     from superopt.cost.measurements import Answers
     from superopt.runtime.protocol import Runtime
 
-__all__ = ["Application", "Attributes", "CostModel", "Lowered", "Racing", "work_of"]
+__all__ = ["Attributes", "CostModel", "Lowered", "Racing", "work_of"]
 
 Attributes = Mapping[str, AttributeValue] | Sequence[tuple[str, AttributeValue]]
-Application = tuple[str, Attributes, Sequence[TensorType | None], Sequence[bool]]  # op, attributes, types, constant
 _LEAST_SIGMA = 0.02  # two runs of one measurement differ by this much, however narrow either's own spread is
 _LEAST_SIGMA_NS = 20.0  # and by so many nanoseconds (operators below a microsecond, timed in four sessions)
 
