@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from superopt.report.measured import Measured
 from superopt.report.model import Report
-from superopt.report.quantities import bytes_text, count_text, times_text
+from superopt.report.quantities import bytes_text, count_text, speedup_text, times_text
 
-__all__ = ["faster_text", "summary"]
+__all__ = ["summary"]
 
 
 _OTHERWISE = {
@@ -23,14 +23,6 @@ def summary(report: Report) -> str:
     return f"{what}; {_checked(report)}"
 
 
-def faster_text(ratio: float) -> str:
-    """A ratio of times, after ÷ before, as people say it: ``1.18x faster``."""
-    if ratio <= 0.0:
-        return "faster"
-    times = 1.0 / ratio
-    return f"{times:.2f}x faster" if times < 10.0 else f"{times:.1f}x faster"
-
-
 def _times(report: Report) -> tuple[float, str]:
     """The ratio of after ÷ before, and the times with where they come from."""
     m: Measured | None = report.measured
@@ -42,7 +34,7 @@ def _times(report: Report) -> tuple[float, str]:
 
 def _faster(report: Report) -> str:
     ratio, times = _times(report)
-    return f"{faster_text(ratio)} ({times})"
+    return f"{speedup_text(ratio, 'x')} faster ({times})" if ratio > 0.0 else f"faster ({times})"
 
 
 def _simpler(report: Report) -> str:
