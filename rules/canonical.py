@@ -15,7 +15,6 @@ from superopt.rules.rule import Guard, Rule, TensorScheme, TypeScheme, attribute
 
 __all__ = [
     "canonical",
-    "equivalent",
     "independent",
     "is_instance",
     "map_terms",
@@ -105,11 +104,6 @@ def canonical(rule: Rule) -> Rule:
 def text_digest(rule: Rule) -> str:
     """SHA-256 of the canonical text."""
     return hashlib.sha256(rule_text(canonical(rule)).encode()).hexdigest()
-
-
-def equivalent(a: Rule, b: Rule) -> bool:
-    """Whether two rules are the same up to names, order of terms and which side is left."""
-    return rule_text(canonical(a)) == rule_text(canonical(b))
 
 
 def named(rule: Rule) -> Rule:

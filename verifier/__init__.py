@@ -6,7 +6,7 @@ if __name__ != "superopt.verifier":
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from superopt.verifier.verdict import ProvedAllSizes, ProvedBounded, Refuted, Tested, Unknown, Verdict
+from superopt.verifier.verdict import ProvedAllSizes, Refuted, Tested, Unknown, Verdict
 
 if TYPE_CHECKING:
     from superopt.verifier.certificates.certificate import certify
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from superopt.verifier.store import prove_all
 
 __all__ = [
-    "ProvedAllSizes", "ProvedBounded", "Refuted", "Tested", "Unknown", "Verdict", "certify", "check_certificate",
+    "ProvedAllSizes", "Refuted", "Tested", "Unknown", "Verdict", "certify", "check_certificate",
     "prove", "prove_all", "test", "verify",
 ]  # fmt: skip
 

@@ -60,7 +60,7 @@ def _checked(rule: Rule, prover: Prover, seed: int) -> Verdict:
     if kind_of(proved) in ADMISSIBLE:
         disagreement = runtime_disagrees(rule, seed=seed)
         return Unknown(disagreement) if disagreement else proved
-    weak = kind_of(proved) not in ("proved_bounded", "refuted") and not getattr(proved, "refused", False)
+    weak = kind_of(proved) != "refuted" and not getattr(proved, "refused", False)
     if weak and isinstance(tested, Tested):
         return replace(tested, reason=getattr(proved, "reason", ""))
     return proved

@@ -10,11 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 __all__ = [
-    "ProvedAllSizes", "ProvedBounded", "Refuted", "Tested", "Unknown", "Verdict", "kind_of", "verdict_from_json",
+    "ProvedAllSizes", "Refuted", "Tested", "Unknown", "Verdict", "kind_of", "verdict_from_json",
     "verdict_to_json",
 ]  # fmt: skip
-
-Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 @dataclass(frozen=True)
@@ -41,14 +39,6 @@ class ProvedAllSizes:
     leading: str = ""
     seconds: float = field(default=0.0, compare=False)
     steps: int = field(default=0, compare=False)
-
-
-@dataclass(frozen=True)
-class ProvedBounded:
-    """Equal over the reals for symbolic elements, but only at these shapes and attribute values."""
-
-    shapes: tuple[Mapping[str, object], ...]
-    seconds: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True)
@@ -88,11 +78,10 @@ class Unknown:
     seconds: float = field(default=0.0, compare=False)
 
 
-Verdict = ProvedAllSizes | ProvedBounded | Tested | Refuted | Unknown
+Verdict = ProvedAllSizes | Tested | Refuted | Unknown
 
 _NAMES: Mapping[type, str] = {
     ProvedAllSizes: "proved_all_sizes",
-    ProvedBounded: "proved_bounded",
     Tested: "tested",
     Refuted: "refuted",
     Unknown: "unknown",
@@ -126,5 +115,5 @@ def verdict_from_json(data: Mapping[str, object]) -> Verdict:
 
 
 def kind_of(verdict: Verdict) -> str:
-    """``proved_all_sizes``, ``proved_bounded``, ``tested``, ``refuted`` or ``unknown``."""
+    """``proved_all_sizes``, ``tested``, ``refuted`` or ``unknown``."""
     return _NAMES[type(verdict)]

@@ -28,7 +28,7 @@ __all__ = ["SEARCH_ENDS", "VERDICTS", "built", "page"]
 
 _HERE = Path(__file__).parents[1]
 VERDICTS = {
-    "proved_all_sizes": "proved for all sizes", "proved_bounded": "proved at some sizes",
+    "proved_all_sizes": "proved for all sizes",
     "tested": "tested exactly, not proved", "refuted": "false", "unknown": "not known", "evaluated": "computed",
 }  # fmt: skip
 SEARCH_ENDS = {  # why a search ended

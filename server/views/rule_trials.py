@@ -25,7 +25,6 @@ _ATTEMPTS = 12
 _MOST = 4096  # elements of one tensor
 _SHOWN = 64  # elements that are shown
 _CLOSE = 1e-9  # of the output's magnitude, or of the inputs' (about 1) where all cancels: what float64 may round
-Arrays = Mapping[Term, tuple[np.ndarray, ...]]
 
 
 def try_rule(rule: Rule, seed: int) -> dict[str, Any]:

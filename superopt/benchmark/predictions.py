@@ -7,7 +7,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from superopt.runtime.paired_benchmark import RaceResult, median_error, race
 from superopt.runtime.sample_data import feeds_for, with_values
 
 __all__ = [
-    "Direction", "HeldOut", "Prediction", "Repetition", "held_out", "predict_change", "predict_changes", "repeat",
+    "Direction", "HeldOut", "Prediction", "Repetition", "held_out", "predict_changes", "repeat",
     "right_share", "spearman", "validate",
 ]  # fmt: skip
 
@@ -136,24 +136,6 @@ def _prediction(
         return Prediction(name, 0.0, 0.0, 0.0, time.monotonic() - started, failure=str(error))
     low, middle, high = np.quantile([s[0] for s in raced.samples], [0.25, 0.5, 0.75])
     return Prediction(name, found.us, low * 1e3, found.measured_share, seconds, float((high - low) / middle))
-
-
-def predict_change(
-    name: str,
-    how: str,
-    before: Graph,
-    after: Graph,
-    costs: MeasuredCpu,
-    *,
-    sizes: Mapping[str, int] | None = None,
-    rounds: int = _ROUNDS,
-    time_limit: float = 10.0,
-) -> Direction:
-    """Predict what a rewrite does to a model's time, and measure it, interleaved."""
-    [found] = predict_changes(
-        name, [("", before), (how, after)], costs, sizes=sizes, rounds=rounds, time_limit=time_limit
-    )
-    return replace(found, how=how)
 
 
 def predict_changes(

@@ -36,7 +36,6 @@ _ELEMENTS = 1 << 21  # of one operand batch
 _CALLS = 1 << 16  # combinations of operands that are made at once
 Algebra = PrimeField | Ordered
 Key = tuple[TensorType, bytes]
-Member = tuple[int, tuple[int, ...], int]  # template, operand classes, output
 
 
 @dataclass(frozen=True)
@@ -115,11 +114,6 @@ def points_of(theme: Theme, count: int, rng: np.random.Generator) -> list[Point]
             raise ValueError(f"no sizes satisfy the types of theme {theme.name}")
         chosen.append(best[1])
     return chosen
-
-
-def _telling(name: str, neutral: int, sizes: Mapping[str, int], chosen: Sequence[Point]) -> bool:
-    """An attribute is not neutral here and was so at all points before: padding of 0 everywhere is no padding."""
-    return sizes[name] != neutral and all(p.sizes[name] == neutral for p in chosen)
 
 
 def _first_obligations(theme: Theme) -> list[Condition]:

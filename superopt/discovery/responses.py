@@ -9,7 +9,7 @@ for is compared with its fingerprints, and whether the whole is equal is proved 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from math import prod
@@ -190,12 +190,6 @@ def _probes(problem: Problem, skeleton: Skeleton, app: App, hole: str) -> Iterat
         found = _INPUTS[app.op](app, place, known[0].shape or (), shape, free)
         if found is not None:
             yield found, base
-
-
-def _sizes(problem: Problem, names: Set[str]) -> set[str]:
-    """Symbols in the shapes of some of a problem's leaves."""
-    kinds = problem.kinds
-    return {s for n in names & kinds.keys() for d in kinds[n].shape or () for s in symbols(d)}
 
 
 def _chosen(shape: Sequence[Dim], wanted: Sequence[Dim], free: set[str]) -> dict[str, Dim] | None:

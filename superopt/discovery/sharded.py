@@ -23,7 +23,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -63,19 +62,13 @@ class Cost:
 
 @dataclass
 class Step:
-    """What one size took: its tasks, and the client's own processor time between them and after the last.
-
-    Attributes:
-        order: what the client did, one after the other: ``(tasks, number, taken)``, the number-th of the ``"blocks"``
-            or ``"joins"`` given out, or its result taken.
-    """
+    """What one size took: its tasks, and the client's own processor time between them and after the last."""
 
     blocks: list[Cost] = field(default_factory=list)
     joins: list[Cost] = field(default_factory=list)
     given: float = 0.0
     taken: float = 0.0
     ended: float = 0.0
-    order: list[tuple[str, int, bool]] = field(default_factory=list)
 
 
 @dataclass
@@ -172,16 +165,13 @@ class _Sharded:
                 if block is None:
                     more = True
                     return
-                self.step.order.append(("blocks", next(given), False))
                 yield self._block(block, keep=not last, size=size)
 
-        given, taken = count(), count()
         while more:
             more = False
             for outcome in self.fleet.map(tasks(), kept=self.kept):
                 clock = time.thread_time()
                 made, block = _unpacked(outcome.result()), outcome.task.arguments[2]
-                self.step.order.append(("blocks", next(taken), True))  # results come in the order of the tasks
                 rows = made["rows"]
                 rows["place"] = np.arange(place, place + len(rows))
                 rows["group"] += block.first
@@ -272,8 +262,6 @@ class _Sharded:
         earlier = self._earlier()
         home = _range_of(earlier, self.shards)
 
-        number, numbers_given, costs = dict[int, int](), count(), dict[int, Cost]()
-
         def tasks() -> Iterator[Task[dict[str, Any]]]:
             for shard in range(self.shards):
                 path = ranges / str(shard)
@@ -283,8 +271,6 @@ class _Sharded:
                 self.traffic.largest = max(self.traffic.largest, len(rows))
                 name = f"{builder.theme.name}, size {size}, range {shard + 1} of {self.shards}"
                 key = "" if self.kept is None else digest_of("joined", code_digest(), last, _digest(rows))
-                number[id(rows)] = next(numbers_given)
-                self.step.order.append(("joins", number[id(rows)], False))
                 yield Task(_join, (rows, last), name, key)
 
         pairs, new, fresh = list[tuple[Array, Array, Array, Array]](), [], 0
@@ -296,9 +282,7 @@ class _Sharded:
             new.append(made["new"])
             fresh += int(made["count"])
             given = outcome.task.arguments[0]
-            self.step.order.append(("joins", number[id(given)], True))
-            costs[number.pop(id(given))] = _cost(given.nbytes, len(given), outcome.result(), made)
-        self.step.joins += [costs[n] for n in sorted(costs)]
+            self.step.joins.append(_cost(given.nbytes, len(given), outcome.result(), made))
         clock = time.thread_time()
         classes = len(builder.index)
         numbers: dict[int, int] = {}

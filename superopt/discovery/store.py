@@ -17,7 +17,6 @@ from pathlib import Path
 
 from superopt.fleet.stamp import libraries
 from superopt.formats.files import replace_file
-from superopt.ir.disk_cache import SEARCH_PACKAGES
 
 __all__ = ["UNBOUNDED", "Bounds", "Chunks", "OutOfBounds", "code_digest", "digest_of"]
 
@@ -68,13 +67,12 @@ def code_digest(*, whole: bool = False) -> str:
     Args:
         whole: also those that only decide what becomes of explored themes.
     """
-    root = Path(__file__).resolve().parent.parent
     digest = hashlib.sha256(json.dumps(libraries(), sort_keys=True).encode())
-    for package in ("ir", "ops", "runtime", "rules", "verifier", *SEARCH_PACKAGES, "discovery"):
-        for file in sorted((root / package).rglob("*.py")):
-            if package == "discovery" and file.name in _LAST and not whole:
-                continue
-            digest.update(f"{package}/{file.relative_to(root / package)}".encode() + b"\0" + file.read_bytes())
+    packages = ("ir", "ops", "runtime", "rules", "verifier", *disk_cache.SEARCH_PACKAGES)  # besides this one
+    digest.update(disk_cache.code_digest(*packages).encode())
+    for file in sorted(Path(__file__).parent.rglob("*.py")):
+        if whole or file.name not in _LAST:
+            digest.update(f"{file.name}".encode() + b"\0" + file.read_bytes())
     return digest.hexdigest()
 
 

@@ -38,7 +38,7 @@ from superopt.ir.errors import InvalidModel, ResourceLimit, printable
 from superopt.ir.graph import OWN, Graph, Node, Value, Weight
 from superopt.ir.types import TensorType
 
-__all__ = ["SHAPE_ONLY", "default_ir_version", "from_model_bytes", "from_onnx", "functions_of", "shapes_alone"]
+__all__ = ["SHAPE_ONLY", "default_ir_version", "from_model_bytes", "from_onnx", "shapes_alone"]
 
 SHAPE_ONLY = "superopt.shape_only"  # metadata key of an ONNX input that stands for a weight without values
 
@@ -251,12 +251,6 @@ def _model_rest(model: ModelProto, graph: Graph, files: ExternalFiles, extras: d
     _internalise(rest, files)
     if payload := rest.SerializeToString(deterministic=True):
         extras["onnx.model"] = payload
-
-
-def functions_of(graph: Graph) -> tuple[bytes, ...]:
-    """The model's own functions, serialised, in a fixed order."""
-    found = ModelProto.FromString(graph.extras.get("onnx.model", b"")).functions
-    return tuple(sorted(f.SerializeToString(deterministic=True) for f in found))
 
 
 def _internalise(rest: ModelProto, files: ExternalFiles) -> None:

@@ -65,10 +65,10 @@ def counted(operators: Mapping[str, int]) -> str:
     return ", ".join(named) + (" …" if len(operators) > 4 else "")
 
 
-def speedup_text(ratio: float) -> str:
+def speedup_text(ratio: float, times: str = " ×") -> str:
     """``3.7 ×``: by which factor a ratio of after ÷ before is faster, or slower where it is above 1."""
     factor = 1.0 / ratio if 0.0 < ratio < 1.0 else ratio
-    return f"{factor:.0f} ×" if factor >= 10 else f"{factor:.1f} ×" if factor >= 2 else f"{factor:.2f} ×"
+    return f"{factor:.{0 if factor >= 10 else 1 if factor >= 2 else 2}f}{times}"
 
 
 def scientific_text(value: float, digits: int = 2) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from beside import CONVOLUTIONS, assert_close, convolution, feeds_of, operator_samples
+from host_driver import HostDriver, compiled
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,7 +19,6 @@ from superopt.ir.graph import Graph
 from superopt.ir.types import DType, TensorType
 from superopt.runtime.cuda import plan as planning
 from superopt.runtime.cuda import source
-from superopt.runtime.cuda.host import HostDriver, compiled
 from superopt.runtime.cuda.library import Call
 from superopt.runtime.cuda.plan import Launch, Plan, arena, plan
 from superopt.runtime.cuda.session import Session

@@ -33,7 +33,6 @@ from superopt.formats.tensors import PackedData, RandomData, expected_bytes, pac
 from superopt.ir.errors import InvalidModel, UsageError
 from superopt.ir.graph import ArrayData, Graph, Node, OpaqueAttribute, Value, Weight, constant, structural_hash
 from superopt.ir.poly import sym
-from superopt.ir.text import format_graph, parse_graph
 from superopt.ir.types import DType, TensorType
 
 VALIDATOR = jsonschema.Draft202012Validator(schema())
@@ -149,15 +148,6 @@ def test_files_round_trip(graph: Graph) -> None:
             assert described(again) == described(graph)
             graph = again
         VALIDATOR.validate(json.loads(Path(folder, "a.json").read_text()))
-
-
-@settings(max_examples=150, deadline=None)
-@given(graphs())
-def test_text_round_trip(graph: Graph) -> None:
-    text = format_graph(graph)
-    again = parse_graph(text)
-    assert described(again) == described(graph)
-    assert format_graph(again) == text
 
 
 @given(dtypes, st.lists(st.integers(0, 5), max_size=3), st.integers(0, 99))

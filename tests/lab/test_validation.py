@@ -12,7 +12,6 @@ from superopt.benchmark.predictions import (
     Direction,
     Prediction,
     held_out,
-    predict_change,
     predict_changes,
     repeat,
     right_share,
@@ -65,11 +64,13 @@ def test_a_model_that_cannot_run_is_a_row_that_says_why(cpu):
 
 
 def test_three_products_instead_of_twelve_are_predicted_and_measured_faster(cpu):
-    found = predict_change("stack", "by hand", stack(12, 256), stack(3, 256), cpu, rounds=5)
+    steps = [("", stack(12, 256)), ("by hand", stack(3, 256))]
+    [found] = predict_changes("stack", steps, cpu, rounds=5)
     assert found.predicted < 0.6
     assert found.measured < 0.6
     assert found.right
-    assert predict_change("odd", "by hand", stack(1), broken(), cpu).failure
+    [odd] = predict_changes("odd", [("", stack(1)), ("by hand", broken())], cpu)
+    assert odd.failure
 
 
 def test_only_changes_beyond_the_noise_have_a_direction():

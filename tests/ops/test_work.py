@@ -9,7 +9,7 @@ import pytest
 from superopt.ir.poly import sym
 from superopt.ir.types import DType, TensorType
 from superopt.ops import REGISTRY
-from superopt.ops.work import bytes_moved, flops
+from superopt.ops.work import flops
 
 N, K = sym("N"), sym("K")
 WINDOW = {"strides": (2, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1)}
@@ -35,8 +35,3 @@ def f(*shape: Any) -> TensorType:
 )
 def test_flops(op: str, types: list[TensorType], attributes: dict[str, Any], expected: Any) -> None:
     assert flops(REGISTRY[op], types, attributes) == expected
-
-
-def test_bytes() -> None:
-    assert bytes_moved([f(N, 4), None, f(4)], [f(N, 4)]) == 32 * N + 16
-    assert bytes_moved([TensorType(DType.FLOAT32, None)], [f(2)]) is None

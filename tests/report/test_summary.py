@@ -45,7 +45,7 @@ UNCHANGED = replace(FASTER, status="unchanged", measured=None, reason=Reason("ti
     [
         (FASTER, "1.18x faster (5.8 → 4.9 µs, measured); checked equal"),
         (replace(FASTER, measured=replace(RACED, before_ms=80.0, ratio=0.05)),
-         "20.0x faster (80.00 → 4.00 ms, measured); checked equal"),
+         "20x faster (80.00 → 4.00 ms, measured); checked equal"),
         (ESTIMATED, "1.16x faster (6.4 → 5.5 µs, estimated for profile:cpu-epyc-2core); checked equal"),
         (SIMPLER, "simpler (12 → 9 nodes, 1.00 k → 900 FLOPs, 4.0 KiB → 2.0 KiB moved); no clear difference "
                   "in time (5.8 → 5.8 µs, measured); checked equal"),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rule_mutation import mutants
 
 from superopt.rules import RuleError, load_library, parse_rule
 from superopt.rules.library import parse_file
@@ -15,7 +16,6 @@ from superopt.rules.rule import Rule
 from superopt.verifier.admission import admit
 from superopt.verifier.exact.algebra import MODULUS, PrimeField, Rationals, Unlucky, signed
 from superopt.verifier.exact.counterexample import describe, replay
-from superopt.verifier.exact.rule_mutation import mutants
 from superopt.verifier.exact.testing import test as exact
 from superopt.verifier.prover.prover import prove
 from superopt.verifier.verdict import ProvedAllSizes, Refuted, Tested, Unknown

@@ -12,12 +12,12 @@ import zlib
 from pathlib import Path
 
 import pytest
+from rule_mutation import mutants
 
 from superopt.rules import Rule, RuleError, load_library, parse_rule
 from superopt.rules.grammar import format_rule
 from superopt.verifier import ProvedAllSizes, Refuted, prove
 from superopt.verifier.exact.counterexample import replay
-from superopt.verifier.exact.rule_mutation import mutants
 from superopt.verifier.exact.testing import test as exact_test
 
 FULL = os.environ.get("SUPEROPT_FULL") == "1"

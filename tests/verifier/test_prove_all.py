@@ -8,7 +8,7 @@ import pytest
 
 from superopt.fleet import Fleet
 from superopt.rules import parse_rule
-from superopt.verifier import ProvedAllSizes, ProvedBounded, Refuted, Tested, Unknown, Verdict
+from superopt.verifier import ProvedAllSizes, Refuted, Tested, Unknown, Verdict
 from superopt.verifier.store import prove_all
 from superopt.verifier.verdict import kind_of, verdict_from_json, verdict_to_json
 
@@ -35,7 +35,7 @@ def test_prove_all(workers: int) -> None:
 
 @pytest.mark.parametrize(
     "verdict",
-    [ProvedAllSizes(("k >= 2",), ("y",), (0, 1)), ProvedBounded(({"n": 2},)), Tested(8, 1e-6), Refuted({"n": 2}),
+    [ProvedAllSizes(("k >= 2",), ("y",), (0, 1)), Tested(8, 1e-6), Refuted({"n": 2}),
      Unknown("why", ("n >= 2",))],
 )  # fmt: skip
 def test_verdicts_round_trip(verdict: Verdict) -> None:

@@ -15,9 +15,9 @@ from collections.abc import Mapping
 
 import ml_dtypes
 import numpy as np
-from onnx import AttributeProto, FunctionProto
+from onnx import AttributeProto
 
-from superopt.formats.onnx_reader import functions_of
+from superopt.formats.functions import functions_in
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph, OpaqueAttribute
 from superopt.ir.types import DType, TensorType
@@ -158,7 +158,7 @@ def _hidden(side: Side) -> bool:
 
     Values in it round at magnitudes that nobody sees from outside, so only the run in ONNX Runtime judges it.
     """
-    own = {f.domain: None for f in map(FunctionProto.FromString, functions_of(side.graph))}
+    own = {f.domain for f in functions_in(side.graph).values()}
     return any(
         isinstance(form, Barrier) and (node.domain in own or any(_is_graph(a) for a in node.attributes.values()))
         for node, form in zip(side.graph.nodes, side.typing.nodes, strict=True)

@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from superopt.formats.onnx_reader import functions_of
+from superopt.formats.functions import functions_in
 from superopt.ir.graph import ArrayData, Graph, Node, OpaqueAttribute, Weight
 from superopt.ir.poly import Dim
 from superopt.ir.terms import App, Term
@@ -75,7 +75,10 @@ class Side:
     @cached_property
     def functions(self) -> str:
         """A name for the model's own functions, which a node of another domain may call."""
-        found = functions_of(self.graph)
+        found = sorted(
+            f.SerializeToString(deterministic=True)  # type: ignore[no-untyped-call]
+            for f in functions_in(self.graph).values()
+        )
         return digest_of(repr(found)) if found else ""
 
     def text(self, node: Node, form: Applied | Barrier, position: int, classes: Mapping[str, str]) -> str:

@@ -22,7 +22,7 @@ from superopt.rules.typing import type_terms
 from superopt.runtime.evaluate import Array, evaluate
 from superopt.verifier.exact.algebra import Rationals
 
-__all__ = ["check_algorithm", "nested_holds"]
+__all__ = ["check_algorithm"]
 
 _Degree = tuple[int, int] | None  # in data and in weights; None: zero, which has every degree
 
@@ -55,18 +55,6 @@ def check_algorithm(algorithm: Algorithm) -> int:
                 if sum(terms, Fraction(0)) != value:
                     raise NotEquivalent(f"the coefficient of x[{i}]·w[{j}] in z[{k}] is not {value}", where=tile.name)
     return prod(sizes)
-
-
-def nested_holds(whole: Algorithm, first: Algorithm, second: Algorithm) -> bool:
-    """Whether each of an algorithm's matrices is the Kronecker product of those of two others."""
-    pairs = (
-        (whole.data, first.data, second.data), (whole.weights, first.weights, second.weights),
-        (whole.outputs, first.outputs, second.outputs),
-    )  # fmt: skip
-    return all(
-        np.array_equal(np.array(w, dtype=object), np.kron(np.array(a, dtype=object), np.array(b, dtype=object)))
-        for w, a, b in pairs
-    )
 
 
 def _static_type(kind: TensorType) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -23,7 +23,6 @@ from superopt.verifier.floats.verdict_search import Look, Site, sites_of
 
 __all__ = ["Breach", "Task", "breaches", "check_all", "directions_used", "each_of", "tasks_of"]
 
-Array = np.ndarray[Any, Any]
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
 Progress = Callable[[int, int, str], None]

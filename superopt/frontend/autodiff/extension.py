@@ -16,7 +16,7 @@ from superopt.ir.errors import InvalidModel, Unsupported, UsageError, printable
 from superopt.ir.graph import Graph, Node, Value, Weight, constant, label
 from superopt.ir.poly import Poly, substitute
 from superopt.ir.terms import App, Project, Term, Var, postorder
-from superopt.ir.types import DType, TensorType
+from superopt.ir.types import TensorType
 from superopt.ops import REGISTRY
 from superopt.ops.derivative.expressions import Expr, variable
 from superopt.ops.forms import dtype_code
@@ -304,8 +304,3 @@ def _unnamed(nodes: Sequence[Node], outputs: set[str], needed: set[str]) -> tupl
 def where(node: Node) -> str:
     """How messages name a node."""
     return label(node)
-
-
-def is_real(kind: TensorType | None) -> bool:
-    """Whether a value can move: its elements are reals."""
-    return kind is not None and kind.dtype in (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64)

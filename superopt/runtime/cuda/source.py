@@ -9,7 +9,7 @@ Three shapes of kernel come from the meaning alone:
 
 Reals are computed in float (in double for float64 outputs), integers in 64 bits. As in the reference, an exponential is
 kept as (mantissa, exponent), so a softmax does not overflow (Milakov and Gimelshein, 2018, is the same algebra).
-The text is also valid C++ with a few lines in front (:mod:`superopt.runtime.cuda.host`), which is how it is tested
+The text is also valid C++ with a few lines in front, which is how it is tested
 on machines without a GPU.
 """
 
