@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -119,6 +119,7 @@ class Judge:
             self.plan.longest,
             self.slack,
             self.bench.rest if self.large else None,  # no method of this object's: what holds itself is held for long
+            partial(_over_the_reals, self.before, self.plan) if self.work <= self.plan.effort.reference else None,
         )
         sessions, refused = self._sessions()
         if refused is not None:
@@ -382,10 +383,7 @@ class Judge:
     def _exact(self, trial: Trial, names: Sequence[str]) -> tuple[Arrays | None, str]:
         """The float64 outputs, or why there are none."""
         try:
-            give_up = self.plan.give_up
-            return reference.run(
-                self.before, trial.feed.arrays, outputs=names, sizes=self.plan.sizes, deadline=give_up
-            ), ""
+            return _referenced(self.before, self.plan, trial, names), ""
         except OutOfTime:
             raise
         except (Unsupported, ResourceLimit) as error:
@@ -466,6 +464,21 @@ class Judge:
                     return replace(total, trials=number + 1, feeds=feeds)
             total = replace(total, trials=number + 1)
         return total
+
+
+def _referenced(graph: Graph, plan: Plan, trial: Trial, names: Sequence[str]) -> Arrays:
+    """Outputs of a graph in float64."""
+    return reference.run(graph, trial.feed.arrays, outputs=names, sizes=plan.sizes, deadline=plan.give_up)
+
+
+def _over_the_reals(graph: Graph, plan: Plan, trial: Trial, name: str) -> np.ndarray | None:
+    """An output in float64; ``None`` where the reference does not run."""
+    try:
+        return _referenced(graph, plan, trial, [name])[name]
+    except OutOfTime:
+        raise
+    except (Unsupported, ResourceLimit):
+        return None
 
 
 def _is_random(graph: Graph) -> bool:

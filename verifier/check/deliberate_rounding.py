@@ -1,0 +1,191 @@
+"""Whether a model may round on purpose on the way to an output: the reals are no measure of that output then.
+
+Read off the original, without the code by which the search finds such sums. Every value is a linear combination of
+atoms; values of one expression are one atom. A rounding may be meant
+
+- where a sum cancels one of its operands whole, after something was rounded: ``(x + C) - C``, ``(a + b) - a``;
+- where what cancels is a constant so large that terms of magnitude 1 lose half of their bits beside it;
+- where an operator narrows a type, or has no meaning that can be read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil, inf
+
+import ml_dtypes
+import numpy as np
+
+from superopt.ir.graph import Graph
+from superopt.ir.types import DType, TensorType
+from superopt.ops.infer import Applied, Typing
+from superopt.ops.meaning import IllTyped
+
+__all__ = ["outputs_rounded_on_purpose"]
+
+_NEARLY = 1 / 16  # share of the coefficients that is left at most: bfloat16, of 8 bits, is split by 17, and 17 - 16 = 1
+_MOST_TERMS = 128  # of a combination; what sums more is not looked through, and may be anything
+_SUMS = frozenset({"Add", "Sub", "Sum", "Mean"})
+_COPIES = frozenset({"Identity", "Dropout"})  # every atom stays in its place
+_WHOLE = 1 << 16  # elements of a constant that is looked at
+_ONE = -1  # the atom of which constants of one value are multiples
+
+
+@dataclass(frozen=True)
+class _Form:
+    """A value as a combination of atoms. ``rounded``: only up to rounding errors; ``meant``: some may be on purpose."""
+
+    terms: Mapping[int, float]
+    rounded: bool = False
+    meant: bool = False
+
+
+def outputs_rounded_on_purpose(graph: Graph, typing: Typing) -> frozenset[str]:
+    """Names of the values of a graph that a deliberate rounding may lead to."""
+    forms = _Forms(graph, typing)
+    for place, node in enumerate(graph.nodes):
+        forms.add(place, [o for o in node.outputs if o])
+    return frozenset(name for name, form in forms.known.items() if form.meant)
+
+
+class _Forms:
+    """The combinations of a graph's values, in order."""
+
+    def __init__(self, graph: Graph, typing: Typing) -> None:
+        self.graph, self.typing = graph, typing
+        self.known: dict[str, _Form] = {}
+        self.atoms: dict[Hashable, int] = {}
+        self.magnitudes: dict[int, float] = {}  # of atoms that are constants: of their largest element
+
+    def form(self, name: str) -> _Form:
+        if name not in self.known:
+            self.known[name] = self._constant(name) if name in self.graph.constants else self._unknown(name)
+        return self.known[name]
+
+    def _atom(self, *key: Hashable) -> int:
+        return self.atoms.setdefault(key, len(self.atoms))
+
+    def _unknown(self, name: str, *, meant: bool = False) -> _Form:
+        return _Form({self._atom("value", name): 1.0}, meant, meant)
+
+    def _constant(self, name: str) -> _Form:
+        weight = self.graph.constants[name]
+        atom = self._atom("value", name)
+        self.magnitudes[atom] = inf
+        size = weight.type.elements
+        if weight.data is None or not weight.type.dtype.is_float or not isinstance(size, int) or not 0 < size <= _WHOLE:
+            return _Form({atom: 1.0})
+        elements = np.asarray(weight.data.numpy()).reshape(-1).astype(np.float64)
+        if np.isfinite(elements[0]) and (elements == elements[0]).all():
+            return _Form({_ONE: float(elements[0])} if elements[0] else {})
+        atom = self._atom("constant", str(weight.type), weight.data.digest)
+        self.magnitudes[atom] = float(np.abs(elements).max())
+        return _Form({atom: 1.0})
+
+    def add(self, place: int, outputs: Sequence[str]) -> None:
+        """What the node at a place makes."""
+        node = self.typing.nodes[place]
+        if not isinstance(node, Applied):
+            self.known.update((o, self._unknown(o, meant=True)) for o in outputs)
+            return
+        args = [a for a in node.args if a is not None]
+        forms = [self.form(a) for a in args]
+        meant = any(f.meant for f in forms) or self._narrows(node)
+        shares = self._shares(node, forms)
+        if shares is not None and outputs:
+            parts = [(s, f) for s, f in zip(shares, forms, strict=True) if s]
+            kind = self.typing.types.get(outputs[0])
+            meant = meant or (node.operator.name in _SUMS and self._cancels(parts, kind))
+            combined = _combined(parts, exact=node.operator.name == "Neg" or kind is None or not kind.dtype.is_float)
+            if len(combined.terms) > _MOST_TERMS:
+                combined, meant = self._unknown(outputs[0]), True
+            self.known[outputs[0]] = _Form(combined.terms, combined.rounded, meant)
+            return
+        self._other(node, forms, outputs, meant)
+
+    def _other(self, node: Applied, forms: Sequence[_Form], outputs: Sequence[str], meant: bool) -> None:
+        """An operator that is no sum: it moves the atoms of its one operand, or makes an atom of its own."""
+        head = (node.operator.name, tuple((n, repr(v)) for n, v in sorted(node.attributes.items())))
+        rounded = any(f.rounded for f in forms)
+        if len(forms) == 1 and len(outputs) == 1 and self._exact(node):
+            plain = node.operator.name in _COPIES
+            atoms = {a: a if plain or a == _ONE else self._atom(*head, a) for a in forms[0].terms}
+            self.magnitudes.update((atoms[a], self.magnitudes[a]) for a in atoms if a in self.magnitudes)
+            self.known[outputs[0]] = _Form({atoms[a]: c for a, c in forms[0].terms.items()}, rounded, meant)
+            return
+        keys = [tuple(sorted(f.terms.items())) for f in forms]
+        if node.operator.commutative:
+            keys.sort()
+        for index, output in enumerate(outputs):
+            atom = self._atom(*head, tuple(keys), index)
+            if forms and all(a == _ONE or a in self.magnitudes for f in forms for a in f.terms):
+                self.magnitudes[atom] = inf  # computed of constants alone
+            self.known[output] = _Form({atom: 1.0}, rounded, meant)
+
+    def _shares(self, node: Applied, forms: Sequence[_Form]) -> list[float] | None:
+        """The number that each operand is multiplied with in a sum, or in a product with numbers; ``None`` where it is
+        neither."""
+        name = node.operator.name
+        if name in _SUMS:
+            share = 1.0 / len(forms) if name == "Mean" else 1.0
+            return [-1.0 if name == "Sub" and place else share for place in range(len(forms))]
+        if name == "Neg":
+            return [-1.0]
+        if name in ("Mul", "Div") and len(forms) == 2:
+            left, right = (f.terms[_ONE] if f.terms.keys() == {_ONE} else None for f in forms)
+            if right is not None:
+                return [right if name == "Mul" else 1.0 / right, 0.0]
+            if left is not None and name == "Mul":
+                return [0.0, left]
+        return None
+
+    def _cancels(self, parts: Sequence[tuple[float, _Form]], kind: TensorType | None) -> bool:
+        """Whether a sum takes one of its operands away whole, or a constant of the format's scale."""
+        gone = set[int]()
+        for atom in {a for _, form in parts for a in form.terms}:
+            given = [(share * form.terms[atom], form) for share, form in parts if atom in form.terms]
+            left, whole = sum(c for c, _ in given), sum(abs(c) for c, _ in given)
+            if len(given) > 1 and abs(left) <= _NEARLY * whole and any(form.rounded for _, form in given):
+                gone.add(atom)
+        if any(form.terms and gone.issuperset(form.terms) for _, form in parts):
+            return True
+        scale = _scale_of(kind.dtype) if kind is not None and kind.dtype.is_float else inf
+        magnitudes = {_ONE: 1.0, **self.magnitudes}
+        return any(
+            abs(share * form.terms.get(atom, 0.0)) * magnitudes.get(atom, 0.0) >= scale
+            for share, form in parts
+            for atom in gone
+        )
+
+    def _narrows(self, node: Applied) -> bool:
+        try:
+            return node.operator.rounding(self._types(node), node.attributes).narrows
+        except (IllTyped, ArithmeticError):
+            return True
+
+    def _exact(self, node: Applied) -> bool:
+        try:
+            return node.operator.moves(self._types(node), node.attributes)
+        except (IllTyped, ArithmeticError):
+            return False
+
+    def _types(self, node: Applied) -> tuple[TensorType | None, ...]:
+        return tuple(None if a is None else self.typing.types.get(a) for a in node.args)
+
+
+def _combined(parts: Sequence[tuple[float, _Form]], *, exact: bool) -> _Form:
+    terms: dict[int, float] = {}
+    largest: dict[int, float] = {}
+    for share, form in parts:
+        for atom, coefficient in form.terms.items():
+            terms[atom] = terms.get(atom, 0.0) + share * coefficient
+            largest[atom] = max(largest.get(atom, 0.0), abs(share * coefficient))
+    left = {a: c for a, c in terms.items() if abs(c) > 1e-12 * largest[a]}  # what float64 leaves of zero is zero
+    return _Form(left, not exact or any(form.rounded for _, form in parts))
+
+
+def _scale_of(dtype: DType) -> float:
+    """2 to half of a format's bits, rounded up: adding as much to a number of magnitude 1 rounds half of its bits."""
+    bits = int(ml_dtypes.finfo(dtype.numpy).nmant) + 1  # type: ignore[no-untyped-call]
+    return float(2.0 ** ceil(bits / 2))
