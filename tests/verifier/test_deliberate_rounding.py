@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -113,6 +115,19 @@ def test_what_an_operator_without_a_meaning_makes_may_be_meant() -> None:
         (node, Node("m", "Relu", ("a",), ("r",), {})), {"": 20, "com.example": 1},
     )  # fmt: skip
     assert {"a", "r"} <= outputs_rounded_on_purpose(graph, infer(graph))
+
+
+def test_the_error_of_a_sum_over_elements_must_stay() -> None:
+    kind, axes = TensorType(DType.FLOAT32, (6, 1)), constant("axes", np.array([1], np.int64))
+    nodes = (
+        Node("", "Concat", ("x", "y"), ("c",), {"axis": 1}), Node("", "ReduceSum", ("c", "axes"), ("s",), {}),
+        Node("", "Sub", ("s", "x"), ("b",), {}), Node("", "Sub", ("b", "y"), ("r",), {}),
+    )  # fmt: skip
+    before = Graph("g", (Value("x", kind), Value("y", kind)), (Value("r", kind),), (axes,), nodes, {"": 20}).checked()
+    assert "r" in outputs_rounded_on_purpose(before, infer(before))
+    assert (
+        check(before, replace(before, nodes=(Node("", "Sub", ("x", "x"), ("r",), {}),), weights=())).verdict == "failed"
+    )
 
 
 @pytest.mark.parametrize("dtype", [DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64])

@@ -4,7 +4,8 @@ Read off the original, without the code by which the search finds such sums. Eve
 atoms; values of one expression are one atom. A rounding may be meant
 
 - where a sum cancels one of its operands whole, after something was rounded: ``(x + C) - C``, ``(a + b) - a``;
-- where what cancels is a constant so large that terms of magnitude 1 lose half of their bits beside it;
+- where a constant is added that is so large that terms of magnitude 1 lose half of their bits beside it;
+- where a sum over elements, of which some were picked out or put together, meets those elements again;
 - where an operator narrows a type, or has no meaning that can be read.
 """
 
@@ -21,6 +22,7 @@ from superopt.ir.graph import Graph
 from superopt.ir.types import DType, TensorType
 from superopt.ops.infer import Applied, Typing
 from superopt.ops.meaning import IllTyped
+from superopt.verifier.check.noise_model import ELEMENTARY
 
 __all__ = ["outputs_rounded_on_purpose"]
 
@@ -28,8 +30,26 @@ _NEARLY = 1 / 16  # share of the coefficients that is left at most: bfloat16, of
 _MOST_TERMS = 128  # of a combination; what sums more is not looked through, and may be anything
 _SUMS = frozenset({"Add", "Sub", "Sum", "Mean"})
 _COPIES = frozenset({"Identity", "Dropout"})  # every atom stays in its place
+_WHOLE_MOVES = frozenset(
+    {*_COPIES, "Expand", "Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
+)  # of all elements
 _WHOLE = 1 << 16  # elements of a constant that is looked at
 _ONE = -1  # the atom of which constants of one value are multiples
+
+
+@dataclass(frozen=True)
+class _Atom:
+    """What a form is a combination of.
+
+    Attributes:
+        sources: atoms whose elements it holds, or sums over.
+        summed: elements of those are summed in it.
+        picked: it holds some of their elements, or those of several.
+    """
+
+    sources: frozenset[int]
+    summed: bool = False
+    picked: bool = False
 
 
 @dataclass(frozen=True)
@@ -56,6 +76,7 @@ class _Forms:
         self.graph, self.typing = graph, typing
         self.known: dict[str, _Form] = {}
         self.atoms: dict[Hashable, int] = {}
+        self.made: dict[int, _Atom] = {}  # of atoms that hold elements of others
         self.magnitudes: dict[int, float] = {}  # of atoms that are constants: of their largest element
 
     def form(self, name: str) -> _Form:
@@ -96,7 +117,7 @@ class _Forms:
         if shares is not None and outputs:
             parts = [(s, f) for s, f in zip(shares, forms, strict=True) if s]
             kind = self.typing.types.get(outputs[0])
-            meant = meant or (node.operator.name in _SUMS and self._cancels(parts, kind))
+            meant = meant or (node.operator.name in _SUMS and self._may_be_meant(parts, kind))
             combined = _combined(parts, exact=node.operator.name == "Neg" or kind is None or not kind.dtype.is_float)
             if len(combined.terms) > _MOST_TERMS:
                 combined, meant = self._unknown(outputs[0]), True
@@ -107,11 +128,16 @@ class _Forms:
     def _other(self, node: Applied, forms: Sequence[_Form], outputs: Sequence[str], meant: bool) -> None:
         """An operator that is no sum: it moves the atoms of its one operand, or makes an atom of its own."""
         head = (node.operator.name, tuple((n, repr(v)) for n, v in sorted(node.attributes.items())))
-        rounded = any(f.rounded for f in forms)
-        if len(forms) == 1 and len(outputs) == 1 and self._exact(node):
+        rounded, moves = any(f.rounded for f in forms), self._moves(node)
+        picked = moves and node.operator.name not in _WHOLE_MOVES
+        if len(forms) == 1 and len(outputs) == 1 and moves:
             plain = node.operator.name in _COPIES
             atoms = {a: a if plain or a == _ONE else self._atom(*head, a) for a in forms[0].terms}
             self.magnitudes.update((atoms[a], self.magnitudes[a]) for a in atoms if a in self.magnitudes)
+            for old, new in atoms.items():
+                if old != new:
+                    known = self._of(old)
+                    self.made[new] = _Atom(known.sources, known.summed, known.picked or picked)
             self.known[outputs[0]] = _Form({atoms[a]: c for a, c in forms[0].terms.items()}, rounded, meant)
             return
         keys = [tuple(sorted(f.terms.items())) for f in forms]
@@ -121,7 +147,15 @@ class _Forms:
             atom = self._atom(*head, tuple(keys), index)
             if forms and all(a == _ONE or a in self.magnitudes for f in forms for a in f.terms):
                 self.magnitudes[atom] = inf  # computed of constants alone
+            if moves or node.operator.name not in ELEMENTARY:
+                read = [self._of(a) for f in forms for a in f.terms]
+                sources = frozenset[int]().union(*(r.sources for r in read))
+                summed = not moves or any(r.summed for r in read)
+                self.made[atom] = _Atom(sources, summed, picked or any(r.picked for r in read))
             self.known[output] = _Form({atom: 1.0}, rounded, meant)
+
+    def _of(self, atom: int) -> _Atom:
+        return self.made.get(atom, _Atom(frozenset({atom})))
 
     def _shares(self, node: Applied, forms: Sequence[_Form]) -> list[float] | None:
         """The number that each operand is multiplied with in a sum, or in a product with numbers; ``None`` where it is
@@ -140,22 +174,25 @@ class _Forms:
                 return [0.0, left]
         return None
 
-    def _cancels(self, parts: Sequence[tuple[float, _Form]], kind: TensorType | None) -> bool:
-        """Whether a sum takes one of its operands away whole, or a constant of the format's scale."""
-        gone = set[int]()
-        for atom in {a for _, form in parts for a in form.terms}:
-            given = [(share * form.terms[atom], form) for share, form in parts if atom in form.terms]
-            left, whole = sum(c for c, _ in given), sum(abs(c) for c, _ in given)
-            if len(given) > 1 and abs(left) <= _NEARLY * whole and any(form.rounded for _, form in given):
-                gone.add(atom)
-        if any(form.terms and gone.issuperset(form.terms) for _, form in parts):
-            return True
+    def _may_be_meant(self, parts: Sequence[tuple[float, _Form]], kind: TensorType | None) -> bool:
+        forms = [form for _, form in parts]
+        return _cancels(parts) or self._adds_a_scale(parts, kind) or self._meets_its_elements(forms)
+
+    def _adds_a_scale(self, parts: Sequence[tuple[float, _Form]], kind: TensorType | None) -> bool:
+        """Whether a constant of the format's scale is added."""
         scale = _scale_of(kind.dtype) if kind is not None and kind.dtype.is_float else inf
-        magnitudes = {_ONE: 1.0, **self.magnitudes}
+        magnitudes = {**self.magnitudes, _ONE: 1.0}
+        return any(abs(s * c) * magnitudes[a] >= scale for s, f in parts for a, c in f.terms.items() if a in magnitudes)
+
+    def _meets_its_elements(self, forms: Sequence[_Form]) -> bool:
+        """Whether a sum over elements is added to some of them, either having been picked out or put together."""
+        met = [[self._of(a) for a in form.terms] for form in forms]
         return any(
-            abs(share * form.terms.get(atom, 0.0)) * magnitudes.get(atom, 0.0) >= scale
-            for share, form in parts
-            for atom in gone
+            (one.summed or other.summed) and (one.picked or other.picked) and not one.sources.isdisjoint(other.sources)
+            for place, some in enumerate(met)
+            for others in met[place + 1 :]
+            for one in some
+            for other in others
         )
 
     def _narrows(self, node: Applied) -> bool:
@@ -164,7 +201,7 @@ class _Forms:
         except (IllTyped, ArithmeticError):
             return True
 
-    def _exact(self, node: Applied) -> bool:
+    def _moves(self, node: Applied) -> bool:
         try:
             return node.operator.moves(self._types(node), node.attributes)
         except (IllTyped, ArithmeticError):
@@ -172,6 +209,17 @@ class _Forms:
 
     def _types(self, node: Applied) -> tuple[TensorType | None, ...]:
         return tuple(None if a is None else self.typing.types.get(a) for a in node.args)
+
+
+def _cancels(parts: Sequence[tuple[float, _Form]]) -> bool:
+    """Whether a sum takes one of its operands away whole, something having been rounded."""
+    gone = set[int]()
+    for atom in {a for _, form in parts for a in form.terms}:
+        given = [(share * form.terms[atom], form) for share, form in parts if atom in form.terms]
+        left, whole = sum(c for c, _ in given), sum(abs(c) for c, _ in given)
+        if len(given) > 1 and abs(left) <= _NEARLY * whole and any(form.rounded for _, form in given):
+            gone.add(atom)
+    return any(form.terms and gone.issuperset(form.terms) for _, form in parts)
 
 
 def _combined(parts: Sequence[tuple[float, _Form]], *, exact: bool) -> _Form:

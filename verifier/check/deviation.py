@@ -89,7 +89,7 @@ class Explanations:
     ) -> None:  # fmt: skip
         self._slack, self._rest, self._large = slack, rest or (lambda: None), rest is not None
         self._graph, self._typing, self._bench, self._plain = graph, typing, bench, plain
-        self._longest, self._reals = longest, reals or (lambda trial, name: None)
+        self._longest, self._reals = longest, reals
         self._disturbed: Disturbed | None = None
         self._overflows: dict[str, Overflow] = {}
         self._smooth: dict[str, bool] = {}
@@ -159,7 +159,7 @@ class Explanations:
         """Without the elements that are no further from the reals than the original's, where its intermediates'
         rounding explains the distance: moved inputs do not show all of it (``(a + b) + (a - b)`` rounds ``a`` alike,
         wherever in its binade ``b`` is). Not so where a rounding may be meant."""
-        if name in self._meant:
+        if self._reals is None or name in self._meant:
             return found
         near = self._near(trial, number, name)
         for count, moved in self._moves(trial, number, name):
