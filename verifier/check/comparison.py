@@ -23,13 +23,14 @@ from superopt.runtime.ort import run as run_session
 from superopt.verifier.check.check_plan import ORIGINAL, RESULT, CheckResult, Plan
 from superopt.verifier.check.cross_runtime import Elsewhere, displaced
 from superopt.verifier.check.deviation import Explanations, Trial
+from superopt.verifier.check.exact_arithmetic import unrounded_in_all
 from superopt.verifier.check.input_generation import KINDS, LEVELS, choose_sizes, fed_types, make_inputs
 from superopt.verifier.check.power import Power, measure_power
 from superopt.verifier.check.sessions import LARGE, Arrays, Bench, attempt
 from superopt.verifier.check.size_targets import MOST, sizes_beside
 from superopt.verifier.check.special_values import handles_special
 from superopt.verifier.check.steered_inputs import Feed, changed_rows, steered
-from superopt.verifier.check.tolerance import Comparison, agrees_with_reals, compare, equal
+from superopt.verifier.check.tolerance import JUMP, Comparison, agrees_with_reals, compare, equal, excess
 
 __all__ = ["Judge"]
 
@@ -120,6 +121,7 @@ class Judge:
             self.slack,
             self.bench.rest if self.large else None,  # no method of this object's: what holds itself is held for long
             partial(_over_the_reals, self.before, self.plan) if self.work <= self.plan.effort.reference else None,
+            self.plan.inside,
         )
         sessions, refused = self._sessions()
         if refused is not None:
@@ -220,7 +222,7 @@ class Judge:
         names = [n for t in kinds for d in t.shape or () for n in sorted(symbols(d))]
         if not names or _RUNS * self.run_work > left:
             return
-        typed = (self.before, self.typing), (self.after, infer(self.after, plan.sizes))
+        typed = (self.before, self.typing), (self.after, self.typing_after)
         count = 0
         for group, size in sizes_beside([(g, t.types) for g, t in typed], names, plan.sizes):
             wanted = dict.fromkeys(group, size)
@@ -272,6 +274,8 @@ class Judge:
             return self._not_finite(trial, number, results[-1][0], names, total)
         for made, optimised in results:
             total = self._compared(trial, number, made, names, total, optimised=optimised)
+            if total.verdict != "failed":
+                total = self._unexplained(trial, made, names, total)
             if total.verdict == "failed":
                 return total
         if self._is_broken(trial, number, names) and only:
@@ -279,6 +283,27 @@ class Judge:
         if total.verdict == "failed" or self.plan.runtime is ONNX_RUNTIME:
             return total
         return self._judged_elsewhere(trial, number, names, total)
+
+    def _unexplained(self, trial: Trial, made: Arrays, names: Sequence[str], total: CheckResult) -> CheckResult:
+        """Elements that jump where neither model rounds: at a tie, the original's moves explain either side."""
+        if trial.feed.scaled or self.work > self.plan.effort.reference:
+            return total
+        for name in names:
+            old, new, dtype = trial.original[name], made[name], self.types[name]
+            if not excess(old, new, dtype) > JUMP:
+                continue
+            sides = (self.before, self.typing), (self.after, self.typing_after)
+            exact = unrounded_in_all(sides, name, trial.feed.arrays, self.bench, self.plan.sizes, self.plan.give_up)
+            one = Comparison() if exact is None else compare(old, new, dtype, mixed=trial.feed.mixed, full=~exact)
+            if one.problem is not None and np.isfinite(one.absolute):
+                why = f"{one.problem}; neither model rounds anything there"
+                return _worse(total, replace(one, problem=why), name, trial.feed.name)
+        return total
+
+    @cached_property
+    def typing_after(self) -> Typing:
+        """The result's types."""
+        return infer(self.after, self.plan.sizes)
 
     def _not_finite(
         self, trial: Trial, number: int, made: Arrays, names: Sequence[str], total: CheckResult

@@ -22,7 +22,10 @@ from superopt.ir.graph import Graph
 from superopt.ir.types import DType, TensorType
 from superopt.ops.infer import Applied, Typing
 from superopt.ops.meaning import IllTyped
+from superopt.ops.rounding import Rounding
+from superopt.verifier.check.input_targets import constant_array
 from superopt.verifier.check.noise_model import ELEMENTARY
+from superopt.verifier.check.tolerance import element_type
 
 __all__ = ["outputs_rounded_on_purpose"]
 
@@ -81,7 +84,9 @@ class _Forms:
 
     def form(self, name: str) -> _Form:
         if name not in self.known:
-            self.known[name] = self._constant(name) if name in self.graph.constants else self._unknown(name)
+            array = constant_array(self.graph, name)
+            held = array is not None or name in self.graph.constants
+            self.known[name] = self._constant(name, array) if held else self._unknown(name)
         return self.known[name]
 
     def _atom(self, *key: Hashable) -> int:
@@ -90,29 +95,31 @@ class _Forms:
     def _unknown(self, name: str, *, meant: bool = False) -> _Form:
         return _Form({self._atom("value", name): 1.0}, meant, meant)
 
-    def _constant(self, name: str) -> _Form:
-        weight = self.graph.constants[name]
+    def _constant(self, name: str, array: np.ndarray | None) -> _Form:
+        """A constant: a number where all its elements are one, else an atom, the same for equal ones."""
         atom = self._atom("value", name)
         self.magnitudes[atom] = inf
-        size = weight.type.elements
-        if weight.data is None or not weight.type.dtype.is_float or not isinstance(size, int) or not 0 < size <= _WHOLE:
+        if array is None or element_type(array) is None or not 0 < array.size <= _WHOLE:
             return _Form({atom: 1.0})
-        elements = np.asarray(weight.data.numpy()).reshape(-1).astype(np.float64)
+        elements = array.reshape(-1).astype(np.float64)
         if np.isfinite(elements[0]) and (elements == elements[0]).all():
             return _Form({_ONE: float(elements[0])} if elements[0] else {})
-        atom = self._atom("constant", str(weight.type), weight.data.digest)
+        atom = self._atom("constant", array.shape, elements.tobytes())
         self.magnitudes[atom] = float(np.abs(elements).max())
         return _Form({atom: 1.0})
 
     def add(self, place: int, outputs: Sequence[str]) -> None:
         """What the node at a place makes."""
         node = self.typing.nodes[place]
+        if not self.graph.nodes[place].inputs and len(outputs) == 1:
+            self.form(outputs[0])
+            return
         if not isinstance(node, Applied):
             self.known.update((o, self._unknown(o, meant=True)) for o in outputs)
             return
         args = [a for a in node.args if a is not None]
         forms = [self.form(a) for a in args]
-        meant = any(f.meant for f in forms) or self._narrows(node)
+        meant = any(f.meant for f in forms) or self._rounding(node).narrows
         shares = self._shares(node, forms)
         if shares is not None and outputs:
             parts = [(s, f) for s, f in zip(shares, forms, strict=True) if s]
@@ -150,7 +157,7 @@ class _Forms:
             if moves or node.operator.name not in ELEMENTARY:
                 read = [self._of(a) for f in forms for a in f.terms]
                 sources = frozenset[int]().union(*(r.sources for r in read))
-                summed = not moves or any(r.summed for r in read)
+                summed = not self._rounding(node).exact or any(r.summed for r in read)
                 self.made[atom] = _Atom(sources, summed, picked or any(r.picked for r in read))
             self.known[output] = _Form({atom: 1.0}, rounded, meant)
 
@@ -195,11 +202,11 @@ class _Forms:
             for other in others
         )
 
-    def _narrows(self, node: Applied) -> bool:
+    def _rounding(self, node: Applied) -> Rounding:
         try:
-            return node.operator.rounding(self._types(node), node.attributes).narrows
+            return node.operator.rounding(self._types(node), node.attributes)
         except (IllTyped, ArithmeticError):
-            return True
+            return Rounding(exact=False, jumps=True, narrows=True)
 
     def _moves(self, node: Applied) -> bool:
         try:

@@ -80,16 +80,17 @@ class Explanations:
         slack: share of an output's largest magnitude that needs no explanation.
         rest: called between runs and comparisons: hands back what they took.
         reals: what an output is by a float64 reference; ``None`` where that does not run, or takes long.
+        inside: rounding of intermediates explains a distance by itself, where none is meant.
     """
 
     def __init__(
         self, graph: Graph, typing: Typing, bench: Bench, plain: InferenceSession, longest: Callable[[], float],
         slack: float = 0.0, rest: Callable[[], None] | None = None,
-        reals: Callable[[Trial, str], np.ndarray | None] | None = None,
+        reals: Callable[[Trial, str], np.ndarray | None] | None = None, inside: bool = False,
     ) -> None:  # fmt: skip
         self._slack, self._rest, self._large = slack, rest or (lambda: None), rest is not None
         self._graph, self._typing, self._bench, self._plain = graph, typing, bench, plain
-        self._longest, self._reals = longest, reals
+        self._longest, self._reals, self._inside = longest, reals, inside
         self._disturbed: Disturbed | None = None
         self._overflows: dict[str, Overflow] = {}
         self._smooth: dict[str, bool] = {}
@@ -170,6 +171,8 @@ class Explanations:
                 return found
         else:
             return found
+        if self._inside:
+            return looked
         reals = self._of(number).reals
         if name not in reals:
             reals[name] = self._reals(trial, name)

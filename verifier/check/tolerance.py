@@ -14,6 +14,7 @@ from superopt.ir.types import DType
 
 __all__ = [
     "FACTOR",
+    "JUMP",
     "MARGIN",
     "ULPS",
     "Comparison",
@@ -38,7 +39,7 @@ ALONE = 8.0  # that margin grows by this where the original cannot run
 _NARROW = 4.0  # free distance of types that are not listed (float8), in epsilons
 _SUBNORMALS = 4.0  # free distance in steps of the smallest subnormal
 _NEAR = 16.0  # an element's noise is that of its row or channel where that is at most this many times its own
-_JUMP = 2.0**6  # a move of more free distances is a jump (Floor, quantising, a branch): the reals say nothing there
+JUMP = 2.0**6  # a move of more free distances is a jump (Floor, quantising, a branch): the reals say nothing there
 _PIECE = 1 << 16  # elements
 _Part = tuple[slice, ...]  # of an array: the whole where it is empty
 
@@ -120,7 +121,7 @@ class Moves:
             dtype = element_type(self._old)
             free = np.zeros(()) if dtype is None else _free(_finite(self._old), dtype, False)
             self._reordered = np.where(self._optimised <= free, self._optimised, 0).astype(self._kept)
-            self.broken = float(np.max(self._optimised, where=self._optimised > _JUMP * free, initial=0.0))
+            self.broken = float(np.max(self._optimised, where=self._optimised > JUMP * free, initial=0.0))
 
     def _moved(self, run: np.ndarray) -> np.ndarray:
         found = np.empty(self._old.shape, self._kept)
@@ -468,7 +469,7 @@ def agrees_with_reals(
         first = old.astype(np.float64, copy=False)
         if moves is not None:
             moved = moves.largest(optimised)
-            usable &= (moved <= _JUMP * _free(first, dtype, False)) & (FACTOR * moved <= tolerance)
+            usable &= (moved <= JUMP * _free(first, dtype, False)) & (FACTOR * moved <= tolerance)
         base = _errors(first, truth, usable)
     error = _errors(made, truth, usable)
     allowed = max(FACTOR * base[0], tolerance), max(FACTOR * base[1], tolerance)
