@@ -118,8 +118,8 @@ def apply(
     """Rewrite MODEL's convolutions and matrix products with fewer multiplications, where prices say that it pays.
 
     Results differ by rounding errors that are larger than the model's own, within the budget of --float: strict allows
-    none, so nothing is rewritten. What a benchmark of the whole model refuses, or what is not accurate enough, comes back
-    as it was.
+    none, so nothing is rewritten. What a benchmark of the whole model refuses, or what is not accurate enough, comes
+    back as it was.
     """
     from superopt.passes.fast_algorithms.selection import named
     from superopt.pipeline.algorithms import apply_algorithms

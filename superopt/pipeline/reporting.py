@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -11,19 +10,20 @@ from superopt import report
 from superopt.cost import CostModel, GraphCost
 from superopt.formats import onnx_bytes
 from superopt.ir.graph import Graph, structural_hash
-from superopt.ops.infer import Barrier, Typing
+from superopt.ops.infer import Typing
 from superopt.passes import SearchResult
 from superopt.pipeline.acceptance_policy import Judgement
 from superopt.pipeline.options import Options
 from superopt.pipeline.result_check import UNCHANGED
 from superopt.pipeline.weight_rewrites import Valued
+from superopt.report.inspection import opaque_nodes
 from superopt.rules import Library
 from superopt.verifier.check.differential import CheckResult
 
 if TYPE_CHECKING:
     from superopt.pipeline.fast_algorithms import Formed
 
-__all__ = ["opaque_nodes", "reason_of", "report_of", "reported_check"]
+__all__ = ["reason_of", "report_of", "reported_check"]
 
 _PEAKS_TAKE = 4.0  # seconds that measuring the device's ceilings may take, which is done once a machine
 
@@ -150,12 +150,3 @@ def reported_check(checked: CheckResult) -> report.Check:
 
 def _verdict(library: Library, rule: str) -> str:
     return "evaluated" if rule == "fold" else library.verdict_name(rule)  # folding is no rule: it computes
-
-
-def opaque_nodes(graph: Graph, typing: Typing) -> tuple[report.Opaque, ...]:
-    """What superopt carries through untouched, by operator and reason."""
-    counts: Counter[tuple[str, str]] = Counter()
-    for node, known in zip(graph.nodes, typing.nodes, strict=True):
-        if isinstance(known, Barrier):
-            counts[f"{node.domain}.{node.op}" if node.domain else node.op, known.reason] += 1
-    return tuple(report.Opaque(op, count, reason) for (op, reason), count in sorted(counts.items()))
