@@ -152,5 +152,5 @@ async def get_operators(request: Request) -> Response:
 @router.get("/profiles", responses=doc.PROFILES, summary="Targets")
 async def get_profiles(request: Request) -> Response:
     """The targets that results can be made for: the server's own CPU, and recorded profiles."""
-    targets = [{"name": "cpu", "target": "cpu", "device": "the service's own processor, measured"}]
+    targets = [{"name": "cpu", "target": "cpu", "device": "the service's own processor: recorded prices, scaled to it"}]
     return JSONResponse({"profiles": [*targets, *of(request).catalogue.profiles()]})

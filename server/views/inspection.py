@@ -107,11 +107,11 @@ def main() -> None:
 
 
 def _inspected() -> dict[str, Any]:
-    from superopt import pipeline
+    from superopt.report.inspection import facts_of
     from superopt.server.jobs.child import load_received
     from superopt.server.views.union_graph import union
 
     graph = load_received()
-    facts = pipeline.inspect(graph)
+    facts = facts_of(graph)
     del facts["work"]["nodes"]  # the drawing has the nodes
     return {**facts, "comparison": union(graph, graph)}

@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from superopt.cli.outputs import claim
-from superopt.cli.shell import Dims, Force, Input, Model, Progress, Seed, Target, Threads, err, out, parse_dims, save
+from superopt.cli.shell import (
+    Dims,
+    Force,
+    Input,
+    Model,
+    Progress,
+    Seed,
+    Target,
+    Threads,
+    err,
+    out,
+    parse_dims,
+    save,
+    write_json,
+)
+from superopt.ir.errors import UsageError, printable
 
-__all__ = ["app"]
+__all__ = ["app", "show_algorithm"]
 
 app = typer.Typer(no_args_is_help=True, help="Algorithms with fewer multiplications: find, check, apply.")
 
@@ -99,10 +115,11 @@ def apply(
     seed: Seed = 0,
     force: Force = False,
 ) -> None:
-    """Rewrite MODEL's convolutions and matrix products with fewer multiplications, where that is measured to pay.
+    """Rewrite MODEL's convolutions and matrix products with fewer multiplications, where prices say that it pays.
 
     Results differ by rounding errors that are larger than the model's own, within the budget of --float: strict allows
-    none, so nothing is rewritten. What is not faster, or not accurate enough, comes back as it was.
+    none, so nothing is rewritten. What a benchmark of the whole model refuses, or what is not accurate enough, comes
+    back as it was.
     """
     from superopt.passes.fast_algorithms.selection import named
     from superopt.pipeline.algorithms import apply_algorithms
@@ -128,3 +145,28 @@ def apply(
             times = f"{raced.before_ms:.2f} ms before, {raced.after_ms:.2f} ms after, x{raced.ratio:.3f}"
             console.print(f"measured: {times} (spread {raced.spread:.3f}, {raced.runs} runs)", markup=False)
     console.print((found.reason and f"unchanged: {found.reason}") or "rewritten", markup=False, soft_wrap=True)
+
+
+def show_algorithm(data: Mapping[str, Any], report_json: str | None, *, certificate: bool, force: bool) -> None:
+    """An algorithm for ``superopt rules show``, as text or JSON data."""
+    if certificate:
+        raise UsageError(
+            f"{printable(data['id'])!r} is a fast algorithm and has no certificate",
+            hint="`superopt algorithms check` compares every coefficient with the operator's meaning",
+        )
+    if report_json is not None:
+        write_json({key: value for key, value in data.items() if key != "links"}, report_json, force)
+    if report_json == "-":
+        return
+    console, work, growth = out(), data["operations"], data["error_growth"]
+    console.print(f"{data['name']}\n{data['id']}", markup=False)
+    for name, scheme in data["forall"].items():
+        console.print(f"  for all {name}: {scheme}", markup=False)
+    for root in data["computes"]:
+        console.print(f"    {root}", markup=False, soft_wrap=True)
+    for line in (
+        f"multiplications: {data['multiplications']} for {data['direct_multiplications']}",
+        f"operations: {work['data']} on data, {work['outputs']} on outputs, {work['weights']} on weights in advance",
+        f"rounding errors: {growth['root_mean_square']:.3g} × those of the direct sum, at most {growth['bound']:.3g} ×",
+    ):
+        console.print(line, markup=False, soft_wrap=True)

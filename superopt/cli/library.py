@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from superopt.cli.algorithms import show_algorithm
 from superopt.cli.extending import extend
 from superopt.cli.floats import float_lines, floats, floats_data
 from superopt.cli.outputs import claim
@@ -60,7 +61,8 @@ def list_rules(
     report_json: Json = None,
     force: Force = False,
 ) -> None:
-    """List rules with their verdicts."""
+    """List rules with their verdicts; with --search also the fast algorithms that the words mean (Winograd's …)."""
+    from superopt.report.algorithm_index import search_algorithms
     from superopt.report.naming import RuleIndex
     from superopt.report.terminal import table
     from superopt.rules import format_rule, load_library
@@ -91,9 +93,17 @@ def list_rules(
         write_json(rows, report_json, force)
     if report_json != "-":
         cells = [(str(r["id"]), str(r["name"]), str(r["family"]), str(r["verdict"])) for r in rows]
-        out().print(table("rule", "name", "family", "verdict", rows=cells))
+        fits = search_algorithms(search) if search and family is None and verdict is None else ()
+        shown = [a for a in fits if operator in (None, a["operator"])]
+        facts = [(a["id"], a["name"], f"{a['multiplications']} for {a['direct_multiplications']}") for a in shown]
+        if cells or not facts:
+            out().print(table("rule", "name", "family", "verdict", rows=cells))
+        if facts:
+            out().print(table("fast algorithm", "name", "multiplications", rows=facts))
         counts = Counter(str(r["verdict"]) for r in rows)
-        err().print(f"{len(rows)} rules: " + ", ".join(f"{n} {v}" for v, n in counts.most_common()))
+        said = ", ".join(f"{n} {v}" for v, n in counts.most_common())
+        beside = f"{len(facts)} fast algorithms; " if facts else ""
+        err().print(f"{beside}{len(rows)} rules{': ' if said else ''}{said}")
 
 
 @app.command()
@@ -106,11 +116,16 @@ def show(
     report_json: Json = None,
     force: Force = False,
 ) -> None:
-    """Show one rule: both sides, preconditions, proof and verdicts in floating point."""
+    """Show one rule: both sides, preconditions, proof and verdicts in floating point; or a fast algorithm."""
+    from superopt.report.algorithm_index import algorithm_data
     from superopt.report.naming import rule_name
     from superopt.rules import format_rule, load_library
 
     claim({"--json": report_json}, force=force)
+    algorithm = algorithm_data(rule_id)
+    if algorithm is not None:
+        show_algorithm(algorithm, report_json, certificate=certificate, force=force)
+        return
     library = load_library(rules)
     chosen = library.select(enable=[rule_id]).chosen or frozenset()
     if rule_id not in chosen:

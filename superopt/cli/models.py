@@ -122,7 +122,7 @@ def optimize(
         ),
     ] = "standard",
     effort: Annotated[
-        str, typer.Option(metavar="quick|default|thorough", help="how much work the search and the measurements may do")
+        str, typer.Option(metavar="quick|default|thorough", help="how much work the search and the benchmark may do")
     ] = "default",
     objective: Annotated[
         str,

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from superopt.fleet.stamp import libraries
 from superopt.formats.files import replace_file
+from superopt.ir import disk_cache
 
 __all__ = ["UNBOUNDED", "Bounds", "Chunks", "OutOfBounds", "code_digest", "digest_of"]
 

@@ -60,12 +60,12 @@ def apply_algorithms(
     time_limit: float = TIME_LIMIT,
     progress: Callable[[int, int | None, str], None] = quiet,
 ) -> Outcome:
-    """Rewrite operators by algorithms with fewer multiplications where that is faster and accurate enough.
+    """Rewrite operators by algorithms with fewer multiplications where prices say that it pays and errors allow it.
 
     Args:
         model: a path, bytes or a graph.
         floats: the budget of errors: "strict" allows nothing, so the input comes back.
-        target: "cpu" races the whole models on this machine; "profile:NAME" decides by recorded prices.
+        target: "cpu" also lets a benchmark of the whole models on this machine refuse; "profile:NAME" has prices alone.
         sizes: what symbolic dimensions are costed and run at.
         threads: of the race.
         seed: of inputs.

@@ -7,38 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from superopt import cost as costs
-from superopt import report
-from superopt.formats.functions import function_names, inlined
+from superopt.formats.functions import inlined
 from superopt.ir.graph import Graph
-from superopt.ops.infer import infer
 from superopt.pipeline.optimization import load
 from superopt.pipeline.options import Progress, quiet
-from superopt.pipeline.reporting import opaque_nodes
+from superopt.report.inspection import facts_of
 
 __all__ = ["cost", "inspect"]
 
 
 def inspect(model: str | Path | Graph, *, sizes: Mapping[str, int] | None = None) -> dict[str, Any]:
     """Facts about a model, as JSON data."""
-    given = load(model)
-    graph = inlined(given).graph
-    typing = infer(graph, sizes or {})
-    work = costs.graph_work(graph, typing, sizes=sizes)
-    weights = graph.weight_bytes
-    return {
-        "format": "superopt.inspection", "version": 1, "name": graph.name, "opset": dict(graph.opset),
-        "inputs": [{"name": v.name, "type": str(v.type)} for v in graph.inputs if v.name not in graph.weight],
-        "outputs": [{"name": v.name, "type": str(typing.types.get(v.name) or v.type)} for v in graph.outputs],
-        "nodes": len(graph.nodes), "operators": report.operator_counts(graph),
-        "weights": {"count": len(graph.weights), "bytes": weights,
-                    "elements": sum(e for w in graph.weights if isinstance(e := w.type.elements, int))},
-        "work": {**work, "nodes": [
-            {"node": name, "op": op, "flops": flops, "bytes": moved, "intensity": flops / moved if moved else None}
-            for name, op, flops, moved in costs.node_work(graph, typing, sizes=sizes)
-        ]},
-        "opaque": [vars(o) for o in opaque_nodes(graph, typing)],
-        "functions": list(function_names(given)),
-    }  # fmt: skip
+    return facts_of(load(model), sizes=sizes)
 
 
 def cost(

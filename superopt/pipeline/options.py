@@ -57,14 +57,15 @@ class Options:
     """Settings of an optimisation.
 
     Attributes:
-        target: "cpu" measures on this machine; "profile:NAME" uses a recorded profile and is deterministic.
+        target: "cpu" prices operators by a recorded profile, scaled to this machine, and times whole models on it;
+            "profile:NAME" uses the profile's prices and times nothing.
         time_limit: seconds for everything but the calibration that a machine needs once; ``None`` lets the search
             reach its fixpoint, however long that takes.
         memory_limit: bytes that the result's weights and peak activations may take together, and that the search may
             add to the process (:mod:`superopt.pipeline.memory_limit` says what holds where the input takes more
             already).
         sizes: what symbolic dimensions are costed at; they stay symbolic in the result.
-        threads: threads that an operator is measured with.
+        threads: of whatever is timed.
         rules: folder of a rule library used besides the built-in one.
         enable, disable: rule ids or families; "algorithms" among those disabled: none with fewer multiplications, as
             where only some rules are enabled; likewise "values", rewrites by what the weights' elements are.

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 from superopt import cost as costs
 from superopt import report
 from superopt.formats import onnx_bytes
-from superopt.ir.graph import Graph, structural_hash
-from superopt.ops.infer import Barrier, Typing
+from superopt.ir.graph import structural_hash
 from superopt.pipeline.candidate import Candidate
 from superopt.pipeline.context import Context
 from superopt.pipeline.result import Result
 from superopt.pipeline.result_check import UNCHANGED
+from superopt.report.inspection import opaque_nodes
 from superopt.rules import Library
 from superopt.verifier.check.differential import CheckResult
 
-__all__ = ["opaque_nodes", "result_of"]
+__all__ = ["result_of"]
 
 _PEAKS_TAKE = 4.0  # seconds that measuring the device's ceilings may take, which is done once a machine
 
@@ -130,12 +128,3 @@ def _check(check: CheckResult) -> report.Check:
 
 def _verdict(library: Library, rule: str) -> str:
     return "evaluated" if rule == "fold" else library.verdict_name(rule)  # folding is no rule: it computes
-
-
-def opaque_nodes(graph: Graph, typing: Typing) -> tuple[report.Opaque, ...]:
-    """What superopt carries through untouched, by operator and reason."""
-    counts: Counter[tuple[str, str]] = Counter()
-    for node, known in zip(graph.nodes, typing.nodes, strict=True):
-        if isinstance(known, Barrier):
-            counts[f"{node.domain}.{node.op}" if node.domain else node.op, known.reason] += 1
-    return tuple(report.Opaque(op, count, reason) for (op, reason), count in sorted(counts.items()))

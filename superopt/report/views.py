@@ -176,7 +176,7 @@ def show_verdict(console: Console, a: str, b: str, data: Mapping[str, Any], limi
     if data["power"] is not None and data["verdict"] in ("tested", "unknown"):
         power = data["power"]
         console.print(
-            f"the inputs tell {power['caught']} of {power['mutants']} single changes of {power['changed']} apart from A"
+            f"the inputs tell {power['caught']} of {power['mutants']} single changes of {power['changed']} apart"
         )
     if data["reason"]:
         console.print(escape(printable(data["reason"], 400)))

@@ -107,3 +107,17 @@ def test_a_short_command_writes_no_line(capfd: pytest.CaptureFixture[str]) -> No
     with Progress("checking") as update:
         update(1, 2, "checking")
     assert capfd.readouterr().err == ""
+
+
+def test_rules_are_searched_with_the_algorithms_that_words_mean(capsys: pytest.CaptureFixture[str]) -> None:
+    app(["rules", "list", "--search", "winograd"], standalone_mode=False)
+    printed = capsys.readouterr()
+    assert "conv:4:3" in printed.out
+    assert "6 for 12" in printed.out
+    assert "fast algorithms; 0 rules" in printed.err
+    app(["rules", "list", "--search", "winograd", "--family", "conv"], standalone_mode=False)
+    assert "conv:4:3" not in capsys.readouterr().out
+    app(["rules", "show", "conv:4:3"], standalone_mode=False)
+    assert "multiplications: 6 for 12" in capsys.readouterr().out
+    with pytest.raises(UsageError, match="has no certificate"):
+        app(["rules", "show", "conv:4:3", "--certificate"], standalone_mode=False)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from html import unescape
 
 import pytest
@@ -65,3 +67,14 @@ def test_a_form_without_a_model_says_what_to_do(client: TestClient) -> None:
     answer = client.post("/inspect", files={"example": (None, "")})
     assert answer.status_code == 422
     assert "choose a file, or one of the examples" in answer.text
+
+
+def test_looking_at_a_model_loads_no_optimiser() -> None:
+    """The optimiser takes a second of processor time to import, and facts need none of it."""
+    code = (
+        "import sys, superopt.report.inspection, superopt.server.jobs.child, superopt.server.views.union_graph\n"
+        "print(*sorted({name.split('.')[1] for name in sys.modules if name.startswith('superopt.')}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "formats" in done.stdout.split()
+    assert not {"pipeline", "passes", "regions", "egraph", "verifier", "discovery"}.intersection(done.stdout.split())

@@ -58,6 +58,9 @@ def declared(inputs: str, output: str, steps: str) -> str:
 ONE = "c := 1.0"
 TWO = "two := 2.0"
 HALF = "h := 0.5"
+ELU = "a = Elu <alpha = 1.0> (x)  y = Sub (a, x)"
+ELU_PARTS = "c := 1.0  z := 0.0  e = Exp (x)  f = Sub (e, c)  g = Greater (x, z)  a = Where (g, x, f)  y = Sub (a, x)"
+HALVES_UP = "h := 0.5  b = Add (a, h)  f = Floor (b)"
 
 
 def cut(end: int, op: str) -> str:
@@ -137,6 +140,16 @@ def qdq(*steps: tuple[float, int]) -> str:
         text += f"q{i} = QuantizeLinear ({read}, s{i}, z{i}) {last} = DequantizeLinear (q{i}, s{i}, z{i}) "
         read = last
     return model(f"g (float[2,32] x) => (float[2,32] y) <{held}> {{ {text} }}", opset=19)
+
+
+def quantised(scale: float, zero: int, steps: str = "", *, reals: bool = False) -> str:
+    """QuantizeLinear to uint8, or ``steps`` from its quotient ``a`` to the whole number ``f``; and back to reals."""
+    held = f"float s = {{{scale}}}, uint8 z = {{{zero}}}, float zero = {{{zero}}}, float lo = {{0}}, float hi = {{255}}"
+    text = "q = QuantizeLinear (x, s, z) "
+    if steps:
+        text = f"a = Div (x, s) {steps} g = Add (f, zero) k = Clip (g, lo, hi) q = Cast <to = 2> (k) "
+    text += "y = DequantizeLinear (q, s, z)" if reals else "y = Identity (q)"
+    return model(f"g (float[2,32] x) => ({'float' if reals else 'uint8'}[2,32] y) <{held}> {{ {text} }}", opset=19)
 
 
 def strings(steps: str, out: str = "bool", domains: str = "") -> str:
@@ -221,6 +234,28 @@ RIGHT: Mapping[str, Pair] = {
         real("g = HardSwish (x)  y = Sub (g, x)"),
         real("s = HardSigmoid <alpha = 0.1666666716337204, beta = 0.5> (x)  g = Mul (x, s)  y = Sub (g, x)"),
     ),
+    "a Celu and its parts before a cancellation": (
+        real("a = Celu <alpha = 3.0> (x)  y = Sub (a, x)"),
+        real("k := 3.0  d = Div (x, k)  e = Elu <alpha = 1.0> (d)  a = Mul (e, k)  y = Sub (a, x)"),
+    ),
+    "an Elu and its parts before a cancellation": (real(ELU), real(ELU_PARTS)),
+    "the parts of an Elu and it before a cancellation": (real(ELU_PARTS), real(ELU)),
+    "a HardSwish and its parts before a cancellation": (
+        real("a = HardSwish (x)  y = Sub (a, x)"),
+        real(
+            "k := 3.0  z := 0.0  s := 6.0  p = Add (x, k)  q = Clip (p, z, s)  r = Mul (x, q)  a = Div (r, s)  "
+            "y = Sub (a, x)"
+        ),
+    ),
+    "a product and a difference of squares": (
+        real("s = Add (x, w)  d = Sub (x, w)  y = Mul (s, d)").replace(
+            "float[4,16] x)", "float[4,16] x, float[4,16] w)"
+        ),
+        real("s = Mul (x, x)  d = Mul (w, w)  y = Sub (s, d)").replace(
+            "float[4,16] x)", "float[4,16] x, float[4,16] w)"
+        ),
+    ),
+    "a quantisation and its parts": (quantised(0.1, 128), quantised(0.1, 128, "f = Round (a)")),
     "a ThresholdedRelu and its parts": (
         real("y = ThresholdedRelu <alpha = 1.0> (x)"),
         real(f"{ONE} z := 0.0  g = Greater (x, c)  y = Where (g, x, z)"),
@@ -304,6 +339,22 @@ WRONG: Mapping[str, Pair] = {
         rows("i := [-1]  r = Gather <axis = 0> (x, i)  y = Add (x, r)"),
     ),
     "the quantisation of another": (qdq((0.1, 128), (0.1, 100)), qdq((0.08901961, 112))),
+    "a quantisation and one that rounds halves up": (quantised(0.25, 3), quantised(0.25, 3, HALVES_UP)),
+    "the same by a scale of many digits": (quantised(0.0173, 0), quantised(0.0173, 0, HALVES_UP)),
+    "the same back to reals": (quantised(0.1, 128, reals=True), quantised(0.1, 128, HALVES_UP, reals=True)),
+    "a quantisation and one that rounds halves down": (
+        quantised(0.1, 128),
+        quantised(0.1, 128, f"{HALF} b = Sub (a, h) f = Ceil (b)"),
+    ),
+    "whole numbers by Round and by Floor": (real("y = Round (x)"), real(f"{HALF} a = Add (x, h)  y = Floor (a)")),
+    "a deliberate rounding and none": (
+        real("c := 12582912.0  a = Add (x, c)  y = Sub (a, c)"),
+        real("y = Identity (x)"),
+    ),
+    "none and a deliberate rounding": (
+        real("y = Identity (x)"),
+        real("c := 12582912.0  a = Add (x, c)  y = Sub (a, c)"),
+    ),
     "a zero point beside": (qdq((0.1, 128)), qdq((0.1, 127))),
     "two scales in the other order": (qdq((0.1, 128), (0.3, 128)), qdq((0.3, 128), (0.1, 128))),
     "a function of another constant": (

@@ -116,6 +116,7 @@ class Plan:
     runtime: Runtime = ONNX_RUNTIME
     slack: Slack = EXACT
     beyond: bool = False
+    inside: bool = False
 
     def late(self) -> bool:
         return self.deadline is not None and time.monotonic() > self.deadline

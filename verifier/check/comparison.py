@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -22,13 +22,14 @@ from superopt.runtime.onnx_runtime import run as run_session
 from superopt.verifier.check.check_plan import ORIGINAL, RESULT, CheckResult, Plan
 from superopt.verifier.check.cross_runtime import CrossRuntime, displaced
 from superopt.verifier.check.deviation import Explanations, Trial
+from superopt.verifier.check.exact_arithmetic import unrounded_in_all
 from superopt.verifier.check.input_generation import KINDS, LEVELS, choose_sizes, fed_types, make_inputs
 from superopt.verifier.check.power import Power, measure_power
 from superopt.verifier.check.sessions import LARGE, Arrays, Bench, attempt
 from superopt.verifier.check.size_targets import MOST, size_candidates
 from superopt.verifier.check.special_values import handles_special
 from superopt.verifier.check.steered_inputs import Feed, changed_rows, steered
-from superopt.verifier.check.tolerance import Comparison, agrees_with_reals, compare, equal
+from superopt.verifier.check.tolerance import JUMP, Comparison, agrees_with_reals, compare, equal, excess
 
 __all__ = ["DifferentialCheck"]
 
@@ -117,8 +118,11 @@ class DifferentialCheck:
             self.plain,
             self.plan.longest,
             self.slack,
-            # no method of this object's: what holds itself is held for long
-            self.bench.release_memory if self.large else None,
+            self.bench.release_memory
+            if self.large
+            else None,  # no method of this object's: what holds itself is held for long
+            partial(_over_the_reals, self.before, self.plan) if self.work <= self.plan.effort.reference else None,
+            self.plan.inside,
         )
         sessions, refused = self._sessions()
         if refused is not None:
@@ -219,7 +223,7 @@ class DifferentialCheck:
         names = [n for t in kinds for d in t.shape or () for n in sorted(symbols(d))]
         if not names or _RUNS * self.run_work > left:
             return
-        typed = (self.before, self.typing), (self.after, infer(self.after, plan.sizes))
+        typed = (self.before, self.typing), (self.after, self.typing_after)
         count = 0
         for group, size in size_candidates([(g, t.types) for g, t in typed], names, plan.sizes):
             wanted = dict.fromkeys(group, size)
@@ -271,6 +275,8 @@ class DifferentialCheck:
             return self._not_finite(trial, number, results[-1][0], names, total)
         for made, optimised in results:
             total = self._compared(trial, number, made, names, total, optimised=optimised)
+            if total.verdict != "failed":
+                total = self._unexplained(trial, made, names, total)
             if total.verdict == "failed":
                 return total
         if self._is_broken(trial, number, names) and only:
@@ -278,6 +284,27 @@ class DifferentialCheck:
         if total.verdict == "failed" or self.plan.runtime is ONNX_RUNTIME:
             return total
         return self._compare_in_runtime(trial, number, names, total)
+
+    def _unexplained(self, trial: Trial, made: Arrays, names: Sequence[str], total: CheckResult) -> CheckResult:
+        """Elements that jump where neither model rounds: at a tie, the original's moves explain either side."""
+        if trial.feed.scaled or self.work > self.plan.effort.reference:
+            return total
+        for name in names:
+            old, new, dtype = trial.original[name], made[name], self.types[name]
+            if not excess(old, new, dtype) > JUMP:
+                continue
+            sides = (self.before, self.typing), (self.after, self.typing_after)
+            exact = unrounded_in_all(sides, name, trial.feed.arrays, self.bench, self.plan.sizes, self.plan.give_up)
+            one = Comparison() if exact is None else compare(old, new, dtype, mixed=trial.feed.mixed, full=~exact)
+            if one.problem is not None and np.isfinite(one.absolute):
+                why = f"{one.problem}; neither model rounds anything there"
+                return _with_comparison(total, replace(one, problem=why), name, trial.feed.name)
+        return total
+
+    @cached_property
+    def typing_after(self) -> Typing:
+        """The result's types."""
+        return infer(self.after, self.plan.sizes)
 
     def _not_finite(
         self, trial: Trial, number: int, made: Arrays, names: Sequence[str], total: CheckResult
@@ -382,10 +409,7 @@ class DifferentialCheck:
     def _exact(self, trial: Trial, names: Sequence[str]) -> tuple[Arrays | None, str]:
         """The float64 outputs, or why there are none."""
         try:
-            give_up = self.plan.give_up
-            return reference.run(
-                self.before, trial.feed.arrays, outputs=names, sizes=self.plan.sizes, deadline=give_up
-            ), ""
+            return _referenced(self.before, self.plan, trial, names), ""
         except OutOfTime:
             raise
         except (Unsupported, ResourceLimit) as error:
@@ -466,6 +490,21 @@ class DifferentialCheck:
                     return replace(total, trials=number + 1, feeds=feeds)
             total = replace(total, trials=number + 1)
         return total
+
+
+def _referenced(graph: Graph, plan: Plan, trial: Trial, names: Sequence[str]) -> Arrays:
+    """Outputs of a graph in float64."""
+    return reference.run(graph, trial.feed.arrays, outputs=names, sizes=plan.sizes, deadline=plan.give_up)
+
+
+def _over_the_reals(graph: Graph, plan: Plan, trial: Trial, name: str) -> np.ndarray | None:
+    """An output in float64; ``None`` where the reference does not run."""
+    try:
+        return _referenced(graph, plan, trial, [name])[name]
+    except OutOfTime:
+        raise
+    except (Unsupported, ResourceLimit):
+        return None
 
 
 def _is_random(graph: Graph) -> bool:

@@ -2,15 +2,17 @@
 
 Evidence comes in the order of its price, and no more is gathered once an output is explained, or cannot be: what the
 runtime's own optimiser moves the original by (one run); disturbed runs, 1, 4, 12 and 36 of each kind; and, before a
-refusal, where the original overflows or nearly does. Everything is kept by input, since mutants are judged on the same
-ones.
+refusal, where the original overflows or nearly does, and where the result is nearer to the reals than it. Everything is
+kept by input, since mutants are judged on the same ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
+import ml_dtypes
 import numpy as np
 
 from superopt.ir.graph import Graph
@@ -18,11 +20,12 @@ from superopt.ir.types import DType
 from superopt.ops.infer import Applied, Typing
 from superopt.ops.meaning import IllTyped
 from superopt.runtime.onnx_runtime import InferenceSession
+from superopt.verifier.check.deliberate_rounding import outputs_rounded_on_purpose
 from superopt.verifier.check.overflow import Overflow
 from superopt.verifier.check.rounding_noise import Disturbed
 from superopt.verifier.check.sessions import Arrays, Bench
 from superopt.verifier.check.steered_inputs import Feed
-from superopt.verifier.check.tolerance import Comparison, Moves, compare
+from superopt.verifier.check.tolerance import Comparison, Moves, compare, element_type
 
 __all__ = ["Explanations", "Trial"]
 
@@ -34,6 +37,9 @@ _EVIDENCE_BYTES = 1 << 26  # bytes of outputs that are kept for other comparison
 # any element allows, and nothing on the way jumps. That refuses, so it is safe; wrongly, if the moves so far were all
 # that much smaller than those to come: by normal law 1e-4 for one, less for four, and only if all elements move as one.
 _UNEXPLAINABLE = {1: 2.0**10, 2: 2.0**7, 4: 2.0**4, 12: 1.0, 36: 1.0}
+
+
+_Compared = Callable[[Moves | None, np.ndarray | None], Comparison]  # by moves, without the elements of a mask
 
 
 @dataclass(frozen=True)
@@ -53,11 +59,13 @@ class _Evidence:
     runs: tuple[list[Arrays], list[Arrays]] = field(default_factory=lambda: ([], []))
     moves: dict[str, tuple[int, Moves]] = field(default_factory=dict)  # by output, with the runs that are in it
     near: dict[str, np.ndarray] = field(default_factory=dict)
+    reals: dict[str, np.ndarray | None] = field(default_factory=dict)
 
     def nbytes(self) -> int:
         """Bytes."""
         arrays = [a for r in (*self.runs[0], *self.runs[1], *filter(None, self.optimised)) for a in r.values()]
-        return sum(a.nbytes for a in (*arrays, *self.near.values())) + sum(m.nbytes for _, m in self.moves.values())
+        arrays += [a for a in (*self.near.values(), *self.reals.values()) if a is not None]
+        return sum(a.nbytes for a in arrays) + sum(m.nbytes for _, m in self.moves.values())
 
 
 class Explanations:
@@ -71,15 +79,18 @@ class Explanations:
         longest: seconds that the next run may take.
         slack: share of an output's largest magnitude that needs no explanation.
         rest: called between runs and comparisons: hands back what they took.
+        reals: what an output is by a float64 reference; ``None`` where that does not run, or takes long.
+        inside: rounding of intermediates explains a distance by itself, where none is meant.
     """
 
     def __init__(
         self, graph: Graph, typing: Typing, bench: Bench, plain: InferenceSession, longest: Callable[[], float],
         slack: float = 0.0, rest: Callable[[], None] | None = None,
+        reals: Callable[[Trial, str], np.ndarray | None] | None = None, inside: bool = False,
     ) -> None:  # fmt: skip
         self._slack, self._release, self._large = slack, rest or (lambda: None), rest is not None
         self._graph, self._typing, self._bench, self._plain = graph, typing, bench, plain
-        self._longest = longest
+        self._longest, self._reals, self._inside = longest, reals, inside
         self._disturbed: Disturbed | None = None
         self._overflows: dict[str, Overflow] = {}
         self._smooth: dict[str, bool] = {}
@@ -101,14 +112,25 @@ class Explanations:
             exact: the float64 reference's, where the original is not finite.
             optimised: the result ran with the runtime's optimisations on.
         """
-        old, mixed = trial.original[name], trial.feed.mixed
+
+        def look(moved: Moves | None, full: np.ndarray | None) -> Comparison:
+            return compare(
+                trial.original[name], made, dtype, moved, mixed=trial.feed.mixed, exact=exact, full=full,
+                slack=self._slack, optimised=optimised,
+            )  # fmt: skip
+
+        found = self._explained(trial, number, name, found, look)
+        if found.problem is None or np.isinf(found.absolute):
+            return found
+        return self._nearer_to_reals(trial, number, name, made, found, look)
+
+    def _explained(self, trial: Trial, number: int, name: str, found: Comparison, compared: _Compared) -> Comparison:
+        """With the original's own moves, and where it overflows, for an explanation."""
         full: np.ndarray | None = None
         excused = ""
 
         def look(moved: Moves | None) -> Comparison:
-            looked = compare(
-                old, made, dtype, moved, mixed=mixed, exact=exact, full=full, slack=self._slack, optimised=optimised
-            )
+            looked = compared(moved, full)
             return replace(looked, excused=excused) if looked.problem is None and excused else looked
 
         if np.isinf(found.absolute):  # NaNs and infinities: no rounding explains them
@@ -131,6 +153,38 @@ class Explanations:
             full, excused = self._overflow_mask(trial, number, name), found.problem or ""
             found = look(moved)
         return found
+
+    def _nearer_to_reals(
+        self, trial: Trial, number: int, name: str, made: np.ndarray, found: Comparison, compared: _Compared
+    ) -> Comparison:
+        """Without the elements that are no further from the reals than the original's, where its intermediates'
+        rounding explains the distance: moved inputs do not show all of it (``(a + b) + (a - b)`` rounds ``a`` alike,
+        wherever in its binade ``b`` is). Not so where a rounding may be meant."""
+        if self._reals is None or name in self._meant:
+            return found
+        near = self._overflow_mask(trial, number, name)
+        for count, moved in self._moves(trial, number, name):
+            looked = compared(moved.of_intermediates(), near)
+            if looked.problem is None:
+                break
+            if moved.disturbed and looked.excess > _UNEXPLAINABLE[count]:
+                return found
+        else:
+            return found
+        if self._inside:
+            return looked
+        reals = self._evidence_of(number).reals
+        if name not in reals:
+            reals[name] = self._reals(trial, name)
+        truth, old = reals[name], trial.original[name]
+        if truth is None or truth.shape != old.shape:
+            return found
+        closer = _error(made, truth) <= _error(old, truth) + _untold(moved.of_intermediates(), old)
+        return compared(moved, near | closer)
+
+    @cached_property
+    def _meant(self) -> frozenset[str]:
+        return outputs_rounded_on_purpose(self._graph, self._typing)
 
     def all_moves(self, trial: Trial, number: int, name: str) -> Moves | None:
         """The moves that were found for an output so far; ``None`` where none was asked for."""
@@ -218,6 +272,20 @@ class Explanations:
             leading = {*ends, *(p for e in ends for p in nx.ancestors(drawn, e) if isinstance(p, int))}
             self._smooth[name] = not any(_jumps(self._typing, place) for place in leading)
         return self._smooth[name]
+
+
+def _untold(moved: Moves, old: np.ndarray) -> np.ndarray:
+    """How much of the original's own rounding float64 does not resolve; 0 where that is its type."""
+    dtype = element_type(old)
+    if dtype is None or dtype is DType.FLOAT64:
+        return np.zeros(old.shape)
+    share = float(np.finfo(np.float64).eps) / float(ml_dtypes.finfo(dtype.numpy).eps)  # type: ignore[no-untyped-call]
+    return share * moved.largest().astype(np.float64)
+
+
+def _error(made: np.ndarray, truth: np.ndarray) -> np.ndarray:
+    with np.errstate(invalid="ignore"):  # infinity less infinity is no number, and no smaller than any
+        return np.asarray(np.abs(made.astype(np.float64) - truth.astype(np.float64)))
 
 
 def _jumps(typing: Typing, place: int) -> bool:

@@ -84,6 +84,7 @@ def check(
     runtime: Runtime = ONNX_RUNTIME,
     slack: Slack = EXACT,
     unify: bool = False,
+    inside: bool = False,
 ) -> CheckResult:
     """Compare a model with its rewritten form.
 
@@ -101,13 +102,15 @@ def check(
         runtime: what the result will run in; if not ONNX Runtime, the result is run there, too.
         slack: what a budget of errors allows besides, and for which nodes of the result.
         unify: the result may declare other names of sizes, or none: what runs decides.
+        inside: what the original's intermediates round by is allowed whether or not moved inputs show it, and whether
+            or not the result is nearer to the reals, where no rounding of the original is meant.
     """
 
     def judged(read: Pair, plan: Plan, bench: Bench, typing: Typing) -> CheckResult:
         return DifferentialCheck(*read, plan, bench, typing, ran=(before, after)).run()
 
     plan = _plan(seed, max(trials, 1), time_limit, patience, sizes, EFFORTS[power])
-    plan = replace(plan, full=full, runtime=runtime, slack=slack, beyond=unify)
+    plan = replace(plan, full=full, runtime=runtime, slack=slack, beyond=unify, inside=inside)
     return _bounded(before, after, plan, judged, unify=unify)
 
 

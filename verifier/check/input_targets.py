@@ -18,7 +18,7 @@ from superopt.ir.poly import Dim, symbols, value_at
 from superopt.ir.types import TensorType, ValueType
 from superopt.ops.generators import attribute_array
 
-__all__ = ["input_targets", "literals", "numbers_of", "size_targets", "solved"]
+__all__ = ["constant_array", "input_targets", "literals", "numbers_of", "size_targets", "solved"]
 
 _MOST = 48  # targets of one input
 _STEPS = 4000  # nodes that one graph's targets are carried through, in all
@@ -64,7 +64,7 @@ _KINKS: Mapping[str, tuple[float, ...]] = {
 
 def numbers_of(graph: Graph, name: str, most: int = _FEW) -> list[float]:
     """Some elements of a constant: its ends, and its first ones; none where it is not a constant of numbers."""
-    array = _constant(graph, name)
+    array = constant_array(graph, name)
     if array is None or array.size == 0 or array.size > _READ:
         return []
     flat = array.reshape(-1)
@@ -80,13 +80,13 @@ def literals(graph: Graph, most: int) -> dict[float, None]:
     """Numbers of the constants, weights and nodes, of at most so many elements."""
     names = [w.name for w in graph.weights if isinstance(w.type.elements, int) and w.type.elements <= most]
     names += [n.outputs[0] for n in graph.nodes if n.op == "Constant" and n.outputs]
-    arrays = ((name, _constant(graph, name)) for name in names)
+    arrays = ((name, constant_array(graph, name)) for name in names)
     return {
         t: None for name, array in arrays if array is not None and array.size <= most for t in numbers_of(graph, name)
     }
 
 
-def _constant(graph: Graph, name: str) -> np.ndarray | None:
+def constant_array(graph: Graph, name: str) -> np.ndarray | None:
     """The numbers of a constant, however it is spelled: a weight, a node, or another shape or type of one."""
     for _ in range(_DEPTH):
         weight = graph.constants.get(name)

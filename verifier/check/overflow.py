@@ -17,7 +17,7 @@ from superopt.verifier.check.noise_model import ELEMENTARY, REALS, is_exact
 from superopt.verifier.check.rounding_noise import live_values
 from superopt.verifier.check.sessions import REFUSALS, Bench, attempt
 
-__all__ = ["NEAR", "Overflow"]
+__all__ = ["NEAR", "Overflow", "leading_to"]
 
 NEAR = 4.0  # at most this far below the largest number
 _WATCHED = 1 << 26  # elements of intermediates that are looked at, at most
@@ -35,7 +35,7 @@ class Overflow:
     """
 
     def __init__(self, graph: Graph, typing: Typing, output: str, bench: Bench) -> None:
-        part = _leading_to(graph, output)
+        part = leading_to(graph, output)
         types, self._live = typing.types, live_values(graph)
         self._types = types
         self._rounding = [n for n in part.nodes if not is_exact(n)]
@@ -128,7 +128,7 @@ def _is_small(array: np.ndarray, limit: float) -> bool:
     return -limit < low and high < limit
 
 
-def _leading_to(graph: Graph, output: str) -> Graph:
+def leading_to(graph: Graph, output: str) -> Graph:
     """The part of a graph that an output is computed by."""
     import networkx as nx  # here, because few checks come this far
 

@@ -14,12 +14,14 @@ from superopt.ir.types import DType
 
 __all__ = [
     "FACTOR",
+    "JUMP",
     "MARGIN",
     "ULPS",
     "Comparison",
     "Moves",
     "agrees_with_reals",
     "compare",
+    "element_type",
     "equal",
     "excess",
     "pieces",
@@ -37,7 +39,7 @@ ALONE = 8.0  # that margin grows by this where the original cannot run
 _NARROW = 4.0  # free distance of types that are not listed (float8), in epsilons
 _SUBNORMALS = 4.0  # free distance in steps of the smallest subnormal
 _NEAR = 16.0  # an element's noise is that of its row or channel where that is at most this many times its own
-_JUMP = 2.0**6  # a move of more free distances is a jump (Floor, quantising, a branch): the reals say nothing there
+JUMP = 2.0**6  # a move of more free distances is a jump (Floor, quantising, a branch): the reals say nothing there
 _PIECE = 1 << 16  # elements
 _Part = tuple[slice, ...]  # of an array: the whole where it is empty
 
@@ -119,7 +121,7 @@ class Moves:
             dtype = element_type(self._old)
             free = np.zeros(()) if dtype is None else _free(_finite(self._old), dtype, False)
             self._reordered = np.where(self._optimised <= free, self._optimised, 0).astype(self._move_type)
-            self.broken = float(np.max(self._optimised, where=self._optimised > _JUMP * free, initial=0.0))
+            self.broken = float(np.max(self._optimised, where=self._optimised > JUMP * free, initial=0.0))
 
     def _moved(self, run: np.ndarray) -> np.ndarray:
         found = np.empty(self._old.shape, self._move_type)
@@ -127,6 +129,13 @@ class Moves:
             for part in _parts(self._old.shape):
                 found[part] = _distance(self._old[part], run[part])
         return found
+
+    def of_intermediates(self) -> Moves:
+        """The same, of the runs with disturbed intermediates alone."""
+        alone = Moves(self._old)
+        alone._kinds = {kind: moved for kind, moved in self._kinds.items() if kind == "inside"}
+        alone._optimised, alone._reordered = self._optimised, self._reordered
+        return alone
 
     def largest(self, optimised: bool = False) -> np.ndarray:
         """By element: the smaller of the two kinds' largest moves; or the runtime's optimiser's, where that is larger
@@ -151,8 +160,8 @@ def compare(
         moves: how the original moves by its own rounding; without them only the free distance is allowed.
         mixed: elements of one row differ in magnitude by design, so each is judged by itself alone.
         exact: the reference's output, for elements where the original is not finite.
-        full: where the original is so near to overflow that the result may overflow, or may not where the original
-            did; nowhere by default.
+        full: elements that may differ: where the original is so near to overflow that the result may overflow, or may
+            not where the original did, and where the result is nearer to the reals; none by default.
         slack: share of the output's largest magnitude that is a free distance as well.
         optimised: the result ran with the runtime's optimisations on, so what they move the original by counts.
     """
@@ -160,7 +169,7 @@ def compare(
         return Comparison(np.inf, np.inf, differs=True, problem=f"its shape was {old.shape} and is {new.shape}")
     dtype = dtype or element_type(old)
     if dtype is None or not dtype.is_float:
-        return _discrete(old, new, None if moves is None else moves.largest(optimised))
+        return _discrete(old, new, None if moves is None else moves.largest(optimised), full)
     near = _plainly_near(old, new, dtype)
     if near is not None:
         return Comparison(near[0], near[0] / near[1])
@@ -402,7 +411,9 @@ def _distance(old: np.ndarray, run: np.ndarray) -> np.ndarray:
     return np.asarray(np.where(fine == also, gap, np.inf))
 
 
-def _discrete(old: np.ndarray, new: np.ndarray, moves: np.ndarray | None) -> Comparison:
+def _discrete(
+    old: np.ndarray, new: np.ndarray, moves: np.ndarray | None, full: np.ndarray | None
+) -> Comparison:  # fmt: skip
     """Outputs that are not reals: equal, but for elements that the original's own rounding flips, and as far."""
     if equal(old, new):
         return Comparison()
@@ -410,7 +421,7 @@ def _discrete(old: np.ndarray, new: np.ndarray, moves: np.ndarray | None) -> Com
         return Comparison(np.inf, np.inf, differs=True, problem="its elements differ from the original's")
     distance = np.maximum(np.abs(new.astype(np.float64) - old.astype(np.float64)), new != old)  # float64 holds 2^53
     moved = np.zeros(old.shape) if moves is None else moves
-    over = distance > FACTOR * moved
+    over = distance > FACTOR * moved if full is None else (distance > FACTOR * moved) & ~full
     scale = float(np.abs(old.astype(np.float64)).max(initial=0.0)) or 1.0
     worst, base = float(distance.max()), float(np.max(moved, where=np.isfinite(moved), initial=0.0)) / scale
     if not over.any():
@@ -460,7 +471,7 @@ def agrees_with_reals(
         first = old.astype(np.float64, copy=False)
         if moves is not None:
             moved = moves.largest(optimised)
-            usable &= (moved <= _JUMP * _free(first, dtype, False)) & (FACTOR * moved <= tolerance)
+            usable &= (moved <= JUMP * _free(first, dtype, False)) & (FACTOR * moved <= tolerance)
         base = _errors(first, truth, usable)
     error = _errors(made, truth, usable)
     allowed = max(FACTOR * base[0], tolerance), max(FACTOR * base[1], tolerance)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -25,6 +26,7 @@ from superopt.ops.record import NotCovered
 from superopt.runtime.limits import LARGE
 from superopt.runtime.numeric_libraries import one_blas_thread
 from superopt.verifier.check.check_plan import ORIGINAL, RESULT
+from superopt.verifier.check.deliberate_rounding import outputs_rounded_on_purpose
 from superopt.verifier.check.differential import CheckResult, Slack, check, check_regions
 from superopt.verifier.equivalence.constants import ModelConstants, constants_of, contents_of, with_folded_jumps
 from superopt.verifier.equivalence.folding_hypotheses import irrational
@@ -39,6 +41,7 @@ from superopt.verifier.equivalence.weight_expressions import deviation, evaluate
 
 __all__ = ["POLICY", "PROVED", "ROUNDED", "GraphVerdict", "Policy", "Region", "certify_result", "verify"]
 
+ROUNDING = "rounding"  # a difference that rounding inside explains, and does not show when inputs are moved
 _PATIENCE = 60.0  # seconds after which no other inputs are tried against two models that were not proved equal
 
 
@@ -108,7 +111,9 @@ class GraphVerdict:
             said += ": A does not run" if self.verdict == "unknown" else "; ONNX Runtime does not run A"
         if self.verdict in (PROVED, ROUNDED, "tested") and self.check.beyond:
             kinds = dict.fromkeys(b.partition(":")[0] for b in self.check.beyond)
-            said += f"; differs at {', '.join(kinds)}"
+            exact = [kind for kind in kinds if kind != ROUNDING]
+            said += f"; differs at {', '.join(exact)}" if exact else ""
+            said += "; rounds differently" if ROUNDING in kinds else ""
         return said
 
     @property
@@ -159,6 +164,9 @@ def verify(
         )
     allowed = Slack(slack, frozenset(node.name for node in b.nodes))
     ran = _run_both(a, b, seed, trials, allowed)
+    given: dict[str, Any] = {"seed": seed, "trials": trials, "slack": allowed, "unify": True}
+    rounded = _rounded_further(a, b, ran, **given)
+    ran = ran if rounded is None else rounded.found
     read = inlined(a)
     first, second, found = _opened(read, unified(read, inlined(b)))
     if ran.verdict == "failed" and structural_hash(a) != structural_hash(b):  # runtimes may run one graph in two ways
@@ -183,9 +191,43 @@ def verify(
     if apart is not None:
         return replace(verdict, verdict="refuted", feeds=apart[1], reason=apart[0])
     if verdict.verdict == "tested" and power != "none" and not _large(a, b):
-        measured = check(a, b, seed=seed, trials=trials, power=power, slack=allowed, unify=True)
+        measured = check(a, b, power=power, **given) if rounded is None else _powered(a, b, rounded, power, given)
         return _with_least_power(replace(verdict, check=measured), policy)
     return verdict
+
+
+@dataclass(frozen=True)
+class _Rounded:
+    """A check that passed where the first model's own rounding, as it shows, does not explain what the second gives.
+
+    Attributes:
+        found: what it found.
+        turned: it asked whether the first model is another way to compute the second.
+    """
+
+    found: CheckResult
+    turned: bool
+
+
+def _rounded_further(a: Graph, b: Graph, ran: CheckResult, **given: Any) -> _Rounded | None:
+    """Whether the rounding of either model's intermediates explains a check that failed, where none is meant; ``None``
+    where it does not, or where numbers are not finite."""
+    if ran.verdict != "failed" or ran.refused or not np.isfinite(ran.max_abs_error) or _large(a, b):
+        return None
+    meant = any(outputs_rounded_on_purpose(g, infer(g)) & {v.name for v in g.outputs} for g in (a, b))
+    for turned in (True,) if meant else (False, True):
+        found = check(*((b, a) if turned else (a, b)), inside=not meant, **given)
+        if found.verdict == "passed":
+            return _Rounded(replace(found, beyond=(*ran.beyond, f"{ROUNDING}: {ran.reason}")), turned)
+    return None
+
+
+def _powered(a: Graph, b: Graph, rounded: _Rounded, power: str, given: Mapping[str, Any]) -> CheckResult:
+    """A check that passed, with the power of its inputs."""
+    found = check(*((b, a) if rounded.turned else (a, b)), power=power, inside=True, **given).power
+    if found is not None and rounded.turned:
+        found = replace(found, of_original=not found.of_original)
+    return replace(rounded.found, power=found)
 
 
 def _with_least_power(verdict: GraphVerdict, policy: Policy) -> GraphVerdict:
