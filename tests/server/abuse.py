@@ -145,8 +145,7 @@ async def garbage(a: Attack) -> None:
 
 async def slow_readers(a: Attack) -> None:
     async def one() -> None:
-        async with a.connection() as (reader, writer):
-            reader._limit = 1024  # type: ignore[attr-defined]  # then asyncio stops reading
+        async with a.connection(limit=1024) as (_, writer):  # asyncio stops reading there
             for _ in range(200):  # 16 are taken at a time
                 writer.write(GET % b"/v1/rules" + b"\r\n")
                 await asyncio.sleep(0.2)

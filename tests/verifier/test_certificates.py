@@ -144,7 +144,7 @@ def _sample() -> Iterator[Rule]:
         *(load_library(f, built_in=False) for f in sorted(ROOT.glob("rules/discovered/*/*.toml"))),
     ]
     held_out = load_library(ROOT / "tests/verifier/heldout/true.toml", built_in=False)
-    for library, every in (*((s, 29) for s in shipped), (held_out, 23)):
+    for library, every in (*((s, 59) for s in shipped), (held_out, 47)):
         yield from (library[i] for i in library if zlib.crc32(i.encode()) % every == 1)
 
 
@@ -180,9 +180,9 @@ def _sealed(data: Data) -> str:
 
 
 def _cases() -> Iterator[tuple[str, int]]:
-    """Each tampering on four rules of its own choice."""
+    """Each tampering on two rules of its own choice."""
     for number, tampering in enumerate(TAMPERINGS):
-        for turn in range(4):
+        for turn in range(2):
             yield tampering.__name__, number * 4 + turn
 
 
