@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from superopt.ir.errors import BackendUnavailable, UsageError, printable
 
-__all__ = ["Cluster", "ClusterTimeouts", "connect"]
+__all__ = ["Cluster", "ClusterTimeouts", "TIMEOUTS", "connect"]
 
 _START = "dask scheduler on one machine, then on each: dask worker tcp://SCHEDULER:8786 --nworkers N --nthreads 1"
 
@@ -30,6 +30,9 @@ class ClusterTimeouts:
     workers: float = 60.0
 
 
+TIMEOUTS = ClusterTimeouts()
+
+
 @dataclass(frozen=True)
 class Cluster:
     """What a fleet needs of a cluster: how many tasks run at once now, and what a task raises whose workers died."""
@@ -40,7 +43,7 @@ class Cluster:
     close: Callable[[], None]
 
 
-def connect(address: str, seconds: float = ClusterTimeouts.connect) -> Cluster:
+def connect(address: str, seconds: float = TIMEOUTS.connect) -> Cluster:
     """The cluster whose scheduler is at an address, if it answers and has a worker within so many seconds.
 
     Raises:

@@ -15,7 +15,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from superopt.fleet import cluster, mpi, stamp
 from superopt.fleet.child import Crew, Lost, Took, Unlike, isolated, packed, unpacked
-from superopt.fleet.cluster import ClusterTimeouts
+from superopt.fleet.cluster import TIMEOUTS, ClusterTimeouts
 from superopt.ir.errors import BackendUnavailable, SuperoptError, UsageError, printable
 
 __all__ = ["Checkpoints", "Fleet", "Outcome", "Task", "cores"]
@@ -110,7 +110,7 @@ class Fleet:
     def __init__(
         self, executor: Executor | None = None, *, size: Callable[[], int] = lambda: 1, where: str = "this process",
         elsewhere: bool = False, run: Callable[[bytes], bytes] = isolated, close: Callable[[], None] = lambda: None,
-        dead: tuple[type[BaseException], ...] = (), timeouts: ClusterTimeouts = ClusterTimeouts(),
+        dead: tuple[type[BaseException], ...] = (), timeouts: ClusterTimeouts = TIMEOUTS,
     ) -> None:  # fmt: skip
         self._executor, self._size, self._run, self._close, self._dead = executor, size, run, close, dead
         self.where, self.elsewhere, self._timeouts = where, elsewhere, timeouts
@@ -118,9 +118,7 @@ class Fleet:
         self.seconds = self.busy = 0.0
 
     @staticmethod
-    def open(
-        workers: int = 1, cluster_address: str | None = None, timeouts: ClusterTimeouts = ClusterTimeouts()
-    ) -> Fleet:
+    def open(workers: int = 1, cluster_address: str | None = None, timeouts: ClusterTimeouts = TIMEOUTS) -> Fleet:
         """A fleet from settings.
 
         Args:

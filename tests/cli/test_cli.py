@@ -126,6 +126,7 @@ def test_pipes(tmp_path: Path) -> None:
     assert b"; checked equal\n" in done.stderr
 
 
+@pytest.mark.essential
 def test_existing_files_are_kept_unless_forced(tmp_path: Path) -> None:
     source, target = foldable(tmp_path / "m.onnx"), tmp_path / "o.onnx"
     target.write_text("precious")
@@ -137,6 +138,7 @@ def test_existing_files_are_kept_unless_forced(tmp_path: Path) -> None:
     onnx.load(target)
 
 
+@pytest.mark.essential
 def test_zero_time_returns_the_input(tmp_path: Path) -> None:
     source, target = foldable(tmp_path / "m.onnx"), tmp_path / "o.onnx"
     done = run("optimize", str(source), "-o", str(target), "--time-limit", "0")
@@ -144,6 +146,7 @@ def test_zero_time_returns_the_input(tmp_path: Path) -> None:
     assert [n.op_type for n in onnx.load(target).graph.node] == _INPUT
 
 
+@pytest.mark.essential
 @pytest.mark.parametrize("content", [b"", b"garbage", b"PK\x03\x04zip", b"\x80\x04pickle", b'{"format": "other"}'])
 def test_bad_models_are_one_line_and_exit_3(tmp_path: Path, content: bytes) -> None:
     source, target = tmp_path / "bad.onnx", tmp_path / "o.onnx"
@@ -178,6 +181,7 @@ def test_a_model_that_no_machine_could_run_is_refused(tmp_path: Path) -> None:
     assert not target.exists()
 
 
+@pytest.mark.essential
 def test_usage_errors(tmp_path: Path) -> None:
     source = str(foldable(tmp_path / "m.onnx"))
     assert run("optimize", source, "--dim", "N=zero").returncode == 2
@@ -188,6 +192,7 @@ def test_usage_errors(tmp_path: Path) -> None:
     assert b"did you mean" in unknown.stderr.lower()
 
 
+@pytest.mark.essential
 def test_disabled_rules_are_not_used(tmp_path: Path) -> None:
     source, report = foldable(tmp_path / "m.onnx"), tmp_path / "r.json"
     run("optimize", str(source), "--json", str(report))
@@ -200,6 +205,7 @@ def test_disabled_rules_are_not_used(tmp_path: Path) -> None:
     assert not (set(again) & set(used) - {"fold"})
 
 
+@pytest.mark.essential
 def test_convert_there_and_back_then_diff(tmp_path: Path) -> None:
     source = foldable(tmp_path / "m.onnx")
     assert run("convert", str(source), str(tmp_path / "m.json")).returncode == 0
@@ -212,6 +218,7 @@ def test_convert_there_and_back_then_diff(tmp_path: Path) -> None:
     assert "BatchNormalization" in {n["op"] for n in found["only_a"]}
 
 
+@pytest.mark.essential
 def test_inspect_and_cost_and_explain(tmp_path: Path) -> None:
     source = foldable(tmp_path / "m.onnx", batch=2)
     facts = json.loads(run("inspect", str(source), "--json", "-").stdout)

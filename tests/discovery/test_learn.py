@@ -38,7 +38,7 @@ from superopt.verifier.exact import testing
 PRICES = "profile:cpu-epyc-2core"
 
 
-def normalised_layer(times: int = 2) -> Graph:
+def normalised_layer(times: int = 1) -> Graph:
     """Linear layers with a bias, each followed by a normalisation and a Relu."""
     b = GraphBuilder("layers")
     x = b.input("x", "float32", (32, 64))

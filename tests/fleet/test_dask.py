@@ -140,9 +140,7 @@ def test_a_killed_client_goes_on_with_other_workers(cluster: DaskCluster, tmp_pa
         ("tcp://no-such-host.invalid:8786", BackendUnavailable, "no Dask scheduler answers"),
     ],
 )
-def test_an_address_where_nothing_is(
-    address: str, error: type[Exception], message: str
-) -> None:
+def test_an_address_where_nothing_is(address: str, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         Fleet.open(cluster_address=address, timeouts=ClusterTimeouts(connect=2.0))
 

@@ -57,8 +57,9 @@ class Attack:
         await asyncio.gather(*(again() for _ in range(self.count)))
 
     @contextlib.asynccontextmanager
-    async def connection(self):  # type: ignore[no-untyped-def]
-        reader, writer = await asyncio.open_connection(self.host, self.port)
+    async def connection(self, limit: int = 1 << 16):  # type: ignore[no-untyped-def]
+        """A connection, of which ``limit`` bytes are read ahead."""
+        reader, writer = await asyncio.open_connection(self.host, self.port, limit=limit)
         try:
             yield reader, writer
         finally:

@@ -60,7 +60,9 @@ def test_rules_that_are_false_by_what_they_leave_unsaid_are_not_proved(rule: Rul
     assert not isinstance(verdict, Refuted) or replay(json.loads(json.dumps(verdict.counterexample)))
 
 
-@pytest.mark.parametrize("rule", _sample(dict(FALSE) | dict(REVIEWER_FALSE) | dict(THIRD_FALSE), 16), ids=lambda r: r.id)
+@pytest.mark.parametrize(
+    "rule", _sample(dict(FALSE) | dict(REVIEWER_FALSE) | dict(THIRD_FALSE), 16), ids=lambda r: r.id
+)
 def test_false_rules_are_refuted_and_replay(rule: Rule) -> None:
     verdict = exact_test(rule)
     assert isinstance(verdict, Refuted), rule.origin
