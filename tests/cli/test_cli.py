@@ -1,12 +1,10 @@
 """The command line as a user meets it: exit codes, streams, files.
 
-Where the process itself is not what is asked about, :func:`superopt.cli.main` runs here: a process of its own imports
-everything and reads the library again.
+Where the process itself is not what is asked about, the command runs here (:mod:`tests.cli.in_process`).
 """
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import signal
@@ -22,25 +20,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from superopt.cli import main
+from tests.cli.in_process import run
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ROOT / "corpus" / "tiny"
-
-
-def run(*args: str) -> subprocess.CompletedProcess[bytes]:
-    """A command in this process, as if it were one of its own."""
-    ends = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
-    with pytest.MonkeyPatch.context() as patch:
-        for name, stands in (("argv", ["superopt", *args]), ("stdout", out), ("stderr", err)):
-            patch.setattr(sys, name, stands)
-        with pytest.raises(SystemExit) as end:
-            main()
-    for number, handler in ends.items():
-        signal.signal(number, handler)
-    said = (s.buffer.getvalue() for s in (out, err))
-    return subprocess.CompletedProcess(args, int(end.value.code or 0), *said)
 
 
 def process(*args: str, stdin: bytes | None = None, **environment: str) -> subprocess.CompletedProcess[bytes]:
