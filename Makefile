@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo docs test test-slow check format web browser bench bench-algorithms bench-train bench-memory bench-parts bench-steps bench-growth bench-cost bench-ablation profile-plan profile-record profile-operators profile-forms certify \
+.PHONY: demo docs test test-essential test-slow check format web browser bench bench-algorithms bench-train bench-memory bench-parts bench-steps bench-growth bench-cost bench-ablation profile-plan profile-record profile-operators profile-forms certify \
 	gpu-record conformance corpus clean corpus-gate corpus-compare golden golden-tiny corpus-update corpus-update-full patterns attack doors
 
 demo: $(READY)            ## optimise two real models and print before/after
@@ -12,7 +12,10 @@ demo: $(READY)            ## optimise two real models and print before/after
 	@$(BIN)/superopt optimize corpus/mobileone_s0.json --measure
 
 test: $(READY)            ## the test suite, a process a core (pytest-xdist waits for ever where it replaces a crashed one by file)
-	@$(BIN)/pytest -q -n auto --dist loadfile --max-worker-restart 0 -m "not slow" --durations 12
+	@$(BIN)/pytest -q -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart 0 -m "not slow" --durations 12
+
+test-essential: $(READY)  ## the tests that a newcomer reads and runs first: half a minute (tests/README.md)
+	@$(BIN)/pytest -q -m essential $$(grep -rlE "mark\.essential|ESSENTIAL =" tests --include='test_*.py') tests/pipeline
 
 test-slow: $(READY)       ## tests of minutes: the same bytes from one process, Dask and MPI, with kills
 	@$(BIN)/pytest -q -m slow

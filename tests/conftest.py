@@ -6,6 +6,7 @@ import gc
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -29,6 +30,22 @@ def pytest_collection() -> Iterator[None]:
         gc.freeze()
         gc.unfreeze()  # all of it counts as old
         gc.enable()
+
+
+# Folders whose files take longest come first, and those of many short tests last: processes take files in this order,
+# and a long file that begins last leaves the other processes idle.
+FIRST = ("browser", "discovery", "attack", "server", "lab", "fleet", "pipeline", "robust", "verifier", "search", "cli")
+LAST = ("docs", "corpus", "ir", "ops")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+
+    def turn(item: pytest.Item) -> int:
+        folder = item.path.relative_to(here).parts[0] if item.path.is_relative_to(here) else ""
+        return FIRST.index(folder) - len(FIRST) if folder in FIRST else LAST.index(folder) + 1 if folder in LAST else 0
+
+    items.sort(key=turn)
 
 
 @pytest.fixture(autouse=True)

@@ -73,17 +73,20 @@ class Stores:
         results: below which results are written; none are without.
         blobs: where models go.
         limits: of bytes and seconds.
+        piece: bytes of one request.
 
     Raises:
         UsageError: a prefix is none, or the extra is not installed.
     """
 
-    def __init__(self, prefixes: Sequence[str], results: str | None, blobs: Blobs, limits: Limits) -> None:
+    def __init__(
+        self, prefixes: Sequence[str], results: str | None, blobs: Blobs, limits: Limits, piece: int = _PIECE
+    ) -> None:
         self._allowed = tuple(_prefix(p) for p in prefixes)
         self._results = None if results is None else _prefix(results)
         if (self._allowed or self._results) and find_spec("obstore") is None:
             raise UsageError("a store needs obstore", hint="pip install 'superopt[store]'")
-        self._blobs, self._limits = blobs, limits
+        self._blobs, self._limits, self._piece = blobs, limits, piece
         self._known: dict[_Pin, str] = {}  # the blobs of contents that came, the latest last
 
     @property
@@ -223,11 +226,11 @@ class Stores:
     def _pieces(self, pin: _Pin, deadline: float) -> Iterator[bytes]:
         import obstore
 
-        for start in range(0, pin.size, _PIECE):
+        for start in range(0, pin.size, self._piece):
             if time.monotonic() > deadline:
                 raise Problem(503, "unavailable", f"{pin.place}: the store brought {start} bytes of {pin.size} within "
                               f"{self._limits.body_seconds:g} s", retry_after=60)  # fmt: skip
-            wanted = (start, min(start + _PIECE, pin.size))
+            wanted = (start, min(start + self._piece, pin.size))
             with _said(pin.place):
                 found = obstore.get(
                     _store(pin.place.bucket), pin.place.key, options={"range": wanted, "if_match": pin.tag}

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib import metadata, util
@@ -30,12 +30,11 @@ from superopt.pipeline.options import Progress, quiet
 from superopt.rules import load_library
 from superopt.runtime.paired_benchmark import RaceResult, result_of
 
-__all__ = ["BenchOptions", "TOOLS", "bench", "child_job"]
+__all__ = ["BenchOptions", "Peers", "TOOLS", "bench", "child_job"]
 
 TOOLS = ("ort", "onnxsim", "onnxslim", "onnxscript", "onnxoptimizer", "inductor")
 _MODULES = {"onnxsim": "onnxsim", "onnxslim": "onnxslim", "onnxscript": "onnxscript", "onnxoptimizer": "onnxoptimizer"}
 _NEXT = "pip install 'superopt[bench]'"
-_GRACE = 10.0  # seconds that a process may take beyond the tool's own time: interpreter, imports, reading, writing
 _SITTINGS = 3  # processes that a race is spread over
 _LOADING = 120.0  # seconds that making the sessions of a race may take
 _JUDGING = 600.0  # seconds for judging all results of a model
@@ -53,6 +52,7 @@ class BenchOptions:
         race_limit: seconds that the race of a model may take; ``rounds``: at most so many, in several processes.
         keep: folder of the rows that are done; ``None`` keeps none.
         total_limit: seconds after which no further model is begun; another run with ``keep`` goes on from there.
+        grace: seconds that a process may take beyond the tool's own time: interpreter, imports, reading, writing.
     """
 
     tools: tuple[str, ...] = ("ort",)
@@ -62,50 +62,7 @@ class BenchOptions:
     rounds: int = 60
     keep: Path | None = None
     total_limit: float = float("inf")
-
-
-@dataclass
-class _Model:
-    """One model's row in the making."""
-
-    path: Path
-    folder: Path
-    options: BenchOptions
-    tools: dict[str, dict[str, Any]] = field(default_factory=dict)
-
-    @property
-    def source(self) -> Path:
-        return self.folder / "original.onnx"
-
-
-def bench(models: Sequence[Path], options: BenchOptions, *, progress: Progress = quiet) -> dict[str, Any]:
-    """Run the benchmark.
-
-    Returns:
-        JSON data, ``{"format": "superopt.bench", "version": 2, …}``: circumstances, tools, and a row a model.
-
-    Raises:
-        UsageError: there is no tool of a name.
-    """
-    unknown = [t for t in options.tools if t not in TOOLS]
-    if unknown:
-        raise UsageError(f"there is nothing called {printable(unknown[0])!r} to compare with", hint=", ".join(TOOLS))
-    tools = {name: _available(name) for name in options.tools}
-    kept = Kept(options.keep, _stamp(options, tools))
-    rows, left_out = kept.rows(
-        models, lambda path: _fresh(path, options, tools), seconds=options.total_limit, progress=progress
-    )
-    facts: Mapping[str, Any] = next((r["circumstances"] for r in rows if r.get("circumstances")), {})
-    return {
-        "format": "superopt.bench", "version": 2, "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "machine": {**facts, "system": platform.system(), "python": platform.python_version()},
-        "superopt": {"version": metadata.version("superopt"), "rules": len(load_library().admitted)},
-        "tools": tools, "settings": {
-            "time_limit": options.time_limit, "peer_limit": options.peer_limit, "rounds": options.rounds,
-            "race_limit": options.race_limit, "threads": 1,
-        },
-        "rows": rows, "left_out": left_out,
-    }  # fmt: skip
+    grace: float = 10.0
 
 
 def _available(name: str) -> dict[str, str]:
@@ -125,6 +82,69 @@ def _available(name: str) -> dict[str, str]:
     return {"version": metadata.version(name)}
 
 
+@dataclass(frozen=True)
+class Peers:
+    """How other tools are found and run.
+
+    Attributes:
+        available: the version of a tool, or why it is not here ("missing") and what to do ("next").
+        script: the program that runs one of them on a model.
+    """
+
+    available: Callable[[str], Mapping[str, str]]
+    script: Path
+
+
+INSTALLED = Peers(_available, Path(__file__).with_name("peer.py"))
+
+
+@dataclass
+class _Model:
+    """One model's row in the making."""
+
+    path: Path
+    folder: Path
+    options: BenchOptions
+    peers: Peers
+    tools: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def source(self) -> Path:
+        return self.folder / "original.onnx"
+
+
+def bench(
+    models: Sequence[Path], options: BenchOptions, *, peers: Peers = INSTALLED, progress: Progress = quiet
+) -> dict[str, Any]:
+    """Run the benchmark.
+
+    Returns:
+        JSON data, ``{"format": "superopt.bench", "version": 2, …}``: circumstances, tools, and a row a model.
+
+    Raises:
+        UsageError: there is no tool of a name.
+    """
+    unknown = [t for t in options.tools if t not in TOOLS]
+    if unknown:
+        raise UsageError(f"there is nothing called {printable(unknown[0])!r} to compare with", hint=", ".join(TOOLS))
+    tools = {name: peers.available(name) for name in options.tools}
+    kept = Kept(options.keep, _stamp(options, tools))
+    rows, left_out = kept.rows(
+        models, lambda path: _fresh(path, options, tools, peers), seconds=options.total_limit, progress=progress
+    )
+    facts: Mapping[str, Any] = next((r["circumstances"] for r in rows if r.get("circumstances")), {})
+    return {
+        "format": "superopt.bench", "version": 2, "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "machine": {**facts, "system": platform.system(), "python": platform.python_version()},
+        "superopt": {"version": metadata.version("superopt"), "rules": len(load_library().admitted)},
+        "tools": tools, "settings": {
+            "time_limit": options.time_limit, "peer_limit": options.peer_limit, "rounds": options.rounds,
+            "race_limit": options.race_limit, "threads": 1,
+        },
+        "rows": rows, "left_out": left_out,
+    }  # fmt: skip
+
+
 def _stamp(options: BenchOptions, tools: Mapping[str, Mapping[str, str]]) -> str:
     """What a row depends on beside its model: tools, limits, rules, and superopt's own code."""
     settings = (options.time_limit, options.peer_limit, options.race_limit, options.rounds)
@@ -132,10 +152,12 @@ def _stamp(options: BenchOptions, tools: Mapping[str, Mapping[str, str]]) -> str
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _fresh(path: Path, options: BenchOptions, tools: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
+def _fresh(
+    path: Path, options: BenchOptions, tools: Mapping[str, Mapping[str, str]], peers: Peers
+) -> dict[str, Any]:  # fmt: skip
     """A model's row, made now."""
     with TemporaryFolder("bench") as folder:
-        return _row(_Model(path, folder, options), tools)
+        return _row(_Model(path, folder, options, peers), tools)
 
 
 def _row(model: _Model, tools: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
@@ -145,7 +167,7 @@ def _row(model: _Model, tools: Mapping[str, Mapping[str, str]]) -> dict[str, Any
         return {"error": str(error)}
     limit = model.options.time_limit
     spec = {"source": str(model.source), "target": str(_made(model, "superopt")), "time_limit": limit}
-    model.tools["superopt"] = _job(model, "ours", spec, 2 * limit + _GRACE)  # alone, since it measures
+    model.tools["superopt"] = _job(model, "ours", spec, 2 * limit + model.options.grace)  # alone, since it measures
     peers = [name for name, facts in tools.items() if "missing" not in facts and name != "ort"]
     with ThreadPoolExecutor(2) as pool:
         model.tools.update(zip(peers, pool.map(lambda n: _peer(model, n), peers), strict=True))
@@ -183,10 +205,9 @@ def _peer(model: _Model, name: str) -> dict[str, Any]:
 def _asked(model: _Model, name: str) -> dict[str, Any]:
     if name == "inductor":
         spec = {"source": str(model.source), "target": str(_made(model, name))}
-        return {"status": "ok", **_job(model, name, spec, model.options.peer_limit + _GRACE)}
-    script = Path(__file__).with_name("peer.py")
-    command = [sys.executable, str(script), name, str(model.source), str(_made(model, name))]
-    done = _run(command, model.options.peer_limit + _GRACE, model.folder)
+        return {"status": "ok", **_job(model, name, spec, model.options.peer_limit + model.options.grace)}
+    command = [sys.executable, str(model.peers.script), name, str(model.source), str(_made(model, name))]
+    done = _run(command, model.options.peer_limit + model.options.grace, model.folder)
     if "status" in done:
         return done
     try:

@@ -37,7 +37,6 @@ from superopt.pipeline.options import Options, Progress, quiet
 __all__ = ["Validation", "repeat_profile", "validate_costs"]
 
 _LEAST_CHANGE = 0.03
-_SEARCH = 15.0  # seconds of one search of a whole model
 _BLOCKS = 2  # of a model
 _RACE, _BLOCK_RACE = 6.0, 1.5  # seconds of a race of whole models, and of blocks for each of their forms
 
@@ -85,6 +84,7 @@ def validate_costs(
     rounds: int = 15,
     keep: Path | None = None,
     total_limit: float = float("inf"),
+    search_limit: float = 15.0,
     progress: Progress = quiet,
 ) -> Validation:
     """Compare modelled with measured time on this machine, for models and for rewrites of them.
@@ -97,6 +97,7 @@ def validate_costs(
         rounds: interleaved rounds of each race.
         keep: folder of the models that are done, so that another call goes on; ``None`` keeps none.
         total_limit: seconds after which no further model is begun.
+        search_limit: seconds of one search of a whole model.
         progress: called before each measurement.
 
     Ctrl-C ends it with the models that are done.
@@ -118,7 +119,9 @@ def validate_costs(
         if row is None:
             content = "" if isinstance(source, Graph) else model_digest(Path(source))
             try:
-                row = _row(name, source, model, options, blocks if pairs else None, rounds, progress)
+                row = _row(
+                    name, source, model, options, blocks if pairs else None, rounds, search_limit, progress
+                )  # fmt: skip
             except KeyboardInterrupt:
                 interrupted = True
                 left_out.append(name)
@@ -133,7 +136,7 @@ def validate_costs(
 
 def _row(
     name: str, source: str | Path | Graph, model: costs.MeasuredCpu, options: Options, blocks: int | None, rounds: int,
-    progress: Progress,
+    search_limit: float, progress: Progress,
 ) -> dict[str, Any]:  # fmt: skip
     """A model and its rewrites (none where ``blocks`` is ``None``), as JSON data."""
     try:
@@ -144,7 +147,7 @@ def _row(
     [prediction] = validate([(name, graph)], model, sizes=options.sizes, rounds=rounds, time_limit=_RACE)
     found: list[Direction] = []
     if blocks is not None:
-        for of, forms, seconds in _forms(name, graph, model, options, blocks, progress):
+        for of, forms, seconds in _forms(name, graph, model, options, blocks, search_limit, progress):
             found += predict_changes(
                 of, forms, model, sizes=options.sizes, rounds=rounds, time_limit=seconds
             )  # fmt: skip
@@ -152,12 +155,18 @@ def _row(
 
 
 def _forms(
-    name: str, graph: Graph, model: costs.MeasuredCpu, options: Options, blocks: int, progress: Progress
+    name: str,
+    graph: Graph,
+    model: costs.MeasuredCpu,
+    options: Options,
+    blocks: int,
+    search_limit: float,
+    progress: Progress,
 ) -> Iterator[tuple[str, list[tuple[str, Graph]], float]]:
     """What is raced together: a name, forms of one graph with their aims, seconds; the model first, then its blocks."""
     library = select_rules(options)
     rules, floats = library.admitted, library.floats(options.floats)
-    limits = SearchOptions(time_limit=_SEARCH, seed=options.seed, sizes=options.sizes, floats=floats)
+    limits = SearchOptions(time_limit=search_limit, seed=options.seed, sizes=options.sizes, floats=floats)
     found = searched(graph, rules, model, limits, progress)
     if found is not graph:
         yield name, [("model", graph), ("least time", found)], _RACE

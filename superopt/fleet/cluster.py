@@ -10,10 +10,27 @@ from dataclasses import dataclass
 
 from superopt.ir.errors import BackendUnavailable, UsageError, printable
 
-__all__ = ["Cluster", "connect"]
+__all__ = ["Cluster", "ClusterTimeouts", "TIMEOUTS", "connect"]
 
-_SECONDS = 10.0  # for a scheduler to answer, and for it to have a worker
 _START = "dask scheduler on one machine, then on each: dask worker tcp://SCHEDULER:8786 --nworkers N --nthreads 1"
+
+
+@dataclass(frozen=True)
+class ClusterTimeouts:
+    """Seconds that a fleet waits for a cluster.
+
+    Attributes:
+        connect: for a scheduler to answer, and for it to have a worker.
+        poll: after which a cluster that says nothing is looked at.
+        workers: without a single worker, until the run ends.
+    """
+
+    connect: float = 10.0
+    poll: float = 5.0
+    workers: float = 60.0
+
+
+TIMEOUTS = ClusterTimeouts()
 
 
 @dataclass(frozen=True)
@@ -26,8 +43,8 @@ class Cluster:
     close: Callable[[], None]
 
 
-def connect(address: str) -> Cluster:
-    """The cluster whose scheduler is at an address.
+def connect(address: str, seconds: float = TIMEOUTS.connect) -> Cluster:
+    """The cluster whose scheduler is at an address, if it answers and has a worker within so many seconds.
 
     Raises:
         UsageError: the address is none.
@@ -48,19 +65,19 @@ def connect(address: str) -> Cluster:
 
     async def asked() -> None:
         """Dask's own client waits for ever where something answers that is no scheduler; this does not."""
-        async with asyncio.timeout(_SECONDS), rpc(address, timeout=0.9 * _SECONDS) as scheduler:
+        async with asyncio.timeout(seconds), rpc(address, timeout=0.9 * seconds) as scheduler:
             await scheduler.identity()
 
     try:
         asyncio.run(asked())
-        client = Client(address, timeout=_SECONDS, set_as_default=False)
+        client = Client(address, timeout=seconds, set_as_default=False)
     except Exception as error:  # whatever Dask makes of what is there
         raise BackendUnavailable(
-            f"no Dask scheduler answers within {_SECONDS:.0f} s ({type(error).__name__}: {printable(str(error))})",
+            f"no Dask scheduler answers within {seconds:.0f} s ({type(error).__name__}: {printable(str(error))})",
             where=address, hint=_START,
         ) from None  # fmt: skip
     size = _Size(client.nthreads)
-    deadline = time.monotonic() + _SECONDS
+    deadline = time.monotonic() + seconds
     while not size() and time.monotonic() < deadline:
         time.sleep(0.2)
     if not size():

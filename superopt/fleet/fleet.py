@@ -15,6 +15,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from superopt.fleet import cluster, mpi, stamp
 from superopt.fleet.child import Crew, Lost, Took, Unlike, isolated, packed, unpacked
+from superopt.fleet.cluster import TIMEOUTS, ClusterTimeouts
 from superopt.ir.errors import BackendUnavailable, SuperoptError, UsageError, printable
 
 __all__ = ["Checkpoints", "Fleet", "Outcome", "Task", "cores"]
@@ -24,8 +25,6 @@ T = TypeVar("T")
 _ATTEMPTS = 3  # of a task whose process dies: then it is the task
 _AHEAD = 2  # tasks given out for each worker of a cluster: one is under way while the next travels
 _WINDOW = 8  # and results held back for each, where they are wanted in order
-_POLL = 5.0  # seconds after which a cluster that says nothing is looked at
-_PATIENCE = 60.0  # seconds without a single worker
 _PROCESS = 128 << 20  # bytes that a worker's process takes at least, with NumPy, ONNX Runtime and the rules loaded
 
 
@@ -111,21 +110,22 @@ class Fleet:
     def __init__(
         self, executor: Executor | None = None, *, size: Callable[[], int] = lambda: 1, where: str = "this process",
         elsewhere: bool = False, run: Callable[[bytes], bytes] = isolated, close: Callable[[], None] = lambda: None,
-        dead: tuple[type[BaseException], ...] = (),
+        dead: tuple[type[BaseException], ...] = (), timeouts: ClusterTimeouts = TIMEOUTS,
     ) -> None:  # fmt: skip
         self._executor, self._size, self._run, self._close, self._dead = executor, size, run, close, dead
-        self.where, self.elsewhere = where, elsewhere
+        self.where, self.elsewhere, self._timeouts = where, elsewhere, timeouts
         self._files: dict[Path, str] = {}
         self.seconds = self.busy = 0.0
 
     @staticmethod
-    def open(workers: int = 1, cluster_address: str | None = None) -> Fleet:
+    def open(workers: int = 1, cluster_address: str | None = None, timeouts: ClusterTimeouts = TIMEOUTS) -> Fleet:
         """A fleet from settings.
 
         Args:
             workers: processes of this machine; 1 works in this process, 0 takes one a core. Not looked at elsewhere.
             cluster_address: ``tcp://HOST:PORT`` (or ``tls://``) of a Dask scheduler, which has workers. Under
                 ``mpiexec`` with more than one rank none is needed: the other ranks are the workers.
+            timeouts: for the cluster.
 
         Raises:
             UsageError: the address is none. BackendUnavailable: nothing answers there, it has no workers, or the extra
@@ -134,10 +134,10 @@ class Fleet:
         if cluster_address is not None and mpi.ranks() > 1:
             raise UsageError("--cluster under mpiexec: one of the two", hint="leave out --cluster, or mpiexec")
         if cluster_address is not None:
-            found = cluster.connect(cluster_address)
+            found = cluster.connect(cluster_address, timeouts.connect)
             return Fleet(
                 found.executor, size=found.size, where=f"Dask at {cluster_address}", elsewhere=True, close=found.close,
-                dead=found.dead,
+                dead=found.dead, timeouts=timeouts,
             )  # fmt: skip
         if mpi.ranks() > 1:
             others = mpi.ranks() - 1
@@ -280,16 +280,16 @@ class Fleet:
         """Futures that are done, at least one."""
         silent = None
         while True:
-            done, _ = wait(state.running, timeout=_POLL, return_when=FIRST_COMPLETED)
+            done, _ = wait(state.running, timeout=self._timeouts.poll, return_when=FIRST_COMPLETED)
             if done:
                 return sorted(done, key=lambda f: state.running[f].number)
             if self.size:
                 silent = None
             else:
                 silent = silent or time.monotonic()
-                if time.monotonic() - silent > _PATIENCE:
+                if time.monotonic() - silent > self._timeouts.workers:
                     raise BackendUnavailable(
-                        f"no worker is left since {_PATIENCE:.0f} s", where=self.where,
+                        f"no worker is left since {self._timeouts.workers:.0f} s", where=self.where,
                         hint="start workers and run it again: what is finished is kept where the command keeps it",
                     )  # fmt: skip
 

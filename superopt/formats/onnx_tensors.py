@@ -58,8 +58,8 @@ __all__ = [
 # were not there. Only what is written as everybody writes it is read like this; anything else is left to the parser.
 
 
-_WORTH = 256 << 20  # bytes of a file: below, reading takes less than what is done with it afterwards
-_LARGE = 1 << 16  # bytes of a weight: shorter ones are all read, as the rest of the message is
+SCANNED_FROM = 256 << 20  # bytes of a file: below, reading takes less than what is done with it afterwards
+LARGE_WEIGHT = 1 << 16  # bytes of a weight: shorter ones are all read, as the rest of the message is
 _GRAPH, _INITIALIZER, _RAW = 7, 5, 9  # fields of ModelProto, GraphProto and TensorProto
 _PLAIN = frozenset({1, 2, 8, 9, 12, 16})  # fields of a TensorProto with raw data: dims, type, name, docs, metadata
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
@@ -107,7 +107,7 @@ def lean(path: Path, limit: int) -> Lean | None:
         InvalidModel: it is not a regular file, or cannot be read, or it became shorter meanwhile.
     """
     file = MappedFile(path, open_plain(path))
-    if not _WORTH <= file.size <= limit:
+    if not SCANNED_FROM <= file.size <= limit:
         return None
     try:
         parts = list(_fields(file, 0, file.size))
@@ -145,7 +145,7 @@ def _graph(file: MappedFile, graph: _Field) -> tuple[bytes, Mapping[int, Inside]
 def _large(tensor: Sequence[_Field]) -> _Field | None:
     """The elements of a tensor that has nothing but raw data, and much of it."""
     raw = [part for part in tensor if part.number == _RAW]
-    if len(raw) != 1 or raw[0].kind != _BYTES or raw[0].end - raw[0].content < _LARGE:
+    if len(raw) != 1 or raw[0].kind != _BYTES or raw[0].end - raw[0].content < LARGE_WEIGHT:
         return None
     return raw[0] if {part.number for part in tensor} <= _PLAIN else None
 

@@ -33,7 +33,7 @@ from superopt.ir.types import DType
 __all__ = ["onnx_bytes", "save_beside", "save_onnx", "to_onnx", "to_onnx_bytes"]
 
 SINGLE_FILE = 1_800_000_000  # bytes of weights above which they go to a file beside the model (protobuf ends at 2 GiB)
-_INSIDE = 1024  # a weight of at most this many bytes stays inside the model in any case
+KEPT_INSIDE = 1024  # a weight of at most this many bytes stays inside the model in any case
 _ALIGNMENT = 4096  # so that ONNX Runtime can map the weights
 _GRAPH, _INITIALIZER, _RAW = b"\x3a", b"\x2a", b"\x4a"  # field number << 3 | 2 (length-delimited)
 
@@ -84,7 +84,7 @@ def save_onnx(graph: Graph, path: Path, *, force: bool = False, external_above: 
         for w in graph.weights:
             if w.data is None or isinstance(w.data, SparseData) or w.type.dtype is DType.STRING:
                 continue
-            if (size := expected_bytes(w.type)) > _INSIDE:
+            if (size := expected_bytes(w.type)) > KEPT_INSIDE:
                 start = -(-end // _ALIGNMENT) * _ALIGNMENT
                 places[w.name] = (sidecar.name, start, size)
                 end = start + size

@@ -270,6 +270,16 @@ class Registry(Mapping[str, Operator]):
             for operator in operators:
                 del self._records[operator.name]
 
+    @contextmanager
+    def replaced(self, operator: Operator) -> Iterator[None]:
+        """With another record of an operator; the one it had is back afterwards."""
+        had = self._records[operator.name]
+        self._records[operator.name] = operator
+        try:
+            yield
+        finally:
+            self._records[operator.name] = had
+
     def __getitem__(self, name: str) -> Operator:
         return self._records[name]
 

@@ -207,8 +207,17 @@ def folded(algebra: Algebra, kind: str, value: Named, reduced: Sequence[str]) ->
 
 
 def product_sum(algebra: Algebra, factors: Sequence[Named], reduced: Sequence[str], extents: Mapping[str, int],
-                rank: Mapping[str, int]) -> Named:  # fmt: skip
-    """``Σ over reduced of Π factors``: pairs are contracted by matrix products, the cheapest result first."""
+                rank: Mapping[str, int], piece: int = _PIECE) -> Named:  # fmt: skip
+    """``Σ over reduced of Π factors``: pairs are contracted by matrix products, the cheapest result first.
+
+    Args:
+        algebra: of the elements.
+        factors: with axes.
+        reduced: the axes that are summed over.
+        extents: of the axes.
+        rank: the order of the axes.
+        piece: bytes of a factor that are packed at once.
+    """
     left = list(factors)
     repeated = prod(extents[v] for v in reduced if not any(v in f.axes for f in left))
     if repeated != 1:
@@ -228,7 +237,7 @@ def product_sum(algebra: Algebra, factors: Sequence[Named], reduced: Sequence[st
         kept = {a for f in left for a in f.axes}
         both = set(pair[0].axes) & set(pair[1].axes)
         inner = [v for v in reduced if v in both and v not in kept]
-        left.append(_contracted(algebra, *pair, inner, extents, rank))
+        left.append(_contracted(algebra, *pair, inner, extents, rank, piece))
 
 
 def _cheapest(factors: Sequence[Named], reduced: Sequence[str], extents: Mapping[str, int]) -> tuple[int, int]:
@@ -246,14 +255,14 @@ def _cheapest(factors: Sequence[Named], reduced: Sequence[str], extents: Mapping
 
 
 def _contracted(algebra: Algebra, a: Named, b: Named, inner: Sequence[str], extents: Mapping[str, int],
-                rank: Mapping[str, int]) -> Named:  # fmt: skip
+                rank: Mapping[str, int], piece: int) -> Named:  # fmt: skip
     """``Σ over inner of a · b``; every axis of ``inner`` is in both."""
     if not inner:
         arrays, axes = aligned([a, b], rank)
         return Named(algebra.function("mul", *arrays), axes)
-    axis, count = _cut(a, b, inner)
+    axis, count = _cut(a, b, inner, piece)
     if count > 1:
-        return _piecewise(algebra, a, b, inner, extents, rank, axis, count)
+        return _piecewise(algebra, a, b, inner, extents, rank, piece, axis, count)
     batch = [v for v in a.axes if v in b.axes and v not in inner]
     if _nearest(b, inner) < _nearest(b, [v for v in b.axes if v not in a.axes]):
         a, b = b, a  # BLAS is fastest when the left factor runs along the sum in memory and the right one across it
@@ -268,26 +277,26 @@ def _contracted(algebra: Algebra, a: Named, b: Named, inner: Sequence[str], exte
     return Named(product.transpose(order), tuple(axes[p] for p in order))
 
 
-def _cut(a: Named, b: Named, inner: Sequence[str]) -> tuple[str, int]:
+def _cut(a: Named, b: Named, inner: Sequence[str], piece: int) -> tuple[str, int]:
     """The axis along which the larger factor is taken in pieces, and in how many."""
     value = max(a, b, key=lambda v: v.array.nbytes)
     outer = [v for v in value.axes if v not in inner and value.size(v) > 1]
-    if value.array.nbytes < 2 * _PIECE or not outer:
+    if value.array.nbytes < 2 * piece or not outer:
         return "", 1
     axis = max(outer, key=lambda v: abs(value.array.strides[value.axes.index(v)]))
-    return axis, min(value.size(axis), -(-value.array.nbytes // _PIECE))
+    return axis, min(value.size(axis), -(-value.array.nbytes // piece))
 
 
 def _piecewise(
     algebra: Algebra, a: Named, b: Named, inner: Sequence[str], extents: Mapping[str, int], rank: Mapping[str, int],
-    axis: str, count: int,
+    piece: int, axis: str, count: int,
 ) -> Named:  # fmt: skip
     """:func:`_contracted`, for so many pieces of an axis that is not summed over."""
-    ends = [extents[axis] * piece // count for piece in range(count + 1)]
+    ends = [extents[axis] * number // count for number in range(count + 1)]
     parts: list[Named] = []
     for start, end in pairwise(ends):
         left, right = (_part(v, axis, slice(start, end)) for v in (a, b))
-        parts.append(_contracted(algebra, left, right, inner, {**extents, axis: end - start}, rank))
+        parts.append(_contracted(algebra, left, right, inner, {**extents, axis: end - start}, rank, piece))
     axes = parts[0].axes
     return Named(np.concatenate([p.array for p in parts], axes.index(axis)), axes)
 

@@ -1,12 +1,14 @@
 /**
- * The pages, driven in Chromium: `node browse.mjs SCENARIO FACTS.json` (test_pages.py starts the service and says in
- * FACTS where it is). A scenario ends with an error that says what it saw, or with nothing. Screenshots are kept.
+ * The pages, driven in Chromium: `node browse.mjs FACTS.json` reads names of scenarios, one a line (test_pages.py starts
+ * the service and says in FACTS where it is). A scenario answers with a line of JSON: an error that says what it saw, or
+ * an empty text. One browser serves all of them, each in contexts of its own. Screenshots are kept.
  */
 import assert from "node:assert/strict";
 import { mkdirSync, readFileSync, writeFileSync } from "node:fs";
 import { createRequire } from "node:module";
+import { createInterface } from "node:readline";
 
-const [scenario, factsFile] = process.argv.slice(2);
+const [factsFile] = process.argv.slice(2);
 const facts = JSON.parse(readFileSync(factsFile, "utf8"));
 const require = createRequire(`${facts.web}/package.json`);
 const { chromium } = require("playwright-core");
@@ -20,7 +22,7 @@ const WAIT = 60_000; // for machines that are busy with other things
 mkdirSync(facts.screenshots, { recursive: true });
 
 const browser = await chromium.launch({ executablePath: facts.chromium, args: FLAGS });
-const complaints = [];
+let complaints = [];
 
 /** A page of its own; whatever its console or the browser complains about fails the scenario. */
 async function open(path, { width = 1600, scheme = "light", ...options } = {}) {
@@ -448,7 +450,7 @@ const scenarios = {
         await page.goto(path);
         if (["job", "model", "pair"].includes(name)) await drawn(page);
         await page.evaluate(axeSource); // by the debugger's way, which the pages' policy does not concern
-        for (const scheme of ["light", "dark"]) {
+        for (const scheme of width > 1000 ? ["light", "dark"] : ["light"]) {
           await page.emulateMedia({ colorScheme: scheme });
           const over = await page.evaluate(() => document.documentElement.scrollWidth - document.documentElement.clientWidth);
           if (over > 0) found.push(`${name} at ${width} is ${over} pixels too wide`);
@@ -465,9 +467,16 @@ const scenarios = {
   },
 };
 
-try {
-  await scenarios[scenario]();
-  assert.deepEqual(complaints, [], "complaints of the browser");
-} finally {
-  await browser.close();
+for await (const scenario of createInterface({ input: process.stdin })) {
+  let error = "";
+  complaints = [];
+  try {
+    await scenarios[scenario]();
+    assert.deepEqual(complaints, [], "complaints of the browser");
+  } catch (thrown) {
+    error = String(thrown?.stack ?? thrown);
+  }
+  await Promise.all(browser.contexts().map((context) => context.close()));
+  process.stdout.write(`${JSON.stringify(error)}\n`);
 }
+await browser.close();

@@ -1,4 +1,4 @@
-"""The three pages in a real browser: ``browse.mjs`` drives Debian's Chromium against a live service.
+"""The pages in a real browser: ``browse.mjs`` drives Debian's Chromium against a live service.
 
 Screenshots are kept in ``build/screenshots``. Skipped where Chromium or Node is missing, or where Node's packages can
 neither be found nor installed; the reason says what to do.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import shutil
 import subprocess
 import sys
@@ -136,11 +137,23 @@ def facts(built: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path
         stop(live)
 
 
+@pytest.fixture(scope="session")
+def browser(facts: Path) -> Iterator[subprocess.Popen[str]]:
+    """One browser for all scenarios."""
+    command = ["node", str(Path(__file__).with_name("browse.mjs")), str(facts)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        yield process
+        process.kill()
+
+
 @pytest.mark.parametrize("scenario", sorted(SCENARIOS, key=lambda s: s != "cancel"))
-def test_page(scenario: str, facts: Path) -> None:
-    command = ["node", str(Path(__file__).with_name("browse.mjs")), scenario, str(facts)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
+def test_page(scenario: str, browser: subprocess.Popen[str]) -> None:
+    assert browser.stdin is not None
+    assert browser.stdout is not None
+    print(scenario, file=browser.stdin, flush=True)
+    assert select.select([browser.stdout], [], [], 300)[0], "the browser does not answer"
+    error = json.loads(browser.stdout.readline() or '"the browser ended"')
+    assert not error, error[-4000:]
 
 
 def test_every_scenario_is_run() -> None:

@@ -1,12 +1,10 @@
 """The command line as a user meets it: exit codes, streams, files.
 
-Where the process itself is not what is asked about, :func:`superopt.cli.main` runs here: a process of its own imports
-everything and reads the library again.
+Where the process itself is not what is asked about, the command runs here (:mod:`tests.cli.in_process`).
 """
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import signal
@@ -22,25 +20,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from superopt.cli import main
+from tests.cli.in_process import run
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ROOT / "corpus" / "tiny"
-
-
-def run(*args: str) -> subprocess.CompletedProcess[bytes]:
-    """A command in this process, as if it were one of its own."""
-    ends = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
-    with pytest.MonkeyPatch.context() as patch:
-        for name, stands in (("argv", ["superopt", *args]), ("stdout", out), ("stderr", err)):
-            patch.setattr(sys, name, stands)
-        with pytest.raises(SystemExit) as end:
-            main()
-    for number, handler in ends.items():
-        signal.signal(number, handler)
-    said = (s.buffer.getvalue() for s in (out, err))
-    return subprocess.CompletedProcess(args, int(end.value.code or 0), *said)
 
 
 def process(*args: str, stdin: bytes | None = None, **environment: str) -> subprocess.CompletedProcess[bytes]:
@@ -126,6 +109,7 @@ def test_pipes(tmp_path: Path) -> None:
     assert b"; checked equal\n" in done.stderr
 
 
+@pytest.mark.essential
 def test_existing_files_are_kept_unless_forced(tmp_path: Path) -> None:
     source, target = foldable(tmp_path / "m.onnx"), tmp_path / "o.onnx"
     target.write_text("precious")
@@ -137,6 +121,7 @@ def test_existing_files_are_kept_unless_forced(tmp_path: Path) -> None:
     onnx.load(target)
 
 
+@pytest.mark.essential
 def test_zero_time_returns_the_input(tmp_path: Path) -> None:
     source, target = foldable(tmp_path / "m.onnx"), tmp_path / "o.onnx"
     done = run("optimize", str(source), "-o", str(target), "--time-limit", "0")
@@ -144,6 +129,7 @@ def test_zero_time_returns_the_input(tmp_path: Path) -> None:
     assert [n.op_type for n in onnx.load(target).graph.node] == _INPUT
 
 
+@pytest.mark.essential
 @pytest.mark.parametrize("content", [b"", b"garbage", b"PK\x03\x04zip", b"\x80\x04pickle", b'{"format": "other"}'])
 def test_bad_models_are_one_line_and_exit_3(tmp_path: Path, content: bytes) -> None:
     source, target = tmp_path / "bad.onnx", tmp_path / "o.onnx"
@@ -178,6 +164,7 @@ def test_a_model_that_no_machine_could_run_is_refused(tmp_path: Path) -> None:
     assert not target.exists()
 
 
+@pytest.mark.essential
 def test_usage_errors(tmp_path: Path) -> None:
     source = str(foldable(tmp_path / "m.onnx"))
     assert run("optimize", source, "--dim", "N=zero").returncode == 2
@@ -188,6 +175,7 @@ def test_usage_errors(tmp_path: Path) -> None:
     assert b"did you mean" in unknown.stderr.lower()
 
 
+@pytest.mark.essential
 def test_disabled_rules_are_not_used(tmp_path: Path) -> None:
     source, report = foldable(tmp_path / "m.onnx"), tmp_path / "r.json"
     run("optimize", str(source), "--json", str(report))
@@ -200,6 +188,7 @@ def test_disabled_rules_are_not_used(tmp_path: Path) -> None:
     assert not (set(again) & set(used) - {"fold"})
 
 
+@pytest.mark.essential
 def test_convert_there_and_back_then_diff(tmp_path: Path) -> None:
     source = foldable(tmp_path / "m.onnx")
     assert run("convert", str(source), str(tmp_path / "m.json")).returncode == 0
@@ -212,6 +201,7 @@ def test_convert_there_and_back_then_diff(tmp_path: Path) -> None:
     assert "BatchNormalization" in {n["op"] for n in found["only_a"]}
 
 
+@pytest.mark.essential
 def test_inspect_and_cost_and_explain(tmp_path: Path) -> None:
     source = foldable(tmp_path / "m.onnx", batch=2)
     facts = json.loads(run("inspect", str(source), "--json", "-").stdout)

@@ -30,9 +30,9 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working folder with a model in both forms, links to it, and one whose weights are in a file of their own."""
-    monkeypatch.setenv("SUPEROPT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("SUPEROPT_CACHE", str(tmp_path_factory.getbasetemp() / "cache-of-test-edges"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "m.json").write_bytes(LINEAR.read_bytes())
     onnx.save(one_product(), tmp_path / "m.onnx")

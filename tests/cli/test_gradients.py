@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import onnx
 
 from superopt.formats import save
 from superopt.frontend import GraphBuilder
+from tests.cli.in_process import run_in
 
 
 def call(folder: Path, *args: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "superopt.cli", *map(str, args)]
-    environment = {**os.environ, "SUPEROPT_CACHE": str(folder / "cache")}
-    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folder, check=False)
+    return run_in(folder, *args)
 
 
 def model(folder: Path) -> Path:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+
+from tests.cli.in_process import run_in
 
 WEIGHT = np.random.default_rng(0).standard_normal((4, 3)).astype(np.float32)
 
@@ -29,9 +29,7 @@ def model(path: Path, weight: np.ndarray, *, scale: float = 1.0, name: str = "x"
 
 
 def verify(folder: Path, *args: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "superopt.cli", "verify", *map(str, args)]
-    environment = {**os.environ, "SUPEROPT_CACHE": str(folder / "cache")}
-    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folder, check=False)
+    return run_in(folder, "verify", *args)
 
 
 def test_a_folded_scale_is_proved_up_to_rounding(tmp_path: Path) -> None:

@@ -65,11 +65,14 @@ def test_known_ranks_are_found_again(name: str, rank: int) -> None:
     assert found.algorithm is not None
     assert found.algorithm.rank == rank < found.products
     assert found.coefficients == check_algorithm(found.algorithm)
-    again = find(tile_named(name), **FEW).algorithm
-    assert again is not None
-    assert (again.data, again.weights, again.outputs) == (
-        found.algorithm.data, found.algorithm.weights, found.algorithm.outputs,
-    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["complex", "matmul:2:2:2"])
+def test_the_same_algorithm_is_found_again(name: str) -> None:
+    one, other = (find(tile_named(name), **FEW).algorithm for _ in range(2))
+    assert one is not None
+    assert other is not None
+    assert (one.data, one.weights, one.outputs) == (other.data, other.weights, other.outputs)
 
 
 def test_what_falls_apart_is_found_part_by_part() -> None:

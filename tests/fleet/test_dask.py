@@ -16,7 +16,7 @@ import fleet_tasks as work
 import pytest
 from clusters import DaskCluster, dask_cluster
 
-from superopt.fleet import Fleet, Journal, Lost, Task, digest
+from superopt.fleet import ClusterTimeouts, Fleet, Journal, Lost, Task, digest
 from superopt.ir.errors import BackendUnavailable, UsageError
 
 pytest.importorskip("distributed", reason="an extra: pip install 'superopt[dask]'")
@@ -140,32 +140,26 @@ def test_a_killed_client_goes_on_with_other_workers(cluster: DaskCluster, tmp_pa
         ("tcp://no-such-host.invalid:8786", BackendUnavailable, "no Dask scheduler answers"),
     ],
 )
-def test_an_address_where_nothing_is(
-    address: str, error: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("superopt.fleet.cluster._SECONDS", 2.0)
+def test_an_address_where_nothing_is(address: str, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
-        Fleet.open(cluster_address=address)
+        Fleet.open(cluster_address=address, timeouts=ClusterTimeouts(connect=2.0))
 
 
-def test_something_else_at_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("superopt.fleet.cluster._SECONDS", 2.0)
+def test_something_else_at_the_address() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:  # takes connections and says nothing
         address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
         with pytest.raises(BackendUnavailable, match="no Dask scheduler answers"):
-            Fleet.open(cluster_address=address)
+            Fleet.open(cluster_address=address, timeouts=ClusterTimeouts(connect=2.0))
 
 
-def test_a_cluster_without_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("superopt.fleet.cluster._SECONDS", 3.0)
+def test_a_cluster_without_workers(tmp_path: Path) -> None:
     with dask_cluster(tmp_path, 0) as cluster, pytest.raises(BackendUnavailable, match="has no workers"):
-        Fleet.open(cluster_address=cluster.address)
+        Fleet.open(cluster_address=cluster.address, timeouts=ClusterTimeouts(connect=3.0))
 
 
-def test_a_scheduler_that_dies_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("superopt.fleet.fleet._PATIENCE", 2.0)
-    monkeypatch.setattr("superopt.fleet.fleet._POLL", 0.5)
-    with dask_cluster(tmp_path, 1) as cluster, Fleet.open(cluster_address=cluster.address) as fleet:
+def test_a_scheduler_that_dies_ends_the_run(tmp_path: Path) -> None:
+    timeouts = ClusterTimeouts(poll=0.5, workers=2.0)
+    with dask_cluster(tmp_path, 1) as cluster, Fleet.open(cluster_address=cluster.address, timeouts=timeouts) as fleet:
         found = fleet.each([Task(work.sleeps, (0.1 if n == 0 else 600.0,)) for n in range(3)])
         assert next(found).result() == 1
         assert cluster.scheduler is not None

@@ -120,6 +120,7 @@ def _key(value: object) -> object:
     return repr(value)  # NaN equals NaN
 
 
+@pytest.mark.essential
 @settings(max_examples=150, deadline=None)
 @given(graphs())
 def test_json_round_trip(graph: Graph) -> None:
@@ -130,6 +131,7 @@ def test_json_round_trip(graph: Graph) -> None:
     assert structural_hash(again) == structural_hash(graph)
 
 
+@pytest.mark.essential
 @settings(max_examples=150, deadline=None)
 @given(graphs())
 def test_onnx_round_trip(graph: Graph) -> None:
@@ -138,6 +140,7 @@ def test_onnx_round_trip(graph: Graph) -> None:
     assert to_onnx_bytes(again) == to_onnx_bytes(from_bytes(to_onnx_bytes(again)))
 
 
+@pytest.mark.essential
 @settings(max_examples=60, deadline=None)
 @given(graphs())
 def test_files_round_trip(graph: Graph) -> None:
@@ -227,6 +230,7 @@ def _rich() -> ModelProto:
     return model
 
 
+@pytest.mark.essential
 def test_everything_is_kept() -> None:
     model = _rich()
     graph = from_onnx(model)
@@ -322,6 +326,7 @@ def test_saving_over_the_file_one_reads_from(tmp_path: Path) -> None:
         assert structural_hash(found) == structural_hash(graph)
 
 
+@pytest.mark.essential
 def test_nothing_is_overwritten_and_nothing_half_written(tmp_path: Path) -> None:
     graph = from_onnx(_model())
     (tmp_path / "m.onnx").write_text("mine")
@@ -338,6 +343,7 @@ def test_nothing_is_overwritten_and_nothing_half_written(tmp_path: Path) -> None
     assert sorted(p.name for p in tmp_path.iterdir()) == ["m.onnx", "n.onnx.data"]
 
 
+@pytest.mark.essential
 def test_random_weights_are_what_the_schema_says() -> None:
     data = RandomData(TensorType(DType.FLOAT32, (3, 4)), 7, 0.5, 1.0)
     expected = np.random.Generator(np.random.PCG64(7)).standard_normal((3, 4), np.float32) * np.float32(

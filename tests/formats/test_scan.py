@@ -23,8 +23,8 @@ LONG, SHORT = np.arange(60, dtype=np.float32).reshape(6, 10), np.arange(3, dtype
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if files of some bytes, and weights of 100, were large."""
-    monkeypatch.setattr(onnx_tensors, "_WORTH", 1)
-    monkeypatch.setattr(onnx_tensors, "_LARGE", 100)
+    monkeypatch.setattr(onnx_tensors, "SCANNED_FROM", 1)
+    monkeypatch.setattr(onnx_tensors, "LARGE_WEIGHT", 100)
 
 
 def tensor(name: str, array: np.ndarray) -> TensorProto:
@@ -51,7 +51,7 @@ def written(folder: Path, content: bytes) -> Path:
 def as_usual(path: Path, monkeypatch: pytest.MonkeyPatch) -> object:
     """What reading it whole gives: a graph's bytes, or an error's text."""
     with monkeypatch.context() as patch:
-        patch.setattr(onnx_tensors, "_WORTH", LIMIT)
+        patch.setattr(onnx_tensors, "SCANNED_FROM", LIMIT)
         return outcome(path)
 
 
@@ -185,7 +185,7 @@ def test_an_interrupt_leaves_no_model_beside_weights_of_another(
     path = written(tmp_path, model(tensor("a", SHORT[:1]), tensor("b", LONG)).SerializeToString())
     target = tmp_path / "out.onnx"
     with monkeypatch.context() as patch:
-        patch.setattr(onnx_writer, "_INSIDE", 10)
+        patch.setattr(onnx_writer, "KEPT_INSIDE", 10)
         save(load(path), target, external_above=1)
         written(tmp_path, model(tensor("a", SHORT[1:2]), tensor("b", LONG * 2)).SerializeToString())
         patch.setattr(os, "replace", Interrupting(after))
@@ -210,7 +210,7 @@ def test_a_process_that_ends_between_two_names_leaves_no_old_model(
         seen.append(target.exists())
 
     with monkeypatch.context() as patch:
-        patch.setattr(onnx_writer, "_INSIDE", 10)
+        patch.setattr(onnx_writer, "KEPT_INSIDE", 10)
         save(load(path), target, external_above=1)
         patch.setattr(os, "replace", looked)
         save(load(path), target, external_above=1, force=True)

@@ -6,13 +6,17 @@ import mmap
 import os
 import pickle
 import tempfile
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from functools import wraps
 from pathlib import Path
+from typing import ParamSpec
 
 import numpy as np
 import pytest
 
-from superopt.formats import mapped_file as module
-from superopt.formats.mapped_file import located, scratch
+from superopt.formats.mapped_file import Scratch, located, scratch
 from superopt.formats.tensors import AsideData, RandomData, set_aside
 from superopt.ir.graph import ArrayData
 from superopt.ir.types import DType, TensorType
@@ -28,23 +32,56 @@ def test_elements_come_back(dtype: DType) -> None:
     assert again.tobytes() == first.tobytes() == RandomData(drawn.type, 5, 3.0).numpy().tobytes()
 
 
-def test_the_file_is_emptied_when_nobody_holds_an_array(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_arenas", [])
-    one, two = scratch(np.ones(1 << 16)), scratch(np.zeros(1 << 16))
-    assert one is not None
-    assert two is not None
-    arena = module._arenas[-1]
-    view = two.array()
-    assert os.fstat(arena.descriptor).st_size == 2 * view.nbytes
+P = ParamSpec("P")
+
+
+def in_a_child(test: Callable[P, None]) -> Callable[P, None]:
+    """A test in a child of this process: a child has a file of its own, in which nothing lies yet."""
+
+    @wraps(test)
+    def forked(*given: P.args, **named: P.kwargs) -> None:
+        child = os.fork()
+        if child == 0:  # pragma: no cover - in the child
+            try:
+                test(*given, **named)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+
+    return forked
+
+
+def length(file: tuple[int, int]) -> int:
+    """Bytes of an open file, by its device and number."""
+    for descriptor in map(int, os.listdir("/proc/self/fd")):
+        with suppress(OSError):
+            facts = os.fstat(descriptor)
+            if (facts.st_dev, facts.st_ino) == file:
+                return facts.st_size
+    raise AssertionError(f"no open file is {file}")
+
+
+def of(held: Scratch | None) -> Scratch:
+    assert held is not None
+    return held
+
+
+@in_a_child
+def test_the_file_is_emptied_when_nobody_holds_an_array() -> None:
+    one, two = of(scratch(np.ones(1 << 16))), of(scratch(np.zeros(1 << 16)))
+    file, view = one.file, two.array()
+    assert length(file) == 2 * view.nbytes
     del one
     assert not view.any()
-    assert os.fstat(arena.descriptor).st_size == 2 * view.nbytes
+    assert length(file) == 2 * view.nbytes
     del two, view
-    assert os.fstat(arena.descriptor).st_size == 0
+    assert length(file) == 0
 
 
-def test_a_child_neither_empties_nor_writes_its_parent_s_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_arenas", [])
+@in_a_child
+def test_a_child_neither_empties_nor_writes_its_parent_s_file() -> None:
     held = scratch(np.arange(1 << 16))
     assert held is not None
     child = os.fork()
@@ -58,16 +95,17 @@ def test_a_child_neither_empties_nor_writes_its_parent_s_file(monkeypatch: pytes
     assert (held.array() == np.arange(1 << 16)).all()
 
 
+@in_a_child
 def test_without_room_elements_are_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> int:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(module, "_arenas", [])
-    monkeypatch.setattr(os, "pwrite", full)
-    drawn = RandomData(TensorType(DType.FLOAT32, (1 << 16,)), 7)
-    first = drawn.numpy().tobytes()
-    assert drawn.numpy().tobytes() == first
-    assert os.fstat(module._arenas[-1].descriptor).st_size == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        drawn = RandomData(TensorType(DType.FLOAT32, (1 << 16,)), 7)
+        first = drawn.numpy().tobytes()
+        assert drawn.numpy().tobytes() == first
+    assert of(scratch(np.ones(8))).start == 0  # nothing is left of the attempt
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int8, bool, DType.BFLOAT16.numpy])
@@ -87,10 +125,10 @@ def test_what_is_small_or_no_bytes_stays_in_memory(array: np.ndarray) -> None:
     assert isinstance(set_aside(array), ArrayData)
 
 
+@in_a_child
 def test_elements_are_where_a_file_with_a_name_says_and_outlive_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(module, "_arenas", [])
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     first, array = scratch(np.ones(1000)), np.arange(1 << 16)
     held = scratch(array)
@@ -101,7 +139,7 @@ def test_elements_are_where_a_file_with_a_name_says_and_outlive_it(
     assert all(located(other) is None for other in (array, view[1:], view[::2], view.reshape(2, -1).T, view.copy()))
     path = tmp_path / "named"
     if not held.name(path):
-        pytest.skip("this system gives no names to files without one")
+        return  # this system gives no names to files without one
     again = np.fromfile(path, np.int64, len(array), offset=held.start)
     assert (again == array).all()
     with path.open("rb") as file:
@@ -115,11 +153,10 @@ def test_elements_are_where_a_file_with_a_name_says_and_outlive_it(
     assert (np.frombuffer(mapped, np.int64, len(array), start) == array).all()
 
 
-def test_a_view_holds_what_it_shows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_arenas", [])
-    held = scratch(np.arange(1 << 16))
-    assert held is not None
-    view = held.array()[1:]
+@in_a_child
+def test_a_view_holds_what_it_shows() -> None:
+    held = of(scratch(np.arange(1 << 16)))
+    file, view = held.file, held.array()[1:]
     del held
-    assert os.fstat(module._arenas[-1].descriptor).st_size >= view.nbytes
+    assert length(file) >= view.nbytes
     assert int(view[-1]) == (1 << 16) - 1

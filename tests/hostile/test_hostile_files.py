@@ -299,11 +299,11 @@ def test_external_data_inside_subgraphs_and_functions_is_checked_too(tmp_path: P
 
 
 def test_a_long_chain_loads_and_saves(tmp_path: Path) -> None:
-    nodes = [helper.make_node("Relu", [f"v{i}" if i else "x"], [f"v{i + 1}"]) for i in range(100_000)]
-    (tmp_path / "chain.onnx").write_bytes(model(*nodes, outputs=("v100000",)).SerializeToString())
+    nodes = [helper.make_node("Relu", [f"v{i}" if i else "x"], [f"v{i + 1}"]) for i in range(20_000)]
+    (tmp_path / "chain.onnx").write_bytes(model(*nodes, outputs=("v20000",)).SerializeToString())
     graph = load(tmp_path / "chain.onnx")
     save(graph, tmp_path / "again.onnx")
-    assert (tmp_path / "again.onnx").stat().st_size > 1_000_000
+    assert (tmp_path / "again.onnx").stat().st_size > 200_000
 
 
 def mutated(data: bytes, chance: random.Random) -> bytes:

@@ -344,6 +344,9 @@ def samples() -> list[Sample]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test that takes ``sample`` runs over every sample."""
+    """A test that takes ``sample`` runs over every sample; the first of some operators are essential."""
     if "sample" in metafunc.fixturenames:
-        metafunc.parametrize("sample", SAMPLES, ids=str)
+        essential = getattr(metafunc.module, "ESSENTIAL", ())
+        first = {id(next(s for s in SAMPLES if s.op == op)) for op in essential}
+        given = [pytest.param(s, marks=pytest.mark.essential) if id(s) in first else s for s in SAMPLES]
+        metafunc.parametrize("sample", given, ids=str)

@@ -16,6 +16,7 @@ LIBRARY = load_library()
 FORALL = {"x": parse_scheme("f[..., m, n]"), "y": parse_scheme("f[m, n]"), "s": parse_scheme("ints[2]>=1")}
 
 
+@pytest.mark.essential
 def test_every_rule_of_the_library_prints_and_parses_back() -> None:
     for rule in LIBRARY.values():
         assert parse_rule(format_rule(rule), family=rule.family) == rule
@@ -52,6 +53,7 @@ terms = st.recursive(
 )
 
 
+@pytest.mark.essential
 @given(terms)
 def test_terms_print_and_parse_back(term: object) -> None:
     assert parse_term(format_term(term, FORALL), FORALL) == term  # type: ignore[arg-type]
@@ -68,6 +70,7 @@ def test_types_print_and_parse_back(text: str) -> None:
     assert format_scheme(parse_scheme(text)) == text
 
 
+@pytest.mark.essential
 @pytest.mark.parametrize(
     ("text", "column", "expected"),
     [
@@ -143,6 +146,7 @@ def test_rows_that_are_not_rules_are_refused(change: dict[str, object], expected
     assert expected in str(error.value)
 
 
+@pytest.mark.essential
 def test_names_order_and_sides_do_not_matter() -> None:
     a = parse_rule(
         {"forall": {"x": "f[b, k]", "a": "f[k, m]", "c": "f[k, n]", "s": "int>=1"},
@@ -168,6 +172,7 @@ def test_numbers_in_terms_are_constants() -> None:
     assert format_term(term, FORALL) == "Mul(x, 2.0)"
 
 
+@pytest.mark.essential
 def test_guards() -> None:
     guard = parse_guard("m % 2 == 1")
     assert guard.holds({"m": 3})

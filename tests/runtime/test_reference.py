@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import ml_dtypes
 import numpy as np
 import pytest
+from numpy.lib.stride_tricks import sliding_window_view
 
-from superopt.frontend import GraphBuilder
 from superopt.ir.errors import Unsupported, UsageError
 from superopt.ir.graph import Graph, Node, Value, Weight, constant
 from superopt.ir.types import DType, TensorType
 from superopt.ops import REGISTRY
-from superopt.runtime import _algebra, reference
+from superopt.runtime import reference
+from superopt.runtime._algebra import FLOAT64, Float64, Named, product_sum
 from superopt.runtime.reference import evaluate_application, run
 
 F = DType.FLOAT32
@@ -108,39 +107,41 @@ def test_a_constant_operand_stays_a_constant_of_the_one_node_model():
     assert run(graph, {"x": np.float32([1, 3, 2])})["v"].tolist() == [3, 2]
 
 
+class Counted(Float64):
+    """Float64 that counts its products of matrices."""
+
+    products = 0
+
+    def matmul(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
+        self.products += 1
+        return super().matmul(left, right)
+
+
 @pytest.mark.parametrize("piece", [1, 64])
 @pytest.mark.parametrize(
-    ("op", "shapes", "attributes"),
+    ("left", "right", "reduced", "windows"),
     [
-        ("Conv", ((2, 3, 9, 8), (4, 3, 3, 3)), {"pads": (1, 1, 1, 1), "strides": (2, 1)}),
-        ("Conv", ((1, 4, 7), (4, 1, 3)), {"group": 4}),
-        ("MatMul", ((3, 5, 6), (6, 4)), {}),
-        ("MatMul", ((2, 3, 5, 6), (2, 3, 6, 4)), {}),
+        ("nchw", "ocij", "cij", True), ("nghw", "gij", "ij", True), ("bmk", "kn", "k", False),
+        ("abmk", "abkn", "k", False),
     ],
-)
+    ids=["convolution", "depthwise convolution", "product", "batched product"],
+)  # fmt: skip
 def test_a_factor_that_is_packed_in_pieces_gives_the_same(
-    monkeypatch: pytest.MonkeyPatch,
-    op: str,
-    shapes: tuple[tuple[int, ...], ...],
-    attributes: dict[str, Any],
-    piece: int,
+    left: str, right: str, reduced: str, windows: bool, piece: int
 ) -> None:
-    builder = GraphBuilder("pieces")
-    inputs = [builder.input(f"x{i}", "float32", list(shape)) for i, shape in enumerate(shapes)]
-    builder.output(builder.op(op, *inputs, **attributes), "y")
-    graph = builder.build()
+    sizes = dict(zip("abcgijkmnohw", (2, 3, 3, 4, 3, 2, 6, 5, 4, 4, 9, 8), strict=True))
     rng = np.random.default_rng(3)
-    feeds = {f"x{i}": rng.integers(-4, 5, shape).astype(np.float32) for i, shape in enumerate(shapes)}
-    whole = run(graph, feeds)["y"]
-    pieces: list[int] = []
-    usual = _algebra._piecewise
-
-    def counted(*args: Any) -> Any:
-        pieces.append(args[-1])
-        return usual(*args)
-
-    monkeypatch.setattr(_algebra, "_piecewise", counted)
-    monkeypatch.setattr(_algebra, "_PIECE", piece)
-    assert np.array_equal(run(graph, feeds)["y"], whole)  # of whole numbers, whose sums do not round
-    assert pieces
-    assert min(pieces) > 1
+    arrays = [rng.integers(-4, 5, [sizes[axis] for axis in axes]).astype(float) for axes in (left, right)]
+    if windows:  # of an image, where they lie
+        arrays[0] = sliding_window_view(arrays[0], (sizes["i"], sizes["j"]), axis=(2, 3))
+        left, sizes = left + "ij", sizes | {"h": sizes["h"] - 2, "w": sizes["w"] - 1}
+    factors = [Named(array, tuple(axes)) for array, axes in zip(arrays, (left, right), strict=True)]
+    rank = {axis: place for place, axis in enumerate(dict.fromkeys(left + right))}
+    whole = product_sum(FLOAT64, factors, reduced, sizes, rank)
+    found = product_sum(counted := Counted(), factors, reduced, sizes, rank, piece)
+    assert found.axes == whole.axes
+    assert np.array_equal(found.array, whole.array)  # of whole numbers, whose sums do not round
+    assert counted.products > 1
+    kept = "".join(axis for axis in rank if axis not in reduced)
+    assert found.axes == tuple(kept)
+    assert np.array_equal(found.array, np.einsum(f"{left},{right}->{kept}", *arrays))

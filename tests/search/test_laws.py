@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from graphs import assert_equivalent, f32, graph, op, weight
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -53,6 +54,7 @@ def models(draw):
     return graph({n: f32(*types[n]) for n in ("x", "y", "s")}, outputs, weights, nodes)
 
 
+@pytest.mark.essential
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(models(), st.sets(st.sampled_from(sorted(ROWS)), min_size=1), st.sampled_from([4, 60]))
 def test_random_graphs_and_rules(model, names, window):
@@ -70,6 +72,7 @@ def test_random_graphs_and_rules(model, names, window):
         assert again.before_us <= result.before_us + 1e-6
 
 
+@pytest.mark.essential
 def test_two_outputs_that_are_one_value_are_two_names():
     nodes = [op("MatMul", "v0", "b", "s"), op("MatMul", "v1", "b", "s"), op("Relu", "r", "v1"), op("Relu", "v2", "r")]
     model = graph({"s": f32(4, 4)}, ["v0", "v1", "v2"], [weight("b", 3, 4)], nodes)

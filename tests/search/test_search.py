@@ -24,6 +24,7 @@ def ops(model):
     return [n.op for n in model.nodes]
 
 
+@pytest.mark.essential
 @pytest.mark.parametrize("count", [3, 4, 8])
 def test_siblings_merge_into_one_at_once(count):
     model = qkv(count)
@@ -33,11 +34,13 @@ def test_siblings_merge_into_one_at_once(count):
     assert_equivalent(model, result.graph)
 
 
+@pytest.mark.essential
 def test_merging_is_left_when_it_costs_more():
     model = qkv(2)
     assert search(model, rules("qkv"), Roofline()).graph is model
 
 
+@pytest.mark.essential
 def test_a_linear_stack_becomes_one_product_of_weights():
     model = linear_stack(6)
     result = search(model, rules("assoc"), Roofline())
@@ -55,6 +58,7 @@ def test_two_towers_with_shared_weights_become_one():
     assert_equivalent(model, result.graph)
 
 
+@pytest.mark.essential
 def test_repeated_layers_are_searched_once():
     def layers(count):
         nodes, weights, x = [], [], "x"
@@ -71,6 +75,7 @@ def test_repeated_layers_are_searched_once():
     assert_equivalent(layers(60), few.graph)
 
 
+@pytest.mark.essential
 def test_signature_names_and_metadata():
     model = siamese(2)
     kept = replace(model.nodes[0], doc="first", metadata={"k": "v"})
@@ -93,6 +98,7 @@ def test_new_values_have_no_name_that_is_reserved():
     assert_equivalent(model, again)
 
 
+@pytest.mark.essential
 def test_new_nodes_say_which_rule_made_them():
     result = search(qkv(3), rules("qkv"), Roofline())
     assert {n.metadata.get("superopt.rules") for n in result.graph.nodes} == {"qkv"}
@@ -109,6 +115,7 @@ def test_an_output_that_becomes_an_input_keeps_its_name():
     assert_equivalent(model, result.graph)
 
 
+@pytest.mark.essential
 def test_symbolic_sizes_stay():
     n = sym("N")
     model = graph(
@@ -137,6 +144,7 @@ def test_a_reshape_of_two_open_sizes_that_adds_axes_of_one_infers_neither():
     assert_equivalent(model, result.graph, size=0)
 
 
+@pytest.mark.essential
 def test_a_barrier_is_untouched_and_its_captures_keep_their_names():
     opaque = Node(
         "odd", "Mystery", ("t",), ("m",), {"body": OpaqueAttribute(b"\x01", captures=("u",))}, domain="custom"
@@ -151,6 +159,7 @@ def test_a_barrier_is_untouched_and_its_captures_keep_their_names():
     assert ops(result.graph.checked()).count("Relu") == 1
 
 
+@pytest.mark.essential
 def test_no_time_returns_the_input_itself():
     model = linear_stack(4)
     result = search(model, rules(), Roofline(), SearchOptions(time_limit=0))
@@ -158,11 +167,13 @@ def test_no_time_returns_the_input_itself():
     assert result.stopped == "time"
 
 
+@pytest.mark.essential
 def test_nothing_to_gain_returns_the_input_itself():
     model = graph({"x": f32(4, 4)}, ["y"], [], [op("Relu", "y", "x")])
     assert search(model, rules(), Roofline()).graph is model
 
 
+@pytest.mark.essential
 def test_a_long_chain_needs_no_recursion():
     nodes = [op("Sigmoid", f"v{i}", f"v{i - 1}" if i else "x") for i in range(20_000)]
     model = graph({"x": f32(2, 2)}, ["v19999"], [], nodes)
@@ -170,6 +181,7 @@ def test_a_long_chain_needs_no_recursion():
     assert result.graph is model
 
 
+@pytest.mark.essential
 def test_an_interrupt_returns_the_best_so_far():
     class Interrupting(Roofline):
         def application(self, *args, **kwargs):
@@ -216,11 +228,13 @@ def test_shape_only_weights_become_nodes_over_weights():
     assert {w.name for w in result.graph.weights} == {"w0", "w1", "w2"}
 
 
+@pytest.mark.essential
 def test_the_same_seed_gives_the_same_graph():
     first, second = (search(siamese(3), rules(), Roofline(), SearchOptions(seed=5)).graph for _ in range(2))
     assert first.nodes == second.nodes
 
 
+@pytest.mark.essential
 def test_rules_can_be_switched_off():
     model = linear_stack(3)
     assert search(model, rules(), Roofline(), SearchOptions(enable=("relu-relu",))).graph is model

@@ -258,7 +258,10 @@ def sparse(graph: Graph, seed: int) -> Graph:
     return replace(graph, weights=tuple(weights))
 
 
-@pytest.mark.parametrize("name", ["swin_tiny", "gru", "shufflenet_v2", "dynamic_bert", "unet", "mobilenet_v2"])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param("swin_tiny", marks=pytest.mark.slow), "gru", "shufflenet_v2", "dynamic_bert", "unet", "mobilenet_v2"],
+)
 def test_corpus_models_with_sparse_weights(name: str) -> None:
     graph = sparse(formats.load(Path("corpus/tiny") / f"{name}.json"), 0)
     stages = by_values(graph)

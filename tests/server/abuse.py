@@ -57,8 +57,9 @@ class Attack:
         await asyncio.gather(*(again() for _ in range(self.count)))
 
     @contextlib.asynccontextmanager
-    async def connection(self):  # type: ignore[no-untyped-def]
-        reader, writer = await asyncio.open_connection(self.host, self.port)
+    async def connection(self, limit: int = 1 << 16):  # type: ignore[no-untyped-def]
+        """A connection, of which ``limit`` bytes are read ahead."""
+        reader, writer = await asyncio.open_connection(self.host, self.port, limit=limit)
         try:
             yield reader, writer
         finally:
@@ -145,8 +146,7 @@ async def garbage(a: Attack) -> None:
 
 async def slow_readers(a: Attack) -> None:
     async def one() -> None:
-        async with a.connection() as (reader, writer):
-            reader._limit = 1024  # type: ignore[attr-defined]  # then asyncio stops reading
+        async with a.connection(limit=1024) as (_, writer):  # asyncio stops reading there
             for _ in range(200):  # 16 are taken at a time
                 writer.write(GET % b"/v1/rules" + b"\r\n")
                 await asyncio.sleep(0.2)

@@ -400,7 +400,7 @@ def test_the_service_answers_and_stays_small_under_abuse(with_key: bool, tmp_pat
         before = resident("127.0.0.1", settings.port, attackers)
         watcher.start()
         for kind in ATTACKS:
-            raid(live.url, kind, 100, 0.4, attackers)
+            raid(live.url, kind, 100, 0.2, attackers)
         until(lambda: resident("127.0.0.1", settings.port, attackers), 30)  # none of it is in hand any more
         assert resident("127.0.0.1", settings.port, attackers) - before <= 64
         assert not with_key or may_upload("127.0.0.1", settings.port, other)

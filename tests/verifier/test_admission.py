@@ -29,13 +29,12 @@ def _cleared() -> None:
 
 
 @pytest.fixture
-def wrong_neg(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def wrong_neg() -> Iterator[None]:
     """Neg with the meaning of the identity."""
-    right = REGISTRY["Neg"]
-    wrong = replace(right, meaning=lambda x: tensor(x.shape, lambda *at: call("mul", x[at], 1)))
-    monkeypatch.setitem(REGISTRY._records, "Neg", wrong)
-    _cleared()
-    yield
+    wrong = replace(REGISTRY["Neg"], meaning=lambda x: tensor(x.shape, lambda *at: call("mul", x[at], 1)))
+    with REGISTRY.replaced(wrong):
+        _cleared()
+        yield
     _cleared()
 
 

@@ -21,12 +21,12 @@ from superopt.ir.poly import sym
 from superopt.rules import Rule, load_library, parse_rule
 from superopt.rules.typing import meaning_digest
 from superopt.verifier import ProvedAllSizes, Unknown
-from superopt.verifier.certificates import checker, smtlib
+from superopt.verifier.certificates import checker
 from superopt.verifier.certificates.certificate import certificate_of, certify
 from superopt.verifier.certificates.certify_library import certify_all
 from superopt.verifier.certificates.checker import CertificateResult, check_certificate, script_of, seal
 from superopt.verifier.certificates.normal_forms import Rejected
-from superopt.verifier.certificates.smtlib import script, unsatisfiable
+from superopt.verifier.certificates.smtlib import script, unsatisfiable, within
 from superopt.verifier.prover.arith import ge
 
 ROOT = Path(__file__).parents[2]
@@ -129,12 +129,10 @@ def test_a_solver_that_does_not_answer_leaves_it_to_the_other(
         assert sorted(result.solvers.values()) == [0, result.goals]
 
 
-def test_cvc5_is_stopped_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It counts no work in some goals; another process does what it does, and can be ended."""
-    pytest.importorskip("cvc5")
-    monkeypatch.setattr(smtlib, "_CVC5_SECONDS", 0.5)
-    monkeypatch.setattr(smtlib, "_solve_with_cvc5", time.sleep)
-    assert smtlib._cvc5(3600) == "unknown"  # type: ignore[arg-type]
+def test_a_solver_that_counts_no_work_is_stopped_by_the_clock() -> None:
+    """As cvc5 in some goals; another process does what it does, and can be ended."""
+    assert within(0.5, time.sleep, 3600) == "unknown"
+    assert within(60.0, abs, -3) == "3"
 
 
 def _sample() -> Iterator[Rule]:
@@ -144,7 +142,7 @@ def _sample() -> Iterator[Rule]:
         *(load_library(f, built_in=False) for f in sorted(ROOT.glob("rules/discovered/*/*.toml"))),
     ]
     held_out = load_library(ROOT / "tests/verifier/heldout/true.toml", built_in=False)
-    for library, every in (*((s, 29) for s in shipped), (held_out, 23)):
+    for library, every in (*((s, 59) for s in shipped), (held_out, 47)):
         yield from (library[i] for i in library if zlib.crc32(i.encode()) % every == 1)
 
 
@@ -180,9 +178,9 @@ def _sealed(data: Data) -> str:
 
 
 def _cases() -> Iterator[tuple[str, int]]:
-    """Each tampering on four rules of its own choice."""
+    """Each tampering on two rules of its own choice."""
     for number, tampering in enumerate(TAMPERINGS):
-        for turn in range(4):
+        for turn in range(2):
             yield tampering.__name__, number * 4 + turn
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from functools import cache
 from pathlib import Path
 from typing import ClassVar
 
@@ -29,8 +30,14 @@ def rule(text: str, forall: dict[str, str] | None = None) -> Rule:
     return parse_rule({"id": "it", "forall": names, "lhs": [lhs], "rhs": [rhs]})
 
 
+@cache
+def examined(text: str, forall: tuple[tuple[str, str], ...]) -> dict[str, dict[str, FloatVerdict]]:
+    """The verdicts of both directions in every type: one examination gives all of them."""
+    return examine(rule(text, dict(forall) or None), points=1024)
+
+
 def verdict(text: str, dtype: str = "float32", *, backward: bool = False, **forall: str) -> FloatVerdict:
-    found = examine(rule(text, forall or None), points=1024)["backward" if backward else "forward"]
+    found = examined(text, tuple(forall.items()))["backward" if backward else "forward"]
     return found.get(dtype) or found["any"]
 
 

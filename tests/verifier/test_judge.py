@@ -190,6 +190,7 @@ WRONG = {
 }
 
 
+@pytest.mark.essential
 @pytest.mark.parametrize("name", WRONG)
 def test_a_difference_that_rounding_does_not_explain_fails(name):
     before, after = WRONG[name]
@@ -255,6 +256,7 @@ RIGHT = {
 }
 
 
+@pytest.mark.essential
 @pytest.mark.parametrize("name", RIGHT)
 def test_what_rounding_explains_passes(name):
     before, after = RIGHT[name]
@@ -292,6 +294,7 @@ def test_an_element_is_judged_by_itself_and_its_channel():
     assert compare(old, old * single(1 + 2**-22), F32).problem is None
 
 
+@pytest.mark.essential
 def test_infinity_must_stay_infinite_and_an_overflow_may_be_mended():
     finite, infinite = single([1.0, 2.0]), single([1.0, np.inf])
     assert compare(infinite, finite, F32).problem is not None
@@ -335,6 +338,7 @@ def test_a_mutant_differs_in_one_place():
         assert weights + nodes == 1
 
 
+@pytest.mark.essential
 def test_power_names_what_is_not_exercised():
     out_of_reach = model(
         [("Sigmoid", "x", "s"), ("Greater", "s t", "c"), ("Neg", "x", "d"), ("Where", "c d x", "y")],
@@ -556,6 +560,7 @@ def test_a_result_that_ends_the_process_where_the_original_runs_fails() -> None:
     assert "ends the process" in found.reason
 
 
+@pytest.mark.essential
 @pytest.mark.parametrize("dtype", [F16, F32, DType.FLOAT64])
 @pytest.mark.filterwarnings("error")
 def test_the_largest_numbers_are_finite(dtype: DType) -> None:

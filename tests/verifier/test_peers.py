@@ -40,8 +40,8 @@ def test_no_mutant_of_it_is_proved(sources: dict[str, Path], name: str) -> None:
     target = optimised("ort-extended", sources[name])
     assert target is not None
     before = load(sources[name])
-    said = [(m.what, verify(before, m.graph, power="none").verdict) for m in mutants(load(target), 8, seed=11)]
-    assert len(said) == 8
+    said = [(m.what, verify(before, m.graph, power="none").verdict) for m in mutants(load(target), 4, seed=11)]
+    assert len(said) == 4
     assert {v for _, v in said} == {"refuted"}, said
 
 

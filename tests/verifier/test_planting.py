@@ -52,12 +52,12 @@ def built_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def wrong_neg(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def wrong_neg() -> Iterator[None]:
     """Neg with the meaning of the identity."""
     wrong = replace(REGISTRY["Neg"], meaning=lambda x: tensor(x.shape, lambda *at: call("mul", x[at], 1)))
-    monkeypatch.setitem(REGISTRY._records, "Neg", wrong)
-    _meaning_digest.cache_clear()
-    yield
+    with REGISTRY.replaced(wrong):
+        _meaning_digest.cache_clear()
+        yield
     _meaning_digest.cache_clear()
 
 
@@ -202,21 +202,21 @@ def test_an_id_of_the_library_cannot_be_taken(built_in: Path, tmp_path: Path) ->
 
 @pytest.mark.usefixtures("built_in", "wrong_neg")
 def test_a_certificate_from_a_wrong_meaning_is_of_no_use_elsewhere(
-    tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     (rule,) = _rules(BELIEVED)
     verdict, text = certificate_of(rule)
     assert isinstance(verdict, ProvedAllSizes), "the prover believes meanings"
-    right = replace(REGISTRY["Neg"], meaning=lambda x: tensor(x.shape, lambda *at: call("mul", x[at], -1)))
-    monkeypatch.setitem(REGISTRY._records, "Neg", right)
-    _meaning_digest.cache_clear()
-    data = json.loads(text)
     (tmp_path / "c.json").write_text(text)
-    assert "other meanings" in check_certificate(tmp_path / "c.json").reason
-    data["digest"] = meaning_digest(rule)
-    data["seal"] = seal(data)
-    (tmp_path / "c.json").write_text(json.dumps(data))
-    assert not check_certificate(tmp_path / "c.json").valid
+    right = replace(REGISTRY["Neg"], meaning=lambda x: tensor(x.shape, lambda *at: call("mul", x[at], -1)))
+    with REGISTRY.replaced(right):
+        _meaning_digest.cache_clear()
+        assert "other meanings" in check_certificate(tmp_path / "c.json").reason
+        data = json.loads(text)
+        data["digest"] = meaning_digest(rule)
+        data["seal"] = seal(data)
+        (tmp_path / "c.json").write_text(json.dumps(data))
+        assert not check_certificate(tmp_path / "c.json").valid
 
 
 def test_a_worker_that_lies_is_not_asked(tmp_path: Path) -> None:

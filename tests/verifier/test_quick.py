@@ -310,7 +310,13 @@ def test_sums_that_cancel_are_tried(op: str, aim: str) -> None:
     assert aim in found.reason
 
 
-@pytest.mark.parametrize(("size", "op", "aim"), [(400, "Add", "nearly opposite"), (1300, "Sub", "all nearly equal")])
+@pytest.mark.parametrize(
+    ("size", "op", "aim"),
+    [
+        (400, "Add", "nearly opposite"),
+        pytest.param(1300, "Sub", "all nearly equal", marks=pytest.mark.slow),
+    ],
+)
 def test_sums_that_cancel_are_tried_however_large_a_place_is(size: int, op: str, aim: str) -> None:
     """Where a place is too much work for any steered input, and for all that places may take."""
     before, after = products(size, op, apart=False), products(size, op, apart=True)
@@ -332,7 +338,9 @@ def added(size: int, op: str, *, apart: bool) -> Graph:
     return Graph("net", inputs, outputs, (constant("axis", np.array([1])),), tuple(nodes), {"": 20}).checked()
 
 
-@pytest.mark.parametrize(("size", "op"), [(256, "Add"), (256, "Sub"), (1200, "Sub")])
+@pytest.mark.parametrize(
+    ("size", "op"), [(256, "Add"), (256, "Sub"), pytest.param(1200, "Sub", marks=pytest.mark.slow)]
+)
 def test_a_sum_of_three_cancels(size: int, op: str) -> None:
     before, after = added(size, op, apart=False), added(size, op, apart=True)
     found = check_rewrite(before, after)

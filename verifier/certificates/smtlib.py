@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from itertools import combinations_with_replacement
+from typing import TypeVar
 
 import z3
 
@@ -15,7 +16,9 @@ from superopt.fleet.child import Lost, isolated, packed, unpacked
 from superopt.ir.poly import Dim, Poly, Quotient
 from superopt.ops.meaning import Condition
 
-__all__ = ["SECONDS", "script", "solvers", "unsatisfiable"]
+__all__ = ["SECONDS", "script", "solvers", "unsatisfiable", "within"]
+
+T = TypeVar("T")
 
 SECONDS = 600  # the emergency stop of a solver by the clock: each ends by its own count of work long before
 _CVC5_SECONDS = 5  # but cvc5, on goals in which it counts none; what it has not said by then is Z3's alone to say
@@ -114,9 +117,13 @@ def _z3(text: str) -> str:
 
 def _cvc5(text: str) -> str:
     """What cvc5 answers, in a process of its own: there are goals in which it heeds no limit."""
-    call = packed(_solve_with_cvc5, (text,), files=None, seconds=_CVC5_SECONDS, last=False)
+    return within(_CVC5_SECONDS, _solve_with_cvc5, text)
+
+
+def within(seconds: float, ask: Callable[[T], object], question: T) -> str:
+    """What a function answers in a process of its own, or "unknown" where it takes longer."""
     try:
-        return str(unpacked(isolated(call))[0])
+        return str(unpacked(isolated(packed(ask, (question,), files=None, seconds=seconds, last=False)))[0])
     except Lost:
         return "unknown"
 
