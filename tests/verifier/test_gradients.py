@@ -47,7 +47,7 @@ def test_a_wrong_pullback_is_not_proved(name: str, monkeypatch: pytest.MonkeyPat
     assert not any("pushforward" in reason for reason in found.missing)
 
 
-def test_subtle_mistakes_are_not_proved() -> None:
+def test_subtle_mistakes_are_not_proved(monkeypatch: pytest.MonkeyPatch) -> None:
     """An axis, a transposition and a forgotten term."""
 
     def axis(site: Site, given: Tangents) -> Cotangents:
