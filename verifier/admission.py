@@ -1,4 +1,4 @@
-"""Who may enter: rules without a stored verdict are checked before search sees them."""
+"""Admission of rules: a rule without a stored verdict is checked before the search uses it."""
 
 from __future__ import annotations
 

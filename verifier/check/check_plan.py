@@ -1,4 +1,4 @@
-"""What a check is asked for, and what it found."""
+"""The settings and the result of a check."""
 
 from __future__ import annotations
 

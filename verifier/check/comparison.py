@@ -1,4 +1,4 @@
-"""One check, from the inputs to the verdict: see :mod:`superopt.verifier.check.differential` for the bound."""
+"""One differential check, from the inputs to the verdict. :mod:`superopt.verifier.check.differential` has the bound."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from superopt.verifier.check.check_plan import ORIGINAL, RESULT, CheckResult, Pl
 from superopt.verifier.check.cross_runtime import CrossRuntime, displaced
 from superopt.verifier.check.deviation import Explanations, Trial
 from superopt.verifier.check.input_generation import KINDS, LEVELS, choose_sizes, fed_types, make_inputs
+from superopt.verifier.check.input_targets import MOST, size_candidates
+from superopt.verifier.check.input_values import handles_special
 from superopt.verifier.check.power import Power, measure_power
 from superopt.verifier.check.sessions import LARGE, Arrays, Bench, attempt
-from superopt.verifier.check.size_targets import MOST, size_candidates
-from superopt.verifier.check.special_values import handles_special
 from superopt.verifier.check.steered_inputs import Feed, changed_rows, steered
 from superopt.verifier.check.tolerance import Comparison, agrees_with_reals, compare, equal
 

@@ -1,4 +1,4 @@
-"""Both models of a check in the runtime that the result is made for, loaded when they are first asked for."""
+"""Both models of a check in the runtime for which the result was made, loaded on request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where two graphs begin to differ: the rewritten places, run one by one on what the original gives them to read."""
+"""The changed regions at which two graphs begin to differ, each run alone on the original's values."""
 
 from __future__ import annotations
 

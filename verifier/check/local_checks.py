@@ -1,10 +1,11 @@
-"""The rewritten places of a model, each checked by itself, where every kind of input is cheap.
+"""Checks each changed region of a model by itself, where every kind of input is cheap.
 
-Of places that are alike up to sizes and the elements of their weights, the cheapest gets steered inputs and mutants,
-and every other one a random input, as far as the work goes. A place's inputs are free here, in the model they may not
-be: a variance is never negative, and two inputs may be parts of one value. So a place that differs is looked at again
-together with what makes its inputs, and only then counts as one that disagrees, and the whole is asked. Where it
-differs because its inputs are alike, neither what makes them nor the whole is steered to make them so: none is asked.
+Of regions that are equal up to sizes and the elements of their weights, the cheapest gets steered inputs and mutants;
+every other one gets a random input, as far as the work allows. A region's inputs are free here, but may not be free in
+the model: a variance is never negative, and two inputs may be parts of one value. So a region that differs is checked
+again together with the producers of its inputs. Only if it still differs does it count as a disagreement, and the whole
+model is checked. If it differs only on nearly cancelling inputs, neither its producers nor the whole can be steered to
+such inputs, so neither is checked.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Several graphs in ONNX Runtime that share weights: a big weight is written once, however many sessions read it."""
+"""Sessions of several graphs in ONNX Runtime that share weights: each big weight is written once, for all sessions."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""What a model computes from its weights alone, as ONNX Runtime computes it: bit for bit, in the model's own types.
+"""The constants that a model computes from its weights, as ONNX Runtime computes them: bit for bit, in the model's
+types.
 
-That is the truth about a constant, whoever folded it. Over the reals a constant may be another one: before a
-discontinuity (``Floor`` of ``0.7 · 10``) by any amount, so there the computed value takes the expression's place.
+These values are the truth about a constant, whoever folded it. Over the reals a constant may differ: before a
+discontinuity (``Floor`` of ``0.7 · 10``) by any amount, so there the computed value replaces the expression.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""Are two models equal? Proved region by region where possible, else tested, else refuted with inputs that show it.
+"""Whether two models are equal: proved region by region if possible, else tested, or refuted with inputs.
 
 Values of both models that are the same expression over inputs and constants are one *class*; a constant is what ONNX
-Runtime computes it to be. Fused operators are written out (:mod:`superopt.verifier.equivalence.fused_operators`),
-folded constants put back as what they were computed from (:mod:`superopt.verifier.equivalence.provenance`). What is
-left is aligned by running both models in float64 on random inputs: equal arrays suggest equal values, nothing more.
-Each suggestion is then a theorem over the aligned values it is computed from
-(:mod:`superopt.verifier.equivalence.regions`), with the weights as variables and the dimensions symbolic where the
-model's are, and the all-sizes prover decides it. What it does not decide counts as tested.
+Runtime computes. Fused operators are expanded (:mod:`superopt.verifier.equivalence.fused_operators`), and folded
+constants are replaced by the expressions from which they were computed
+(:mod:`superopt.verifier.equivalence.provenance`). The remaining values are aligned by running both models in float64 on
+random inputs: equal arrays suggest equal values, nothing more. Each suggestion is then a theorem over the aligned
+values from which it is computed (:mod:`superopt.verifier.equivalence.regions`), with weights as variables and with
+symbolic dimensions if the model has them. The all-sizes prover decides it. A suggestion without a decision counts as
+tested.
 """
 
 from __future__ import annotations

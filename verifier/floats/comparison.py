@@ -1,4 +1,4 @@
-"""Comparing the two sides of a rule with the exact result at points: errors, what is allowed, and what is meant."""
+"""The two sides of a rule compared with the exact result at points: errors, allowances, deliberate rounding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recording the library's verdicts in floating point, once points of another seed are against none of them."""
+"""Records the library's float verdicts, once points of another seed are against none of them."""
 
 from __future__ import annotations
 
