@@ -187,7 +187,7 @@ class Trial:
 
 @dataclass
 class _Evidence:
-    """What was found out about one input: the optimiser's outputs, disturbed outputs, and where it overflows."""
+    """The evidence about one input: the optimiser's outputs, disturbed outputs, and elements near overflow."""
 
     optimised: tuple[Arrays | None, ...] = ()
     count: int = 0
@@ -202,7 +202,7 @@ class _Evidence:
 
 
 class Explanations:
-    """Evidence about one original.
+    """Evidence about one original model.
 
     Args:
         graph: the original.
@@ -230,7 +230,7 @@ class Explanations:
         self, trial: Trial, number: int, name: str, made: np.ndarray, dtype: DType | None, found: Comparison,
         exact: np.ndarray | None, *, optimised: bool = False,
     ) -> Comparison:  # fmt: skip
-        """One output that the free distance does not explain.
+        """Compare an output that exceeds the free distance with all the evidence that it needs.
 
         Args:
             trial: the input.
@@ -274,18 +274,18 @@ class Explanations:
         return found
 
     def all_moves(self, trial: Trial, number: int, name: str) -> Moves | None:
-        """The moves that were found for an output so far; ``None`` where none was asked for."""
+        """The moves of an output that were gathered so far; ``None`` if none were."""
         known = self._evidence.get(number)
         return None if known is None or name not in known.moves else known.moves[name][1]
 
     def broken(self, number: int, name: str) -> float:
-        """How far the runtime's optimiser moves an output of the original, if by more than another order of sums does;
-        0 where it was not asked for."""
+        """The distance by which the runtime's optimiser moves an output of the original, if it is more than another
+        order of sums explains; else 0."""
         known = self._evidence.get(number)
         return 0.0 if known is None or name not in known.moves else known.moves[name][1].broken
 
     def _moves(self, trial: Trial, number: int, name: str) -> Iterator[tuple[int, Moves]]:
-        """More and more evidence of an output's moves, beginning with all that is known, with the runs asked for."""
+        """More and more evidence of an output's moves, beginning with the stored evidence."""
         known = self._evidence_of(number)
         if name not in known.moves:
             known.moves[name] = (0, Moves(trial.original[name], tiny=trial.feed.tiny))
@@ -304,7 +304,7 @@ class Explanations:
                 yield count, moved
 
     def _evidence_of(self, number: int) -> _Evidence:
-        """What is known of one input; that of others is forgotten when it takes too much memory."""
+        """The evidence about one input; that about others is dropped when it takes too much memory."""
         if number not in self._evidence:
             if sum(k.nbytes() for k in self._evidence.values()) > _EVIDENCE_BYTES:
                 self._evidence.clear()
@@ -317,7 +317,7 @@ class Explanations:
         return self._disturbed
 
     def optimised(self, trial: Trial, number: int) -> Arrays | None:
-        """What the original gives with the runtime's optimisations on."""
+        """The original's outputs with the runtime's optimisations on."""
         known = self._evidence_of(number)
         if not known.optimised:
             self._release()
@@ -326,8 +326,7 @@ class Explanations:
         return known.optimised[0]
 
     def _samples(self, trial: Trial, number: int, count: int) -> tuple[list[Arrays], list[Arrays]]:
-        """So many disturbed runs of each kind, or more; of those that were made before, the outputs that were not asked
-        for are kept."""
+        """At least so many disturbed runs of each kind; stored outputs of earlier runs are reused."""
         known = self._evidence_of(number)
         if known.count < count:
             self._release()
@@ -340,7 +339,7 @@ class Explanations:
         return known.runs
 
     def _overflow_mask(self, trial: Trial, number: int, name: str) -> np.ndarray:
-        """Where the original overflows or nearly does, by element of an output."""
+        """Elements of an output at which the original overflows or nearly does."""
         near = self._evidence_of(number).near
         if name not in near:
             if name not in self._overflows:
@@ -349,7 +348,7 @@ class Explanations:
         return near[name]
 
     def _is_smooth(self, name: str) -> bool:
-        """Whether nothing that leads to an output jumps: one run tells how far rounding moves it, then."""
+        """Whether nothing that leads to an output jumps: then one run shows how far rounding moves it."""
         if name not in self._smooth:
             import networkx as nx  # here, because few checks come this far
 
@@ -362,7 +361,7 @@ class Explanations:
 
 
 def _jumps(typing: Typing, place: int) -> bool:
-    """Whether a node's result jumps somewhere; one without a meaning may."""
+    """Whether a node's result jumps somewhere; a node without a meaning may jump."""
     node = typing.nodes[place]
     if not isinstance(node, Applied):
         return True

@@ -40,7 +40,7 @@ _READ = 1 << 16  # elements of a constant that is looked at
 
 
 def strings_of(graph: Graph) -> list[str]:
-    """Strings that a model's constants and attributes hold."""
+    """The strings in a model's constants and attributes."""
     return list(dict.fromkeys(_string_constants(graph)))[:_MOST_STRINGS]
 
 
@@ -110,7 +110,7 @@ _REALS = frozenset({"Mod", "Clip", "Shape", "Size", "Equal", "Greater", "Less", 
 
 
 def fed_types(graph: Graph) -> dict[str, TensorType]:
-    """What must be fed: every input that has no default, and every weight without values.
+    """The types of what must be fed: inputs without a default, and weights without values.
 
     Raises:
         Unsupported: an input is no tensor, or one of complex numbers.
@@ -215,7 +215,7 @@ def _values(
 
 
 def accepted(graph: Graph, name: str, array: np.ndarray) -> np.ndarray:
-    """The array without what every runtime refuses: integers that something is divided by are not 0."""
+    """The array without values that every runtime refuses: divisors that are integers are not 0."""
     if array.dtype.kind not in "iu" or array.all() or not _not_zero(graph, name):
         return array
     return np.where(array == 0, np.ones_like(array), array)
@@ -229,7 +229,7 @@ def _not_zero(graph: Graph, name: str) -> bool:
 
 
 def reads_numbers(graph: Graph, name: str) -> bool:
-    """Whether something reads numbers from an input of strings."""
+    """Whether some node parses numbers from an input of strings."""
     return any(node.op == "Cast" for node, _ in _readers(graph, name))
 
 
@@ -259,8 +259,7 @@ def _handed_on(graph: Graph, node: Node, sums: bool) -> tuple[str, ...]:
 
 
 def index_bound(graph: Graph, name: str, sizes: Mapping[str, int] | None = None, *, real: bool = False) -> int | None:
-    """How many positions an input may name where it, or what it is cast to, is used as an index; ``None`` when it is
-    none.
+    """The number of positions that an input may index, if it, or its cast, is used as an index; else ``None``.
 
     Args:
         graph: the model.
@@ -274,14 +273,14 @@ def index_bound(graph: Graph, name: str, sizes: Mapping[str, int] | None = None,
 
 @dataclass(frozen=True)
 class Domain:
-    """What an integer input may be: an index below ``stop``, something that sizes are made of (``small``), or any."""
+    """The domain of an integer input: an index below ``stop``, an operand of sizes (``small``), or any."""
 
     stop: int | None = None
     small: bool = False
 
 
 def domain_of(graph: Graph, name: str) -> Domain:
-    """The domain that the uses of an integer input allow, found by following it through whatever reads it."""
+    """The domain that the uses of an integer input allow."""
     stop = index_bound(graph, name)
     if stop is not None:
         return Domain(stop)

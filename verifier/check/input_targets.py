@@ -70,7 +70,7 @@ _KINKS: Mapping[str, tuple[float, ...]] = {
 
 
 def numbers_of(graph: Graph, name: str, most: int = _FEW) -> list[float]:
-    """Some elements of a constant: its ends, and its first ones; none where it is not a constant of numbers."""
+    """Some elements of a constant: its ends and its first ones; none if it is not a constant of numbers."""
     array = _constant(graph, name)
     if array is None or array.size == 0 or array.size > _READ:
         return []
@@ -114,12 +114,13 @@ def _constant(graph: Graph, name: str) -> np.ndarray | None:
 
 
 def input_targets(graph: Graph) -> dict[str, list[float]]:
-    """Values worth feeding, by input, the likeliest to matter first."""
+    """Target values by input, the likeliest to matter first."""
     return {n: list(t)[:_MOST] for n, t in _carried(graph, {}).targets.items()}
 
 
 def size_targets(graph: Graph, types: Mapping[str, ValueType | None]) -> dict[str, list[int]]:
-    """Sizes at which what is computed from shapes changes a model's behaviour, by name; ``types`` are of its values."""
+    """Sizes by name at which values computed from shapes change the behaviour of a model; ``types`` are of its
+    values."""
     return {n: list(t)[:_MOST] for n, t in _carried(graph, types).sizes.items()}
 
 
@@ -133,7 +134,7 @@ def _carried(graph: Graph, types: Mapping[str, ValueType | None]) -> _Backwards:
 
 
 def solved(size: Dim, wanted: float) -> Iterator[tuple[str, int]]:
-    """Each name in a size, with the whole numbers about which that size is the wanted one, all other names being 1."""
+    """For each name in a size, the integers near which the size takes the wanted value, all other names being 1."""
     for name in sorted(symbols(size)):
         others = dict.fromkeys(symbols(size), 1)
         low, high = (value_at(size, {**others, name: n}) for n in (0, _FAR))
@@ -183,7 +184,7 @@ def _knees(node: Node) -> list[float]:
 
 @dataclass
 class _Backwards:
-    """Targets carried back to the inputs, and to the sizes of what is fed."""
+    """Targets propagated back to the inputs, and to the sizes of what is fed."""
 
     graph: Graph
     types: Mapping[str, ValueType | None] = field(default_factory=dict)
@@ -306,7 +307,7 @@ Types = Mapping[str, ValueType | None]
 def size_candidates(
     graphs: Sequence[tuple[Graph, Types]], names: Iterable[str], fixed: Mapping[str, int]
 ) -> Iterator[tuple[tuple[str, ...], int]]:
-    """Sizes to try, each of one name or of all: about each number that a graph tells one size from another by.
+    """Sizes to try, each of one name or of all: around each number that a graph compares sizes with.
 
     Args:
         graphs: both models, with their types; sizes are named alike in them.
@@ -336,7 +337,7 @@ def size_candidates(
 
 
 def _around(number: int) -> tuple[int, ...]:
-    """Beyond a number, at it, before it; and so far beyond that most elements are."""
+    """Numbers beyond, at and before a number, and far beyond it."""
     return number + 1, number, number - 1, 2 * number + _MANY
 
 
@@ -428,7 +429,8 @@ class _Term:
 
 
 def sums(graph: Graph, inputs: Collection[str]) -> tuple[dict[str, bool], ...]:
-    """Of each sum of three or more of these inputs, all different, which are subtracted; the outermost first."""
+    """For each sum of three or more of these inputs, all different, the inputs that are subtracted; outermost sums
+    first."""
     terms: dict[str, tuple[_Term, ...]] = {name: (_Term(name),) for name in inputs}
     found: list[dict[str, bool]] = []
     for node in graph.nodes:

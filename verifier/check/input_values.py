@@ -45,7 +45,7 @@ Fill = Callable[[str, DType, np.ndarray, np.random.Generator], np.ndarray]
 
 
 def in_parts(array: np.ndarray, make: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """An array like one whose elements are made independently of each other, a part of it at a time."""
+    """An array of independent elements, computed part by part."""
     flat = array.reshape(-1)
     made = np.empty_like(flat)
     for part in pieces(flat.size):
@@ -111,7 +111,7 @@ def tied(name: str, dtype: DType, array: np.ndarray, rng: np.random.Generator) -
 
 
 def closeness(dtype: DType) -> tuple[float, float]:
-    """How far from 0 numbers close together lie in a type, and their distances as a share of that."""
+    """For numbers close together: their distance from 0 in a type, and their distances as a share of that."""
     limits = ml_dtypes.finfo(dtype.numpy)  # type: ignore[no-untyped-call]
     return min(_OFFSET, float(limits.max) ** 0.25), max(_SPREAD, 4 * float(limits.eps))
 
@@ -121,7 +121,7 @@ def as_drawn(name: str, dtype: DType, array: np.ndarray, rng: np.random.Generato
 
 
 def among(values: Sequence[float]) -> Fill:
-    """These among ordinary reals: a quarter of them, and one at least."""
+    """These values among ordinary reals: a quarter of the elements, and at least one."""
 
     def fill(name: str, dtype: DType, array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         if not dtype.is_float:
@@ -187,7 +187,7 @@ def ends(dtype: DType) -> tuple[int, int]:
 
 
 def special(dtype: DType, *, safe: bool) -> list[int]:
-    """Both ends of a type and what is beside them, 0, ±1, and where narrower types wrap around to 0 or to their ends.
+    """Both ends of a type and their neighbours, 0, ±1, and where narrower types wrap around.
 
     Args:
         dtype: the type.
@@ -203,7 +203,7 @@ def special(dtype: DType, *, safe: bool) -> list[int]:
 
 
 def spread(numbers: list[int], array: np.ndarray, turn: int, rng: np.random.Generator) -> np.ndarray:
-    """These numbers over an array, in any order; over a small one those whose turn it is, or any where that is -1."""
+    """These numbers over an array, in random order; in a small array those of this turn, or random ones if it is -1."""
     held = np.asarray(numbers, dtype=object)
     if array.size < held.size and turn >= 0:
         held = np.resize(np.roll(held, -turn * array.size), array.size)
@@ -213,7 +213,7 @@ def spread(numbers: list[int], array: np.ndarray, turn: int, rng: np.random.Gene
 
 
 def divides(graph: Graph) -> bool:
-    """Whether some node divides, itself or in a subgraph: the least integer by -1 ends the process."""
+    """Whether some node divides, itself or in a subgraph: dividing the least integer by -1 ends the process."""
     marks = (b"Div", b"Mod")
     return any(
         node.op in ("Div", "Mod")
@@ -228,7 +228,7 @@ _FEW = 16  # elements of a constant that is looked at
 
 
 def handles_special(graph: Graph) -> bool:
-    """Whether some node, itself or in a subgraph, asks for NaN or infinity: by name, by comparing a value with itself,
+    """Whether some node, itself or in a subgraph, tests for NaN or infinity: by name, by comparing a value with itself,
     or with a constant that is one."""
     marks = [m.encode() for m in _TELL]
     return any(

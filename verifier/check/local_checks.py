@@ -42,7 +42,7 @@ _REFERENCE = 1e8  # operations of a place up to which float64 judges it too wher
 
 @dataclass(frozen=True)
 class LocalChecks:
-    """What was found at the rewritten places.
+    """The results of all local checks.
 
     Attributes:
         trials: inputs that were tried, at all places.
@@ -66,7 +66,7 @@ class LocalChecks:
 
 @dataclass(frozen=True)
 class _SiteResult:
-    """What was found at one place: what disagrees, in words, whether on inputs that are alike, and their power."""
+    """The result at one region: the disagreement in words, whether it is on cancelling inputs only, and the power."""
 
     disagreement: str = ""
     cancelling: bool = False
@@ -89,7 +89,7 @@ class _ChangedRegion:
 
 
 def check_sites(before: Graph, after: Graph, typing: Typing, plan: Plan, bench: Bench) -> LocalChecks:
-    """Check what was rewritten, place by place.
+    """Check each changed region by itself.
 
     Args:
         before: the original.
@@ -146,7 +146,7 @@ class _LocalChecker:
         return LocalChecks(self.trials, checked, len(places), combined(powers), note=self._note(), late=self.late)
 
     def _remaining_work(self, share: Effort) -> float:
-        """Operations that are left for a place: the first of a kind is run however large it is, beside the whole."""
+        """The work left for a region: the first of a kind runs however large it is."""
         return self.work_left if share is NONE else max(self.work_left, self.work_of_large_sites)
 
     def _note(self) -> str:
@@ -157,7 +157,7 @@ class _LocalChecker:
         return f"equal only together with what makes their inputs: {names}"
 
     def _check_site(self, place: _ChangedRegion, share: Effort) -> _SiteResult:
-        """What disagrees at a place, if anything, and its power if it has a share of the effort for that."""
+        """The disagreement at a region, if any, and its power if it has a share of the work."""
         found = self._disagreement(place, share)
         name = printable(place.pair[0].outputs[0].name)
         for _ in range(_GROWN if found.disagreement and not found.cancelling else 0):
@@ -212,7 +212,7 @@ class _LocalChecker:
 
 
 def _nth_share(whole: int, parts: int, number: int) -> int:
-    """What the part of that number has where so many units are shared as evenly as whole numbers allow."""
+    """The share of one part if so many units are divided as evenly as integers allow."""
     return whole * (number + 1) // parts - whole * number // parts
 
 

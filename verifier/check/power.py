@@ -49,7 +49,7 @@ _LARGEST_WEIGHT = 1 << 24  # elements of a constant that is changed
 
 @dataclass(frozen=True)
 class Mutant:
-    """A changed graph, what was changed, and the node before and after where only its attributes were."""
+    """A changed graph, the change in words, and the node before and after if only its attributes changed."""
 
     what: str
     graph: Graph
@@ -57,7 +57,7 @@ class Mutant:
 
 
 def mutants(graph: Graph, seed: int, places: Sequence[str], most: int) -> Iterator[Mutant]:
-    """Up to so many single changes at the named places, seeded, each kind at each place at most once.
+    """At most so many single changes at the named sites, seeded; each kind at each site at most once.
 
     A mutant may be one that ONNX Runtime refuses; the caller must be ready for that.
 
@@ -260,7 +260,7 @@ _COMPARE = frozenset({"Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal
 
 @dataclass(frozen=True)
 class Effort:
-    """How many mutants are tried at most, and the operations for all of them; and for watching what is reached."""
+    """The most mutants that are tried, and the work for all of them and for watching."""
 
     mutants: int
     work: float
@@ -276,7 +276,7 @@ _WATCHING = 2e10  # operations for watching what the inputs reach
 
 @dataclass(frozen=True)
 class Power:
-    """How many single changes of the result the inputs of a check catch.
+    """How many single changes of the result the inputs of a check detect.
 
     Attributes:
         mutants: changed results that ran and gave outputs of the same shapes.
@@ -314,7 +314,7 @@ def measure_power(
     effort: Effort,
     work: float,
 ) -> Power:
-    """Mutate the result and judge the mutants, and watch what the inputs reach.
+    """Mutate the result, check the mutants, and record what the inputs reach.
 
     Mutated is what the original does not have, and the weights that it reads; everything, where they are the same.
     Mutants that compute the same constants do not count.
@@ -352,7 +352,7 @@ def measure_power(
 def _caught(
     mutant: Graph, runs: Sequence[Mapping[str, np.ndarray]], fails: Callable[[int, Arrays], bool | None], bench: Bench
 ) -> bool | None:
-    """Whether some inputs show a mutant; ``None`` where it cannot be run or gives other shapes."""
+    """Whether some input detects a mutant; ``None`` if it cannot be run or has other shapes."""
     try:
         session = bench.session(mutant, optimise=False)
     except REFUSALS:
@@ -412,7 +412,7 @@ def _same_alone(after: Graph, mutant: Mutant, runs: Sequence[Mapping[str, np.nda
 
 
 def _mutation_sites(before: Graph, after: Graph) -> tuple[list[str], list[str]]:
-    """Nodes and weights of the result that outputs depend on: what the original does not have, and the rest."""
+    """Nodes and weights on which outputs of the result depend: those that the original lacks, and the others."""
     needed = {v.name for v in after.outputs}
     for node in reversed(after.nodes):
         if needed.intersection(node.outputs):
@@ -460,7 +460,7 @@ def _unreached(before: Graph, after: Graph, runs: Sequence[Mapping[str, np.ndarr
 
 @dataclass
 class _Site:
-    """A value that is watched: on which sides of its marks it was seen, or which of so many rows."""
+    """A watched value: the sides of its marks that were seen, or the rows."""
 
     value: str
     what: str

@@ -103,7 +103,7 @@ _SERIAL = frozenset({
 
 @dataclass(frozen=True)
 class NoiseInput:
-    """An input of a disturbed model that a value is multiplied with or that is added to it: its noise.
+    """An input of a disturbed model: the noise by which a value is multiplied, or which is added to it.
 
     ``summed`` is the shape of what the value's elements are sums over, if they are.
     """
@@ -116,7 +116,7 @@ class NoiseInput:
 
 
 def noise(places: Sequence[NoiseInput], sizes: Mapping[str, int], number: int) -> Arrays:
-    """What places read in one run.
+    """The noise inputs of one run.
 
     Noise of one kind and type is drawn once, as much as the largest value needs and somewhat more; every place reads
     it from an element of its own on, which is drawn too, so that no two are alike in each run.
@@ -326,7 +326,7 @@ class Disturbed:
         return _Shifted(self._constants)
 
     def optimised(self, feeds: Mapping[str, np.ndarray], time_limit: float | None) -> Arrays | None:
-        """What the original gives with the runtime's optimisations on."""
+        """The original's outputs with the runtime's optimisations on."""
         try:
             if self._optimised is None:
                 self._optimised = self._bench.session(self._graph, optimise=True)

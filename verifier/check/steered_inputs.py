@@ -79,7 +79,7 @@ _SIZED, _SPECIAL, _ENDS, _COUNTED, _STRINGS, _NARROWED = (
 
 @dataclass(frozen=True)
 class Feed:
-    """Inputs of one run.
+    """The inputs of one run.
 
     Attributes:
         name: what they aim at.
@@ -108,7 +108,7 @@ def steered(
         False,
     beside: Iterable[Mapping[str, int]] = (), special: bool = False,
 ) -> Iterator[Feed]:  # fmt: skip
-    """Up to so many feeds beyond plain random ones, and those without elements, which take no work.
+    """At most so many feeds beyond random ones, and feeds without elements, which take no work.
 
     Args:
         before: the original.

@@ -51,7 +51,7 @@ _LONGEST_RUN = 30.0  # seconds for all constants of a model
 
 @dataclass(frozen=True)
 class Constants:
-    """A model's constants.
+    """Constants of a model.
 
     Attributes:
         arrays: by name, the values of nodes that read only weights, as ONNX Runtime computes them.
@@ -66,7 +66,7 @@ class Constants:
 
 @dataclass(frozen=True)
 class ModelConstants:
-    """The first model's constants: those stored, and those that its nodes compute from them, by name."""
+    """The first model's constants by name: the stored ones, and those that its nodes compute from them."""
 
     graph: Graph
     typing: Typing
@@ -88,7 +88,7 @@ class ModelConstants:
 
 
 def contents_of(weight: Weight) -> str:
-    """A name for a weight's elements: equal exactly where type, shape and bits are."""
+    """A name for a weight's elements: equal exactly if type, shape and bits are."""
     data = weight.data
     if data is None:
         return f"weight {weight.type} {weight.name}"
@@ -212,7 +212,7 @@ def stored(graph: Graph) -> Graph:
 
 
 def with_folded_jumps(graph: Graph) -> Graph:
-    """The model with constants that jump replaced by what ONNX Runtime computes; over the reals they may be others."""
+    """The model with constants that jump replaced by what ONNX Runtime computes; over the reals they may differ."""
     typing = infer(graph)
     if not any(jumps(n, typing.types) for n in graph.nodes):
         return graph

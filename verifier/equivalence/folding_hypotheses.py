@@ -237,7 +237,7 @@ def irrational(value: float, dtype: DType, shape: tuple[int, ...]) -> Term | Non
 
 
 class Folds:
-    """Guesses of how constants were folded from one model's."""
+    """Hypotheses on how constants were folded from one model's."""
 
     def __init__(self, known: ModelConstants) -> None:
         self.constants = known

@@ -45,7 +45,7 @@ _PATIENCE = 60.0  # seconds after which no other inputs are tried against two mo
 
 @dataclass(frozen=True)
 class Policy:
-    """What a verdict asks for.
+    """The requirements of a verdict.
 
     Attributes:
         least_power: the share of single changes of the second model that the inputs must tell apart for the models to
@@ -61,7 +61,7 @@ POLICY = Policy()
 
 @dataclass(frozen=True)
 class GraphVerdict:
-    """What is known of two models.
+    """The verdict on two models.
 
     Attributes:
         verdict: "proved" (over the reals, from the inputs on, with the same constants), "proved up to rounding" (the
@@ -89,13 +89,13 @@ class GraphVerdict:
 
     @property
     def proved_share(self) -> float:
-        """The part of the second model's nodes that is the same or proved."""
+        """The share of the second model's nodes that are the same or proved."""
         total = self.same + self.proved + self.tested
         return (self.same + self.proved) / total if total else 1.0
 
     @property
     def words(self) -> str:
-        """The verdict as it is said: with the rounding that a proof leaves, or the power of a test."""
+        """The verdict in words, with the rounding that a proof leaves, or the power of a test."""
         said = self.verdict
         if self.verdict == PROVED:
             said = "proved: every node is literally the same" if self.literal else "proved over the reals"
@@ -121,7 +121,7 @@ class GraphVerdict:
 def certify_result(
     before: Graph, after: Graph, *, total: float, seed: int = 0, time_limit: float = 2.0, slack: float = 0.0
 ) -> GraphVerdict:
-    """:func:`verify` for ``optimize --verify certify``: what the optimiser made of a model, within a time in all.
+    """:func:`verify` for ``optimize --verify certify``: the result of an optimisation, within a total time.
 
     Regions that the time does not suffice for count as tested.
 
@@ -136,7 +136,7 @@ def verify(
     a: Graph, b: Graph, *, seed: int = 0, time_limit: float = 5.0, trials: int = 3, total: float = float("inf"),
     power: str = "thorough", slack: float = 0.0, policy: Policy = POLICY,
 ) -> GraphVerdict:  # fmt: skip
-    """Compare two models that take and give tensors of the same names and element types.
+    """Compare two models with inputs and outputs of the same names and element types.
 
     Args:
         a: the first model, checked.
@@ -190,7 +190,7 @@ def verify(
 
 
 def _with_least_power(verdict: GraphVerdict, policy: Policy) -> GraphVerdict:
-    """The verdict on models that were only tested, by the power of the inputs."""
+    """The verdict on models that were only tested: by the power of the inputs."""
     power = verdict.check.power
     if power is None or (power.mutants and power.share >= policy.least_power):
         return verdict
@@ -266,7 +266,7 @@ def _decimals(a: Graph, b: Graph, found: Unfolded) -> tuple[Graph, Unfolded]:
 
 
 def _verdict(work: Work, nodes: Sequence[Node], ran: CheckResult, reason: str) -> GraphVerdict:
-    """What the regions say of the whole."""
+    """The verdict on the whole, from the regions."""
     counts = _counted(work, nodes)
     outputs = [v.name for v in work.b.graph.outputs]
     whole = all(n in work.established and work.partners.get(n) == n for n in outputs)

@@ -45,7 +45,7 @@ _NOTHING = 1e-12  # of an output's largest element: not looked at
 
 
 def refute(a: Side, b: Side, seed: int, deadline: float) -> tuple[str, dict[str, np.ndarray]] | None:
-    """Why two models are not equal, and inputs that show it; ``None`` where rounding explains what differs.
+    """Why two models are not equal, and inputs that show it; ``None`` if rounding explains the difference.
 
     Args:
         a: the first model.

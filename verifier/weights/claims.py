@@ -49,7 +49,7 @@ _FEW = 64  # nodes that one value of the result may be made by
 
 @dataclass(frozen=True)
 class ClaimsChecked:
-    """What was checked: claims and rewritten places, and how many of these hold exactly in the field."""
+    """How many claims and rewritten values were checked, and how many of them hold exactly in the field."""
 
     claims: int
     sites: int
@@ -84,7 +84,7 @@ def check_values(
 
 @dataclass(frozen=True)
 class _Site:
-    """A value of the result, and the value of the model whose slices it holds."""
+    """A value of the result, and the value of the model whose slices it has."""
 
     after: str
     before: str
@@ -140,7 +140,7 @@ class _Check:
 
     # ---- claims -----------------------------------------------------------------------------------------------------
     def claim(self, name: str, claims: Claims) -> None:
-        """Check what is said of a value at the node that makes it.
+        """Check the claims about a value at the node that produces it.
 
         Raises:
             NotEquivalent: it does not hold.

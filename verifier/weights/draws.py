@@ -36,7 +36,7 @@ def weight_named(graph: Graph, name: str) -> Weight | None:
 
 @dataclass(frozen=True)
 class Claims:
-    """What is said of one value: slices that are one number, and slices that are equal."""
+    """The claims about one value: slices that are one number, and slices that are equal."""
 
     uniform: tuple[Uniform, ...] = ()
     equal: tuple[Equal, ...] = ()
@@ -49,7 +49,7 @@ class Claims:
 
 @dataclass
 class Side:
-    """A graph at known sizes, and what its nodes compute."""
+    """A graph at known sizes, and the values that its nodes compute."""
 
     graph: Graph
     sizes: Mapping[str, int]
@@ -123,7 +123,7 @@ def _at(value: AttributeValue, sizes: Mapping[str, int]) -> AttributeValue:
 
 @dataclass
 class Draws:
-    """Values of the model at one point: drawn, given their claims, or computed from weights."""
+    """Values of the model at one point: drawn, subject to their claims, or computed from weights."""
 
     side: Side
     claims: Mapping[str, Claims]
@@ -321,7 +321,7 @@ class Evaluation:
         return {n: found[n] for n in wanted}
 
     def static_values_between(self, name: str, sources: set[str]) -> list[str]:
-        """Values without anything open that stand between others and one that is made of them."""
+        """Static values between sources and a value computed from them."""
         found: list[str] = []
         stack, seen = [name], {name, *sources}
         while stack:
@@ -334,7 +334,7 @@ class Evaluation:
         return found
 
     def is_determined(self, name: str) -> bool:
-        """Whether the claims about a value leave nothing of it open."""
+        """Whether the claims about a value determine it."""
         shape = self.before.kind(name).shape or ()
         return any(len(set(u.indices)) == shape[u.axis] for u in self.claims.get(name, Claims()).uniform)
 
