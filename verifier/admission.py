@@ -1,4 +1,4 @@
-"""Who may enter: rules without a stored verdict are checked before search sees them."""
+"""Admission of rules: a rule without a stored verdict is checked before the search uses it."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _checked(rule: Rule, prover: Prover, seed: int) -> Verdict:
 
 
 def float_verdicts(rule: Rule) -> Directions:
-    """The verdicts on a rule in floating point, kept between runs: they take seconds to minutes a rule."""
+    """The float verdicts on a rule, cached between runs: they take seconds to minutes."""
     name = _name("floats", rule)
     known = kept(_FOLDER, name, (FloatVerdict, Way))
     if isinstance(known, dict):

@@ -1,7 +1,7 @@
-"""Proving many rules at once, with progress as verdicts arrive.
+"""Proves many rules at once, and reports each verdict when it is there.
 
-Proofs end by counted work (:mod:`superopt.verifier.prover.budget`). A worker that does not answer at all is ended by
-the clock, long after any proof has used up its count; its rule is unknown, and says that it was the clock.
+Proofs end by counted work (:mod:`superopt.verifier.prover.budget`). A worker that does not answer is ended by the
+clock, long after any proof has used its count. Its rule is then unknown, and the verdict says that the clock ended it.
 """
 
 from __future__ import annotations

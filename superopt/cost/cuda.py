@@ -59,7 +59,7 @@ TIMING = CudaTimingPolicy()
 
 
 class Timed(Clocked, Protocol):
-    """A driver with a clock, whose memory can be given back."""
+    """A driver with a clock that can release memory."""
 
     def allocated(self) -> int: ...
 
@@ -142,7 +142,7 @@ class CudaDevice:
         rounds: int = 15,
         time_limit: float = 30.0,
     ) -> RaceResult:
-        """Whole graphs against each other on the same inputs, interleaved; the first is what ratios are taken to.
+        """Time whole graphs against each other on the same inputs, interleaved; ratios are relative to the first.
 
         Raises:
             Unsupported: the backend does not run one of them; names the node.

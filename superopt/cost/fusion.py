@@ -137,7 +137,7 @@ OPENVINO_PATTERNS: tuple[Pattern, ...] = (
 
 @dataclass(frozen=True)
 class _Match:
-    """What names stand for so far, and the operators of the group."""
+    """The values bound to names so far, and the operators of the group."""
 
     names: Mapping[str, str] = field(default_factory=dict)
     nodes: Mapping[str, Node] = field(default_factory=dict)  # by the value that each makes
@@ -145,8 +145,8 @@ class _Match:
 
 @dataclass(frozen=True)
 class Group:
-    """Nodes that run as one kernel, the one that makes its result first, and nanoseconds that it takes for each element
-    of that beside what the dearest of them takes alone."""
+    """Nodes that run as one kernel, the producer of its result first, and the nanoseconds an element that the kernel
+    takes beyond the most expensive of them alone."""
 
     nodes: tuple[Node, ...]
     slow_ns: float = 0.0

@@ -117,8 +117,7 @@ def read_profile(path: Path) -> Profile:
 
 @lru_cache(maxsize=2)
 def _parsed(content: bytes) -> _Parsed:
-    """The header of a file as text, the digest of its records, and them: a process asks again for each model, and the
-    next process finds them read."""
+    """The header of a file as text, the digest of its records, and the records; cached in the process and on disk."""
     name = hashlib.sha256(content + code_digest("cost", "ops", "ir").encode()).hexdigest()
     found = kept(_FOLDER, name, (Key, Record, Traits))
     if isinstance(found, tuple):
@@ -151,7 +150,7 @@ def _shipped(name: str) -> AbstractContextManager[Path]:
 
 
 def shipped_header(name: str) -> Mapping[str, Any]:
-    """What a shipped profile says of itself, without its records: a tenth of the time that reading it takes.
+    """The header of a shipped profile, read without its records in a tenth of the time.
 
     Raises:
         InvalidModel: the file is damaged.
@@ -215,7 +214,7 @@ class Store:
 
     @classmethod
     def of(cls, records: Iterable[Record]) -> Store:
-        """A store of these records that is kept nowhere."""
+        """A store of these records that is not on disk."""
         made = cls.__new__(cls)
         made.path, made._header, made._read_to, made._writable = Path(os.devnull), {}, 0, False
         made._records = {r.key.text: r for r in records}
@@ -230,11 +229,11 @@ class Store:
 
     @property
     def records(self) -> tuple[Record, ...]:
-        """Everything known, in order of arrival."""
+        """All records, in order of arrival."""
         return tuple(self._records.values())
 
     def add(self, record: Record) -> None:
-        """Remember a record, here and on disk (where the disk allows)."""
+        """Add a record, here and on disk (if the disk allows)."""
         self._records[record.key.text] = record
         if not self._writable:
             return
@@ -247,7 +246,7 @@ class Store:
             report_unkept(self.path.parent, error.strerror or str(error))
 
     def know(self, records: Iterable[Record]) -> None:
-        """Remember records that are on disk already, if they can be."""
+        """Add records that are on disk already."""
         self._records.update((r.key.text, r) for r in records)
 
     def refresh(self) -> None:

@@ -59,7 +59,7 @@ DRIFT = DriftPolicy()
 
 
 class Planning(RecordedProfile):
-    """A recorded profile that grows: what it is asked and lacks is noted in ``missing``, by key.
+    """A recorded profile that notes in ``missing``, by key, each question that it cannot answer.
 
     Args:
         records: what is known already.
@@ -97,7 +97,7 @@ _SENTINEL, _NOTE = "sentinel", "note"  # lines of the partial file that are no m
 
 @dataclass
 class _Drift:
-    """What the sentinels said."""
+    """The readings of the sentinels."""
 
     readings: dict[str, list[float]] = field(default_factory=dict)
     blocks: int = 0
@@ -109,17 +109,17 @@ class _Drift:
 
     @property
     def repetition_fails(self) -> bool:
-        """Whether timing a block again has mostly not helped: a machine that others use all the time."""
+        """Whether repeating blocks mostly did not help: the machine is always in use by others."""
         return self.repeated >= DRIFT.repetitions and 2 * self.drifted > self.repeated
 
     def deviates(self, *looks: Mapping[str, float]) -> bool:
-        """Whether a look has a reading beyond its sentinel's usual scatter."""
+        """Whether a reading is beyond its sentinel's usual scatter."""
         fences = {name: _fences(taken) for name, taken in self.readings.items()}
         return any(not fences[name][0] <= ns <= fences[name][1] for look in looks for name, ns in look.items())
 
 
 def _fences(readings: Sequence[float]) -> tuple[float, float]:
-    """The least and the most that is usual."""
+    """The least and the largest usual reading."""
     low, middle, high = _quartiles(readings)
     room = DRIFT.fence * (high - low)
     return min(low - room, middle * (1 - DRIFT.deviation)), max(high + room, middle * (1 + DRIFT.deviation))
@@ -177,20 +177,20 @@ class Recorder:
         return Planning(self.records, self.facts, self.device.backend, sizes)
 
     def note(self, what: str, value: float) -> None:
-        """Keep a figure for later calls, beside the measurements."""
+        """Store a figure for later calls, beside the measurements."""
         self.store.add(Record(Key(_NOTE, what, "", ()), value, value))
 
     def noted(self, what: str) -> float | None:
-        """What :meth:`note` kept, in this call or an earlier one."""
+        """The figure that :meth:`note` stored, in this call or an earlier one."""
         found = self.store.get(Key(_NOTE, what, "", ()).text)
         return None if found is None else found.ns
 
     def over(self) -> bool:
-        """Whether time is up."""
+        """Whether the time is over."""
         return time.monotonic() >= self.deadline
 
     def measure(self, questions: Iterable[Question]) -> int:
-        """Time the questions that have no record, until time is up; how many were timed."""
+        """Time the questions without a record until the time is over; returns how many were timed."""
         keys = {self.device.key(q).text: q for q in questions}
         left = [(k, q) for k, q in sorted(keys.items()) if self.store.get(k) is None and k not in self.untimed]
         random.Random(0).shuffle(left)  # so that drift is not a family's

@@ -98,7 +98,7 @@ def peaks_of_times(time_ns: Callable[[Question], float]) -> dict[str, float]:
 
 
 def peaks_of_header(header: Mapping[str, Any]) -> Peaks | None:
-    """The ceilings that a profile's header holds; ``None`` where it holds none."""
+    """The ceilings in a profile's header; ``None`` if it has none."""
     held = header.get("peaks")
     speeds = [held.get(k) for k in ("flops_per_s", "bytes_per_s")] if isinstance(held, Mapping) else []
     if len(speeds) != 2 or not all(isinstance(s, int | float) and s > 0 for s in speeds):
@@ -111,15 +111,15 @@ def peaks_of_header(header: Mapping[str, Any]) -> Peaks | None:
 
 
 def factor_of(header: Mapping[str, Any], bound: str) -> float:
-    """By what a calibration scaled a profile's prices of a kind; 1 where it did not. What is no price in the profile,
-    and is added to them, has to be scaled by it, too."""
+    """The factor by which a calibration scaled a profile's prices of one bound; 1 without a calibration. A figure that
+    is added to prices must be scaled by it too."""
     return float(header.get("calibration", {}).get("factors", {}).get(bound, 1.0))
 
 
 @dataclass(frozen=True)
 class Ceilings:
-    """What the device could do at best: FLOP/ns, bytes/ns from memory and from its last cache, and nanoseconds that any
-    operator costs."""
+    """The best that the device can do: FLOP/ns, bytes/ns from memory and from its last cache, and the least time of an
+    operator."""
 
     flops_per_ns: float = 60.0
     bytes_per_ns: float = 12.0
@@ -129,7 +129,7 @@ class Ceilings:
 
 
 def ceilings_of(header: Mapping[str, Any]) -> Ceilings:
-    """The ceilings that a profile's header holds as measured; the usual ones where it holds none."""
+    """The ceilings in a profile's header; the usual ones if it has none."""
     least = Ceilings.least_ns * factor_of(header, "overhead")
     usual, peaks = Ceilings(least_ns=least), header.get("peaks")
     if not isinstance(peaks, Mapping):

@@ -31,8 +31,7 @@ from superopt.runtime.onnx_runtime import ONNX_RUNTIME, InferenceSession
 from superopt.runtime.onnx_runtime import run as run_session
 from superopt.verifier.check.differential import make_inputs
 from superopt.verifier.check.input_generation import LEVELS, fed_types
-from superopt.verifier.check.noise_model import is_exact
-from superopt.verifier.check.rounding_noise import Disturbed
+from superopt.verifier.check.rounding_noise import Disturbed, is_exact
 from superopt.verifier.check.sessions import Arrays, Bench, attempt
 from superopt.verifier.check.steered_inputs import steered
 from superopt.verifier.check.tolerance import FACTOR, ULPS, Moves, element_type, equal, scales

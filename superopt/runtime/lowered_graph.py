@@ -62,7 +62,7 @@ def lowered(graph: Graph, runtime: Runtime = ONNX_RUNTIME) -> Graph:
 
 
 def first_of_equals(weights: Iterable[Weight]) -> dict[str, str]:
-    """For each weight the name of the first that equals it, as ONNX Runtime keeps one of them.
+    """For each weight the name of the first equal one, which is the one that ONNX Runtime stores.
 
     (An LSTM with seven copies of one 4 MiB matrix ran 2.9 times as fast as with seven different ones.)
     """
@@ -137,15 +137,14 @@ def run_types(graph: Graph, feeds: Mapping[str, np.ndarray]) -> dict[str, Tensor
 
 @dataclass(frozen=True)
 class Typed:
-    """The types of a lowered graph's tensors: as they are in a run, and those of them that ONNX Runtime's own inference
-    knows before it, their sizes numbers or the names of sizes."""
+    """The types of a lowered graph's tensors: in a run, and as ONNX Runtime's own inference has them before it."""
 
     types: Mapping[str, TensorType]
     beforehand: Mapping[str, TensorType]
 
 
 def type_values(graph: Graph, feeds: Mapping[str, np.ndarray], *, given: Graph | None = None) -> Typed:
-    """Types in a run on these inputs, and before it.
+    """The types in a run on these inputs, and before it.
 
     Args:
         graph: a lowered graph.
@@ -220,7 +219,7 @@ _REAL = {DType.FLOAT32, DType.FLOAT64, DType.FLOAT16}
 
 
 def lowered_without_weights(graph: Graph) -> Graph:
-    """The graph that ONNX Runtime would really run, its big weights of real numbers without elements.
+    """The graph that ONNX Runtime would really run, its big real weights without elements.
 
     Raises:
         InvalidModel, Unsupported: it refuses the graph. ResourceLimit: there is not memory enough for it.
@@ -234,7 +233,7 @@ def lowered_without_weights(graph: Graph) -> Graph:
 
 
 def session_without_weights(graph: Graph) -> InferenceSession:
-    """A session that runs the nodes of a graph as they are, on whatever its big weights are taken to be.
+    """A session that runs the nodes of a graph unchanged, with arbitrary elements in its big weights.
 
     Raises:
         InvalidModel, Unsupported, ResourceLimit: as :func:`lowered_without_weights`.
@@ -246,7 +245,7 @@ def session_without_weights(graph: Graph) -> InferenceSession:
 
 @contextmanager
 def weightless_file(graph: Graph) -> Iterator[Path]:
-    """A file of the model, and beside it one as long as its big weights of which hardly a page is written."""
+    """A file of the model, beside a sparse file of its big weights."""
     graph = with_values(replace(graph, weights=tuple(without_elements(w) if _is_big(w) else w for w in graph.weights)))
     with TemporaryFolder("hollow") as folder:
         path = folder / "model.onnx"
@@ -265,7 +264,7 @@ def weightless_file(graph: Graph) -> Iterator[Path]:
 
 
 def discard_threshold(graph: Graph) -> int | None:
-    """Bytes from which the weights of what is run are not read, ``None`` where all are.
+    """The bytes from which weights of the lowered graph are not read; ``None``: all are read.
 
     Elements of some weights matter (positions, masks): what is as large as these, in the widest type, is read.
     """

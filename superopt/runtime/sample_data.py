@@ -52,7 +52,7 @@ def with_values(graph: Graph) -> Graph:
 
 
 def without_elements(weight: Weight) -> Weight:
-    """The weight with elements that take no memory, for a model whose file says that they lie elsewhere."""
+    """The weight with elements that take no memory, for a model file whose weights are elsewhere."""
     zero = np.zeros((), weight.type.dtype.numpy)
     return replace(weight, data=ArrayData(np.broadcast_to(zero, shape_of(weight.type))))
 
@@ -81,8 +81,8 @@ def feeds_for(graph: Graph, sizes: Mapping[str, int] | None = None, *, integer: 
 
 
 def _is_piecewise(graph: Graph) -> bool:
-    """Whether the one operator of a graph does one thing to numbers above 0 and another to those below, and is defined
-    for all: ONNX Runtime's PRelu takes ten times as long where the two alternate as where there is one sign."""
+    """Whether the one operator of a graph treats positive and negative numbers differently, and is defined for all:
+    ONNX Runtime's PRelu takes ten times as long on alternating signs as on one sign."""
     (node,) = graph.nodes
     if node.domain or node.op not in REGISTRY:
         return False

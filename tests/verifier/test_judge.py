@@ -20,12 +20,11 @@ from superopt.ops.infer import infer
 from superopt.pipeline import optimize
 from superopt.runtime.onnx_runtime import OrtValue, bind, lent, make_session, run
 from superopt.verifier.check import tolerance
-from superopt.verifier.check.deviation import Explanations, Trial
+from superopt.verifier.check.deviation import Explanations, Overflow, Trial
 from superopt.verifier.check.differential import check
 from superopt.verifier.check.divergence import suspects
-from superopt.verifier.check.graph_mutation import mutants
 from superopt.verifier.check.input_targets import input_targets
-from superopt.verifier.check.overflow import Overflow
+from superopt.verifier.check.power import mutants
 from superopt.verifier.check.rounding_noise import Disturbed
 from superopt.verifier.check.sessions import Arrays, Bench
 from superopt.verifier.check.steered_inputs import Feed, steered

@@ -16,9 +16,9 @@ from superopt.ops.infer import infer
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.verifier.check import comparison as judging
 from superopt.verifier.check import differential, local_checks
-from superopt.verifier.check.cancellation_inputs import sums
 from superopt.verifier.check.check_plan import QUICK
 from superopt.verifier.check.differential import CheckResult, check_rewrite
+from superopt.verifier.check.input_targets import sums
 from superopt.verifier.check.sessions import Bench
 
 F32, I64 = DType.FLOAT32, DType.INT64

@@ -1,4 +1,4 @@
-"""What a check is asked for, and what it found."""
+"""The settings and the result of a check."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LONGEST_RUN = 15.0  # seconds of one run
 
 @dataclass(frozen=True)
 class CheckResult:
-    """What a check found.
+    """The result of a check.
 
     Attributes:
         verdict: "passed", "failed" (the models differ: see ``reason``), or "skipped" (they could not be run).
@@ -61,7 +61,7 @@ class CheckResult:
 
 @dataclass(frozen=True)
 class Thoroughness:
-    """How much a check does, in operations: work is counted, not time.
+    """How much a check does, in operations: counted work, not time.
 
     Attributes:
         work: of all runs but those of the first input.
@@ -83,7 +83,7 @@ QUICK = Thoroughness(work=6e9, reference=1e8, both=1e8)
 
 @dataclass(frozen=True)
 class Slack:
-    """What a budget of errors allows a result beyond what the original's own rounding explains.
+    """The error that a result may have beyond the original's own rounding.
 
     Attributes:
         share: of an output's largest magnitude.
@@ -94,7 +94,7 @@ class Slack:
     nodes: frozenset[str] = frozenset()
 
     def at(self, graph: Graph) -> float:
-        """The share for a graph, the result or a part of it."""
+        """The allowed share for a graph: the result or a part of it."""
         return self.share if self.share and any(node.name in self.nodes for node in graph.nodes) else 0.0
 
 

@@ -1,4 +1,4 @@
-"""One check, from the inputs to the verdict: see :mod:`superopt.verifier.check.differential` for the bound."""
+"""One differential check, from the inputs to the verdict. :mod:`superopt.verifier.check.differential` has the bound."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from superopt.verifier.check.cross_runtime import CrossRuntime, displaced
 from superopt.verifier.check.deviation import Explanations, Trial
 from superopt.verifier.check.exact_arithmetic import unrounded_in_all
 from superopt.verifier.check.input_generation import KINDS, LEVELS, choose_sizes, fed_types, make_inputs
+from superopt.verifier.check.input_targets import MOST, size_candidates
+from superopt.verifier.check.input_values import handles_special
 from superopt.verifier.check.power import Power, measure_power
 from superopt.verifier.check.sessions import LARGE, Arrays, Bench, attempt
-from superopt.verifier.check.size_targets import MOST, size_candidates
-from superopt.verifier.check.special_values import handles_special
 from superopt.verifier.check.steered_inputs import Feed, changed_rows, steered
 from superopt.verifier.check.tolerance import JUMP, Comparison, agrees_with_reals, compare, equal, excess
 
@@ -54,7 +54,7 @@ class _Session:
 
 
 class DifferentialCheck:
-    """One check: ``run`` goes straight through.
+    """One check; ``run`` goes from the inputs to the verdict.
 
     Args:
         before, after: the models as they are read: their functions inlined, sizes named alike.
@@ -85,12 +85,12 @@ class DifferentialCheck:
 
     @property
     def exhaustive(self) -> bool:
-        """Whether every steered input is within the work."""
+        """Whether the work allows all steered inputs."""
         return (_STEERED + self.plan.trials) * _RUNS * self.run_work <= self.plan.effort.work
 
     @cached_property
     def large(self) -> bool:
-        """Whether what a run takes is worth the milliseconds in which it is given back."""
+        """Whether a run allocates so much that releasing it pays for its milliseconds."""
         kinds = (t for t in self.typing.types.values() if isinstance(t, TensorType))
         return self.bench.is_large(self.before) or max((t.nbytes or 0 for t in kinds), default=0) >= LARGE
 
@@ -100,8 +100,8 @@ class DifferentialCheck:
 
     @cached_property
     def single_run(self) -> bool:
-        """Whether the result is run on one input only, and what its session holds is worth giving back before more is
-        made to explain what that gave."""
+        """Whether the result runs on one input only, and its session should be released before explanations are
+        computed."""
         single = _RUNS * self.run_work > self.plan.effort.work and not changed_rows(self.before, self.after)
         return single and self.large and not self.plan.effort.cancelling
 
@@ -148,7 +148,7 @@ class DifferentialCheck:
         return replace(total, reason="; ".join((*self.notes, *self.broken.values())), power=self._power(tried, names))
 
     def _sessions(self) -> tuple[list[_Session], str | None]:
-        """Sessions of the result, or why there are none."""
+        """Sessions of the result, or the reason why there are none."""
         sessions: list[_Session] = []
         refused: str | None = None
         try:
@@ -168,7 +168,7 @@ class DifferentialCheck:
         return sessions, None
 
     def _is_loaded(self, graph: Graph) -> bool:
-        """Whether the runtime loads a graph as a user has it do, its optimisations on."""
+        """Whether the runtime loads a graph with its optimisations on, as a user does."""
         try:
             self.bench.session(graph, optimise=True)
         except (InvalidModel, Unsupported):
@@ -176,7 +176,7 @@ class DifferentialCheck:
         return True
 
     def _trials(self) -> Iterator[Trial]:
-        """Unsteered and steered inputs that the original accepts, with what it gives for them."""
+        """Unsteered and steered inputs that the original accepts, with the original's outputs."""
         plan = self.plan
         level = 0
         for number in range(plan.trials):
@@ -213,11 +213,11 @@ class DifferentialCheck:
 
     @cached_property
     def deliberate(self) -> bool:
-        """Whether either model says what is done with NaN or infinities."""
+        """Whether either model handles NaN or infinities explicitly."""
         return handles_special(self.before) or handles_special(self.after)
 
     def _sizes(self, level: int) -> Iterator[dict[str, int]]:
-        """Sizes beside those that the graphs compare with or cut at, as far as a share of the work goes."""
+        """Further sizes, as far as a share of the work allows."""
         plan, left = self.plan, self.plan.effort.work * _SIZES
         kinds = fed_types(self.before).values()
         names = [n for t in kinds for d in t.shape or () for n in sorted(symbols(d))]
@@ -309,7 +309,7 @@ class DifferentialCheck:
     def _not_finite(
         self, trial: Trial, number: int, made: Arrays, names: Sequence[str], total: CheckResult
     ) -> CheckResult:
-        """NaN and infinities: a difference fails where a model says what is done with them, and else is told."""
+        """Compare NaN and infinities: a difference fails if a model handles them explicitly; else it is reported."""
         for name, one in self.outputs_compared(trial, number, made, names).items():
             if one.problem is not None and self.deliberate:
                 return _with_comparison(total, one, name, trial.feed.name)
@@ -332,7 +332,7 @@ class DifferentialCheck:
         return bool(moved)
 
     def _unoptimised(self, trial: Trial, number: int, names: Sequence[str], total: CheckResult) -> CheckResult:
-        """The result with the runtime's optimisations off: what they break in the original excuses nothing."""
+        """Compare the result with the runtime's optimisations off: what they break in the original excuses nothing."""
         try:
             session = self.bench.session(self.result, optimise=False)
             made = self._run(session, trial)
@@ -393,7 +393,7 @@ class DifferentialCheck:
     def outputs_compared(
         self, trial: Trial, number: int, made: Arrays, names: Sequence[str], *, optimised: bool = False
     ) -> dict[str, Comparison]:
-        """Each output by the first criterion, with as much evidence as it takes."""
+        """Each output by the first criterion, with as much evidence as it needs."""
         assert self.explanations is not None
         old, mixed = trial.original, trial.feed.mixed
         found = {n: compare(old[n], made[n], self.types[n], mixed=mixed, slack=self.slack) for n in names}
@@ -407,7 +407,7 @@ class DifferentialCheck:
         return found
 
     def _exact(self, trial: Trial, names: Sequence[str]) -> tuple[Arrays | None, str]:
-        """The float64 outputs, or why there are none."""
+        """The float64 outputs, or the reason why there are none."""
         try:
             return _referenced(self.before, self.plan, trial, names), ""
         except OutOfTime:
@@ -437,7 +437,7 @@ class DifferentialCheck:
         return total
 
     def _power(self, tried: Sequence[Trial], names: Sequence[str]) -> Power | None:
-        """What the inputs that were tried can tell apart."""
+        """The power of the inputs that were tried."""
         if not self.plan.power.work:
             return None
 
@@ -464,7 +464,7 @@ class DifferentialCheck:
         return replace(other, of_original=True) if other.mutants else power
 
     def _in_float64(self, refusal: str) -> CheckResult:
-        """Both models by the reference alone, since ONNX Runtime refuses the original."""
+        """Both models by the float64 reference alone, since ONNX Runtime refuses the original."""
         names = [v.name for v in self.before.outputs]
         note = f"ONNX Runtime refuses the original ({refusal}): compared in float64 only"
         total = CheckResult("passed", reference="float64", reason=note, refused=ORIGINAL)
@@ -517,7 +517,7 @@ def _is_random(graph: Graph) -> bool:
 
 
 def _with_beyond(total: CheckResult, kind: str, name: str, said: str) -> CheckResult:
-    """With a difference beyond the reals, the first of its kind at each output."""
+    """The result with a difference beyond the reals added: the first of its kind at each output."""
     start = f"{kind}: output {name!r} "
     if any(known.startswith(start) for known in total.beyond):
         return total
@@ -527,7 +527,7 @@ def _with_beyond(total: CheckResult, kind: str, name: str, said: str) -> CheckRe
 def _with_comparison(
     total: CheckResult, found: Comparison, name: str, kind: str, *, counts: bool = True
 ) -> CheckResult:
-    """With what one comparison found; its distances unless they do not count and nothing is wrong."""
+    """The result with one comparison added; its distances count unless ``counts`` is false and nothing is wrong."""
     if counts or found.problem is not None:
         total = replace(
             total, max_abs_error=max(total.max_abs_error, found.absolute),

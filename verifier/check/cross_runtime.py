@@ -1,4 +1,4 @@
-"""Both models of a check in the runtime that the result is made for, loaded when they are first asked for."""
+"""Both models of a check in the runtime for which the result was made, loaded on request."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _REFUSALS = (InvalidModel, Unsupported, UsageError)
 
 
 def displaced(truth: np.ndarray, before: np.ndarray, after: np.ndarray) -> np.ndarray:
-    """The truth, moved by as much as ``after`` is from ``before``; ``after`` itself where that is no finite number.
+    """The truth, moved by the difference of ``after`` and ``before``; ``after`` itself where that is not finite.
 
     So the bound, whose noise is measured about the truth, is that of the truth. Where both are equal nothing moves.
     """
@@ -36,7 +36,7 @@ def displaced(truth: np.ndarray, before: np.ndarray, after: np.ndarray) -> np.nd
 
 @dataclass
 class CrossRuntime:
-    """The original and the result in one runtime; each answers with outputs, or with ``None`` and the reason."""
+    """The original and the result in one runtime: outputs, or ``None`` and the reason."""
 
     original: Graph
     result: Graph
@@ -49,11 +49,11 @@ class CrossRuntime:
         return f"{self.runtime.name} {self.runtime.version}"
 
     def before(self, feeds: Mapping[str, np.ndarray], time_limit: float) -> tuple[Arrays | None, str]:
-        """What the original gives."""
+        """The original's outputs."""
         return self._run(self._before, feeds, time_limit)
 
     def after(self, feeds: Mapping[str, np.ndarray], time_limit: float) -> tuple[Arrays | None, str]:
-        """What the result gives."""
+        """The result's outputs."""
         return self._run(self._after, feeds, time_limit)
 
     @cached_property

@@ -24,7 +24,7 @@ from superopt.ops.infer import Applied, Typing
 from superopt.ops.meaning import IllTyped
 from superopt.ops.rounding import Rounding
 from superopt.verifier.check.input_targets import constant_array
-from superopt.verifier.check.noise_model import ELEMENTARY
+from superopt.verifier.check.rounding_noise import ELEMENTARY
 from superopt.verifier.check.tolerance import element_type
 
 __all__ = ["outputs_rounded_on_purpose"]

@@ -1,33 +1,172 @@
-"""What explains that an output is further from the original's than the free distance, asked for as far as it takes.
+"""Explains why an output is farther from the original's than the free distance; evidence is gathered on request.
 
-Evidence comes in the order of its price, and no more is gathered once an output is explained, or cannot be: what the
-runtime's own optimiser moves the original by (one run); disturbed runs, 1, 4, 12 and 36 of each kind; and, before a
-refusal, where the original overflows or nearly does, and where the result is nearer to the reals than it. Everything is
-kept by input, since mutants are judged on the same ones.
+Evidence comes in the order of its cost: the effect of the runtime's own optimiser on the original (one run); disturbed
+runs, 1, 4, 12 and 36 of each kind; and, before a refusal, where the original is near overflow, so that the same sums in
+another order may overflow, and where the result is nearer to the reals than the original. Gathering stops once an
+output is explained, or cannot be. Evidence is stored by input, since mutants are checked on the same inputs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import ml_dtypes
 import numpy as np
 
-from superopt.ir.graph import Graph
-from superopt.ir.types import DType
+from superopt.ir.graph import Graph, Node, Value, unused_name
+from superopt.ir.types import DType, TensorType
 from superopt.ops.infer import Applied, Typing
 from superopt.ops.meaning import IllTyped
 from superopt.runtime.onnx_runtime import InferenceSession
 from superopt.verifier.check.deliberate_rounding import outputs_rounded_on_purpose
-from superopt.verifier.check.overflow import Overflow
-from superopt.verifier.check.rounding_noise import Disturbed
-from superopt.verifier.check.sessions import Arrays, Bench
+from superopt.verifier.check.rounding_noise import ELEMENTARY, REALS, Disturbed, is_exact, live_values
+from superopt.verifier.check.sessions import REFUSALS, Arrays, Bench, attempt
 from superopt.verifier.check.steered_inputs import Feed
 from superopt.verifier.check.tolerance import Comparison, Moves, compare, element_type
 
-__all__ = ["Explanations", "Trial"]
+__all__ = ["Explanations", "leading_to", "NEAR", "Overflow", "Trial"]
+
+NEAR = 4.0  # at most this far below the largest number
+_WATCHED = 1 << 26  # elements of intermediates that are looked at, at most
+_POLES = frozenset({"Atanh", "Div", "Log", "Mod", "Pow", "Reciprocal", "Tan"})  # infinite without an overflow
+
+
+class Overflow:
+    """Where one output of a graph is near overflow.
+
+    Args:
+        graph: the original.
+        typing: its types.
+        output: the output's name.
+        bench: where the session is made that gives the values inside.
+    """
+
+    def __init__(self, graph: Graph, typing: Typing, output: str, bench: Bench) -> None:
+        part = leading_to(graph, output)
+        types, self._live = typing.types, live_values(graph)
+        self._types = types
+        self._rounding = [n for n in part.nodes if not is_exact(n)]
+        fed = {v.name for v in graph.inputs}
+        reals = (v for n in self._rounding for v in (*n.inputs, *n.outputs) if v and self._real(v) and v not in fed)
+        self._names = list(dict.fromkeys(reals))
+        watched = {**{n: Value(n, types[n]) for n in self._names}, **{v.name: v for v in part.outputs}}
+        self._part = replace(part, outputs=tuple(v for n, v in watched.items() if n not in fed), values=())
+        self._bench = bench
+        self._limits = {n: float(ml_dtypes.finfo(types[n].dtype.numpy).max) / NEAR for n in self._names}  # type: ignore[union-attr,no-untyped-call]
+        measured = [v for v in self._part.outputs if self._real(v.name)]
+        self._norms = self._watched(_with_norms(self._part, measured))
+
+    @cached_property
+    def _session(self) -> InferenceSession | None:
+        """Gives every value inside, which together may be far more than a run holds at once."""
+        return self._watched(self._part)
+
+    def _watched(self, graph: Graph) -> InferenceSession | None:
+        try:
+            return self._bench.session(graph, optimise=False)
+        except REFUSALS:
+            return None
+
+    def near(self, feeds: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
+        """A mask for the output, of this shape: elements at which an operator that leads to it overflows, or nearly.
+
+        That is one whose result, from finite operands, is infinite or within a factor of :data:`NEAR` of it, at the
+        same element where the shapes are equal; where no operator's result has the output's shape, any element of
+        any. And it is every element, if an operator with sums inside reads a number that large.
+        """
+        least = min(self._limits.values(), default=0.0)
+        small = all(_is_small(a, least) for n, a in feeds.items() if self._real(n))
+        norms = _run_or_none(self._norms, feeds) if small else None
+        if norms is not None and all(float(a) < least for a in norms.values()):  # no element is larger than its norm
+            return np.zeros(shape, bool)
+        ran = _run_or_none(self._session, feeds)
+        if ran is None or sum(a.size for a in ran.values()) > _WATCHED:
+            return np.zeros(shape, bool)
+        values = {n: a for n, a in (*feeds.items(), *ran.items()) if self._real(n)}
+        limits = self._limits
+        if all(_is_small(a, least) for a in values.values()):
+            return np.zeros(shape, bool)
+        near: list[np.ndarray] = []
+        for node in self._rounding:
+            operands = [values[r].astype(np.float64) for r in node.inputs if r in values]
+            near += [
+                _large(values[o].astype(np.float64), limits[o], operands, node) for o in node.outputs if o in limits
+            ]
+            if (node.domain or node.op not in ELEMENTARY) and any(_inside(a, limits, node) for a in operands):
+                return np.full(shape, True)
+        same = [n for n in near if n.shape == shape]
+        return np.logical_or.reduce(same) if same else np.full(shape, any(bool(n.any()) for n in near))
+
+    def _real(self, name: str) -> bool:
+        return name in self._live and isinstance(t := self._types.get(name), TensorType) and t.dtype.is_float
+
+
+def _run_or_none(session: InferenceSession | None, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray] | None:
+    try:
+        return None if session is None else attempt(session, feeds)
+    except REFUSALS:
+        return None
+
+
+def _with_norms(graph: Graph, values: Sequence[Value]) -> Graph:
+    """The graph with the Euclidean norms of values, in float32, for outputs: one number for each.
+
+    A norm stands right behind what makes its value, which is gone before the next is made.
+    """
+    taken, nodes, outputs = set(graph.names), list[Node](), list[Value]()
+    wanted = {v.name: v for v in values}
+    for node in graph.nodes:
+        nodes.append(node)
+        for value in (wanted[o] for o in node.outputs if o in wanted):
+            read, single, norm = value.name, *(unused_name(f"{value.name}/{w}", taken) for w in ("single", "norm"))
+            if isinstance(value.type, TensorType) and value.type.dtype is not DType.FLOAT32:
+                nodes.append(Node("", "Cast", (read,), (single,), {"to": REALS[DType.FLOAT32]}))
+                read = single
+            nodes.append(Node("", "ReduceL2", (read,), (norm,), {"keepdims": 0}))
+            outputs.append(Value(norm, TensorType(DType.FLOAT32, ())))
+    return replace(graph, nodes=tuple(nodes), outputs=tuple(outputs))
+
+
+def _is_small(array: np.ndarray, limit: float) -> bool:
+    """Whether every element is a number, and smaller."""
+    if not array.size:
+        return True
+    low, high = float(array.min()), float(array.max())  # NaN, if any element is
+    return -limit < low and high < limit
+
+
+def leading_to(graph: Graph, output: str) -> Graph:
+    """The part of a graph that an output is computed by."""
+    import networkx as nx  # here, because few checks come this far
+
+    made = graph.producer.get(output)
+    drawn = graph.to_networkx()
+    places = {i for i, n in enumerate(graph.nodes) if n is made}
+    places |= {p for end in places for p in nx.ancestors(drawn, end) if isinstance(p, int)}
+    kept = tuple(n for i, n in enumerate(graph.nodes) if i in places)
+    return replace(graph, nodes=kept, outputs=tuple(v for v in graph.outputs if v.name == output))
+
+
+def _large(made: np.ndarray, limit: float, operands: list[np.ndarray], node: Node) -> np.ndarray:
+    large: np.ndarray = np.abs(made) >= limit  # not a NaN
+    if node.op in _POLES:
+        large &= np.isfinite(made)
+    for operand in operands:
+        infinite = np.isinf(operand)
+        if operand.shape == made.shape:
+            large &= ~infinite
+        elif infinite.any():
+            return np.zeros(made.shape, bool)
+    return large
+
+
+def _inside(operand: np.ndarray, limits: Mapping[str, float], node: Node) -> bool:
+    """Whether sums over an operand may overflow."""
+    limit = max((limits[o] for o in node.outputs if o in limits), default=np.inf)
+    return bool(((np.abs(operand) >= limit) & np.isfinite(operand)).any())
+
 
 # Disturbed runs of each kind: at first, where these do not explain it, and at most. Of a million elements one is five
 # standard deviations off, and the farthest of its twelve moves is less than one and a quarter for 7 in 100.
@@ -52,7 +191,7 @@ class Trial:
 
 @dataclass
 class _Evidence:
-    """What was found out about one input: the optimiser's outputs, disturbed outputs, and where it overflows."""
+    """The evidence about one input: the optimiser's outputs, disturbed outputs, and elements near overflow."""
 
     optimised: tuple[Arrays | None, ...] = ()
     count: int = 0
@@ -69,7 +208,7 @@ class _Evidence:
 
 
 class Explanations:
-    """Evidence about one original.
+    """Evidence about one original model.
 
     Args:
         graph: the original.
@@ -100,7 +239,7 @@ class Explanations:
         self, trial: Trial, number: int, name: str, made: np.ndarray, dtype: DType | None, found: Comparison,
         exact: np.ndarray | None, *, optimised: bool = False,
     ) -> Comparison:  # fmt: skip
-        """One output that the free distance does not explain.
+        """Compare an output that exceeds the free distance with all the evidence that it needs.
 
         Args:
             trial: the input.
@@ -187,18 +326,18 @@ class Explanations:
         return outputs_rounded_on_purpose(self._graph, self._typing)
 
     def all_moves(self, trial: Trial, number: int, name: str) -> Moves | None:
-        """The moves that were found for an output so far; ``None`` where none was asked for."""
+        """The moves of an output that were gathered so far; ``None`` if none were."""
         known = self._evidence.get(number)
         return None if known is None or name not in known.moves else known.moves[name][1]
 
     def broken(self, number: int, name: str) -> float:
-        """How far the runtime's optimiser moves an output of the original, if by more than another order of sums does;
-        0 where it was not asked for."""
+        """The distance by which the runtime's optimiser moves an output of the original, if it is more than another
+        order of sums explains; else 0."""
         known = self._evidence.get(number)
         return 0.0 if known is None or name not in known.moves else known.moves[name][1].broken
 
     def _moves(self, trial: Trial, number: int, name: str) -> Iterator[tuple[int, Moves]]:
-        """More and more evidence of an output's moves, beginning with all that is known, with the runs asked for."""
+        """More and more evidence of an output's moves, beginning with the stored evidence."""
         known = self._evidence_of(number)
         if name not in known.moves:
             known.moves[name] = (0, Moves(trial.original[name], tiny=trial.feed.tiny))
@@ -217,7 +356,7 @@ class Explanations:
                 yield count, moved
 
     def _evidence_of(self, number: int) -> _Evidence:
-        """What is known of one input; that of others is forgotten when it takes too much memory."""
+        """The evidence about one input; that about others is dropped when it takes too much memory."""
         if number not in self._evidence:
             if sum(k.nbytes() for k in self._evidence.values()) > _EVIDENCE_BYTES:
                 self._evidence.clear()
@@ -230,7 +369,7 @@ class Explanations:
         return self._disturbed
 
     def optimised(self, trial: Trial, number: int) -> Arrays | None:
-        """What the original gives with the runtime's optimisations on."""
+        """The original's outputs with the runtime's optimisations on."""
         known = self._evidence_of(number)
         if not known.optimised:
             self._release()
@@ -239,8 +378,7 @@ class Explanations:
         return known.optimised[0]
 
     def _samples(self, trial: Trial, number: int, count: int) -> tuple[list[Arrays], list[Arrays]]:
-        """So many disturbed runs of each kind, or more; of those that were made before, the outputs that were not asked
-        for are kept."""
+        """At least so many disturbed runs of each kind; stored outputs of earlier runs are reused."""
         known = self._evidence_of(number)
         if known.count < count:
             self._release()
@@ -253,7 +391,7 @@ class Explanations:
         return known.runs
 
     def _overflow_mask(self, trial: Trial, number: int, name: str) -> np.ndarray:
-        """Where the original overflows or nearly does, by element of an output."""
+        """Elements of an output at which the original overflows or nearly does."""
         near = self._evidence_of(number).near
         if name not in near:
             if name not in self._overflows:
@@ -262,7 +400,7 @@ class Explanations:
         return near[name]
 
     def _is_smooth(self, name: str) -> bool:
-        """Whether nothing that leads to an output jumps: one run tells how far rounding moves it, then."""
+        """Whether nothing that leads to an output jumps: then one run shows how far rounding moves it."""
         if name not in self._smooth:
             import networkx as nx  # here, because few checks come this far
 
@@ -289,7 +427,7 @@ def _error(made: np.ndarray, truth: np.ndarray) -> np.ndarray:
 
 
 def _jumps(typing: Typing, place: int) -> bool:
-    """Whether a node's result jumps somewhere; one without a meaning may."""
+    """Whether a node's result jumps somewhere; a node without a meaning may jump."""
     node = typing.nodes[place]
     if not isinstance(node, Applied):
         return True

@@ -127,7 +127,7 @@ def check_rewrite(
     slack: Slack = EXACT,
     bench: Bench | None = None,
 ) -> CheckResult:
-    """Compare a model with its rewritten form at what that is worth: rewritten places first, then the whole.
+    """Compare a model with its rewritten form in proportionate time: changed regions first, then the whole.
 
     A small model gets what :func:`check` does. In a larger one every rewritten place is checked by itself
     (:mod:`superopt.verifier.check.local_checks`), with steered inputs and mutants, and the whole model by a random
@@ -194,8 +194,7 @@ def _bounded(
     before: Graph, after: Graph, plan: Plan, judged: Callable[[Pair, Plan, Bench, Typing], CheckResult],
     bench: Bench | None = None, *, unify: bool = False,
 ) -> CheckResult:  # fmt: skip
-    """A check within bounds of time and memory, of the models as they run and, their functions inlined, as they are
-    read."""
+    """A check within bounds of time and memory: of the models as they run, and with their functions inlined."""
     difference = (interface_difference if unify else signature_difference)(before, after)
     if difference is not None:
         return CheckResult("failed", culprit_output=difference[0], reason=difference[1])

@@ -1,4 +1,4 @@
-"""Where two graphs begin to differ: the rewritten places, run one by one on what the original gives them to read."""
+"""The changed regions at which two graphs begin to differ, each run alone on the original's values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["suspects"]
 
 
 def suspects(before: Graph, after: Graph, feeds: Mapping[str, np.ndarray]) -> list[tuple[str, ...]]:
-    """The outputs of each rewritten place, the one that strays furthest on these inputs first.
+    """The outputs of each changed region, ordered by how far the region strays on these inputs, the farthest first.
 
     A place strays by the largest distance of its outputs from the original's over the distance that needs no
     explanation, both sides being fed the original's values. Places that cannot be run come last.
@@ -34,7 +34,7 @@ def suspects(before: Graph, after: Graph, feeds: Mapping[str, np.ndarray]) -> li
 def _values(
     graph: Graph, names: set[str], types: Mapping[str, TensorType | None], feeds: Mapping[str, np.ndarray], bench: Bench
 ) -> Arrays:
-    """Values of the original on the inputs."""
+    """The original's values on the inputs."""
     wanted = tuple(Value(n, types.get(n)) for n in sorted(names) if n in graph.producer)
     declared = {v.name for v in graph.outputs}
     outputs = (*graph.outputs, *(v for v in wanted if v.name not in declared))
@@ -46,7 +46,7 @@ def _values(
 
 
 def _strays(a: Graph, b: Graph, given: Mapping[str, np.ndarray], bench: Bench) -> float:
-    """How far one place strays; less than 0 where it cannot be run."""
+    """How far one region strays; negative if it cannot be run."""
     runs: list[Arrays] = []
     for graph in (a, b):
         try:

@@ -12,7 +12,7 @@ from superopt.ir.graph import Graph, Value
 from superopt.ir.types import TensorType
 from superopt.ops.infer import Typing
 from superopt.runtime import reference
-from superopt.verifier.check.overflow import leading_to
+from superopt.verifier.check.deviation import leading_to
 from superopt.verifier.check.rounding_noise import live_values
 from superopt.verifier.check.sessions import REFUSALS, Arrays, Bench, attempt
 

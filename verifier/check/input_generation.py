@@ -1,33 +1,87 @@
-"""Inputs for running a model: random, by element type, within what the graph does with them."""
+"""Random inputs for running a model, by element type, within the domain that the graph allows.
+
+Strings are drawn from those that the model compares with, others like them, and numbers where they are parsed as such.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 
 from superopt.ir.errors import ResourceLimit, Unsupported, printable
-from superopt.ir.graph import Graph, Node
+from superopt.ir.graph import Graph, Node, Weight
 from superopt.ir.poly import Dim, symbols, value_at
 from superopt.ir.types import DType, TensorType
 from superopt.runtime.limits import available
-from superopt.verifier.check.strings import draw_strings
 
 __all__ = [
+    "Domain",
     "EMPTY",
     "KINDS",
     "LEVELS",
     "NO_BATCH",
-    "Domain",
     "accepted",
     "choose_sizes",
     "domain_of",
+    "draw_strings",
     "fed_types",
     "make_inputs",
     "reads_numbers",
+    "strings_of",
 ]
+
+_PLAIN = ("", "a", "b", "A", " ", "ab", "one two", "é", "日本", "0", "-1", "2.5")
+_NUMBERS = ("0", "1", "-1", "2.5", "-0.125", "1e3", "7", "100")
+_MOST_STRINGS = 64  # strings of one model
+_READ = 1 << 16  # elements of a constant that is looked at
+
+
+def strings_of(graph: Graph) -> list[str]:
+    """The strings in a model's constants and attributes."""
+    return list(dict.fromkeys(_string_constants(graph)))[:_MOST_STRINGS]
+
+
+def draw_strings(
+    graph: Graph, shape: tuple[int, ...], words: Sequence[str], numeric: bool, rng: np.random.Generator
+) -> np.ndarray:  # fmt: skip
+    """An array of strings.
+
+    Args:
+        graph: whose words are among them.
+        shape: of the array.
+        words: others that are.
+        numeric: something reads numbers from them.
+        rng: draws.
+    """
+    if numeric:
+        return np.asarray(rng.choice(np.array(_NUMBERS, dtype=object), shape), dtype=object)
+    own = [*strings_of(graph), *words]
+    near = [v for w in own for v in (w, w, w.upper(), w + " ", w[:-1], w + "a")]
+    return np.asarray(rng.choice(np.array([*near, *_PLAIN], dtype=object), shape), dtype=object)
+
+
+def _string_constants(graph: Graph) -> Iterator[str]:
+    weights = list(graph.weights)
+    for node in graph.nodes:
+        for value in node.attributes.values():
+            if isinstance(value, Weight):
+                weights.append(value)
+            elif isinstance(value, bytes):
+                yield value.decode(errors="replace")
+            elif isinstance(value, tuple):
+                yield from (v.decode(errors="replace") for v in value if isinstance(v, bytes))
+    for weight in weights:
+        few = isinstance(weight.type.elements, int) and weight.type.elements <= _READ
+        if weight.type.dtype is DType.STRING and few and weight.data is not None:
+            yield from map(_text, weight.data.numpy().reshape(-1)[:_MOST_STRINGS].tolist())
+
+
+def _text(element: object) -> str:
+    return element.decode(errors="replace") if isinstance(element, bytes) else str(element)
+
 
 KINDS = ("normal", "edge", "uniform")
 LEVELS = 7  # ways to choose symbolic sizes, tried in order until the model accepts one
@@ -56,7 +110,7 @@ _REALS = frozenset({"Mod", "Clip", "Shape", "Size", "Equal", "Greater", "Less", 
 
 
 def fed_types(graph: Graph) -> dict[str, TensorType]:
-    """What must be fed: every input that has no default, and every weight without values.
+    """The types of what must be fed: inputs without a default, and weights without values.
 
     Raises:
         Unsupported: an input is no tensor, or one of complex numbers.
@@ -161,7 +215,7 @@ def _values(
 
 
 def accepted(graph: Graph, name: str, array: np.ndarray) -> np.ndarray:
-    """The array without what every runtime refuses: integers that something is divided by are not 0."""
+    """The array without values that every runtime refuses: divisors that are integers are not 0."""
     if array.dtype.kind not in "iu" or array.all() or not _not_zero(graph, name):
         return array
     return np.where(array == 0, np.ones_like(array), array)
@@ -175,7 +229,7 @@ def _not_zero(graph: Graph, name: str) -> bool:
 
 
 def reads_numbers(graph: Graph, name: str) -> bool:
-    """Whether something reads numbers from an input of strings."""
+    """Whether some node parses numbers from an input of strings."""
     return any(node.op == "Cast" for node, _ in _readers(graph, name))
 
 
@@ -205,8 +259,7 @@ def _handed_on(graph: Graph, node: Node, sums: bool) -> tuple[str, ...]:
 
 
 def index_bound(graph: Graph, name: str, sizes: Mapping[str, int] | None = None, *, real: bool = False) -> int | None:
-    """How many positions an input may name where it, or what it is cast to, is used as an index; ``None`` when it is
-    none.
+    """The number of positions that an input may index, if it, or its cast, is used as an index; else ``None``.
 
     Args:
         graph: the model.
@@ -220,14 +273,14 @@ def index_bound(graph: Graph, name: str, sizes: Mapping[str, int] | None = None,
 
 @dataclass(frozen=True)
 class Domain:
-    """What an integer input may be: an index below ``stop``, something that sizes are made of (``small``), or any."""
+    """The domain of an integer input: an index below ``stop``, an operand of sizes (``small``), or any."""
 
     stop: int | None = None
     small: bool = False
 
 
 def domain_of(graph: Graph, name: str) -> Domain:
-    """The domain that the uses of an integer input allow, found by following it through whatever reads it."""
+    """The domain that the uses of an integer input allow."""
     stop = index_bound(graph, name)
     if stop is not None:
         return Domain(stop)

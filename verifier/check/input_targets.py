@@ -1,24 +1,31 @@
-"""Where a model's behaviour changes, told as values of its inputs: thresholds, bounds, moduli, ties, halves.
+"""Values and sizes at which a model changes its behaviour: thresholds, bounds, moduli, ties, windows, ends of slices.
 
-Each place where an operator jumps or bends (a comparison with a constant, ``Clip``, ``Floor``, ``Mod``, ``Relu`` …)
-wants a value of one of its operands. That is carried back to the inputs: constants are added and divided away,
-monotone functions inverted, movements of elements followed. What it meets besides is an input alone.
+*Values.* Wherever an operator jumps or bends (a comparison with a constant, ``Clip``, ``Floor``, ``Mod``, ``Relu`` …),
+one of its operands should take a certain value. That target is propagated back to the inputs: constants are subtracted
+and divided, monotone functions inverted, movements of elements followed. Any other value on the path is ignored.
+
+*Sizes.* Targets for symbolic sizes come from the ends of slices, from constants with which shapes are compared, and
+from windows. Sizes from 2 to 5 do not reach a model that changes its seventh row.
+
+*Sums.* Inputs that are the terms of one sum cancel as a whole if no part of the sum cancels. Then each order of
+addition rounds alike, and a result that loses more does something to each term first.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+from onnx import AttributeProto, GraphProto, TensorProto, numpy_helper
 
-from superopt.ir.graph import Graph, Node
+from superopt.ir.graph import Graph, Node, OpaqueAttribute, attribute_key
 from superopt.ir.poly import Dim, symbols, value_at
 from superopt.ir.types import TensorType, ValueType
 from superopt.ops.generators import attribute_array
 
-__all__ = ["constant_array", "input_targets", "literals", "numbers_of", "size_targets", "solved"]
+__all__ = ["MOST", "input_targets", "literals", "numbers_of", "size_candidates", "size_targets", "solved", "sums"]
 
 _MOST = 48  # targets of one input
 _STEPS = 4000  # nodes that one graph's targets are carried through, in all
@@ -63,7 +70,7 @@ _KINKS: Mapping[str, tuple[float, ...]] = {
 
 
 def numbers_of(graph: Graph, name: str, most: int = _FEW) -> list[float]:
-    """Some elements of a constant: its ends, and its first ones; none where it is not a constant of numbers."""
+    """Some elements of a constant: its ends and its first ones; none if it is not a constant of numbers."""
     array = constant_array(graph, name)
     if array is None or array.size == 0 or array.size > _READ:
         return []
@@ -107,12 +114,13 @@ def constant_array(graph: Graph, name: str) -> np.ndarray | None:
 
 
 def input_targets(graph: Graph) -> dict[str, list[float]]:
-    """Values worth feeding, by input, the likeliest to matter first."""
+    """Target values by input, the likeliest to matter first."""
     return {n: list(t)[:_MOST] for n, t in _carried(graph, {}).targets.items()}
 
 
 def size_targets(graph: Graph, types: Mapping[str, ValueType | None]) -> dict[str, list[int]]:
-    """Sizes at which what is computed from shapes changes a model's behaviour, by name; ``types`` are of its values."""
+    """Sizes by name at which values computed from shapes change the behaviour of a model; ``types`` are of its
+    values."""
     return {n: list(t)[:_MOST] for n, t in _carried(graph, types).sizes.items()}
 
 
@@ -126,7 +134,7 @@ def _carried(graph: Graph, types: Mapping[str, ValueType | None]) -> _Backwards:
 
 
 def solved(size: Dim, wanted: float) -> Iterator[tuple[str, int]]:
-    """Each name in a size, with the whole numbers about which that size is the wanted one, all other names being 1."""
+    """For each name in a size, the integers near which the size takes the wanted value, all other names being 1."""
     for name in sorted(symbols(size)):
         others = dict.fromkeys(symbols(size), 1)
         low, high = (value_at(size, {**others, name: n}) for n in (0, _FAR))
@@ -176,7 +184,7 @@ def _knees(node: Node) -> list[float]:
 
 @dataclass
 class _Backwards:
-    """Targets carried back to the inputs, and to the sizes of what is fed."""
+    """Targets propagated back to the inputs, and to the sizes of what is fed."""
 
     graph: Graph
     types: Mapping[str, ValueType | None] = field(default_factory=dict)
@@ -284,3 +292,172 @@ def _solve_right(op: str, t: float, c: float) -> list[float]:
     if op == "Div":
         return [c / t] if t else []
     return [math.log(t) / math.log(c)] if t > 0 and c > 0 and c != 1 else []
+
+
+MOST = 24  # sizes that are tried, at most
+_LARGEST_SIZE = 1 << 24  # a size: larger ones say "to the end"
+_MANY = 8  # rows more than twice a number
+_FEW_SIZES = 16  # elements of a constant that is a size by itself
+_WRAPS: Mapping[object, tuple[int, ...]] = {2: (256,), 3: (128, 256), 4: (1 << 16,), 5: (1 << 15, 1 << 16)}  # by type
+_READ_SIZES = 1 << 20  # bytes of a subgraph that is looked into
+
+Types = Mapping[str, ValueType | None]
+
+
+def size_candidates(
+    graphs: Sequence[tuple[Graph, Types]], names: Iterable[str], fixed: Mapping[str, int]
+) -> Iterator[tuple[tuple[str, ...], int]]:
+    """Sizes to try, each of one name or of all: around each number that a graph compares sizes with.
+
+    Args:
+        graphs: both models, with their types; sizes are named alike in them.
+        names: of the sizes that are open.
+        fixed: those that are not.
+    """
+    names = [n for n in dict.fromkeys(names) if n not in fixed]
+    wanted: dict[tuple[str, int], None] = {}
+    for graph, types in graphs:
+        sizes = size_targets(graph, types)
+        wanted.update(((n, t), None) for n in names for t in sizes.get(n, ()))
+        wanted.update(dict.fromkeys((n, t) for node in graph.nodes for n, t in _size_sites(graph, node, types)))
+    numbers = [dict.fromkeys(_numbers(graph)) for graph, _ in graphs]
+    own = [t for i, held in enumerate(numbers) for t in held if not any(t in o for o in numbers[:i] + numbers[i + 1 :])]
+    own += [t for graph, _ in graphs for node in graph.nodes for t in _narrowed(node)]
+    inner = [t for graph, _ in graphs for t in _inner_numbers(graph)]
+    wanted.update(dict.fromkeys((n, t) for t in (*own, *inner) for n in names))
+    told = [(n, t) for n, t in wanted if n in names]
+    together = [tuple(names)] if len(names) > 1 else []
+    yield from dict.fromkeys(
+        (group, size)
+        for n, t in told
+        for group, sizes in (*(((n,), _around(t)),), *((g, (t + 1,)) for g in together))
+        for size in sizes
+        if 1 < size <= _LARGEST_SIZE
+    )
+
+
+def _around(number: int) -> tuple[int, ...]:
+    """Numbers beyond, at and before a number, and far beyond it."""
+    return number + 1, number, number - 1, 2 * number + _MANY
+
+
+def _numbers(graph: Graph) -> Iterator[int]:
+    """Whole numbers of a graph's small constants."""
+    return (int(abs(t)) for t in literals(graph, _FEW_SIZES) if t == int(t) and 0 < abs(t) <= _LARGEST_SIZE)
+
+
+def _narrowed(node: Node) -> tuple[int, ...]:
+    """Numbers at which a cast to few bits wraps around: it may be of positions."""
+    return _WRAPS.get(node.attributes.get("to"), ()) if node.op == "Cast" else ()
+
+
+def _size_sites(graph: Graph, node: Node, types: Types) -> Iterator[tuple[str, int]]:
+    """Names of sizes with the numbers at which a node does otherwise."""
+    kind = types.get(node.inputs[0]) if node.inputs else None
+    if not isinstance(kind, TensorType) or not kind.shape:
+        return
+    for axis, number in _axes(graph, node, len(kind.shape)):
+        if -len(kind.shape) <= axis < len(kind.shape):
+            yield from solved(kind.shape[axis], number)
+
+
+def _axes(graph: Graph, node: Node, rank: int) -> Iterator[tuple[int, int]]:
+    """Axes of a node's first operand, with lengths at which it does otherwise."""
+    if node.op == "Slice":
+        given = {k: _integers(graph, node, p, k) for p, k in enumerate(("starts", "ends", "axes"), 1)}
+        axes = given["axes"] or range(rank)
+        for numbers in (given["starts"], given["ends"]):
+            yield from ((axis, abs(k)) for axis, k in zip(axes, numbers, strict=False))
+    elif node.op in ("Gather", "GatherElements"):
+        axis = node.attributes.get("axis", 0)
+        yield from ((axis, k + 1 if k >= 0 else -k) for k in _integers(graph, node, 1, "") if isinstance(axis, int))
+    elif node.op == "TopK":
+        axis = node.attributes.get("axis", -1)
+        yield from ((axis, k) for k in _integers(graph, node, 1, "k") if isinstance(axis, int))
+    elif node.op == "Trilu":
+        yield from ((axis, abs(k)) for k in _integers(graph, node, 1, "") for axis in (-1, -2))
+    elif isinstance(kernel := node.attributes.get("kernel_shape"), tuple):
+        yield from ((2 + i, k) for i, k in enumerate(kernel) if isinstance(k, int))
+
+
+def _integers(graph: Graph, node: Node, place: int, attribute: str) -> list[int]:
+    """A node's whole numbers, from a constant operand or an attribute."""
+    held = node.attributes.get(attribute)
+    if held is not None:
+        return [v for v in (held if isinstance(held, tuple) else (held,)) if isinstance(v, int)]
+    if len(node.inputs) <= place or not node.inputs[place]:
+        return []
+    return [int(t) for t in numbers_of(graph, node.inputs[place], _FEW_SIZES) if abs(t) < 2**62]
+
+
+def _inner_numbers(graph: Graph) -> Iterator[int]:
+    """Whole numbers of the small constants in subgraphs."""
+    for node in graph.nodes:
+        for value in node.attributes.values():
+            if isinstance(value, OpaqueAttribute) and len(value.payload) <= _READ_SIZES:
+                held = AttributeProto.FromString(value.payload)  # type: ignore[no-untyped-call]
+                for body in (held.g, *held.graphs):
+                    yield from _body_numbers(body)
+
+
+def _body_numbers(body: GraphProto) -> Iterator[int]:
+    tensors: list[TensorProto] = [t for t in body.initializer if np.prod(t.dims) <= _FEW_SIZES]
+    for node in body.node:
+        for attribute in node.attribute:
+            tensors += [attribute.t] if attribute.type == AttributeProto.TENSOR else []
+            if node.op_type == "Constant":
+                yield from (
+                    abs(int(v)) for v in (attribute.i, *attribute.ints, attribute.f) if 0 < abs(v) <= _LARGEST_SIZE
+                )
+            for inner in (attribute.g, *attribute.graphs):
+                yield from _body_numbers(inner)
+    for tensor in tensors:
+        if np.prod(tensor.dims) <= _FEW_SIZES and tensor.data_type not in (TensorProto.STRING, TensorProto.BOOL):
+            numbers = np.asarray(numpy_helper.to_array(tensor)).astype(np.float64).reshape(-1)
+            yield from (abs(int(v)) for v in numbers.tolist() if 0 < abs(v) <= _LARGEST_SIZE)
+
+
+_TERMS = 8  # of a sum that is followed; a longer one is a term of nothing
+_SUMS = frozenset({"Add", "Sub", "Sum"})
+
+
+@dataclass(frozen=True)
+class _Term:
+    source: str
+    negative: bool = False
+    path: tuple[object, ...] = ()  # what was done to the input on the way
+
+
+def sums(graph: Graph, inputs: Collection[str]) -> tuple[dict[str, bool], ...]:
+    """For each sum of three or more of these inputs, all different, the inputs that are subtracted; outermost sums
+    first."""
+    terms: dict[str, tuple[_Term, ...]] = {name: (_Term(name),) for name in inputs}
+    found: list[dict[str, bool]] = []
+    for node in graph.nodes:
+        operands = [terms[name] for name in node.inputs if name in terms]
+        if not operands or len(node.outputs) != 1:
+            continue
+        if node.op in _SUMS and not node.domain:
+            read = (terms.get(name, ()) for name in node.inputs)
+            together = tuple(t for i, ts in enumerate(read) for t in (_negated(ts) if node.op == "Sub" and i else ts))
+            signs = {term.source: term.negative for term in together}
+            if len({term.path for term in together}) == 1 and 2 < len(signs) == len(together) and signs not in found:
+                found.insert(0, signs)
+        elif node.op == "Neg":
+            together = _negated(operands[0])
+        elif len(operands) == 1:
+            done = (node.domain, node.op, tuple(n for n in node.inputs if n not in terms), _attributes(node))
+            together = tuple(replace(term, path=(*term.path, done)) for term in operands[0])
+        else:
+            continue
+        if len(together) <= _TERMS:
+            terms[node.outputs[0]] = together
+    return tuple(found)
+
+
+def _attributes(node: Node) -> tuple[object, ...]:
+    return tuple((name, attribute_key(value)) for name, value in sorted(node.attributes.items()))
+
+
+def _negated(terms: tuple[_Term, ...]) -> tuple[_Term, ...]:
+    return tuple(replace(term, negative=not term.negative) for term in terms)

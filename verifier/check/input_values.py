@@ -1,4 +1,8 @@
-"""What inputs are filled with: numbers around targets, ties, one magnitude, integers about a mark."""
+"""Values of inputs: reals around targets, ties, one magnitude, integers around a mark, NaN and infinities.
+
+Integers also take the values at which arithmetic wraps around: the ends of their type, and of the narrower types to
+which they are cast.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +11,32 @@ from collections.abc import Callable, Mapping, Sequence
 import ml_dtypes
 import numpy as np
 
-from superopt.ir.graph import Graph
+from superopt.ir.graph import Graph, Node, OpaqueAttribute
 from superopt.ir.types import DType
 from superopt.verifier.check.input_generation import domain_of
-from superopt.verifier.check.integers import ends
 from superopt.verifier.check.tolerance import pieces
 
 __all__ = [
-    "Fill", "among", "around", "as_drawn", "booleans", "closeness", "exponents", "in_parts", "near_integers",
-    "next_number", "power_at", "scale", "tied", "underflows",
-]  # fmt: skip
+    "Fill",
+    "among",
+    "around",
+    "as_drawn",
+    "booleans",
+    "closeness",
+    "divides",
+    "ends",
+    "exponents",
+    "handles_special",
+    "in_parts",
+    "near_integers",
+    "next_number",
+    "power_at",
+    "scale",
+    "special",
+    "spread",
+    "tied",
+    "underflows",
+]
 
 _OFFSET, _SPREAD = 1000.0, 1e-4  # of data that lie close together, away from 0
 _SHARE = 0.25  # of elements that are NaN or infinite
@@ -25,7 +45,7 @@ Fill = Callable[[str, DType, np.ndarray, np.random.Generator], np.ndarray]
 
 
 def in_parts(array: np.ndarray, make: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """An array like one whose elements are made independently of each other, a part of it at a time."""
+    """An array of independent elements, computed part by part."""
     flat = array.reshape(-1)
     made = np.empty_like(flat)
     for part in pieces(flat.size):
@@ -91,7 +111,7 @@ def tied(name: str, dtype: DType, array: np.ndarray, rng: np.random.Generator) -
 
 
 def closeness(dtype: DType) -> tuple[float, float]:
-    """How far from 0 numbers close together lie in a type, and their distances as a share of that."""
+    """For numbers close together: their distance from 0 in a type, and their distances as a share of that."""
     limits = ml_dtypes.finfo(dtype.numpy)  # type: ignore[no-untyped-call]
     return min(_OFFSET, float(limits.max) ** 0.25), max(_SPREAD, 4 * float(limits.eps))
 
@@ -101,7 +121,7 @@ def as_drawn(name: str, dtype: DType, array: np.ndarray, rng: np.random.Generato
 
 
 def among(values: Sequence[float]) -> Fill:
-    """These among ordinary reals: a quarter of them, and one at least."""
+    """These values among ordinary reals: a quarter of the elements, and at least one."""
 
     def fill(name: str, dtype: DType, array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         if not dtype.is_float:
@@ -155,3 +175,77 @@ def next_number(array: np.ndarray, dtype: DType, way: int) -> np.ndarray:
     with np.errstate(over="ignore"):  # infinity follows the largest number
         following = np.nextafter(array, np.asarray(np.inf * way, dtype.numpy))
     return np.asarray(np.where(array == 0, np.asarray(beside, dtype.numpy), following))
+
+
+_WIDTHS = (8, 16, 32)  # bits of narrower types
+
+
+def ends(dtype: DType) -> tuple[int, int]:
+    """The least and the greatest integer of a type; NumPy's own knows none of four bits."""
+    limits = ml_dtypes.iinfo(dtype.numpy)  # type: ignore[no-untyped-call]
+    return int(limits.min), int(limits.max)
+
+
+def special(dtype: DType, *, safe: bool) -> list[int]:
+    """Both ends of a type and their neighbours, 0, ±1, and where narrower types wrap around.
+
+    Args:
+        dtype: the type.
+        safe: without the least and -1, whose quotient ends the process that divides them.
+    """
+    low, high = ends(dtype)
+    found = [low, high, -1, 0, 1, low + 1, high - 1, low + 2, high // 2 + 1, -(high // 2) - 1]
+    for bits in (w for w in _WIDTHS if w < dtype.bits):
+        whole, half = 1 << bits, 1 << (bits - 1)
+        found += [whole, half, whole - 1, half - 1, whole + 1, -whole, -half, -half - 1, 3 * half]
+    kept = dict.fromkeys(n for n in found if low <= n <= high and not (safe and n in (low, -1) and low < 0))
+    return list(kept)
+
+
+def spread(numbers: list[int], array: np.ndarray, turn: int, rng: np.random.Generator) -> np.ndarray:
+    """These numbers over an array, in random order; in a small array those of this turn, or random ones if it is -1."""
+    held = np.asarray(numbers, dtype=object)
+    if array.size < held.size and turn >= 0:
+        held = np.resize(np.roll(held, -turn * array.size), array.size)
+    else:
+        held = rng.permutation(np.resize(rng.permutation(held), array.size))
+    return held.reshape(array.shape).astype(array.dtype)
+
+
+def divides(graph: Graph) -> bool:
+    """Whether some node divides, itself or in a subgraph: dividing the least integer by -1 ends the process."""
+    marks = (b"Div", b"Mod")
+    return any(
+        node.op in ("Div", "Mod")
+        or any(isinstance(a, OpaqueAttribute) and any(m in a.payload for m in marks) for a in node.attributes.values())
+        for node in graph.nodes
+    )
+
+
+_TELL = ("IsNaN", "IsInf")
+_COMPARE = frozenset({"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"})
+_FEW = 16  # elements of a constant that is looked at
+
+
+def handles_special(graph: Graph) -> bool:
+    """Whether some node, itself or in a subgraph, tests for NaN or infinity: by name, by comparing a value with itself,
+    or with a constant that is one."""
+    marks = [m.encode() for m in _TELL]
+    return any(
+        node.op in _TELL
+        or (node.op in _COMPARE and _asks(graph, node))
+        or any(isinstance(a, OpaqueAttribute) and any(m in a.payload for m in marks) for a in node.attributes.values())
+        for node in graph.nodes
+    )
+
+
+def _asks(graph: Graph, node: Node) -> bool:
+    return len(set(node.inputs)) == 1 or any(_holds_special(graph, name) for name in node.inputs)
+
+
+def _holds_special(graph: Graph, name: str) -> bool:
+    weight = graph.constants.get(name)
+    few = weight is not None and isinstance(weight.type.elements, int) and weight.type.elements <= _FEW
+    if weight is None or not few or weight.data is None or not weight.type.dtype.is_float:
+        return False
+    return not np.isfinite(weight.data.numpy().astype(np.float64)).all()

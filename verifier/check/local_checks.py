@@ -1,10 +1,11 @@
-"""The rewritten places of a model, each checked by itself, where every kind of input is cheap.
+"""Checks each changed region of a model by itself, where every kind of input is cheap.
 
-Of places that are alike up to sizes and the elements of their weights, the cheapest gets steered inputs and mutants,
-and every other one a random input, as far as the work goes. A place's inputs are free here, in the model they may not
-be: a variance is never negative, and two inputs may be parts of one value. So a place that differs is looked at again
-together with what makes its inputs, and only then counts as one that disagrees, and the whole is asked. Where it
-differs because its inputs are alike, neither what makes them nor the whole is steered to make them so: none is asked.
+Of regions that are equal up to sizes and the elements of their weights, the cheapest gets steered inputs and mutants;
+every other one gets a random input, as far as the work allows. A region's inputs are free here, but may not be free in
+the model: a variance is never negative, and two inputs may be parts of one value. So a region that differs is checked
+again together with the producers of its inputs. Only if it still differs does it count as a disagreement, and the whole
+model is checked. If it differs only on nearly cancelling inputs, neither its producers nor the whole can be steered to
+such inputs, so neither is checked.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _REFERENCE = 1e8  # operations of a place up to which float64 judges it too wher
 
 @dataclass(frozen=True)
 class LocalChecks:
-    """What was found at the rewritten places.
+    """The results of all local checks.
 
     Attributes:
         trials: inputs that were tried, at all places.
@@ -65,7 +66,7 @@ class LocalChecks:
 
 @dataclass(frozen=True)
 class _SiteResult:
-    """What was found at one place: what disagrees, in words, whether on inputs that are alike, and their power."""
+    """The result at one region: the disagreement in words, whether it is on cancelling inputs only, and the power."""
 
     disagreement: str = ""
     cancelling: bool = False
@@ -88,7 +89,7 @@ class _ChangedRegion:
 
 
 def check_sites(before: Graph, after: Graph, typing: Typing, plan: Plan, bench: Bench) -> LocalChecks:
-    """Check what was rewritten, place by place.
+    """Check each changed region by itself.
 
     Args:
         before: the original.
@@ -145,7 +146,7 @@ class _LocalChecker:
         return LocalChecks(self.trials, checked, len(places), combined(powers), note=self._note(), late=self.late)
 
     def _remaining_work(self, share: Effort) -> float:
-        """Operations that are left for a place: the first of a kind is run however large it is, beside the whole."""
+        """The work left for a region: the first of a kind runs however large it is."""
         return self.work_left if share is NONE else max(self.work_left, self.work_of_large_sites)
 
     def _note(self) -> str:
@@ -156,7 +157,7 @@ class _LocalChecker:
         return f"equal only together with what makes their inputs: {names}"
 
     def _check_site(self, place: _ChangedRegion, share: Effort) -> _SiteResult:
-        """What disagrees at a place, if anything, and its power if it has a share of the effort for that."""
+        """The disagreement at a region, if any, and its power if it has a share of the work."""
         found = self._disagreement(place, share)
         name = printable(place.pair[0].outputs[0].name)
         for _ in range(_GROWN if found.disagreement and not found.cancelling else 0):
@@ -211,7 +212,7 @@ class _LocalChecker:
 
 
 def _nth_share(whole: int, parts: int, number: int) -> int:
-    """What the part of that number has where so many units are shared as evenly as whole numbers allow."""
+    """The share of one part if so many units are divided as evenly as integers allow."""
     return whole * (number + 1) // parts - whole * number // parts
 
 

@@ -1,4 +1,4 @@
-"""Several graphs in ONNX Runtime that share weights: a big weight is written once, however many sessions read it."""
+"""Sessions of several graphs in ONNX Runtime that share weights: each big weight is written once, for all sessions."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _Key = tuple[int, str, int]  # a graph's identity, a runtime's name, and threads
 
 
 class Bench:
-    """A folder for weights, as long as it is open.
+    """Sessions in one folder of weights, as long as it is open.
 
     Sessions are of one thread unless more are asked for, so that equal runs round equally. Those of a check
     share the weights in memory, as they lie in their files; those that are timed hold them as their kernels want them.
@@ -127,7 +127,7 @@ class Bench:
         return self._crew
 
     def drop(self, graph: Graph) -> None:
-        """Keep a graph's sessions no longer."""
+        """Close a graph's sessions."""
         for key in [key for key in self._cached if key[0] == id(graph)]:
             del self._cached[key]
         if self.is_large(graph):
@@ -136,14 +136,13 @@ class Bench:
             self.release_if_grown()  # what it ran with may be large all the same
 
     def release_memory(self) -> None:
-        """Hand back what a session of a check took while it ran: free memory, and the pages of weights, which the
-        system keeps as long as it has room."""
+        """Release the memory that runs allocated: free memory, and the mapped pages of weights."""
         for elements in self._maps:
             elements.drop_pages()
         give_back()
 
     def release_if_grown(self) -> None:
-        """:meth:`release_memory`, if the process has grown by so much that it is worth the milliseconds."""
+        """:meth:`release_memory`, if the process has grown by enough."""
         if resident() > self._least + _GROWN:
             self.release_memory()
             self._least = resident()
@@ -189,7 +188,7 @@ class Bench:
         return loaded
 
     def filled(self, graph: Graph) -> Graph:
-        """The graph with some elements for the weights that have none, for sessions that are timed.
+        """The graph with elements for weights that have none, for sessions that are timed.
 
         Big ones lie in one file, each from another place on, so that none is drawn or written for long and no two are
         equal: kernels hold copies of their own.
@@ -248,7 +247,7 @@ class Bench:
         return self._mapped[place]
 
     def _position(self, folder: Path, weight: Weight) -> _FilePosition:
-        """Where a weight's elements lie, written now if they were not.
+        """The file position of a weight's elements; they are written if they were not.
 
         Graphs that share a weight share the object that holds its elements: a digest would cost reading them twice.
         """
@@ -314,7 +313,7 @@ def _size(weight: Weight) -> int:
 def attempt(
     session: InferenceSession, feeds: Mapping[str, np.ndarray], *, time_limit: float | None = None
 ) -> Arrays | None:
-    """The outputs, or ``None`` where ONNX Runtime refuses the inputs."""
+    """The outputs, or ``None`` if ONNX Runtime refuses the inputs."""
     try:
         return run_session(session, feeds, time_limit=time_limit)
     except (InvalidModel, UsageError):

@@ -1,9 +1,9 @@
-"""Inputs that are steered by two graphs: to where they change their behaviour, and to the ends of arithmetic.
+"""Inputs steered by two graphs: to where they change their behaviour, and to the ends of arithmetic.
 
 Random numbers of one magnitude miss a threshold at 1000, a modulus, a row of a table, a sum that cancels. Each
-:class:`Feed` here aims at one such class, with the constants and operators of both graphs
-(:mod:`superopt.verifier.check.input_targets`). They come in the order in which they are worth their work, and are the
-same for the same graphs and seed.
+:class:`Feed` aims at one such class, with the constants and operators of both graphs
+(:mod:`superopt.verifier.check.input_targets`). The feeds are ordered by benefit per work, and are the same for the same
+graphs and seed.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ import numpy as np
 from superopt.ir.errors import ResourceLimit
 from superopt.ir.graph import Graph, Node, Weight
 from superopt.ir.types import DType
-from superopt.verifier.check.cancellation_inputs import sums
 from superopt.verifier.check.input_generation import (
     EMPTY,
     KINDS,
     NO_BATCH,
     accepted,
     domain_of,
+    draw_strings,
     fed_types,
     make_inputs,
     reads_numbers,
+    strings_of,
 )
-from superopt.verifier.check.input_targets import input_targets, literals
+from superopt.verifier.check.input_targets import input_targets, literals, sums
 from superopt.verifier.check.input_values import (
     Fill,
     among,
@@ -38,17 +39,19 @@ from superopt.verifier.check.input_values import (
     as_drawn,
     booleans,
     closeness,
+    divides,
+    ends,
     exponents,
     in_parts,
     near_integers,
     next_number,
     power_at,
     scale,
+    special,
+    spread,
     tied,
     underflows,
 )  # fmt: skip
-from superopt.verifier.check.integers import divides, ends, special, spread
-from superopt.verifier.check.strings import draw_strings, strings_of
 
 __all__ = ["Feed", "changed_rows", "steered"]
 
@@ -76,7 +79,7 @@ _SIZED, _SPECIAL, _ENDS, _COUNTED, _STRINGS, _NARROWED = (
 
 @dataclass(frozen=True)
 class Feed:
-    """Inputs of one run.
+    """The inputs of one run.
 
     Attributes:
         name: what they aim at.
@@ -105,7 +108,7 @@ def steered(
         False,
     beside: Iterable[Mapping[str, int]] = (), special: bool = False,
 ) -> Iterator[Feed]:  # fmt: skip
-    """Up to so many feeds beyond plain random ones, and those without elements, which take no work.
+    """At most so many feeds beyond random ones, and feeds without elements, which take no work.
 
     Args:
         before: the original.

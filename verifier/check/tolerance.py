@@ -46,7 +46,7 @@ _Part = tuple[slice, ...]  # of an array: the whole where it is empty
 
 @dataclass(frozen=True)
 class Comparison:
-    """One output of the result beside the original's.
+    """One output of the result compared with the original's.
 
     Attributes:
         absolute, relative: largest difference, and its share of the output's largest magnitude.
@@ -69,7 +69,7 @@ class Comparison:
 
 
 class Moves:
-    """How an output of the original moved, by element, in all the disturbed runs that were made so far.
+    """How far an output of the original moved, by element, in all disturbed runs so far.
 
     Args:
         old: the output, undisturbed.
@@ -151,7 +151,7 @@ def compare(
     old: np.ndarray, new: np.ndarray, dtype: DType | None, moves: Moves | None = None, *, mixed: bool = False,
     exact: np.ndarray | None = None, full: np.ndarray | None = None, slack: float = 0.0, optimised: bool = False,
 ) -> Comparison:  # fmt: skip
-    """Judge an output of the result by the original's.
+    """Compare an output of the result with the original's.
 
     Args:
         old: what the original gave in ONNX Runtime, its optimisations off.
@@ -189,7 +189,7 @@ def compare(
 
 
 class _Distances:
-    """Two outputs of finite numbers, looked at part by part, as large ones would be copied ten times.
+    """Two outputs of finite numbers, compared part by part, since comparing at once would copy them ten times.
 
     Args:
         old, new: the original's, and the result's.
@@ -282,7 +282,7 @@ def element_type(array: np.ndarray) -> DType | None:
 
 
 def excess(old: np.ndarray, new: np.ndarray, dtype: DType | None) -> float:
-    """The largest distance of an element in free distances; infinite where no distance can be told."""
+    """The largest distance of an element in free distances; infinite if a distance is undefined."""
     if old.shape != new.shape:
         return float("inf")
     dtype = dtype or element_type(old)
@@ -297,7 +297,7 @@ def excess(old: np.ndarray, new: np.ndarray, dtype: DType | None) -> float:
 def _not_finite(
     first: np.ndarray, made: np.ndarray, dtype: DType, exact: np.ndarray | None, full: np.ndarray | None
 ) -> np.ndarray:
-    """Where NaNs and infinities are not what they may be."""
+    """Where NaNs and infinities are not as allowed."""
     odd = ~np.isfinite(first)
     same = (np.isnan(made) & np.isnan(first)) | (made == first)
     wrong: np.ndarray = np.asarray((odd & ~same) | (~odd & ~np.isfinite(made)))
@@ -332,7 +332,7 @@ def _epsilon(dtype: DType) -> float:
 
 
 def scales(values: np.ndarray, mixed: bool) -> np.ndarray:
-    """The magnitude that an element is measured by: its own, or its neighbours' where that is larger.
+    """The magnitude by which an element is measured: its own, or its neighbours' if that is larger.
 
     Its neighbours are those with which it shares an index along one axis (its row, its column, its channel); of these
     groups the one with the smallest root mean square counts, so that no element hides behind another's size. In a

@@ -1,7 +1,8 @@
-"""What a model computes from its weights alone, as ONNX Runtime computes it: bit for bit, in the model's own types.
+"""The constants that a model computes from its weights, as ONNX Runtime computes them: bit for bit, in the model's
+types.
 
-That is the truth about a constant, whoever folded it. Over the reals a constant may be another one: before a
-discontinuity (``Floor`` of ``0.7 · 10``) by any amount, so there the computed value takes the expression's place.
+These values are the truth about a constant, whoever folded it. Over the reals a constant may differ: before a
+discontinuity (``Floor`` of ``0.7 · 10``) by any amount, so there the computed value replaces the expression.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ _LONGEST_RUN = 30.0  # seconds for all constants of a model
 
 @dataclass(frozen=True)
 class Constants:
-    """A model's constants.
+    """Constants of a model.
 
     Attributes:
         arrays: by name, the values of nodes that read only weights, as ONNX Runtime computes them.
@@ -65,7 +66,7 @@ class Constants:
 
 @dataclass(frozen=True)
 class ModelConstants:
-    """The first model's constants: those stored, and those that its nodes compute from them, by name."""
+    """The first model's constants by name: the stored ones, and those that its nodes compute from them."""
 
     graph: Graph
     typing: Typing
@@ -87,7 +88,7 @@ class ModelConstants:
 
 
 def contents_of(weight: Weight) -> str:
-    """A name for a weight's elements: equal exactly where type, shape and bits are."""
+    """A name for a weight's elements: equal exactly if type, shape and bits are."""
     data = weight.data
     if data is None:
         return f"weight {weight.type} {weight.name}"
@@ -211,7 +212,7 @@ def stored(graph: Graph) -> Graph:
 
 
 def with_folded_jumps(graph: Graph) -> Graph:
-    """The model with constants that jump replaced by what ONNX Runtime computes; over the reals they may be others."""
+    """The model with constants that jump replaced by what ONNX Runtime computes; over the reals they may differ."""
     typing = infer(graph)
     if not any(jumps(n, typing.types) for n in graph.nodes):
         return graph

@@ -1,8 +1,8 @@
-"""ONNX Runtime's fused operators as the ONNX nodes that they stand for: what they mean over the reals.
+"""ONNX Runtime's fused operators as the ONNX nodes that they stand for: their meaning over the reals.
 
-ONNX Runtime writes them into the models that it optimises (domain ``com.microsoft``; operators as documented in its
-``ContribOperators.md``), and its normalisations appear in ONNX's own domain at opsets that do not have them yet. What
-is not listed here, or used in a way that its entry does not describe, stays the opaque node that it is.
+ONNX Runtime writes them into the models that it optimises (domain ``com.microsoft``, documented in its
+``ContribOperators.md``), and its normalisations appear in ONNX's own domain at opsets without them. An operator that is
+not listed here, or is used in another form than its entry describes, stays an opaque node.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""Are two models equal? Proved region by region where possible, else tested, else refuted with inputs that show it.
+"""Whether two models are equal: proved region by region if possible, else tested, or refuted with inputs.
 
 Values of both models that are the same expression over inputs and constants are one *class*; a constant is what ONNX
-Runtime computes it to be. Fused operators are written out (:mod:`superopt.verifier.equivalence.fused_operators`),
-folded constants put back as what they were computed from (:mod:`superopt.verifier.equivalence.provenance`). What is
-left is aligned by running both models in float64 on random inputs: equal arrays suggest equal values, nothing more.
-Each suggestion is then a theorem over the aligned values it is computed from
-(:mod:`superopt.verifier.equivalence.regions`), with the weights as variables and the dimensions symbolic where the
-model's are, and the all-sizes prover decides it. What it does not decide counts as tested.
+Runtime computes. Fused operators are expanded (:mod:`superopt.verifier.equivalence.fused_operators`), and folded
+constants are replaced by the expressions from which they were computed
+(:mod:`superopt.verifier.equivalence.provenance`). The remaining values are aligned by running both models in float64 on
+random inputs: equal arrays suggest equal values, nothing more. Each suggestion is then a theorem over the aligned
+values from which it is computed (:mod:`superopt.verifier.equivalence.regions`), with weights as variables and with
+symbolic dimensions if the model has them. The all-sizes prover decides it. A suggestion without a decision counts as
+tested.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _PATIENCE = 60.0  # seconds after which no other inputs are tried against two mo
 
 @dataclass(frozen=True)
 class Policy:
-    """What a verdict asks for.
+    """The requirements of a verdict.
 
     Attributes:
         least_power: the share of single changes of the second model that the inputs must tell apart for the models to
@@ -63,7 +64,7 @@ POLICY = Policy()
 
 @dataclass(frozen=True)
 class GraphVerdict:
-    """What is known of two models.
+    """The verdict on two models.
 
     Attributes:
         verdict: "proved" (over the reals, from the inputs on, with the same constants), "proved up to rounding" (the
@@ -91,13 +92,13 @@ class GraphVerdict:
 
     @property
     def proved_share(self) -> float:
-        """The part of the second model's nodes that is the same or proved."""
+        """The share of the second model's nodes that are the same or proved."""
         total = self.same + self.proved + self.tested
         return (self.same + self.proved) / total if total else 1.0
 
     @property
     def words(self) -> str:
-        """The verdict as it is said: with the rounding that a proof leaves, or the power of a test."""
+        """The verdict in words, with the rounding that a proof leaves, or the power of a test."""
         said = self.verdict
         if self.verdict == PROVED:
             said = "proved: every node is literally the same" if self.literal else "proved over the reals"
@@ -125,7 +126,7 @@ class GraphVerdict:
 def certify_result(
     before: Graph, after: Graph, *, total: float, seed: int = 0, time_limit: float = 2.0, slack: float = 0.0
 ) -> GraphVerdict:
-    """:func:`verify` for ``optimize --verify certify``: what the optimiser made of a model, within a time in all.
+    """:func:`verify` for ``optimize --verify certify``: the result of an optimisation, within a total time.
 
     Regions that the time does not suffice for count as tested.
 
@@ -140,7 +141,7 @@ def verify(
     a: Graph, b: Graph, *, seed: int = 0, time_limit: float = 5.0, trials: int = 3, total: float = float("inf"),
     power: str = "thorough", slack: float = 0.0, policy: Policy = POLICY,
 ) -> GraphVerdict:  # fmt: skip
-    """Compare two models that take and give tensors of the same names and element types.
+    """Compare two models with inputs and outputs of the same names and element types.
 
     Args:
         a: the first model, checked.
@@ -231,7 +232,7 @@ def _powered(a: Graph, b: Graph, rounded: _Rounded, power: str, given: Mapping[s
 
 
 def _with_least_power(verdict: GraphVerdict, policy: Policy) -> GraphVerdict:
-    """The verdict on models that were only tested, by the power of the inputs."""
+    """The verdict on models that were only tested: by the power of the inputs."""
     power = verdict.check.power
     if power is None or (power.mutants and power.share >= policy.least_power):
         return verdict
@@ -307,7 +308,7 @@ def _decimals(a: Graph, b: Graph, found: Unfolded) -> tuple[Graph, Unfolded]:
 
 
 def _verdict(work: Work, nodes: Sequence[Node], ran: CheckResult, reason: str) -> GraphVerdict:
-    """What the regions say of the whole."""
+    """The verdict on the whole, from the regions."""
     counts = _counted(work, nodes)
     outputs = [v.name for v in work.b.graph.outputs]
     whole = all(n in work.established and work.partners.get(n) == n for n in outputs)

@@ -1,4 +1,4 @@
-"""Calls of a model's own functions, written out as the nodes of their bodies: what a call means, without running it."""
+"""Calls of a model's own functions, replaced by the nodes of their bodies."""
 
 from __future__ import annotations
 

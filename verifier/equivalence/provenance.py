@@ -1,10 +1,10 @@
-"""Weights that were computed from others: put back as the nodes that compute them, so that proofs see through them.
+"""Weights that were computed from other weights, replaced by the nodes that compute them, so that proofs see them.
 
-Whoever folded them: superopt leaves a note of how (``superopt.value``), other tools leave none and the fold is guessed
-(:mod:`superopt.verifier.equivalence.folding_hypotheses`). Neither is believed. The expression is evaluated in high
-precision from the *first* model's constants, as ONNX Runtime computes those, and only where every element of the second
-model's weight is within :data:`~superopt.verifier.equivalence.weight_expressions.LIMIT` ulp of it do the nodes take the
-weight's place. What is then proved of them holds for the weight up to that rounding, which is reported.
+superopt leaves a note of each fold (``superopt.value``). Other tools leave none, so the fold is guessed
+(:mod:`superopt.verifier.equivalence.folding_hypotheses`). Neither is trusted. The expression is evaluated in high
+precision from the *first* model's constants, as ONNX Runtime computes those. The nodes replace the second model's
+weight only if every element is within :data:`~superopt.verifier.equivalence.weight_expressions.LIMIT` ulp of it. A
+proof of them then holds for the weight up to that rounding, which is reported.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A second model that is not valid: what ONNX Runtime says of it, beside a first one that runs."""
+"""A second model that is invalid: the verdict is ONNX Runtime's refusal, if the first model runs."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
 """Inputs on which two models differ over the reals by more than rounding explains, element by element.
 
-Differences far below float32's noise at the outputs are real all the same: a bias off by 0.05 beside one of 10⁶. Both
-models are run in float64, folded constants put back as what they were computed from. What is left of a difference can
-then be float64's own rounding, or the rounding of constants whose origin nobody knows. How far those reach is found by
-causing them: weights and inputs are disturbed by as much, several times, and each element of the outputs shows how it
-moves (stochastic arithmetic: Vignes, "A stochastic arithmetic for reliable scientific computation", 1993). Only what
-moves farther apart than that refutes.
+A difference far below float32's noise at the outputs is still real: a bias off by 0.05 beside one of 10⁶. Both models
+run in float64, with folded constants replaced by the expressions from which they were computed. The remaining
+difference can be float64's own rounding, or the rounding of constants of unknown origin. Its reach is measured by
+causing it: weights and inputs are disturbed by as much, several times, and each element of the outputs shows how far it
+moves (stochastic arithmetic: Vignes, "A stochastic arithmetic for reliable scientific computation", 1993). Only a
+larger difference refutes.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _NOTHING = 1e-12  # of an output's largest element: not looked at
 
 
 def refute(a: Side, b: Side, seed: int, deadline: float) -> tuple[str, dict[str, np.ndarray]] | None:
-    """Why two models are not equal, and inputs that show it; ``None`` where rounding explains what differs.
+    """Why two models are not equal, and inputs that show it; ``None`` if rounding explains the difference.
 
     Args:
         a: the first model.

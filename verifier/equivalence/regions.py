@@ -1,10 +1,10 @@
 """Proofs of a second model's values, region by region: each from values that the two models already share.
 
-A value is *established* where its region was proved and every value that the region starts from is established, down
-to inputs and weights. It is also *exact* where nothing but moves of elements lies between it and values that are bit
-for bit the first model's; behind that a discontinuity (:func:`~superopt.verifier.equivalence.constants.jumps`) shows
-nothing new. What is equal over the reals only may be rounded to either side of a jump: there a proof is not a proof of
-what runs.
+A value is *established* if its region was proved and every leaf of the region is established, down to inputs and
+weights. It is also *exact* if only moves of elements lie between it and values that are bit for bit the first model's.
+Behind an exact value, a discontinuity (:func:`~superopt.verifier.equivalence.constants.jumps`) has the same result in
+both models. A value that is equal over the reals only may be rounded to either side of a jump: behind it a proof says
+nothing about what runs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Two models side by side: a class for each value, and which values of the two are probably equal."""
+"""Two models side by side: a class for each value, and pairs of values that are probably equal."""
 
 from __future__ import annotations
 

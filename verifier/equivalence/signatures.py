@@ -1,4 +1,4 @@
-"""What two models take and give: whether it is the same, and one model's sizes named as the other names them."""
+"""The inputs and outputs of two models: whether they agree, and one model's sizes renamed to the other's names."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Expressions over a model's weights: their exact values, how well stored numbers agree with them, and their nodes.
+"""Expressions over a model's weights: exact values, the distance of stored numbers from them, and their nodes.
 
-A stored constant agrees with an expression up to *n* ulp when every element is within *n* units in the last place, of
-the constant's own type, at the larger of the element and the terms it was computed from: ``(bias - mean) * s + beta``
-may cancel, and then no float32 formula gives the result's last place. The terms' magnitude is the expression on
-absolute values (running error analysis: Higham, Accuracy and Stability of Numerical Algorithms, 3.3).
+A stored constant agrees with an expression up to *n* ulp if every element is within *n* units in the last place of the
+constant's type, at the larger of the element and the terms from which it was computed: ``(bias - mean) * s + beta`` may
+cancel, and then no float32 formula gives the exact last place. The magnitude of the terms is the expression on absolute
+values (running error analysis: Higham, Accuracy and Stability of Numerical Algorithms, 3.3).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Elements that bring out what rounding, cancellation and the ends of the range do, and how to make them worse.
+"""Points at which rounding, cancellation and the ends of the range have large effects, and mutations of them.
 
-A point is one number for every element of every real variable. Families: magnitudes log-uniform over the whole range
-of exponents (denormals too) or part of it, per element or per variable; normal data; equal, opposite and nearly equal
-elements; an offset with small deviations; and ±0, 1 ± ulp, halves, the least and the largest numbers, roots of those,
-and where exponentials leave the range. Significands are cut short at some points, so that ties occur.
+A point is one number for every element of every real variable. Families: magnitudes log-uniform over all or part of the
+exponents (denormals too), per element or per variable; normal data; equal, opposite and nearly equal elements; an
+offset with small deviations; and ±0, 1 ± ulp, halves, the least and the largest numbers, roots of those, and the bounds
+of exponentials. At some points significands are truncated, so that ties occur.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Comparing the two sides of a rule with the exact result at points: errors, what is allowed, and what is meant."""
+"""The two sides of a rule compared with the exact result at points: errors, allowances, deliberate rounding."""
 
 from __future__ import annotations
 
@@ -29,13 +29,14 @@ class ErrorAnalysis:
     exact: Array
 
     def with_actual_error(self) -> ErrorAnalysis:
-        """What the source is really off by is allowed too: kernels of Sigmoid and Tanh have errors of their own."""
+        """The same, with the source's actual error allowed too: kernels of Sigmoid and Tanh have errors of their
+        own."""
         with np.errstate(all="ignore"):
             own = np.abs(self.source.astype(np.longdouble) - self.exact).astype(np.float64)
         return replace(self, allowance=self.allowance + np.where(np.isfinite(own) & ~self.deliberate, own, 0.0))
 
     def shown(self, at: int) -> dict[str, object]:
-        """What became of a point, as JSON data."""
+        """A point and its results, as JSON data."""
         kind = (
             "the source rounds on purpose" if self.deliberate[at]
             else "nan" if np.isnan(self.target[at]) else "overflow" if np.isinf(self.target[at])

@@ -1,4 +1,4 @@
-"""From points that are against a direction to the conditions under which none is: windows, and rounded operands."""
+"""Conditions under which no point is against a direction, derived from points that are: windows, rounded operands."""
 
 from __future__ import annotations
 

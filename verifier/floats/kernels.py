@@ -1,8 +1,8 @@
-"""ONNX Runtime's own kernels beside the model of kernels: in float64, at ordinary numbers, and at infinities and NaN.
+"""ONNX Runtime's kernels beside the model of kernels: in float64, at ordinary numbers, at infinities and NaN.
 
-The search for points (:mod:`superopt.verifier.floats.verdict_search`) evaluates operations as a kernel of float32
-should round them. A kernel may do something else: ``Sigmoid`` and ``Softplus`` of float64 are accurate only absolutely,
-and a ``MaxPool`` drops the NaN that a ``ReduceMax`` keeps. So both sides also run, the runtime's optimisations off.
+The search for points (:mod:`superopt.verifier.floats.verdict_search`) evaluates operations as a float32 kernel should
+round them. A real kernel may differ: ``Sigmoid`` and ``Softplus`` of float64 are accurate only absolutely, and a
+``MaxPool`` drops the NaN that a ``ReduceMax`` propagates. So both sides also run, the runtime's optimisations off.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The law of recorded verdicts in floating point: points of other seeds are against none of their conditions."""
+"""The law of recorded float verdicts: points of other seeds are against none of their conditions."""
 
 from __future__ import annotations
 

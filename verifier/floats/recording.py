@@ -1,4 +1,4 @@
-"""Recording the library's verdicts in floating point, once points of another seed are against none of them."""
+"""Records the library's float verdicts, once points of another seed are against none of them."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def kind_of(verdict: FloatVerdict) -> str:
 
 
 def verified_verdicts(rule: Rule) -> Directions:
-    """The verdicts of a rule, once points and sizes of another seed are against none of their conditions."""
+    """The verdicts on a rule, once points and sizes of another seed are against none of their conditions."""
     return narrowed(rule, with_specials(rule, examine(rule)))
 
 
@@ -103,14 +103,14 @@ def with_specials(rule: Rule, found: Directions) -> Directions:
 
 
 def narrowed(rule: Rule, found: Directions) -> Directions:
-    """Verdicts with conditions narrowed, then left out, where points and sizes of another seed are against them."""
+    """Verdicts with conditions narrowed, then dropped, until points and sizes of another seed are against none."""
     for seed in _OTHER_SEEDS:
         found, _ = _surviving(rule, found, seed, _OTHER_POINTS)
     return found
 
 
 def _surviving(rule: Rule, found: Directions, seed: int, points: int) -> tuple[Directions, list[Breach]]:
-    """The verdicts that points of a seed leave standing, and what they were against."""
+    """The verdicts that points of a seed do not break, and those that they break."""
     against: list[Breach] = []
     while broken := breaches(rule, found, seed=seed, points=points):
         against += broken
@@ -119,7 +119,7 @@ def _surviving(rule: Rule, found: Directions, seed: int, points: int) -> tuple[D
 
 
 def mend(*, seed: int, points: int, fleet: Fleet | None = None, progress: Progress | None = None) -> list[Breach]:
-    """Hold what is recorded against points of a seed, and against what kernels make of infinities and NaN.
+    """Test the recorded verdicts at points of a seed, and with the kernels at infinities and NaN.
 
     What they are against is narrowed, then left out, and written.
 

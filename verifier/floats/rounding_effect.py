@@ -1,8 +1,8 @@
-"""What a rule does to rounding errors. A proof is over the reals; this measures each side in floating point.
+"""The effect of a rule on rounding errors, measured: a proof is over the reals, this is about floating point.
 
-Both sides are evaluated at seeded random elements with every operator's result rounded to the element type (sums are
-accumulated in float64), and compared with float64 throughout. Errors are in units in the last place of the larger of
-an element and the root mean square of its tensor, so that cancellation to nearly 0 does not count as infinite.
+Both sides are evaluated at seeded random elements. Every operator's result is rounded to the element type (sums are
+accumulated in float64), and compared with float64 throughout. Errors are in units in the last place of the larger of an
+element and the root mean square of its tensor, so that a cancellation to nearly 0 does not count as infinite.
 """
 
 from __future__ import annotations

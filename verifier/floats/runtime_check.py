@@ -1,6 +1,6 @@
-"""ONNX Runtime's say in a verdict: both sides of a rule run at the points where they are worst, and at some others.
+"""Both sides of a rule run in ONNX Runtime, at the points where they are worst and at some others.
 
-The search for points evaluates a model of kernels. Where a real kernel does something else, it is the one that runs.
+The search for points evaluates a model of kernels. Where a real kernel differs, the real one decides.
 """
 
 from __future__ import annotations

@@ -22,10 +22,18 @@ from superopt.rules.typing import instances, leads_of, shown
 from superopt.verifier.prover.arith import Facts, ge, normal_condition
 from superopt.verifier.prover.budget import Budget, OutOfTimeError, StoppedError
 from superopt.verifier.prover.compose import Composer, Unbounded
-from superopt.verifier.prover.context import Context, context_of, stated, witnesses
+from superopt.verifier.prover.context import (
+    Context,
+    Refusal,
+    context_of,
+    derived,
+    impossible,
+    stated,
+    unforced,
+    witnesses,
+)
 from superopt.verifier.prover.factors import CannotProve, constant_of, dimension_of, is_selector
 from superopt.verifier.prover.functions import Algebra
-from superopt.verifier.prover.hypotheses import Refusal, derived, impossible, unforced
 from superopt.verifier.prover.match_sums import Matcher, Step
 from superopt.verifier.prover.normal import (
     Apply,

@@ -1,14 +1,16 @@
-"""Check of rewrites by the elements of weights: every claim, and every place that was rewritten, at drawn values.
+"""Checks rewrites that depend on the elements of weights: every claim, and every rewritten value, at drawn values.
 
-The argument is an induction over the model. A claim about a value is checked at the one node that makes it, whose
-operands are drawn at random *as far as the claims about them allow*; a value of the result is checked at the nodes that
-make it from other values of the result, whose operands are the kept slices of the same draws. So what is shown of each
-node composes to the whole. Numbers are residues of a prime field where the node is a rational function (weights are
-exact there: an element that is 10⁻³⁰ is not 0, and dropping it is found but for a chance of a degree in 2²⁶), hashes of
-their arguments where it is another function, and float64 where it compares. Sums of weights are rounded once, so where
-claims of equal or constant slices meet, the result is held to float64 within a few units of the weights' rounding.
+The argument is an induction over the model. A claim about a value is checked at the one node that produces it, whose
+operands are drawn at random *as far as the claims about them allow*. A value of the result is checked at the nodes that
+produce it from other values of the result, whose operands are the kept slices of the same draws. So the checks of
+single nodes compose to the whole.
 
-Nothing of the finder (:mod:`superopt.passes.weights`) is used: this evaluates, and the finder reasons.
+Numbers are residues of a prime field where the node is a rational function. Weights are exact there: an element of
+10⁻³⁰ is not 0, and dropping it is detected but for a probability of degree / 2²⁶. Other functions are hashes of their
+arguments, and comparisons are float64. Sums of weights are rounded once. So where claims of equal or constant slices
+meet, the result is compared in float64, within a few units of the weights' rounding.
+
+Nothing of the finder (:mod:`superopt.passes.weights`) is used: this module evaluates, and the finder reasons.
 """
 
 from __future__ import annotations
@@ -28,9 +30,7 @@ from superopt.ir.types import DType, TensorType
 from superopt.rules.values import Certificate, Kept, Uniform
 from superopt.runtime.evaluate import Array
 from superopt.verifier.exact.algebra import NeedsOrder, PrimeField, Unlucky
-from superopt.verifier.weights.draws import Claims, Draws, Side, weight_named
-from superopt.verifier.weights.evaluation import Evaluation
-from superopt.verifier.weights.shapes import Shapes
+from superopt.verifier.weights.draws import Claims, Draws, Evaluation, Shapes, Side, weight_named
 
 __all__ = ["ClaimsChecked", "check_values"]
 
@@ -49,7 +49,7 @@ _FEW = 64  # nodes that one value of the result may be made by
 
 @dataclass(frozen=True)
 class ClaimsChecked:
-    """What was checked: claims and rewritten places, and how many of these hold exactly in the field."""
+    """How many claims and rewritten values were checked, and how many of them hold exactly in the field."""
 
     claims: int
     sites: int
@@ -84,7 +84,7 @@ def check_values(
 
 @dataclass(frozen=True)
 class _Site:
-    """A value of the result, and the value of the model whose slices it holds."""
+    """A value of the result, and the value of the model whose slices it has."""
 
     after: str
     before: str
@@ -140,7 +140,7 @@ class _Check:
 
     # ---- claims -----------------------------------------------------------------------------------------------------
     def claim(self, name: str, claims: Claims) -> None:
-        """Check what is said of a value at the node that makes it.
+        """Check the claims about a value at the node that produces it.
 
         Raises:
             NotEquivalent: it does not hold.

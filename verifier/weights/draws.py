@@ -1,25 +1,31 @@
-"""A graph at known sizes, and values of it that are drawn as far as the claims about them allow."""
+"""Values of a model drawn at random, as far as the claims about them allow, and their evaluation.
+
+:class:`Side` is a graph at known sizes. :class:`Shapes` are the shapes of drawn values: an axis is short if no claim is
+about it and all operators accept that. :class:`Draws` are values at one point. :class:`Evaluation` computes the values
+of a model and of its result from them: the meanings of nodes, and writes over known positions.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from superopt.ir.errors import NotEquivalent
+from superopt.ir.errors import NotEquivalent, SuperoptError
 from superopt.ir.graph import Graph, Node, Weight
 from superopt.ir.poly import substitute
 from superopt.ir.terms import AttributeValue
 from superopt.ir.types import TensorType
 from superopt.ops.generators import weight_of
 from superopt.ops.infer import Applied, infer
-from superopt.rules.values import Equal, Uniform
-from superopt.runtime.evaluate import Array
+from superopt.ops.meaning import IllTyped
+from superopt.rules.values import Certificate, Equal, Uniform
+from superopt.runtime.evaluate import FLOAT64, Array, evaluate
 from superopt.verifier.check.input_generation import index_bound
 from superopt.verifier.exact.algebra import NeedsOrder, PrimeField
 
-__all__ = ["Claims", "Draws", "Side", "fixed_shape", "weight_named"]
+__all__ = ["Claims", "Draws", "Evaluation", "Shapes", "Side", "fixed_shape", "weight_named"]
 
 
 def weight_named(graph: Graph, name: str) -> Weight | None:
@@ -30,7 +36,7 @@ def weight_named(graph: Graph, name: str) -> Weight | None:
 
 @dataclass(frozen=True)
 class Claims:
-    """What is said of one value: slices that are one number, and slices that are equal."""
+    """The claims about one value: slices that are one number, and slices that are equal."""
 
     uniform: tuple[Uniform, ...] = ()
     equal: tuple[Equal, ...] = ()
@@ -43,7 +49,7 @@ class Claims:
 
 @dataclass
 class Side:
-    """A graph at known sizes, and what its nodes compute."""
+    """A graph at known sizes, and the values that its nodes compute."""
 
     graph: Graph
     sizes: Mapping[str, int]
@@ -117,7 +123,7 @@ def _at(value: AttributeValue, sizes: Mapping[str, int]) -> AttributeValue:
 
 @dataclass
 class Draws:
-    """Values of the model at one point: drawn, given their claims, or computed from weights."""
+    """Values of the model at one point: drawn, subject to their claims, or computed from weights."""
 
     side: Side
     claims: Mapping[str, Claims]
@@ -177,3 +183,210 @@ def fixed_shape(kind: TensorType) -> tuple[int, ...]:
     if len(shape) < len(kind.shape or ()):
         raise NotEquivalent(f"a size of {kind} depends on data")
     return shape
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """Shapes of values of the model.
+
+    Attributes:
+        before: the model.
+        certificate: whose axes keep their lengths.
+        claims: its claims, by value.
+    """
+
+    before: Side
+    certificate: Certificate
+    claims: Mapping[str, Claims]
+
+    def drawn_shapes(self, sources: Iterable[str]) -> dict[str, tuple[int, ...]]:
+        """Shapes of drawn values."""
+        drawn = [n for n in dict.fromkeys(sources) if not self.before.constant(n)]
+        return {n: fixed_shape(self.before.kind(n)) for n in drawn}
+
+    def small(self, wanted: Sequence[str], sources: Iterable[str], length: int) -> Mapping[str, tuple[int, ...]] | None:
+        """Shapes of drawn values with long axes made short where no claim is about them; ``None`` where the operators
+        do not allow it, or none is long."""
+        own = self.drawn_shapes(sources)
+        fixed = {
+            int(d) for n in self._near(wanted, list(own)) for d in self.before.kind(n).shape or () if isinstance(d, int)
+        }
+        claimed = {(n, a) for n in own for a in self._of(n).axes}
+        claimed |= {(k.value, a) for k in self.certificate.kept for a, _ in k.axes}
+        shapes = {
+            n: tuple(
+                length if d > length and d not in fixed and (n, a) not in claimed else d for a, d in enumerate(shape)
+            )
+            for n, shape in own.items()
+        }
+        return shapes if shapes != own and self._fits(wanted, shapes) else None
+
+    def _of(self, name: str) -> Claims:
+        return self.claims.get(name, Claims())
+
+    def _near(self, wanted: Sequence[str], drawn: Sequence[str]) -> set[str]:
+        """The constants that are read on the way from drawn values to those wanted."""
+        found, stack, seen = set[str](), list(wanted), set(drawn)
+        while stack:
+            name = stack.pop()
+            node = self.before.node(name)
+            if name in seen or node is None:
+                continue
+            seen.add(name)
+            for read in node.reads:
+                (found.add if self.before.constant(read) else stack.append)(read)
+        return found
+
+    def _fits(self, wanted: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> bool:
+        """Whether the operators on the way take these shapes and give results of the same kept sizes."""
+        types: dict[str, TensorType] = {n: TensorType(self.before.kind(n).dtype, s) for n, s in shapes.items()}
+        stack = list(wanted)
+        try:
+            while stack:
+                name = stack[-1]
+                if name in types or self.before.node(name) is None:
+                    types.setdefault(name, self.before.kind(name))
+                    stack.pop()
+                    continue
+                how = self.before.applied(name)
+                missing = [a for a in how.args if a is not None and a not in types]
+                if missing:
+                    stack += missing
+                    continue
+                given = [None if a is None else types[a] for a in how.args]
+                made = how.operator.apply(given, self.before.attributes(how))[1]
+                outputs = self.before.graph.nodes[self.before.nodes[name]].outputs
+                types.update((o, t) for o, t in zip(outputs, made, strict=False) if o)
+        except (IllTyped, SuperoptError):
+            return False
+        kept = {(k.value, a) for k in self.certificate.kept for a, _ in k.axes}
+        kept |= {(n, a) for n in wanted for a in self._of(n).axes}
+        return all(
+            (types[n].shape or ())[a] == (self.before.kind(n).shape or ())[a]
+            for n, a in kept if n in types
+        )  # fmt: skip
+
+
+_LARGEST = 1 << 28  # bytes of weights as elements of a field that a side holds at once
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Evaluates values of either side.
+
+    Attributes:
+        before: the model.
+        claims: what is said of its values.
+        same: its values that are claimed to be others.
+    """
+
+    before: Side
+    claims: Mapping[str, Claims]
+    same: Mapping[str, str]
+
+    def evaluated(
+        self, side: Side, wanted: Sequence[str], given: Mapping[str, Array], draws: Draws
+    ) -> dict[str, Array]:
+        """Values from those given; inputs of the model on the way are drawn."""
+        found: dict[str, Array] = dict(given)
+        stack = list(wanted)
+        while stack:
+            name = stack[-1]
+            if name in found:
+                stack.pop()
+                continue
+            weight = side.weight(name)
+            if weight is not None:
+                found[name] = _elements(side, name, weight, draws)
+                continue
+            if side.node(name) is None or (side is self.before and name not in wanted and self.is_determined(name)):
+                found[name] = draws.value(name)
+                continue
+            if side is self.before and name not in wanted and name in self.same:
+                if self.same[name] in found:
+                    found[name] = found[self.same[name]]
+                else:
+                    stack.append(self.same[name])
+                continue
+            node = side.node(name) if side.overwrites(name) else None
+            how = None if node is not None else side.applied(name)
+            read = node.inputs if node is not None else how.args if how is not None else ()
+            missing = [a for a in read if a is not None and a not in found]
+            if missing:
+                stack += missing
+            elif node is not None:
+                found[name] = _overwritten(node, [found[a] for a in read if a is not None], draws.algebra)
+            elif how is not None:
+                found.update(_applied(side, name, how, found, draws))
+        return {n: found[n] for n in wanted}
+
+    def static_values_between(self, name: str, sources: set[str]) -> list[str]:
+        """Static values between sources and a value computed from them."""
+        found: list[str] = []
+        stack, seen = [name], {name, *sources}
+        while stack:
+            node = self.before.node(stack.pop())
+            for read in node.reads if node is not None else ():
+                read = self.same.get(read, read)
+                if read not in seen and not self.before.constant(read):
+                    seen.add(read)
+                    (found if self.is_determined(read) else stack).append(read)
+        return found
+
+    def is_determined(self, name: str) -> bool:
+        """Whether the claims about a value determine it."""
+        shape = self.before.kind(name).shape or ()
+        return any(len(set(u.indices)) == shape[u.axis] for u in self.claims.get(name, Claims()).uniform)
+
+
+def _elements(side: Side, name: str, weight: np.ndarray, draws: Draws) -> Array:
+    """Elements of a weight as numbers of the algebra; those of a field are made once for all lengths of a place."""
+    if draws.algebra is None or 8 * weight.size > _LARGEST - sum(a.nbytes for a in side.residues.values()):
+        return draws.number(weight, side.kind(name))
+    if name not in side.residues:
+        side.residues[name] = draws.number(weight, side.kind(name))
+    return side.residues[name]
+
+
+def _applied(side: Side, name: str, how: Applied, found: Mapping[str, Array], draws: Draws) -> Mapping[str, Array]:
+    """The outputs of a node from its operands."""
+    operands = [None if a is None else found[a] for a in how.args]
+    types = [None if a is None else TensorType(side.kind(a).dtype, tuple(map(int, found[a].shape))) for a in how.args]
+    try:
+        meaning, made = how.operator.apply(types, side.attributes(how))
+    except IllTyped as error:
+        raise NotEquivalent(f"what makes {name!r} does not fit the slices that are kept: {error}") from None
+    operands += [None] * (len(how.operator.inputs) - len(operands))
+    outputs = side.graph.nodes[side.nodes[name]].outputs
+    algebra = draws.algebra or FLOAT64
+    return {
+        o: np.array(evaluate(c, operands, algebra, {})).reshape(fixed_shape(t))
+        for o, c, t in zip(outputs, meaning.outputs, made, strict=False)
+        if o
+    }
+
+
+def _overwritten(node: Node, operands: Sequence[Array], algebra: PrimeField | None) -> Array:
+    """A tensor with what is written at its places, which have to be different: ONNX has no order of writes."""
+    if algebra is not None:
+        raise NeedsOrder("positions from the end")
+    data, indices, updates = operands
+    where = np.asarray(indices, dtype=np.int64)
+    if node.op == "ScatterND":
+        places = [where[..., axis] for axis in range(where.shape[-1])]
+        shape = (*where.shape[:-1], *data.shape[where.shape[-1] :])
+    else:
+        places, shape = list(np.indices(where.shape)), where.shape
+        axis = node.attributes.get("axis", 0)
+        places[axis if isinstance(axis, int) else data.ndim] = where
+    made, times = np.array(data, dtype=np.float64), np.zeros(data.shape[: len(places)], dtype=np.int64)
+    if shape != updates.shape or len(places) > data.ndim:
+        raise NotEquivalent(f"what is written into {node.outputs[0]!r} has another shape")
+    try:
+        np.add.at(times, tuple(places), 1)
+    except IndexError as error:
+        raise NotEquivalent(f"what {node.outputs[0]!r} is written to is not there: {error}") from None
+    if (times > 1).any():
+        raise NotEquivalent(f"a place of {node.outputs[0]!r} is written to twice")
+    made[tuple(places)] = updates
+    return made

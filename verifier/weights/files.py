@@ -1,7 +1,7 @@
-"""Certificates of rewrites by the elements of weights as a folder, which the checker reads without the finder.
+"""Certificates of rewrites that depend on the elements of weights, as a folder that is checked without the finder.
 
-``certificate.json`` lists the rewrites in order: what is claimed of the model so far, and the file of the graph that
-the rewrite makes of it. The graphs share one file of weights, in which those that are equal are once.
+``certificate.json`` lists the rewrites in order: the claims about the model so far, and the file of the graph that the
+rewrite produces. The graphs share one file of weights, which stores equal weights once.
 """
 
 from __future__ import annotations
