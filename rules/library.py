@@ -270,10 +270,8 @@ def _quoted(text: str) -> str:
 
 # -- The cache of parsed rules -------------------------------------------------------------------------------------
 #
-# The parsed rules of the built-in library, kept between runs with the digests under which their verdicts are stored.
-#
-# Reading and typing 1,500 rules takes seconds. What is kept follows from the library's files and from superopt's code
-# alone; whether a rule is admitted is still asked of ``proofs.json`` each time.
+# To read and type 1,500 rules takes seconds. The cache depends on the library's files and superopt's code alone;
+# whether a rule is admitted is read from ``proofs.json`` each time.
 
 
 CLASSES: tuple[type, ...] = (App, AttributeScheme, Guard, Poly, Project, Quotient, Rule, TensorScheme, Var)

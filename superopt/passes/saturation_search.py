@@ -10,8 +10,8 @@ from functools import partial
 
 from superopt.cost.model import CostModel
 from superopt.egraph.matching import Pattern
-from superopt.egraph.rewrites import Prepared, prepare
-from superopt.egraph.saturation import Limits, Moves
+from superopt.egraph.rewrites import CompiledRewrites, compile_rewrites
+from superopt.egraph.saturation import Limits, RewriteSet
 from superopt.extraction.node_costs import Pricer
 from superopt.ir.graph import Graph
 from superopt.ir.interpreter import rarely_collected
@@ -19,20 +19,26 @@ from superopt.ir.terms import App
 from superopt.ops import REGISTRY
 from superopt.ops.infer import Applied, Typing, infer
 from superopt.ops.record import NotCovered
-from superopt.passes.backend_fusion import apart, broken_us, kernels_of, ranked, spelled
-from superopt.passes.canonicalize import tidied
-from superopt.passes.rounding_guard import Losses, kept_verbatim
+from superopt.passes.backend_fusion import (
+    align_constant_ranks,
+    broken_kernel_us,
+    fused_kernels,
+    fusing_plans,
+    splitting_plans,
+)
+from superopt.passes.canonicalize import canonicalized
+from superopt.passes.rounding_guard import Representability, guard_deliberate_rounding
 from superopt.program.program import Program, program_of
-from superopt.regions.boundary_cost import frugal, fusions
+from superopt.regions.boundary_cost import dominates, fusions
 from superopt.regions.cache import RegionCache
 from superopt.regions.emission import emit
 from superopt.regions.lowering import Region, lower, region_of
 from superopt.regions.partition import SELECTIONS, cut, level_order, selection_regions, sibling_regions
 from superopt.regions.phase_order import Order, computation
-from superopt.regions.plan import Plan, named
-from superopt.regions.plan_selection import Offers, Weights
-from superopt.regions.region_search import Found, cost_as_it_is, optimise
-from superopt.regions.replay import Names, replay
+from superopt.regions.plan import Plan, rule_list
+from superopt.regions.plan_selection import PlanSelection, Weights
+from superopt.regions.region_search import RegionResult, search_region, unchanged_cost
+from superopt.regions.replay import FreshNames, replay
 from superopt.regions.result import AppliedRule, Progress, SearchOptions, SearchResult
 from superopt.rules.rule import Rule
 from superopt.runtime.limits import resident
@@ -123,23 +129,23 @@ class _Run:
         self.deadline = float("inf") if limit is None else start + limit * (1 - _RESERVE)  # for emergencies
         chosen = [r for r in rules if _wanted(r, options)]
         read = infer(graph)
-        self.tidied = tidied(graph, read)
-        typing = infer(self.tidied.graph) if self.tidied.gone else read
-        self.program, self.tricks = kept_verbatim(program_of(self.tidied.graph, typing))
+        self.tidied = canonicalized(graph, read)
+        typing = infer(self.tidied.graph) if self.tidied.removed else read
+        self.program, self.tricks = guard_deliberate_rounding(program_of(self.tidied.graph, typing))
         self.program = replace(self.program, finite=options.finite)
         self.totals = _Totals()
         self.steps = self.program.steps
         self.rules = chosen
-        self.prepared: Prepared = prepare(chosen, self.program, self.deadline, floats=options.floats)
-        self.names = Names(self.program, options.reserved | graph.names)
+        self.prepared: CompiledRewrites = compile_rewrites(chosen, self.program, self.deadline, floats=options.floats)
+        self.names = FreshNames(self.program, options.reserved | graph.names)
         weights = graph.weight_bytes
         self.pricer = Pricer(costs.in_context(weights), graph.opset, options.sizes, self.deadline)
         self.totals.gain = self._untidied_us(graph, read)
-        self.program = replace(self.program, kernels=kernels_of(self.program, self.pricer))
+        self.program = replace(self.program, kernels=fused_kernels(self.program, self.pricer))
         self.unweighted = self.pricer.unweighted()  # old weights go as new ones come; a plan that grows needs a gain
         self.cache = RegionCache.of(chosen, self.pricer.costs, graph.opset, options, REGISTRY)
-        self.memo: dict[_Key, Found] = {}
-        self.losses = Losses()
+        self.memo: dict[_Key, RegionResult] = {}
+        self.losses = Representability()
         self.stages: list[tuple[Program, _Totals]] = []  # what stood after the stages that changed something
         self.merged = False  # merging what is far apart paid, so other orders are tried
         self.orders: list[Order] = []  # of merging, that were searched to their end
@@ -151,7 +157,7 @@ class _Run:
     def _untidied_us(self, graph: Graph, typing: Typing) -> float:
         """Microseconds of what was left out as the graph was read, where the backend would have run it."""
         us, fixed = 0.0, graph.constants
-        for position in self.tidied.of_open_sizes if self.costs.backend.tidies else self.tidied.gone:
+        for position in self.tidied.removed_size_nodes if self.costs.backend.tidies else self.tidied.removed:
             node = typing.nodes[position]
             assert isinstance(node, Applied), "a barrier goes nowhere"
             types = tuple(None if a is None else typing.types[a] for a in node.args)
@@ -179,7 +185,7 @@ class _Run:
 
     def close(self) -> None:
         """What operators do together is written as one that no rule goes on from, where that is cheaper."""
-        moves = self.prepared.closing
+        moves = self.prepared.final_fusions
         for by_level in (False, True):
             if self._over() or not moves.patterns:
                 return
@@ -191,11 +197,15 @@ class _Run:
         """What the backend would run as a kernel dearer than its parts is put into other words, after all else."""
         if self.options.frugal or self._over():
             return
-        self._take(apart(self.program, self.prepared.every, self.pricer))
+        self._take(splitting_plans(self.program, self.prepared.every, self.pricer))
 
     def rank(self) -> None:
         """Constants of one element get the rank of what they are combined with, where the backend is faster so."""
-        found = None if self.options.frugal or self._over() else ranked(self.program, self.pricer, self.names.fresh)
+        found = (
+            None
+            if self.options.frugal or self._over()
+            else align_constant_ranks(self.program, self.pricer, self.names.fresh)
+        )
         if found is not None:
             self.program = found.program
             self.totals.gain += found.gain_us
@@ -203,16 +213,16 @@ class _Run:
 
     def _spell(self) -> None:
         """What the backend runs as one kernel in other words is put into its words, before a rule takes some away."""
-        if self._take(spelled(self.program, self.prepared.moves, self.pricer)):
-            self.program = replace(self.program, kernels=kernels_of(self.program, self.pricer))
+        if self._take(fusing_plans(self.program, self.prepared.all_rewrites, self.pricer)):
+            self.program = replace(self.program, kernels=fused_kernels(self.program, self.pricer))
 
     def _take(self, plans: Iterable[tuple[Region, Plan]]) -> bool:
         """Replace disjoint regions by plans, as far as weights may grow; True if one was."""
-        offers = Offers(Weights(self.program), self.pricer.reading_us, self.budget - self.totals.grown)
+        offers = PlanSelection(Weights(self.program), self.pricer.reading_us, self.budget - self.totals.grown)
         for region, plan in plans:
             offers.add([(region, plan)])
         self._replace(offers)
-        return bool(offers.taken)
+        return bool(offers.accepted)
 
     @property
     def _differs(self) -> bool:
@@ -221,14 +231,17 @@ class _Run:
 
     def _merge(self) -> None:
         self._directed(
-            "merging parallel operators", sibling_regions, Moves((), self.prepared.moves.groups), Limits().rounds
+            "merging parallel operators",
+            sibling_regions,
+            RewriteSet((), self.prepared.all_rewrites.groups),
+            Limits().rounds,
         )
 
     def _closer(self, *, merging: bool = False) -> None:
         """From moves that are few and mostly right to all moves everywhere; what is far apart is merged on the way."""
         self._prepare()
-        sinking = tuple(p for p in self.prepared.moves.patterns if _selects(p))
-        self._directed("selecting earlier", selection_regions, Moves(sinking), _STEPS)
+        sinking = tuple(p for p in self.prepared.all_rewrites.patterns if _selects(p))
+        self._directed("selecting earlier", selection_regions, RewriteSet(sinking), _STEPS)
         self._shorten()
         if merging:
             self._merge()
@@ -252,7 +265,9 @@ class _Run:
 
     def _prepare(self, *, grouped: bool = False) -> None:
         """The moves for the parts that there are by now."""
-        self.prepared = prepare(self.rules, self.program, self.deadline, floats=self.options.floats, grouped=grouped)
+        self.prepared = compile_rewrites(
+            self.rules, self.program, self.deadline, floats=self.options.floats, grouped=grouped
+        )
 
     def _gates_first(self) -> None:
         """What reads the same data is merged before what is far apart, and everything else comes after."""
@@ -276,7 +291,7 @@ class _Run:
             self.totals.e_nodes = found.e_nodes + totals.e_nodes
 
     def _directed(
-        self, what: str, cover: Callable[[Program], list[list[int]]], moves: Moves, rounds: int
+        self, what: str, cover: Callable[[Program], list[list[int]]], moves: RewriteSet, rounds: int
     ) -> None:  # fmt: skip
         """Apply moves of one kind to the regions that they are about, until they gain nothing more."""
         if not moves.patterns and not moves.groups:
@@ -293,7 +308,7 @@ class _Run:
             order = level_order(self.program) if number % 2 else list(self.program.running)
             regions, _ = cut(self.program, order, self.prepared.adjacent, _WINDOWS[1], fused=self.costs.fusable)
             chosen = [region_of(self.program, r) for r in regions]
-            improved = self._phase(chosen, "removing operators", self.prepared.shortening, kind=_SHORTENING)
+            improved = self._phase(chosen, "removing operators", self.prepared.removing, kind=_SHORTENING)
             quiet = 0 if improved else quiet + 1
             if self._over() or quiet > 1:
                 return
@@ -311,7 +326,7 @@ class _Run:
             if near:
                 self._prepare(grouped=True)
             chosen = [region_of(self.program, r) for r in regions]
-            kind, moves = (_NEAR, self.prepared.near) if near else ("", None)
+            kind, moves = (_NEAR, self.prepared.neighbours) if near else ("", None)
             self._phase(chosen, f"{what}, phase {number + 1}", moves, first=number == 0, kind=kind)
             improved = self.totals.gain - gained > _LITTLE * self.totals.before
             looked = len(self.memo) > known or window == self.options.window  # else these regions were searched before
@@ -330,7 +345,7 @@ class _Run:
         order, window = list(self.program.running), min(self.options.window, _WINDOWS[0])
         regions, _ = cut(self.program, order, self.prepared.adjacent, window, fused=self.costs.fusable)
         found = [region_of(self.program, r) for r in regions]
-        return sum(cost_as_it_is(r, lower(r, REGISTRY), self.pricer) for r in found if r.outputs)
+        return sum(unchanged_cost(r, lower(r, REGISTRY), self.pricer) for r in found if r.outputs)
 
     def _keep(self) -> None:
         if not self.stages or self.stages[-1][0].steps is not self.program.steps:
@@ -347,7 +362,7 @@ class _Run:
         self.stopped = max(self.stopped, why, key=_ENDS.index)
 
     def _phase(
-        self, regions: Sequence[Region], what: str, moves: Moves | None = None, rounds: int = Limits().rounds,
+        self, regions: Sequence[Region], what: str, moves: RewriteSet | None = None, rounds: int = Limits().rounds,
         *, first: bool = False, kind: str = "",
     ) -> bool:  # fmt: skip
         """Optimise the distinct regions, most frequent first; True if the program improved.
@@ -367,14 +382,14 @@ class _Run:
             if region.outputs:
                 alike.setdefault(region.signature, []).append(region)
         ordered = sorted(alike.items(), key=lambda item: -len(item[1]) * item[1][0].running)
-        offers = Offers(Weights(self.program), self.pricer.reading_us, self.budget - self.totals.grown)
+        offers = PlanSelection(Weights(self.program), self.pricer.reading_us, self.budget - self.totals.grown)
         self.totals.regions = max(self.totals.regions, len(regions))
         try:
             for done, (signature, group) in enumerate(ordered):
                 if self._over():
                     break
                 self._tell(done, len(ordered), what)
-                key = (kind, self.prepared.parts, signature)
+                key = (kind, self.prepared.part_counts, signature)
                 if key not in self.memo:
                     share = max(_PHASE_NODES // len(ordered), _FEWEST + 3 * len(group[0].steps))
                     self.nodes = min(self.options.node_limit, share)
@@ -388,39 +403,41 @@ class _Run:
                     offers.add([(member, self._in_place(member, found.plan)) for member in sound])
         finally:
             self._replace(offers)
-        return bool(offers.taken)
+        return bool(offers.accepted)
 
     def _tell(self, done: int, total: int | None, what: str) -> None:
         if self.progress is not None:
             self.progress(done, total, what)
 
     def _permitted(self, region: Region, plan: Plan) -> bool:
-        return not self.options.frugal or frugal(region, plan, self.pricer)
+        return not self.options.frugal or dominates(region, plan, self.pricer)
 
     def _holds(self, region: Region, plan: Plan) -> bool:
         """Whether the element types hold the constants that a plan makes of these weights."""
         why = self.losses.of(self.program, region, plan)
         if why:
-            self.totals.missed[f"{region.outputs[0]}: {named(plan)} would save {plan.gain:.1f} µs, but {why}"] = None
+            self.totals.missed[f"{region.outputs[0]}: {rule_list(plan)} would save {plan.gain:.1f} µs, but {why}"] = (
+                None
+            )
         return not why
 
     def _in_place(self, region: Region, plan: Plan) -> Plan:
         """The plan with what is lost where the backend ran what it takes apart as one: pairs over the region's border,
         and groups."""
         lost = sum(max(0.0, before - after) for before, after in fusions(self.program, region, plan, self.pricer.fused))
-        lost += broken_us(self.program, region, plan, self.pricer)
+        lost += broken_kernel_us(self.program, region, plan, self.pricer)
         return replace(plan, after=plan.after + lost) if lost > 0 else plan
 
-    def _replace(self, offers: Offers) -> None:
-        offers.settle()
+    def _replace(self, offers: PlanSelection) -> None:
+        offers.accept_jointly()
         for placed, why in offers.refused:
             plan = placed[0][1]
-            self.totals.missed[f"{named(plan)} would save {plan.gain:.1f} µs, but {why}"] = None
-        if not offers.taken:
+            self.totals.missed[f"{rule_list(plan)} would save {plan.gain:.1f} µs, but {why}"] = None
+        if not offers.accepted:
             return
         self.totals.grown += offers.grown
-        self.program = replay(self.program, offers.taken, self.names)
-        for region, plan in offers.taken:
+        self.program = replay(self.program, offers.accepted, self.names)
+        for region, plan in offers.accepted:
             self.totals.gain += plan.gain
             for rule, count in plan.rules.items():
                 entry = self.totals.used.setdefault(rule, [0, 0.0])
@@ -430,24 +447,24 @@ class _Run:
 
     # -- one region ----------------------------------------------------------------------------------------------
 
-    def _found(self, key: _Key, region: Region, moves: Moves | None, rounds: int) -> Found:
+    def _found(self, key: _Key, region: Region, moves: RewriteSet | None, rounds: int) -> RegionResult:
         """What an earlier run found, else what this one does."""
 
-        def search() -> Found:
+        def search() -> RegionResult:
             return self._search(region, moves, rounds, key[0] == _SHORTENING)
 
         if self.cache is None:
             return search()
         hits = self.cache.hits
         place = (key, rounds, self.nodes)
-        found = self.cache.found(place, region, search, whole=lambda: time.monotonic() < self.deadline)
+        found = self.cache.cached(place, region, search, whole=lambda: time.monotonic() < self.deadline)
         if self.cache.hits > hits:
             self._count(found)
             if found.missed:
                 self.totals.missed[f"{region.outputs[0]}: {found.missed}"] = None
         return found
 
-    def _count(self, found: Found) -> None:
+    def _count(self, found: RegionResult) -> None:
         """Add the figures of a region's search to the totals."""
         self.totals.e_nodes += found.e_nodes
         self.totals.gap = max(self.totals.gap, found.gap)
@@ -455,12 +472,12 @@ class _Run:
         if found.stopped in ("nodes", "steps"):
             self._ended(found.stopped)
 
-    def _search(self, region: Region, moves: Moves | None, rounds: int, shortening: bool) -> Found:
+    def _search(self, region: Region, moves: RewriteSet | None, rounds: int, shortening: bool) -> RegionResult:
         limits = Limits(self.nodes, rounds, self.deadline, steps=_MATCHING)
         pricer = self.unweighted if shortening else self.pricer
-        first = self.prepared.shortening if moves is None else Moves()
+        first = self.prepared.removing if moves is None else RewriteSet()
         settings = (self.options.least_gain, self.options.seed, first)
-        found = optimise(region, moves or self.prepared.moves, REGISTRY, pricer, limits, *settings)
+        found = search_region(region, moves or self.prepared.all_rewrites, REGISTRY, pricer, limits, *settings)
         self._count(found)
         if found.missed:
             self.totals.missed[f"{region.outputs[0]}: {found.missed}"] = None
@@ -498,7 +515,8 @@ class _Run:
             distinct_regions=sum(not kind for kind, *_ in self.memo), e_nodes=totals.e_nodes, stopped=self.stopped,
             seconds=time.monotonic() - self.start, gap=totals.gap, near_misses=tuple(totals.missed)[:_SHOWN],
             notes=notes, quarantined=dict(totals.quarantined),
-            asked=self.pricer.questions.asked, decided=self.pricer.questions.decided,
+            measurements_requested=self.pricer.questions.requested,
+            measurements_decisive=self.pricer.questions.changed_choice,
         )  # fmt: skip
 
 

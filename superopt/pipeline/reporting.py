@@ -59,7 +59,7 @@ def report_of(
         target=options.target,
         float=options.floats,
         runtime=options.runtime,
-        questions=report.Questions(found.asked, model.measured, found.decided),
+        questions=report.Questions(found.measurements_requested, model.measured, found.measurements_decisive),
         result=report.Outcome(structural_hash(found.graph)),
         cost=report.Cost(before.us, after.us, min(before.measured_share, after.measured_share)),
         measured=measured,

@@ -57,9 +57,7 @@ __all__ = [
 
 # -- Sessions ------------------------------------------------------------------------------------------------------
 #
-# ONNX Runtime as a runtime: quiet sessions, element types NumPy lacks, and errors in superopt's own words.
-#
-# Timing of whole models against each other is in :mod:`superopt.runtime.paired_benchmark`.
+# Sessions without output, element types that NumPy lacks, and errors as superopt's own.
 
 
 _OUTSIDE = "session.optimized_model_external_initializers_"
@@ -349,7 +347,7 @@ def _unpack(raw: np.ndarray, dtype: DType, count: int) -> np.ndarray:
 
 # -- Bound sessions ------------------------------------------------------------------------------------------------
 #
-# An ONNX Runtime session whose inputs and outputs are bound to memory once, so that a step is the run and no more.
+# Inputs and outputs are bound to memory once, so that a step is the run alone.
 
 
 _LONGEST_RUN = 10.0  # seconds: a model that runs longer once is not timed

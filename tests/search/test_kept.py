@@ -153,17 +153,20 @@ def test_rules_are_prepared_from_what_the_shipped_library_is_prepared_to(cache, 
     monkeypatch.setattr(rewrites, "_piece", lambda rule, ways: made.append(rule.id) or piece(rule, ways))
     found = rewrites._of_all(some, float("inf"), library.floats())
     assert set(made) <= {"own"}
-    assert library.admitted[0].fingerprint not in found.pieces
-    assert all(found.pieces[k] is shipped.pieces[k] for k in found.pieces.keys() & shipped.pieces.keys())
+    assert library.admitted[0].fingerprint not in found.by_fingerprint
+    assert all(
+        found.by_fingerprint[k] is shipped.by_fingerprint[k]
+        for k in found.by_fingerprint.keys() & shipped.by_fingerprint.keys()
+    )
     assert not list(cache.glob("moves/*"))  # it takes no longer than to read a file
     few = (*library.admitted[1:40], own)  # too few for the shipped ones to be asked for
     alone = rewrites._of_all(few, float("inf"), library.floats())
     assert len(made) >= 30
-    both = alone.pieces.keys() & found.pieces.keys()
+    both = alone.by_fingerprint.keys() & found.by_fingerprint.keys()
     assert len(both) >= 30
-    for one, other in ((alone.pieces[key], found.pieces[key]) for key in both):
+    for one, other in ((alone.by_fingerprint[key], found.by_fingerprint[key]) for key in both):
         assert [s.pattern.identity for s in one.sides] == [s.pattern.identity for s in other.sides]
-        assert (one.ways, one.adjacent, len(one.groups)) == (other.ways, other.adjacent, len(other.groups))
+        assert (one.conditions, one.adjacent, len(one.groups)) == (other.conditions, other.adjacent, len(other.groups))
     parts, before = (
         rewrites._lifted(found, 3, float("inf"), library.floats()),
         rewrites._lifted(shipped, 3, float("inf"), None),

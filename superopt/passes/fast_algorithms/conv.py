@@ -313,11 +313,9 @@ def _together(writer: Writer, form: ConvForm, products: list[str], batch: int, k
 
 # -- Blocked layouts -----------------------------------------------------------------------------------------------
 #
-# Where ONNX Runtime's blocked layout ends: what changes of layout a model pays, with some Convs written as forms.
-#
-# Inside, images are kept in blocks of channels: from a Conv on, through whatever else can run so. What cannot gets them
-# back with channels second, and a Conv after it puts them into blocks again. A form begins and ends with a Transpose of
-# its own, which the runtime makes one with such a change, and strikes out where two forms meet.
+# ONNX Runtime keeps images in blocks of channels from a Conv on, through every operator that has a blocked kernel. An
+# operator without one gets the image with channels second, and the next Conv converts it again. A form begins and ends
+# with a Transpose, which the runtime merges with such a conversion, and removes where two forms meet.
 
 
 _RANK = 4  # axes of images that are kept in blocks

@@ -1,11 +1,9 @@
-"""Where an algorithm with fewer multiplications pays: sites, forms for each, prices of both, one graph.
+"""Selection of fast algorithms (Winograd, Strassen) by modelled cost.
 
-A site is a Conv of one group, or a product of matrices, with fixed weights and known sizes (a batch may be symbolic).
-Its forms are priced by the cost model beside the operator, each with what the runtime runs in one kernel with the
-operator and would run apart from a form; then the chosen ones together, with the changes of layout that they bring and
-spare (:mod:`superopt.passes.fast_algorithms.conv`), and with what several forms of one image take apart once
-(:mod:`superopt.passes.fast_algorithms.selection`). Equal sites are looked at once. No weights are computed for that,
-and nothing is timed: whether the whole model gained is for the caller to measure.
+Each site's forms are priced beside its operator, including the operators that the backend fuses with it. Then the
+chosen forms are priced together, with the changes of memory layout that they add or remove and the transforms that
+forms of one image share. Equal sites are priced once. The pass computes no weights and times nothing: acceptance
+measures the model.
 """
 
 from __future__ import annotations
@@ -53,10 +51,9 @@ __all__ = [
 
 # -- Sharing -------------------------------------------------------------------------------------------------------
 #
-# Choices of forms, and what they share: forms of one image that take it apart in the same way do it once.
-#
-# What that takes is laid to the charge of those that share it in proportion to what their operators take without forms:
-# so a Conv of few channels, whose form would lose by itself, can go along with one of many.
+# Forms that transform one image in the same way share the transform. Its cost is divided among them in proportion to
+# what their operators cost without forms, so a Conv of few channels, whose form would lose alone, can profit from one
+# of many.
 
 
 Form = ConvForm | MatMulForm

@@ -1,9 +1,9 @@
-"""Rewrites that the elements of a given model's weights allow, each with a certificate.
+"""Rewrites that hold for the elements of one model's weights, each with a certificate.
 
-Dead and constant channels, equal rows, constants, weights of low rank: none of it is an equality of graphs, so no rule
-has it. What is claimed is read off the operators' meanings with the weights put in
-(:mod:`superopt.passes.weights.slice_analysis`), and checked by :mod:`superopt.verifier.weights.claims`, which shares
-nothing with this. The reasons are in ``docs/decisions/0027-rewrites-by-weights-elements.md``.
+Zero channels, constant channels, equal rows, constants, weights of low rank: none of these is an equality of graphs, so
+no rule states it. The claims follow from the operators' meanings with the weights inserted
+(:mod:`superopt.passes.weights.slice_analysis`). :mod:`superopt.verifier.weights.claims` checks them and shares no code
+with this package. The reasons are in ``docs/decisions/0027-rewrites-by-weights-elements.md``.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from superopt.ir.types import TensorType
 from superopt.ops import REGISTRY
 from superopt.ops.infer import infer
 from superopt.passes.canonicalize import of_known_sizes
-from superopt.passes.rounding_guard import kept_verbatim
+from superopt.passes.rounding_guard import guard_deliberate_rounding
 from superopt.passes.weights.constant_values import constants_of, others_of
 from superopt.passes.weights.index_axes import Removal, removal_of
 from superopt.passes.weights.known_positions import Elsewhere, moved_of
 from superopt.passes.weights.low_rank import factored_of
 from superopt.passes.weights.rewriting import Written, with_operands, write
 from superopt.passes.weights.slice_analysis import Slices, Values
-from superopt.program.program import Program, Step, program_of
+from superopt.program.program import Program, ProgramStep, program_of
 from superopt.regions.emission import emit
-from superopt.regions.replay import Names
+from superopt.regions.replay import FreshNames
 from superopt.rules.values import Certificate, Equal, Kept, Moved, Same, Uniform
 
 __all__ = ["Stage", "by_positions", "by_values"]
@@ -101,7 +101,7 @@ def _elsewhere(program: Program, taken: Iterable[Elsewhere]) -> Graph:
 
 
 def _values(graph: Graph, finite: bool) -> Values:
-    return Values(kept_verbatim(program_of(graph, infer(graph)))[0], finite)
+    return Values(guard_deliberate_rounding(program_of(graph, infer(graph)))[0], finite)
 
 
 def _exact(graph: Graph, values: Values, sums: bool) -> Stage | None:
@@ -143,7 +143,7 @@ def _followed(others: Mapping[str, str], name: str) -> str:
 
 def _constants(graph: Graph, values: Values) -> Stage | None:
     """Values that are constant, read as weights."""
-    found = constants_of(values, Names(values.program))
+    found = constants_of(values, FreshNames(values.program))
     if found is None:
         return None
     steps, weights, types = found
@@ -175,7 +175,7 @@ def _factored(graph: Graph, values: Values, budget: float) -> Stage | None:
 
 
 def _graph(
-    program: Program, steps: Sequence[Step], weights: Iterable[Weight], types: Mapping[str, TensorType]
+    program: Program, steps: Sequence[ProgramStep], weights: Iterable[Weight], types: Mapping[str, TensorType]
 ) -> Graph:
     new = tuple(weights)
     graph = replace(program.graph, weights=(*program.graph.weights, *new))

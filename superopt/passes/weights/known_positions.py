@@ -1,13 +1,9 @@
-"""Elements read from, or written to, positions that are known: as what cuts, joins, folds and turns whole axes.
+"""Gathers and scatters at known positions, rewritten to Slice, Concat, Transpose and Reshape.
 
-An operator that reads computed positions, all of which are known, is a table: which element stands where. The table is
-made by its own meaning, evaluated on the numbers of the elements (axes that pass through whole are left out of it, so
-that they may be of any size), and taken apart: elements at even steps are a slice, what is split or turned beside that
-a Reshape and a Transpose, and a table that is none of these falls into parts that are, one behind the other along an
-axis. Runtimes copy an element or a row at a time where positions could be any.
-
-Writes (:mod:`superopt.passes.weights.known_positions`) are tables of several tensors: what is written over, and what is
-written, one write after the other.
+An operator that reads computed positions which are all constant is a table: the source of each element. Its own
+meaning, evaluated on element numbers, gives the table; axes that pass through unchanged are left out, so they may have
+any size. Equal steps become a Slice, a split or permuted axis a Reshape and a Transpose, and other tables are cut into
+such parts along an axis. Runtimes copy element by element where positions are data.
 """
 
 from __future__ import annotations
@@ -27,8 +23,8 @@ from superopt.ops import REGISTRY
 from superopt.ops.meaning import Comprehension, Index, Read, Scalar, subexpressions
 from superopt.passes.weights.rewriting import writable
 from superopt.passes.weights.slice_analysis import Values
-from superopt.program.program import Step
-from superopt.regions.replay import Names
+from superopt.program.program import ProgramStep
+from superopt.regions.replay import FreshNames
 from superopt.runtime.evaluate import FLOAT64, evaluate
 
 __all__ = ["Elsewhere", "Made", "Writes", "moved_of"]
@@ -36,11 +32,9 @@ __all__ = ["Elsewhere", "Made", "Writes", "moved_of"]
 
 # -- Tables of scatters --------------------------------------------------------------------------------------------
 #
-# Writes to positions that are known, as tables of which element of which tensor stands where afterwards.
-#
-# ``ScatterND`` and ``ScatterElements`` without a reduction have no record: which of two writes to one place is the last
-# is for the runtime to say. Where all positions are known and no two are equal, it has nothing to say, and the result
-# is made of what is written and of what is left of what it is written into.
+# ``ScatterND`` and ``ScatterElements`` without a reduction have no record, because the order of two writes to one
+# position is up to the runtime. Where all positions are constant and distinct, there is no such choice: the result is a
+# table of elements from the updates and from the data.
 
 
 _LARGEST_TABLE = (
@@ -199,7 +193,7 @@ class Elsewhere:
     """
 
     position: int
-    steps: tuple[Step, ...]
+    steps: tuple[ProgramStep, ...]
     types: Mapping[str, TensorType]
     kind: object
     without: frozenset[int] = frozenset()
@@ -264,7 +258,7 @@ def moved_of(values: Values) -> Iterator[Elsewhere]:
     Args:
         values: of the program.
     """
-    names, writes = Names(values.program), Writes(values)
+    names, writes = FreshNames(values.program), Writes(values)
     within: set[int] = set()
     for position in reversed(values.program.running):
         if position in within:
@@ -481,10 +475,12 @@ def _run(at: np.ndarray) -> tuple[int, int, list[int]] | None:
     return start, strides[axes[-1]] if axes else 1, axes
 
 
-def _written(values: Values, position: int, sources: Sequence[_Source], form: _Form, names: Names) -> Elsewhere | None:
+def _written(
+    values: Values, position: int, sources: Sequence[_Source], form: _Form, names: FreshNames
+) -> Elsewhere | None:
     """The steps of a form; ``None`` where the model's opset has them not."""
     program, step = values.program, values.program.steps[position]
-    steps: list[Step] = []
+    steps: list[ProgramStep] = []
     types: dict[str, TensorType] = {}
 
     def made(one: _Form) -> str | None:
@@ -496,7 +492,7 @@ def _written(values: Values, position: int, sources: Sequence[_Source], form: _F
             return None
         kind = REGISTRY[one.op].apply(given, dict(one.attributes))[1][0]
         name = names.fresh(f"{step.outputs[0]}_{one.op.lower()}")
-        new = Step(one.op, tuple(args), one.attributes, (name,), None, f"{step.name}_{one.op.lower()}")
+        new = ProgramStep(one.op, tuple(args), one.attributes, (name,), None, f"{step.name}_{one.op.lower()}")
         if not writable(program, new, one.attributes, given):
             return None
         steps.append(new)
