@@ -24,6 +24,7 @@ import typer
 from typer.testing import CliRunner
 
 from superopt.cli import app
+from superopt.passes.saturation_search import PASSES, PREPARATION
 from superopt.rules import load_library
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -184,6 +185,14 @@ def test_the_path_of_one_model_is_that_of_the_code() -> None:
         for call in re.findall(r"`([^`]+)`", calls):
             name = call.split(".")[-1]
             assert re.search(rf"^\s*(def|class) {name}\b", source, re.MULTILINE) or f"import {name}" in source, call
+
+
+def test_the_passes_of_the_search_are_those_of_the_code() -> None:
+    """The architecture lists the passes by their names, in the order in which the search runs them."""
+    text = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    listed = text.split("The search itself is a sequence of passes")[1].split("\n## ")[0]
+    names = [name.lower() for name in re.findall(r"^\d+\. \*\*(.+?)\*\*", listed, re.MULTILINE)]
+    assert names == [p.name for p in (*PREPARATION, *PASSES)]
 
 
 def test_the_picture_of_the_readme_is_that_of_the_architecture() -> None:
