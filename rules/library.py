@@ -36,7 +36,7 @@ __all__ = [
     "Library",
     "PROOFS",
     "expanded",
-    "kept_rules",
+    "cached_rules",
     "load_library",
     "parse_file",
     "parse_rows",
@@ -277,7 +277,7 @@ def _quoted(text: str) -> str:
 CLASSES: tuple[type, ...] = (App, AttributeScheme, Guard, Poly, Project, Quotient, Rule, TensorScheme, Var)
 
 
-def kept_rules(files: Sequence[Path], read: Callable[[], Mapping[str, Rule]]) -> Mapping[str, Rule]:
+def cached_rules(files: Sequence[Path], read: Callable[[], Mapping[str, Rule]]) -> Mapping[str, Rule]:
     """The rules of these files by id.
 
     Args:
@@ -539,7 +539,7 @@ def _built_in() -> Library:
     if stamp not in _loaded:
         _loaded.clear()
         with rarely_collected():
-            rules = kept_rules(toml, lambda: _load(BUILT_IN).rules)
+            rules = cached_rules(toml, lambda: _load(BUILT_IN).rules)
         _loaded[stamp] = Library(rules, read_verdicts(BUILT_IN / PROOFS), float_store=read_floats(BUILT_IN / FLOATS))
     return _loaded[stamp]
 

@@ -23,7 +23,7 @@ __all__ = [
     "POSITIONAL",
     "as_scalar",
     "default_of",
-    "filled_in",
+    "with_defaults",
     "from_front",
     "may_be_onnx",
     "neutral",
@@ -247,7 +247,7 @@ def default_of(op: str, attribute: str) -> AttributeValue | None:
     return _PLAIN.get(op, {}).get(attribute)
 
 
-def filled_in(rule: Rule, where: str) -> Rule:
+def with_defaults(rule: Rule, where: str) -> Rule:
     """The rule with every attribute that ONNX has a default for; the same rule where nothing was left out.
 
     Raises:

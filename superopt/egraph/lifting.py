@@ -15,7 +15,7 @@ from superopt.egraph.matching import Match, Pattern, bound, compile_side
 from superopt.egraph.pattern_index import Trie
 from superopt.ir.poly import Dim, Poly, atoms, substitute, sym, symbols
 from superopt.ir.terms import App, AttributeValue, Project, Term, Var, postorder
-from superopt.rules.floats import Way
+from superopt.rules.floats import SafeConditions
 from superopt.rules.rule import AttributeScheme, Guard, Rule, TensorScheme, TypeScheme, attribute_symbols, term_symbols
 from superopt.rules.scanner import RuleError
 from superopt.rules.typing import types_of
@@ -115,8 +115,8 @@ def copy_name(name: str, number: int) -> str:
 
 
 def lifted_conditions(
-    floats: Mapping[str, tuple[Way, ...]] | None, names: Mapping[str, str], own: Collection[str]
-) -> dict[str, tuple[Way, ...]] | None:
+    floats: Mapping[str, tuple[SafeConditions, ...]] | None, names: Mapping[str, str], own: Collection[str]
+) -> dict[str, tuple[SafeConditions, ...]] | None:
     """Conditions on the variables of a rule for two copies, as conditions on those of all copies.
 
     Args:
@@ -132,7 +132,7 @@ def lifted_conditions(
         base = first.get(name, name)
         return [n for n in own if n == base or n.startswith(f"{base}@")]
 
-    def lifted(way: Way) -> Way | None:
+    def lifted(way: SafeConditions) -> SafeConditions | None:
         if not all(copies(n) for n in (*way.rounded, *way.window)):
             return None  # it speaks about what is not there
         rounded = dict.fromkeys(c for n in way.rounded for c in copies(n))
@@ -509,7 +509,7 @@ def _net(groups: tuple[GroupRewrite, ...]) -> Trie[int]:
 
 
 def group_rewrite(
-    rule: Rule, *, backward: bool = False, floats: Mapping[str, tuple[Way, ...]] | None = None
+    rule: Rule, *, backward: bool = False, floats: Mapping[str, tuple[SafeConditions, ...]] | None = None
 ) -> GroupRewrite | None:
     """The rule as a group move, if a single sibling can be recognised alone and the rule lifts.
 

@@ -25,7 +25,7 @@ from superopt.ops.forms import surely_nonnegative
 from superopt.ops.meaning import Condition
 from superopt.program.value_analysis import ValueFacts, conditions_hold
 from superopt.rules.canonical import solve
-from superopt.rules.floats import Way
+from superopt.rules.floats import SafeConditions
 from superopt.rules.rule import AttributeScheme, Guard, Rule
 from superopt.rules.typing import types_of
 
@@ -79,8 +79,8 @@ class Pattern:
     growth: int
     first_round: bool = False
     width: int = 1  # slots
-    floats: Mapping[str, tuple[Way, ...]] | None = None
-    opposite: Mapping[str, tuple[Way, ...]] | None = None
+    floats: Mapping[str, tuple[SafeConditions, ...]] | None = None
+    opposite: Mapping[str, tuple[SafeConditions, ...]] | None = None
     heavier: bool = False
     bounded: bool = False  # some variable holds positions, whose range is asked of the graph
     _runtime: dict[tuple[bool, ...], tuple[int, int, int]] = field(default_factory=dict)
@@ -118,7 +118,7 @@ class Pattern:
         text = repr((self.steps, self.roots, makes, guards, ranges, below, checks, self.first_round, floats))
         return hashlib.sha256(text.encode()).digest()
 
-    def _conditions(self, ways: tuple[Way, ...]) -> list[str]:
+    def _conditions(self, ways: tuple[SafeConditions, ...]) -> list[str]:
         """Ways whatever the names of variables."""
         slots = self.tensor_slots
         return [
@@ -163,12 +163,12 @@ class Pattern:
     @cached_property
     def anyway(self) -> frozenset[str]:
         """Element types for which the other side is as good in floating point, whatever the operands."""
-        return frozenset(t for t, ways in (self.floats or {}).items() if Way() in ways)
+        return frozenset(t for t, ways in (self.floats or {}).items() if SafeConditions() in ways)
 
     @cached_property
     def turned_anyway(self) -> frozenset[str]:
         """Element types for which this side is as good as the other one, whatever the operands."""
-        return frozenset(t for t, ways in (self.opposite or {}).items() if Way() in ways)
+        return frozenset(t for t, ways in (self.opposite or {}).items() if SafeConditions() in ways)
 
     @cached_property
     def saves(self) -> bool:
@@ -311,7 +311,8 @@ class _Compiler:
 
 def compile_side(
     rule: Rule, source: tuple[Term, ...], target: tuple[Term, ...], *, first_round: bool = False,
-    floats: Mapping[str, tuple[Way, ...]] | None = None, opposite: Mapping[str, tuple[Way, ...]] | None = None,
+    floats: Mapping[str, tuple[SafeConditions, ...]] | None = None,
+    opposite: Mapping[str, tuple[SafeConditions, ...]] | None = None,
 ) -> Pattern:  # fmt: skip
     """Prepare a side of a plain rule (no ``...``) for matching.
 
@@ -482,8 +483,8 @@ def turns(graph: EGraph, pattern: Pattern, match: Match) -> bool:
 
 
 def _as_good(
-    graph: EGraph, by_type: Mapping[str, tuple[Way, ...]], anyway: frozenset[str], tensors: Mapping[str, int],
-    sizes: Sizes,
+    graph: EGraph, by_type: Mapping[str, tuple[SafeConditions, ...]], anyway: frozenset[str],
+    tensors: Mapping[str, int], sizes: Sizes,
 ) -> bool:  # fmt: skip
     """Whether a condition is met under which a direction is as good in floating point."""
     dtype = sizes.get(_ELEMENT, _FLOAT32)

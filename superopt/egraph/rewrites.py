@@ -34,7 +34,7 @@ from superopt.ops.meaning import Condition
 from superopt.ops.work import flops
 from superopt.program.program import Program
 from superopt.rules.canonical import independent
-from superopt.rules.floats import Floats, Way
+from superopt.rules.floats import Floats, SafeConditions
 from superopt.rules.library import CLASSES, load_library
 from superopt.rules.rule import Rule
 from superopt.rules.scanner import RuleError
@@ -47,7 +47,7 @@ _PARTS = frozenset({"Concat", "Split"})
 _MOST_PARTS = 16  # a Concat or Split of more parts than this gets no rules of its own
 _MOST_COUNTS = 3  # different numbers of parts that rules are lifted to
 _MOST_ORDERS = 32  # of operands in a lifted rule: `Concat` of eight sums is 256, and as many matches a form of each sum
-_Ways = Mapping[str, tuple[Way, ...]] | None  # conditions of floating point by element type
+_Ways = Mapping[str, tuple[SafeConditions, ...]] | None  # conditions of floating point by element type
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ class _CompiledLibrary:
 
 _CLASSES: tuple[type, ...] = (
     *CLASSES, _CompiledLibrary, _CompiledRule, _Side, ApplicationTest, Condition, Further, GroupRewrite, Pattern,
-    Select, TypeTest, Way,
+    Select, TypeTest, SafeConditions,
 )  # fmt: skip
 _FOLDER = "moves"
 _MOST_FILES = 24  # of some megabytes

@@ -24,7 +24,7 @@ from superopt.ir.errors import InvalidModel, SuperoptError, printable, resource_
 __all__ = [
     "CHUNK",
     "HOLE",
-    "Handed",
+    "SharedScratch",
     "MappedFile",
     "MemoryMap",
     "OPEN_FLAGS",
@@ -417,7 +417,7 @@ class Scratch:
 _Place = tuple[int, int, tuple[int, ...], np.dtype]  # of an array: which file (none: handed), where, shape and type
 
 
-class Handed:
+class SharedScratch:
     """A file for the arrays that a copy of this process makes, which stay when the copy has ended.
 
     A context manager of the process that makes the copy; its end is that of what arrives.
@@ -426,7 +426,7 @@ class Handed:
     def __init__(self) -> None:
         self._arena = _Arena()
 
-    def __enter__(self) -> Handed:
+    def __enter__(self) -> SharedScratch:
         return self
 
     def __exit__(self, *_: object) -> None:

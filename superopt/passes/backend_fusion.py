@@ -181,13 +181,15 @@ def splitting_plans(program: Program, rewrites: RewriteSet, pricer: Pricer) -> I
         names = [node.outputs[0] for node in group.nodes]
         region = region_of(program, sorted(program.maker[n] for n in names))
         if region.signature not in known:
-            known[region.signature] = _plan_apart(region, names, group, light, pricer)
+            known[region.signature] = _splitting_plan(region, names, group, light, pricer)
         plan = known[region.signature]
         if plan is not None:
             yield region, plan
 
 
-def _plan_apart(region: Region, names: list[str], group: Group, rewrites: RewriteSet, pricer: Pricer) -> Plan | None:
+def _splitting_plan(
+    region: Region, names: list[str], group: Group, rewrites: RewriteSet, pricer: Pricer
+) -> Plan | None:
     """The cheapest way to write an operator of a group otherwise, if that is cheaper than the group's kernel."""
     lowered, problem, incumbent = _saturated(region, rewrites, pricer)
     graph = lowered.graph

@@ -17,7 +17,7 @@ from functools import cached_property
 
 import numpy as np
 
-from superopt.formats.tensors import AsideData, set_aside, shape_of
+from superopt.formats.tensors import ScratchData, set_aside, shape_of
 from superopt.ir.graph import PRECOMPUTED, RULES, VALUE, Weight, WeightData
 from superopt.ir.poly import sym, symbols
 from superopt.ir.types import TensorType
@@ -80,7 +80,7 @@ class FoldedData:
                 result[done : done + len(rounded)] = rounded
             done += len(rounded) if rounded.ndim else 1
         held = set_aside(result)
-        if result.nbytes <= KEPT or isinstance(held, AsideData):
+        if result.nbytes <= KEPT or isinstance(held, ScratchData):
             self._kept.append(held)
         return held.numpy()
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from superopt.ir.terms import AttributeValue
 from superopt.ir.types import DType, TensorType
-from superopt.rules.floats import GENEROUS, Way
+from superopt.rules.floats import GENEROUS, SafeConditions
 
 __all__ = ["ANYTHING", "ValueFacts", "rounded_facts", "result_facts", "array_facts", "conditions_hold", "merged"]
 
@@ -245,7 +245,7 @@ def _above(size: float, exponents: Sequence[int]) -> float:
 
 
 def conditions_hold(
-    ways: Sequence[Way], known: Mapping[str, ValueFacts], types: Mapping[str, TensorType], dtype: DType
+    ways: Sequence[SafeConditions], known: Mapping[str, ValueFacts], types: Mapping[str, TensorType], dtype: DType
 ) -> bool:
     """Whether some way's conditions hold of the operands.
 
@@ -255,7 +255,7 @@ def conditions_hold(
     return any(_meets(way, known, types, dtype) for way in ways)
 
 
-def _meets(way: Way, known: Mapping[str, ValueFacts], types: Mapping[str, TensorType], dtype: DType) -> bool:
+def _meets(way: SafeConditions, known: Mapping[str, ValueFacts], types: Mapping[str, TensorType], dtype: DType) -> bool:
     if way.finite and not all(k.finite for k in known.values()):
         return False
     if way.regular and not all(_is_regular(known[n]) for n, t in types.items() if n in known and t.dtype.is_float):

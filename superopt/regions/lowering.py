@@ -53,8 +53,8 @@ class Region:
     types: Mapping[str, TensorType]
     constant: frozenset[str]
     facts: Mapping[str, LeafFacts]
-    facts_by_class: Mapping[str, ValueFacts]
-    producers: frozenset[str] = frozenset()
+    leaf_value_facts: Mapping[str, ValueFacts]
+    rewritten_constants: frozenset[str] = frozenset()
     apart: tuple[str, ...] = ()
     within: frozenset[int] = frozenset()
     inner: tuple[tuple[int, float], ...] = ()
@@ -69,7 +69,13 @@ class Region:
         """Equal for regions that search cannot tell apart."""
         number = self.number
         leaves = tuple(
-            (self.types[n], n in self.constant, self.facts.get(n), n in self.producers, self.facts_by_class[n])
+            (
+                self.types[n],
+                n in self.constant,
+                self.facts.get(n),
+                n in self.rewritten_constants,
+                self.leaf_value_facts[n],
+            )
             for n in self.leaves
         )
         steps = tuple(
@@ -171,8 +177,8 @@ def lower(region: Region, operators: Mapping[str, Operator]) -> Lowered:
     graph = EGraph(operators, frozenset(assumed))
     classes: dict[str, int] = {}
     for number, name in enumerate(region.leaves):
-        constant, exact = name in region.constant, name in region.constant and name not in region.producers
-        classes[name] = graph.leaf(number, region.types[name], constant, region.facts_by_class[name], exact=exact)
+        constant, exact = name in region.constant, name in region.constant and name not in region.rewritten_constants
+        classes[name] = graph.leaf(number, region.types[name], constant, region.leaf_value_facts[name], exact=exact)
         _add_facts(graph, number, classes[name], region.types[name], region.facts.get(name))
     origin: dict[int, int] = {}
     below: dict[str, tuple[int, int]] = {}

@@ -13,7 +13,7 @@ from superopt.ir.graph import Graph, constant
 from superopt.ir.types import DType, TensorType
 from superopt.passes import SearchOptions, search
 from superopt.program.value_analysis import ANYTHING, ValueFacts, array_facts, conditions_hold, merged, result_facts
-from superopt.rules.floats import Floats, Way, float_key
+from superopt.rules.floats import Floats, SafeConditions, float_key
 from superopt.rules.grammar import parse_rule
 from superopt.rules.rule import Rule
 from superopt.verifier.floats.recording import with_specials
@@ -161,7 +161,7 @@ def test_masks_of_minus_infinity_are_not_finite() -> None:
     mask = array_facts(np.array([0.0, -np.inf], np.float32))
     assert not mask.finite
     assert not result_facts("Add", {}, [ANYTHING, mask], [f32(2)] * 2, False, [None, None]).finite
-    way = Way(finite=True)
+    way = SafeConditions(finite=True)
     assert not conditions_hold([way], {"x": ANYTHING, "y": mask}, {}, DType.FLOAT32)
     assert conditions_hold([way], {"x": ANYTHING, "y": ANYTHING}, {}, DType.FLOAT32)
 

@@ -17,7 +17,7 @@ from superopt.ir.disk_cache import keep, kept
 from superopt.ir.interpreter import rarely_collected
 from superopt.ir.poly import Poly, sym
 from superopt.ir.terms import App, Var
-from superopt.rules.library import CLASSES, kept_rules, load_library, write_rules
+from superopt.rules.library import CLASSES, cached_rules, load_library, write_rules
 from superopt.rules.typing import DIGEST, meaning_digest
 
 TERM = App("Relu", (Var("x"),))
@@ -114,13 +114,13 @@ def test_kept_rules_are_those_of_the_files_as_they_are(cache, tmp_path):
         asked.append(1)
         return own
 
-    first, again = kept_rules([path], read), kept_rules([path], read)
+    first, again = cached_rules([path], read), cached_rules([path], read)
     assert asked == [1]
     assert first == again
     fresh = {i: meaning_digest(r.__class__(*(getattr(r, f) for f in r.__dataclass_fields__))) for i, r in own.items()}
     assert {i: r.__dict__[DIGEST] for i, r in again.items()} == fresh
     path.write_text(path.read_text() + "\n# another file\n")
-    kept_rules([path], read)
+    cached_rules([path], read)
     assert asked == [1, 1]
     assert set(map(type, again.values())) <= set(CLASSES)
 

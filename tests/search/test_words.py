@@ -47,7 +47,7 @@ def test_an_operator_that_some_rule_reads_is_no_word() -> None:
     assert ("word", "Sum") in made(prepared.all_rewrites.patterns)
 
 
-class Priced(Roofline):
+class PricedForm(Roofline):
     """A device on which a Sum of three takes so many microseconds, and an Add 1000."""
 
     def __init__(self, us: float) -> None:
@@ -60,5 +60,5 @@ class Priced(Roofline):
 
 def test_a_word_is_written_where_it_is_cheaper() -> None:
     for us, operators in ((1500.0, ["Sum"]), (2500.0, ["Add", "Add"])):
-        found = search(MODEL, rules(), Priced(us), SearchOptions(cache=False))
+        found = search(MODEL, rules(), PricedForm(us), SearchOptions(cache=False))
         assert [n.op for n in found.graph.nodes] == operators

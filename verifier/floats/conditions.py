@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from superopt.ir.types import DType
-from superopt.rules.floats import GENEROUS, UNKNOWN, FloatVerdict, Way
+from superopt.rules.floats import GENEROUS, UNKNOWN, FloatVerdict, SafeConditions
 from superopt.verifier.floats.adversarial_points import Points, exponents
 from superopt.verifier.floats.comparison import plain
 from superopt.verifier.floats.evaluation import Format
@@ -189,7 +189,7 @@ class _Rows:
     high: Array
 
 
-def _ways(table: Against, data: _Rows, form: Format) -> Iterator[Way]:
+def _ways(table: Against, data: _Rows, form: Format) -> Iterator[SafeConditions]:
     """Minimal sets of rounded variables, each with the widest window; one that widens nothing is left out."""
     names = table.names
     found: list[tuple[frozenset[str], tuple[int, int]]] = []
@@ -207,7 +207,9 @@ def _ways(table: Against, data: _Rows, form: Format) -> Iterator[Way]:
             found.append((own, window))
             window = _inward(window, form, table.degree)
             named = (*names, *table.attributes)
-            yield Way(tuple(sorted(own)), dict(_fewest(named, window, data.low[:, bad], data.high[:, bad], form)))
+            yield SafeConditions(
+                tuple(sorted(own)), dict(_fewest(named, window, data.low[:, bad], data.high[:, bad], form))
+            )
 
 
 def _inward(window: tuple[int, int], form: Format, degree: float) -> tuple[int, int]:

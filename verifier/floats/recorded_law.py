@@ -12,7 +12,7 @@ from superopt import fleet as fleets
 from superopt.fleet import Fleet
 from superopt.ir.terms import Var
 from superopt.ir.types import DType
-from superopt.rules.floats import Directions, Way, float_key, verdict_in
+from superopt.rules.floats import Directions, SafeConditions, float_key, verdict_in
 from superopt.rules.library import Library
 from superopt.rules.rule import Rule
 from superopt.verifier.floats.adversarial_points import Points, confined, drawn, exponents
@@ -49,7 +49,7 @@ class Breach:
     rule: str
     backward: bool
     dtype: str
-    way: Way
+    way: SafeConditions
     error: float
     point: Mapping[str, object] = field(default_factory=dict, hash=False)
 
@@ -90,12 +90,14 @@ def breaches(
     return found
 
 
-def _broken(rule: Rule, dtype: DType, asked: Sequence[tuple[bool, Way]], worst: Sequence[Worst]) -> list[Breach]:
+def _broken(
+    rule: Rule, dtype: DType, asked: Sequence[tuple[bool, SafeConditions]], worst: Sequence[Worst]
+) -> list[Breach]:
     found = zip(asked, worst, strict=True)
     return [Breach(rule.id, b, str(dtype), w, e, point) for (b, w), (e, point) in found if e > FACTOR]
 
 
-def _ways(verdicts: Directions, dtype: DType, *, backward: bool) -> tuple[Way, ...]:
+def _ways(verdicts: Directions, dtype: DType, *, backward: bool) -> tuple[SafeConditions, ...]:
     verdict = verdict_in(verdicts.get("backward" if backward else "forward", {}), dtype)
     return verdict.ways_in("standard")
 
@@ -132,7 +134,8 @@ def _checked(task: Task) -> list[Breach]:
 
 
 def _worst(
-    asked: Sequence[tuple[bool, Way]], sites: Sequence[Site], form: Format, rng: np.random.Generator, points: int
+    asked: Sequence[tuple[bool, SafeConditions]], sites: Sequence[Site], form: Format, rng: np.random.Generator,
+    points: int,
 ) -> list[Worst]:  # fmt: skip
     """The largest error of each condition, in the allowances that it leaves, at points inside its windows.
 
@@ -159,7 +162,7 @@ def _worst(
 
 
 def _worst_run(
-    asked: Sequence[tuple[bool, Way]], sites: Sequence[Site], dtype: DType, rng: np.random.Generator
+    asked: Sequence[tuple[bool, SafeConditions]], sites: Sequence[Site], dtype: DType, rng: np.random.Generator
 ) -> list[Worst]:  # fmt: skip
     """The largest error of each condition at points around 1, as ONNX Runtime's kernels of a type make it."""
     worst: list[Worst] = [(0.0, {})] * len(asked)
@@ -180,7 +183,7 @@ def _suspects(
         yield from ((backward, *found) for found in look.against(batch, backward=backward))
 
 
-def _worse(before: Worst, way: Way, found: Judged, batch: Points, site: Site, **more: object) -> Worst:
+def _worse(before: Worst, way: SafeConditions, found: Judged, batch: Points, site: Site, **more: object) -> Worst:
     """The largest error in allowances where a way's windows hold, if it is larger than one before, and its point."""
     low, high = exponents(batch)
     names = list(site.counts)

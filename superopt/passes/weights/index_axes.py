@@ -26,10 +26,10 @@ from superopt.ops.meaning import (
     Where,
     subexpressions,
 )
-from superopt.passes.weights.slice_analysis import LONGEST, Values, extents_of, table
+from superopt.passes.weights.slice_analysis import LONGEST, SliceAnalysis, extents_of, table
 from superopt.program.program import Program, ProgramStep
 
-__all__ = ["Absorbed", "Index", "Place", "Product", "Removal", "place_of", "products_of", "removal_of", "sums_of"]
+__all__ = ["Absorbed", "Index", "StepAxes", "Product", "Removal", "step_axes", "products_of", "removal_of", "sums_of"]
 
 
 # -- Axes of an index ----------------------------------------------------------------------------------------------
@@ -68,7 +68,7 @@ class Index:
 
 
 @dataclass(frozen=True, eq=False)
-class Place:
+class StepAxes:
     """A step's variables: their extents, the axes they index, and those that must stay as they are."""
 
     step: ProgramStep
@@ -93,7 +93,7 @@ class Product:
     plain: bool
 
 
-def place_of(step: ProgramStep, meaning: Meaning, types: Mapping[str, TensorType]) -> Place:
+def step_axes(step: ProgramStep, meaning: Meaning, types: Mapping[str, TensorType]) -> StepAxes:
     """Read a step's variables off its meaning, given the types of the values that it reads."""
     every = extents_of(meaning)
     extents = {v: e for v, e in every.items() if isinstance(e, int) and 1 < e <= LONGEST}
@@ -132,7 +132,7 @@ def place_of(step: ProgramStep, meaning: Meaning, types: Mapping[str, TensorType
                 for condition in scalar.conditions:
                     together = symbols(condition.size)
                     pinned |= together if len(together) > 1 else frozenset()
-    return Place(step, meaning, extents, tuple(indices), frozenset(pinned), sums_of(step, meaning))
+    return StepAxes(step, meaning, extents, tuple(indices), frozenset(pinned), sums_of(step, meaning))
 
 
 def sums_of(step: ProgramStep, meaning: Meaning) -> Mapping[str, Reduce]:
@@ -287,7 +287,7 @@ class Removal:
     """
 
     program: Program
-    places: Mapping[int, Place]
+    places: Mapping[int, StepAxes]
     absorbed: Mapping[tuple[int, str], Absorbed]
     slices: dict[tuple[str, int], np.ndarray] = field(default_factory=dict)
     variables: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
@@ -368,7 +368,7 @@ class Removal:
         return {axis: gone for axis, gone in found.items() if gone is not None and gone.any()}
 
 
-def removal_of(values: Values, *, sums: bool = True) -> Removal | None:
+def removal_of(values: SliceAnalysis, *, sums: bool = True) -> Removal | None:
     """What sums can do without, before anything is taken back; ``None`` where that is nothing.
 
     Args:
@@ -385,10 +385,12 @@ def removal_of(values: Values, *, sums: bool = True) -> Removal | None:
     }
     if not absorbed:
         return None
-    return Removal(program, {p: place_of(program.steps[p], m, program.types) for p, m in meanings.items()}, absorbed)
+    return Removal(program, {p: step_axes(program.steps[p], m, program.types) for p, m in meanings.items()}, absorbed)
 
 
-def _absorbed(values: Values, step: ProgramStep, meaning: Meaning, reduction: Reduce, sums: bool) -> Absorbed | None:
+def _absorbed(
+    values: SliceAnalysis, step: ProgramStep, meaning: Meaning, reduction: Reduce, sums: bool
+) -> Absorbed | None:
     kind, variable = values.program.types[step.outputs[0]].dtype, reduction.variable
     terms = values.terms(step, meaning, reduction) if kind.is_float else None
     if terms is None:

@@ -22,12 +22,12 @@ from superopt.ir.types import TensorType
 from superopt.ops import REGISTRY
 from superopt.ops.meaning import Comprehension, Index, Read, Scalar, subexpressions
 from superopt.passes.weights.rewriting import writable
-from superopt.passes.weights.slice_analysis import Values
+from superopt.passes.weights.slice_analysis import SliceAnalysis
 from superopt.program.program import ProgramStep
 from superopt.regions.replay import FreshNames
 from superopt.runtime.evaluate import FLOAT64, evaluate
 
-__all__ = ["Elsewhere", "Made", "Writes", "moved_of"]
+__all__ = ["Elsewhere", "ElementTable", "ConstantScatters", "moved_of"]
 
 
 # -- Tables of scatters --------------------------------------------------------------------------------------------
@@ -44,7 +44,7 @@ _LONGEST = 64  # writes one into the other; each has a table, and more parts tha
 
 
 @dataclass(frozen=True)
-class Made:
+class ElementTable:
     """Which element stands where.
 
     Attributes:
@@ -66,13 +66,13 @@ class Made:
 
 
 @dataclass
-class Writes:
+class ConstantScatters:
     """The steps of a program that write to known positions."""
 
-    values: Values
-    found: dict[int, Made | None] = field(default_factory=dict)
+    values: SliceAnalysis
+    found: dict[int, ElementTable | None] = field(default_factory=dict)
 
-    def made(self, position: int) -> Made | None:
+    def made(self, position: int) -> ElementTable | None:
         """What a step makes; ``None`` where it does not write, or not to positions that are known and different."""
         for at in reversed([position, *self._into(position)]):
             if at not in self.found:
@@ -97,7 +97,7 @@ class Writes:
             yield maker
             position = maker
 
-    def _made(self, position: int) -> Made | None:
+    def _made(self, position: int) -> ElementTable | None:
         program = self.values.program
         node = _node(program.steps[position].node) if program.steps[position].op == "" else None
         kinds = [program.types.get(n) for n in node.inputs] if node is not None else []
@@ -123,7 +123,7 @@ class Writes:
 
     def _over(
         self, position: int, node: Node, places: tuple[np.ndarray, ...], known: tuple[int, ...], free: int
-    ) -> Made | None:
+    ) -> ElementTable | None:
         """The table of what is written into, with the numbers of what is written put into it."""
         within = all(bool(((p >= -n) & (p < n)).all()) for p, n in zip(places, known, strict=True))
         if not within:
@@ -138,7 +138,9 @@ class Writes:
         into = self.found.get(self.values.program.maker.get(node.inputs[0], -1))
         inner = next(iter(self._into(position)), None)
         if into is None or inner is None or into.free != free:
-            into = Made(np.arange(prod(known)).reshape(*known, *ones), ((node.inputs[0], (*known, *ones), 0),), free)
+            into = ElementTable(
+                np.arange(prod(known)).reshape(*known, *ones), ((node.inputs[0], (*known, *ones), 0),), free
+            )
             behind = frozenset[int]()
         else:
             behind = into.behind | {inner}
@@ -148,7 +150,7 @@ class Writes:
         at = into.at.reshape(-1).copy()
         at[flat.reshape(-1)] = into.count + np.arange(prod(sizes))
         sources = (*into.sources, (node.inputs[2], sizes, into.count))
-        return Made(at.reshape(into.at.shape), sources, free, behind)
+        return ElementTable(at.reshape(into.at.shape), sources, free, behind)
 
 
 def _node(node: Node | None) -> Node | None:
@@ -250,7 +252,7 @@ class _Source:
     first: int = 0
 
 
-def moved_of(values: Values) -> Iterator[Elsewhere]:
+def moved_of(values: SliceAnalysis) -> Iterator[Elsewhere]:
     """Steps that read or write known positions, each with what it is in forms of whole axes.
 
     Of writes one into the other, only the last is given: what it is needs none of the others.
@@ -258,7 +260,7 @@ def moved_of(values: Values) -> Iterator[Elsewhere]:
     Args:
         values: of the program.
     """
-    names, writes = FreshNames(values.program), Writes(values)
+    names, writes = FreshNames(values.program), ConstantScatters(values)
     within: set[int] = set()
     for position in reversed(values.program.running):
         if position in within:
@@ -271,7 +273,7 @@ def moved_of(values: Values) -> Iterator[Elsewhere]:
             yield replace(made, without=writes.behind(position))
 
 
-def _written_over(writes: Writes, position: int) -> tuple[_Table, tuple[_Source, ...]] | None:
+def _written_over(writes: ConstantScatters, position: int) -> tuple[_Table, tuple[_Source, ...]] | None:
     """What a step writes, and what is left of what it writes into; ``None`` where it is no such step."""
     made = writes.made(position)
     if made is None:
@@ -287,7 +289,7 @@ def _written_over(writes: Writes, position: int) -> tuple[_Table, tuple[_Source,
     return _Table(made.at, tuple(whole.get(at) for at in range(len(shape)))), tuple(sources)
 
 
-def _table(values: Values, position: int) -> tuple[_Table, tuple[_Source, ...]] | None:
+def _table(values: SliceAnalysis, position: int) -> tuple[_Table, tuple[_Source, ...]] | None:
     """What a step reads; ``None`` where it computes something, positions are not known, or it is too much."""
     program, step, meaning = values.program, values.program.steps[position], values.meaning(position)
     if meaning is None or len(meaning.outputs) != 1:
@@ -476,7 +478,7 @@ def _run(at: np.ndarray) -> tuple[int, int, list[int]] | None:
 
 
 def _written(
-    values: Values, position: int, sources: Sequence[_Source], form: _Form, names: FreshNames
+    values: SliceAnalysis, position: int, sources: Sequence[_Source], form: _Form, names: FreshNames
 ) -> Elsewhere | None:
     """The steps of a form; ``None`` where the model's opset has them not."""
     program, step = values.program, values.program.steps[position]

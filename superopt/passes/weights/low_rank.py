@@ -22,7 +22,7 @@ from superopt.ops import REGISTRY
 from superopt.ops.meaning import Call, IllTyped, Meaning, Read, Reduce, Scalar
 from superopt.passes.weights.index_axes import products_of
 from superopt.passes.weights.rewriting import writable
-from superopt.passes.weights.slice_analysis import Values
+from superopt.passes.weights.slice_analysis import SliceAnalysis
 from superopt.program.program import ProgramStep
 from superopt.regions.replay import FreshNames
 from superopt.rules.values import Factored
@@ -60,7 +60,7 @@ class _Site:
     bias: int | None
 
 
-def factored_of(values: Values, budget: float, seed: int = 0) -> Factors | None:
+def factored_of(values: SliceAnalysis, budget: float, seed: int = 0) -> Factors | None:
     """Products with weights that are of low rank within a budget.
 
     Args:
@@ -88,7 +88,7 @@ def factored_of(values: Values, budget: float, seed: int = 0) -> Factors | None:
     return Factors(found.steps, found.weights, found.types, tuple(claims)) if claims else None
 
 
-def _site(values: Values, step: ProgramStep, meaning: Meaning) -> _Site | None:
+def _site(values: SliceAnalysis, step: ProgramStep, meaning: Meaning) -> _Site | None:
     if len(meaning.outputs) != 1 or not values.program.types[step.outputs[0]].dtype.is_float:
         return None
     output = meaning.outputs[0]
@@ -132,7 +132,7 @@ class _Pair:
         return int(self.first.shape[1])
 
 
-def _factors(values: Values, step: ProgramStep, site: _Site, budget: float, seed: int) -> _Pair | None:
+def _factors(values: SliceAnalysis, step: ProgramStep, site: _Site, budget: float, seed: int) -> _Pair | None:
     """Factors of a weight as a matrix of what is summed over by what is not; ``None`` where its rank is not low."""
     kind = values.program.types[step.args[site.operand] or ""]
     shape = [d for d in kind.shape or () if isinstance(d, int)]
@@ -210,7 +210,7 @@ def _exact(matrix: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray] | Non
 
 
 def _written(
-    values: Values, step: ProgramStep, site: _Site, pair: _Pair, names: FreshNames, found: Factors
+    values: SliceAnalysis, step: ProgramStep, site: _Site, pair: _Pair, names: FreshNames, found: Factors
 ) -> list[ProgramStep] | None:  # fmt: skip
     """Two steps of the same operator; ``None`` where it cannot take such weights."""
     program, name = values.program, step.args[site.operand] or ""

@@ -20,8 +20,8 @@ from superopt.ir.types import TensorType
 from superopt.ops import REGISTRY
 from superopt.ops.meaning import Call, IllTyped, Number, Read, Reduce, Scalar, Where
 from superopt.ops.record import NotCovered
-from superopt.passes.weights.index_axes import Absorbed, Place, Removal
-from superopt.passes.weights.slice_analysis import Values
+from superopt.passes.weights.index_axes import Absorbed, Removal, StepAxes
+from superopt.passes.weights.slice_analysis import SliceAnalysis
 from superopt.program.program import Program, ProgramStep
 from superopt.regions.replay import FreshNames
 
@@ -55,7 +55,7 @@ class Written:
     stuck: set[int] = field(default_factory=set)
 
 
-def write(values: Values, removal: Removal) -> Written:
+def write(values: SliceAnalysis, removal: Removal) -> Written:
     """The program's steps without what is removed."""
     program, names = values.program, FreshNames(values.program)
     made = Written()
@@ -74,7 +74,7 @@ def write(values: Values, removal: Removal) -> Written:
     return made
 
 
-def _join_sums(values: Values, made: Written) -> None:
+def _join_sums(values: SliceAnalysis, made: Written) -> None:
     """What is added for constant slices, added to the weight that the only reader adds anyway."""
     for new, (before, extra) in list(made.added.items()):
         readers = [i for i, s in enumerate(made.steps) if new in s.reads]
@@ -134,7 +134,7 @@ def with_operands(
 
 class _Writer:
     def __init__(
-        self, values: Values, removal: Removal, position: int, place: Place, names: FreshNames, made: Written
+        self, values: SliceAnalysis, removal: Removal, position: int, place: StepAxes, names: FreshNames, made: Written
     ) -> None:
         self.values, self.removal, self.position, self.place = values, removal, position, place
         self.names, self.made = names, made

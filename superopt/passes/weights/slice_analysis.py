@@ -37,7 +37,7 @@ from superopt.program.program import Program, ProgramStep
 from superopt.program.value_analysis import ANYTHING
 from superopt.runtime.evaluate import FLOAT64
 
-__all__ = ["Slices", "Values", "extents_of", "known_slices", "mixed", "of_text", "slices_of", "table"]
+__all__ = ["Slices", "SliceAnalysis", "extents_of", "known_slices", "mixed", "of_text", "slices_of", "table"]
 
 
 # -- Slices --------------------------------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ def table(index: Dim, focus: Mapping[str, np.ndarray], extents: Mapping[str, Dim
 
 
 @dataclass(eq=False)
-class Values:
+class SliceAnalysis:
     """Slices of a program's values along their axes, computed when they are asked for.
 
     ``finite`` takes running values to be finite, unless they come from weights with infinities: 0·x is 0.
@@ -328,7 +328,7 @@ class _Focus:
     """Evaluates the body of one meaning with some variables at all their positions at once."""
 
     def __init__(
-        self, values: Values, step: ProgramStep, extents: Mapping[str, Dim], focus: Mapping[str, np.ndarray]
+        self, values: SliceAnalysis, step: ProgramStep, extents: Mapping[str, Dim], focus: Mapping[str, np.ndarray]
     ) -> None:
         self.values, self.step, self.extents, self.focus = values, step, extents, focus
         self.length = next(iter(focus.values())).size
