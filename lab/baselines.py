@@ -19,23 +19,23 @@ from superopt.egraph.egraph import LEAF, PROJECT, EGraph, ENode, TypeClashError
 from superopt.egraph.lifting import independent, siblings
 from superopt.egraph.matching import Match, Pattern, bound
 from superopt.egraph.pattern_index import Trie
-from superopt.egraph.rewrites import Prepared, prepare
+from superopt.egraph.rewrites import CompiledRewrites, compile_rewrites
 from superopt.egraph.saturation import instantiate, recipe_of
-from superopt.extraction.dag import NODE_US, Frame, cost_of, problem_of, used_classes
+from superopt.extraction.dag import NODE_US, ExtractionInput, cost_of, problem_of, used_classes
 from superopt.extraction.node_costs import Pricer
 from superopt.ir.graph import Graph
 from superopt.ir.terms import AttributeValue, Term
 from superopt.ops import REGISTRY
 from superopt.ops.infer import infer
 from superopt.ops.meaning import IllTyped
-from superopt.passes.rounding_guard import kept_verbatim
+from superopt.passes.rounding_guard import guard_deliberate_rounding
 from superopt.program.program import Program, program_of
 from superopt.regions.emission import emit
 from superopt.regions.lowering import Lowered, Region, lower, region_of
 from superopt.regions.partition import segments
 from superopt.regions.plan import Plan, plan_of
 from superopt.regions.region_search import incumbent_of
-from superopt.regions.replay import Names, replay
+from superopt.regions.replay import FreshNames, replay
 from superopt.rules.rule import Rule
 
 __all__ = ["ALPHA", "Baseline", "best_first", "greedy", "modelled"]
@@ -137,14 +137,16 @@ class _State:
         graph.rebuild()
         plan = self._plan(region, lowered, {graph.find(r): graph.canonical(n) for r, n in chosen.items()})
         return (
-            None if plan is None else _State(replay(self.program, [(region, plan)], Names(self.program)), self.pricer)
+            None
+            if plan is None
+            else _State(replay(self.program, [(region, plan)], FreshNames(self.program)), self.pricer)
         )
 
     def _plan(self, region: Region, lowered: Lowered, chosen: Mapping[int, ENode]) -> Plan | None:
         graph = lowered.graph
         outputs = [lowered.classes[region.number[o]] for o in region.outputs]
         given = frozenset(n for g in graph.classes.values() for n, b in g.nodes.items() if b in lowered.origin)
-        problem = problem_of(graph, Frame(outputs, given=given), self.pricer)
+        problem = problem_of(graph, ExtractionInput(outputs, input_nodes=given), self.pricer)
         choice = incumbent_of(region, lowered, problem)
         for owner, options in problem.of.items():
             choice.setdefault(owner, options[0]) if options else None
@@ -215,7 +217,7 @@ class _Costing:
 class _Net:
     """All moves as one net of patterns, and the merges of siblings."""
 
-    def __init__(self, prepared: Prepared) -> None:
+    def __init__(self, prepared: CompiledRewrites) -> None:
         self.groups = prepared.every.groups
         self.trie: Trie[Pattern] = Trie([(p, p.steps, p.depth) for p in prepared.every.patterns])
 
@@ -284,8 +286,8 @@ def best_first(
 
 def _begin(graph: Graph, rules: Sequence[Rule], costs: CostModel) -> tuple[_State, _Net]:
     pricer = Pricer(costs, graph.opset, {})
-    program, _ = kept_verbatim(program_of(graph, infer(graph)))
-    return _State(program, pricer), _Net(prepare(rules, program))
+    program, _ = guard_deliberate_rounding(program_of(graph, infer(graph)))
+    return _State(program, pricer), _Net(compile_rewrites(rules, program))
 
 
 def _graph(graph: Graph, state: _State) -> Graph:

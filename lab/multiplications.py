@@ -25,7 +25,7 @@ from superopt.cost.roofline import Ceilings, Peaks
 from superopt.ir.errors import UsageError
 from superopt.ir.graph import Graph, Node, Value
 from superopt.ops.infer import infer
-from superopt.passes.fast_algorithms.conv import ConvForm, Place, changes_us
+from superopt.passes.fast_algorithms.conv import ConvForm, FormSite, changes_us
 from superopt.passes.fast_algorithms.selection import GROWTH, Choice, alternatives, choose, forms_of, named, rewritten
 from superopt.passes.fast_algorithms.sites import sites_of
 from superopt.pipeline.optimization import optimize
@@ -101,7 +101,7 @@ def parts_of(graph: Graph, chosen: Sequence[Choice], prices: CostModel) -> Parts
     products, held = {n.name for n in taken}, sum(made.constants[n.inputs[1]].type.nbytes or 0 for n in taken)
     before, after = _roofs(graph, prices, peaks), _roofs(made, prices, peaks)
     typing = infer(graph)
-    places = [Place(c.site.nodes, c.site.node.inputs[0], c.begins) for c in chosen if c.site.pads]
+    places = [FormSite(c.site.nodes, c.site.node.inputs[0], c.begins) for c in chosen if c.site.pads]
     more = changes_us(graph, typing, places, prices) - changes_us(graph, typing, [], prices)
     us = graph_cost(graph, prices, typing).us
     return Parts(

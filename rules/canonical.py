@@ -1,4 +1,6 @@
-"""Canonical form of a rule: the same for rules that differ only in names, order of terms, or which side is left."""
+"""The canonical form of a rule, equal for rules that differ only in names, order of terms or direction; and
+instances.
+"""
 
 from __future__ import annotations
 
@@ -179,10 +181,9 @@ def _linear(wanted: Poly, given: Dim, name: str, known: Mapping[str, Dim]) -> Di
 
 # -- Instances of other rules --------------------------------------------------------------------------------------
 #
-# Rules that say nothing new: instances of another rule, with other names, other sides first, or sizes filled in.
-#
-# To find that a rule is an instance is to match one pair of terms against another, as in subsumption of clauses. What
-# is found is sound to leave out: the general rule applies wherever the instance does, and makes the same there.
+# A rule is redundant if it is an instance of another one: with other names, with its sides exchanged, or with sizes
+# inserted. One pair of terms is matched against the other, as in subsumption of clauses. To leave the instance out is
+# sound, because the general rule applies wherever the instance does, with the same result.
 
 
 Pair = tuple[Dim, Dim]

@@ -25,7 +25,7 @@ from superopt.rules.typing import meaning_digest
 
 __all__ = [
     "FLOATS", "GENEROUS", "HARMFUL", "METHOD", "MODES", "MOST_ERROR", "UNKNOWN", "Directions", "FloatVerdict", "Floats",
-    "Way", "float_key", "read_floats", "row_of", "verdict_in", "write_floats",
+    "SafeConditions", "float_key", "read_floats", "row_of", "verdict_in", "write_floats",
 ]  # fmt: skip
 
 FLOATS = "floats.json"
@@ -44,7 +44,7 @@ HARMFUL = frozenset({"infinite or nan where the source is finite", "nan where th
 
 
 @dataclass(frozen=True)
-class Way:
+class SafeConditions:
     """Conditions under which a direction is safe, all of which must hold.
 
     Attributes:
@@ -91,24 +91,24 @@ class FloatVerdict:
     """
 
     verdict: str
-    ways: tuple[Way, ...] = ()
+    ways: tuple[SafeConditions, ...] = ()
     exact: bool = False
     moderate: bool = True
     specials: str = ""
     ratio: float = 0.0
     worst: Mapping[str, object] = field(default_factory=dict, hash=False)
 
-    def ways_in(self, mode: str) -> tuple[Way, ...]:
+    def ways_in(self, mode: str) -> tuple[SafeConditions, ...]:
         """The conditions of which a mode wants one; none: the direction is not used at all.
 
         ``strict``: what is safe whatever the operands, infinities and ``nan`` too. ``standard``: also under
         conditions. ``fast``: also what is only true of reals, unless moderate numbers become infinite or ``nan``.
         """
         if mode == "strict":
-            return (Way(),) if self.verdict == "safe" and not self.specials else ()
+            return (SafeConditions(),) if self.verdict == "safe" and not self.specials else ()
         if mode == "fast":
-            return (Way(),) if self.moderate else self.ways
-        ways = (Way(),) if self.verdict == "safe" else self.ways
+            return (SafeConditions(),) if self.moderate else self.ways
+        ways = (SafeConditions(),) if self.verdict == "safe" else self.ways
         return tuple(replace(w, finite=True) for w in ways) if self.harmful else ways
 
     @property
@@ -159,7 +159,7 @@ class FloatVerdict:
             KeyError, TypeError, ValueError: it is none.
         """
         ways = tuple(
-            Way(
+            SafeConditions(
                 tuple(map(str, w["rounded"])), {str(n): (int(r[0]), int(r[1])) for n, r in w["window"].items()},
                 regular=bool(w.get("regular")),
             )
@@ -196,7 +196,7 @@ class Floats:
         """Of a direction in a type."""
         return verdict_in(self.store.get(float_key(rule), {}).get("backward" if backward else "forward", {}), dtype)
 
-    def ways(self, rule: Rule, *, backward: bool) -> dict[DType, tuple[Way, ...]]:
+    def ways(self, rule: Rule, *, backward: bool) -> dict[DType, tuple[SafeConditions, ...]]:
         """What the mode wants of a match of a direction, by element type."""
         types = (DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16, DType.FLOAT64)
         return {d: self.verdict(rule, backward=backward, dtype=d).ways_in(self.mode) for d in types}
@@ -243,7 +243,7 @@ def _kept(path: Path) -> dict[str, Directions]:
     """The verdicts as an earlier run read this very file with this code, or as it is read now."""
     content = path.read_bytes()
     name = hashlib.sha256(code_digest("rules").encode() + content).hexdigest()
-    found = kept(FOLDER, name, (FloatVerdict, Way))
+    found = kept(FOLDER, name, (FloatVerdict, SafeConditions))
     if isinstance(found, dict):
         return found
     made = _store(path)

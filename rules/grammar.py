@@ -42,7 +42,7 @@ from superopt.rules.rule import (
     term_symbols,
 )
 from superopt.rules.scanner import RuleError, Scanner, Token
-from superopt.rules.spelling import as_scalar, filled_in, positional, said
+from superopt.rules.spelling import as_scalar, positional, said, with_defaults
 
 __all__ = [
     "RuleError", "format_dim", "format_guard", "format_rule", "format_scheme", "format_term", "parse_guard",
@@ -408,7 +408,7 @@ def parse_rule(row: Mapping[str, object], *, where: str = "rule", family: str = 
         lhs=sides["lhs"], rhs=sides["rhs"], origin=str(row.get("origin", "")), family=family,
     )  # fmt: skip
     _check_names(rule, where)
-    rule = filled_in(_without_unused(rule), where)
+    rule = with_defaults(_without_unused(rule), where)
     _check_types(rule, where)
     if not rule.id:
         from superopt.rules.canonical import named

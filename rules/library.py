@@ -36,7 +36,7 @@ __all__ = [
     "Library",
     "PROOFS",
     "expanded",
-    "kept_rules",
+    "cached_rules",
     "load_library",
     "parse_file",
     "parse_rows",
@@ -270,16 +270,14 @@ def _quoted(text: str) -> str:
 
 # -- The cache of parsed rules -------------------------------------------------------------------------------------
 #
-# The parsed rules of the built-in library, kept between runs with the digests under which their verdicts are stored.
-#
-# Reading and typing 1,500 rules takes seconds. What is kept follows from the library's files and from superopt's code
-# alone; whether a rule is admitted is still asked of ``proofs.json`` each time.
+# To read and type 1,500 rules takes seconds. The cache depends on the library's files and superopt's code alone;
+# whether a rule is admitted is read from ``proofs.json`` each time.
 
 
 CLASSES: tuple[type, ...] = (App, AttributeScheme, Guard, Poly, Project, Quotient, Rule, TensorScheme, Var)
 
 
-def kept_rules(files: Sequence[Path], read: Callable[[], Mapping[str, Rule]]) -> Mapping[str, Rule]:
+def cached_rules(files: Sequence[Path], read: Callable[[], Mapping[str, Rule]]) -> Mapping[str, Rule]:
     """The rules of these files by id.
 
     Args:
@@ -541,7 +539,7 @@ def _built_in() -> Library:
     if stamp not in _loaded:
         _loaded.clear()
         with rarely_collected():
-            rules = kept_rules(toml, lambda: _load(BUILT_IN).rules)
+            rules = cached_rules(toml, lambda: _load(BUILT_IN).rules)
         _loaded[stamp] = Library(rules, read_verdicts(BUILT_IN / PROOFS), float_store=read_floats(BUILT_IN / FLOATS))
     return _loaded[stamp]
 

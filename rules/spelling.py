@@ -1,10 +1,4 @@
-"""ONNX's own spellings in a rule, read by the operators' records: the same reader that reads a model's nodes.
-
-``Split(x, num_outputs=3, axis=-1)``, ``Reshape(x, [0, -1])``, ``Slice(x, [-2], [9223372036854775807], [1])``,
-``Conv(x, w, auto_pad="SAME_UPPER")``, ``Resize(x, scales=[1.0, 1.0, 2.0, 2.0])``, ``Pad(x, [1, 1], axes=[-1])``,
-``Expand(x, [1, t, 1])``, ``Einsum(a, b, equation="ij,jk")`` and ``Cast(x, to=1)`` become the canonical form, wherever
-the shapes say what they mean. What is canonical already is left as it is.
-"""
+"""ONNX's own notation in rules: positional inputs and default attributes, read by the operators' records."""
 
 from __future__ import annotations
 
@@ -29,7 +23,7 @@ __all__ = [
     "POSITIONAL",
     "as_scalar",
     "default_of",
-    "filled_in",
+    "with_defaults",
     "from_front",
     "may_be_onnx",
     "neutral",
@@ -215,10 +209,9 @@ def _left_out(op: str, name: str, value: AttributeValue) -> bool:
 
 # -- Defaults ------------------------------------------------------------------------------------------------------
 #
-# What a rule may leave out: attributes with ONNX's defaults, and compile-time inputs written in their ONNX position.
-#
-# ``Conv(x, w)`` is ``Conv(x, w, strides=[1, 1], pads=[0, 0, 0, 0], dilations=[1, 1], group=1)``, and
-# ``Split(x, [m, n], axis=1)`` is ``Split(x, axis=1, split=[m, n])``. Rules are kept and printed in full.
+# A rule may omit attributes with ONNX's defaults and write compile-time inputs at their ONNX position. ``Conv(x, w)``
+# is ``Conv(x, w, strides=[1, 1], pads=[0, 0, 0, 0], dilations=[1, 1], group=1)``, and ``Split(x, [m, n], axis=1)`` is
+# ``Split(x, axis=1, split=[m, n])``. Rules are stored and printed in full.
 
 
 def _f32(value: float) -> float:
@@ -254,7 +247,7 @@ def default_of(op: str, attribute: str) -> AttributeValue | None:
     return _PLAIN.get(op, {}).get(attribute)
 
 
-def filled_in(rule: Rule, where: str) -> Rule:
+def with_defaults(rule: Rule, where: str) -> Rule:
     """The rule with every attribute that ONNX has a default for; the same rule where nothing was left out.
 
     Raises:

@@ -39,11 +39,9 @@ __all__ = [
 
 # -- Preconditions of a side ---------------------------------------------------------------------------------------
 #
-# What a side of a rule demands of sizes and positions before it means anything: its derived preconditions.
-#
-# Three kinds: what the operators' meanings require (a window that fits, channels that divide into groups); that no
-# tensor is empty, where a slice, a crop or a part could be; and that positions which a Gather reads are inside its
-# axis.
+# Conditions on sizes and positions under which a side has a meaning. Three kinds: the requirements of the operators'
+# meanings (a window that fits, channels that divide into groups); no tensor is empty, where a slice or crop could be;
+# and the positions that a Gather reads are inside its axis.
 
 
 # Operators whose outputs may have no elements although their operands have some.

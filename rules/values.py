@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 
 from superopt.ir.errors import InvalidModel
 
-__all__ = ["Certificate", "Equal", "Factored", "Kept", "Moved", "Same", "Uniform"]
+__all__ = ["Certificate", "Equal", "Factored", "KeptSlices", "Moved", "Same", "Uniform"]
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Equal:
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptSlices:
     """A value of the result that holds some slices of a value of the model, in order, and no others.
 
     ``axes`` are pairs of an axis and the indices that are left on it, ``removed`` counts those that are not.
@@ -110,7 +110,7 @@ class Certificate:
     uniform: tuple[Uniform, ...] = ()
     equal: tuple[Equal, ...] = ()
     same: tuple[Same, ...] = ()
-    kept: tuple[Kept, ...] = ()
+    kept: tuple[KeptSlices, ...] = ()
     factored: tuple[Factored, ...] = ()
     finite: bool = False
     moved: tuple[Moved, ...] = ()
@@ -145,7 +145,7 @@ class Certificate:
                 ),
                 tuple(Same(_text(r["value"]), _text(r["other"])) for r in map(_row, _rows(row["same"]))),
                 tuple(
-                    Kept(
+                    KeptSlices(
                         _text(r["value"]), _text(r["becomes"]),
                         tuple((_whole(axis), _wholes(kept)) for axis, kept in map(_rows, _rows(r["axes"]))),
                         _whole(r["removed"]),

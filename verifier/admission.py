@@ -11,7 +11,7 @@ from pathlib import Path
 
 from superopt.ir.disk_cache import code_digest, keep, kept
 from superopt.ir.errors import SuperoptError
-from superopt.rules.floats import Directions, FloatVerdict, Way, float_key
+from superopt.rules.floats import Directions, FloatVerdict, SafeConditions, float_key
 from superopt.rules.library import ADMISSIBLE, BUILT_IN, PROOFS, Library, load_library, write_verdicts
 from superopt.rules.rule import Rule
 from superopt.rules.scanner import RuleError
@@ -69,7 +69,7 @@ def _checked(rule: Rule, prover: Prover, seed: int) -> Verdict:
 def float_verdicts(rule: Rule) -> Directions:
     """The float verdicts on a rule, cached between runs: they take seconds to minutes."""
     name = _name("floats", rule)
-    known = kept(_FOLDER, name, (FloatVerdict, Way))
+    known = kept(_FOLDER, name, (FloatVerdict, SafeConditions))
     if isinstance(known, dict):
         return known
     found = verified_verdicts(rule)

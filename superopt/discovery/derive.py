@@ -19,15 +19,15 @@ import numpy as np
 from superopt.egraph.egraph import ABSENT, EGraph, is_multi
 from superopt.egraph.lifting import lift
 from superopt.egraph.matching import Pattern, compile_side
-from superopt.egraph.rewrites import prepare
-from superopt.egraph.saturation import Limits, Moves, saturate
+from superopt.egraph.rewrites import compile_rewrites
+from superopt.egraph.saturation import Limits, RewriteSet, saturate
 from superopt.ir.graph import Graph
 from superopt.ir.poly import value_at
 from superopt.ir.terms import App, Project, Term, Var, postorder, variables
 from superopt.ir.types import DType, TensorType
 from superopt.ops import REGISTRY
 from superopt.ops.meaning import Condition, IllTyped
-from superopt.program.program import Program, Step
+from superopt.program.program import Program, ProgramStep
 from superopt.rules.library import Library, parse_file
 from superopt.rules.rule import CLASSES, Rule
 from superopt.rules.scanner import RuleError
@@ -80,33 +80,33 @@ class Coverage:
 
 
 @lru_cache(maxsize=4096)
-def _moves(rule: Rule, parts: tuple[int, ...]) -> Moves:
+def _moves(rule: Rule, parts: tuple[int, ...]) -> RewriteSet:
     if len(rule.lhs) == 2 and rule.forward:
-        return Moves(tuple(_several(rule, parts)))
+        return RewriteSet(tuple(_several(rule, parts)))
     return _prepared((rule,), parts)
 
 
-def _prepared(rules: tuple[Rule, ...], parts: tuple[int, ...]) -> Moves:
+def _prepared(rules: tuple[Rule, ...], parts: tuple[int, ...]) -> RewriteSet:
     """What a search prepares of rules for a program of Concats with these arities alone."""
-    steps = tuple(Step("Concat", ("",) * n, (), ("",), None, "") for n in parts)
-    return prepare(rules, Program(Graph("", (), (), (), (), {}), steps, {}, frozenset(), {})).every
+    steps = tuple(ProgramStep("Concat", ("",) * n, (), ("",), None, "") for n in parts)
+    return compile_rewrites(rules, Program(Graph("", (), (), (), (), {}), steps, {}, frozenset(), {})).every
 
 
-def moves_of(rules: Iterable[Rule], parts: tuple[int, ...] = ()) -> Moves:
+def moves_of(rules: Iterable[Rule], parts: tuple[int, ...] = ()) -> RewriteSet:
     """What saturation may do with these rules; ``parts``: arities above 2 that Concat and Split have.
 
     Search merges whole groups of siblings in an order of its own. Here a rule with several outputs is a pattern with
     several roots instead, for two of them and for as many as ``parts`` says.
     """
     each = [_moves(r, parts) for r in rules]
-    return Moves(tuple(p for m in each for p in m.patterns))
+    return RewriteSet(tuple(p for m in each for p in m.patterns))
 
 
-def moves_of_all(rules: Sequence[Rule], parts: tuple[int, ...] = ()) -> Moves:
+def moves_of_all(rules: Sequence[Rule], parts: tuple[int, ...] = ()) -> RewriteSet:
     """:func:`moves_of` of a whole library, in another order: what a search prepares at once is kept on disk."""
     single = tuple(r for r in rules if len(r.lhs) == 1)
     rest = moves_of([r for r in rules if len(r.lhs) > 1], parts)
-    return Moves((*_prepared(single, parts).patterns, *rest.patterns))
+    return RewriteSet((*_prepared(single, parts).patterns, *rest.patterns))
 
 
 def _several(rule: Rule, parts: tuple[int, ...]) -> Iterator[Pattern]:
@@ -117,12 +117,12 @@ def _several(rule: Rule, parts: tuple[int, ...]) -> Iterator[Pattern]:
                 yield compile_side(wider, wider.lhs, wider.rhs)
 
 
-def fitting(moves: Moves, ranks: frozenset[int]) -> Moves:
+def fitting(moves: RewriteSet, ranks: frozenset[int]) -> RewriteSet:
     """The moves whose tensors have ranks that occur, and those that change ranks.
 
     Rules for any rank are written out as several patterns, most of which have nothing to match.
     """
-    return Moves(tuple(p for p in moves.patterns if _ranks_of(p.rule) <= ranks or p.rule.operators & _RESHAPING))
+    return RewriteSet(tuple(p for p in moves.patterns if _ranks_of(p.rule) <= ranks or p.rule.operators & _RESHAPING))
 
 
 @lru_cache(maxsize=65536)
@@ -175,13 +175,13 @@ class Universe:
         """Whether the two ids of every pair are one class by now."""
         return all(self.graph.find(a) == self.graph.find(b) for a, b in pairs)
 
-    def grow(self, moves: Moves, *, nodes: int, rounds: int, matches: int = 300, detours: int = 0) -> None:
+    def grow(self, moves: RewriteSet, *, nodes: int, rounds: int, matches: int = 300, detours: int = 0) -> None:
         """Saturate by the moves, within bounds, and unite what is equal by arithmetic."""
         self.fold()
         self.saturate(moves, nodes=nodes, rounds=rounds, matches=matches, detours=detours)
         self.fold()
 
-    def saturate(self, moves: Moves, *, nodes: int, rounds: int, matches: int = 300, detours: int = 0) -> None:
+    def saturate(self, moves: RewriteSet, *, nodes: int, rounds: int, matches: int = 300, detours: int = 0) -> None:
         """Apply the moves that can match, within bounds."""
         ranks = frozenset(
             len(t.shape or ())
@@ -247,7 +247,7 @@ class Universe:
 
 
 def derived(
-    rule: Rule, moves: Moves, *, rounds: int = ROUNDS, nodes: int = NODES, detours: int = 0
+    rule: Rule, moves: RewriteSet, *, rounds: int = ROUNDS, nodes: int = NODES, detours: int = 0
 ) -> Mapping[str, int] | None:
     """Which rules derive a rule and how often each is used; ``None`` if saturation does not bring its sides together.
 
@@ -270,7 +270,7 @@ def derived(
         except (IllTyped, ZeroDivisionError):
             return None
         for number, (left, _) in enumerate(pairs):
-            universe.graph.given[left] = (1, 1 << number)  # siblings that do not depend on each other
+            universe.graph.input_nodes[left] = (1, 1 << number)  # siblings that do not depend on each other
         for _ in range(rounds):
             before = universe.graph.version
             if universe.same(pairs):
@@ -286,7 +286,7 @@ def derived(
     return used
 
 
-def reached(rule: Rule, moves: Moves, *, rounds: int, weights: frozenset[str] = frozenset()) -> bool:
+def reached(rule: Rule, moves: RewriteSet, *, rounds: int, weights: frozenset[str] = frozenset()) -> bool:
     """Whether the right side is found from the left side alone, as a search would have to.
 
     ``MatMul(x, a)`` and ``Split(MatMul(x, Concat(a, c)))[0]`` are equal by rules about one of them at a time, but no
@@ -307,7 +307,7 @@ def reached(rule: Rule, moves: Moves, *, rounds: int, weights: frozenset[str] = 
         try:
             left = [a for a, _ in universe.add(replace(instance, rhs=instance.lhs))]
             for number, identity in enumerate(left):
-                universe.graph.given[identity] = (1, 1 << number)
+                universe.graph.input_nodes[identity] = (1, 1 << number)
             for term in postorder(*instance.rhs):
                 if isinstance(term, App) and set(variables(term)) <= weights:
                     universe.add(replace(instance, lhs=(term,), rhs=(term,)))

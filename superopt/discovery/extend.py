@@ -34,7 +34,7 @@ from superopt.discovery.minimise import near_to, rank, special
 from superopt.discovery.solved import SOLVED, data_beside_weights
 from superopt.egraph.egraph import ABSENT, LEAF, PROJECT, EGraph, ENode
 from superopt.egraph.rewrites import data_of
-from superopt.egraph.saturation import Moves
+from superopt.egraph.saturation import RewriteSet
 from superopt.ir.poly import sym
 from superopt.ir.terms import variables
 from superopt.ops.meaning import IllTyped
@@ -126,7 +126,7 @@ def _data(rule: Rule) -> frozenset[str]:
     return data_beside_weights(rule)
 
 
-def _least(rule: Rule, data: AbstractSet[str], moves: Moves) -> tuple[int, int] | None:
+def _least(rule: Rule, data: AbstractSet[str], moves: RewriteSet) -> tuple[int, int] | None:
     """The least that runs of what a search's few rounds make of the left side, at each number of leading axes.
 
     ``None``: not known.

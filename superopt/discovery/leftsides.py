@@ -21,7 +21,7 @@ from superopt.ops.meaning import IllTyped
 from superopt.ops.record import Operator
 from superopt.rules.rule import Rule, TensorScheme, TypeScheme
 from superopt.rules.scanner import RuleError
-from superopt.rules.spelling import filled_in, said
+from superopt.rules.spelling import said, with_defaults
 from superopt.rules.typing import operator_of, type_terms
 
 __all__ = ["DATA", "left_sides"]
@@ -203,7 +203,7 @@ def _complete(state: _State, app: App, kind: TensorType | None) -> App | None:
     operands = (Var("data"), *app.args[1:])
     try:
         side = said(App(app.op, operands, tuple(sorted(given))))
-        whole = filled_in(Rule("", forall, (), (side,), (Var("data"),)), app.op)
+        whole = with_defaults(Rule("", forall, (), (side,), (Var("data"),)), app.op)
     except (RuleError, IllTyped):
         return None
     found = whole.lhs[0]

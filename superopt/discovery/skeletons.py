@@ -28,7 +28,7 @@ from superopt.ops.forms import product as elements_of
 from superopt.ops.meaning import Condition, IllTyped
 from superopt.rules.rule import Rule, TensorScheme
 from superopt.rules.scanner import RuleError
-from superopt.rules.spelling import filled_in, said
+from superopt.rules.spelling import said, with_defaults
 from superopt.rules.typing import complete, operator_of, type_terms
 
 __all__ = ["OPERATORS", "Skeleton", "skeletons"]
@@ -433,7 +433,7 @@ def _attributes(
         operands = tuple(_DATA if a == base else a for a in args)
         app = said(App(op, operands, tuple(sorted(overlay.items()))))
         try:
-            whole = filled_in(Rule("", forall, (), (app,), (app,)), op).lhs[0]
+            whole = with_defaults(Rule("", forall, (), (app,), (app,)), op).lhs[0]
         except RuleError:
             continue
         assert isinstance(whole, App)

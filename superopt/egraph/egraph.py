@@ -1,10 +1,11 @@
-"""An e-graph of typed operator applications: many equal programs in one table.
+"""An e-graph of typed operator applications.
 
-An *e-node* is a head (operator and attributes, interned) over classes; a *class* holds e-nodes that are equal. Classes
-carry a type and whether they depend on weights alone; a union of different types is refused. The design follows egg
-(Willsey et al., POPL 2021): hash-consing, deferred rebuilding, and a forest of unions that explains equalities.
+An *e-node* is an operator with attributes (its head, interned) over e-classes. An *e-class* holds equal e-nodes, has
+one type, and records whether it depends on weights alone. A union of classes of different types is refused. The design
+follows egg (Willsey et al., "egg: Fast and Extensible Equality Saturation", POPL 2021): hash-consing, deferred
+rebuilding, and a union-find forest that explains each equality.
 
-Operators with several outputs make one e-node of a *tuple class*; projections ``[i]`` read from it.
+An operator with several outputs is an e-node of a *tuple class*; projections ``[i]`` read its outputs.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from superopt.ir.terms import Attributes, is_open
 from superopt.ir.types import TensorType
 from superopt.ops.meaning import Condition, IllTyped
 from superopt.ops.record import Operator
-from superopt.program.value_analysis import ANYTHING, Known, known_of, merged
+from superopt.program.value_analysis import ANYTHING, ValueFacts, merged, result_facts
 
 __all__ = ["ABSENT", "LEAF", "PROJECT", "ClassType", "EClass", "EGraph", "ENode", "Head", "TypeClashError", "is_multi"]
 
@@ -68,8 +69,8 @@ class EClass:
             evaluation in float64 makes goes through a jump.
         exact: some such e-node has no rounding error at all.
         kind: number of the type.
-        known: facts of the numbers, by which conditions of verdicts in floating point are decided.
-        detour: how many moves in a row that make more work lead from the input to here, at least.
+        facts: bounds of the elements, which decide the conditions of verdicts in floating point.
+        detours: how many rewrites in a row that add work lead from the input to here, at least.
         original: some value of the input is here.
         partial: some e-node may stand for the input's value that is here, and that value not for it.
     """
@@ -78,9 +79,9 @@ class EClass:
     type: ClassType
     constant: bool
     kind: int
-    detour: int = 0
+    detours: int = 0
     exact: bool = False
-    known: Known = ANYTHING
+    facts: ValueFacts = ANYTHING
     nodes: dict[ENode, int] = field(default_factory=dict)  # e-node → the id under which it was born
     parents: list[tuple[ENode, int]] = field(default_factory=list)
     by_op: dict[str, list[ENode]] | None = None
@@ -89,9 +90,9 @@ class EClass:
     partial: bool = False
 
     @property
-    def facts(self) -> tuple[bool, bool, int, Known]:
-        """What is known of the value, on which it depends what may be done with it."""
-        return self.constant, self.exact, self.detour, self.known
+    def condition_state(self) -> tuple[bool, bool, int, ValueFacts]:
+        """What conditions of rewrites depend on: matches are checked again where it changes."""
+        return self.constant, self.exact, self.detours, self.facts
 
 
 def is_multi(operator: Operator) -> bool:
@@ -124,9 +125,11 @@ class EGraph:
         self.classes: dict[int, EClass] = {}
         self.by_op: dict[str, dict[int, None]] = {}  # operator → classes that held such an e-node (may be stale)
         self.ranges: dict[int, tuple[int, int]] = {}  # leaf → least and greatest element of integers
-        self.given: dict[int, tuple[int, int]] = {}  # value of the input → its depth, and a bit for each it depends on
+        self.input_nodes: dict[
+            int, tuple[int, int]
+        ] = {}  # value of the input → its depth, and a bit for each it depends on
         self.cause = ""  # the rule that e-nodes are now made by
-        self.detour = 0  # of the e-nodes that are now made
+        self.detours = 0  # of the e-nodes that are now made
         self.made_by: list[str] = []  # by birth id
         self.touched: set[int] = set()  # classes that gained e-nodes in this round
         self.renewed: set[int] = set()  # classes of before this round of which a union told more
@@ -236,15 +239,17 @@ class EGraph:
         self.by_op[op] = fresh
         return list(fresh)
 
-    def places(self) -> Mapping[int, tuple[int, int]]:
+    def input_classes(self) -> Mapping[int, tuple[int, int]]:
         """:attr:`given` by the classes of now."""
         if self._places[0] != self.version:
-            self._places = self.version, {self.find(c): known for c, known in self.given.items()}
+            self._places = self.version, {self.find(c): known for c, known in self.input_nodes.items()}
         return self._places[1]
 
     # -- growing -------------------------------------------------------------------------------------------------
 
-    def leaf(self, index: int, kind: TensorType, constant: bool, known: Known = ANYTHING, *, exact: bool = True) -> int:
+    def leaf(
+        self, index: int, kind: TensorType, constant: bool, known: ValueFacts = ANYTHING, *, exact: bool = True
+    ) -> int:
         """The class of leaf number ``index``: a value from outside, of which some things are known; if constant, its
         elements may be ``exact``."""
         node = (self.head(LEAF, (("index", index),)),)
@@ -276,13 +281,13 @@ class EGraph:
         evaluable = self.evaluable(node, kind)
         return self._insert(node, kind, evaluable, number, self._known(node, evaluable[0]))
 
-    def _known(self, node: ENode, constant: bool) -> Known:
+    def _known(self, node: ENode, constant: bool) -> ValueFacts:
         """Facts of an application's result, from those of its arguments."""
         head, args = self.heads[node[0]], [None if a == ABSENT else self.classes[a] for a in node[1:]]
         types = [None if a is None or isinstance(a.type, tuple) else a.type for a in args]
         uniform = [None if a is None else self._uniform(a) for a in args]
-        return known_of(
-            head.op, dict(head.attributes), [None if a is None else a.known for a in args], types, constant, uniform
+        return result_facts(
+            head.op, dict(head.attributes), [None if a is None else a.facts for a in args], types, constant, uniform
         )
 
     def _uniform(self, group: EClass) -> float | None:
@@ -345,7 +350,7 @@ class EGraph:
         kind = self.classes[root].type
         if not isinstance(kind, tuple) or not 0 <= index < len(kind):
             raise IllTyped(f"there is no output {index}")
-        evaluable, known = self.evaluable(node, kind[index]), self.classes[root].known
+        evaluable, known = self.evaluable(node, kind[index]), self.classes[root].facts
         return self._insert(node, kind[index], evaluable, _number(kind[index]), known)
 
     def canonical(self, node: ENode) -> ENode:
@@ -360,7 +365,7 @@ class EGraph:
         return node
 
     def _insert(
-        self, node: ENode, kind: ClassType, evaluable: tuple[bool, bool], number: int, known: Known = ANYTHING
+        self, node: ENode, kind: ClassType, evaluable: tuple[bool, bool], number: int, known: ValueFacts = ANYTHING
     ) -> int:
         identity = len(self._parent)
         self._parent.append(identity)
@@ -368,7 +373,7 @@ class EGraph:
         self._born.append(node)
         self.made_by.append(self.cause)
         constant, exact = evaluable
-        self.classes[identity] = EClass(identity, kind, constant, number, self.detour, exact, known, {node: identity})
+        self.classes[identity] = EClass(identity, kind, constant, number, self.detours, exact, known, {node: identity})
         self._table[node] = identity
         for arg in set(node[1:]) if len(node) > 2 else node[1:]:
             if arg != ABSENT:
@@ -421,20 +426,23 @@ class EGraph:
         for node, birth in drop.nodes.items():
             keep.nodes.setdefault(node, birth)
         newly = (keep.constant, keep.exact) != (drop.constant, drop.exact)
-        facts = keep.facts, drop.facts
+        states = keep.condition_state, drop.condition_state
         keep.constant, keep.exact = keep.constant or drop.constant, keep.exact or drop.exact
-        keep.detour = min(keep.detour, drop.detour)
+        keep.detours = min(keep.detours, drop.detours)
         keep.original, keep.partial = keep.original or drop.original, keep.partial or drop.partial
-        was_rounded = keep.known.rounded or drop.known.rounded
-        keep.known = merged(keep.known, drop.known)
-        if any(side.id < self.began and known != keep.facts for side, known in zip((keep, drop), facts, strict=True)):
+        was_rounded = keep.facts.rounded or drop.facts.rounded
+        keep.facts = merged(keep.facts, drop.facts)
+        if any(
+            side.id < self.began and before != keep.condition_state
+            for side, before in zip((keep, drop), states, strict=True)
+        ):
             self.renewed.add(keep.id)
         keep.parents.extend(drop.parents)
         keep.by_op = None
         del self.classes[drop.id]
         if newly:
             self._spread(keep)
-        if was_rounded and not keep.known.rounded:
+        if was_rounded and not keep.facts.rounded:
             self._set_exact(keep)
         self._pending.append(keep.id)
         self._dirty.add(keep.id)
@@ -461,10 +469,10 @@ class EGraph:
         while queue:
             for node, parent in queue.popleft().parents:
                 above = self.classes[self.find(parent)]
-                if above.known.rounded and self.heads[node[0]].operator is not None:
+                if above.facts.rounded and self.heads[node[0]].operator is not None:
                     current = (node[0], *[a if a == ABSENT else self.find(a) for a in node[1:]])
                     if not self._known(current, above.constant).rounded:
-                        above.known = above.known._replace(rounded=False)
+                        above.facts = above.facts._replace(rounded=False)
                         queue.append(above)
 
     def rebuild(self) -> None:

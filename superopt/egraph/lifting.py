@@ -1,7 +1,7 @@
-"""Lifting: a rule whose sides are made of two copies, written for k copies, with ``Concat`` and ``Split`` of k parts.
+"""Lifting of rules about two operands to k operands, and n-ary merges of siblings.
 
-Merges are applied to whole groups in this form (:mod:`superopt.egraph.lifting`); rules about ``Concat`` and ``Split``
-of two parts are lifted to the numbers of parts that a graph has.
+A rule whose sides consist of two copies of one term is written for k copies, with a ``Concat`` and a ``Split`` of k
+parts. Rules about a ``Concat`` or ``Split`` of two parts are lifted to the numbers of parts that a graph has.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from superopt.egraph.matching import Match, Pattern, bound, compile_side
 from superopt.egraph.pattern_index import Trie
 from superopt.ir.poly import Dim, Poly, atoms, substitute, sym, symbols
 from superopt.ir.terms import App, AttributeValue, Project, Term, Var, postorder
-from superopt.rules.floats import Way
+from superopt.rules.floats import SafeConditions
 from superopt.rules.rule import AttributeScheme, Guard, Rule, TensorScheme, TypeScheme, attribute_symbols, term_symbols
 from superopt.rules.scanner import RuleError
 from superopt.rules.typing import types_of
 
 __all__ = [
-    "GroupMove",
+    "GroupRewrite",
     "NotLiftableError",
     "copy_name",
     "correspondence",
-    "group_move",
+    "group_rewrite",
     "independent",
     "lift",
     "names_of",
-    "of_copies",
+    "lifted_conditions",
     "siblings",
 ]
 
@@ -114,9 +114,9 @@ def copy_name(name: str, number: int) -> str:
     return name if number == 0 else f"{name}@{number}"
 
 
-def of_copies(
-    floats: Mapping[str, tuple[Way, ...]] | None, names: Mapping[str, str], own: Collection[str]
-) -> dict[str, tuple[Way, ...]] | None:
+def lifted_conditions(
+    floats: Mapping[str, tuple[SafeConditions, ...]] | None, names: Mapping[str, str], own: Collection[str]
+) -> dict[str, tuple[SafeConditions, ...]] | None:
     """Conditions on the variables of a rule for two copies, as conditions on those of all copies.
 
     Args:
@@ -132,7 +132,7 @@ def of_copies(
         base = first.get(name, name)
         return [n for n in own if n == base or n.startswith(f"{base}@")]
 
-    def lifted(way: Way) -> Way | None:
+    def lifted(way: SafeConditions) -> SafeConditions | None:
         if not all(copies(n) for n in (*way.rounded, *way.window)):
             return None  # it speaks about what is not there
         rounded = dict.fromkeys(c for n in way.rounded for c in copies(n))
@@ -423,11 +423,9 @@ def _copied_guards(lifted: _Lift, guard: Guard) -> Iterator[Guard]:
 
 # -- Batching: n-ary merges of e-nodes that differ in their operands only ------------------------------------------
 #
-# n-ary merges: siblings that share an operand become one operator in one move.
-#
-# A rule such as ``MatMul(x, a), MatMul(x, c) = Split(MatMul(x, Concat(a, c)))`` applied pair by pair makes thousands of
-# e-nodes for six siblings. Its two left sides are copies of each other, so it is lifted
-# (:mod:`superopt.egraph.lifting`) to as many copies as there are siblings, and applied to whole groups.
+# A rule such as ``MatMul(x, a), MatMul(x, c) = Split(MatMul(x, Concat(a, c)))`` applied pair by pair adds thousands of
+# e-nodes for six siblings. Its two left sides are copies of each other, so the rule is lifted to as many copies as
+# there are siblings and applied to the whole group.
 
 
 _RUNS = 6  # up to this many siblings, every contiguous run (by size) is offered; beyond it, whole groups only
@@ -442,12 +440,12 @@ def _lifted(rule: Rule, count: int, backward: bool) -> Rule | None:
 
 
 @dataclass(eq=False)
-class GroupMove:
+class GroupRewrite:
     """A two-root rule as a move on groups of siblings. ``names``: those of one sibling, not shared by all."""
 
     rule: Rule
     backward: bool
-    one: Pattern
+    single: Pattern
     names: frozenset[str]
 
     def proposals(
@@ -461,7 +459,7 @@ class GroupMove:
             seen: what was proposed before; is added to.
         """
         groups: dict[tuple[object, ...], dict[int, Match]] = {}
-        given = graph.places()
+        given = graph.input_classes()
         for match in occurrences:
             tensors = {n: graph.find(c) for n, c in match.tensors.items()}
             root = graph.find(match.roots[0])
@@ -487,17 +485,17 @@ class GroupMove:
         return Match(tuple(m.roots[0] for m in found), tensors, sizes)
 
 
-def siblings(graph: EGraph, groups: Sequence[GroupMove]) -> list[list[Match]]:
+def siblings(graph: EGraph, groups: Sequence[GroupRewrite]) -> list[list[Match]]:
     """For each group where a single sibling stands, found in one walk for all of them.
 
     Only values of the input that run: merging alternatives of one value with each other gains nothing.
     """
     found: list[list[Match]] = [[] for _ in groups]
-    places = {c: 0 for c in graph.places() if not graph.constant(c)}
+    places = {c: 0 for c in graph.input_classes() if not graph.constant(c)}
 
     def keep(number: int, slots: Sequence[int], registers: Sequence[AttributeValue]) -> None:
         if len(found[number]) < _OCCURRENCES:
-            match = bound(graph, groups[number].one, slots, registers)
+            match = bound(graph, groups[number].single, slots, registers)
             if match is not None:
                 found[number].append(match)
 
@@ -506,13 +504,13 @@ def siblings(graph: EGraph, groups: Sequence[GroupMove]) -> list[list[Match]]:
 
 
 @lru_cache(maxsize=16)
-def _net(groups: tuple[GroupMove, ...]) -> Trie[int]:
-    return Trie([(number, group.one.steps, group.one.depth) for number, group in enumerate(groups)], lambda _: 0)
+def _net(groups: tuple[GroupRewrite, ...]) -> Trie[int]:
+    return Trie([(number, group.single.steps, group.single.depth) for number, group in enumerate(groups)], lambda _: 0)
 
 
-def group_move(
-    rule: Rule, *, backward: bool = False, floats: Mapping[str, tuple[Way, ...]] | None = None
-) -> GroupMove | None:
+def group_rewrite(
+    rule: Rule, *, backward: bool = False, floats: Mapping[str, tuple[SafeConditions, ...]] | None = None
+) -> GroupRewrite | None:
     """The rule as a group move, if a single sibling can be recognised alone and the rule lifts.
 
     Conditions of floating point hold for the group where they hold for each sibling.
@@ -528,10 +526,12 @@ def group_move(
     if first & set(names.values()) or lift(rule, 3, backward=backward) is None:
         return None
     alone = replace(rule, where=tuple(g for g in rule.where if not g.names & set(names.values())))
-    return GroupMove(
+    return GroupRewrite(
         rule,
         backward,
-        compile_side(alone, source[:1], (), floats=of_copies(floats, names, first | set(alone.attribute_atoms))),
+        compile_side(
+            alone, source[:1], (), floats=lifted_conditions(floats, names, first | set(alone.attribute_atoms))
+        ),
         frozenset(names),
     )
 
@@ -572,7 +572,7 @@ def _part(graph: EGraph, match: Match) -> int:
 
 def independent(graph: EGraph, roots: Sequence[int]) -> bool:
     """Whether the classes are values of the input, none of which depends on another in it."""
-    given = graph.places()
+    given = graph.input_classes()
     return all(r in given for r in roots) and _independent([given[r][1] for r in roots])
 
 

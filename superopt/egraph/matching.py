@@ -1,8 +1,8 @@
-"""Sides of rules as patterns, and what an occurrence must satisfy beyond its shape.
+"""Sides of rules compiled to patterns, and the side conditions of a match.
 
-A side is compiled to steps for the net of patterns (:mod:`superopt.egraph.pattern_index`). Composite sizes, ranges of
-attributes and guards are checked once everything is bound; the answer depends on the bound numbers alone, so it is
-remembered.
+A side becomes a list of tests for the pattern index (:mod:`superopt.egraph.pattern_index`). Composite sizes, attribute
+ranges and guards are checked after all variables are bound. Their result depends on the bound numbers alone, so it is
+cached.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from itertools import combinations
 from typing import NamedTuple, cast
 
 from superopt.egraph.egraph import ABSENT, LEAF, PROJECT, EGraph
-from superopt.egraph.pattern_index import Apply, Further, Select, Spec, Step, Trie, Typed
+from superopt.egraph.pattern_index import ApplicationTest, Further, Select, Spec, Step, Trie, TypeTest
 from superopt.ir.poly import Dim, Poly, substitute, sym, symbols
 from superopt.ir.terms import App, AttributeValue, Project, Term, Var, children, format_term, postorder, rebuilt
 from superopt.ir.types import DType, TensorType
 from superopt.ops import REGISTRY
 from superopt.ops.forms import surely_nonnegative
 from superopt.ops.meaning import Condition
-from superopt.program.value_analysis import Known, meets
+from superopt.program.value_analysis import ValueFacts, conditions_hold
 from superopt.rules.canonical import solve
-from superopt.rules.floats import Way
+from superopt.rules.floats import SafeConditions
 from superopt.rules.rule import AttributeScheme, Guard, Rule
 from superopt.rules.typing import types_of
 
@@ -79,8 +79,8 @@ class Pattern:
     growth: int
     first_round: bool = False
     width: int = 1  # slots
-    floats: Mapping[str, tuple[Way, ...]] | None = None
-    opposite: Mapping[str, tuple[Way, ...]] | None = None
+    floats: Mapping[str, tuple[SafeConditions, ...]] | None = None
+    opposite: Mapping[str, tuple[SafeConditions, ...]] | None = None
     heavier: bool = False
     bounded: bool = False  # some variable holds positions, whose range is asked of the graph
     _runtime: dict[tuple[bool, ...], tuple[int, int, int]] = field(default_factory=dict)
@@ -118,7 +118,7 @@ class Pattern:
         text = repr((self.steps, self.roots, makes, guards, ranges, below, checks, self.first_round, floats))
         return hashlib.sha256(text.encode()).digest()
 
-    def _conditions(self, ways: tuple[Way, ...]) -> list[str]:
+    def _conditions(self, ways: tuple[SafeConditions, ...]) -> list[str]:
         """Ways whatever the names of variables."""
         slots = self.tensor_slots
         return [
@@ -163,12 +163,12 @@ class Pattern:
     @cached_property
     def anyway(self) -> frozenset[str]:
         """Element types for which the other side is as good in floating point, whatever the operands."""
-        return frozenset(t for t, ways in (self.floats or {}).items() if Way() in ways)
+        return frozenset(t for t, ways in (self.floats or {}).items() if SafeConditions() in ways)
 
     @cached_property
     def turned_anyway(self) -> frozenset[str]:
         """Element types for which this side is as good as the other one, whatever the operands."""
-        return frozenset(t for t, ways in (self.opposite or {}).items() if Way() in ways)
+        return frozenset(t for t, ways in (self.opposite or {}).items() if SafeConditions() in ways)
 
     @cached_property
     def saves(self) -> bool:
@@ -281,14 +281,14 @@ class _Compiler:
         attributes = tuple((k, self._spec(v)) for k, v in term.attributes)
         generator = "dtype" in REGISTRY[term.op].attributes and "dtype" not in given
         element = self._register(_ELEMENT) if generator else -1
-        self.steps.append(Apply(self.slot_of[term], term.op, tuple(args), attributes, element, known))
+        self.steps.append(ApplicationTest(self.slot_of[term], term.op, tuple(args), attributes, element, known))
         return new
 
     def _typed(self, variable: Var) -> None:
         scheme, known = self.rule.tensors[variable.name], self.count
         element = self._register(_ELEMENT) if scheme.dtype == "f" else -1
         sizes = tuple(map(self._spec, scheme.shape))
-        self.steps.append(Typed(self.slot_of[variable], scheme.dtype, sizes, element, known))
+        self.steps.append(TypeTest(self.slot_of[variable], scheme.dtype, sizes, element, known))
 
     def _register(self, name: str) -> int:
         if name not in self.names:
@@ -311,7 +311,8 @@ class _Compiler:
 
 def compile_side(
     rule: Rule, source: tuple[Term, ...], target: tuple[Term, ...], *, first_round: bool = False,
-    floats: Mapping[str, tuple[Way, ...]] | None = None, opposite: Mapping[str, tuple[Way, ...]] | None = None,
+    floats: Mapping[str, tuple[SafeConditions, ...]] | None = None,
+    opposite: Mapping[str, tuple[SafeConditions, ...]] | None = None,
 ) -> Pattern:  # fmt: skip
     """Prepare a side of a plain rule (no ``...``) for matching.
 
@@ -482,8 +483,8 @@ def turns(graph: EGraph, pattern: Pattern, match: Match) -> bool:
 
 
 def _as_good(
-    graph: EGraph, by_type: Mapping[str, tuple[Way, ...]], anyway: frozenset[str], tensors: Mapping[str, int],
-    sizes: Sizes,
+    graph: EGraph, by_type: Mapping[str, tuple[SafeConditions, ...]], anyway: frozenset[str],
+    tensors: Mapping[str, int], sizes: Sizes,
 ) -> bool:  # fmt: skip
     """Whether a condition is met under which a direction is as good in floating point."""
     dtype = sizes.get(_ELEMENT, _FLOAT32)
@@ -493,10 +494,10 @@ def _as_good(
     if not ways:
         return False
     groups = {n: graph.classes[graph.find(c)] for n, c in tensors.items()}
-    known = {n: g.known for n, g in groups.items()}
-    known |= {n: Known(most=abs(v), least=abs(v)) for n, v in sizes.items() if isinstance(v, int | float)}
+    known = {n: g.facts for n, g in groups.items()}
+    known |= {n: ValueFacts(most=abs(v), least=abs(v)) for n, v in sizes.items() if isinstance(v, int | float)}
     types = {n: g.type for n, g in groups.items() if isinstance(g.type, TensorType)}
-    return meets(ways, known, types, DType(str(dtype)))
+    return conditions_hold(ways, known, types, DType(str(dtype)))
 
 
 def _in_range(scheme: AttributeScheme, value: AttributeValue) -> bool:

@@ -1,10 +1,10 @@
-"""A net of patterns: those that begin alike are matched together, in one walk over an e-graph from each root.
+"""A discrimination tree of patterns: patterns with a common prefix are matched in one walk from each root.
 
-A pattern is a list of steps over *slots* (classes) and *registers* (sizes and attribute values). Both are numbered in
-the order in which the steps fill them, so patterns with equal prefixes, up to renaming, have equal steps and share the
-path of a prefix tree. Which occurrence of a slot or register writes and which compares is known when a pattern is
-compiled, so a walk writes in place and never undoes. What a type or an operator's attributes tell all the steps at one
-point of the tree is looked up at once, in a table that grows as types and attributes are met.
+A pattern is a list of tests over *slots* (e-classes) and *registers* (sizes and attribute values). Both are numbered in
+the order in which the tests bind them, so patterns that are equal up to renaming share a path of the tree (substitution
+trees: Graf 1995; e-matching by compiled code: de Moura and Bjørner, CADE 2007). The compiler decides which occurrence
+of a slot binds and which compares, so a walk needs no undo. The tests at one node of the tree that a type or an
+operator's attributes decide are looked up in one table.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from superopt.ir.terms import AttributeValue
 from superopt.ir.types import DType
 from superopt.ops.record import FLOATS
 
-__all__ = ["Apply", "Further", "News", "Select", "Spec", "Step", "Trie", "Typed"]
+__all__ = ["ApplicationTest", "Further", "News", "Select", "Spec", "Step", "Trie", "TypeTest"]
 
 # What a value must be: ("=", a constant), ("r", number of a register), or ("t", (specs, ...)) of a tuple.
 Spec = tuple[str, object]
@@ -32,7 +32,7 @@ _REMEMBERED = 4096  # types or heads that a table remembers
 
 
 @dataclass(frozen=True)
-class Apply:
+class ApplicationTest:
     """The class in ``slot`` must hold ``op``.
 
     Attributes:
@@ -62,7 +62,7 @@ class Select:
 
 
 @dataclass(frozen=True)
-class Typed:
+class TypeTest:
     """The class in ``slot`` must have this element class and these sizes. ``element``: register of class ``f``.
 
     Comes right after the application that the variable is an argument of, in the order of the arguments.
@@ -85,8 +85,10 @@ class Further:
     path: tuple[str, ...]
 
 
-Step = Apply | Select | Typed | Further
-Asked = tuple[Apply, tuple[Typed, ...]]  # an application, and what the variables among its arguments must be
+Step = ApplicationTest | Select | TypeTest | Further
+Asked = tuple[
+    ApplicationTest, tuple[TypeTest, ...]
+]  # an application, and what the variables among its arguments must be
 
 
 @dataclass(frozen=True)
@@ -103,10 +105,10 @@ class News:
 
 
 @dataclass(eq=False)
-class _Fit(Generic[P]):
+class _Branch(Generic[P]):
     """Where an application leads, with the registers to compare and those to write."""
 
-    place: _Place[P]
+    place: _TrieNode[P]
     compare: Values
     write: Values
 
@@ -116,7 +118,7 @@ class _Shape(Generic[P]):
     """Applications of one operator to arguments alike. ``variables``: places of the arguments whose types are asked."""
 
     args: tuple[tuple[int, bool, str], ...]
-    steps: dict[Asked, _Place[P]] = field(default_factory=dict)
+    steps: dict[Asked, _TrieNode[P]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         given = [(place, *arg) for place, arg in enumerate(self.args, 1)]
@@ -133,18 +135,18 @@ class _Headed(Generic[P]):
     """The steps of a shape that the attributes of a head fit. ``table``: types of the variables → where they lead."""
 
     shape: _Shape[P]
-    steps: list[tuple[Asked, _Place[P], dict[int, AttributeValue]]]  # with the registers that the attributes say
-    table: dict[object, tuple[_Fit[P], ...]] = field(default_factory=dict)
+    steps: list[tuple[Asked, _TrieNode[P], dict[int, AttributeValue]]]  # with the registers that the attributes say
+    table: dict[object, tuple[_Branch[P], ...]] = field(default_factory=dict)
 
-    def learn(self, kinds: object, types: Sequence[ClassType]) -> tuple[_Fit[P], ...]:
+    def learn(self, kinds: object, types: Sequence[ClassType]) -> tuple[_Branch[P], ...]:
         if len(self.table) >= _REMEMBERED:
             self.table.clear()
-        made: list[_Fit[P]] = []
+        made: list[_Branch[P]] = []
         for (apply, typed), place, given in self.steps:
             values = dict(given)
             if all(_fits_type(step, kind, values) for step, kind in zip(typed, types, strict=True)):
                 compare = tuple((r, v) for r, v in values.items() if r < apply.known)
-                made.append(_Fit(place, compare, tuple((r, v) for r, v in values.items() if r >= apply.known)))
+                made.append(_Branch(place, compare, tuple((r, v) for r, v in values.items() if r >= apply.known)))
         found = self.table[kinds] = tuple(made)
         return found
 
@@ -186,7 +188,7 @@ class _Shapes(Generic[P]):
 
 
 @dataclass(eq=False)
-class _Place(Generic[P]):
+class _TrieNode(Generic[P]):
     """A point of the tree: the patterns that end here, and the next steps.
 
     Attributes:
@@ -201,11 +203,11 @@ class _Place(Generic[P]):
     more: bool = False
     ends: list[tuple[P, int, int]] = field(default_factory=list)
     shapes: dict[tuple[int, str], _Shapes[P]] = field(default_factory=dict)
-    selects: dict[Select, _Place[P]] = field(default_factory=dict)
-    further: dict[Further, _Place[P]] = field(default_factory=dict)
+    selects: dict[Select, _TrieNode[P]] = field(default_factory=dict)
+    further: dict[Further, _TrieNode[P]] = field(default_factory=dict)
     goes_on: bool = False  # there are next steps
 
-    def after(self, step: Apply, typed: tuple[Typed, ...]) -> _Place[P]:
+    def after(self, step: ApplicationTest, typed: tuple[TypeTest, ...]) -> _TrieNode[P]:
         """The place after an application to variables of these types, made if it is new."""
         shapes = self.shapes.get((step.slot, step.op))
         if shapes is None:
@@ -216,16 +218,16 @@ class _Place(Generic[P]):
             shape = shapes.by_args[step.args] = _Shape(step.args)
         return _below(self, shape.steps, (step, typed))
 
-    def next(self, step: Select | Further) -> _Place[P]:
+    def next(self, step: Select | Further) -> _TrieNode[P]:
         """The place after another step, made if it is new."""
         return _below(self, self.selects, step) if isinstance(step, Select) else _below(self, self.further, step)
 
 
-def _below(place: _Place[P], known: dict[S, _Place[P]], step: S) -> _Place[P]:
+def _below(place: _TrieNode[P], known: dict[S, _TrieNode[P]], step: S) -> _TrieNode[P]:
     place.goes_on = True
     found = known.get(step)
     if found is None:
-        found = known[step] = _Place()
+        found = known[step] = _TrieNode()
     return found
 
 
@@ -241,13 +243,13 @@ class Trie(Generic[P]):
             number.
         """
         self.loops = loops
-        self.roots: dict[str, _Place[P]] = {}
+        self.roots: dict[str, _TrieNode[P]] = {}
         self.met: set[str] = set()  # operators that graphs had
         self.waiting: dict[frozenset[str], list[tuple[P, Sequence[Step], int]]] = {}  # till a graph has the operators
         self.slots = self.registers = 1
         self.depth = 0
         for pattern, steps, depth in patterns:
-            needed = frozenset(s.op for s in steps if isinstance(s, Apply))
+            needed = frozenset(s.op for s in steps if isinstance(s, ApplicationTest))
             self.waiting.setdefault(needed, []).append((pattern, steps, depth))
             self.depth = max(self.depth, depth)
 
@@ -262,7 +264,7 @@ class Trie(Generic[P]):
 
     def _write(self, pattern: P, steps: Sequence[Step], depth: int) -> None:
         first = steps[0]
-        place = self.roots.setdefault(first.op if isinstance(first, Apply) else PROJECT, _Place())
+        place = self.roots.setdefault(first.op if isinstance(first, ApplicationTest) else PROJECT, _TrieNode())
         loops = len(steps) if self.loops is None else self.loops(pattern)
         place.depth, place.loops = max(place.depth, depth), max(place.loops, loops)
         position, last = 0, max((i for i, s in enumerate(steps) if isinstance(s, Further)), default=-1)
@@ -271,14 +273,14 @@ class Trie(Generic[P]):
             step = steps[position]
             self._make_room(step)
             position += 1
-            if isinstance(step, Apply):
+            if isinstance(step, ApplicationTest):
                 typed = tuple(_typed_at(steps, position))
                 for kind in typed:
                     self._make_room(kind)
                 position += len(typed)
                 place = place.after(step, typed)
             else:
-                assert not isinstance(step, Typed), "types are asked of an application's variables, right after it"
+                assert not isinstance(step, TypeTest), "types are asked of an application's variables, right after it"
                 place = place.next(step)
             place.more |= position <= last
             place.depth, place.loops = max(place.depth, depth), max(place.loops, loops)
@@ -286,10 +288,10 @@ class Trie(Generic[P]):
 
     def _make_room(self, step: Step) -> None:
         numbers, registers = [step.slot], [0]
-        if isinstance(step, Apply):
+        if isinstance(step, ApplicationTest):
             numbers += [a for a, _, _ in step.args]
             registers += [step.element, *(r for _, s in step.attributes for r in _registers(s))]
-        elif isinstance(step, Typed):
+        elif isinstance(step, TypeTest):
             registers += [step.element, *(r for s in step.sizes for r in _registers(s))]
         elif isinstance(step, Select):
             numbers.append(step.target)
@@ -361,7 +363,7 @@ class _Walk(Generic[P]):
         self.registers: list[AttributeValue] = [0] * registers
         self.ancestors: dict[tuple[int, tuple[str, ...]], list[int]] = {}  # of a class along a path
 
-    def at(self, place: _Place[P]) -> None:
+    def at(self, place: _TrieNode[P]) -> None:
         """Match all that comes after a place; recursion follows the patterns' sizes, not the graph's."""
         graph = self.graph
         for (slot, op), shapes in place.shapes.items():
@@ -380,7 +382,7 @@ class _Walk(Generic[P]):
         if place.further:
             self._further(place)
 
-    def at_old(self, place: _Place[P], levels: Mapping[int, int], news: News) -> None:
+    def at_old(self, place: _TrieNode[P], levels: Mapping[int, int], news: News) -> None:
         """:meth:`at` for a first root of which only some e-nodes are new: an old one needs news from what it reads."""
         identity, level = self.slots[0], self.level
         group = self.graph.classes[identity]
@@ -472,7 +474,7 @@ class _Walk(Generic[P]):
                 if place.goes_on:
                     self.at(place)
 
-    def _selected(self, place: _Place[P]) -> None:
+    def _selected(self, place: _TrieNode[P]) -> None:
         for step, below in place.selects.items():
             for node in self.graph.with_op(self.slots[step.slot], PROJECT):
                 if self.graph.heads[node[0]].index != step.index:
@@ -483,7 +485,7 @@ class _Walk(Generic[P]):
                     continue
                 self._reached(below)
 
-    def _further(self, place: _Place[P]) -> None:
+    def _further(self, place: _TrieNode[P]) -> None:
         level = self.level
         for step, below in place.further.items():
             known = step.anchor != ABSENT
@@ -500,7 +502,7 @@ class _Walk(Generic[P]):
     def _may_join(self, identity: int) -> bool:
         return self.apart is None or all(self.apart(identity, other) for other in self.chosen)
 
-    def _reached(self, place: _Place[P]) -> None:
+    def _reached(self, place: _TrieNode[P]) -> None:
         for pattern, depth, most in place.ends:
             if depth >= self.level and most >= self.loops:
                 self.found(pattern, self.slots, self.registers)
@@ -535,14 +537,14 @@ def _registers(spec: Spec) -> list[int]:
     return [value] if tag == "r" and isinstance(value, int) else []
 
 
-def _typed_at(steps: Sequence[Step], position: int) -> Iterator[Typed]:
+def _typed_at(steps: Sequence[Step], position: int) -> Iterator[TypeTest]:
     """The steps from a position on that ask for types."""
-    while position < len(steps) and isinstance(step := steps[position], Typed):
+    while position < len(steps) and isinstance(step := steps[position], TypeTest):
         yield step
         position += 1
 
 
-def _fits_type(step: Typed, kind: ClassType, values: dict[int, AttributeValue]) -> bool:
+def _fits_type(step: TypeTest, kind: ClassType, values: dict[int, AttributeValue]) -> bool:
     """Whether a type fits, given what registers must be by now; adds what they must be by the type."""
     if isinstance(kind, tuple) or kind.shape is None:
         return False
@@ -557,7 +559,7 @@ def _in_class(name: str, dtype: DType) -> bool:
     return dtype in FLOATS if name == "f" else dtype == {"i": DType.INT64, "b": DType.BOOL}.get(name, name)
 
 
-def _attribute_values(step: Apply, given: Mapping[str, AttributeValue]) -> dict[int, AttributeValue] | None:
+def _attribute_values(step: ApplicationTest, given: Mapping[str, AttributeValue]) -> dict[int, AttributeValue] | None:
     """What the registers must be for attributes to fit, or ``None``."""
     values: dict[int, AttributeValue] = {}
     wanted = dict(step.attributes)

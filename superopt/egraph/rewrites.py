@@ -1,4 +1,4 @@
-"""From rules to what saturation runs: sides in both directions, n-ary merges, and rules lifted to a graph's arities."""
+"""Compilation of rules to rewrites: both directions, n-ary merges, and rules lifted to a graph's arities."""
 
 from __future__ import annotations
 
@@ -12,10 +12,18 @@ from functools import cached_property
 from typing import TypeVar
 
 from superopt.egraph.egraph import is_multi
-from superopt.egraph.lifting import GroupMove, NotLiftableError, correspondence, group_move, lift, names_of, of_copies
+from superopt.egraph.lifting import (
+    GroupRewrite,
+    NotLiftableError,
+    correspondence,
+    group_rewrite,
+    lift,
+    lifted_conditions,
+    names_of,
+)
 from superopt.egraph.matching import Pattern, compile_side
-from superopt.egraph.pattern_index import Apply, Further, Select, Typed
-from superopt.egraph.saturation import Moves
+from superopt.egraph.pattern_index import ApplicationTest, Further, Select, TypeTest
+from superopt.egraph.saturation import RewriteSet
 from superopt.ir.disk_cache import SEARCH_PACKAGES, code_digest, keep, kept
 from superopt.ir.interpreter import rarely_collected
 from superopt.ir.poly import Dim, Poly
@@ -26,24 +34,24 @@ from superopt.ops.meaning import Condition
 from superopt.ops.work import flops
 from superopt.program.program import Program
 from superopt.rules.canonical import independent
-from superopt.rules.floats import Floats, Way
+from superopt.rules.floats import Floats, SafeConditions
 from superopt.rules.library import CLASSES, load_library
 from superopt.rules.rule import Rule
 from superopt.rules.scanner import RuleError
 from superopt.rules.typing import complete, instances, types_of
 
-__all__ = ["Prepared", "data_of", "flowing", "prepare", "shortens"]
+__all__ = ["CompiledRewrites", "data_of", "flowing", "compile_rewrites", "shortens"]
 
 _WEIGHTED = frozenset({"Conv", "ConvTranspose", "MatMul", "Gemm", "BatchNormalization", "LayerNormalization"})
 _PARTS = frozenset({"Concat", "Split"})
 _MOST_PARTS = 16  # a Concat or Split of more parts than this gets no rules of its own
 _MOST_COUNTS = 3  # different numbers of parts that rules are lifted to
 _MOST_ORDERS = 32  # of operands in a lifted rule: `Concat` of eight sums is 256, and as many matches a form of each sum
-_Ways = Mapping[str, tuple[Way, ...]] | None  # conditions of floating point by element type
+_Ways = Mapping[str, tuple[SafeConditions, ...]] | None  # conditions of floating point by element type
 
 
 @dataclass(frozen=True)
-class Prepared:
+class CompiledRewrites:
     """Moves, and the pairs (operator, operator that reads it) that occur in rules: where not to cut.
 
     Attributes:
@@ -57,29 +65,29 @@ class Prepared:
             since those that come after could not go on from there.
     """
 
-    moves: Moves
+    all_rewrites: RewriteSet
     adjacent: frozenset[tuple[str, str]]
-    shortening: Moves = field(default_factory=Moves)
-    parts: tuple[int, ...] = ()
-    closing: Moves = field(default_factory=Moves)
+    removing: RewriteSet = field(default_factory=RewriteSet)
+    part_counts: tuple[int, ...] = ()
+    final_fusions: RewriteSet = field(default_factory=RewriteSet)
 
     @cached_property
-    def every(self) -> Moves:
+    def every(self) -> RewriteSet:
         """All moves, closing ones included."""
-        return Moves(self.moves.patterns + self.closing.patterns, self.moves.groups)
+        return RewriteSet(self.all_rewrites.patterns + self.final_fusions.patterns, self.all_rewrites.groups)
 
     @cached_property
-    def near(self) -> Moves:
+    def neighbours(self) -> RewriteSet:
         """Merges of what reads the same data (the gates of a cell), and what puts parts together again: no merges of
         different data that one weight sees, which stand steps apart."""
-        groups = tuple(g for g in self.moves.groups if not _shares_weight(g))
-        return Moves(tuple(p for p in self.shortening.patterns if _joins(p)), groups)
+        groups = tuple(g for g in self.all_rewrites.groups if not _shares_weight(g))
+        return RewriteSet(tuple(p for p in self.removing.patterns if _joins(p)), groups)
 
 
-def prepare(
+def compile_rewrites(
     rules: Sequence[Rule], program: Program, deadline: float = float("inf"), *, floats: Floats | None = None,
     grouped: bool = False,
-) -> Prepared:  # fmt: skip
+) -> CompiledRewrites:  # fmt: skip
     """The moves for a program. A rule with an operator that superopt does not know is left out.
 
     Args:
@@ -99,14 +107,14 @@ def prepare(
     for number, side in enumerate(prepared.sides):
         patterns.append(side)
         patterns += [parts[number] for parts in lifted if number in parts]
-    closing = tuple(s.pattern for s in patterns if _closes(s.pattern, prepared.words))
+    closing = tuple(s.pattern for s in patterns if _closes(s.pattern, prepared.defined_operators))
     last = set(closing)
     patterns = [s for s in patterns if s.pattern not in last]
     shortening = tuple(s.pattern for s in patterns if s.shortens)
     saving = tuple(s.pattern for s in patterns if s.saves and not s.shortens)
-    return Prepared(
-        Moves(tuple(s.pattern for s in patterns), prepared.groups), prepared.adjacent,
-        Moves(shortening, (), saving), tuple(parts), Moves(closing)
+    return CompiledRewrites(
+        RewriteSet(tuple(s.pattern for s in patterns), prepared.groups), prepared.adjacent,
+        RewriteSet(shortening, (), saving), tuple(parts), RewriteSet(closing)
     )  # fmt: skip
 
 
@@ -117,7 +125,7 @@ def _closes(pattern: Pattern, words: AbstractSet[str]) -> bool:
     return made and not any(isinstance(t, App) and t.op in words for t in postorder(*pattern.source))
 
 
-def _words(sides: Iterable[_Side]) -> frozenset[str]:
+def _operators_with_definition(sides: Iterable[_Side]) -> frozenset[str]:
     """Operators that rules only know as a whole side, of which they are all: other rules do not read them."""
     found: set[str] = set()
     inside: set[str] = set()
@@ -139,17 +147,17 @@ class _Side:
 
 
 @dataclass(frozen=True, eq=False)
-class _Piece:
+class _CompiledRule:
     """What one rule is prepared to, given what each direction must meet in floating point (forward, backward)."""
 
-    ways: tuple[_Ways, _Ways]
+    conditions: tuple[_Ways, _Ways]
     sides: tuple[_Side, ...]
-    groups: tuple[GroupMove, ...]
+    groups: tuple[GroupRewrite, ...]
     adjacent: frozenset[tuple[str, str]]
 
 
 @dataclass(frozen=True, eq=False)
-class _All:
+class _CompiledLibrary:
     """What rules are prepared to, whatever the program, by fingerprint.
 
     Attributes:
@@ -158,35 +166,36 @@ class _All:
     """
 
     digest: str
-    pieces: Mapping[str, _Piece]
-    words: frozenset[str] = frozenset()
+    by_fingerprint: Mapping[str, _CompiledRule]
+    defined_operators: frozenset[str] = frozenset()
 
     @cached_property
     def sides(self) -> tuple[_Side, ...]:
-        return tuple(side for piece in self.pieces.values() for side in piece.sides)
+        return tuple(side for piece in self.by_fingerprint.values() for side in piece.sides)
 
     @cached_property
-    def groups(self) -> tuple[GroupMove, ...]:
-        return tuple(group for piece in self.pieces.values() for group in piece.groups)
+    def groups(self) -> tuple[GroupRewrite, ...]:
+        return tuple(group for piece in self.by_fingerprint.values() for group in piece.groups)
 
     @cached_property
     def adjacent(self) -> frozenset[tuple[str, str]]:
-        return frozenset().union(*(piece.adjacent for piece in self.pieces.values()))
+        return frozenset().union(*(piece.adjacent for piece in self.by_fingerprint.values()))
 
     def __getstate__(self) -> dict[str, object]:
-        return {"digest": self.digest, "pieces": self.pieces, "words": self.words}
+        return {"digest": self.digest, "pieces": self.by_fingerprint, "words": self.defined_operators}
 
 
 _CLASSES: tuple[type, ...] = (
-    *CLASSES, _All, _Piece, _Side, Apply, Condition, Further, GroupMove, Pattern, Select, Typed, Way
+    *CLASSES, _CompiledLibrary, _CompiledRule, _Side, ApplicationTest, Condition, Further, GroupRewrite, Pattern,
+    Select, TypeTest, SafeConditions,
 )  # fmt: skip
 _FOLDER = "moves"
 _MOST_FILES = 24  # of some megabytes
 _WORTH = 200  # rules from which it takes longer to prepare them than to read a file
 _ALIVE = 16  # rule sets, and numbers of parts, that the process keeps
-_alive: dict[str, _All | dict[int, _Side]] = {}
+_alive: dict[str, _CompiledLibrary | dict[int, _Side]] = {}
 _Lifted = dict[int, _Side]  # by the number of the side: what it is for another number of parts
-K = TypeVar("K", _All, dict[int, _Side])
+K = TypeVar("K", _CompiledLibrary, dict[int, _Side])
 
 
 def _known(name: str, kind: type[K]) -> K | None:
@@ -204,18 +213,22 @@ def _remembered(name: str, found: K) -> K:
     return found
 
 
-def _of_all(rules: tuple[Rule, ...], deadline: float, floats: Floats | None) -> _All:
+def _of_all(rules: tuple[Rule, ...], deadline: float, floats: Floats | None) -> _CompiledLibrary:
     """The sides of all rules: from this process, from an earlier one, or made now, but for those that the shipped
     library has as well."""
     name, many = _name(rules, floats), len(rules) >= _WORTH
-    found = _known(name, _All) if many else _alive.get(name)
-    if isinstance(found, _All):
+    found = _known(name, _CompiledLibrary) if many else _alive.get(name)
+    if isinstance(found, _CompiledLibrary):
         return found
     shipped = _shipped(floats) if many else None
-    made, whole = _made(name, rules, deadline, floats, {} if shipped is None else shipped.pieces)
+    made, whole = _made(name, rules, deadline, floats, {} if shipped is None else shipped.by_fingerprint)
     if whole:
         _remembered(name, made)
-        new = made.pieces.keys() if shipped is None else made.pieces.keys() - shipped.pieces.keys()
+        new = (
+            made.by_fingerprint.keys()
+            if shipped is None
+            else made.by_fingerprint.keys() - shipped.by_fingerprint.keys()
+        )
         if len(new) >= _WORTH:
             keep(_FOLDER, name, made, _MOST_FILES)
     return made
@@ -229,39 +242,41 @@ def _name(rules: Sequence[Rule], floats: Floats | None) -> str:
     return digest.hexdigest()
 
 
-def _shipped(floats: Floats | None) -> _All | None:
+def _shipped(floats: Floats | None) -> _CompiledLibrary | None:
     """What the built-in library is prepared to, where that is known."""
     library = load_library()
     known = tuple(r for r in library.admitted if r.operators <= REGISTRY.keys())
-    return _known(_name(known, None if floats is None else library.floats(floats.mode)), _All)
+    return _known(_name(known, None if floats is None else library.floats(floats.mode)), _CompiledLibrary)
 
 
 def _made(
-    name: str, rules: Sequence[Rule], deadline: float, floats: Floats | None, known: Mapping[str, _Piece]
-) -> tuple[_All, bool]:
+    name: str, rules: Sequence[Rule], deadline: float, floats: Floats | None, known: Mapping[str, _CompiledRule]
+) -> tuple[_CompiledLibrary, bool]:
     """All that rules are prepared to, and whether there was time for it; ``known`` pieces are taken as they are."""
-    pieces: dict[str, _Piece] = {}
+    pieces: dict[str, _CompiledRule] = {}
     for rule in independent(rules):
         if time.monotonic() > deadline:
-            return _All("", pieces), False
+            return _CompiledLibrary("", pieces), False
         ways = _ways(rule, False, floats), _ways(rule, True, floats)
         piece = known.get(rule.fingerprint)
-        pieces[rule.fingerprint] = _piece(rule, ways) if piece is None or piece.ways != ways else piece
-    return _All(name, pieces, _words(s for piece in pieces.values() for s in piece.sides)), True
+        pieces[rule.fingerprint] = _piece(rule, ways) if piece is None or piece.conditions != ways else piece
+    return _CompiledLibrary(
+        name, pieces, _operators_with_definition(s for piece in pieces.values() for s in piece.sides)
+    ), True
 
 
-def _piece(rule: Rule, ways: tuple[_Ways, _Ways]) -> _Piece:
+def _piece(rule: Rule, ways: tuple[_Ways, _Ways]) -> _CompiledRule:
     sides: list[_Side] = []
-    groups: list[GroupMove] = []
+    groups: list[GroupRewrite] = []
     plain = _plain(rule)
     for backward, wanted in enumerate(ways):
         if wanted is None or any(wanted.values()):
             for instance in plain:
                 _add(instance, bool(backward), wanted, ways[not backward], sides, groups)
-    return _Piece(ways, tuple(sides), tuple(groups), frozenset(_adjacent(rule)))
+    return _CompiledRule(ways, tuple(sides), tuple(groups), frozenset(_adjacent(rule)))
 
 
-def _lifted(prepared: _All, count: int, deadline: float, floats: Floats | None) -> _Lifted:
+def _lifted(prepared: _CompiledLibrary, count: int, deadline: float, floats: Floats | None) -> _Lifted:
     """By the number of the side: what it is for so many parts instead of two, where it is about parts."""
     name, many = f"{prepared.digest}-{count}", bool(prepared.digest) and len(prepared.sides) >= _WORTH
     found = _known(name, dict) if many else _alive.get(name)
@@ -282,7 +297,9 @@ def _lifted(prepared: _All, count: int, deadline: float, floats: Floats | None) 
     return made
 
 
-def _lifted_before(prepared: _All, count: int, deadline: float, floats: Floats | None) -> dict[_Side, _Side | None]:
+def _lifted_before(
+    prepared: _CompiledLibrary, count: int, deadline: float, floats: Floats | None
+) -> dict[_Side, _Side | None]:
     """Of sides that are the shipped library's: what they are for so many parts."""
     shipped = _shipped(floats)
     if shipped is None or shipped.digest == prepared.digest:
@@ -316,7 +333,7 @@ def _lifted_ways(side: _Side, lifted: Rule) -> tuple[_Ways, _Ways]:
     except NotLiftableError:  # it was lifted, so it is made of copies
         names = {}
     own = {*lifted.tensors, *lifted.attribute_atoms}
-    return of_copies(side.pattern.floats, names, own), of_copies(side.pattern.opposite, names, own)
+    return lifted_conditions(side.pattern.floats, names, own), lifted_conditions(side.pattern.opposite, names, own)
 
 
 def _ways(rule: Rule, backward: bool, floats: Floats | None) -> _Ways:
@@ -400,9 +417,9 @@ def _plain(rule: Rule) -> tuple[Rule, ...]:
         return ()
 
 
-def _shares_weight(group: GroupMove) -> bool:
+def _shares_weight(group: GroupRewrite) -> bool:
     """Whether siblings differ in what flows, and share what it is multiplied with."""
-    source = group.one.source
+    source = group.single.source
     data = data_of(source)
     return bool(data & group.names) and any(
         isinstance(t, Var) and t.name not in data and t.name not in group.names for t in postorder(*source)
@@ -437,12 +454,12 @@ def _usable(rule: Rule, backward: bool) -> bool:
 
 
 def _add(
-    rule: Rule, backward: bool, floats: _Ways, opposite: _Ways, sides: list[_Side], groups: list[GroupMove]
+    rule: Rule, backward: bool, floats: _Ways, opposite: _Ways, sides: list[_Side], groups: list[GroupRewrite]
 ) -> None:
     if not _usable(rule, backward):
         return
     source, target = (rule.rhs, rule.lhs) if backward else (rule.lhs, rule.rhs)
-    group = group_move(rule, backward=backward, floats=floats) if len(source) == 2 else None
+    group = group_rewrite(rule, backward=backward, floats=floats) if len(source) == 2 else None
     if group is not None:
         groups.append(group)
         return

@@ -1,7 +1,7 @@
-"""Equality saturation: apply every rule everywhere until nothing new appears or a limit is reached.
+"""Equality saturation (Tate et al., POPL 2009): apply every rewrite everywhere until a fixpoint or a limit.
 
-Rules that match too often are banned for a while, longer each time (egg's back-off scheduler), so that one explosive
-rule cannot starve the others. A rule that asks to unite different types is wrong here and is quarantined.
+A rule that matches too often is banned for some rounds, longer each time (egg's back-off scheduler), so one rule cannot
+use up the e-node limit. A rule that asks for a union of different types is a wrong rule and is quarantined.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from operator import itemgetter
 from typing import NamedTuple, TypeVar
 
 from superopt.egraph.egraph import ABSENT, EGraph, TypeClashError, is_multi
-from superopt.egraph.lifting import GroupMove, independent, siblings
+from superopt.egraph.lifting import GroupRewrite, independent, siblings
 from superopt.egraph.matching import Match, Pattern, evaluate, match_of, turns
 from superopt.egraph.pattern_index import News, Trie
 from superopt.ir.terms import App, Attributes, AttributeValue, Project, Term, Var, postorder
 from superopt.ops import REGISTRY
 from superopt.ops.meaning import IllTyped
 
-__all__ = ["Limits", "Moves", "Outcome", "Recipe", "instantiate", "recipe_of", "saturate"]
+__all__ = ["Limits", "RewriteSet", "Outcome", "Recipe", "instantiate", "recipe_of", "saturate"]
 
 
 # -- Inserting terms -----------------------------------------------------------------------------------------------
 #
-# Adding the terms of a rule to an e-graph: which applications, over what, written out once for each rule.
+# The terms of a rule, compiled to a list of applications that are added to the e-graph.
 
 
 _REMEMBERED = 512  # bindings of a rule whose attributes are remembered
@@ -46,7 +46,7 @@ class Recipe:
     """
 
     variables: tuple[str, ...]
-    rest: tuple[tuple[App | None, tuple[int, ...], int], ...]
+    applications: tuple[tuple[App | None, tuple[int, ...], int], ...]
     roots: tuple[int, ...]
     tuples: frozenset[int]
     _known: dict[int, tuple[Mapping[str, AttributeValue], tuple[Attributes, ...]]] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class Recipe:
         if found is None:
             if len(self._known) >= _REMEMBERED:
                 self._known.clear()
-            made = tuple(() if app is None else _attributes(graph, app, sizes) for app, _, _ in self.rest)
+            made = tuple(() if app is None else _attributes(graph, app, sizes) for app, _, _ in self.applications)
             found = self._known[id(sizes)] = (sizes, made)  # holding the binding keeps its id from being reused
         return found[1]
 
@@ -98,7 +98,7 @@ def instantiate(graph: EGraph, recipe: Recipe, match: Match) -> list[int]:
     """
     classes = [graph.find(match.tensors[name]) for name in recipe.variables]
     attributes = recipe.attributes(graph, match.sizes)
-    for (app, numbers, index), values in zip(recipe.rest, attributes, strict=True):
+    for (app, numbers, index), values in zip(recipe.applications, attributes, strict=True):
         if app is None:
             classes.append(graph.project(classes[numbers[0]], index))
             continue
@@ -136,7 +136,7 @@ _GROWING = 4  # sides that add operators get this much less of the matches
 
 
 @dataclass(frozen=True)
-class Moves:
+class RewriteSet:
     """What saturation may do: sides of rules, n-ary merges, and rules whose arity follows the graph's.
 
     Attributes:
@@ -144,7 +144,7 @@ class Moves:
     """
 
     patterns: tuple[Pattern, ...] = ()
-    groups: tuple[GroupMove, ...] = ()
+    groups: tuple[GroupRewrite, ...] = ()
     saving: tuple[Pattern, ...] = ()
 
     @cached_property
@@ -162,8 +162,8 @@ class Limits:
     Attributes:
         matches: per rule and round.
         detours: a move that makes more work at run time (more operators, or more arithmetic with as many) starts where
-            at most so many such moves led. Without a limit what was made out of nothing (``x + y`` as
-            ``max(x, y) + min(x, y)``) is taken apart again and again, and fills the e-graph before useful moves have
+            at most so many such rewrites led. Without a limit what was made out of nothing (``x + y`` as
+            ``max(x, y) + min(x, y)``) is taken apart again and again, and fills the e-graph before useful rewrites have
             their turn.
         steps: of matching (:meth:`superopt.egraph.pattern_index.Trie.walk`).
     """
@@ -185,13 +185,13 @@ class Outcome:
     quarantined: dict[str, str] = field(default_factory=dict)
 
 
-class Occurrence(NamedTuple):
-    """What a round found: a side, what is made, of what, and how many moves in a row then made more work."""
+class RewriteMatch(NamedTuple):
+    """A match of one round: the pattern, the terms that it adds, and how many rewrites in a row then added work."""
 
     pattern: Pattern
     makes: Recipe
     match: Match
-    detour: int
+    detours: int
 
 
 class _OutOfTimeError(Exception):
@@ -259,9 +259,9 @@ class _Nets:
 
 
 @lru_cache(maxsize=16)
-def _nets(moves: Moves) -> _Nets:
+def _nets(rewrites: RewriteSet) -> _Nets:
     """The nets of the first of all patterns that find and make the same under the same conditions."""
-    patterns = tuple({p.identity: p for p in reversed((*moves.patterns, *moves.saving))}.values())[::-1]
+    patterns = tuple({p.identity: p for p in reversed((*rewrites.patterns, *rewrites.saving))}.values())[::-1]
     one, several, first = (
         Trie([(p, p.steps, p.depth) for p in chosen], lambda p: p.loops) for chosen in (
             [p for p in patterns if len(p.roots) == 1],
@@ -269,21 +269,21 @@ def _nets(moves: Moves) -> _Nets:
             [p for p in patterns if len(p.roots) > 1 and p.first_round],
         )
     )  # fmt: skip
-    saving = frozenset(moves.saving).difference(moves.patterns)
+    saving = frozenset(rewrites.saving).difference(rewrites.patterns)
     return _Nets(one, several, first, {p: i for i, p in enumerate(patterns)}, saving)
 
 
 class _Search:
     """Finds new occurrences round by round; which patterns are banned is its state."""
 
-    def __init__(self, graph: EGraph, moves: Moves, limits: Limits) -> None:
+    def __init__(self, graph: EGraph, rewrites: RewriteSet, limits: Limits) -> None:
         self.graph, self.limits = graph, limits
-        nets = _nets(moves)
+        nets = _nets(rewrites)
         self.one, self.several, self.first = nets.one, nets.several, nets.first
         self.numbers, self.saving = nets.numbers, nets.saving
         self.states: dict[Pattern, _Backoff] = {}  # of those found so far: most never are
         self.quarantined: Container[str] = ()
-        self.found: list[tuple[int, int, Occurrence]] = []
+        self.found: list[tuple[int, int, RewriteMatch]] = []
         self.joined: dict[tuple[int, int], bool] = {}  # in this round
         self.mode = _SHARED
         self.number = 0
@@ -292,7 +292,7 @@ class _Search:
 
     def round(
         self, number: int, levels: Mapping[int, int] | None, news: News | None, quarantined: Container[str]
-    ) -> tuple[list[Occurrence], bool]:
+    ) -> tuple[list[RewriteMatch], bool]:
         """The new occurrences, what shrinks first, in case a limit is reached; and whether a pattern is banned.
 
         Args:
@@ -321,7 +321,7 @@ class _Search:
                 state.behind = False
         self.mode = _SHARED
         self._walk(self.one, levels, None, news)
-        places = self.graph.places()  # several roots count only where all are the input's
+        places = self.graph.input_classes()  # several roots count only where all are the input's
         for net in (self.several, self.first) if number == 0 else (self.several,):
             self._walk(net, levels, places, news)
         self.mode = _ALONE
@@ -372,7 +372,7 @@ class _Search:
             return
         classes = self.graph.classes
         before, after, apart = pattern.runtime(tuple([classes[c].constant for c in state.variables(slots)]))
-        detour = max([classes[c].detour for c in slots[: pattern.width]])  # the longest that leads to what it reads
+        detour = max([classes[c].detours for c in slots[: pattern.width]])  # the longest that leads to what it reads
         worse = after > before or (after == before and pattern.heavier)
         if worse and (apart or detour > self.limits.detours):
             return  # it would take constants apart to make more work at run time, or is such a move itself
@@ -384,7 +384,7 @@ class _Search:
                 state.seen.add(key)  # the numbers say no, and always will
             return
         state.seen.add(key)
-        found = Occurrence(pattern, state.recipe, match, detour + worse)
+        found = RewriteMatch(pattern, state.recipe, match, detour + worse)
         self.found.append((pattern.growth, state.number, found))
         state.found += 1
         if state.found >= state.limit << state.bans:
@@ -393,11 +393,11 @@ class _Search:
             state.behind, state.mode = True, _OFF
 
 
-def saturate(graph: EGraph, moves: Moves, limits: Limits) -> Outcome:
-    """Grow the e-graph by the moves, in place."""
+def saturate(graph: EGraph, rewrites: RewriteSet, limits: Limits) -> Outcome:
+    """Apply the rewrites to the e-graph, in place."""
     outcome = Outcome()
     seen: set[tuple[object, ...]] = set()
-    search = _Search(graph, moves, limits)
+    search = _Search(graph, rewrites, limits)
     graph.rebuild()
     levels: Mapping[int, int] | None = None
     news: News | None = None
@@ -405,7 +405,7 @@ def saturate(graph: EGraph, moves: Moves, limits: Limits) -> Outcome:
         outcome.rounds = number + 1
         before = graph.version
         graph.begin_round()
-        _merge_groups(graph, moves, limits, seen, outcome)
+        _merge_groups(graph, rewrites, limits, seen, outcome)
         if _out_of(graph, limits, outcome):
             return outcome
         try:
@@ -415,13 +415,13 @@ def saturate(graph: EGraph, moves: Moves, limits: Limits) -> Outcome:
             return outcome
         for pattern, makes, match, detour in found:
             if _out_of(graph, limits, outcome):
-                graph.detour = 0
+                graph.detours = 0
                 graph.rebuild()
                 return outcome
             if pattern.rule.id not in outcome.quarantined:
-                graph.detour = detour
+                graph.detours = detour
                 _apply(graph, pattern.rule.id, match.roots, makes, match, outcome, pattern)
-        graph.detour = 0
+        graph.detours = 0
         graph.rebuild()
         if search.left < 0:
             outcome.stopped = "steps"
@@ -451,8 +451,10 @@ def _distances(graph: EGraph, most: int) -> dict[int, int]:
     return found
 
 
-def _merge_groups(graph: EGraph, moves: Moves, limits: Limits, seen: set[tuple[object, ...]], outcome: Outcome) -> None:
-    groups = [g for g in moves.groups if g.one.operators <= graph.by_op.keys()]
+def _merge_groups(
+    graph: EGraph, rewrites: RewriteSet, limits: Limits, seen: set[tuple[object, ...]], outcome: Outcome
+) -> None:
+    groups = [g for g in rewrites.groups if g.single.operators <= graph.by_op.keys()]
     for group, occurrences in zip(groups, siblings(graph, groups), strict=True):
         if len(occurrences) < 2:
             continue

@@ -1,1 +1,1 @@
-"""Extraction: the cheapest program of an e-graph, by its cost as a directed acyclic graph."""
+"""Extraction of the cheapest program from an e-graph. The cost of a shared value counts once."""

@@ -1,7 +1,7 @@
-"""Choosing the cheapest program from an e-graph: shared values are paid once, and nothing may depend on itself.
+"""Extraction as a directed acyclic graph: a shared value is paid once, and no value depends on itself.
 
-What depends on weights alone is free at run time, but not in bytes: a class of constants is a leaf here, priced by a
-tiny term per byte that the model would grow by. Which of its forms is evaluated is chosen afterwards, by least work.
+A class that depends on weights alone costs no time at run time, but bytes: it is a leaf with a small price per byte by
+which the model would grow. A later step chooses which of its forms is evaluated, by least work.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from math import prod
 from superopt.egraph.egraph import ABSENT, LEAF, PROJECT, EGraph, ENode
 from superopt.extraction.node_costs import FORBIDDEN, Pricer
 
-__all__ = ["Choice", "Frame", "Problem", "Saving", "constant_forms", "cost_of", "improve", "problem_of"]
+__all__ = ["Choice", "ExtractionInput", "Problem", "Saving", "constant_forms", "cost_of", "improve", "problem_of"]
 
 NODE_US = 1e-7  # µs per operator that runs, whatever it costs: of equally fast programs the smallest is taken
 _CLEAR = 1e-6  # µs by which a lower bound must exceed a cost, so that rounding decides nothing
@@ -37,7 +37,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Frame:
+class ExtractionInput:
     """What an extraction is given beside its e-graph and prices.
 
     Attributes:
@@ -50,8 +50,8 @@ class Frame:
     """
 
     roots: Sequence[int]
-    paid: frozenset[int] = frozenset()
-    given: frozenset[ENode] = frozenset()
+    stored_constants: frozenset[int] = frozenset()
+    input_nodes: frozenset[ENode] = frozenset()
     within: frozenset[ENode] = frozenset()
     inner: Mapping[int, float] = field(default_factory=dict)
 
@@ -78,7 +78,7 @@ class Problem:
     pairs: Mapping[int, tuple[Saving, ...]] = field(default_factory=dict)  # by consumer
 
 
-def problem_of(graph: EGraph, frame: Frame, pricer: Pricer) -> Problem:
+def problem_of(graph: EGraph, frame: ExtractionInput, pricer: Pricer) -> Problem:
     """The problem of computing what a frame wants from a rebuilt e-graph, at these prices."""
     wanted = tuple(dict.fromkeys(graph.find(r) for r in frame.roots))
     drafts: dict[int, list[Candidate]] = {}
@@ -92,12 +92,14 @@ def problem_of(graph: EGraph, frame: Frame, pricer: Pricer) -> Problem:
             args = tuple(dict.fromkeys(graph.find(a) for a in node[1:] if a != ABSENT))
             if owner in args:
                 continue
-            us = 0.0 if node in frame.within else pricer.node(graph, node, kept=node in frame.given).us
+            us = 0.0 if node in frame.within else pricer.node(graph, node, kept=node in frame.input_nodes).us
             if us == FORBIDDEN:
                 continue
-            us += sum(_bytes(graph, a) * pricer.byte_us for a in args if graph.constant(a) and a not in frame.paid)
+            us += sum(
+                _bytes(graph, a) * pricer.byte_us for a in args if graph.constant(a) and a not in frame.stored_constants
+            )
             us += 0.0 if graph.heads[node[0]].op in (LEAF, PROJECT) or node in frame.within else NODE_US
-            us += 0.0 if node in frame.given else max((frame.inner.get(a, 0.0) for a in args), default=0.0)
+            us += 0.0 if node in frame.input_nodes else max((frame.inner.get(a, 0.0) for a in args), default=0.0)
             needs = tuple(a for a in args if not graph.constant(a))
             drafts[owner].append(Candidate(node, owner, needs, us))
             stack.extend(a for a in needs if a not in drafts)
@@ -135,7 +137,7 @@ def _feasible(drafts: Mapping[int, Sequence[Candidate]]) -> dict[int, list[Candi
 
 
 def _indexed(
-    graph: EGraph, kept: Mapping[int, list[Candidate]], roots: tuple[int, ...], pricer: Pricer, frame: Frame
+    graph: EGraph, kept: Mapping[int, list[Candidate]], roots: tuple[int, ...], pricer: Pricer, frame: ExtractionInput
 ) -> Problem:
     """Of e-nodes that need the same the cheapest, and each that the input has: what is in its place has to gain."""
     candidates: list[Candidate] = []
@@ -144,7 +146,7 @@ def _indexed(
     readers: dict[int, list[int]] = {}
     for owner, found in kept.items():
         best: dict[tuple[tuple[int, ...], ENode | None], Candidate] = {}
-        keys = [(c.operands, c.node if c.node in frame.given else None) for c in found]
+        keys = [(c.operands, c.node if c.node in frame.input_nodes else None) for c in found]
         for key, candidate in zip(keys, found, strict=True):
             if key not in best or candidate.us < best[key].us:
                 best[key] = candidate

@@ -1,7 +1,8 @@
 """Extraction as an integer program, solved by HiGHS.
 
-``x`` says which candidate is chosen, ``y`` which classes are computed; cuts forbid that a value depends on itself.
-Classes that every program computes are fixed beforehand, which lifts the bound of the relaxation from useless to tight.
+``x`` selects e-nodes and ``y`` marks the classes that are computed; lazy cuts forbid cycles. Classes that every program
+computes are fixed beforehand, which makes the bound of the linear relaxation tight. Tensat (Yang et al., MLSys 2021)
+uses such a program with topological variables in place of cuts.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ __all__ = ["Requirements", "reduced", "requirements", "restricted", "solve", "us
 
 # -- Pruning -------------------------------------------------------------------------------------------------------
 #
-# Candidates that no cheaper program can use, found before the integer program is written.
+# Removes candidates that no cheaper program can use, before the integer program is written.
 #
-# What a class cannot be computed without (its *requirements*: the greatest solution of R(c) = {c} ∪ ⋂ over candidates
-# of ⋃ R(needs)) gives three tests, repeated until nothing changes: a candidate whose needs require its own class is
-# cyclic; one that costs more than another of its class with no fewer needs is dominated; and one with which even the
-# cheapest forms of all that is then required cost more than a program at hand cannot be in a better one.
+# The *requirements* of a class are the classes that every computation of it contains: the greatest solution of R(c) =
+# {c} ∪ ⋂ over candidates of ⋃ R(operands). Three tests are repeated until nothing changes. A candidate whose operands
+# require its own class is cyclic. A candidate that costs more than another of its class with no fewer operands is
+# dominated. A candidate is too expensive if the cheapest forms of all that it requires cost more than a known program.
 
 
 _ROUNDS = 20

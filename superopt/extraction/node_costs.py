@@ -1,4 +1,4 @@
-"""What e-nodes cost on the target, asked of the cost model (:class:`superopt.cost.CostModel`) once each."""
+"""Costs of e-nodes on the target, each asked of the cost model (:class:`superopt.cost.CostModel`) once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from superopt.ops.meaning import IllTyped
 from superopt.ops.record import NotCovered
 from superopt.ops.work import Demand, work_of
 
-__all__ = ["BYTE_US", "FORBIDDEN", "Application", "Pricer", "Questions"]
+__all__ = ["BYTE_US", "FORBIDDEN", "Application", "Pricer", "MeasurementCounts"]
 
 BYTE_US = 2e-7  # µs per byte of new weights: 5 MB weigh as much as a microsecond, enough to break ties
 FORBIDDEN = float("inf")  # the cost of what cannot be written at the model's opset
@@ -36,14 +36,14 @@ _IMPOSSIBLE = Estimate(FORBIDDEN, "roofline")
 
 
 @dataclass
-class Questions:
+class MeasurementCounts:
     """What was asked beyond what was known: answers that an extraction wanted, and how often they changed choices.
 
     ``cheap_us`` is what a price may be expected to lose by being off, and still not be asked for.
     """
 
-    asked: int = 0
-    decided: int = 0
+    requested: int = 0
+    changed_choice: int = 0
     cheap_us: float = 0.0
 
     def matters(self, estimate: Estimate) -> bool:
@@ -87,7 +87,7 @@ class Pricer:
         self.sizes = sizes
         self.deadline = deadline
         self.byte_us = BYTE_US  # of new weights
-        self.questions = Questions()
+        self.questions = MeasurementCounts()
         self._known: dict[Application, _Priced] = {}
         self._forms: dict[tuple[int, ...], _Form] = {}
 
@@ -125,7 +125,7 @@ class Pricer:
         found = self._estimate(form.priced, now=kept and ask)
         return _UNKNOWN if kept and found.us == FORBIDDEN else found
 
-    def settle(self, graph: EGraph, nodes: Sequence[ENode]) -> bool:
+    def measure_predicted(self, graph: EGraph, nodes: Sequence[ENode]) -> bool:
         """Measure what was only predicted among the e-nodes, as far as it matters; True if any cost changed."""
         changed = False
         asked = self.questions
@@ -136,7 +136,7 @@ class Pricer:
             known = priced.estimate
             if priced.guessed and known is not None and asked.matters(known) and time.monotonic() < self.deadline:
                 before = known.us
-                asked.asked += 1
+                asked.requested += 1
                 changed |= abs(self._estimate(priced, now=True).us - before) > 1e-3
         return changed
 

@@ -22,15 +22,14 @@ __all__ = ["exclusion", "facts", "refuse_contradictions"]
 
 # -- Contradictions between operators ------------------------------------------------------------------------------
 #
-# Nodes whose operands exclude each other: what makes a model invalid, apart from what is only not understood.
+# A contradiction makes a model invalid; an operator that superopt has no record of does not. Contradictions follow from
+# facts: the types of inputs and weights, which a runtime enforces, and what inference derives from them. The declared
+# type of an intermediate value is no fact, because a runtime only warns. An unknown size contradicts nothing, and one
+# symbol for the sizes of two inputs does not make them equal.
 #
-# Found from facts alone: the types of inputs and weights (a runtime enforces them) and what follows from these, never
-# a type that the model declares for an intermediate value (a runtime warns and goes on). A size that is not known
-# excludes nothing, and one name for sizes of two inputs does not make them equal, since no runtime holds callers to it.
-#
-# Three things count, and ONNX Runtime refuses each of them: a record's :class:`~superopt.ops.meaning.Contradiction`,
-# shapes that ONNX's own inference refuses, element types that the operator's schema excludes. A node of a subgraph may
-# never run, so there only what a runtime refuses when it loads the model counts: the latter two.
+# Three kinds count, and ONNX Runtime refuses each: a record's :class:`~superopt.ops.meaning.Contradiction`, a shape
+# that ONNX's own inference refuses, an element type that the operator's schema excludes. A node of a subgraph may never
+# run, so only the latter two count there: a runtime refuses them when it loads the model.
 
 
 def facts(graph: Graph) -> Graph:

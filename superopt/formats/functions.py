@@ -325,7 +325,7 @@ def _name(key: Key) -> str:
 
 # -- Calls of functions --------------------------------------------------------------------------------------------
 #
-# Calls of a model's own functions again, where a rewritten graph still holds their bodies as they were.
+# Writes calls of a model's functions again, where the rewritten graph still contains their bodies unchanged.
 
 
 def with_calls(graph: Graph, before: Inlined, given: Graph) -> Graph:

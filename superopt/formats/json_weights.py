@@ -53,7 +53,8 @@ __all__ = [
 
 # -- Strict JSON ---------------------------------------------------------------------------------------------------
 #
-# Strict JSON with bounds: what Python's own parser would accept, crash on, or take for ever over is refused first.
+# JSON with bounds: input that Python's parser accepts wrongly, crashes on, or needs unbounded time for is refused
+# first.
 
 
 MAX_DEPTH = 64

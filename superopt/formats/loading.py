@@ -21,7 +21,7 @@ __all__ = ["READS", "foreign_bytes", "foreign_folder", "foreign_name", "from_byt
 
 # -- Models of other formats ---------------------------------------------------------------------------------------
 #
-# Models of other formats, which superopt does not read: what they are, and which tool makes an ONNX model of them.
+# Recognises other formats and names the tool that converts them to ONNX.
 
 
 READS = "superopt reads ONNX models and its own JSON graphs"

@@ -24,7 +24,7 @@ from superopt.ir.errors import InvalidModel, SuperoptError, printable, resource_
 __all__ = [
     "CHUNK",
     "HOLE",
-    "Handed",
+    "SharedScratch",
     "MappedFile",
     "MemoryMap",
     "OPEN_FLAGS",
@@ -41,11 +41,9 @@ __all__ = [
 
 # -- Memory maps ---------------------------------------------------------------------------------------------------
 #
-# Parts of files in memory, without a file descriptor for as long as they are there.
-#
-# Python's ``mmap`` duplicates the descriptor that it is given, so a process that maps each weight by itself needs as
-# many descriptors as it has weights (1,319 for ResNet-152; systems allow 256 or 1,024). The system needs a descriptor
-# only while it makes a map.
+# Maps parts of files without keeping a file descriptor. Python's ``mmap`` duplicates the descriptor, so a process that
+# maps each weight needs as many descriptors as weights (1,319 for ResNet-152; systems allow 256 or 1,024). The system
+# needs a descriptor only while it creates a map.
 
 
 _FAILED = ctypes.c_void_p(-1).value
@@ -279,11 +277,9 @@ def _identity(descriptor: int) -> tuple[int, int, int, int]:
 
 # -- The scratch file ----------------------------------------------------------------------------------------------
 #
-# Arrays in a file without a name, whose pages the system keeps in memory while there is room.
-#
-# Elements that are expensive to make (seeded draws) are read by the search, the cost model, the check, the race and the
-# writer in turn. Held as arrays they would take the model's size all the while; mapped for each reader from a file,
-# they take pages that go with the reader.
+# Arrays in an unlinked file, whose pages the system keeps in memory while there is room. The search, the cost model,
+# the check and the writer read seeded weights one after the other. As arrays they would occupy the model's size all the
+# time; as maps of a file they occupy pages only while they are read.
 
 
 _FREE = 4  # times an array's size that must be free on the disk
@@ -421,7 +417,7 @@ class Scratch:
 _Place = tuple[int, int, tuple[int, ...], np.dtype]  # of an array: which file (none: handed), where, shape and type
 
 
-class Handed:
+class SharedScratch:
     """A file for the arrays that a copy of this process makes, which stay when the copy has ended.
 
     A context manager of the process that makes the copy; its end is that of what arrives.
@@ -430,7 +426,7 @@ class Handed:
     def __init__(self) -> None:
         self._arena = _Arena()
 
-    def __enter__(self) -> Handed:
+    def __enter__(self) -> SharedScratch:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -51,11 +51,9 @@ __all__ = [
 
 # -- Positions of large weights in a file --------------------------------------------------------------------------
 #
-# Where in an ONNX file its large weights lie: reading them takes three times the memory that they have.
-#
-# A protobuf message is its fields, concatenated, each with a tag and, where it is long, its length in front (the
-# encoding of Protocol Buffers). So the large ``raw_data`` can be passed over, and everything else be parsed as if they
-# were not there. Only what is written as everybody writes it is read like this; anything else is left to the parser.
+# Protobuf's parser needs three times the memory of the weights that it reads. A protobuf message is a concatenation of
+# fields, each with a tag and, where it is long, a length. So the scan skips each large ``raw_data`` and the parser
+# reads the rest. A file in an unusual encoding goes to the parser as a whole.
 
 
 SCANNED_FROM = 256 << 20  # bytes of a file: below, reading takes less than what is done with it afterwards
@@ -465,10 +463,8 @@ def sparse_from_payload(name: str, payload: bytes) -> Weight:
 
 # -- Values --------------------------------------------------------------------------------------------------------
 #
-# ValueInfoProto to values and back.
-#
-# A dimension without a size gets a symbol of its own, ``?NAME.AXIS``: two unknown sizes are never taken to be equal.
-# Symbols that begin with ``?`` are written as dimensions without a size.
+# A dimension without a size gets a symbol of its own, ``?NAME.AXIS``: two unknown sizes are never equal. Symbols that
+# begin with ``?`` are written as dimensions without a size.
 
 
 def unknown_dim(name: str, axis: int) -> Dim:

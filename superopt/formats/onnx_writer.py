@@ -30,7 +30,7 @@ from superopt.ir.errors import InvalidModel, ResourceLimit, printable
 from superopt.ir.graph import Graph, Node, Value, Weight, attribute_key
 from superopt.ir.types import DType
 
-__all__ = ["onnx_bytes", "save_beside", "save_onnx", "to_onnx", "to_onnx_bytes"]
+__all__ = ["onnx_bytes", "save_with_external", "save_onnx", "to_onnx", "to_onnx_bytes"]
 
 SINGLE_FILE = 1_800_000_000  # bytes of weights above which they go to a file beside the model (protobuf ends at 2 GiB)
 KEPT_INSIDE = 1024  # a weight of at most this many bytes stays inside the model in any case
@@ -95,7 +95,7 @@ def save_onnx(graph: Graph, path: Path, *, force: bool = False, external_above: 
         refuse_changed_files(graph)
 
 
-def save_beside(graph: Graph, path: Path, places: dict[str, tuple[str, int, int]]) -> None:
+def save_with_external(graph: Graph, path: Path, places: dict[str, tuple[str, int, int]]) -> None:
     """Write an ONNX file to be run and thrown away; ``places`` are weights (by name) that lie in a file beside it.
 
     Args:

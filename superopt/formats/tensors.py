@@ -23,7 +23,7 @@ from superopt.ir.graph import ArrayData, Graph, WeightData
 from superopt.ir.types import DType, TensorType
 
 __all__ = [
-    "AsideData", "FileData", "PackedData", "RandomData", "SparseData", "expected_bytes", "pack", "packed_chunks",
+    "ScratchData", "FileData", "PackedData", "RandomData", "SparseData", "expected_bytes", "pack", "packed_chunks",
     "refuse_changed_files", "set_aside", "shape_of", "unpack",
 ]  # fmt: skip
 
@@ -225,7 +225,7 @@ def bound_expansion(kind: TensorType) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class AsideData:
+class ScratchData:
     """Elements that were computed once, in the process's scratch file: they take memory while they are read."""
 
     held: Scratch
@@ -244,7 +244,7 @@ class AsideData:
 def set_aside(array: np.ndarray) -> WeightData:
     """The elements as a weight holds them: large ones in the scratch file, if it has room."""
     held = scratch(array) if array.nbytes >= _SMALL and not array.dtype.hasobject else None
-    return ArrayData(array) if held is None else AsideData(held)
+    return ArrayData(array) if held is None else ScratchData(held)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,9 +1,9 @@
-"""What takes seconds to make and is the same every time, kept in the user's cache folder between runs.
+"""The disk cache: values that take seconds to compute and depend on superopt's own files, kept between runs.
 
 A file is named by a digest of everything its contents follow from, so that it is never out of date: when something
 changes, the name does. It appears whole or not at all, and is read only if its checksum holds, if nobody but the user
-could have written it, and if it consists of nothing but the classes that the caller names: reading runs no code.
-What everybody would make in the first run ships with the wheel (:mod:`superopt.passes.precompile`): it is asked first.
+could have written it, and if it consists of nothing but the classes that the caller names: reading runs no code. What
+everybody would make in the first run ships with the wheel (:mod:`superopt.passes.precompile`): it is asked first.
 """
 
 from __future__ import annotations

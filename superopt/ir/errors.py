@@ -147,7 +147,7 @@ class Interrupted(SuperoptError):
 
 # -- Errors of the system ------------------------------------------------------------------------------------------
 #
-# What the system refuses for want of something, as errors that blame the machine and name the remedy.
+# Refusals of the operating system as errors that name the machine as the cause, and a remedy.
 
 
 _MORE_MEMORY = "try --memory-limit, or a machine with more"

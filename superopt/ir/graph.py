@@ -380,7 +380,7 @@ def unused_name(hint: str, taken: set[str]) -> str:
 
 # -- Provenance ----------------------------------------------------------------------------------------------------
 #
-# What superopt writes into the metadata of nodes and weights: which rules made them, and of what.
+# Metadata of nodes and weights: the rules that wrote them, and their origin.
 
 
 RULES = "superopt.rules"  # ids, separated by commas

@@ -14,7 +14,7 @@ __all__ = ["rarely_collected", "side_by_side"]
 
 # -- Garbage collection --------------------------------------------------------------------------------------------
 #
-# Python's cyclic garbage collector, held back where very many values are made that live long and form no cycles.
+# The cyclic collector is delayed where very many long-lived values without cycles are created.
 
 
 _RARELY = 1_000_000  # new containers before the collector looks at the youngest
@@ -46,7 +46,7 @@ def rarely_collected() -> Iterator[None]:
 
 # -- Parallel map --------------------------------------------------------------------------------------------------
 #
-# Work that is mostly done outside the interpreter, on two cores.
+# For work that releases the interpreter's lock, on two cores.
 
 
 _AT_ONCE = 2  # one a core of the smallest machine that is supported; what two hold in memory, not what all do

@@ -93,7 +93,7 @@ def _run(path: str, ran: str, arrays: str, names: str, optimise: bool, discard: 
     """The process: a run to learn the outputs, one to empty the arena, and one that is marked in what is logged."""
     import onnxruntime as ort
 
-    from superopt.runtime.onnx_runtime import give_back_after, saved_to
+    from superopt.runtime.onnx_runtime import saved_to, shrink_arena_after
 
     untyped: Any = ort
     with np.load(arrays) as held:
@@ -113,7 +113,7 @@ def _run(path: str, ran: str, arrays: str, names: str, optimise: bool, discard: 
     options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
     session = untyped.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     emptied = untyped.RunOptions()
-    give_back_after(emptied, session)
+    shrink_arena_after(emptied, session)
     outputs = [np.array(a, order="C") for a in session.run(None, feeds)]  # copies: the arena holds none of them
     binding = session.io_binding()
     for name, array in feeds.items():

@@ -1,4 +1,4 @@
-"""Elementwise operators, with ONNX multidirectional broadcasting."""
+"""Elementwise operators and activations, with ONNX's multidirectional broadcasting."""
 
 from __future__ import annotations
 
@@ -326,9 +326,7 @@ _ARITHMETIC = (
 )  # fmt: skip
 
 
-# -- Activations: functions of one input (PRelu: and a slope), written with max and min where they bend ------------
-#
-# Activations: elementwise functions of one input (PRelu: and a slope), written with max and min where they bend.
+# -- Activations ---------------------------------------------------------------------------------------------------
 
 
 def activation(name: str, since: int, meaning: Callable[..., Scalar], **defaults: float) -> Operator:

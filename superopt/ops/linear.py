@@ -1,4 +1,4 @@
-"""Matrix products: MatMul, Gemm, Einsum."""
+"""Products of matrices (MatMul, Gemm, Einsum) and scaled dot-product attention."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Softmax and the normalisations. Means are sums times the inverse of a size, so that scales and sums move through.
+"""Reductions, Softmax and the normalisations.
 
-A meaning is over the reals: an evaluation in floats may subtract the maximum inside Softmax, which changes
-nothing there.
+A mean is a sum times the inverse of a size, so that rules can move scales and sums. A meaning is over the reals: an
+evaluation in floats may subtract the maximum inside Softmax.
 """
 
 from __future__ import annotations
@@ -60,8 +60,6 @@ __all__ = ["_NORMALISATIONS", "_REDUCTIONS"]
 
 
 # -- Reductions ----------------------------------------------------------------------------------------------------
-#
-# Reductions over axes.
 
 
 Reduction = Callable[[tuple[Dim, ...], Callable[..., Scalar]], Scalar]

@@ -1,4 +1,4 @@
-"""Operators that join, cut and pick: Concat, Split, Pad, Gather, Trilu."""
+"""Operators that join, cut and select: Concat, Split, Slice, Pad, Gather, Trilu."""
 
 from __future__ import annotations
 
@@ -52,9 +52,8 @@ __all__ = ["FAR", "_SELECTIONS", "_SLICES"]
 
 # -- Slice ---------------------------------------------------------------------------------------------------------
 #
-# Slice: start, end and step along axes, where sizes may be symbolic.
-#
-# The canonical form is clamped and counted from the front, so it holds only what is certain for every size ≥ 1.
+# Start, end and step along axes, where sizes may be symbolic. The canonical form is clamped and counted from the front,
+# so it exists only where clamping is certain for every size ≥ 1.
 
 
 LAST = 2**63 - 1  # what ONNX writes for "to the end"

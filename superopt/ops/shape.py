@@ -45,11 +45,10 @@ __all__ = ["OPERATORS", "axes_of", "reshaped", "sizes_of"]
 
 # -- Reshape by digit axes -----------------------------------------------------------------------------------------
 #
-# Reshape by digit axes: how the axes of two shapes with the same elements split into common factors.
-#
-# Flattening is row-major, so axes are read most significant first. Size-1 axes are left out, the rest is cut into the
-# shortest runs of equal products, and inside a run the axes are split into digits. Only where sizes have no common
-# refinement (6×2 to 4×3) is an element found by div and mod of its flat index.
+# The axes of two shapes with the same elements are split into common factors. Flattening is row-major, so axes are read
+# most significant first. Axes of size 1 are left out, the rest is cut into the shortest runs of equal products, and the
+# axes of a run are split into digits. Only sizes without a common refinement (6×2 to 4×3) need div and mod of a flat
+# index.
 
 
 Digits = list[list[Dim]]  # per axis, most significant first

@@ -1,6 +1,6 @@
-"""Sliding windows: the sizes and positions that convolutions and pools share.
+"""Operators over sliding windows: convolutions of any rank, and pools.
 
-Along one spatial axis, output position ``y`` and tap ``t`` look at input position ``y·stride + t·dilation − before``.
+Along one spatial axis, output position ``y`` and tap ``t`` read input position ``y·stride + t·dilation − before``.
 """
 
 from __future__ import annotations

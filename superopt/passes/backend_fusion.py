@@ -1,12 +1,11 @@
-"""Groups that the backend would run as one kernel if they were written as it knows them.
+"""Fusions of the backend: rewrites towards and away from the kernels that ONNX Runtime fuses.
 
-A search adds up what operators cost. So it does not see that ``x · (0.5 · (1 + erf(x / √2)))``, which is five kernels
-of ONNX Runtime's, is one as ``(x · 0.5) · (1 + erf(x / √2))``, and takes the 0.5 into the next weights. Here the
-backend's patterns are matched in the e-graph of the operators around, before other rules have their turn: what rules
-say is equal to the group's last operator is a form of it, at the price of its dearest.
+Extraction adds up the costs of operators, so it does not see that ``x · (0.5 · (1 + erf(x / √2)))`` takes five kernels
+and ``(x · 0.5) · (1 + erf(x / √2))`` one. This pass matches the backend's fusion patterns in the e-graph of the
+operators around, before other rules run. A fused group costs as much as its dearest operator.
 
-The other way round where a backend's kernel is dearer than its parts: ONNX Runtime's for a sum and the normalisation
-behind it takes several times what both do, and does not know the sum by another name.
+A fused kernel can also be slower than its parts: ONNX Runtime's SkipLayerNormalization takes several times as long as a
+sum and a normalisation. After all other rules, such a sum is rewritten so that the pattern does not match.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from math import isclose
 from superopt.cost.fusion import CLOSE, COMMUTE, Group, Pattern, groups
 from superopt.cost.predictor import BROADCASTING, broadcast_spans
 from superopt.egraph.egraph import ABSENT, EGraph, ENode
-from superopt.egraph.saturation import Limits, Moves, saturate
+from superopt.egraph.saturation import Limits, RewriteSet, saturate
 from superopt.extraction.dag import Choice, Problem, cost_of, problem_of, used_classes
 from superopt.extraction.node_costs import Pricer
 from superopt.ir.graph import Graph, Node
@@ -28,23 +27,29 @@ from superopt.ir.types import TensorType
 from superopt.ops import REGISTRY
 from superopt.ops.meaning import IllTyped
 from superopt.ops.record import NotCovered
-from superopt.program.program import Kernel, Program, Step
-from superopt.regions.boundary_cost import applied
+from superopt.program.program import Kernel, Program, ProgramStep
+from superopt.regions.boundary_cost import step_application
 from superopt.regions.lowering import Lowered, Region, lower, region_of
 from superopt.regions.plan import Plan, plan_of
 from superopt.regions.region_search import frame_of, incumbent_of
 
-__all__ = ["FEWEST", "Ranked", "apart", "broken_us", "groups_of", "kernels_of", "ranked", "spelled"]
+__all__ = [
+    "FEWEST",
+    "AlignedRanks",
+    "splitting_plans",
+    "broken_kernel_us",
+    "groups_of",
+    "fused_kernels",
+    "align_constant_ranks",
+    "fusing_plans",
+]
 
 
 # -- Kernels that the backend runs for several operators -----------------------------------------------------------
 #
-# What of a program the backend runs as one kernel, known by more than pairs: a GELU written out, a normalisation.
-#
-# The whole's price (:func:`superopt.cost.graph_cost`) counts such a group once, at what the dearest of it takes. So
-# does the search, as long as the group is whole: a rewrite that takes an operator out of it (``x / √2`` as ``x ·
-# 0.71``, or into the weights before it) saves nothing then, and one that leaves the others to run one by one is seen to
-# cost.
+# The graph's cost (:func:`superopt.cost.graph_cost`) counts a fused group (a GELU, a normalisation) once, at its
+# dearest operator. So does the search, as long as the group is complete: a rewrite that removes one of its operators
+# saves nothing, and a rewrite that breaks the group pays for the others.
 
 
 # Members of the smallest group. A product takes in a Transpose or a scale, and a LayerNormalization a sum, whichever it
@@ -53,7 +58,7 @@ __all__ = ["FEWEST", "Ranked", "apart", "broken_us", "groups_of", "kernels_of", 
 FEWEST = 4
 
 
-def kernels_of(program: Program, pricer: Pricer) -> tuple[Kernel, ...]:
+def fused_kernels(program: Program, pricer: Pricer) -> tuple[Kernel, ...]:
     """The groups of a program's steps.
 
     Args:
@@ -65,7 +70,7 @@ def kernels_of(program: Program, pricer: Pricer) -> tuple[Kernel, ...]:
     for group in groups_of(program, pricer):
         made = [node.outputs[0] for node in group.nodes]
         if len(made) >= FEWEST:
-            us = {name: pricer.alone(applied(program, steps[name])) for name in made}
+            us = {name: pricer.alone(step_application(program, steps[name])) for name in made}
             dearest = max(made, key=lambda name: us[name])
             written = frozenset((n, steps[n].op, steps[n].args) for n in made if steps[n].node is None)
             within, inner = frozenset(made) - {dearest}, frozenset(made[1:])  # the first is the kernel's result
@@ -88,7 +93,7 @@ def _as_it_stands(program: Program) -> Graph:
     return replace(program.graph, nodes=tuple(s.node or _node(s) for s in program.steps))
 
 
-def _node(step: Step) -> Node:
+def _node(step: ProgramStep) -> Node:
     value = dict(step.attributes).get("value")
     if step.op == "ConstantOfShape" and isinstance(value, int | float):
         return Node(step.name, "Constant", (), step.outputs, {"value_float": float(value)})
@@ -96,7 +101,7 @@ def _node(step: Step) -> Node:
     return Node(step.name, step.op, tuple(a or "" for a in step.args), step.outputs, said)
 
 
-def broken_us(program: Program, region: Region, plan: Plan, pricer: Pricer) -> float:
+def broken_kernel_us(program: Program, region: Region, plan: Plan, pricer: Pricer) -> float:
     """Microseconds of steps that run by themselves once a plan has taken others out of their kernel.
 
     Args:
@@ -105,13 +110,15 @@ def broken_us(program: Program, region: Region, plan: Plan, pricer: Pricer) -> f
         plan: what it keeps of the region's steps stays in their kernels, if all of these do.
         pricer: what a step takes by itself.
     """
-    kept = {o for piece in plan.pieces if piece.source >= 0 for o in region.steps[piece.source].outputs}
+    kept = {o for piece in plan.nodes if piece.source >= 0 for o in region.steps[piece.source].outputs}
     gone = {o for step in region.steps for o in step.outputs} - kept
     us = 0.0
     for kernel in program.kernels:
-        if gone.isdisjoint(kernel.made) or not kernel.within <= program.within:
+        if gone.isdisjoint(kernel.outputs) or not kernel.within <= program.within:
             continue
-        us += sum(pricer.alone(applied(program, program.steps[program.maker[o]])) for o in kernel.within - gone)
+        us += sum(
+            pricer.alone(step_application(program, program.steps[program.maker[o]])) for o in kernel.within - gone
+        )
     return us
 
 
@@ -124,20 +131,20 @@ _FAMILIES = frozenset({"elementwise", "activation", "reduce"})
 _Found = tuple[Mapping[str, int], Mapping[int, ENode]]  # what names stand for, and the group's e-nodes by class
 
 
-def spelled(program: Program, moves: Moves, pricer: Pricer) -> Iterator[tuple[Region, Plan]]:
+def fusing_plans(program: Program, rewrites: RewriteSet, pricer: Pricer) -> Iterator[tuple[Region, Plan]]:
     """Plans that make groups of operators the backend's own, for disjoint regions.
 
     Args:
         program: as it was read, with the kernels that it has.
-        moves: what may be done.
+        rewrites: the rewrites to apply.
         pricer: what operators cost, and the backend.
     """
     patterns = tuple(p for p in pricer.costs.backend.patterns if _size(p) >= FEWEST)
     if not patterns:
         return
-    light = _light(moves)
+    light = _light(rewrites)
     last = {p.op for p in patterns}
-    taken = {name for kernel in program.kernels for name in kernel.made}
+    taken = {name for kernel in program.kernels for name in kernel.outputs}
     used: set[int] = set()
     known: dict[object, Plan | None] = {}
     for position in reversed(program.running):
@@ -158,15 +165,15 @@ def spelled(program: Program, moves: Moves, pricer: Pricer) -> Iterator[tuple[Re
             yield region, plan
 
 
-def apart(program: Program, moves: Moves, pricer: Pricer) -> Iterator[tuple[Region, Plan]]:
+def splitting_plans(program: Program, rewrites: RewriteSet, pricer: Pricer) -> Iterator[tuple[Region, Plan]]:
     """Plans after which the backend runs operators by themselves that it would run as a kernel dearer than they are.
 
     Args:
         program: after everything else, since other rules do not speak of what these make.
-        moves: what may be done.
+        rewrites: the rewrites to apply.
         pricer: what operators cost, and the backend.
     """
-    light = _light(moves)
+    light = _light(rewrites)
     known: dict[object, Plan | None] = {}
     for group in (g for g in groups_of(program, pricer) if g.slow_ns > 0.0):
         if time.monotonic() > pricer.deadline:
@@ -174,15 +181,17 @@ def apart(program: Program, moves: Moves, pricer: Pricer) -> Iterator[tuple[Regi
         names = [node.outputs[0] for node in group.nodes]
         region = region_of(program, sorted(program.maker[n] for n in names))
         if region.signature not in known:
-            known[region.signature] = _plan_apart(region, names, group, light, pricer)
+            known[region.signature] = _splitting_plan(region, names, group, light, pricer)
         plan = known[region.signature]
         if plan is not None:
             yield region, plan
 
 
-def _plan_apart(region: Region, names: list[str], group: Group, moves: Moves, pricer: Pricer) -> Plan | None:
+def _splitting_plan(
+    region: Region, names: list[str], group: Group, rewrites: RewriteSet, pricer: Pricer
+) -> Plan | None:
     """The cheapest way to write an operator of a group otherwise, if that is cheaper than the group's kernel."""
-    lowered, problem, incumbent = _saturated(region, moves, pricer)
+    lowered, problem, incumbent = _saturated(region, rewrites, pricer)
     graph = lowered.graph
     owners = [graph.find(lowered.classes[region.number[name]]) for name in names]
     own = [problem.candidates[incumbent[o]] for o in owners]
@@ -207,16 +216,16 @@ def _plan_apart(region: Region, names: list[str], group: Group, moves: Moves, pr
     return None if best is None else plan_of(region, lowered, best[1], best[2], kernel, best[0])
 
 
-def _saturated(region: Region, moves: Moves, pricer: Pricer) -> tuple[Lowered, Problem, Choice]:
+def _saturated(region: Region, rewrites: RewriteSet, pricer: Pricer) -> tuple[Lowered, Problem, Choice]:
     """A region with its equals, what they cost, and the region as it is."""
     lowered = lower(region, REGISTRY)
-    saturate(lowered.graph, moves, _LIMITS)
+    saturate(lowered.graph, rewrites, _LIMITS)
     problem = problem_of(lowered.graph, frame_of(region, lowered), pricer)
     return lowered, problem, incumbent_of(region, lowered, problem)
 
 
-def _light(moves: Moves) -> Moves:
-    return Moves(tuple(p for p in moves.patterns if all(_is_light(op) for op in p.operators)))
+def _light(rewrites: RewriteSet) -> RewriteSet:
+    return RewriteSet(tuple(p for p in rewrites.patterns if all(_is_light(op) for op in p.operators)))
 
 
 def _size(pattern: Pattern) -> int:
@@ -243,8 +252,10 @@ def _around(program: Program, position: int, used: set[int]) -> set[int]:
     return found
 
 
-def _plan(region: Region, name: str, patterns: tuple[Pattern, ...], moves: Moves, pricer: Pricer) -> Plan | None:
-    lowered, problem, incumbent = _saturated(region, moves, pricer)
+def _plan(
+    region: Region, name: str, patterns: tuple[Pattern, ...], rewrites: RewriteSet, pricer: Pricer
+) -> Plan | None:
+    lowered, problem, incumbent = _saturated(region, rewrites, pricer)
     graph = lowered.graph
     owner = graph.find(lowered.classes[region.number[name]])
     best: tuple[float, Problem, Choice] | None = None
@@ -343,12 +354,10 @@ def _value(graph: EGraph, owner: int) -> float | None:
 
 # -- Ranks of constants --------------------------------------------------------------------------------------------
 #
-# Constants of one element, written at the rank of what they are combined with: what they broadcast to is the same.
-#
-# ``[256, 7, 7, 1] · []`` takes ONNX Runtime twenty times as long as ``[256, 7, 7, 1] · [1, 1, 1, 1]``: it goes through
-# the axes from the last, and where the shorter shape ends on axes of one element, each element is a loop of its own
-# (:mod:`superopt.cost.loops`). No rule says so: both sides are the same operator. Nothing is computed, so no bit
-# differs.
+# Constants of one element get the rank of the tensor that they are combined with. ``[256, 7, 7, 1] · []`` takes ONNX
+# Runtime twenty times as long as ``[256, 7, 7, 1] · [1, 1, 1, 1]``: it coalesces axes from the last, and where the
+# shorter shape ends before axes of one element, each element is a loop of its own (:mod:`superopt.cost.loops`). No rule
+# states this, because both sides are the same operator. No bit changes.
 
 
 _SIGNED = frozenset({"Max", "Min", "PRelu", "Where"})  # the sign of a 0 of theirs depends on the loop
@@ -356,7 +365,7 @@ _LEAST = 0.1  # of an operator's time, which has to be saved: prices of shapes t
 
 
 @dataclass(frozen=True)
-class Ranked:
+class AlignedRanks:
     """A program with constants of other ranks, how many operators read them, and the microseconds that it saves."""
 
     program: Program
@@ -364,7 +373,7 @@ class Ranked:
     gain_us: float
 
 
-def ranked(program: Program, pricer: Pricer, fresh: Callable[[str], str]) -> Ranked | None:
+def align_constant_ranks(program: Program, pricer: Pricer, fresh: Callable[[str], str]) -> AlignedRanks | None:
     """The program with constants of one element at the ranks that are cheaper; ``None`` where none is.
 
     What the backend runs as one kernel is left as it is, because it knows the kernel by its constants too.
@@ -376,7 +385,7 @@ def ranked(program: Program, pricer: Pricer, fresh: Callable[[str], str]) -> Ran
     """
     kernels = {node.outputs[0] for group in groups_of(program, pricer) for node in group.nodes}
     running = set(program.running)
-    full: dict[tuple[str, int], Step] = {}
+    full: dict[tuple[str, int], ProgramStep] = {}
     types: dict[str, TensorType] = {}
     steps, count, gain = list(program.steps), 0, 0.0
     for position in sorted(running):
@@ -391,14 +400,14 @@ def ranked(program: Program, pricer: Pricer, fresh: Callable[[str], str]) -> Ran
         for name in short:
             if (name, rank) not in full:
                 made = fresh(f"{name}_rank{rank}")
-                full[name, rank] = Step("Reshape", (name,), (("shape", (1,) * rank),), (made,), None, made)
+                full[name, rank] = ProgramStep("Reshape", (name,), (("shape", (1,) * rank),), (made,), None, made)
                 types[made] = _full(program.types[name], rank)
         args = tuple(full[a, rank].outputs[0] if a in short else a for a in step.args)
         steps[position] = replace(step, args=args, node=None)
         count, gain = count + 1, gain + saved
     if not count:
         return None
-    return Ranked(program.with_steps([*full.values(), *steps], types, types), count, gain)
+    return AlignedRanks(program.with_steps([*full.values(), *steps], types, types), count, gain)
 
 
 def _is_short(program: Program, name: str, rank: int) -> bool:
@@ -410,7 +419,7 @@ def _full(kind: TensorType, rank: int) -> TensorType:
     return TensorType(kind.dtype, (1,) * rank)
 
 
-def _saved_us(program: Program, step: Step, full: dict[str, TensorType], pricer: Pricer) -> float:
+def _saved_us(program: Program, step: ProgramStep, full: dict[str, TensorType], pricer: Pricer) -> float:
     """Microseconds that an operator takes less where it reads its constants at full rank."""
     own = [None if a is None else program.types[a] for a in step.args]
     wide = [None if a is None else full.get(a, program.types[a]) for a in step.args]

@@ -24,7 +24,7 @@ from superopt.ops.infer import Applied, Barrier, Typing
 from superopt.ops.record import NotCovered
 from superopt.ops.shape import sizes_of, symbolic_shape
 
-__all__ = ["Tidied", "of_known_sizes", "tidied"]
+__all__ = ["Canonicalized", "of_known_sizes", "canonicalized"]
 
 
 # Bits of the significand, and least and greatest exponent of a number of full precision (IEEE 754; bfloat16).
@@ -35,7 +35,7 @@ _FLOATS = {
 
 
 @dataclass(frozen=True)
-class Tidied:
+class Canonicalized:
     """A graph without what needs not run.
 
     Attributes:
@@ -45,11 +45,11 @@ class Tidied:
     """
 
     graph: Graph
-    gone: tuple[int, ...]
-    of_open_sizes: tuple[int, ...] = ()
+    removed: tuple[int, ...]
+    removed_size_nodes: tuple[int, ...] = ()
 
 
-def tidied(graph: Graph, typing: Typing) -> Tidied:
+def canonicalized(graph: Graph, typing: Typing) -> Canonicalized:
     """The graph with one node for equal ones, weights for integers that depend on sizes alone, and no lossless casts
     between casts.
 
@@ -98,10 +98,10 @@ def tidied(graph: Graph, typing: Typing) -> Tidied:
             nodes[position] = node
     idle = _idle(graph, typing, nodes, kept)
     if not gone and not idle:
-        return Tidied(graph, ())
+        return Canonicalized(graph, ())
     left = [node for position, node in nodes.items() if position not in idle]
     of_open = tuple(p for p in idle if graph.nodes[p].op != "Cast" or _makes_integers(graph.nodes[p], typing))
-    return Tidied(_written(graph, left, known), tuple(sorted({*gone, *idle})), of_open)
+    return Canonicalized(_written(graph, left, known), tuple(sorted({*gone, *idle})), of_open)
 
 
 def of_known_sizes(graph: Graph, typing: Typing) -> Graph:

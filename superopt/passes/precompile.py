@@ -1,8 +1,8 @@
-"""What a first run would prepare, prepared beforehand: ``python -m superopt.passes.precompile``.
+"""Compile the rule library and the profiles beforehand: ``python -m superopt.passes.precompile``.
 
-Parsing, typing and compiling the library takes ten seconds, reading a profile a quarter of one. Both follow from
-superopt's own files, so a wheel holds them, and ``make`` makes them for a checkout. Where the code has changed since,
-a run prepares anew and keeps it in its cache.
+To parse, type and compile the library takes ten seconds, to read a profile a quarter of a second. Both follow from
+superopt's own files, so a wheel contains the result, and ``make`` computes it for a checkout. After a change of the
+code, a run compiles again and keeps the result in its cache.
 """
 
 from __future__ import annotations

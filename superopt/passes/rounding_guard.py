@@ -1,20 +1,21 @@
-"""Deliberate rounding: steps that compute something only because floating point rounds. No rule may touch them.
+"""Deliberate rounding: steps whose only effect is a rounding error. No rule may rewrite them.
 
-``hi = a - (a - x)`` with ``a = 4097·x`` is the upper half of the bits of ``x`` (Veltkamp 1968), ``(x + C) - C`` rounds
-``x`` to a multiple of C's last bit, ``(s - a) - b`` with ``s = a + b`` is the error of the sum (Møller 1965, Kahan
-1965, Dekker 1971). Over the reals they are ``x``, ``x`` and 0, so rules that are proved over the reals remove them.
-Each value is written as a linear combination of atoms, where values that are equal over the reals are one atom. In all
-of them an atom enters a sum twice with coefficients that cancel, wholly or nearly, and something was rounded before. So
-it does in a butterfly, ``(a + b) + (a - b)``, which rounds no more on purpose than any sum. Such a sum is deliberate
+``hi = a - (a - x)`` with ``a = 4097·x`` is the upper half of the bits of ``x`` (Veltkamp 1968). ``(x + C) - C`` rounds
+``x`` to a multiple of C's last bit. ``(s - a) - b`` with ``s = a + b`` is the error of the sum (Møller 1965, Kahan
+1965, Dekker 1971). Over the reals they are ``x``, ``x`` and 0, so rules that are proved over the reals would remove
+them.
 
-- where nothing is left of one of its operands: ``s - a`` takes ``a`` away from a sum that holds it, and an error is
-  what is left where all of both is gone;
-- or where what cancels is of the format's scale, so that adding it rounded the other terms: ``(x + C) - (y + C)``.
+Each value is written as a linear combination of atoms; values that are equal over the reals are one atom. In all of the
+above an atom enters a sum twice with coefficients that cancel, wholly or nearly, after a rounding. The same holds for a
+butterfly, ``(a + b) + (a - b)``, whose rounding is not deliberate. A sum is deliberate
 
-``(x + y) - x`` alone, with no constant and no error that is computed of it, is the first half of Møller's and Dekker's
-sums: nothing in a graph says whether its rounding is wanted, so it stays.
+- where nothing is left of one of its operands: ``s - a`` removes ``a`` from a sum that contains it;
+- or where the cancelling term is of the format's scale, so that adding it rounded the others: ``(x + C) - (y + C)``.
 
-A cast to a narrower type and back rounds on purpose, too.
+``(x + y) - x`` alone, without a constant and without an error computed from it, is the first half of Møller's and
+Dekker's sums. A graph does not say whether its rounding is wanted, so it stays.
+
+A cast to a narrower type and back is deliberate, too.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ from superopt.ir.types import DType, TensorType
 from superopt.ops import REGISTRY
 from superopt.ops.meaning import Call, IllTyped, Read, Reduce, Scalar, parts
 from superopt.program.constant_folding import FoldedData, data_of
-from superopt.program.program import Program, Step, is_moving
+from superopt.program.program import Program, ProgramStep, only_moves_elements
 from superopt.regions.lowering import Region
-from superopt.regions.plan import OUTSIDE, Piece, Plan, Ref
+from superopt.regions.plan import OUTSIDE, Plan, PlanNode, Ref
 from superopt.runtime.reference import at_dtype
 
-__all__ = ["Losses", "kept_verbatim", "tricks"]
+__all__ = ["Representability", "guard_deliberate_rounding", "deliberate_roundings"]
 
 
 # -- Rounding ------------------------------------------------------------------------------------------------------
@@ -64,23 +65,23 @@ class _Form:
     rounded: bool
 
 
-def kept_verbatim(program: Program) -> tuple[Program, tuple[str, ...]]:
+def guard_deliberate_rounding(program: Program) -> tuple[Program, tuple[str, ...]]:
     """The program with every step of a rounding trick as a barrier, carried through as it is; and a note of it."""
-    found = sorted(tricks(program))
+    found = sorted(deliberate_roundings(program))
     if not found:
         return program, ()
     steps = list(program.steps)
     for position in found:
         node = steps[position].node
         if node is not None:
-            steps[position] = Step("", (), (), node.outputs, node, steps[position].name)
+            steps[position] = ProgramStep("", (), (), node.outputs, node, steps[position].name)
     names = ", ".join(steps[i].name for i in found[:_SHOWN]) + (" …" if len(found) > _SHOWN else "")
     return replace(program, steps=tuple(steps)), (
         f"{len(found)} operators round on purpose and stay as they are: {names}",
     )
 
 
-def tricks(program: Program) -> frozenset[int]:
+def deliberate_roundings(program: Program) -> frozenset[int]:
     """Positions of the steps that round on purpose, of the input's own steps that run."""
     return _Sums(program).found() | _casts(program)
 
@@ -108,7 +109,7 @@ def _casts(program: Program) -> frozenset[int]:
     return frozenset(found)
 
 
-def _is_exact(program: Program, step: Step) -> bool:
+def _is_exact(program: Program, step: ProgramStep) -> bool:
     types = [None if a is None else program.types[a] for a in step.args]
     try:
         return REGISTRY[step.op].rounding(types, dict(step.attributes)).exact
@@ -172,7 +173,7 @@ class _Sums:
         self.magnitudes[atom] = magnitude
         return _Form({atom: 1.0}, False)
 
-    def _parts(self, step: Step) -> list[tuple[float, str]] | None:
+    def _parts(self, step: ProgramStep) -> list[tuple[float, str]] | None:
         """The step as a sum of operands times numbers, or ``None`` if it is none."""
         args = [a for a in step.args if a is not None]
         if not args or not self.program.types[step.outputs[0]].dtype.is_float:
@@ -254,12 +255,12 @@ class _Sums:
             for source in sources:
                 reach(source, ways[name])
 
-    def _moved(self, step: Step) -> Iterable[str]:
+    def _moved(self, step: ProgramStep) -> Iterable[str]:
         """What a step puts in other places, if it puts one value there and nothing else."""
         args = [a for a in step.args if a is not None]
         return args if len(args) == 1 and len(step.outputs) == 1 and self.program.is_drawn(step) else []
 
-    def _define(self, step: Step, parts: list[tuple[float, str]] | None) -> None:
+    def _define(self, step: ProgramStep, parts: list[tuple[float, str]] | None) -> None:
         if parts is not None:
             self.forms[step.outputs[0]] = self._combined(step.op, parts)
             return
@@ -313,16 +314,15 @@ def _is_small(count: object) -> bool:
 
 # -- Representability ----------------------------------------------------------------------------------------------
 #
-# Constants that a plan makes and that their element type does not hold: then the plan is not taken.
-#
-# ``(x · 10⁻⁴) · 10⁻⁴`` in float16 has no ``x · 10⁻⁸``: the product of the constants is 0 there. Elements of the plan's
-# constants are computed in float64; rounding each to its type must lose no more than rounding does.
+# A plan is refused if the element type does not hold its constants. ``(x · 10⁻⁴) · 10⁻⁴`` in float16 has no ``x ·
+# 10⁻⁸``: the product of the constants is 0. The elements of a plan's constants are computed in float64, and rounding
+# them to their type must lose no more than rounding does.
 
 
 _HALF = {DType.FLOAT16: 2.0**-11, DType.BFLOAT16: 2.0**-8, DType.FLOAT32: 2.0**-24}  # of a unit in the last place of 1
 
 
-class Losses:
+class Representability:
     """What plans lose by rounding their constants; each constant is computed once in a search."""
 
     def __init__(self) -> None:
@@ -330,7 +330,7 @@ class Losses:
 
     def of(self, program: Program, region: Region, plan: Plan) -> str:
         """Why a plan's constants are not usable; empty where they are, or have no elements to look at."""
-        pieces = plan.pieces
+        pieces = plan.nodes
         if not any(p.constant for p in pieces):
             return ""
         wanted: dict[Ref, bool] = dict.fromkeys((r for r in plan.results if _is_made(plan, r)), True)
@@ -339,7 +339,7 @@ class Losses:
                 if ref is not None and _is_made(plan, ref):
                     wanted[ref] = wanted.get(ref, False) or _scales(plan, region, piece, position)
         steps = [
-            Step(p.op, tuple(None if a is None else _called(region, a) for a in p.args), p.attributes,
+            ProgramStep(p.op, tuple(None if a is None else _called(region, a) for a in p.args), p.attributes,
                  tuple(_called(region, (n, i)) for i in range(len(p.types))), None, "")
             for n, p in enumerate(pieces) if p.constant
         ]  # fmt: skip
@@ -357,11 +357,11 @@ class Losses:
         kind = data.types[data.output]
         key = (data.described(program.same), kind, alone)
         if key not in self._known:
-            self._known[key] = lost(data, alone)
+            self._known[key] = rounding_loss(data, alone)
         return self._known[key]
 
 
-def lost(data: FoldedData, alone: bool) -> str:
+def rounding_loss(data: FoldedData, alone: bool) -> str:
     """What rounding a constant to its type loses beyond rounding, in words.
 
     Args:
@@ -370,7 +370,7 @@ def lost(data: FoldedData, alone: bool) -> str:
             only errors count that are not small beside the largest.
     """
     dtype = data.types[data.output].dtype
-    if dtype not in _HALF or all(s.args and is_moving(s, data.types) for s in data.steps):
+    if dtype not in _HALF or all(s.args and only_moves_elements(s, data.types) for s in data.steps):
         return ""
     half = _HALF[dtype]
     scale = worst = 0.0  # of all elements the largest; the largest error that an element's own size does not excuse
@@ -401,7 +401,7 @@ def _finite(data: WeightData) -> bool:
 
 
 def _is_made(plan: Plan, ref: Ref) -> bool:
-    return ref[0] != OUTSIDE and plan.pieces[ref[0]].constant
+    return ref[0] != OUTSIDE and plan.nodes[ref[0]].constant
 
 
 def _called(region: Region, ref: Ref) -> str:
@@ -409,9 +409,9 @@ def _called(region: Region, ref: Ref) -> str:
     return region.values[ref[1]] if ref[0] == OUTSIDE else f"\0{ref[0]}.{ref[1]}"
 
 
-def _data(program: Program, made: dict[str, Step], types: dict[str, TensorType], name: str) -> FoldedData | None:
+def _data(program: Program, made: dict[str, ProgramStep], types: dict[str, TensorType], name: str) -> FoldedData | None:
     """The elements of a value that steps make of the program's constants; ``None`` where those have none."""
-    needed: dict[int, Step] = {}
+    needed: dict[int, ProgramStep] = {}
     sources: dict[str, WeightData] = {}
     stack = [name]
     order = {id(s): i for i, s in enumerate(dict.fromkeys(made.values()))}
@@ -431,7 +431,7 @@ def _data(program: Program, made: dict[str, Step], types: dict[str, TensorType],
     return FoldedData(tuple(needed[i] for i in sorted(needed)), sources, types, name)
 
 
-def _scales(plan: Plan, region: Region, piece: Piece, position: int) -> bool:
+def _scales(plan: Plan, region: Region, piece: PlanNode, position: int) -> bool:
     """Whether an operand is a factor of single elements, in no sum: one that is tiny is not lost among others."""
     given = [None if a is None else _type(plan, region, a) for a in piece.args]
     meaning, _ = REGISTRY[piece.op].apply(given, dict(piece.attributes))
@@ -439,7 +439,7 @@ def _scales(plan: Plan, region: Region, piece: Piece, position: int) -> bool:
 
 
 def _type(plan: Plan, region: Region, ref: Ref) -> TensorType:
-    return region.types[region.values[ref[1]]] if ref[0] == OUTSIDE else plan.pieces[ref[0]].types[ref[1]]
+    return region.types[region.values[ref[1]]] if ref[0] == OUTSIDE else plan.nodes[ref[0]].types[ref[1]]
 
 
 def _is_factor(body: Scalar, operand: int) -> bool:

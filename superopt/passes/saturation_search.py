@@ -1,4 +1,9 @@
-"""The search: phases of regions until nothing improves, always holding a complete and valid best so far."""
+"""The search of one graph for a cheaper equal one: a list of passes over a program that is valid after each of them.
+
+:data:`PREPARATION` and :data:`PASSES` are the sequence, in the order in which it runs. A saturation pass cuts the
+program into regions (:mod:`superopt.regions`), saturates and extracts each distinct region once, and replays the plans.
+The program after any pass is complete, so a limit or an interrupt ends the search with the best so far.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +15,8 @@ from functools import partial
 
 from superopt.cost.cost_model import CostModel
 from superopt.egraph.matching import Pattern
-from superopt.egraph.rewrites import Prepared, prepare
-from superopt.egraph.saturation import Limits, Moves
+from superopt.egraph.rewrites import compile_rewrites
+from superopt.egraph.saturation import Limits, RewriteSet
 from superopt.extraction.node_costs import Pricer
 from superopt.ir.graph import Graph
 from superopt.ir.interpreter import rarely_collected
@@ -19,20 +24,26 @@ from superopt.ir.terms import App
 from superopt.ops import REGISTRY
 from superopt.ops.infer import Applied, Typing, infer
 from superopt.ops.record import NotCovered
-from superopt.passes.backend_fusion import apart, broken_us, kernels_of, ranked, spelled
-from superopt.passes.canonicalize import tidied
-from superopt.passes.rounding_guard import Losses, kept_verbatim
+from superopt.passes.backend_fusion import (
+    align_constant_ranks,
+    broken_kernel_us,
+    fused_kernels,
+    fusing_plans,
+    splitting_plans,
+)
+from superopt.passes.canonicalize import canonicalized
+from superopt.passes.rounding_guard import Representability, guard_deliberate_rounding
 from superopt.program.program import Program, program_of
-from superopt.regions.boundary_cost import frugal, fusions
+from superopt.regions.boundary_cost import dominates, fusions
 from superopt.regions.cache import RegionCache
 from superopt.regions.emission import emit
 from superopt.regions.lowering import Region, lower, region_of
 from superopt.regions.partition import SELECTIONS, cut, level_order, selection_regions, sibling_regions
 from superopt.regions.phase_order import Order, computation
-from superopt.regions.plan import Plan, named
-from superopt.regions.plan_selection import Offers, Weights
-from superopt.regions.region_search import Found, cost_as_it_is, optimise
-from superopt.regions.replay import Names, replay
+from superopt.regions.plan import Plan, rule_list
+from superopt.regions.plan_selection import PlanSelection, Weights
+from superopt.regions.region_search import RegionResult, search_region, unchanged_cost
+from superopt.regions.replay import FreshNames, replay
 from superopt.regions.result import AppliedRule, Progress, SearchOptions, SearchResult
 from superopt.rules.rule import Rule
 from superopt.runtime.limits import resident
@@ -42,20 +53,54 @@ __all__ = ["search"]
 _PHASES = 40
 _WINDOWS = (14, 30, 1 << 30)  # operators of a region in the first two phases, the next two, and then (at most)
 _QUIET = 2  # phases that look at something new and find nothing, the last not of the narrowest windows, before it stops
-_LITTLE = 1e-3  # a phase that gains less than this share of the cost has found nothing
+_LITTLE = 1e-3  # a phase that gains less than this share of the cost counts as no improvement
 _PHASE_NODES = 30_000  # e-nodes of one phase, shared by its distinct regions: many regions get smaller e-graphs
 _MATCHING = 100_000  # steps of matching in one region: three times what any region of the corpus takes (34,438)
 _FEWEST = 60  # e-nodes that a region may grow by at least, and by three for each of its steps
 _DIRECTED = 12  # rounds of a directed phase, at most
-_STEPS = 120  # moves in one direction in a row: a selection passes this many operators
+_STEPS = 120  # rounds of moving selections up: a selection passes this many operators
 _RESERVE = 0.1  # share of the time that is kept for writing the result
-_NEAR = "near"  # the kind of moves that only make sense together
-_SHORTENING = "shortening"  # the kind of moves after which fewer operators run
-_ENDS = ("saturated", "nodes", "steps", "memory", "time")  # why a search ended; what is later here is what is said
-_CLOSING = "closing"  # a kind of moves
+_NEAR = "near"  # a kind of rewrites: merges of neighbours, which pay only together
+_SHORTENING = "shortening"  # a kind of rewrites: after them fewer operators run
+_ENDS = ("saturated", "nodes", "steps", "memory", "time")  # why a search ended; the last of several is reported
+_CLOSING = "closing"  # a kind of rewrites: final fusions
 _SHOWN = 20  # near misses and places that are reported
 
-_Key = tuple[str, tuple[int, ...], Hashable]  # kind of moves (empty: all), the parts they are for, signature
+_Key = tuple[str, tuple[int, ...], Hashable]  # kind of rewrites (empty: all), part counts, signature
+
+
+@dataclass(frozen=True)
+class SearchPass:
+    """A named pass over the program of a search, and why it stands where it stands."""
+
+    name: str
+    run: Callable[[_Run], None]
+    reason: str
+
+
+PREPARATION = (
+    SearchPass("canonicalise", lambda run: run.canonicalize(), "rules and regions should see equal nodes as one"),
+    SearchPass("rounding guard", lambda run: run.guard_rounding(), "rules over the reals would remove it"),
+    SearchPass("compile rules", lambda run: run.compile_rules(), "arities and part counts follow the program"),
+    SearchPass("fused kernels", lambda run: run.find_fused_kernels(), "costs count a fused group once"),
+)
+PASSES = (
+    SearchPass("backend fusion", lambda run: run.fuse_for_backend(), "before a rule removes operators of a pattern"),
+    SearchPass("merge siblings", lambda run: run.merge_distant_siblings(), "no window of the next pass contains both"),
+    SearchPass("saturate regions", lambda run: run.apply_rules(), "every rule on windows, until nothing improves"),
+    SearchPass(
+        "other phase orders",
+        lambda run: run.try_other_orders(),
+        "a distant merge can prevent a better one of neighbours",
+    ),
+    SearchPass("final fusion", lambda run: run.fuse_finally(), "no rule reads what these introduce, so they come late"),
+    SearchPass(
+        "split slow fused kernels",
+        lambda run: run.split_slow_kernels(),
+        "rules would undo it: both forms are equal to them",
+    ),
+    SearchPass("broadcast rank", lambda run: run.align_ranks(), "changes no operator, so it follows all rules"),
+)  # emission of the result as a graph, which folds constants, follows
 
 
 @rarely_collected()
@@ -84,11 +129,11 @@ def search(
     if options.time_limit is not None and options.time_limit <= 0:
         return SearchResult(graph, stopped="time")
     run = _Run(graph, rules, costs, options, progress, start)
+    for preparation in PREPARATION:
+        preparation.run(run)
     try:
-        run.phases()
-        run.close()
-        run.apart()
-        run.rank()
+        for search_pass in PASSES:
+            search_pass.run(run)
     except KeyboardInterrupt:
         run.stopped = "interrupted"
     return run.result()
@@ -103,7 +148,7 @@ class _Totals:
     e_nodes: int = 0
     gain: float = 0.0
     grown: int = 0
-    ranked: int = 0  # operators whose constants are written at another rank
+    aligned: int = 0  # operators whose constants are written at another rank
     used: dict[str, list[float]] = field(default_factory=dict)  # rule → [count, gain]
     where: dict[str, dict[str, None]] = field(default_factory=dict)
     missed: dict[str, None] = field(default_factory=dict)
@@ -120,37 +165,53 @@ class _Run:
         self.graph, self.costs, self.options, self.progress, self.start = graph, costs, options, progress, start
         limit = options.time_limit
         self.deadline = float("inf") if limit is None else start + limit * (1 - _RESERVE)  # for emergencies
-        chosen = [r for r in rules if _wanted(r, options)]
-        read = infer(graph)
-        self.tidied = tidied(graph, read)
-        typing = infer(self.tidied.graph) if self.tidied.gone else read
-        self.program, self.tricks = kept_verbatim(program_of(self.tidied.graph, typing))
-        self.program = replace(self.program, finite=options.finite)
+        self.rules = [r for r in rules if _enabled(r, options)]
         self.totals = _Totals()
-        self.steps = self.program.steps
-        self.rules = chosen
-        self.prepared: Prepared = prepare(chosen, self.program, self.deadline, floats=options.floats)
-        self.names = Names(self.program, options.reserved | graph.names)
-        weights = graph.weight_bytes
-        self.pricer = Pricer(costs.in_context(weights), graph.opset, options.sizes, self.deadline)
-        self.totals.gain = self._untidied_us(graph, read)
-        self.program = replace(self.program, kernels=kernels_of(self.program, self.pricer))
-        self.unweighted = self.pricer.unweighted()  # old weights go as new ones come; a plan that grows needs a gain
-        self.cache = RegionCache.of(chosen, self.pricer.costs, graph.opset, options, REGISTRY)
-        self.memo: dict[_Key, Found] = {}
-        self.losses = Losses()
-        self.stages: list[tuple[Program, _Totals]] = []  # what stood after the stages that changed something
-        self.merged = False  # merging what is far apart paid, so other orders are tried
+        self.memo: dict[_Key, RegionResult] = {}
+        self.representability = Representability()
+        self.stages: list[tuple[Program, _Totals]] = []  # the program after each pass that changed it
+        self.merged = False  # merging distant siblings paid, so other orders are tried
         self.orders: list[Order] = []  # of merging, that were searched to their end
         self.stopped = "saturated"
-        self.nodes = options.node_limit  # e-nodes of the region at hand, at most
+        self.nodes = options.node_limit  # e-nodes of the current region, at most
+        weights = graph.weight_bytes
         budget = options.fold_budget_bytes
         self.budget = weights // 10 + (64 << 20) if budget is None else budget
+        self.pricer = Pricer(costs.in_context(weights), graph.opset, options.sizes, self.deadline)
+        self.unweighted = self.pricer.unweighted()  # old weights go as new ones come; a plan that grows needs a gain
 
-    def _untidied_us(self, graph: Graph, typing: Typing) -> float:
-        """Microseconds of what was left out as the graph was read, where the backend would have run it."""
+    # -- preparation ---------------------------------------------------------------------------------------------
+
+    def canonicalize(self) -> None:
+        """Merge equal nodes, and write integers that depend on sizes alone as weights."""
+        typing = infer(self.graph)
+        self.canonical = canonicalized(self.graph, typing)
+        self.totals.gain = self._removed_us(self.graph, typing)
+        if self.canonical.removed:
+            typing = infer(self.canonical.graph)
+        self.program = program_of(self.canonical.graph, typing)
+
+    def guard_rounding(self) -> None:
+        """Make barriers of the steps that round on purpose."""
+        program, self.rounding_notes = guard_deliberate_rounding(self.program)
+        self.program = replace(program, finite=self.options.finite)
+        self.steps = self.program.steps
+        self.names = FreshNames(self.program, self.options.reserved | self.graph.names)
+
+    def compile_rules(self) -> None:
+        """Compile the enabled rules to rewrites for the operators of the program."""
+        self._compile()
+        self.cache = RegionCache.of(self.rules, self.pricer.costs, self.graph.opset, self.options, REGISTRY)
+
+    def find_fused_kernels(self) -> None:
+        """Find the groups of steps that the backend runs as one kernel."""
+        self.program = replace(self.program, kernels=fused_kernels(self.program, self.pricer))
+
+    def _removed_us(self, graph: Graph, typing: Typing) -> float:
+        """Microseconds of the nodes that canonicalisation removed, where the backend would have run them."""
         us, fixed = 0.0, graph.constants
-        for position in self.tidied.of_open_sizes if self.costs.backend.folds_shapes else self.tidied.gone:
+        canonical, folds = self.canonical, self.costs.backend.folds_shapes
+        for position in canonical.removed_size_nodes if folds else canonical.removed:
             node = typing.nodes[position]
             assert isinstance(node, Applied), "a barrier goes nowhere"
             types = tuple(None if a is None else typing.types[a] for a in node.args)
@@ -158,81 +219,88 @@ class _Run:
             us += self.pricer.alone((node.operator.name, attributes, types, tuple(a in fixed for a in node.args)))
         return us
 
-    # -- phases --------------------------------------------------------------------------------------------------
+    # -- passes --------------------------------------------------------------------------------------------------
 
-    def phases(self) -> None:
-        """Merge what is far apart, then what is close together; where that pays, in other orders as well.
+    def fuse_for_backend(self) -> None:
+        """Rewrite operators to a form that the backend runs as one kernel."""
+        plans = fusing_plans(self.program, self.prepared.all_rewrites, self.pricer)
+        if self._apply_plans(plans):
+            self.find_fused_kernels()
 
-        A merge of siblings all over the model can stand in the way of one of neighbours (the gates of a cell, or all
-        steps of one gate?), and which of the two is better depends on sizes.
-        """
-        self._spell()
-        self._keep()
+    def merge_distant_siblings(self) -> None:
+        """Merge parallel operators of one operand, however far apart they are."""
+        self._checkpoint()
         self._merge()
-        self.merged = self._differs
-        self._closer()
-        orders = (partial(self._closer, merging=True), self._gates_first)
-        for way in orders if self.merged and not self.options.directed else ():
-            if not self._over():
-                self._another(way)
+        self.merged = self._changed
 
-    def close(self) -> None:
-        """What operators do together is written as one that no rule goes on from, where that is cheaper."""
-        moves = self.prepared.closing
+    def apply_rules(self) -> None:
+        """Apply all rules to windows of the program, from few rewrites to all of them."""
+        self._saturate()
+
+    def try_other_orders(self) -> None:
+        """Search again from the input in other orders, if merging distant siblings paid."""
+        orders = (partial(self._saturate, merging=True), self._neighbours_first)
+        for order in orders if self.merged and not self.options.directed else ():
+            if not self._out_of_budget():
+                self._from_input(order)
+
+    def fuse_finally(self) -> None:
+        """Introduce operators that no rule but their own definition reads (``Sum``, ``ReduceL2``), where cheaper."""
+        rewrites = self.prepared.final_fusions
         for by_level in (False, True):
-            if self._over() or not moves.patterns:
+            if self._out_of_budget() or not rewrites.patterns:
                 return
             order = level_order(self.program) if by_level else list(self.program.running)
             regions, _ = cut(self.program, order, self.prepared.adjacent, _WINDOWS[0], fused=self.costs.fusable)
-            self._phase([region_of(self.program, r) for r in regions], "fusing operators", moves, kind=_CLOSING)
+            self._phase([region_of(self.program, r) for r in regions], "fusing operators", rewrites, kind=_CLOSING)
 
-    def apart(self) -> None:
-        """What the backend would run as a kernel dearer than its parts is put into other words, after all else."""
-        if self.options.frugal or self._over():
+    def split_slow_kernels(self) -> None:
+        """Rewrite operators that the backend would fuse to a kernel that is slower than its parts."""
+        if self.options.frugal or self._out_of_budget():
             return
-        self._take(apart(self.program, self.prepared.every, self.pricer))
+        self._apply_plans(splitting_plans(self.program, self.prepared.every, self.pricer))
 
-    def rank(self) -> None:
-        """Constants of one element get the rank of what they are combined with, where the backend is faster so."""
-        found = None if self.options.frugal or self._over() else ranked(self.program, self.pricer, self.names.fresh)
-        if found is not None:
-            self.program = found.program
-            self.totals.gain += found.gain_us
-            self.totals.ranked += found.count
+    def align_ranks(self) -> None:
+        """Give constants of one element the rank of their other operand, where the backend is faster so."""
+        if self.options.frugal or self._out_of_budget():
+            return
+        aligned = align_constant_ranks(self.program, self.pricer, self.names.fresh)
+        if aligned is not None:
+            self.program = aligned.program
+            self.totals.gain += aligned.gain_us
+            self.totals.aligned += aligned.count
 
-    def _spell(self) -> None:
-        """What the backend runs as one kernel in other words is put into its words, before a rule takes some away."""
-        if self._take(spelled(self.program, self.prepared.moves, self.pricer)):
-            self.program = replace(self.program, kernels=kernels_of(self.program, self.pricer))
-
-    def _take(self, plans: Iterable[tuple[Region, Plan]]) -> bool:
+    def _apply_plans(self, plans: Iterable[tuple[Region, Plan]]) -> bool:
         """Replace disjoint regions by plans, as far as weights may grow; True if one was."""
-        offers = Offers(Weights(self.program), self.pricer.reading_us, self.budget - self.totals.grown)
+        selection = PlanSelection(Weights(self.program), self.pricer.reading_us, self.budget - self.totals.grown)
         for region, plan in plans:
-            offers.add([(region, plan)])
-        self._replace(offers)
-        return bool(offers.taken)
+            selection.add([(region, plan)])
+        self._replace(selection)
+        return bool(selection.accepted)
 
     @property
-    def _differs(self) -> bool:
+    def _changed(self) -> bool:
         """Whether something was done since the first stage."""
         return self.program.steps is not self.stages[0][0].steps
 
     def _merge(self) -> None:
         self._directed(
-            "merging parallel operators", sibling_regions, Moves((), self.prepared.moves.groups), Limits().rounds
+            "merging parallel operators",
+            sibling_regions,
+            RewriteSet((), self.prepared.all_rewrites.groups),
+            Limits().rounds,
         )
 
-    def _closer(self, *, merging: bool = False) -> None:
-        """From moves that are few and mostly right to all moves everywhere; what is far apart is merged on the way."""
-        self._prepare()
-        sinking = tuple(p for p in self.prepared.moves.patterns if _selects(p))
-        self._directed("selecting earlier", selection_regions, Moves(sinking), _STEPS)
+    def _saturate(self, *, merging: bool = False) -> None:
+        """Apply rewrites from few and mostly profitable ones to all; merge distant siblings on the way if asked."""
+        self._compile()
+        sinking = tuple(p for p in self.prepared.all_rewrites.patterns if _selects(p))
+        self._directed("selecting earlier", selection_regions, RewriteSet(sinking), _STEPS)
         self._shorten()
         if merging:
             self._merge()
-            self._prepare()
-        self._keep()
+            self._compile()
+        self._checkpoint()
         if self.options.directed:
             self.totals.before = self._cost() + self.totals.gain
             return
@@ -247,54 +315,56 @@ class _Run:
                 return
             self._windows("applying all rules")
             self.orders.append(Order(computes, self.totals.before - gained, self.totals.before - self.totals.gain))
-        self._keep()
+        self._checkpoint()
 
-    def _prepare(self, *, grouped: bool = False) -> None:
-        """The moves for the parts that there are by now."""
-        self.prepared = prepare(self.rules, self.program, self.deadline, floats=self.options.floats, grouped=grouped)
+    def _compile(self, *, grouped: bool = False) -> None:
+        """Compile the rules for the numbers of parts that the program has by now."""
+        self.prepared = compile_rewrites(
+            self.rules, self.program, self.deadline, floats=self.options.floats, grouped=grouped
+        )
 
-    def _gates_first(self) -> None:
-        """What reads the same data is merged before what is far apart, and everything else comes after."""
+    def _neighbours_first(self) -> None:
+        """Merge neighbours that read the same data, then distant siblings, then apply all rules."""
         self._windows("merging nearby operators", near=True)
-        if self._differs:  # else the other orders have done all this
+        if self._changed:  # else the other orders have done all this
             self._merge()
-            self._closer(merging=True)
+            self._saturate(merging=True)
 
-    def _another(self, way: Callable[[], None]) -> None:
-        """Once more from the input, another way; the cheaper of the two results stands."""
+    def _from_input(self, order: Callable[[], None]) -> None:
+        """Search again from the input in another order; the cheaper of the two results stands."""
         program, totals, stages = self.program, self.totals, self.stages
         (self.program, start), first = stages[0], stages[-1:]
         self.totals = copy.deepcopy(start)
         self.stages = [stages[0], *first]
         try:
-            way()
+            order()
         finally:
-            found = self.totals
-            if found.before - found.gain >= totals.before - totals.gain or not found.before:
+            alternative = self.totals
+            if alternative.before - alternative.gain >= totals.before - totals.gain or not alternative.before:
                 self.program, self.totals, self.stages = program, totals, stages
-            self.totals.e_nodes = found.e_nodes + totals.e_nodes
+            self.totals.e_nodes = alternative.e_nodes + totals.e_nodes
 
     def _directed(
-        self, what: str, cover: Callable[[Program], list[list[int]]], moves: Moves, rounds: int
+        self, what: str, cover: Callable[[Program], list[list[int]]], rewrites: RewriteSet, rounds: int
     ) -> None:  # fmt: skip
-        """Apply moves of one kind to the regions that they are about, until they gain nothing more."""
-        if not moves.patterns and not moves.groups:
+        """Apply rewrites of one kind to their regions, until they gain nothing more."""
+        if not rewrites.patterns and not rewrites.groups:
             return
         for _ in range(_DIRECTED):
             regions = [region_of(self.program, r) for r in cover(self.program)]
-            if self._over() or not self._phase(regions, what, moves, rounds, kind=what):
+            if self._out_of_budget() or not self._phase(regions, what, rewrites, rounds, kind=what):
                 return
 
     def _shorten(self) -> None:
-        """Moves after which fewer operators run, which are few and mostly right, before all rules have their turn."""
+        """Apply the rewrites after which fewer operators run: few, and mostly profitable."""
         quiet = 0
         for number in range(_DIRECTED):
             order = level_order(self.program) if number % 2 else list(self.program.running)
             regions, _ = cut(self.program, order, self.prepared.adjacent, _WINDOWS[1], fused=self.costs.fusable)
             chosen = [region_of(self.program, r) for r in regions]
-            improved = self._phase(chosen, "removing operators", self.prepared.shortening, kind=_SHORTENING)
+            improved = self._phase(chosen, "removing operators", self.prepared.removing, kind=_SHORTENING)
             quiet = 0 if improved else quiet + 1
-            if self._over() or quiet > 1:
+            if self._out_of_budget() or quiet > 1:
                 return
 
     def _windows(self, what: str, *, near: bool = False) -> None:
@@ -306,36 +376,38 @@ class _Run:
             window = min(self.options.window, _WINDOWS[-1 if near else min(number // 2, len(_WINDOWS) - 1)])
             regions, cuts = cut(self.program, order, self.prepared.adjacent, window, avoid, self.costs.fusable)
             avoid = cuts
-            gained, known = self.totals.gain, len(self.memo)
+            gained, searched = self.totals.gain, len(self.memo)
             if near:
-                self._prepare(grouped=True)
+                self._compile(grouped=True)
             chosen = [region_of(self.program, r) for r in regions]
-            kind, moves = (_NEAR, self.prepared.near) if near else ("", None)
-            self._phase(chosen, f"{what}, phase {number + 1}", moves, first=number == 0, kind=kind)
+            kind, rewrites = (_NEAR, self.prepared.neighbours) if near else ("", None)
+            self._phase(chosen, f"{what}, phase {number + 1}", rewrites, first=number == 0, kind=kind)
             improved = self.totals.gain - gained > _LITTLE * self.totals.before
-            looked = len(self.memo) > known or window == self.options.window  # else these regions were searched before
+            looked = (
+                len(self.memo) > searched or window == self.options.window
+            )  # else these regions were searched before
             quiet = 0 if improved else quiet + looked
             if self.totals.e_nodes > self.options.most_nodes:
                 self._ended("nodes")
                 return
             alone = quiet and len(regions) <= 1  # every cut gives this region
-            if self._over() or alone or (quiet >= _QUIET and window > _WINDOWS[0]):
+            if self._out_of_budget() or alone or (quiet >= _QUIET and window > _WINDOWS[0]):
                 return
             if number % 2 == 1 and number < 2 * len(_WINDOWS):
-                self._keep()
+                self._checkpoint()
 
     def _cost(self) -> float:
         """Modelled cost of the program as it stands, as the first phase over all of it will find it."""
         order, window = list(self.program.running), min(self.options.window, _WINDOWS[0])
         regions, _ = cut(self.program, order, self.prepared.adjacent, window, fused=self.costs.fusable)
-        found = [region_of(self.program, r) for r in regions]
-        return sum(cost_as_it_is(r, lower(r, REGISTRY), self.pricer) for r in found if r.outputs)
+        regions_now = [region_of(self.program, r) for r in regions]
+        return sum(unchanged_cost(r, lower(r, REGISTRY), self.pricer) for r in regions_now if r.outputs)
 
-    def _keep(self) -> None:
+    def _checkpoint(self) -> None:
         if not self.stages or self.stages[-1][0].steps is not self.program.steps:
             self.stages.append((self.program, copy.deepcopy(self.totals)))
 
-    def _over(self) -> bool:
+    def _out_of_budget(self) -> bool:
         if time.monotonic() >= self.deadline:
             self._ended("time")
         elif self.options.memory_limit is not None and resident() > self.options.memory_limit:
@@ -346,7 +418,7 @@ class _Run:
         self.stopped = max(self.stopped, why, key=_ENDS.index)
 
     def _phase(
-        self, regions: Sequence[Region], what: str, moves: Moves | None = None, rounds: int = Limits().rounds,
+        self, regions: Sequence[Region], what: str, rewrites: RewriteSet | None = None, rounds: int = Limits().rounds,
         *, first: bool = False, kind: str = "",
     ) -> bool:  # fmt: skip
         """Optimise the distinct regions, most frequent first; True if the program improved.
@@ -354,10 +426,10 @@ class _Run:
         Args:
             regions: disjoint, and such that all can be replaced at once.
             what: for the progress callback.
-            moves: what may be done, if not everything.
+            rewrites: the rewrites to apply, if not all.
             rounds: of saturation.
             first: the regions are all of the program, and what they cost is what the model costs.
-            kind: of moves, if not everything: regions alike are searched once for each.
+            kind: of rewrites, if not all: regions of equal signature are searched once for each kind.
         """
         if first:
             self.totals.before = self.totals.gain
@@ -366,60 +438,62 @@ class _Run:
             if region.outputs:
                 alike.setdefault(region.signature, []).append(region)
         ordered = sorted(alike.items(), key=lambda item: -len(item[1]) * item[1][0].running)
-        offers = Offers(Weights(self.program), self.pricer.reading_us, self.budget - self.totals.grown)
+        selection = PlanSelection(Weights(self.program), self.pricer.reading_us, self.budget - self.totals.grown)
         self.totals.regions = max(self.totals.regions, len(regions))
         try:
             for done, (signature, group) in enumerate(ordered):
-                if self._over():
+                if self._out_of_budget():
                     break
-                self._tell(done, len(ordered), what)
-                key = (kind, self.prepared.parts, signature)
+                self._report(done, len(ordered), what)
+                key = (kind, self.prepared.part_counts, signature)
                 if key not in self.memo:
                     share = max(_PHASE_NODES // len(ordered), _FEWEST + 3 * len(group[0].steps))
                     self.nodes = min(self.options.node_limit, share)
                     self.pricer.questions.cheap_us = self.options.cheap_us / len(group)
-                    self.memo[key] = self._found(key, group[0], moves, rounds)
-                found = self.memo[key]
+                    self.memo[key] = self._cached_search(key, group[0], rewrites, rounds)
+                result = self.memo[key]
                 if first:
-                    self.totals.before += found.before * len(group)
-                if found.plan is not None and self._permitted(group[0], found.plan):
-                    sound = [member for member in group if self._holds(member, found.plan)]
-                    offers.add([(member, self._in_place(member, found.plan)) for member in sound])
+                    self.totals.before += result.before * len(group)
+                if result.plan is not None and self._permitted(group[0], result.plan):
+                    sound = [member for member in group if self._representable(member, result.plan)]
+                    selection.add([(member, self._with_boundary_costs(member, result.plan)) for member in sound])
         finally:
-            self._replace(offers)
-        return bool(offers.taken)
+            self._replace(selection)
+        return bool(selection.accepted)
 
-    def _tell(self, done: int, total: int | None, what: str) -> None:
+    def _report(self, done: int, total: int | None, what: str) -> None:
         if self.progress is not None:
             self.progress(done, total, what)
 
     def _permitted(self, region: Region, plan: Plan) -> bool:
-        return not self.options.frugal or frugal(region, plan, self.pricer)
+        return not self.options.frugal or dominates(region, plan, self.pricer)
 
-    def _holds(self, region: Region, plan: Plan) -> bool:
+    def _representable(self, region: Region, plan: Plan) -> bool:
         """Whether the element types hold the constants that a plan makes of these weights."""
-        why = self.losses.of(self.program, region, plan)
+        why = self.representability.of(self.program, region, plan)
         if why:
-            self.totals.missed[f"{region.outputs[0]}: {named(plan)} would save {plan.gain:.1f} µs, but {why}"] = None
+            self.totals.missed[f"{region.outputs[0]}: {rule_list(plan)} would save {plan.gain:.1f} µs, but {why}"] = (
+                None
+            )
         return not why
 
-    def _in_place(self, region: Region, plan: Plan) -> Plan:
+    def _with_boundary_costs(self, region: Region, plan: Plan) -> Plan:
         """The plan with what is lost where the backend ran what it takes apart as one: pairs over the region's border,
         and groups."""
         lost = sum(max(0.0, before - after) for before, after in fusions(self.program, region, plan, self.pricer.fused))
-        lost += broken_us(self.program, region, plan, self.pricer)
+        lost += broken_kernel_us(self.program, region, plan, self.pricer)
         return replace(plan, after=plan.after + lost) if lost > 0 else plan
 
-    def _replace(self, offers: Offers) -> None:
-        offers.settle()
-        for placed, why in offers.refused:
+    def _replace(self, selection: PlanSelection) -> None:
+        selection.accept_jointly()
+        for placed, why in selection.refused:
             plan = placed[0][1]
-            self.totals.missed[f"{named(plan)} would save {plan.gain:.1f} µs, but {why}"] = None
-        if not offers.taken:
+            self.totals.missed[f"{rule_list(plan)} would save {plan.gain:.1f} µs, but {why}"] = None
+        if not selection.accepted:
             return
-        self.totals.grown += offers.grown
-        self.program = replay(self.program, offers.taken, self.names)
-        for region, plan in offers.taken:
+        self.totals.grown += selection.grown
+        self.program = replay(self.program, selection.accepted, self.names)
+        for region, plan in selection.accepted:
             self.totals.gain += plan.gain
             for rule, count in plan.rules.items():
                 entry = self.totals.used.setdefault(rule, [0, 0.0])
@@ -429,40 +503,40 @@ class _Run:
 
     # -- one region ----------------------------------------------------------------------------------------------
 
-    def _found(self, key: _Key, region: Region, moves: Moves | None, rounds: int) -> Found:
-        """What an earlier run found, else what this one does."""
+    def _cached_search(self, key: _Key, region: Region, rewrites: RewriteSet | None, rounds: int) -> RegionResult:
+        """The cached result of an earlier run, or the result of a search."""
 
-        def search() -> Found:
-            return self._search(region, moves, rounds, key[0] == _SHORTENING)
+        def search() -> RegionResult:
+            return self._search(region, rewrites, rounds, key[0] == _SHORTENING)
 
         if self.cache is None:
             return search()
         hits = self.cache.hits
         place = (key, rounds, self.nodes)
-        found = self.cache.found(place, region, search, whole=lambda: time.monotonic() < self.deadline)
+        result = self.cache.cached(place, region, search, whole=lambda: time.monotonic() < self.deadline)
         if self.cache.hits > hits:
-            self._count(found)
-            if found.missed:
-                self.totals.missed[f"{region.outputs[0]}: {found.missed}"] = None
-        return found
+            self._count(result)
+            if result.missed:
+                self.totals.missed[f"{region.outputs[0]}: {result.missed}"] = None
+        return result
 
-    def _count(self, found: Found) -> None:
+    def _count(self, result: RegionResult) -> None:
         """Add the figures of a region's search to the totals."""
-        self.totals.e_nodes += found.e_nodes
-        self.totals.quarantined.update(found.quarantined)
-        if found.stopped in ("nodes", "steps"):
-            self._ended(found.stopped)
+        self.totals.e_nodes += result.e_nodes
+        self.totals.quarantined.update(result.quarantined)
+        if result.stopped in ("nodes", "steps"):
+            self._ended(result.stopped)
 
-    def _search(self, region: Region, moves: Moves | None, rounds: int, shortening: bool) -> Found:
+    def _search(self, region: Region, rewrites: RewriteSet | None, rounds: int, shortening: bool) -> RegionResult:
         limits = Limits(self.nodes, rounds, self.deadline, steps=_MATCHING)
         pricer = self.unweighted if shortening else self.pricer
-        first = self.prepared.shortening if moves is None else Moves()
+        first = self.prepared.removing if rewrites is None else RewriteSet()
         settings = (self.options.least_gain, self.options.seed, first)
-        found = optimise(region, moves or self.prepared.moves, REGISTRY, pricer, limits, *settings)
-        self._count(found)
-        if found.missed:
-            self.totals.missed[f"{region.outputs[0]}: {found.missed}"] = None
-        return found
+        result = search_region(region, rewrites or self.prepared.all_rewrites, REGISTRY, pricer, limits, *settings)
+        self._count(result)
+        if result.missed:
+            self.totals.missed[f"{region.outputs[0]}: {result.missed}"] = None
+        return result
 
     # -- the end -------------------------------------------------------------------------------------------------
 
@@ -470,12 +544,12 @@ class _Run:
         """What stands now, as a graph."""
         totals = self.totals
         before = totals.before
-        changed = self.program.steps is not self.steps and (totals.used or totals.ranked)
-        notes = self.tricks
-        if totals.ranked:
-            notes += (f"constants are written at the rank of what they are combined with, {totals.ranked} times",)
+        changed = self.program.steps is not self.steps and (totals.used or totals.aligned)
+        notes = self.rounding_notes
+        if totals.aligned:
+            notes += (f"constants are written at the rank of what they are combined with, {totals.aligned} times",)
         emitted = None
-        graph = self.tidied.graph if totals.gain > 0 and not changed else self.graph
+        graph = self.canonical.graph if totals.gain > 0 and not changed else self.graph
         try:
             emitted = (
                 emit(self.program, REGISTRY, self.budget, self.options.reserved | self.graph.names) if changed else None
@@ -496,7 +570,8 @@ class _Run:
             distinct_regions=sum(not kind for kind, *_ in self.memo), e_nodes=totals.e_nodes, stopped=self.stopped,
             seconds=time.monotonic() - self.start, near_misses=tuple(totals.missed)[:_SHOWN],
             notes=notes, quarantined=dict(totals.quarantined),
-            asked=self.pricer.questions.asked, decided=self.pricer.questions.decided,
+            measurements_requested=self.pricer.questions.requested,
+            measurements_decisive=self.pricer.questions.changed_choice,
         )  # fmt: skip
 
 
@@ -509,6 +584,6 @@ def _selects(pattern: Pattern) -> bool:
     )  # fmt: skip
 
 
-def _wanted(rule: Rule, options: SearchOptions) -> bool:
+def _enabled(rule: Rule, options: SearchOptions) -> bool:
     names = {rule.id, rule.family}
     return not names & set(options.disable) and (not options.enable or bool(names & set(options.enable)))

@@ -31,8 +31,8 @@ from typing import Any, NoReturn
 
 from superopt.cost.cost_model import CostModel
 from superopt.fleet.child import ends_with
-from superopt.formats.mapped_file import Handed, Scratch
-from superopt.formats.tensors import AsideData
+from superopt.formats.mapped_file import Scratch, SharedScratch
+from superopt.formats.tensors import ScratchData
 from superopt.ir.errors import InvalidModel, ResourceLimit, SuperoptError
 from superopt.ir.graph import Graph
 from superopt.passes import SearchOptions, SearchResult, search
@@ -96,7 +96,7 @@ def _search_in_copy(
 ) -> SearchResult | None:  # fmt: skip
     with ExitStack() as held:
         try:
-            scratch, relay = held.enter_context(Handed()), held.enter_context(_SignalRelay())
+            scratch, relay = held.enter_context(SharedScratch()), held.enter_context(_SignalRelay())
             near, far = map(held.enter_context, Pipe())
             parent, child = os.getpid(), _fork()
         except OSError as error:
@@ -228,7 +228,7 @@ def _cause_of_death(child: int) -> BaseException:
 
 def _serve(
     far: Connection, parent: int, relay: _SignalRelay, graph: Graph, rules: Sequence[Rule], prices: CostModel,
-    options: SearchOptions, scratch: Handed,
+    options: SearchOptions, scratch: SharedScratch,
 ) -> NoReturn:  # fmt: skip
     """Search, send what was found, and end, without a way back into the code that forked."""
     try:
@@ -259,7 +259,7 @@ def _passed_over(number: int, frame: FrameType | None) -> None:
 
 def _answer(
     far: Connection, relay: _SignalRelay, graph: Graph, rules: Sequence[Rule], prices: CostModel,
-    options: SearchOptions, scratch: Handed,
+    options: SearchOptions, scratch: SharedScratch,
 ) -> tuple[str, Any]:  # fmt: skip
     def tell(done: int, total: int | None, what: str) -> None:
         if select.select((), (far,), (), 0.0)[1]:  # who listens too slowly misses some
@@ -313,20 +313,20 @@ def _parts(graph: Graph) -> list[object]:
     return [graph, *graph.weights, *elements, *graph.nodes, *graph.inputs, *graph.outputs, *graph.values]
 
 
-def _packed(found: object, graph: Graph, scratch: Handed) -> bytes:
+def _packed(found: object, graph: Graph, scratch: SharedScratch) -> bytes:
     room = io.BytesIO()
     _Pickler(room, {id(part): i for i, part in enumerate(_parts(graph))}, scratch).dump(found)
     return room.getvalue()
 
 
-def _unpacked(data: bytes, graph: Graph, scratch: Handed) -> Any:
+def _unpacked(data: bytes, graph: Graph, scratch: SharedScratch) -> Any:
     return _Unpickler(io.BytesIO(data), _parts(graph), scratch).load()
 
 
 class _Pickler(pickle.Pickler):
     """Names what the other process has, and where arrays lie in the scratch file that it reads, too."""
 
-    def __init__(self, room: io.BytesIO, known: Mapping[int, int], scratch: Handed) -> None:
+    def __init__(self, room: io.BytesIO, known: Mapping[int, int], scratch: SharedScratch) -> None:
         super().__init__(room, protocol=5)
         self._known, self._scratch = known, scratch
 
@@ -336,15 +336,15 @@ class _Pickler(pickle.Pickler):
         return self._known.get(id(obj))
 
     def reducer_override(self, obj: object) -> Any:
-        if isinstance(obj, AsideData):
-            return AsideData, (obj.held,)
+        if isinstance(obj, ScratchData):
+            return ScratchData, (obj.held,)
         if isinstance(obj, Graph):  # what is cached of it is made again
             return Graph, tuple(getattr(obj, f.name) for f in fields(obj))
         return NotImplemented
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, room: io.BytesIO, known: Sequence[object], scratch: Handed) -> None:
+    def __init__(self, room: io.BytesIO, known: Sequence[object], scratch: SharedScratch) -> None:
         super().__init__(room)
         self._known, self._scratch = known, scratch
 

@@ -42,7 +42,7 @@ def _report(candidate: Candidate, context: Context, tradeoffs: tuple[report.Trad
         target=task.options.target,
         float=task.options.floats,
         runtime=task.options.runtime,
-        questions=report.Questions(search.asked, task.costs.measured, search.decided),
+        questions=report.Questions(search.measurements_requested, task.costs.measured, search.measurements_decisive),
         result=report.Outcome(structural_hash(search.graph)),
         cost=report.Cost(before.us, after.us, min(before.measured_share, after.measured_share)),
         measured=candidate.measurement,

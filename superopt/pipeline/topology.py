@@ -135,7 +135,7 @@ def _folded(graph: Graph) -> Graph:
     """The graph with what only weights flow through computed, where that does not make much more of them; each such
     weight says how it was computed, so that ``superopt verify`` can prove it."""
     program = program_of(graph, infer(graph))
-    if program.settled is None and not program.constant:
+    if program.computed_constants is None and not program.constant:
         return graph
     most = _GROWTH * graph.weight_bytes + _SPARE
     return emit(program, REGISTRY, most).graph

@@ -1,1 +1,1 @@
-"""A graph as a program: steps over named values, what is known of the values, and folding of constants."""
+"""A graph as a program of steps over named values, with value analysis and constant folding."""

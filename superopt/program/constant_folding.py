@@ -1,12 +1,11 @@
-"""Constants computed from weights: evaluated once, when they are read, each part by who has the say over it.
+"""Constant folding, lazily: a folded weight holds the steps that compute it until its elements are read.
 
-What the model itself computes is what the runtime makes of it, in the model's own types
-(:mod:`superopt.program.program`). What rewrites computed of that is evaluated in float64 and rounded once; no
-rounding error meets a jump there, because an e-graph calls constant only what can be evaluated so
-(:meth:`superopt.egraph.egraph.EGraph.evaluable`).
+ONNX Runtime evaluates what the model itself computes, in the model's own types (:mod:`superopt.program.program`). What
+rewrites computed is evaluated in float64 and rounded once. No rounding error crosses a discontinuity there: an e-graph
+marks only those classes constant that float64 can evaluate (:meth:`superopt.egraph.egraph.EGraph.evaluable`).
 
-Evaluation is lazy, like the reading of weights: a folded weight holds the steps that make it, so a model of gigabytes
-is never in memory twice. What has been computed is kept in the scratch file or, where that has no room, if it is small.
+A model of gigabytes is never in memory twice. Computed elements go to the scratch file, or stay in memory where they
+are small and the file has no room.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ from functools import cached_property
 
 import numpy as np
 
-from superopt.formats.tensors import AsideData, set_aside, shape_of
+from superopt.formats.tensors import ScratchData, set_aside, shape_of
 from superopt.ir.graph import PRECOMPUTED, RULES, VALUE, Weight, WeightData
 from superopt.ir.poly import sym, symbols
 from superopt.ir.types import TensorType
 from superopt.ops import REGISTRY
 from superopt.ops.meaning import Call, Number, Read, Scalar, subexpressions
-from superopt.program.program import KEPT, Program, SettledData, Step, bounded, described
+from superopt.program.program import KEPT, ComputedData, Program, ProgramStep, computation_text, sizes_bounded
 from superopt.runtime.reference import at_dtype, evaluate_application
 
-__all__ = ["FoldedData", "data_of", "folded", "weights_behind"]
+__all__ = ["FoldedData", "data_of", "folded_weight", "weights_behind"]
 
 _BLOCK = 1 << 18  # elements that are computed at a time, in float64: what a core's cache holds
 _TOLD = 64  # steps up to which a weight says how it was computed
@@ -43,7 +42,7 @@ class FoldedData:
         output: the value that is wanted.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[ProgramStep, ...]
     sources: Mapping[str, WeightData]
     types: Mapping[str, TensorType]
     output: str
@@ -51,15 +50,15 @@ class FoldedData:
     @cached_property
     def digest(self) -> str:
         """Equal for equal computations on equal weights."""
-        return described(self.steps, self.types, {n: d.digest for n, d in self.sources.items()}, self.output)
+        return computation_text(self.steps, self.types, {n: d.digest for n, d in self.sources.items()}, self.output)
 
     def described(self, same: Mapping[str, str]) -> str:
         """Equal for equal computations on weights that are called equal."""
         names = {
-            n: d.described(same) if isinstance(d, SettledData | FoldedData) else same.get(n, n)
+            n: d.described(same) if isinstance(d, ComputedData | FoldedData) else same.get(n, n)
             for n, d in self.sources.items()
         }
-        return described(self.steps, self.types, names, self.output)
+        return computation_text(self.steps, self.types, names, self.output)
 
     @cached_property
     def _kept(self) -> list[WeightData]:
@@ -81,7 +80,7 @@ class FoldedData:
                 result[done : done + len(rounded)] = rounded
             done += len(rounded) if rounded.ndim else 1
         held = set_aside(result)
-        if result.nbytes <= KEPT or isinstance(held, AsideData):
+        if result.nbytes <= KEPT or isinstance(held, ScratchData):
             self._kept.append(held)
         return held.numpy()
 
@@ -132,7 +131,7 @@ class FoldedData:
         return frozenset(late), frozenset(cut)
 
     def _evaluated(
-        self, steps: Sequence[Step], given: Mapping[str, np.ndarray], wanted: Collection[str]
+        self, steps: Sequence[ProgramStep], given: Mapping[str, np.ndarray], wanted: Collection[str]
     ) -> dict[str, np.ndarray]:
         """Values that steps make; what is given stands for sources, and what is not wanted goes after its last use."""
         values = dict(given)
@@ -155,7 +154,7 @@ class FoldedData:
         return np.asarray(self.sources[name].numpy())
 
 
-def _rows_read(step: Step, types: Mapping[str, TensorType]) -> frozenset[str] | None:
+def _rows_read(step: ProgramStep, types: Mapping[str, TensorType]) -> frozenset[str] | None:
     """Names of the operands of which a step's row reads that row, where it reads the others without regard to the row;
     ``None`` where it does not go by rows. Without attributes, fewer rows of the operands make fewer of the result."""
     given = [None if a is None else types[a] for a in step.args]
@@ -184,13 +183,13 @@ def _rows_read(step: Step, types: Mapping[str, TensorType]) -> frozenset[str] | 
     return frozenset(n for n, first in found.items() if first)
 
 
-def data_of(program: Program, name: str) -> FoldedData | SettledData | None:
+def data_of(program: Program, name: str) -> FoldedData | ComputedData | None:
     """The elements of a constant that steps compute; ``None`` where they cannot or should not be computed ahead.
 
     That is: a weight has no elements, a value on the way is much larger than all that it is made of, or the runtime
     cannot run a step of the model's own.
     """
-    settled = program.settled
+    settled = program.computed_constants
     if settled is not None and settled.computed(name):
         return settled.usable(name)
     needed, stack, sources = set[int](), [name], dict[str, WeightData]()
@@ -212,21 +211,21 @@ def data_of(program: Program, name: str) -> FoldedData | SettledData | None:
         sources[here] = found
     steps = tuple(program.steps[i] for i in sorted(needed))
     types = {n: program.types[n] for n in (*sources, *(o for s in steps for o in s.outputs if o))}
-    whole = bounded(steps, types, (types[n] for n in sources))
+    whole = sizes_bounded(steps, types, (types[n] for n in sources))
     return FoldedData(steps, sources, types, name) if whole and all(map(program.is_constant, steps)) else None
 
 
-def weights_behind(data: FoldedData | SettledData) -> frozenset[str]:
+def weights_behind(data: FoldedData | ComputedData) -> frozenset[str]:
     """Names of the model's weights that the elements are computed from."""
-    if isinstance(data, SettledData):
+    if isinstance(data, ComputedData):
         return frozenset(data.sources)
     found: set[str] = set()
     for name, source in data.sources.items():
-        found |= source.sources.keys() if isinstance(source, SettledData) else {name}
+        found |= source.sources.keys() if isinstance(source, ComputedData) else {name}
     return frozenset(found)
 
 
-def folded(program: Program, name: str, data: FoldedData | SettledData) -> Weight:
+def folded_weight(program: Program, name: str, data: FoldedData | ComputedData) -> Weight:
     """A weight that is computed when it is read."""
     steps = _told(data)
     rules = sorted({r for s in steps for r in s.rules})
@@ -236,15 +235,15 @@ def folded(program: Program, name: str, data: FoldedData | SettledData) -> Weigh
     return Weight(name, program.types[data.output], data, metadata={**metadata, PRECOMPUTED: "true"})
 
 
-def _told(data: FoldedData | SettledData) -> tuple[Step, ...]:
+def _told(data: FoldedData | ComputedData) -> tuple[ProgramStep, ...]:
     """All steps from weights of the model to the value, in order."""
-    if isinstance(data, SettledData):
+    if isinstance(data, ComputedData):
         return data.steps
-    before = (s for d in data.sources.values() if isinstance(d, SettledData) for s in d.steps)
+    before = (s for d in data.sources.values() if isinstance(d, ComputedData) for s in d.steps)
     return (*dict.fromkeys(before), *data.steps)
 
 
-def _provenance(data: FoldedData | SettledData, steps: tuple[Step, ...]) -> str:
+def _provenance(data: FoldedData | ComputedData, steps: tuple[ProgramStep, ...]) -> str:
     """How a weight was computed, as JSON that ``superopt verify`` checks and proves with.
 
     Keys: ``steps``, each an operator, its operands' names, its attributes and its results' names, over names of
@@ -253,8 +252,8 @@ def _provenance(data: FoldedData | SettledData, steps: tuple[Step, ...]) -> str:
     float64 (:func:`superopt.runtime.node_execution.run_constants`).
     """
     told = [[s.op, list(s.args), dict(s.attributes), list(s.outputs)] for s in steps]
-    settled = [data.output] if isinstance(data, SettledData) else [
-        n for n, d in data.sources.items() if isinstance(d, SettledData)
+    settled = [data.output] if isinstance(data, ComputedData) else [
+        n for n, d in data.sources.items() if isinstance(d, ComputedData)
     ]  # fmt: skip
     note: dict[str, object] = {"steps": told, "output": data.output}
     if settled:

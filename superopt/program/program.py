@@ -1,7 +1,7 @@
-"""A graph as a list of steps over named values: what regions are cut from, and what optimised regions replace.
+"""A graph as a list of steps over named values. Regions are cut from it, and optimised regions replace parts of it.
 
-A step is an operator in canonical form, or a *barrier*: a node that superopt does not read, kept as it is. Values that
-are computed from weights alone are *constant*: they cost nothing at run time.
+A step is an operator in canonical form, or a *barrier*: a node that superopt has no record of, which stays unchanged.
+Values that depend on weights alone are *constant*: they take no time at run time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from superopt.ops.generators import weight_of
 from superopt.ops.infer import Applied, Typing
 from superopt.ops.meaning import IllTyped
 from superopt.ops.record import NotCovered
-from superopt.program.value_analysis import ANYTHING, OPAQUE, Known, known_of, known_of_array
+from superopt.program.value_analysis import ANYTHING, OPAQUE, ValueFacts, array_facts, result_facts
 from superopt.runtime.node_execution import run_constants
 
 __all__ = [
@@ -32,19 +32,19 @@ __all__ = [
     "Kernel",
     "LeafFacts",
     "Program",
-    "Settled",
-    "SettledData",
-    "Step",
-    "bounded",
-    "described",
+    "ComputedConstants",
+    "ComputedData",
+    "ProgramStep",
+    "sizes_bounded",
+    "computation_text",
     "facts_of_reals",
-    "is_moving",
+    "only_moves_elements",
     "program_of",
 ]
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class ProgramStep:
     """One operator application, or a barrier (``op`` is empty).
 
     Attributes:
@@ -75,7 +75,7 @@ class Step:
 _SMALL = 1 << 16  # elements of a weight that are looked at: uniform values, ranges of positions
 _DIGEST = 1 << 20  # bytes of a weight up to which equal contents are recognised
 _EVALUATED = 16 << 20  # bytes of constants that the model computes, and of what they are made of, that are evaluated
-_LOOKED_AT: WeakKeyDictionary[WeightData, Known] = WeakKeyDictionary()  # what elements say, as far as it was asked
+_LOOKED_AT: WeakKeyDictionary[WeightData, ValueFacts] = WeakKeyDictionary()  # what elements say, as far as it was asked
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Kernel:
             inner value.
     """
 
-    made: frozenset[str]
+    outputs: frozenset[str]
     within: frozenset[str]
     written: frozenset[tuple[str, str, tuple[str | None, ...]]] = frozenset()
     inner: frozenset[str] = frozenset()
@@ -121,34 +121,34 @@ class Program:
     """
 
     graph: Graph
-    steps: tuple[Step, ...]
+    steps: tuple[ProgramStep, ...]
     types: Mapping[str, TensorType]
     constant: frozenset[str]
     facts: Mapping[str, LeafFacts]
     same: Mapping[str, str] = field(default_factory=dict)
-    settled: Settled | None = None
+    computed_constants: ComputedConstants | None = None
     kernels: tuple[Kernel, ...] = ()
     finite: bool = False
 
     @cached_property
     def within(self) -> frozenset[str]:
         """What steps make that cost nothing beside another of their kernel, as long as all of it is there."""
-        return frozenset[str]().union(*(k.within for k in self.whole))
+        return frozenset[str]().union(*(k.within for k in self.complete_kernels))
 
     @cached_property
     def inner(self) -> Mapping[str, float]:
         """Values that only their kernel reads, and what it costs that something else does."""
-        return {name: kernel.broken_us for kernel in self.whole for name in kernel.inner}
+        return {name: kernel.broken_us for kernel in self.complete_kernels for name in kernel.inner}
 
     @cached_property
-    def whole(self) -> tuple[Kernel, ...]:
+    def complete_kernels(self) -> tuple[Kernel, ...]:
         """The kernels of which all steps are there."""
         there = {o for s in self.steps if s.node is not None for o in s.outputs}
         new = {(s.outputs[0], s.op, s.args) for s in self.steps if s.node is None}
-        return tuple(k for k in self.kernels if k.written <= new and k.made <= there | {w[0] for w in k.written})
+        return tuple(k for k in self.kernels if k.written <= new and k.outputs <= there | {w[0] for w in k.written})
 
     @cached_property
-    def known(self) -> Mapping[str, Known]:
+    def value_facts(self) -> Mapping[str, ValueFacts]:
         """Facts of the numbers in every value that a step reads or makes; of what is not there, nothing is known."""
         weights = self.graph.constants
         read = {n: w.data for n, w in weights.items() if w.data is not None and w.type.dtype.is_float}
@@ -161,7 +161,7 @@ class Program:
                 continue
             given = [None if a is None else found.get(a, ANYTHING) for a in step.args]
             types = [None if a is None else self.types.get(a) for a in step.args]
-            made = known_of(
+            made = result_facts(
                 step.op,
                 dict(step.attributes),
                 given,
@@ -200,7 +200,7 @@ class Program:
         return self.outputs | captured
 
     @cached_property
-    def named(self) -> frozenset[str]:
+    def required_names(self) -> frozenset[str]:
         """Names that must go on being made: the pinned ones, and what barriers read, which stay bit for bit."""
         return self.pinned | {n for s in self.steps if s.op == "" and s.node for n in s.node.inputs if n}
 
@@ -213,10 +213,10 @@ class Program:
                 found.setdefault(name, {})[position] = None
         return {n: tuple(p) for n, p in found.items()}
 
-    def is_constant(self, step: Step) -> bool:
+    def is_constant(self, step: ProgramStep) -> bool:
         return step.op != "" and all(o == "" or o in self.constant for o in step.outputs)
 
-    def is_drawn(self, step: Step) -> bool:
+    def is_drawn(self, step: ProgramStep) -> bool:
         """Whether rules may look behind a constant step: it moves elements of weights or writes a constant.
 
         What else the model computes is settled; what a rewrite computed is evaluated once, and is a weight like any
@@ -224,14 +224,16 @@ class Program:
         """
         if step.node is None:
             return all(a is None for a in step.args)
-        return is_moving(step, self.types)
+        return only_moves_elements(step, self.types)
 
     @cached_property
     def running(self) -> tuple[int, ...]:
         """Positions of the steps that run at inference time, barriers included."""
         return tuple(i for i, s in enumerate(self.steps) if not self.is_constant(s))
 
-    def with_steps(self, steps: Sequence[Step], types: Mapping[str, TensorType], constant: Iterable[str]) -> Program:
+    def with_steps(
+        self, steps: Sequence[ProgramStep], types: Mapping[str, TensorType], constant: Iterable[str]
+    ) -> Program:
         """The program with other steps, put in order; steps that nothing needs are dropped."""
         made = {o: i for i, s in enumerate(steps) for o in s.outputs if o}
         needed, stack = set[int](), [made[n] for n in self.outputs if n in made]
@@ -257,9 +259,9 @@ def _look_at_elements(weights: Iterable[WeightData]) -> None:
     side_by_side(_known_of, (data for data in dict.fromkeys(weights) if data not in _LOOKED_AT))
 
 
-def _known_of(data: WeightData) -> Known:
+def _known_of(data: WeightData) -> ValueFacts:
     if data not in _LOOKED_AT:
-        _LOOKED_AT[data] = known_of_array(data.numpy())
+        _LOOKED_AT[data] = array_facts(data.numpy())
     return _LOOKED_AT[data]
 
 
@@ -274,8 +276,8 @@ def program_of(graph: Graph, typing: Typing) -> Program:
     graph, typing = _lifted(graph, typing)
     types = {n: t for n, t in typing.types.items() if t is not None and t.shape is not None}
     constant = set(graph.constants)
-    own: list[Step] = []
-    steps: list[Step] = []
+    own: list[ProgramStep] = []
+    steps: list[ProgramStep] = []
     made = {o for n in graph.nodes if n.op == "DequantizeLinear" for o in n.outputs if o}
     integer: set[str] = set()  # results that may be computed in integers: an activation between them and Q joins them
     read = {n.inputs[0] for n in graph.nodes if n.op in ("QuantizeLinear", "DynamicQuantizeLinear")}
@@ -289,14 +291,14 @@ def program_of(graph: Graph, typing: Typing) -> Program:
         step = _read(node, found, types) if isinstance(found, Applied) and not apart else None
         if step is None:
             name = next((o for o in node.outputs if o), node.name)
-            steps.append(Step("", (), (), node.outputs, node, node.name or name))
+            steps.append(ProgramStep("", (), (), node.outputs, node, node.name or name))
             continue
         steps.append(step)
         known = not any(is_open(v) for _, v in step.attributes) and all(types[o].is_static for o in step.outputs if o)
         if known and all(a is None or a in constant for a in step.args):
             constant.update(o for o in step.outputs if o)
             own.append(step)
-    settled = Settled(graph, own, types)
+    settled = ComputedConstants(graph, own, types)
     same, facts = _look_at_weights(graph, _computed(steps, settled))
     return Program(graph, tuple(steps), types, frozenset(constant), facts, same, settled)
 
@@ -318,7 +320,7 @@ def _lifted(graph: Graph, typing: Typing) -> tuple[Graph, Typing]:
     return lifted, replace(typing, nodes=tuple(f for _, f in left))
 
 
-def _computed(steps: Sequence[Step], settled: Settled) -> Iterator[Weight]:
+def _computed(steps: Sequence[ProgramStep], settled: ComputedConstants) -> Iterator[Weight]:
     """Small constants that the model computes and something else than another such computation reads."""
     read = {n for s in steps if not any(settled.computed(o) for o in s.outputs if o) for n in s.reads}
     names = [o for s in steps for o in s.outputs if o in read and settled.computed(o)]
@@ -326,7 +328,7 @@ def _computed(steps: Sequence[Step], settled: Settled) -> Iterator[Weight]:
         yield Weight(name, settled.types[name], ArrayData(array))
 
 
-def _read(node: Node, found: Applied, types: Mapping[str, TensorType]) -> Step | None:
+def _read(node: Node, found: Applied, types: Mapping[str, TensorType]) -> ProgramStep | None:
     if node.captures or any(a is not None and a not in types for a in found.args):
         return None
     given = [None if a is None else types[a] for a in found.args]
@@ -341,7 +343,7 @@ def _read(node: Node, found: Applied, types: Mapping[str, TensorType]) -> Step |
         return None
     attributes = tuple(sorted(found.attributes.items()))
     name = node.name or next((o for o in outputs if o), "")
-    return Step(found.operator.name, found.args, attributes, outputs, node, name)
+    return ProgramStep(found.operator.name, found.args, attributes, outputs, node, name)
 
 
 def _look_at_weights(graph: Graph, computed: Iterable[Weight]) -> tuple[dict[str, str], dict[str, LeafFacts]]:
@@ -381,12 +383,10 @@ def _facts(weight: Weight) -> LeafFacts | None:
 
 # -- Constants that the model itself computes ----------------------------------------------------------------------
 #
-# Constants that the model itself computes: settled by the runtime, in the model's own types, bit for bit.
-#
-# ``Floor(Mul(w, 10))`` of float32 weights is what float32 arithmetic makes of it, not what the reals say. So the search
-# takes the values of such steps as they are: they are leaves that no rule looks behind. Steps that only put elements in
-# other places (transposes, reshapes, slices, concatenations, written constants) compute nothing; behind those a rule
-# may look.
+# ONNX Runtime evaluates constants that the model computes, in the model's own types, bit for bit. ``Floor(Mul(w, 10))``
+# of float32 weights is what float32 arithmetic gives, not what the reals give. So these values are leaves of the
+# search, and no rule matches the steps behind them. Steps that only move elements (transposes, reshapes, slices,
+# concatenations, written constants) do not round, so rules may match them.
 
 
 KEPT = 32 << 20  # bytes up to which an evaluated weight stays in memory
@@ -397,7 +397,7 @@ _MOST_STEPS = (
 _TIMES = 4  # … or this many times what it is made of: a transpose, a cast and a padding are within it
 
 
-def is_moving(step: Step, types: Mapping[str, TensorType]) -> bool:
+def only_moves_elements(step: ProgramStep, types: Mapping[str, TensorType]) -> bool:
     """Whether a step only puts elements in other places."""
     given = [None if a is None else types[a] for a in step.args]
     try:
@@ -406,14 +406,16 @@ def is_moving(step: Step, types: Mapping[str, TensorType]) -> bool:
         return False
 
 
-def bounded(steps: Sequence[Step], types: Mapping[str, TensorType], sources: Iterable[TensorType]) -> bool:
+def sizes_bounded(steps: Sequence[ProgramStep], types: Mapping[str, TensorType], sources: Iterable[TensorType]) -> bool:
     """Whether no value on the way is much larger than what it is all made of: a tower of Tile and ReduceSum is not."""
     limit = max(_ROOM, _TIMES * sum(t.nbytes or 0 for t in sources))
     sizes = [types[o].nbytes for s in steps for o in s.outputs if o and o in types]
     return all(size is not None and size <= limit for size in sizes)
 
 
-def described(steps: Sequence[Step], types: Mapping[str, TensorType], sources: Mapping[str, str], output: str) -> str:
+def computation_text(
+    steps: Sequence[ProgramStep], types: Mapping[str, TensorType], sources: Mapping[str, str], output: str
+) -> str:
     """Equal for equal computations on sources that are called equal."""
     key: dict[str, str] = {n: f"{types[n]} {called}" for n, called in sources.items()}
     for step in steps:
@@ -424,7 +426,7 @@ def described(steps: Sequence[Step], types: Mapping[str, TensorType], sources: M
 
 
 @dataclass(frozen=True, eq=False)
-class SettledData:
+class ComputedData:
     """Elements of a constant that the model computes, as ONNX Runtime computes it.
 
     Attributes:
@@ -432,8 +434,8 @@ class SettledData:
         sources: weights that the steps read in canonical form.
     """
 
-    settled: Settled
-    steps: tuple[Step, ...]
+    constants: ComputedConstants
+    steps: tuple[ProgramStep, ...]
     sources: Mapping[str, Weight]
     output: str
 
@@ -445,7 +447,7 @@ class SettledData:
     def described(self, same: Mapping[str, str]) -> str:
         """Equal for equal computations on weights that are called equal."""
         names = {n: same.get(n, n) for n in self.sources}
-        return "runtime " + described(self.steps, self.settled.types, names, self.output)
+        return "runtime " + computation_text(self.steps, self.constants.types, names, self.output)
 
     def numpy(self) -> np.ndarray:
         """Run the steps.
@@ -453,13 +455,13 @@ class SettledData:
         Raises:
             SuperoptError: ONNX Runtime cannot.
         """
-        return self.settled.evaluated(self.output, self.steps)
+        return self.constants.evaluated(self.output, self.steps)
 
 
-class Settled:
+class ComputedConstants:
     """The constants that a model computes from its weights, by name. Evaluated when they are asked for."""
 
-    def __init__(self, graph: Graph, steps: Iterable[Step], types: Mapping[str, TensorType]) -> None:
+    def __init__(self, graph: Graph, steps: Iterable[ProgramStep], types: Mapping[str, TensorType]) -> None:
         """``steps``: the model's own, whose results depend on weights alone, in order."""
         self.graph, self.types = graph, types
         self._steps = tuple(steps)
@@ -477,10 +479,10 @@ class Settled:
         if name not in self._place:
             return False
         if name not in self._moving:
-            self._moving[name] = is_moving(self._steps[self._place[name]], self.types)
+            self._moving[name] = only_moves_elements(self._steps[self._place[name]], self.types)
         return not self._moving[name]
 
-    def data(self, name: str) -> SettledData | None:
+    def data(self, name: str) -> ComputedData | None:
         """Where its elements come from; ``None`` where a weight has none or what is on the way is too large."""
         needed, stack = set[int](), [name]
         while stack:
@@ -499,11 +501,11 @@ class Settled:
         constants = self.graph.constants
         args = sorted({a for s in steps for a in s.args if a is not None and a in constants})
         sources = {a: constants[a] for a in args}
-        if not steps or not bounded(steps, self.types, (w.type for w in sources.values())):
+        if not steps or not sizes_bounded(steps, self.types, (w.type for w in sources.values())):
             return None
-        return SettledData(self, steps, sources, name)
+        return ComputedData(self, steps, sources, name)
 
-    def usable(self, name: str) -> SettledData | None:
+    def usable(self, name: str) -> ComputedData | None:
         """Where its elements come from, once the runtime has shown that it can compute them."""
         data = self.data(name)
         if data is None or name in self._failed:
@@ -522,7 +524,7 @@ class Settled:
             most: bytes of all that one is made of, at most.
             together: the same for all of them.
         """
-        chosen: dict[str, SettledData] = {}
+        chosen: dict[str, ComputedData] = {}
         steps: dict[int, None] = {}
         walked = 0
         for name in dict.fromkeys(names):
@@ -543,7 +545,7 @@ class Settled:
                 chosen = {n: d for n, d in chosen.items() if self.usable(n) is not None}
         return {n: d.numpy() for n, d in chosen.items()}
 
-    def evaluated(self, name: str, steps: Sequence[Step]) -> np.ndarray:
+    def evaluated(self, name: str, steps: Sequence[ProgramStep]) -> np.ndarray:
         """The elements of a constant that these steps compute.
 
         Raises:
@@ -559,7 +561,7 @@ class Settled:
             self._failed[name] = error
             raise
 
-    def _reads(self, step: Step) -> Iterable[str]:
+    def _reads(self, step: ProgramStep) -> Iterable[str]:
         """What the step's node reads; in canonical form where the node reads more than constants (a shape, say)."""
         known = step.node is not None and all(self._is_known(n) for n in step.node.reads)
         return step.node.reads if known and step.node else [a for a in step.args if a is not None]
@@ -570,7 +572,7 @@ class Settled:
         weight = self.graph.constants.get(name)
         return weight is not None and weight.data is not None
 
-    def _run(self, wanted: Sequence[str], steps: Sequence[Step]) -> dict[str, np.ndarray]:
+    def _run(self, wanted: Sequence[str], steps: Sequence[ProgramStep]) -> dict[str, np.ndarray]:
         nodes: list[Node] = []
         weights: dict[str, Weight] = {}
         for step in steps:
@@ -593,7 +595,7 @@ class Settled:
                 self._room -= array.nbytes
         return found
 
-    def _written(self, step: Step) -> tuple[Node, list[Weight]]:
+    def _written(self, step: ProgramStep) -> tuple[Node, list[Weight]]:
         """The step as a node over constants alone."""
         record = REGISTRY[step.op]
         types = [None if a is None else self.types[a] for a in step.args]

@@ -1,9 +1,9 @@
-"""What is known of the numbers in a value: whether they carry rounding errors, how large and how small they are.
+"""Value analysis: bounds of magnitudes, signs, and whether a value carries rounding errors.
 
-Verdicts on rules in floating point (:mod:`superopt.rules.floats`) hold under conditions on operands; this is what they
-are decided by. Facts start at a model's weights, whose elements are there to be looked at, and at its inputs, of which
-nothing is known but that they are finite; they go through operators by simple bounds. A value carries rounding where
-an inexact operator made it and, on the way since, data only moved.
+Verdicts on rules in floating point (:mod:`superopt.rules.floats`) hold under conditions on operands, and these facts
+decide the conditions. The analysis starts at weights, whose elements are read, and at inputs, which are only known to
+be finite. It goes through operators by interval bounds. A value carries rounding errors where an inexact operator
+computed it and only data movement followed.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import numpy as np
 
 from superopt.ir.terms import AttributeValue
 from superopt.ir.types import DType, TensorType
-from superopt.rules.floats import GENEROUS, Way
+from superopt.rules.floats import GENEROUS, SafeConditions
 
-__all__ = ["ANYTHING", "Known", "coarse", "known_of", "known_of_array", "meets", "merged"]
+__all__ = ["ANYTHING", "ValueFacts", "rounded_facts", "result_facts", "array_facts", "conditions_hold", "merged"]
 
 
-class Known(NamedTuple):
+class ValueFacts(NamedTuple):
     """Facts of a value's elements.
 
     Attributes:
@@ -42,8 +42,8 @@ class Known(NamedTuple):
 
 
 NOT_NEGATIVE, POSITIVE = 1, 2
-ANYTHING = Known()
-OPAQUE = Known(regular=False)  # what an operator makes of which nothing is known
+ANYTHING = ValueFacts()
+OPAQUE = ValueFacts(regular=False)  # what an operator makes of which nothing is known
 _LARGEST = 1 << 26  # bytes of a weight up to which its elements are looked at
 _ORDINARY = 2.0 ** (GENEROUS[1] + 1)
 # Exponents by which bounds of float32 are told apart: the ends of windows.
@@ -78,7 +78,7 @@ _KEEPS_SIGN = frozenset({
 })  # fmt: skip
 
 
-def known_of_array(array: np.ndarray) -> Known:
+def array_facts(array: np.ndarray) -> ValueFacts:
     """Facts of a weight, from its elements."""
     if not array.size or array.dtype.kind in "biuOUS" or array.nbytes > _LARGEST:
         return ANYTHING
@@ -86,19 +86,19 @@ def known_of_array(array: np.ndarray) -> Known:
     bottom = float(wide.min())
     top = max(float(wide.max()), -bottom)
     if not isfinite(top):
-        return Known(finite=False, regular=False)
+        return ValueFacts(finite=False, regular=False)
     least = 0.0
     if array.dtype.itemsize <= 2:  # float16 and bfloat16: underflow is near
         sizes = np.abs(wide)
         least = float(np.min(sizes, where=sizes > 0, initial=inf))
         least = least if isfinite(least) else top
-    return Known(most=top, least=least, sign=_sign_of(bottom))
+    return ValueFacts(most=top, least=least, sign=_sign_of(bottom))
 
 
-def known_of(
-    op: str, attributes: Mapping[str, AttributeValue], args: Sequence[Known | None], types: Sequence[TensorType | None],
-    constant: bool, uniform: Sequence[float | None],
-) -> Known:  # fmt: skip
+def result_facts(
+    op: str, attributes: Mapping[str, AttributeValue], args: Sequence[ValueFacts | None],
+    types: Sequence[TensorType | None], constant: bool, uniform: Sequence[float | None],
+) -> ValueFacts:  # fmt: skip
     """Facts of an application's result (of every output).
 
     Args:
@@ -126,7 +126,7 @@ def known_of(
     moving = [a for a, u in zip(args, uniform, strict=True) if a is not None and u is None] if exact else []
     chosen = [a for a in moving if a in real]
     rounded = not constant and (all(a.rounded for a in chosen) and bool(chosen) if exact else bool(real))
-    return Known(rounded, finite, most, least, regular, sign)
+    return ValueFacts(rounded, finite, most, least, regular, sign)
 
 
 def _is_whole_power(op: str, uniform: Sequence[float | None]) -> bool:
@@ -134,14 +134,14 @@ def _is_whole_power(op: str, uniform: Sequence[float | None]) -> bool:
     return exponent is not None and exponent >= 0 and exponent.is_integer()
 
 
-def _of_numbers(values: Sequence[object]) -> Known:
+def _of_numbers(values: Sequence[object]) -> ValueFacts:
     """Facts of a literal's elements."""
     numbers = [float(v) if isinstance(v, int | float) else inf for v in values]
     if not all(map(isfinite, numbers)):
-        return Known(finite=False, regular=False)
+        return ValueFacts(finite=False, regular=False)
     sizes = [abs(v) for v in numbers]
     least = min((s for s in sizes if s), default=0.0)
-    return Known(most=max(sizes, default=0.0), least=least, sign=_sign_of(min(numbers, default=-1.0)))
+    return ValueFacts(most=max(sizes, default=0.0), least=least, sign=_sign_of(min(numbers, default=-1.0)))
 
 
 def _sign_of(bottom: float) -> int:
@@ -149,7 +149,7 @@ def _sign_of(bottom: float) -> int:
     return POSITIVE if bottom > 0 else NOT_NEGATIVE if bottom == 0 else 0
 
 
-def _sign(op: str, real: Sequence[Known]) -> int:
+def _sign(op: str, real: Sequence[ValueFacts]) -> int:
     if op in _NONE_NEGATIVE:
         return NOT_NEGATIVE
     if op not in _KEEPS_SIGN or not real:
@@ -158,7 +158,7 @@ def _sign(op: str, real: Sequence[Known]) -> int:
     return max(signs) if op in ("Add", "Sum") and all(signs) else min(signs)
 
 
-def _is_total(op: str, real: Sequence[Known]) -> bool:
+def _is_total(op: str, real: Sequence[ValueFacts]) -> bool:
     """Whether finite operands of what is known of these give a finite result, barring overflow."""
     if op not in _DOMAIN:
         return op in _TOTAL
@@ -173,7 +173,7 @@ def _scales_exactly(op: str, uniform: Sequence[float | None]) -> bool:
     return op in ("Add", "Sub") and any(u == 0 for u in uniform)
 
 
-def _bounds(op: str, real: Sequence[Known], types: Sequence[TensorType | None]) -> tuple[float, float]:
+def _bounds(op: str, real: Sequence[ValueFacts], types: Sequence[TensorType | None]) -> tuple[float, float]:
     if not real:
         return inf, 0.0
     each = [a.most for a in real]
@@ -222,17 +222,17 @@ def _elements(kind: TensorType | None) -> float:
     return float(count) if isinstance(count, int) else inf
 
 
-def merged(a: Known, b: Known) -> Known:
+def merged(a: ValueFacts, b: ValueFacts) -> ValueFacts:
     """Facts of a value of which both are true. Exact wins: what an input is equal to is exactly that input."""
     if a == b:
         return a
-    return Known(
+    return ValueFacts(
         a.rounded and b.rounded, a.finite or b.finite, min(a.most, b.most), max(a.least, b.least),
         a.regular and b.regular, max(a.sign, b.sign),
     )  # fmt: skip
 
 
-def coarse(known: Known, dtype: DType) -> Known:
+def rounded_facts(known: ValueFacts, dtype: DType) -> ValueFacts:
     """What verdicts can tell apart, so that layers whose weights differ a little are still alike."""
     if dtype == DType.FLOAT16:
         least = 2.0 ** (ceil(log2(known.least)) - 1) if 0 < known.least < inf else 0.0
@@ -244,7 +244,9 @@ def _above(size: float, exponents: Sequence[int]) -> float:
     return next((2.0**e for e in exponents if size < 2.0**e), inf)
 
 
-def meets(ways: Sequence[Way], known: Mapping[str, Known], types: Mapping[str, TensorType], dtype: DType) -> bool:
+def conditions_hold(
+    ways: Sequence[SafeConditions], known: Mapping[str, ValueFacts], types: Mapping[str, TensorType], dtype: DType
+) -> bool:
     """Whether some way's conditions hold of the operands.
 
     A window that ordinary data does not leave is only held against an operand that is known to leave it: the result's
@@ -253,7 +255,7 @@ def meets(ways: Sequence[Way], known: Mapping[str, Known], types: Mapping[str, T
     return any(_meets(way, known, types, dtype) for way in ways)
 
 
-def _meets(way: Way, known: Mapping[str, Known], types: Mapping[str, TensorType], dtype: DType) -> bool:
+def _meets(way: SafeConditions, known: Mapping[str, ValueFacts], types: Mapping[str, TensorType], dtype: DType) -> bool:
     if way.finite and not all(k.finite for k in known.values()):
         return False
     if way.regular and not all(_is_regular(known[n]) for n, t in types.items() if n in known and t.dtype.is_float):
@@ -275,7 +277,7 @@ def _meets(way: Way, known: Mapping[str, Known], types: Mapping[str, TensorType]
     return True
 
 
-def _is_regular(known: Known) -> bool:
+def _is_regular(known: ValueFacts) -> bool:
     """Whether it is a constant's, or what arithmetic without a pole makes: that asks its own operands to be finite."""
     return known.regular and (known.rounded or isfinite(known.most))
 

@@ -1,4 +1,4 @@
-"""What a backend runs as one kernel across the border of a region, before the region is replaced and after."""
+"""Costs at the boundary of a region: kernels that the backend fuses across it, before and after a plan."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from superopt.extraction.node_costs import Application, Pricer
 from superopt.ir.types import TensorType
 from superopt.ops.work import Demand
-from superopt.program.program import Program, Step
+from superopt.program.program import Program, ProgramStep
 from superopt.regions.lowering import Region
-from superopt.regions.plan import OUTSIDE, Piece, Plan
+from superopt.regions.plan import OUTSIDE, Plan, PlanNode
 
-__all__ = ["applied", "applied_piece", "frugal", "fusions"]
+__all__ = ["step_application", "node_application", "dominates", "fusions"]
 
 
 Saved = Callable[[str, Application], float]  # µs, by the operator that makes the moving operand, and its only reader
@@ -29,8 +29,8 @@ def _below(program: Program, region: Region, plan: Plan, saved: Saved) -> Iterat
         readers = program.readers.get(output, ())
         if len(readers) != 1 or output in program.pinned:
             continue
-        reader = applied(program, program.steps[readers[0]])
-        before, after = program.steps[program.maker[output]].op, plan.pieces[piece].op if piece >= 0 else ""
+        reader = step_application(program, program.steps[readers[0]])
+        before, after = program.steps[program.maker[output]].op, plan.nodes[piece].op if piece >= 0 else ""
         if before != after:
             yield saved(before, reader), saved(after, reader)
 
@@ -45,24 +45,24 @@ def _above(program: Program, region: Region, plan: Plan, saved: Saved) -> Iterat
         if len(readers) != 1 or readers[0] not in inside:
             continue
         producer = _operator(program.steps[position])
-        before = saved(producer, applied(program, inside[readers[0]]))
-        reading = [p for p in plan.pieces if (OUTSIDE, number) in p.args]
-        after = saved(producer, applied_piece(region, plan, reading[0])) if len(reading) == 1 else 0.0
+        before = saved(producer, step_application(program, inside[readers[0]]))
+        reading = [p for p in plan.nodes if (OUTSIDE, number) in p.args]
+        after = saved(producer, node_application(region, plan, reading[0])) if len(reading) == 1 else 0.0
         yield before, after
 
 
-def _operator(step: Step) -> str:
+def _operator(step: ProgramStep) -> str:
     """The name of what runs there, superopt's or a barrier's own."""
     return step.op or (step.node.op if step.node is not None and not step.node.domain else "")
 
 
-def applied(program: Program, step: Step) -> Application:
+def step_application(program: Program, step: ProgramStep) -> Application:
     """What a step applies, to arguments of which types, and which of them are constant."""
     types = tuple(None if a is None else program.types[a] for a in step.args)
     return step.op, step.attributes, types, tuple(a is not None and a in program.constant for a in step.args)
 
 
-def applied_piece(region: Region, plan: Plan, piece: Piece) -> Application:
+def node_application(region: Region, plan: Plan, piece: PlanNode) -> Application:
     """What a piece of a plan applies, to arguments of which types, and which of them are constant."""
     types: list[TensorType | None] = []
     fixed: list[bool] = []
@@ -75,17 +75,17 @@ def applied_piece(region: Region, plan: Plan, piece: Piece) -> Application:
             types.append(region.types[name])
             fixed.append(name in region.constant)
         else:
-            types.append(plan.pieces[ref[0]].types[ref[1]])
-            fixed.append(plan.pieces[ref[0]].constant)
+            types.append(plan.nodes[ref[0]].types[ref[1]])
+            fixed.append(plan.nodes[ref[0]].constant)
     return piece.op, piece.attributes, tuple(types), tuple(fixed)
 
 
 # -- Dominance -----------------------------------------------------------------------------------------------------
 #
-# Plans that ask for no more of anything, and for less of something: they need no model of time to be worth having.
+# Pareto dominance: a plan that needs no more FLOPs, bytes and kernels, and less of one of them, needs no model of time.
 
 
-def frugal(region: Region, plan: Plan, pricer: Pricer) -> bool:
+def dominates(region: Region, plan: Plan, pricer: Pricer) -> bool:
     """Whether a plan needs no more FLOPs, bytes moved and kernels than its region, and less of one of them.
 
     What the backend runs as one kernel with a neighbour counts as one of its own, in the region and in the plan. Larger
@@ -97,11 +97,11 @@ def frugal(region: Region, plan: Plan, pricer: Pricer) -> bool:
             types = tuple(None if a is None else region.types[a] for a in step.args)
             outputs = [region.types[o] for o in step.outputs if o]
             before[number] = pricer.demand((step.op, step.attributes, types, ()), outputs)
-    kept = {p.source for p in plan.pieces if p.source >= 0}
+    kept = {p.source for p in plan.nodes if p.source >= 0}
     whole = [k for k in region.kernels if k <= kept]
     after = [
-        pricer.demand(applied_piece(region, plan, p), p.types)
-        for p in plan.pieces
+        pricer.demand(node_application(region, plan, p), p.types)
+        for p in plan.nodes
         if not p.constant and not any(p.source in k for k in whole)
     ]
     untouched = [_as_one(before, k) for k in whole]

@@ -1,8 +1,8 @@
-"""Results of regions, kept across runs: a model that was searched before, or shares layers with one, is done at once.
+"""The cache of region results across runs.
 
-An entry is named by a digest of everything the result depends on: the region's signature (which knows nothing of weight
-values), the rules, the costs, the settings, and superopt's own code (:mod:`superopt.ir.disk_cache`). What was read is
-held against the region before it is used: every reference, type and constancy of a plan is computed again.
+The name of an entry is a digest of all that the result depends on: the region's signature, the rules, the costs, the
+settings, and the code of superopt's search. The signature does not contain the elements of weights. A result that was
+read is validated against the region before it is used.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from superopt.ir.types import DType, TensorType
 from superopt.ops.meaning import IllTyped
 from superopt.ops.record import Operator
 from superopt.regions.lowering import Region
-from superopt.regions.plan import OUTSIDE, Piece, Plan, Ref
-from superopt.regions.region_search import Found
+from superopt.regions.plan import OUTSIDE, Plan, PlanNode, Ref
+from superopt.regions.region_search import RegionResult
 from superopt.regions.result import SearchOptions
 from superopt.rules.rule import Rule
 
@@ -29,10 +29,8 @@ __all__ = ["FOLDER", "RegionCache", "problem_with"]
 
 # -- Validation of what was read -----------------------------------------------------------------------------------
 #
-# Whether a plan that was read fits the region it is to be replayed on.
-#
-# A file is not evidence: every reference, type and constancy of a plan is computed again from the operators' records,
-# so what does not fit this region exactly is refused.
+# Every reference, type and constancy of a plan that was read is computed again from the operators' records. A plan that
+# does not fit the region exactly is refused.
 
 
 class _Misfit(ValueError):
@@ -44,12 +42,12 @@ def problem_with(plan: Plan, region: Region, operators: Mapping[str, Operator]) 
     if not plan.after <= plan.before or len(plan.results) != len(region.outputs):
         return "the plan saves nothing or has other outputs"
     try:
-        for number, piece in enumerate(plan.pieces):
+        for number, piece in enumerate(plan.nodes):
             why = _problem_with_piece(region, plan, number, piece, operators)
             if why:
                 return f"piece {number}: {why}"
         for output, ref in zip(region.outputs, plan.results, strict=True):
-            if _looked_up(region, plan, len(plan.pieces), ref)[0] != region.types[output]:
+            if _looked_up(region, plan, len(plan.nodes), ref)[0] != region.types[output]:
                 return f"the output {output} has another type"
     except (_Misfit, IllTyped, KeyError, IndexError, TypeError, AttributeError) as error:
         return str(error) or type(error).__name__
@@ -57,7 +55,7 @@ def problem_with(plan: Plan, region: Region, operators: Mapping[str, Operator]) 
 
 
 def _problem_with_piece(
-    region: Region, plan: Plan, number: int, piece: Piece, operators: Mapping[str, Operator]
+    region: Region, plan: Plan, number: int, piece: PlanNode, operators: Mapping[str, Operator]
 ) -> str:
     known = [None if a is None else _looked_up(region, plan, number, a) for a in piece.args]
     kinds = [None if k is None else k[0] for k in known]
@@ -89,16 +87,16 @@ def _looked_up(region: Region, plan: Plan, number: int, ref: Ref) -> tuple[Tenso
         if index >= len(region.leaves) and name not in region.constant:
             raise _Misfit("a value of the region is read from outside")
         return region.types[name], name in region.constant
-    if not (0 <= place < number and 0 <= index < len(plan.pieces[place].types)):
+    if not (0 <= place < number and 0 <= index < len(plan.nodes[place].types)):
         raise _Misfit("it reads what does not come before")
-    return plan.pieces[place].types[index], plan.pieces[place].constant
+    return plan.nodes[place].types[index], plan.nodes[place].constant
 
 
 # -- The cache -----------------------------------------------------------------------------------------------------
 
 
 FOLDER = "regions"
-_CLASSES: tuple[type, ...] = (DType, Found, Piece, Plan, Poly, Quotient, TensorType)
+_CLASSES: tuple[type, ...] = (DType, RegionResult, PlanNode, Plan, Poly, Quotient, TensorType)
 _MOST = 8192  # entries, of a few kilobytes
 _PACKAGES = (*SEARCH_PACKAGES, "cost", "rules", "ops", "ir")  # whose code results depend on
 
@@ -144,7 +142,9 @@ class RegionCache:
         )  # fmt: skip
         return RegionCache(hashlib.sha256(repr(settings).encode()).hexdigest(), costs, operators)
 
-    def found(self, key: Hashable, region: Region, search: Callable[[], Found], *, whole: Callable[[], bool]) -> Found:
+    def cached(
+        self, key: Hashable, region: Region, search: Callable[[], RegionResult], *, whole: Callable[[], bool]
+    ) -> RegionResult:
         """The result that is kept for a region, else that of ``search``, which is kept for the next time.
 
         Args:
@@ -154,7 +154,9 @@ class RegionCache:
             whole: asked after searching: whether the result is what it always would be, not cut short by the clock.
         """
         known = kept(FOLDER, self._name(key), _CLASSES)
-        if isinstance(known, Found) and (known.plan is None or not problem_with(known.plan, region, self.operators)):
+        if isinstance(known, RegionResult) and (
+            known.plan is None or not problem_with(known.plan, region, self.operators)
+        ):
             self.hits += 1
             return known
         self.misses += 1

@@ -1,4 +1,4 @@
-"""A program as a graph again: unchanged nodes verbatim, new ones written for the model's opset."""
+"""Emission of a program as a graph: unchanged nodes verbatim, new nodes in the model's opset."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from superopt.ir.poly import Dim
 from superopt.ir.types import TensorType
 from superopt.ops.record import Operator
 from superopt.ops.shape import sizes_of, symbolic_shape
-from superopt.program.constant_folding import FoldedData, data_of, folded, weights_behind
-from superopt.program.program import Program, SettledData, Step
-from superopt.regions.replay import Names
+from superopt.program.constant_folding import FoldedData, data_of, folded_weight, weights_behind
+from superopt.program.program import ComputedData, Program, ProgramStep
+from superopt.regions.replay import FreshNames
 
 __all__ = ["Emitted", "emit"]
 
@@ -33,7 +33,7 @@ class Emitted:
 class _Literals:
     """Compile-time operands (shapes, axes), one weight for equal ones."""
 
-    names: Names
+    names: FreshNames
     made: dict[tuple[str, tuple[int, ...], bytes], Weight] = field(default_factory=dict)
 
     def name(self, array: np.ndarray, hint: str) -> str:
@@ -58,7 +58,7 @@ def emit(
         NotCovered: a step cannot be written at the model's opset (extraction chooses none such).
     """
     graph = program.graph
-    names = Names(program, reserved)
+    names = FreshNames(program, reserved)
     weights, grown, handed = _fold(program, budget)
     made = {w.name for w in weights} | handed.keys()
     weights, alike, saved = _shared(weights, program)
@@ -97,7 +97,7 @@ def _fold(program: Program, budget: int) -> tuple[list[Weight], int, dict[str, s
         step = program.steps[position]
         captured |= set(step.node.captures) if step.op == "" and step.node else set()
         wanted.update((n, None) for n in step.reads if n in program.maker and n in program.constant)
-    own = program.settled or ()
+    own = program.computed_constants or ()
     outputs = [n for n in program.outputs if n in program.maker and n in program.constant and n not in own]
     chosen = {n for n in wanted if n not in program.pinned} | {n for n in outputs if n not in captured}
     weights: list[Weight] = []
@@ -117,11 +117,11 @@ def _fold(program: Program, budget: int) -> tuple[list[Weight], int, dict[str, s
             continue
         grown += size
         released |= sources
-        weights.append(folded(program, name, data))
+        weights.append(folded_weight(program, name, data))
     return weights, grown, handed
 
 
-def _handed_on(data: FoldedData | SettledData) -> str:
+def _handed_on(data: FoldedData | ComputedData) -> str:
     """The value whose elements these are, unchanged; nothing where an operator makes others of them."""
     name = data.output
     for step in reversed(data.steps):
@@ -132,7 +132,7 @@ def _handed_on(data: FoldedData | SettledData) -> str:
     return name
 
 
-def _apart(program: Program, weights: Sequence[Weight], names: Names) -> tuple[list[Weight], dict[str, str]]:
+def _apart(program: Program, weights: Sequence[Weight], names: FreshNames) -> tuple[list[Weight], dict[str, str]]:
     """The weights, none of them named as an output of the model, and the new names of those that were.
 
     ONNX allows an initializer to be an output; not every tool that reads ONNX does. A node hands it out instead.
@@ -151,7 +151,7 @@ def _shared(weights: Sequence[Weight], program: Program) -> tuple[list[Weight], 
     alike: dict[str, str] = {}
     saved = 0
     for weight in weights:
-        assert isinstance(weight.data, FoldedData | SettledData), "a folded weight is computed from others"
+        assert isinstance(weight.data, FoldedData | ComputedData), "a folded weight is computed from others"
         kept = first.setdefault((weight.type, weight.data.described(program.same)), weight)
         if kept is not weight:
             alike[weight.name] = kept.name
@@ -159,7 +159,7 @@ def _shared(weights: Sequence[Weight], program: Program) -> tuple[list[Weight], 
     return [w for w in weights if w.name not in alike], alike, saved
 
 
-def _needed(program: Program, made: set[str]) -> list[Step]:
+def _needed(program: Program, made: set[str]) -> list[ProgramStep]:
     """The steps left when these values are weights, in order."""
     needed: set[int] = set()
     stack = list(program.running)
@@ -174,7 +174,7 @@ def _needed(program: Program, made: set[str]) -> list[Step]:
 
 
 def _node(
-    program: Program, step: Step, operators: Mapping[str, Operator], literals: _Literals, taken: set[str]
+    program: Program, step: ProgramStep, operators: Mapping[str, Operator], literals: _Literals, taken: set[str]
 ) -> Node:
     types = [None if a is None else program.types[a] for a in step.args]
     step = _without_inference(step, types, operators)
@@ -189,7 +189,9 @@ def _node(
     return Node(name, record.name, inputs, step.outputs, dict(form.attributes), record.domain, metadata=metadata)
 
 
-def _without_inference(step: Step, types: Sequence[TensorType | None], operators: Mapping[str, Operator]) -> Step:
+def _without_inference(
+    step: ProgramStep, types: Sequence[TensorType | None], operators: Mapping[str, Operator]
+) -> ProgramStep:
     """A Reshape that copies open sizes and would infer another, as an Unsqueeze or Squeeze where it is one.
 
     Beside a size that turns out to be 0 none can be inferred.

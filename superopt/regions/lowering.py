@@ -1,8 +1,8 @@
-"""A region of a program as an e-graph, and its signature: regions with equal signatures are optimised once.
+"""A region of a program as an e-graph, and its signature. Regions with equal signatures are searched once.
 
-Values of a region are numbered in order of first occurrence: first come leaves and outputs as the steps name them. The
-signature says everything that search can see: operators, attributes, wiring, types, which leaves are constant, and
-what is known of their elements; it does not say the elements themselves.
+Values of a region are numbered by first occurrence: leaves and outputs as the steps name them. The signature contains
+operators, attributes, wiring, types, which leaves are constant, and facts about their elements. It does not contain the
+elements.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from superopt.egraph.egraph import ABSENT, EGraph, is_multi
 from superopt.ir.types import TensorType
 from superopt.ops.meaning import Condition, IllTyped
 from superopt.ops.record import Operator
-from superopt.program.program import LeafFacts, Program, Step, facts_of_reals
-from superopt.program.value_analysis import ANYTHING, Known, coarse
+from superopt.program.program import LeafFacts, Program, ProgramStep, facts_of_reals
+from superopt.program.value_analysis import ANYTHING, ValueFacts, rounded_facts
 
 __all__ = ["Lowered", "Region", "lower", "region_of"]
 
@@ -45,7 +45,7 @@ class Region:
     """
 
     positions: tuple[int, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[ProgramStep, ...]
     running: int
     leaves: tuple[str, ...]
     values: tuple[str, ...]
@@ -53,8 +53,8 @@ class Region:
     types: Mapping[str, TensorType]
     constant: frozenset[str]
     facts: Mapping[str, LeafFacts]
-    known: Mapping[str, Known]
-    made: frozenset[str] = frozenset()
+    leaf_value_facts: Mapping[str, ValueFacts]
+    rewritten_constants: frozenset[str] = frozenset()
     apart: tuple[str, ...] = ()
     within: frozenset[int] = frozenset()
     inner: tuple[tuple[int, float], ...] = ()
@@ -69,7 +69,14 @@ class Region:
         """Equal for regions that search cannot tell apart."""
         number = self.number
         leaves = tuple(
-            (self.types[n], n in self.constant, self.facts.get(n), n in self.made, self.known[n]) for n in self.leaves
+            (
+                self.types[n],
+                n in self.constant,
+                self.facts.get(n),
+                n in self.rewritten_constants,
+                self.leaf_value_facts[n],
+            )
+            for n in self.leaves
         )
         steps = tuple(
             (s.op, s.attributes, tuple(None if a is None else number[a] for a in s.args), tuple(map(bool, s.outputs)))
@@ -88,11 +95,11 @@ def region_of(program: Program, positions: Sequence[int]) -> Region:
     steps = [*drawn, *chosen]
     inside = {o for s in steps for o in s.outputs if o}
     leaves: dict[str, None] = {}
-    renamed: list[Step] = []
+    renamed: list[ProgramStep] = []
     for step in steps:
         args = tuple(None if a is None else a if a in inside else program.same.get(a, a) for a in step.args)
         leaves.update((a, None) for a in args if a is not None and a not in inside)
-        renamed.append(step if args == step.args else Step(
+        renamed.append(step if args == step.args else ProgramStep(
             step.op, args, step.attributes, step.outputs, step.node, step.name, step.rules))  # fmt: skip
     members = set(positions)
     beside = {n for s in chosen for n in s.reads if n not in s.args}  # shapes that the members' nodes read
@@ -107,7 +114,7 @@ def region_of(program: Program, positions: Sequence[int]) -> Region:
         {n: program.types[n] for n in values},
         frozenset(n for n in values if n in program.constant),
         {n: program.facts[n] for n in leaves if n in program.facts},
-        {n: coarse(program.known.get(n, ANYTHING), program.types[n].dtype) for n in leaves},
+        {n: rounded_facts(program.value_facts.get(n, ANYTHING), program.types[n].dtype) for n in leaves},
         frozenset(
             n for n in leaves
             if n in program.constant and n in program.maker and program.steps[program.maker[n]].node is None
@@ -119,13 +126,16 @@ def region_of(program: Program, positions: Sequence[int]) -> Region:
     )  # fmt: skip
 
 
-def _kernels(program: Program, steps: Sequence[Step]) -> tuple[frozenset[int], ...]:
+def _kernels(program: Program, steps: Sequence[ProgramStep]) -> tuple[frozenset[int], ...]:
     """Which of these steps run as one."""
-    found = (frozenset(i for i, s in enumerate(steps) if not k.made.isdisjoint(s.outputs)) for k in program.whole)
+    found = (
+        frozenset(i for i, s in enumerate(steps) if not k.outputs.isdisjoint(s.outputs))
+        for k in program.complete_kernels
+    )
     return tuple(k for k in found if k)
 
 
-def _weight_steps(program: Program, chosen: Sequence[Step], made: set[str]) -> list[Step]:
+def _weight_steps(program: Program, chosen: Sequence[ProgramStep], made: set[str]) -> list[ProgramStep]:
     """Weight-only steps behind the arguments of the chosen ones that rules may look behind, in order; a few dozen."""
     found: set[int] = set()
     for step in chosen:
@@ -167,8 +177,8 @@ def lower(region: Region, operators: Mapping[str, Operator]) -> Lowered:
     graph = EGraph(operators, frozenset(assumed))
     classes: dict[str, int] = {}
     for number, name in enumerate(region.leaves):
-        constant, exact = name in region.constant, name in region.constant and name not in region.made
-        classes[name] = graph.leaf(number, region.types[name], constant, region.known[name], exact=exact)
+        constant, exact = name in region.constant, name in region.constant and name not in region.rewritten_constants
+        classes[name] = graph.leaf(number, region.types[name], constant, region.leaf_value_facts[name], exact=exact)
         _add_facts(graph, number, classes[name], region.types[name], region.facts.get(name))
     origin: dict[int, int] = {}
     below: dict[str, tuple[int, int]] = {}
@@ -183,13 +193,13 @@ def lower(region: Region, operators: Mapping[str, Operator]) -> Lowered:
                 below[output] = mine
                 classes[output] = graph.project(made, index) if is_multi(operators[step.op]) else made
                 _add_facts(graph, number=-1, leaf=made, kind=region.types[output], known=_said(step))
-    graph.given = {classes[n]: known for n, known in below.items()}
+    graph.input_nodes = {classes[n]: known for n, known in below.items()}
     for known in classes.values():
         graph.classes[graph.find(known)].original = True
     return Lowered(graph, tuple(classes[n] for n in region.values), origin)
 
 
-def _said(step: Step) -> LeafFacts | None:
+def _said(step: ProgramStep) -> LeafFacts | None:
     """What a Constant says, as a weight would."""
     values = dict(step.attributes).get("values") if step.op == "Constant" else None
     if not isinstance(values, tuple) or not values or not all(isinstance(v, float) for v in values):

@@ -1,9 +1,9 @@
-"""Cutting a program into regions small enough to search exactly.
+"""Partition of a program into regions that are small enough to search.
 
-Regions are runs of an order of the running steps, so each is convex. A cut costs the values that cross it, more where
-it separates readers of one value (siblings that could merge) or two operators that stand one above the other in a rule;
-the cheapest cuts are found by dynamic programming. What repeats (the layers of a transformer) is cut alike in every
-repetition, so that it is searched once. Different phases use different orders and avoid each other's cuts.
+A region is a run of the steps in some order, so it is convex. A cut costs the values that cross it, and more where it
+separates readers of one value (siblings that a rule may merge) or two operators that stand one above the other in a
+rule. Dynamic programming finds the cheapest cuts. Repeated layers are cut alike, so each kind is searched once. Phases
+use different orders and avoid each other's cuts.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from itertools import pairwise
 
-from superopt.program.program import Program, Step
+from superopt.program.program import Program, ProgramStep
 
 __all__ = ["SELECTIONS", "WINDOW", "cut", "level_order", "segments", "selection_regions", "sibling_regions"]
 
@@ -218,11 +218,9 @@ def _cheapest(price: Sequence[float], window: int) -> list[int]:
 
 # -- Regions that are no runs of an order --------------------------------------------------------------------------
 #
-# Regions that are no runs of an order: siblings far apart in the graph, and what stands above a selection.
-#
-# Siblings are applications of one operator that share an operand (an input's products with the gates of a cell, or one
-# weight's with the inputs of all steps). However far apart they stand, if none depends on another they are convex: no
-# path leads from one to another. A selection (``Slice``, ``Gather``) can move up through what only it reads.
+# Siblings are applications of one operator that share an operand: the products of an input with the gates of a cell, or
+# of one weight with the inputs of all steps. Siblings of which none depends on another are convex however far apart
+# they are. A selection (``Slice``, ``Gather``) can move up through the operators that only it reads.
 
 
 SELECTIONS = frozenset({"Slice", "Gather"})
@@ -286,7 +284,7 @@ def _acyclic(program: Program, regions: Sequence[Sequence[int]]) -> bool:
     return len(ready) == len(waits)
 
 
-def _shared_operands(program: Program, step: Step) -> Iterator[tuple[object, ...]]:
+def _shared_operands(program: Program, step: ProgramStep) -> Iterator[tuple[object, ...]]:
     for slot, arg in enumerate(step.args[:2]):
         if arg is not None:
             yield step.op, step.attributes, slot, program.same.get(arg, arg)

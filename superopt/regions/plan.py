@@ -1,4 +1,4 @@
-"""The choice for a region as data without names, so that it can be replayed on every region of equal signature."""
+"""The result of a region without names, so that it can be replayed on each region of equal signature."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from superopt.ir.terms import Attributes
 from superopt.ir.types import TensorType
 from superopt.regions.lowering import Lowered, Region
 
-__all__ = ["Piece", "Plan", "Ref", "named", "plan_of"]
+__all__ = ["PlanNode", "Plan", "Ref", "rule_list", "plan_of"]
 
 OUTSIDE = -1
 Ref = tuple[int, int]  # (piece, output), or (OUTSIDE, number of a value of the region)
 
 
 @dataclass(frozen=True)
-class Piece:
+class PlanNode:
     """One operator application of the plan.
 
     Attributes:
@@ -52,7 +52,7 @@ class Plan:
         grown: bytes of new weights minus bytes of weights no longer read.
     """
 
-    pieces: tuple[Piece, ...]
+    nodes: tuple[PlanNode, ...]
     results: tuple[Ref, ...]
     before: float
     after: float
@@ -65,7 +65,7 @@ class Plan:
         return self.before - self.after
 
 
-def named(plan: Plan) -> str:
+def rule_list(plan: Plan) -> str:
     """A plan by its rules."""
     return ", ".join(sorted(plan.rules)) or "evaluating constants"
 
@@ -79,7 +79,7 @@ class _Writer:
 
     def __post_init__(self) -> None:
         self.graph: EGraph = self.lowered.graph
-        self.pieces: list[Piece] = []
+        self.pieces: list[PlanNode] = []
         self.where: dict[int, Ref] = {}
         self.pairs: list[tuple[int, int]] = []
         self.made: dict[str, int] = {}
@@ -115,7 +115,7 @@ class _Writer:
         found = self.pieces[piece]
         outputs = list(found.outputs)
         outputs[index] = next(iter(self.names.get(owner, ())), -1)
-        self.pieces[piece] = Piece(
+        self.pieces[piece] = PlanNode(
             found.op,
             found.attributes,
             found.args,
@@ -145,7 +145,7 @@ class _Writer:
         if rule and source < 0:
             self.made[rule] = self.made.get(rule, 0) + 1
         self.where[owner] = (len(self.pieces), 0)
-        self.pieces.append(Piece(
+        self.pieces.append(PlanNode(
             head.op, head.attributes, tuple(None if a == ABSENT else self.ref(a) for a in args),
             (-1,) * len(types), types, source, graph.constant(owner), rule if source < 0 else "",
         ))  # fmt: skip

@@ -1,8 +1,8 @@
-"""Which plans of a phase are worth the weights that they make: taken alone, or together with others that share them.
+"""Selection of plans in one phase, by their gain and by the weights that they create.
 
-Steps of a cell that read the same gates can merge them only together: while one region goes on reading the parts, the
-merged weight is read besides (:mod:`superopt.regions.plan_selection`). Regions alike are offered together; where that
-is not enough, because the first step's region is unlike the others, what shares weights is looked at as one.
+Several regions may have to merge the same weights together: as long as one region reads the parts, the merged weight is
+read in addition. Plans of regions with equal signatures are tried together; where that does not pay, plans that share
+weights are tried as one.
 """
 
 from __future__ import annotations
@@ -15,15 +15,14 @@ from superopt.program.program import Program
 from superopt.regions.lowering import Region
 from superopt.regions.plan import OUTSIDE, Plan, Ref
 
-__all__ = ["Offers", "Placed", "Weights"]
+__all__ = ["PlanSelection", "Placed", "Weights"]
 
 
 # -- Weights that a program reads ----------------------------------------------------------------------------------
 #
-# What replacing regions does to the weights that a program reads: copies of shared weights are read once more each.
-#
-# A region sees only itself: where it reads a merged weight instead of two, nothing grows. But if another region goes on
-# reading the two, an inference now reads them all, and a cache that held the old ones may not hold the new ones.
+# A region does not see the other regions. Where it reads a merged weight in place of two, its own traffic stays equal.
+# But if another region still reads the two, an inference reads all three, and a cache that held the old weights may not
+# hold the new ones.
 
 
 class Weights:
@@ -71,7 +70,7 @@ class Weights:
         """
         keys: list[tuple[Hashable, ...]] = []  # of the results of each piece; none where it runs
         found: dict[Hashable, int] = {}
-        for piece in plan.pieces:
+        for piece in plan.nodes:
             args: list[Hashable] = []
             for ref in piece.args:
                 key, size = self._weight(region, plan, ref, keys)
@@ -92,7 +91,7 @@ class Weights:
         if piece == OUTSIDE:
             name = region.values[index]
             return (self._same(name), region.types[name].nbytes or 0) if name in region.constant else (None, 0)
-        return (keys[piece][index], plan.pieces[piece].types[index].nbytes or 0) if keys[piece] else (None, 0)
+        return (keys[piece][index], plan.nodes[piece].types[index].nbytes or 0) if keys[piece] else (None, 0)
 
     def _same(self, name: str) -> str:
         return self._program.same.get(name, name)
@@ -106,7 +105,7 @@ _FEW_BYTES = 1 << 16  # of new weights, which stay in a core's own cache
 
 
 @dataclass
-class Offers:
+class PlanSelection:
     """The plans of one phase, each for a region of its own.
 
     Attributes:
@@ -121,7 +120,7 @@ class Offers:
     weights: Weights
     reading_us: Callable[[int], float]
     room: int
-    taken: list[Placed] = field(default_factory=list)
+    accepted: list[Placed] = field(default_factory=list)
     refused: list[tuple[Sequence[Placed], str]] = field(default_factory=list)
     grown: int = 0
 
@@ -137,13 +136,13 @@ class Offers:
         else:
             self._take(placed, grown)
 
-    def settle(self) -> None:
+    def accept_jointly(self) -> None:
         """Take those put aside that are worth it together."""
         for read, group in _sharing([placed for placed, _ in self.refused]):
             if len(group) < 2:
                 continue
             placed = [p for i in group for p in self.refused[i][0]]
-            before = [p for p in self.taken if not read.isdisjoint(p[0].constant)]
+            before = [p for p in self.accepted if not read.isdisjoint(p[0].constant)]
             grown = self.weights.grown([*before, *placed]) - self.weights.grown(before)
             if not self._against(placed, grown):
                 self._take(placed, grown)
@@ -167,7 +166,7 @@ class Offers:
         lost = self._lost(grown) / len(placed)
         self.room -= grown
         self.grown += grown
-        self.taken += [(region, replace(plan, after=plan.after + lost)) for region, plan in placed]
+        self.accepted += [(region, replace(plan, after=plan.after + lost)) for region, plan in placed]
 
 
 def _sharing(offers: Sequence[Sequence[Placed]]) -> list[tuple[set[str], list[int]]]:

@@ -1,4 +1,4 @@
-"""Optimising one region: saturate, extract, and settle what was only predicted by measuring it."""
+"""Search of one region: saturation, extraction, and measurement of the predicted costs that decide it."""
 
 from __future__ import annotations
 
@@ -9,20 +9,29 @@ from dataclasses import dataclass, field, replace
 from math import sqrt
 
 from superopt.egraph.egraph import EGraph, ENode
-from superopt.egraph.saturation import Limits, Moves, Outcome, saturate
-from superopt.extraction.dag import Candidate, Choice, Frame, Problem, cost_of, improve, problem_of, used_classes
+from superopt.egraph.saturation import Limits, Outcome, RewriteSet, saturate
+from superopt.extraction.dag import (
+    Candidate,
+    Choice,
+    ExtractionInput,
+    Problem,
+    cost_of,
+    improve,
+    problem_of,
+    used_classes,
+)
 from superopt.extraction.ilp import reduced, restricted, solve
 from superopt.extraction.node_costs import Pricer
 from superopt.ops.record import Operator
-from superopt.regions.boundary_cost import frugal
+from superopt.regions.boundary_cost import dominates
 from superopt.regions.lowering import Lowered, Region, lower
 from superopt.regions.plan import Plan, plan_of
 from superopt.runtime.paired_benchmark import SURELY
 
-__all__ = ["Found", "cost_as_it_is", "is_simpler", "optimise"]
+__all__ = ["RegionResult", "unchanged_cost", "is_simpler", "search_region"]
 
 _ILP_CANDIDATES = 4000  # beyond, local search alone
-_NONE = Moves()
+_NONE = RewriteSet()
 _SETTLING = 6  # extractions, each measuring what the last one wanted
 _OWN_CAP = 0.25  # of a prediction's error, what it does not share with other predictions for its operator, at most
 _TINY_US = 1.0  # below, the error of a measurement is mostly that of timing, which no other operator shares
@@ -30,7 +39,7 @@ _SIGMA_CAP = 0.05  # predictions' errors are shared by both sides of a compariso
 
 
 @dataclass(frozen=True)
-class Found:
+class RegionResult:
     """A region's plan, or ``None`` when the region is best as it is.
 
     Attributes:
@@ -45,36 +54,36 @@ class Found:
     quarantined: Mapping[str, str] = field(default_factory=dict)
 
 
-def optimise(
-    region: Region, moves: Moves, operators: Mapping[str, Operator], pricer: Pricer, limits: Limits,
-    least_gain: float, seed: int, first: Moves = _NONE,
-) -> Found:  # fmt: skip
-    """The cheapest equal form of a region that the moves reach.
+def search_region(
+    region: Region, rewrites: RewriteSet, operators: Mapping[str, Operator], pricer: Pricer, limits: Limits,
+    least_gain: float, seed: int, first: RewriteSet = _NONE,
+) -> RegionResult:  # fmt: skip
+    """The cheapest equal form of a region that the rewrites reach.
 
     Args:
         region: what to optimise.
-        moves: what may be done.
+        rewrites: the rewrites to apply.
         operators: records by name.
         pricer: what e-nodes cost.
         seed: of the solver.
         limits: for saturation; its deadline is that of the whole region, of which saturation takes at most half.
-        first: moves that are made to their end before the others may use up the e-nodes.
+        first: rewrites that run to their fixpoint before the others may use up the e-nodes.
         least_gain: share of the region's cost below which a change is not worth it; with 0 costs are taken as exact.
     """
     start = time.monotonic()
     lowered = lower(region, operators)
     graph = lowered.graph
-    before = cost_as_it_is(region, lowered, pricer)  # now: later, equal values are one class and would be paid once
+    before = unchanged_cost(region, lowered, pricer)  # now: later, equal values are one class and would be paid once
     half = start + (limits.deadline - start) / 2
     if first.patterns:
         saturate(graph, first, replace(limits, deadline=half))
-    outcome = saturate(graph, moves, replace(limits, deadline=half))
+    outcome = saturate(graph, rewrites, replace(limits, deadline=half))
     if time.monotonic() > limits.deadline:
-        return Found(None, before, len(graph), "time", quarantined=outcome.quarantined)
+        return RegionResult(None, before, len(graph), "time", quarantined=outcome.quarantined)
     choice, problem = _extract(region, lowered, pricer, limits.deadline, seed, unsure=least_gain > 0)
     incumbent = incumbent_of(region, lowered, problem)
     after = cost_of(problem, choice) + _naming(region, lowered, pricer)
-    result = Found(None, before, len(graph), outcome.stopped, quarantined=outcome.quarantined)
+    result = RegionResult(None, before, len(graph), outcome.stopped, quarantined=outcome.quarantined)
     if not after < before - 1e-9:
         return result
     plan, needed = _judged(region, lowered, problem, incumbent, choice, pricer, least_gain, before)
@@ -84,7 +93,7 @@ def optimise(
         plan, needed = _judged(region, lowered, problem, incumbent, choice, pricer, least_gain, before)
         if before - plan.after < max(needed, 1e-9):
             return missed
-    return Found(plan, before, len(graph), outcome.stopped, quarantined=outcome.quarantined)
+    return RegionResult(plan, before, len(graph), outcome.stopped, quarantined=outcome.quarantined)
 
 
 def _judged(
@@ -94,7 +103,9 @@ def _judged(
     """The plan of a choice, and what it has to gain."""
     after = cost_of(problem, choice) + _naming(region, lowered, pricer)
     plan = plan_of(region, lowered, problem, choice, before, after)
-    trades = least_gain > 0 and not frugal(region, plan, pricer)  # what asks for no more of anything rests on no price
+    trades = least_gain > 0 and not dominates(
+        region, plan, pricer
+    )  # what asks for no more of anything rests on no price
     noise = _noise(lowered, problem, incumbent, choice, pricer) if trades else 0.0
     return plan, max(least_gain * _changed(problem, incumbent, choice), noise)
 
@@ -127,15 +138,15 @@ def is_simpler(region: Region, plan: Plan) -> bool:
     That is worth having where it is as fast (it loads faster, too).
     """
     before = Counter(s.op for s in region.steps[len(region.steps) - region.running :])
-    after = Counter(p.op for p in plan.pieces if not p.constant)
+    after = Counter(p.op for p in plan.nodes if not p.constant)
     return plan.grown <= 0 and after < before
 
 
-def _missed(found: Found, outcome: Outcome, gain: float, needed: float, plan: Plan) -> Found:
+def _missed(found: RegionResult, outcome: Outcome, gain: float, needed: float, plan: Plan) -> RegionResult:
     rules = ", ".join(sorted(plan.rules)) or "evaluating constants"
     share = 100 * gain / found.before if found.before else 0.0
     text = f"{rules} would save {gain:.1f} µs ({share:.1f} % of the region), less than the noise of {needed:.1f} µs"
-    return Found(None, found.before, found.e_nodes, outcome.stopped, text, outcome.quarantined)
+    return RegionResult(None, found.before, found.e_nodes, outcome.stopped, text, outcome.quarantined)
 
 
 def incumbent_of(region: Region, lowered: Lowered, problem: Problem) -> Choice:
@@ -200,10 +211,10 @@ def _extract(
         ):
             choice = before
         chosen = {c: problem.candidates[choice[c]].node for c in used_classes(problem, choice) or ()}
-        pricer.questions.decided += bool(wanted) and set(chosen.values()) != wanted
+        pricer.questions.changed_choice += bool(wanted) and set(chosen.values()) != wanted
         if unsure and _decided(region, lowered, problem, incumbent, choice, pricer):
             break
-        if not pricer.settle(graph, _apart(problem, incumbent, choice)):  # what both run decides nothing
+        if not pricer.measure_predicted(graph, _apart(problem, incumbent, choice)):  # what both run decides nothing
             break
         problem, wanted = problem_of(graph, frame, pricer), set(chosen.values())
         choice = {c: problem.index[c, n] for c, n in chosen.items() if (c, n) in problem.index}
@@ -225,7 +236,7 @@ def _decided(
     before, after = cost_of(problem, incumbent), cost_of(problem, choice)
     if before - after > _noise(lowered, problem, incumbent, choice, pricer):
         return True
-    return frugal(region, plan_of(region, lowered, problem, choice, before, after), pricer)
+    return dominates(region, plan_of(region, lowered, problem, choice, before, after), pricer)
 
 
 def _worth(graph: EGraph, problem: Problem, before: Choice, after: Choice, pricer: Pricer) -> float:
@@ -283,7 +294,7 @@ def _own_error(lowered: Lowered, node: ENode, pricer: Pricer) -> float:
     return estimate.us * min(estimate.sigma, cap)
 
 
-def cost_as_it_is(region: Region, lowered: Lowered, pricer: Pricer) -> float:
+def unchanged_cost(region: Region, lowered: Lowered, pricer: Pricer) -> float:
     """The modelled cost of the region before anything was added to its e-graph; equal applications count once."""
     frame = frame_of(region, lowered)
     lowered.graph.rebuild()
@@ -301,7 +312,7 @@ def _naming(region: Region, lowered: Lowered, pricer: Pricer) -> float:
     return us
 
 
-def frame_of(region: Region, lowered: Lowered) -> Frame:
+def frame_of(region: Region, lowered: Lowered) -> ExtractionInput:
     """What the region gives an extraction."""
     graph = lowered.graph
     roots = [lowered.classes[region.number[o]] for o in region.outputs]
@@ -312,7 +323,7 @@ def frame_of(region: Region, lowered: Lowered) -> Frame:
     }  # fmt: skip
     within = frozenset(n for n, step in given.items() if step in region.within)
     inner = {graph.find(lowered.classes[number]): us for number, us in region.inner}
-    return Frame(roots, paid, frozenset(given), within, inner)
+    return ExtractionInput(roots, paid, frozenset(given), within, inner)
 
 
 def _changed(problem: Problem, before: Choice, after: Choice) -> float:

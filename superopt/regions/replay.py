@@ -1,4 +1,4 @@
-"""Putting plans into a program: names for what is new, everything else verbatim."""
+"""Replay of plans on a program: fresh names for new values, all else unchanged."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 
 from superopt.ir.graph import Node
 from superopt.ir.types import TensorType
-from superopt.program.program import Program, Step
+from superopt.program.program import Program, ProgramStep
 from superopt.regions.lowering import Region
 from superopt.regions.plan import OUTSIDE, Plan, Ref
 
-__all__ = ["Names", "replay"]
+__all__ = ["FreshNames", "replay"]
 
 
-class Names:
+class FreshNames:
     """Makes value names that are not taken.
 
     Args:
@@ -42,18 +42,18 @@ class Names:
 
 @dataclass(frozen=True)
 class _Made:
-    steps: list[tuple[int, Step]]  # with the place in the program
+    steps: list[tuple[int, ProgramStep]]  # with the place in the program
     types: dict[str, TensorType]
     constant: set[str]
     alias: dict[str, str]  # an output of a region → the value that is the same
 
 
-def replay(program: Program, replacements: Sequence[tuple[Region, Plan]], names: Names) -> Program:
+def replay(program: Program, replacements: Sequence[tuple[Region, Plan]], names: FreshNames) -> Program:
     """The program with each region replaced by its plan. Regions do not overlap."""
     gone = {position for region, _ in replacements for position in region.positions}
     made = _Made([], {}, set(), {})
     for region, plan in replacements:
-        _write(region, plan, names, made, program.named)
+        _write(region, plan, names, made, program.required_names)
     alias = {old: _follow(made.alias, old) for old in made.alias}
     placed = [(position, s) for position, s in enumerate(program.steps) if position not in gone]
     placed = sorted([*placed, *made.steps], key=lambda p: p[0])  # new steps stand where the old ones stood
@@ -61,17 +61,17 @@ def replay(program: Program, replacements: Sequence[tuple[Region, Plan]], names:
     return program.with_steps(steps, made.types, made.constant)
 
 
-def _shared(steps: Sequence[Step], program: Program, constant: AbstractSet[str]) -> list[Step]:
+def _shared(steps: Sequence[ProgramStep], program: Program, constant: AbstractSet[str]) -> list[ProgramStep]:
     """New computations on weights done once: regions that repeat (the steps of an unrolled LSTM) make equal ones."""
-    first: dict[tuple[object, ...], Step] = {}
+    first: dict[tuple[object, ...], ProgramStep] = {}
     alias: dict[str, str] = {}
-    kept: list[Step] = []
+    kept: list[ProgramStep] = []
     for old in steps:
         step = _renamed(old, alias)
         if step.node is None and step.op and all(not o or o in constant or o in program.constant for o in step.outputs):
             args = tuple(None if a is None else program.same.get(a, a) for a in step.args)
             known = first.setdefault((step.op, step.attributes, args, tuple(map(bool, step.outputs))), step)
-            if known is not step and not any(o in program.named for o in step.outputs):
+            if known is not step and not any(o in program.required_names for o in step.outputs):
                 alias.update(zip(step.outputs, known.outputs, strict=True))
                 continue
         kept.append(step)
@@ -84,7 +84,7 @@ def _follow(alias: Mapping[str, str], name: str) -> str:
     return name
 
 
-def _renamed(step: Step, alias: Mapping[str, str]) -> Step:
+def _renamed(step: ProgramStep, alias: Mapping[str, str]) -> ProgramStep:
     if not any(n in alias for n in step.reads):
         return step
     args = tuple(None if a is None else alias.get(a, a) for a in step.args)
@@ -96,13 +96,13 @@ def rename_inputs(node: Node, alias: Mapping[str, str]) -> Node:
     return replace(node, inputs=tuple(alias.get(n, n) for n in node.inputs))
 
 
-def _write(region: Region, plan: Plan, names: Names, made: _Made, pinned: frozenset[str]) -> None:
+def _write(region: Region, plan: Plan, names: FreshNames, made: _Made, pinned: frozenset[str]) -> None:
     hints = _hints(region, plan)
     place = region.positions[-1]
-    read = {a for p in plan.pieces for a in p.args if a is not None} | set(plan.results)
+    read = {a for p in plan.nodes for a in p.args if a is not None} | set(plan.results)
     value: dict[Ref, str] = {}
     taken: set[int] = set()
-    for number, piece in enumerate(plan.pieces):
+    for number, piece in enumerate(plan.nodes):
         outputs: list[str] = []
         for index, named in enumerate(piece.outputs):
             if named >= 0 and named not in taken:
@@ -117,7 +117,7 @@ def _write(region: Region, plan: Plan, names: Names, made: _Made, pinned: frozen
             made.types[outputs[-1]] = piece.types[index]
         args = tuple(None if a is None else _name(region, value, a) for a in piece.args)
         rules = (piece.rule,) if piece.rule else ()
-        made.steps.append((place, _step(region, piece.source, args, tuple(outputs)) or Step(
+        made.steps.append((place, _step(region, piece.source, args, tuple(outputs)) or ProgramStep(
             piece.op, args, piece.attributes, tuple(outputs), None, hints[number], rules,
         )))  # fmt: skip
         if piece.constant:
@@ -127,7 +127,7 @@ def _write(region: Region, plan: Plan, names: Names, made: _Made, pinned: frozen
         if found == output:
             continue
         if output in pinned:
-            made.steps.append((place, Step("Identity", (found,), (), (output,), None, output)))
+            made.steps.append((place, ProgramStep("Identity", (found,), (), (output,), None, output)))
         else:
             made.alias[output] = found
 
@@ -136,7 +136,7 @@ def _name(region: Region, value: Mapping[Ref, str], ref: Ref) -> str:
     return region.values[ref[1]] if ref[0] == OUTSIDE else value[ref]
 
 
-def _step(region: Region, source: int, args: tuple[str | None, ...], outputs: tuple[str, ...]) -> Step | None:
+def _step(region: Region, source: int, args: tuple[str | None, ...], outputs: tuple[str, ...]) -> ProgramStep | None:
     """The region's own step with new operands, or ``None`` for a new application."""
     if source < 0:
         return None
@@ -152,10 +152,10 @@ def _step(region: Region, source: int, args: tuple[str | None, ...], outputs: tu
 
 def _hints(region: Region, plan: Plan) -> list[str]:
     """What the name of each piece derives from: the value it makes, else the value that its reader makes."""
-    hints = [""] * len(plan.pieces)
+    hints = [""] * len(plan.nodes)
     fallback = region.outputs[0] if region.outputs else "value"
-    for number in range(len(plan.pieces) - 1, -1, -1):
-        piece = plan.pieces[number]
+    for number in range(len(plan.nodes) - 1, -1, -1):
+        piece = plan.nodes[number]
         own = next((region.values[n] for n in piece.outputs if n >= 0), "")
         hints[number] = own or hints[number] or fallback
         for arg in piece.args:

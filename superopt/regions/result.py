@@ -1,4 +1,4 @@
-"""What goes into a search and what comes out."""
+"""Options and result of a search."""
 
 from __future__ import annotations
 
@@ -100,6 +100,6 @@ class SearchResult:
     seconds: float = 0.0
     near_misses: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    asked: int = 0
-    decided: int = 0
+    measurements_requested: int = 0
+    measurements_decisive: int = 0
     quarantined: Mapping[str, str] = field(default_factory=dict)

@@ -414,7 +414,7 @@ def ordered(names: Iterable[str]) -> dict[str, int]:
 
 # -- The summary in one sentence -----------------------------------------------------------------------------------
 #
-# What came of an optimisation, in one line: the same for terminals, batches, notebooks and the service.
+# One line for terminals, batches, notebooks and the service.
 
 
 _OTHERWISE = {

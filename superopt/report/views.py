@@ -249,8 +249,6 @@ def show_provenance(console: Console, graph: Graph) -> None:
 
 
 # -- Cost profiles -------------------------------------------------------------------------------------------------
-#
-# How a terminal shows recorded profiles: those that ship, and one that was just recorded.
 
 
 def profile_rows() -> list[dict[str, Any]]:
@@ -369,8 +367,6 @@ def show_coverage(console: Console, data: Mapping[str, Any]) -> None:
 
 
 # -- Rules in floating point ---------------------------------------------------------------------------------------
-#
-# The census of verdicts in floating point: as JSON data, and as a table.
 
 
 Rows = Sequence[Mapping[str, Any]]
@@ -466,8 +462,6 @@ def show_growth(console: Console, run: Mapping[str, Any]) -> None:
 
 
 # -- Memory --------------------------------------------------------------------------------------------------------
-#
-# Memory over steps, shown in a terminal.
 
 
 _ROWS, _WIDTH, _SHOWN = 24, 40, 8  # rows of the timeline, cells of its longest bar, buffers at the peak
@@ -511,8 +505,6 @@ def show_memory(console: Console, path: str, facts: Mapping[str, Any]) -> None:
 
 
 # -- Predictions of the cost model ---------------------------------------------------------------------------------
-#
-# How a terminal shows the costs put to the test.
 
 
 def show_validation(console: Console, data: Mapping[str, Any]) -> None:

@@ -1,9 +1,4 @@
-"""What numbers a comprehension is evaluated over: the protocol, and the algebra of NumPy's own numbers.
-
-The evaluator moves elements about by itself (indexing, transposing, reshaping, padding, ``numpy.where``,
-``numpy.concatenate``) and asks the algebra for all arithmetic. So an element may be anything one array entry can hold:
-a float, a residue in an int64, two residues packed into one int64, a Fraction in an object array.
-"""
+"""Number systems of an evaluation, and arrays whose axes are named by index variables."""
 
 from __future__ import annotations
 

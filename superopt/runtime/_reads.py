@@ -1,4 +1,4 @@
-"""Reads of an operand at indices: views where the indices are affine, gathers where they are not."""
+"""Reads of an operand (views where indices are affine, gathers elsewhere) and conditions on indices."""
 
 from __future__ import annotations
 
@@ -22,8 +22,6 @@ __all__ = ["Request", "Scaled", "Task", "Value", "atom_positions", "guarded", "i
 
 
 # -- Values of subexpressions --------------------------------------------------------------------------------------
-#
-# What evaluating a subexpression gives, and the shape of a task that does it.
 
 
 @dataclass(slots=True, eq=False)
@@ -214,7 +212,7 @@ def _names(index: Affine | Named) -> tuple[str, ...]:
 
 # -- Guards --------------------------------------------------------------------------------------------------------
 #
-# Conditions on indices: a range of a variable where that is what they say, a mask elsewhere.
+# A condition becomes a range of a variable where it is equivalent to one, and a mask elsewhere.
 
 
 def interval(kind: str, form: Form, bounds: tuple[int, int]) -> tuple[str, int, int] | None:

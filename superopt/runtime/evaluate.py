@@ -1,4 +1,4 @@
-"""Evaluates meanings over arrays of numbers: floats, residues of a prime field, exact rationals.
+"""Evaluation of meanings over arrays: floats, residues of a prime field, exact rationals.
 
 >>> import numpy as np
 >>> from superopt.ir.types import DType, TensorType
@@ -8,14 +8,14 @@
 >>> evaluate(rows, [np.arange(6.0).reshape(2, 3)], FLOAT64, {}).tolist()
 [3.0, 12.0]
 
-How it stays fast on real layers: every subexpression becomes an array over the index variables it depends on and
-no others (the mean inside a LayerNormalization has one value per row); affine reads are views; a sum of products
-becomes a matrix product; a guard on one index variable splits that variable's range instead of masking; a large
-temporary makes it go over an output axis in pieces.
+How it stays fast on real layers: every subexpression becomes an array over the index variables it depends on and no
+others (the mean inside a LayerNormalization has one value per row); affine reads are views; a sum of products becomes a
+matrix product; a guard on one index variable splits that variable's range instead of masking; a large temporary makes
+it go over an output axis in pieces.
 
-In floating point (``algebra.logarithmic``) an exponential is kept as (mantissa, exponent) until its value is needed.
-So ``exp(x)·inv(Σ exp(x))`` is a softmax that does not overflow, wherever the quotient is formed, and so are
-``log(Σ exp(x))``, ``log(1 + exp(x))`` and ``exp(x)·inv(1 + exp(x))``. No other rearrangement is made.
+In floating point (``algebra.logarithmic``) an exponential is kept as (mantissa, exponent) until its value is needed. So
+``exp(x)·inv(Σ exp(x))`` is a softmax that does not overflow, wherever the quotient is formed, and so are ``log(Σ
+exp(x))``, ``log(1 + exp(x))`` and ``exp(x)·inv(1 + exp(x))``. No other rearrangement is made.
 
 Guards and reads outside an operand contribute an exact 0 (or the stated value) to a sum of products; multiplied by an
 infinite factor that 0 gives NaN, as a padded zero does in real runtimes.

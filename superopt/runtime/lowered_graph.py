@@ -18,7 +18,7 @@ import numpy as np
 
 from superopt import formats
 from superopt.formats.onnx_reader import shapes_alone
-from superopt.formats.onnx_writer import save_beside
+from superopt.formats.onnx_writer import save_with_external
 from superopt.formats.tensors import SparseData, expected_bytes
 from superopt.ir.errors import Unsupported
 from superopt.ir.graph import Graph, Node, OpaqueAttribute, Value, Weight
@@ -259,7 +259,7 @@ def weightless_file(graph: Graph) -> Iterator[Path]:
                 file.write(np.full(8, number, weight.type.dtype.numpy).tobytes())
                 end = -(-(end + size) // _PAGE) * _PAGE
             file.truncate(end)
-        save_beside(graph, path, places)
+        save_with_external(graph, path, places)
         yield path
 
 

@@ -22,7 +22,7 @@ __all__ = ["run_constants", "run_node"]
 
 # -- Barriers ------------------------------------------------------------------------------------------------------
 #
-# Nodes that superopt does not read, run one at a time by ONNX Runtime at their own element types.
+# A node without a record runs alone, at its own element types.
 
 
 INSIDE = 2**20  # bytes of a constant that is put into the one-node model (some operators demand constants)
@@ -104,11 +104,9 @@ def _session(model: bytes) -> InferenceSession:
 
 # -- Computed constants --------------------------------------------------------------------------------------------
 #
-# Constants of a model as ONNX Runtime computes them: node by node, in the nodes' own element types, nothing optimised.
-#
-# The nodes run as one model, as they stand in the model that they come from. That matters where ONNX Runtime has no
-# kernel for a type: it computes chains of float16 operators in float32 and rounds where the chain ends, and a node run
-# alone would be rounded more often.
+# The nodes run as one unoptimised model, as they stand in the model that they come from. Where ONNX Runtime has no
+# kernel for a type, it computes chains of float16 operators in float32 and rounds at the end of the chain, so a node
+# that runs alone would be rounded more often.
 
 
 _LONGEST_RUN = 60.0  # seconds: as long as a search takes by itself; what takes longer is left to the runtime

@@ -15,8 +15,7 @@ __all__ = ["one_blas_thread", "solver"]
 
 # -- OpenBLAS ------------------------------------------------------------------------------------------------------
 #
-# NumPy's linear algebra on one thread: OpenBLAS waits for its threads in a loop, and beside a busy neighbour a
-# Cholesky decomposition of 240 rows took 157 ms instead of 2.
+# OpenBLAS's threads wait in a loop. On a busy machine a Cholesky decomposition of 240 rows took 157 ms in place of 2.
 
 
 _limits: Callable[..., Any] = threadpool_limits  # it has no type hints
@@ -44,10 +43,8 @@ def one_blas_thread() -> Iterator[None]:
 
 # -- HiGHS ---------------------------------------------------------------------------------------------------------
 #
-# HiGHS, the solver of linear and mixed-integer programs, saying nothing and doing the same each time.
-#
-# From 1.16 on a ``highspy.Highs`` writes its banner to the process's standard output while it is made, where a
-# command's JSON belongs, unless its output is off before its callbacks are set.
+# From 1.16 on a ``highspy.Highs`` writes its banner to standard output during construction, where a command's JSON
+# belongs, unless its output is off before its callbacks are set.
 
 
 class _Silent(highspy.Highs):

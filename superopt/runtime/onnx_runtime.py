@@ -44,9 +44,9 @@ __all__ = [
     "Session",
     "bind",
     "element_type",
-    "give_back_after",
+    "shrink_arena_after",
     "is_native",
-    "lent",
+    "writable_feeds",
     "make_session",
     "run",
     "to_array",
@@ -57,9 +57,7 @@ __all__ = [
 
 # -- Sessions ------------------------------------------------------------------------------------------------------
 #
-# ONNX Runtime as a runtime: quiet sessions, element types NumPy lacks, and errors in superopt's own words.
-#
-# Timing of whole models against each other is in :mod:`superopt.runtime.paired_benchmark`.
+# Sessions without output, element types that NumPy lacks, and errors as superopt's own.
 
 
 _OUTSIDE = "session.optimized_model_external_initializers_"
@@ -156,7 +154,7 @@ def _may_overwrite(model: bytes | Path) -> bool:
         return False  # no such file, or an empty one: ONNX Runtime says so
 
 
-def lent(session: InferenceSession, feeds: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+def writable_feeds(session: InferenceSession, feeds: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
     """The feeds, as arrays that a session may do with what it wants: copies, where it may write over them."""
     return copy.deepcopy(dict(feeds)) if session in _overwriting else feeds
 
@@ -239,7 +237,7 @@ def run(
         Unsupported: it mixes strings or sequences with types that ONNX Runtime cannot exchange with NumPy.
     """
     inputs = {i.name: i.type for i in session.get_inputs()}
-    feeds = lent(session, feeds)
+    feeds = writable_feeds(session, feeds)
     wanted = list(outputs) if outputs is not None else [o.name for o in session.get_outputs()]
     missing = [n for n in inputs if n not in feeds]
     if missing:
@@ -249,7 +247,7 @@ def run(
     options = state.RunOptions()
     options.log_severity_level = QUIET
     if not keep:
-        give_back_after(options, session)
+        shrink_arena_after(options, session)
     with stopped_after(options, time_limit), translated("", running=True):
         if not odd:
             plain = {n: list(feeds[n]) if t.startswith("seq(") else feeds[n] for n, t in inputs.items()}
@@ -259,7 +257,7 @@ def run(
         return dict(zip(wanted, map(to_array, made), strict=True))
 
 
-def give_back_after(options: Any, session: InferenceSession) -> None:
+def shrink_arena_after(options: Any, session: InferenceSession) -> None:
     """Have a run with these options give back, at its end, the memory that its values lay in."""
     if session.get_session_options().enable_cpu_mem_arena:
         options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
@@ -349,7 +347,7 @@ def _unpack(raw: np.ndarray, dtype: DType, count: int) -> np.ndarray:
 
 # -- Bound sessions ------------------------------------------------------------------------------------------------
 #
-# An ONNX Runtime session whose inputs and outputs are bound to memory once, so that a step is the run and no more.
+# Inputs and outputs are bound to memory once, so that a step is the run alone.
 
 
 _LONGEST_RUN = 10.0  # seconds: a model that runs longer once is not timed
@@ -379,7 +377,7 @@ def bind(
     missing = [i.name for i in session.get_inputs() if i.name not in feeds]
     if missing:
         raise UsageError(f"input {missing[0]!r} was not given")
-    feeds = lent(session, feeds)
+    feeds = writable_feeds(session, feeds)
     try:
         values = {i.name: to_value(feeds[i.name], i.type) for i in session.get_inputs()}
     except Unsupported:  # strings and sequences cannot be bound, but they can be run
@@ -412,7 +410,7 @@ class _Steps:
         them: so it gives its memory back (SegFormer, 2 MiB of weights: 445 MiB as bound, and 234 so).
         """
         options = state.RunOptions()
-        give_back_after(options, self._session)
+        shrink_arena_after(options, self._session)
         with stopped_after(options, longest):
             self._run_fresh(options)
         if not all(v.is_tensor() and v.data_type() != "tensor(string)" for v in self.made):

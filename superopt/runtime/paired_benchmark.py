@@ -289,10 +289,7 @@ def circumstances(threads: int | None, clock: Clock, runtime: Runtime = ONNX_RUN
 
 # -- Statistics of draws -------------------------------------------------------------------------------------------
 #
-# What draws say where they are normal: how far they scatter, and how far their median may be off.
-#
-# Times are not normal (noise only adds), but ratios within a round nearly are, and their quartiles do not mind
-# outliers.
+# Times are not normal, because noise only adds. Ratios within a round nearly are, and quartiles ignore outliers.
 
 
 SURELY = 2.0  # standard deviations beyond which a belief is acted on: it is wrong once in forty

@@ -145,8 +145,6 @@ def released(runtime: Runtime) -> str:
 
 
 # -- The runtimes by name ------------------------------------------------------------------------------------------
-#
-# From the name of a runtime to the runtime.
 
 
 def _onnx_runtime() -> Runtime:

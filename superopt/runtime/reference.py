@@ -1,4 +1,4 @@
-"""Runs a graph in float64 from the meanings of its operators: what other runs are judged by, and constant folding."""
+"""The reference interpreter: evaluates a graph in float64 from the meanings of its operators."""
 
 from __future__ import annotations
 

@@ -24,6 +24,8 @@ import typer
 from typer.testing import CliRunner
 
 from superopt.cli import app
+from superopt.passes.saturation_search import PASSES as SEARCH_PASSES
+from superopt.passes.saturation_search import PREPARATION
 from superopt.pipeline.driver import PASSES
 from superopt.rules import load_library
 
@@ -191,6 +193,14 @@ def test_the_order_of_work_is_the_drivers_list_of_passes() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text("utf-8")
     section = text[text.index("## Order of work") : text.index("The candidate loop proposes")]
     assert re.findall(r"^\d+\. \*\*([a-z ]+)\.?\*\*", section, re.MULTILINE) == [each.name for each in PASSES]
+
+
+def test_the_passes_of_the_search_are_those_of_the_code() -> None:
+    """The architecture lists the passes by their names, in the order in which the search runs them."""
+    text = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    listed = text.split("The search itself is a sequence of passes")[1].split("\n## ")[0]
+    names = [name.lower() for name in re.findall(r"^\d+\. \*\*(.+?)\*\*", listed, re.MULTILINE)]
+    assert names == [p.name for p in (*PREPARATION, *SEARCH_PASSES)]
 
 
 def test_the_picture_of_the_readme_is_that_of_the_architecture() -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from superopt.formats.mapped_file import Scratch, located, scratch
-from superopt.formats.tensors import AsideData, RandomData, set_aside
+from superopt.formats.tensors import RandomData, ScratchData, set_aside
 from superopt.ir.graph import ArrayData
 from superopt.ir.types import DType, TensorType
 
@@ -112,7 +112,7 @@ def test_without_room_elements_are_drawn_again(monkeypatch: pytest.MonkeyPatch) 
 def test_computed_elements_are_set_aside_and_stay_what_they_were(dtype: np.dtype) -> None:
     array = np.arange(1 << 17).reshape(2, -1).astype(dtype)
     held, plain = set_aside(array), ArrayData(array)
-    assert isinstance(held, AsideData)
+    assert isinstance(held, ScratchData)
     assert held.digest == plain.digest
     assert held.numpy().dtype == array.dtype
     for again in (held.numpy(), pickle.loads(pickle.dumps(held)).numpy()):

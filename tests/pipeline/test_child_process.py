@@ -19,7 +19,7 @@ import pytest
 from superopt import cost as costs
 from superopt.cost.measured import Measurements
 from superopt.cost.profile import Store
-from superopt.formats.tensors import AsideData, set_aside
+from superopt.formats.tensors import ScratchData, set_aside
 from superopt.frontend import GraphBuilder
 from superopt.ir.errors import InvalidModel, ResourceLimit, Unsupported
 from superopt.ir.graph import Graph
@@ -100,7 +100,7 @@ def test_where_the_system_gives_none_this_process_searches(monkeypatch: pytest.M
     if missing == "fork":
         monkeypatch.setattr(os, "fork", refuses)
     else:
-        monkeypatch.setattr(child_process, "Handed", refuses)
+        monkeypatch.setattr(child_process, "SharedScratch", refuses)
     files = len(os.listdir("/proc/self/fd"))
     assert [n.op for n in searched(folding()).graph.nodes] == ["Conv", "Relu"]
     assert len(os.listdir("/proc/self/fd")) == files
@@ -136,14 +136,14 @@ def test_what_is_not_new_is_what_was_there() -> None:
 def test_arrays_that_the_copy_made_stay_and_go_with_their_holder(monkeypatch: pytest.MonkeyPatch) -> None:
     def makes(graph: Graph, *args: object, **named: object) -> SearchResult:
         made = set_aside(np.arange(1 << 18, dtype=np.float32))
-        assert isinstance(made, AsideData)
+        assert isinstance(made, ScratchData)
         return SearchResult(replace(graph, weights=(replace(graph.weights[0], data=made), *graph.weights[1:])))
 
     stubbed(monkeypatch, makes)
     files = len(os.listdir("/proc/self/fd"))
     found = searched(folding())
     data = found.graph.weights[0].data
-    assert isinstance(data, AsideData)
+    assert isinstance(data, ScratchData)
     assert (data.numpy() == np.arange(1 << 18)).all()
     assert len(os.listdir("/proc/self/fd")) == files + 1
     del found, data

@@ -12,8 +12,8 @@ from roofline import Roofline
 from superopt.ir.graph import Graph, constant
 from superopt.ir.types import DType, TensorType
 from superopt.passes import SearchOptions, search
-from superopt.program.value_analysis import ANYTHING, Known, known_of, known_of_array, meets, merged
-from superopt.rules.floats import Floats, Way, float_key
+from superopt.program.value_analysis import ANYTHING, ValueFacts, array_facts, conditions_hold, merged, result_facts
+from superopt.rules.floats import Floats, SafeConditions, float_key
 from superopt.rules.grammar import parse_rule
 from superopt.rules.rule import Rule
 from superopt.verifier.floats.recording import with_specials
@@ -127,41 +127,43 @@ def test_a_choice_is_a_product_where_what_is_left_out_is_finite(made: list[str],
 
 def test_what_no_operator_with_a_pole_made_is_regular() -> None:
     kinds = [f32(4, 4)] * 2
-    count = known_of_array(np.array([2.0, 4.0], np.float32))
-    assert known_of("Div", {}, [ANYTHING, count], kinds, False, [None, None]).regular
-    assert not known_of("Div", {}, [ANYTHING, ANYTHING], kinds, False, [None, None]).regular
-    assert not known_of(
-        "Div", {}, [ANYTHING, known_of_array(np.zeros(2, np.float32))], kinds, False, [None] * 2
+    count = array_facts(np.array([2.0, 4.0], np.float32))
+    assert result_facts("Div", {}, [ANYTHING, count], kinds, False, [None, None]).regular
+    assert not result_facts("Div", {}, [ANYTHING, ANYTHING], kinds, False, [None, None]).regular
+    assert not result_facts(
+        "Div", {}, [ANYTHING, array_facts(np.zeros(2, np.float32))], kinds, False, [None] * 2
     ).regular
-    assert known_of("Pow", {}, [ANYTHING, Known(most=2.0)], kinds, False, [None, 2.0]).regular
-    assert not known_of("Pow", {}, [ANYTHING, Known(most=0.5)], kinds, False, [None, 0.5]).regular
-    pole = known_of("Reciprocal", {}, [ANYTHING], kinds[:1], False, [None])
-    assert not known_of("Relu", {}, [pole], kinds[:1], False, [None]).regular
-    assert not known_of("SomethingElse", {}, [ANYTHING], kinds[:1], False, [None]).regular
+    assert result_facts("Pow", {}, [ANYTHING, ValueFacts(most=2.0)], kinds, False, [None, 2.0]).regular
+    assert not result_facts("Pow", {}, [ANYTHING, ValueFacts(most=0.5)], kinds, False, [None, 0.5]).regular
+    pole = result_facts("Reciprocal", {}, [ANYTHING], kinds[:1], False, [None])
+    assert not result_facts("Relu", {}, [pole], kinds[:1], False, [None]).regular
+    assert not result_facts("SomethingElse", {}, [ANYTHING], kinds[:1], False, [None]).regular
     assert not merged(pole, ANYTHING).regular
 
 
 def test_rounding_goes_through_what_only_moves_data() -> None:
     kinds = [f32(4, 4)]
-    computed = known_of("Sigmoid", {}, [ANYTHING], kinds, False, [None])
+    computed = result_facts("Sigmoid", {}, [ANYTHING], kinds, False, [None])
     assert computed.rounded
     assert computed.most == 1
     for name in ("Transpose", "Relu", "Neg", "Reshape"):
-        assert known_of(name, {}, [computed], kinds, False, [None]).rounded
-        assert not known_of(name, {}, [ANYTHING], kinds, False, [None]).rounded
-    assert not known_of("Concat", {}, [computed, ANYTHING], kinds * 2, False, [None, None]).rounded
-    assert not known_of("Mul", {}, [ANYTHING, Known(most=4.0)], kinds * 2, False, [None, 4.0]).rounded
-    assert known_of("Mul", {}, [ANYTHING, Known(most=3.0)], kinds * 2, False, [None, 3.0]).rounded
-    assert not known_of("Mul", {}, [Known(most=3.0), Known(most=3.0)], kinds * 2, True, [None, None]).rounded
+        assert result_facts(name, {}, [computed], kinds, False, [None]).rounded
+        assert not result_facts(name, {}, [ANYTHING], kinds, False, [None]).rounded
+    assert not result_facts("Concat", {}, [computed, ANYTHING], kinds * 2, False, [None, None]).rounded
+    assert not result_facts("Mul", {}, [ANYTHING, ValueFacts(most=4.0)], kinds * 2, False, [None, 4.0]).rounded
+    assert result_facts("Mul", {}, [ANYTHING, ValueFacts(most=3.0)], kinds * 2, False, [None, 3.0]).rounded
+    assert not result_facts(
+        "Mul", {}, [ValueFacts(most=3.0), ValueFacts(most=3.0)], kinds * 2, True, [None, None]
+    ).rounded
 
 
 def test_masks_of_minus_infinity_are_not_finite() -> None:
-    mask = known_of_array(np.array([0.0, -np.inf], np.float32))
+    mask = array_facts(np.array([0.0, -np.inf], np.float32))
     assert not mask.finite
-    assert not known_of("Add", {}, [ANYTHING, mask], [f32(2)] * 2, False, [None, None]).finite
-    way = Way(finite=True)
-    assert not meets([way], {"x": ANYTHING, "y": mask}, {}, DType.FLOAT32)
-    assert meets([way], {"x": ANYTHING, "y": ANYTHING}, {}, DType.FLOAT32)
+    assert not result_facts("Add", {}, [ANYTHING, mask], [f32(2)] * 2, False, [None, None]).finite
+    way = SafeConditions(finite=True)
+    assert not conditions_hold([way], {"x": ANYTHING, "y": mask}, {}, DType.FLOAT32)
+    assert conditions_hold([way], {"x": ANYTHING, "y": ANYTHING}, {}, DType.FLOAT32)
 
 
 def test_a_value_that_is_an_input_is_exact_whatever_else_computes_it() -> None:

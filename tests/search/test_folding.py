@@ -19,9 +19,9 @@ from superopt.ir.types import DType, TensorType
 from superopt.ops import REGISTRY
 from superopt.ops.infer import infer
 from superopt.passes import search
-from superopt.passes.rounding_guard import lost
+from superopt.passes.rounding_guard import rounding_loss
 from superopt.program.constant_folding import FoldedData, data_of
-from superopt.program.program import Step, program_of
+from superopt.program.program import ProgramStep, program_of
 from superopt.rules.grammar import parse_rule
 
 RNG = np.random.default_rng(16)
@@ -84,8 +84,8 @@ def test_random_constants_are_bit_for_bit_the_runtimes(seed: int) -> None:
     """Every value that a random model computes of its weights, whatever its type."""
     model = constant_model(seed)
     program = program_of(model, infer(model))
-    assert program.settled is not None
-    names = [n for n in program.maker if n in program.settled]
+    assert program.computed_constants is not None
+    names = [n for n in program.maker if n in program.computed_constants]
     wanted = values_as_run(model, names, feeds_of(model))
     compared = 0
     for name in names:
@@ -263,10 +263,10 @@ def test_a_jump_is_left_to_run_where_a_rule_puts_it_over_what_it_computed() -> N
 
 def test_an_infinite_mask_stays_one_but_nothing_else_becomes_infinite() -> None:
     def of(values: list[float]) -> str:
-        step = Step("Mul", ("k", "k"), (), ("y",), None, "")
+        step = ProgramStep("Mul", ("k", "k"), (), ("y",), None, "")
         kind = TensorType(DType.FLOAT16, (len(values),))
         source = ArrayData(np.array(values, np.float16))
-        return lost(FoldedData((step,), {"k": source}, {"k": kind, "y": kind}, "y"), alone=False)
+        return rounding_loss(FoldedData((step,), {"k": source}, {"k": kind, "y": kind}, "y"), alone=False)
 
     assert not of([1.0, float("inf")])
     assert "range" in of([300.0, float("inf")])
@@ -331,12 +331,12 @@ def test_large_constants_are_computed_in_rows_where_rows_suffice(
     shapes = {"w": (32, 32), "q": (32, 32), "s": (32,), "v": (32,), "c": (32, 1)}
     sources = {n: ArrayData(np.abs(RNG.standard_normal(s)).astype(np.float32)) for n, s in shapes.items()}
     types = {n: TensorType(DType.FLOAT32, s) for n, s in shapes.items()}
-    made = tuple(Step(o, tuple(a.split()), (), (y,), None, "") for o, a, y in steps)
+    made = tuple(ProgramStep(o, tuple(a.split()), (), (y,), None, "") for o, a, y in steps)
     for step in made:
         given = [types[a] for a in step.args]
         types[step.outputs[0]] = REGISTRY[step.op].apply(given, {})[1][0]
     data = FoldedData(made, sources, types, "y")
-    whole, shown, kept = data.wide(), [lost(data, alone) for alone in (False, True)], data.numpy()
+    whole, shown, kept = data.wide(), [rounding_loss(data, alone) for alone in (False, True)], data.numpy()
     monkeypatch.setattr("superopt.program.constant_folding._BLOCK", 100)
     again = FoldedData(made, sources, types, "y")
     parts = list(again.blocks())
@@ -344,7 +344,7 @@ def test_large_constants_are_computed_in_rows_where_rows_suffice(
     np.testing.assert_array_equal(np.concatenate(parts), whole)
     np.testing.assert_array_equal(again.numpy(), kept)
     assert again._by_rows()[0] == rowwise
-    assert [lost(again, alone) for alone in (False, True)] == shown
+    assert [rounding_loss(again, alone) for alone in (False, True)] == shown
 
 
 def test_what_an_earlier_search_computed_of_a_weight_is_computed_on_in_the_next() -> None:

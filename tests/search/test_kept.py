@@ -17,7 +17,7 @@ from superopt.ir.disk_cache import keep, kept
 from superopt.ir.interpreter import rarely_collected
 from superopt.ir.poly import Poly, sym
 from superopt.ir.terms import App, Var
-from superopt.rules.library import CLASSES, kept_rules, load_library, write_rules
+from superopt.rules.library import CLASSES, cached_rules, load_library, write_rules
 from superopt.rules.typing import DIGEST, meaning_digest
 
 TERM = App("Relu", (Var("x"),))
@@ -114,13 +114,13 @@ def test_kept_rules_are_those_of_the_files_as_they_are(cache, tmp_path):
         asked.append(1)
         return own
 
-    first, again = kept_rules([path], read), kept_rules([path], read)
+    first, again = cached_rules([path], read), cached_rules([path], read)
     assert asked == [1]
     assert first == again
     fresh = {i: meaning_digest(r.__class__(*(getattr(r, f) for f in r.__dataclass_fields__))) for i, r in own.items()}
     assert {i: r.__dict__[DIGEST] for i, r in again.items()} == fresh
     path.write_text(path.read_text() + "\n# another file\n")
-    kept_rules([path], read)
+    cached_rules([path], read)
     assert asked == [1, 1]
     assert set(map(type, again.values())) <= set(CLASSES)
 
@@ -153,17 +153,20 @@ def test_rules_are_prepared_from_what_the_shipped_library_is_prepared_to(cache, 
     monkeypatch.setattr(rewrites, "_piece", lambda rule, ways: made.append(rule.id) or piece(rule, ways))
     found = rewrites._of_all(some, float("inf"), library.floats())
     assert set(made) <= {"own"}
-    assert library.admitted[0].fingerprint not in found.pieces
-    assert all(found.pieces[k] is shipped.pieces[k] for k in found.pieces.keys() & shipped.pieces.keys())
+    assert library.admitted[0].fingerprint not in found.by_fingerprint
+    assert all(
+        found.by_fingerprint[k] is shipped.by_fingerprint[k]
+        for k in found.by_fingerprint.keys() & shipped.by_fingerprint.keys()
+    )
     assert not list(cache.glob("moves/*"))  # it takes no longer than to read a file
     few = (*library.admitted[1:40], own)  # too few for the shipped ones to be asked for
     alone = rewrites._of_all(few, float("inf"), library.floats())
     assert len(made) >= 30
-    both = alone.pieces.keys() & found.pieces.keys()
+    both = alone.by_fingerprint.keys() & found.by_fingerprint.keys()
     assert len(both) >= 30
-    for one, other in ((alone.pieces[key], found.pieces[key]) for key in both):
+    for one, other in ((alone.by_fingerprint[key], found.by_fingerprint[key]) for key in both):
         assert [s.pattern.identity for s in one.sides] == [s.pattern.identity for s in other.sides]
-        assert (one.ways, one.adjacent, len(one.groups)) == (other.ways, other.adjacent, len(other.groups))
+        assert (one.conditions, one.adjacent, len(one.groups)) == (other.conditions, other.adjacent, len(other.groups))
     parts, before = (
         rewrites._lifted(found, 3, float("inf"), library.floats()),
         rewrites._lifted(shipped, 3, float("inf"), None),

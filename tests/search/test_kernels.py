@@ -54,7 +54,7 @@ def test_a_gelu_that_is_written_out_stays_whole(half_last: bool, prices: cost.Co
 
 
 def test_prices_that_do_not_know_it_take_it_apart(prices: cost.CostModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(saturation_search, "kernels_of", lambda *_: ())
+    monkeypatch.setattr(saturation_search, "fused_kernels", lambda *_: ())
     graph = block(True)
     made = found(graph, prices)
     assert not kernels_in(made)

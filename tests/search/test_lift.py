@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from superopt.egraph.lifting import group_move, lift
+from superopt.egraph.lifting import group_rewrite, lift
 from superopt.ir.terms import App, postorder
 from superopt.rules import load_library
 from superopt.rules.typing import instances
@@ -26,7 +26,7 @@ def liftable():
             for backward in (False, True):
                 source = instance.rhs if backward else instance.lhs
                 usable = rule.backward if backward else rule.forward
-                both = len(source) == 2 and group_move(instance, backward=backward) is not None
+                both = len(source) == 2 and group_rewrite(instance, backward=backward) is not None
                 parts = instance.operators & {"Concat", "Split"} and len(source) == 1
                 if usable and (both or parts) and (lifted := lift(instance, 3, backward=backward)) is not None:
                     found[rule.family][rule.id, frozenset({lifted.lhs, lifted.rhs})] = lifted

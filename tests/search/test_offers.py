@@ -6,7 +6,7 @@ from graphs import assert_equivalent, f32, graph, op, weight
 from roofline import Roofline
 from rules_for_tests import rules
 
-from superopt.egraph.rewrites import prepare
+from superopt.egraph.rewrites import compile_rewrites
 from superopt.egraph.saturation import Limits
 from superopt.extraction.node_costs import Pricer
 from superopt.frontend import GraphBuilder
@@ -16,8 +16,8 @@ from superopt.ops.infer import infer
 from superopt.passes import SearchOptions, search
 from superopt.program.program import program_of
 from superopt.regions.lowering import region_of
-from superopt.regions.plan_selection import Offers, Placed, Weights
-from superopt.regions.region_search import optimise
+from superopt.regions.plan_selection import Placed, PlanSelection, Weights
+from superopt.regions.region_search import search_region
 from superopt.rules import load_library
 
 PART = 4 * 256 * 64 * 4  # bytes of the four weights that two regions share
@@ -30,11 +30,11 @@ def shared() -> tuple[Weights, list[Placed]]:
     model = graph({"x": f32(4, 256), "y": f32(3, 256)}, [n.outputs[0] for n in nodes], weights, nodes)
     program = program_of(model, infer(model))
     pricer = Pricer(Roofline(), model.opset, {})
-    moves = prepare(rules("qkv"), program).moves
+    moves = compile_rewrites(rules("qkv"), program).all_rewrites
     placed = []
     for part in (range(4), range(4, 8)):
         region = region_of(program, part)
-        plan = optimise(region, moves, REGISTRY, pricer, Limits(), 0.0, 0).plan
+        plan = search_region(region, moves, REGISTRY, pricer, Limits(), 0.0, 0).plan
         assert plan is not None
         placed.append((region, plan))
     return Weights(program), placed
@@ -42,32 +42,35 @@ def shared() -> tuple[Weights, list[Placed]]:
 
 def test_what_is_not_worth_its_weights_alone_is_taken_with_the_rest():
     weights, placed = shared()
-    offers = Offers(weights, lambda read: float(read), 1 << 30)
+    offers = PlanSelection(weights, lambda read: float(read), 1 << 30)
     for one in placed:
         offers.add([one])
-    assert not offers.taken
+    assert not offers.accepted
     assert [why for _, why in offers.refused] == [f"{PART >> 10} KiB more of weights would be read"] * 2
-    offers.settle()
-    assert len(offers.taken) == 2
+    offers.accept_jointly()
+    assert len(offers.accepted) == 2
     assert not offers.refused
     assert offers.grown == 0
-    assert [p.after for _, p in offers.taken] == [p.after for _, p in placed]
+    assert [p.after for _, p in offers.accepted] == [p.after for _, p in placed]
 
 
 def test_one_alone_stays_refused_and_one_that_does_not_fit_the_budget_too():
     weights, placed = shared()
-    for offers in (Offers(weights, lambda read: float(read), 1 << 30), Offers(weights, lambda _: 0.0, PART - 1)):
+    for offers in (
+        PlanSelection(weights, lambda read: float(read), 1 << 30),
+        PlanSelection(weights, lambda _: 0.0, PART - 1),
+    ):
         offers.add(placed[:1])
-        offers.settle()
-        assert not offers.taken
+        offers.accept_jointly()
+        assert not offers.accepted
         assert len(offers.refused) == 1
 
 
 def test_weights_that_the_cache_holds_anyway_cost_nothing():
     weights, placed = shared()
-    offers = Offers(weights, lambda read: max(0.0, read - 2.0 * PART), 1 << 30)
+    offers = PlanSelection(weights, lambda read: max(0.0, read - 2.0 * PART), 1 << 30)
     offers.add(placed[:1])
-    assert len(offers.taken) == 1
+    assert len(offers.accepted) == 1
     assert offers.grown == PART
 
 

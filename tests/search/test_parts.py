@@ -9,7 +9,7 @@ from graphs import f32
 from rules_for_tests import rules
 
 from superopt.egraph.egraph import EGraph, TypeClashError
-from superopt.egraph.lifting import group_move, lift
+from superopt.egraph.lifting import group_rewrite, lift
 from superopt.egraph.matching import Match, bound, compile_side
 from superopt.extraction.dag import Candidate, Problem, cost_of, greedy, improve
 from superopt.extraction.ilp import solve
@@ -92,7 +92,7 @@ def test_lifting_follows_the_arity_of_splits():
     assert "split=[m, m@1, m@2]" in format_term(lift(relu, 3).rhs[0])
     assert format_term(lift(concat, 3).lhs[0]).count("[") > 3
     assert lift(rules("assoc")[0], 3) is None
-    assert group_move(rules("assoc")[0]) is None
+    assert group_rewrite(rules("assoc")[0]) is None
 
 
 def random_problem(generator):

@@ -12,11 +12,11 @@ from superopt.frontend import GraphBuilder
 from superopt.ir.graph import Graph
 from superopt.ops import REGISTRY
 from superopt.ops.infer import infer
-from superopt.passes.backend_fusion import ranked
+from superopt.passes.backend_fusion import align_constant_ranks
 from superopt.pipeline import optimize
 from superopt.program.program import program_of
 from superopt.regions.emission import emit
-from superopt.regions.replay import Names
+from superopt.regions.replay import FreshNames
 from superopt.runtime import onnx_runtime
 
 PROFILE = "profile:cpu-epyc-2core"
@@ -25,7 +25,7 @@ PROFILE = "profile:cpu-epyc-2core"
 def rewritten(graph: Graph) -> Graph | None:
     program = program_of(graph, infer(graph))
     with cost.for_target(PROFILE) as prices:
-        found = ranked(program, Pricer(prices, graph.opset, {"N": 64}), Names(program).fresh)
+        found = align_constant_ranks(program, Pricer(prices, graph.opset, {"N": 64}), FreshNames(program).fresh)
     return None if found is None else emit(found.program, REGISTRY, 1 << 20).graph
 
 

@@ -16,7 +16,7 @@ from superopt.ir.graph import constant
 from superopt.ir.terms import App
 from superopt.ir.types import DType, TensorType
 from superopt.ops.infer import infer
-from superopt.passes.rounding_guard import tricks
+from superopt.passes.rounding_guard import deliberate_roundings
 from superopt.program.program import program_of
 from superopt.rules.grammar import parse_rule
 from superopt.rules.rule import Rule
@@ -123,7 +123,7 @@ def test_a_trick_stays_as_it_is(case: str) -> None:
 
 @pytest.mark.parametrize("case", ["Veltkamp", "coefficients nearly cancel", "to the nearest integer", "FastTwoSum"])
 def test_without_the_barrier_it_would_be_gone(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("superopt.passes.saturation_search.kept_verbatim", lambda program: (program, ()))
+    monkeypatch.setattr("superopt.passes.saturation_search.guard_deliberate_rounding", lambda program: (program, ()))
     model = model_of(TRICKS[case])
     result = searched(model, CANCELLING)
     assert len(result.graph.nodes) < len(TRICKS[case]) + 1
@@ -144,7 +144,7 @@ def test_a_cast_down_and_up_stays(to: int) -> None:
 def test_a_cast_up_and_down_is_none() -> None:
     nodes = [op("Cast", "a", "x", to=1), op("Relu", "b", "a"), op("Cast", "r", "b", to=10)]
     model = graph({"x": TensorType(DType.FLOAT16, (3, 3))}, ["r"], [], nodes)
-    assert not tricks(program_of(model, infer(model)))
+    assert not deliberate_roundings(program_of(model, infer(model)))
 
 
 ORDINARY = {
@@ -178,7 +178,7 @@ ORDINARY = {
 @pytest.mark.parametrize("case", ORDINARY)
 def test_what_rounds_only_as_everything_does_is_no_trick(case: str) -> None:
     model = model_of(ORDINARY[case])
-    assert not tricks(program_of(model, infer(model)))
+    assert not deliberate_roundings(program_of(model, infer(model)))
 
 
 @pytest.mark.parametrize("dtype", [DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64])
@@ -188,7 +188,7 @@ def test_a_constant_is_of_a_formats_scale_from_half_of_its_bits_on(dtype: DType)
         nodes = [op("Add", "a", "x", "C"), op("Add", "b", "y", "C"), op("Sub", "t", "a", "b")]
         kind = TensorType(dtype, (3, 3))
         model = graph({"x": kind, "y": kind}, ["t"], [constant("C", np.array(size, dtype.numpy))], nodes)
-        assert bool(tricks(program_of(model, infer(model)))) == guarded, size
+        assert bool(deliberate_roundings(program_of(model, infer(model)))) == guarded, size
 
 
 @pytest.mark.parametrize("case", ["butterfly", "butterfly, the other output"])
@@ -214,7 +214,7 @@ def test_a_long_sum_is_followed_through() -> None:
                   op("Sub", f"c{i}", f"b{i}", f"y{i}")]  # fmt: skip
     model = graph({n: f32(2) for n in "xyz"}, ["s999", "c999"], [], nodes)
     program = program_of(model, infer(model))
-    frozen = {program.steps[i].name for i in tricks(program)}
+    frozen = {program.steps[i].name for i in deliberate_roundings(program)}
     assert {n.name for n in nodes if n.op == "Sub"} <= frozen
     assert not {n.name for n in nodes if n.op == "Relu"} & frozen
 
@@ -222,10 +222,10 @@ def test_a_long_sum_is_followed_through() -> None:
 @pytest.mark.parametrize("path", sorted((CORPUS / "tiny").glob("*.json")), ids=lambda p: p.stem)
 def test_no_step_of_the_corpus_is_frozen(path: Path) -> None:
     model = formats.load(path)
-    assert not tricks(program_of(model, infer(model)))
+    assert not deliberate_roundings(program_of(model, infer(model)))
 
 
 def test_shape_only_weights_are_looked_past() -> None:
     model = model_of(TRICKS["by a vector"])
     model = replace(model, weights=tuple(replace(w, data=None) for w in model.weights))
-    assert tricks(program_of(model, infer(model)))
+    assert deliberate_roundings(program_of(model, infer(model)))

@@ -15,8 +15,8 @@ from superopt.frontend import GraphBuilder
 from superopt.ir.graph import Graph
 from superopt.ops.infer import infer
 from superopt.passes.fast_algorithms import selection
-from superopt.passes.fast_algorithms.conv import ConvForm, Place, changes
-from superopt.passes.fast_algorithms.selection import GROWTH, Choice, Priced, choose, common, rewritten, shared
+from superopt.passes.fast_algorithms.conv import ConvForm, FormSite, changes
+from superopt.passes.fast_algorithms.selection import GROWTH, Choice, PricedForm, choose, common, rewritten, shared
 from superopt.passes.fast_algorithms.sites import sites_of
 from superopt.runtime import onnx_runtime
 
@@ -44,7 +44,7 @@ def test_a_conv_that_would_lose_alone_goes_along_with_its_sibling() -> None:
     assert [c.site.kernel[0] for c in chosen] == [128, 16]
     first, second = chosen
     assert first.begins == second.begins
-    assert first.spared + second.spared == pytest.approx(first.apart)  # it is paid once
+    assert first.spared + second.spared == pytest.approx(first.transform_us)  # it is paid once
     assert second.after + second.spared > second.before > second.after
     assert sum(c.after for c in chosen) < alone[0].after + second.before
 
@@ -74,7 +74,7 @@ def test_siblings_go_together_where_that_is_cheaper_than_each_by_itself(apart: f
     """Two operators of 10 and 4, whose forms take 7 and 6, so much of it to take the image apart."""
     first, second = sites_of(heads(32, 32))
     form = next(f for f in selection.forms_of(first, STANDARD) if isinstance(f, ConvForm))
-    rows = [(first, 10.0, [Priced(7.0, 0, form, apart)]), (second, 4.0, [Priced(6.0, 0, form, apart)])]
+    rows = [(first, 10.0, [PricedForm(7.0, 0, form, apart)]), (second, 4.0, [PricedForm(6.0, 0, form, apart)])]
     assert len(common(rows)) == together
     other = replace(second, node=replace(second.node, inputs=("elsewhere", *second.node.inputs[1:])))
     assert common([rows[0], (other, *rows[1][1:])]) == {}
@@ -99,10 +99,10 @@ def test_forms_that_share_begin_with_one_transpose() -> None:
     form = next(f for f in selection.forms_of(sites[0], STANDARD) if isinstance(f, ConvForm))
     begins = [Choice(site, form, 1.0, 0.5).begins for site in sites]
     assert begins[0] == begins[1]
-    makers = Place((graph.nodes[0],), "x")
+    makers = FormSite((graph.nodes[0],), "x")
 
     def spared(*kinds: object) -> int:
-        readers = [Place(s.nodes, s.node.inputs[0], k) for s, k in zip(sites, kinds, strict=True)]
+        readers = [FormSite(s.nodes, s.node.inputs[0], k) for s, k in zip(sites, kinds, strict=True)]
         return changes(graph, infer(graph), [makers, *readers], ONNX_RUNTIME_CPU.blocked)[sites[0].node.inputs[0]]
 
     assert spared(*begins) == -2  # the maker's last and the readers' first

@@ -9,13 +9,13 @@ from graphs import assert_equivalent
 
 from superopt import cost
 from superopt.cost.fusion import ONNX_RUNTIME_PATTERNS, SUPEROPT_CUDA, Pattern, groups
-from superopt.egraph.rewrites import prepare
+from superopt.egraph.rewrites import compile_rewrites
 from superopt.extraction.node_costs import Pricer
 from superopt.frontend import GraphBuilder, Tensor
 from superopt.ir.graph import Graph, Node
 from superopt.ops.infer import infer
 from superopt.passes import SearchOptions, search
-from superopt.passes.backend_fusion import groups_of, kernels_of, spelled
+from superopt.passes.backend_fusion import fused_kernels, fusing_plans, groups_of
 from superopt.program.program import Program, program_of
 from superopt.rules import load_library
 
@@ -70,7 +70,7 @@ def block(name: str, *, read_twice: bool = False) -> Graph:
 def read(graph: Graph, prices: cost.CostModel) -> tuple[Program, Pricer]:
     pricer = Pricer(prices, graph.opset, {})
     program = program_of(graph, infer(graph))
-    return replace(program, kernels=kernels_of(program, pricer)), pricer
+    return replace(program, kernels=fused_kernels(program, pricer)), pricer
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -89,15 +89,15 @@ def test_what_would_be_no_kernel_is_left_alone(name: str, prices: cost.CostModel
     """Because something else looks into it, or by what it is."""
     graph, library = block(name, read_twice=name in FORMS), load_library()
     program, pricer = read(graph, prices)
-    moves = prepare(library.admitted, program, floats=library.floats("standard")).moves
-    assert list(spelled(program, moves, pricer)) == []
+    moves = compile_rewrites(library.admitted, program, floats=library.floats("standard")).all_rewrites
+    assert list(fusing_plans(program, moves, pricer)) == []
 
 
 def test_a_backend_without_such_kernels_has_no_words_of_its_own(prices: cost.CostModel) -> None:
     graph, library = block("gelu"), load_library()
     other = cost.RecordedProfile(cost.load_profile("cpu-epyc-2core"), None, SUPEROPT_CUDA)
     program, pricer = read(graph, other)
-    assert list(spelled(program, prepare(library.admitted, program).moves, pricer)) == []
+    assert list(fusing_plans(program, compile_rewrites(library.admitted, program).all_rewrites, pricer)) == []
 
 
 def test_a_kernel_is_whole_only_while_its_own_steps_are_there(prices: cost.CostModel) -> None:
@@ -107,12 +107,12 @@ def test_a_kernel_is_whole_only_while_its_own_steps_are_there(prices: cost.CostM
     found = search(graph, library.admitted, prices, SearchOptions(cache=False, floats=library.floats("standard"))).graph
     program, _ = read(found, prices)
     (kernel,) = program.kernels
-    new = tuple(replace(s, node=None) if s.outputs[0] in kernel.made else s for s in program.steps)
+    new = tuple(replace(s, node=None) if s.outputs[0] in kernel.outputs else s for s in program.steps)
     written = replace(program, steps=new)
-    written = replace(written, kernels=kernels_of(written, pricer))
+    written = replace(written, kernels=fused_kernels(written, pricer))
     assert written.within == kernel.within
     for at, step in enumerate(new):
-        if step.outputs[0] in kernel.made:
+        if step.outputs[0] in kernel.outputs:
             other = (
                 replace(step, args=step.args[:1] * len(step.args)) if len(step.args) > 1 else replace(step, op="Abs")
             )

@@ -7,8 +7,8 @@ from graphs import assert_equivalent, f32, graph, op
 from roofline import Roofline
 from rules_for_tests import rules
 
-from superopt.egraph.rewrites import prepare
-from superopt.egraph.saturation import Limits, Moves, saturate
+from superopt.egraph.rewrites import compile_rewrites
+from superopt.egraph.saturation import Limits, RewriteSet, saturate
 from superopt.ir.graph import Graph
 from superopt.ops import REGISTRY
 from superopt.ops.infer import infer
@@ -32,7 +32,7 @@ def grown(steps: int) -> tuple[str, int]:
     model = chain()
     program = program_of(model, infer(model))
     lowered = lower(region_of(program, range(NODES)), REGISTRY)
-    moves: Moves = prepare(rules("relu-relu"), program).moves
+    moves: RewriteSet = compile_rewrites(rules("relu-relu"), program).all_rewrites
     outcome = saturate(lowered.graph, moves, Limits(steps=steps))
     return outcome.stopped, len(lowered.graph.classes)
 

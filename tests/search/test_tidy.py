@@ -16,7 +16,7 @@ from superopt.ir.types import DType
 from superopt.ops.infer import infer
 from superopt.ops.small import Small
 from superopt.passes import SearchOptions, search
-from superopt.passes.canonicalize import tidied
+from superopt.passes.canonicalize import canonicalized
 from superopt.runtime import onnx_runtime
 
 
@@ -30,7 +30,7 @@ def ops(graph: Graph) -> list[str]:
 
 def tidy(builder: GraphBuilder) -> Graph:
     graph = builder.build()
-    return tidied(graph, infer(graph)).graph
+    return canonicalized(graph, infer(graph)).graph
 
 
 def twice(shape: tuple[int | str, ...] = (3, 4)) -> GraphBuilder:
@@ -137,7 +137,7 @@ def test_what_holds_for_some_sizes_only_is_asked_for_at_run_time(last: str, size
         s = Shape(x) z = Constant<value_ints = [0]>() o = Constant<value_ints = [1]>()
         {last} w = Cast<to = 1>(y) b = Exp(w) }}"""
     graph = formats.from_onnx(onnx.parser.parse_model(text))
-    after = tidied(graph, infer(graph)).graph
+    after = canonicalized(graph, infer(graph)).graph
     for n in (size, 1):
         feeds = {"x": np.zeros(n, np.float32)}
         assert np.array_equal(run(graph, feeds)["b"], run(after, feeds)["b"])
@@ -198,7 +198,7 @@ def test_weights_that_only_what_is_gone_read_are_gone() -> None:
     b.output(b.op("Reshape", x, shape), "y")
     graph = b.build()
     graph = replace(graph, weights=(*graph.weights, constant("unread", np.ones(3, np.float32))))
-    found = tidied(graph, infer(graph)).graph
+    found = canonicalized(graph, infer(graph)).graph
     assert ops(found) == ["Reshape"]
     read = {n for node in found.nodes for n in node.reads}
     assert {w.name for w in found.weights} - read == {"unread"}

@@ -17,7 +17,7 @@ from superopt.ir.graph import ArrayData, Graph, constant
 from superopt.ops.infer import infer
 from superopt.passes.weights import Stage, by_values
 from superopt.pipeline import optimize
-from superopt.rules.values import Certificate, Equal, Kept, Same, Uniform
+from superopt.rules.values import Certificate, Equal, KeptSlices, Same, Uniform
 from superopt.runtime import onnx_runtime
 from superopt.verifier.check.differential import check
 from superopt.verifier.weights.claims import check_values
@@ -227,7 +227,7 @@ def test_a_certificate_says_what_it_is_about() -> None:
     found = stage("twins").certificate
     assert any("repeat others" in str(e) for e in found.equal)
     assert any("constant" in str(u) for u in found.uniform)
-    assert all(isinstance(k, Kept) and k.removed for k in found.kept)
+    assert all(isinstance(k, KeptSlices) and k.removed for k in found.kept)
     assert found.exact
     assert found.finite
 

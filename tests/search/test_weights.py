@@ -6,7 +6,7 @@ from graphs import assert_equivalent, f32, graph, op, weight
 from roofline import Roofline
 from rules_for_tests import rules
 
-from superopt.egraph.rewrites import prepare
+from superopt.egraph.rewrites import compile_rewrites
 from superopt.egraph.saturation import Limits
 from superopt.extraction.node_costs import Pricer
 from superopt.ops import REGISTRY
@@ -15,7 +15,7 @@ from superopt.passes import SearchOptions, search
 from superopt.program.program import program_of
 from superopt.regions.lowering import region_of
 from superopt.regions.plan_selection import Weights
-from superopt.regions.region_search import optimise
+from superopt.regions.region_search import search_region
 
 
 def test_a_chain_of_values_that_are_each_read_twice_is_searched():
@@ -32,10 +32,10 @@ def test_a_merged_weight_is_free_only_when_nobody_reads_its_parts():
     nodes = [op("MatMul", f"{i}{w}", i, f"w{w}") for i in "xy" for w in range(4)]
     model = graph({"x": f32(4, 16), "y": f32(4, 16)}, [n.outputs[0] for n in nodes], weights, nodes)
     program = program_of(model, infer(model))
-    moves = prepare(rules("qkv"), program).moves
+    moves = compile_rewrites(rules("qkv"), program).all_rewrites
     pricer = Pricer(Roofline(), model.opset, {})
     regions = [region_of(program, part) for part in (range(4), range(4, 8))]
-    plans = [optimise(r, moves, REGISTRY, pricer, Limits(), 0.0, 0).plan for r in regions]
+    plans = [search_region(r, moves, REGISTRY, pricer, Limits(), 0.0, 0).plan for r in regions]
     assert None not in plans
     one, both = (list(zip(regions, plans, strict=True))[:n] for n in (1, 2))
     assert Weights(program).grown(one) == 4 * 16 * 8 * 4  # y's products go on reading the parts

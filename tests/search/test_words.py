@@ -6,7 +6,7 @@ from graphs import f32, graph, op
 from roofline import Roofline
 
 from superopt.cost.record import Estimate
-from superopt.egraph.rewrites import prepare
+from superopt.egraph.rewrites import compile_rewrites
 from superopt.ir.terms import App
 from superopt.ops.infer import infer
 from superopt.passes import SearchOptions, search
@@ -33,21 +33,21 @@ def made(patterns: object) -> set[tuple[str, str]]:
 
 
 def test_what_makes_a_word_is_done_last_and_what_takes_one_apart_whenever() -> None:
-    prepared = prepare(rules(), program_of(MODEL, infer(MODEL)))
-    assert made(prepared.closing.patterns) == {("word", "Sum")}
-    assert ("word", "Add") in made(prepared.moves.patterns)
-    assert ("word", "Sum") not in made(prepared.moves.patterns) | made(prepared.shortening.patterns)
-    assert made(prepared.every.patterns) == made(prepared.moves.patterns) | {("word", "Sum")}
+    prepared = compile_rewrites(rules(), program_of(MODEL, infer(MODEL)))
+    assert made(prepared.final_fusions.patterns) == {("word", "Sum")}
+    assert ("word", "Add") in made(prepared.all_rewrites.patterns)
+    assert ("word", "Sum") not in made(prepared.all_rewrites.patterns) | made(prepared.removing.patterns)
+    assert made(prepared.every.patterns) == made(prepared.all_rewrites.patterns) | {("word", "Sum")}
 
 
 def test_an_operator_that_some_rule_reads_is_no_word() -> None:
     reader = {"id": "reader", "forall": THREE, "lhs": ["Neg(Sum(x, y, z))"], "rhs": ["Sum(Neg(x), Neg(y), Neg(z))"]}
-    prepared = prepare(rules(reader), program_of(MODEL, infer(MODEL)))
-    assert prepared.closing.patterns == ()
-    assert ("word", "Sum") in made(prepared.moves.patterns)
+    prepared = compile_rewrites(rules(reader), program_of(MODEL, infer(MODEL)))
+    assert prepared.final_fusions.patterns == ()
+    assert ("word", "Sum") in made(prepared.all_rewrites.patterns)
 
 
-class Priced(Roofline):
+class PricedForm(Roofline):
     """A device on which a Sum of three takes so many microseconds, and an Add 1000."""
 
     def __init__(self, us: float) -> None:
@@ -60,5 +60,5 @@ class Priced(Roofline):
 
 def test_a_word_is_written_where_it_is_cheaper() -> None:
     for us, operators in ((1500.0, ["Sum"]), (2500.0, ["Add", "Add"])):
-        found = search(MODEL, rules(), Priced(us), SearchOptions(cache=False))
+        found = search(MODEL, rules(), PricedForm(us), SearchOptions(cache=False))
         assert [n.op for n in found.graph.nodes] == operators

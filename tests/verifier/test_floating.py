@@ -12,7 +12,7 @@ import pytest
 
 from superopt.ir.types import DType
 from superopt.rules import load_library
-from superopt.rules.floats import FloatVerdict, Way, float_key, read_floats, verdict_in
+from superopt.rules.floats import FloatVerdict, SafeConditions, float_key, read_floats, verdict_in
 from superopt.rules.grammar import parse_rule
 from superopt.rules.rule import Rule
 from superopt.verifier.floats import recording
@@ -117,7 +117,7 @@ def test_softmax_is_put_together_but_not_taken_apart() -> None:
 )
 def test_which_directions_keep_to_the_range(text: str, forward: bool, backward: bool) -> None:
     found = verdict(text), verdict(text, backward=True)
-    assert [Way() in v.ways_in("fast") for v in found] == [forward, backward]
+    assert [SafeConditions() in v.ways_in("fast") for v in found] == [forward, backward]
 
 
 def test_the_same_operations_elsewhere_are_exact() -> None:
@@ -126,7 +126,7 @@ def test_the_same_operations_elsewhere_are_exact() -> None:
     for backward in (False, True):
         found = verdict(text, backward=backward, **shapes)
         assert found.exact
-        assert found.ways_in("strict") == (Way(),)
+        assert found.ways_in("strict") == (SafeConditions(),)
 
 
 def test_products_of_a_sum_are_merged_but_not_split() -> None:
@@ -183,9 +183,9 @@ def test_a_choice_may_become_a_product_of_what_is_finite_by_how_it_is_made() -> 
     it = rule('Mul(x, Cast(c, to="float32")) = Where(c, x, 0.0)', {"x": "f[m, n]", "c": "b[m, n]"})
     found = with_specials(it, examine(it))["backward"]["float32"]
     assert found.verdict == "conditional"
-    assert found.ways == (Way(regular=True),)
+    assert found.ways == (SafeConditions(regular=True),)
     assert found.ways_in("strict") == ()
-    assert found.ways_in("standard") == (Way(regular=True, finite=True),)
+    assert found.ways_in("standard") == (SafeConditions(regular=True, finite=True),)
     assert FloatVerdict.of(found.as_data()) == found
 
 

@@ -18,7 +18,7 @@ from superopt.ir.poly import sym
 from superopt.ir.types import DType, TensorType
 from superopt.ops.infer import infer
 from superopt.pipeline import optimize
-from superopt.runtime.onnx_runtime import OrtValue, bind, lent, make_session, run
+from superopt.runtime.onnx_runtime import OrtValue, bind, make_session, run, writable_feeds
 from superopt.verifier.check import tolerance
 from superopt.verifier.check.deviation import Explanations, Overflow, Trial
 from superopt.verifier.check.differential import check
@@ -579,7 +579,7 @@ def test_only_what_may_be_written_over_is_copied(mode: int, copied: bool, tmp_pa
     path.write_bytes(formats.to_onnx_bytes(graph))
     feeds = {"x": np.ones((2, 3), single), "s": np.ones(3, single)}
     for source in (path, path.read_bytes()):
-        given = lent(make_session(source, threads=1), feeds)
+        given = writable_feeds(make_session(source, threads=1), feeds)
         assert (given["s"] is not feeds["s"]) == copied
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from superopt.fleet.child import Crew, Lost, packed, unpacked
 from superopt.formats.mapped_file import MemoryMap, Scratch, located
-from superopt.formats.onnx_writer import save_beside, to_onnx_bytes
+from superopt.formats.onnx_writer import save_with_external, to_onnx_bytes
 from superopt.formats.tensors import FileData, PackedData, SparseData, expected_bytes, packed_chunks, shape_of
 from superopt.ir.errors import (
     BackendUnavailable,
@@ -226,7 +226,7 @@ class Bench:
         places = {w.name: self._position(folder, w) for w in graph.weights if _size(w) >= _BIG}
         self._models += 1
         path = folder / f"model-{self._models}.onnx"
-        save_beside(graph, path, places)
+        save_with_external(graph, path, places)
         return path
 
     def _shared(self, graph: Graph) -> dict[str, OrtValue]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from superopt.ir.types import DType
-from superopt.rules.floats import GENEROUS, UNKNOWN, FloatVerdict, Way
+from superopt.rules.floats import GENEROUS, UNKNOWN, FloatVerdict, SafeConditions
 from superopt.verifier.floats.adversarial_points import Points, exponents
 from superopt.verifier.floats.comparison import plain
 from superopt.verifier.floats.evaluation import Format
@@ -195,7 +195,7 @@ class _Rows:
     high: Array
 
 
-def _minimal_conditions(table: Against, data: _Rows, form: Format) -> Iterator[Way]:
+def _minimal_conditions(table: Against, data: _Rows, form: Format) -> Iterator[SafeConditions]:
     """Minimal sets of rounded variables, each with the widest window; one that widens nothing is left out."""
     names = table.names
     found: list[tuple[frozenset[str], tuple[int, int]]] = []
@@ -213,7 +213,9 @@ def _minimal_conditions(table: Against, data: _Rows, form: Format) -> Iterator[W
             found.append((own, window))
             window = _inward(window, form, table.degree)
             named = (*names, *table.attributes)
-            yield Way(tuple(sorted(own)), dict(_fewest(named, window, data.low[:, bad], data.high[:, bad], form)))
+            yield SafeConditions(
+                tuple(sorted(own)), dict(_fewest(named, window, data.low[:, bad], data.high[:, bad], form))
+            )
 
 
 def _inward(window: tuple[int, int], form: Format, degree: float) -> tuple[int, int]:

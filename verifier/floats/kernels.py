@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from superopt.ir.types import DType
-from superopt.rules.floats import HARMFUL, Directions, FloatVerdict, Way
+from superopt.rules.floats import HARMFUL, Directions, FloatVerdict, SafeConditions
 from superopt.verifier.floats.adversarial_points import Points, flooded, middling, ordinary
 from superopt.verifier.floats.comparison import ErrorAnalysis, plain
 from superopt.verifier.floats.conditions import Against
@@ -86,7 +86,7 @@ def _stated(
     said = "; ".join(sorted(specials | set(filter(None, verdict.specials.split("; ")))))
     if all(_chooses(s, backward=backward) for s in sites):
         if verdict.verdict in ("safe", "conditional") and specials <= HARMFUL:
-            ways = tuple(replace(w, regular=True) for w in verdict.ways or (Way(),))
+            ways = tuple(replace(w, regular=True) for w in verdict.ways or (SafeConditions(),))
             return replace(verdict, verdict="conditional", ways=ways, exact=False, specials=said, worst=dict(worst))
         return replace(verdict, verdict="unsafe", ways=(), exact=False, specials=said, worst=dict(worst))
     return replace(verdict, specials=said)

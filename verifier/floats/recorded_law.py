@@ -12,7 +12,7 @@ from superopt import fleet as fleets
 from superopt.fleet import Fleet
 from superopt.ir.terms import Var
 from superopt.ir.types import DType
-from superopt.rules.floats import Directions, Way, float_key, verdict_in
+from superopt.rules.floats import Directions, SafeConditions, float_key, verdict_in
 from superopt.rules.library import Library
 from superopt.rules.rule import Rule
 from superopt.verifier.floats.adversarial_points import Points, confined, drawn, exponents
@@ -48,7 +48,7 @@ class Breach:
     rule: str
     backward: bool
     dtype: str
-    condition: Way
+    condition: SafeConditions
     error: float
     point: Mapping[str, object] = field(default_factory=dict, hash=False)
 
@@ -88,12 +88,14 @@ def breaches(
     return found
 
 
-def _broken(rule: Rule, dtype: DType, asked: Sequence[tuple[bool, Way]], worst: Sequence[Worst]) -> list[Breach]:
+def _broken(
+    rule: Rule, dtype: DType, asked: Sequence[tuple[bool, SafeConditions]], worst: Sequence[Worst]
+) -> list[Breach]:
     found = zip(asked, worst, strict=True)
     return [Breach(rule.id, b, str(dtype), w, e, point) for (b, w), (e, point) in found if e > FACTOR]
 
 
-def _conditions(verdicts: Directions, dtype: DType, *, backward: bool) -> tuple[Way, ...]:
+def _conditions(verdicts: Directions, dtype: DType, *, backward: bool) -> tuple[SafeConditions, ...]:
     verdict = verdict_in(verdicts.get("backward" if backward else "forward", {}), dtype)
     return verdict.ways_in("standard")
 
@@ -130,7 +132,8 @@ def _checked(task: Task) -> list[Breach]:
 
 
 def _worst(
-    asked: Sequence[tuple[bool, Way]], sites: Sequence[Site], form: Format, rng: np.random.Generator, points: int
+    asked: Sequence[tuple[bool, SafeConditions]], sites: Sequence[Site], form: Format, rng: np.random.Generator,
+    points: int,
 ) -> list[Worst]:  # fmt: skip
     """The largest error of each condition, in the allowances that it leaves, at points inside its windows.
 
@@ -157,7 +160,7 @@ def _worst(
 
 
 def _worst_run(
-    asked: Sequence[tuple[bool, Way]], sites: Sequence[Site], dtype: DType, rng: np.random.Generator
+    asked: Sequence[tuple[bool, SafeConditions]], sites: Sequence[Site], dtype: DType, rng: np.random.Generator
 ) -> list[Worst]:  # fmt: skip
     """The largest error of each condition at points around 1, as ONNX Runtime's kernels of a type make it."""
     worst: list[Worst] = [(0.0, {})] * len(asked)
@@ -178,7 +181,9 @@ def _suspects(
         yield from ((backward, *found) for found in look.against(batch, backward=backward))
 
 
-def _worse(before: Worst, way: Way, found: ErrorAnalysis, batch: Points, site: Site, **more: object) -> Worst:
+def _worse(
+    before: Worst, way: SafeConditions, found: ErrorAnalysis, batch: Points, site: Site, **more: object
+) -> Worst:
     """The largest error in allowances where a way's windows hold, if it is larger than one before, and its point."""
     low, high = exponents(batch)
     names = list(site.counts)

@@ -11,7 +11,16 @@ import numpy as np
 
 from superopt.fleet import Fleet
 from superopt.ir.types import DType
-from superopt.rules.floats import FLOATS, Directions, FloatVerdict, Way, float_key, row_of, verdict_in, write_floats
+from superopt.rules.floats import (
+    FLOATS,
+    Directions,
+    FloatVerdict,
+    SafeConditions,
+    float_key,
+    row_of,
+    verdict_in,
+    write_floats,
+)
 from superopt.rules.library import BUILT_IN, Library, load_library
 from superopt.rules.rule import Rule
 from superopt.verifier.floats.evaluation import FORMATS
@@ -160,7 +169,7 @@ def without(rule: Rule, verdicts: Directions, broken: Sequence[Breach]) -> Direc
         if verdict.verdict == "unsafe":  # another point of the same type has left it out
             continue
         ways = []
-        for way in verdict.ways or (Way(),):
+        for way in verdict.ways or (SafeConditions(),):
             broke = replace(way, finite=breach.condition.finite) == breach.condition
             kept = _narrower(way, DType(breach.dtype), names) if broke else way
             ways += [] if kept is None else [kept]
@@ -171,7 +180,7 @@ def without(rule: Rule, verdicts: Directions, broken: Sequence[Breach]) -> Direc
     return made
 
 
-def _narrower(way: Way, dtype: DType, names: Sequence[str]) -> Way | None:
+def _narrower(way: SafeConditions, dtype: DType, names: Sequence[str]) -> SafeConditions | None:
     """A way inside the narrowest window that is worth having; ``None`` if it is there already, or has none."""
     if dtype not in _NARROWEST:
         return None  # float16: what broke inside a window that is narrow already is no matter of windows

@@ -27,7 +27,7 @@ from superopt.ir.errors import NotEquivalent, OutOfTime
 from superopt.ir.graph import Graph
 from superopt.ir.poly import symbols
 from superopt.ir.types import DType, TensorType
-from superopt.rules.values import Certificate, Kept, Uniform
+from superopt.rules.values import Certificate, KeptSlices, Uniform
 from superopt.runtime.evaluate import Array
 from superopt.verifier.exact.algebra import NeedsOrder, PrimeField, Unlucky
 from superopt.verifier.weights.draws import Claims, Draws, Evaluation, Shapes, Side, weight_named
@@ -88,7 +88,7 @@ class _Site:
 
     after: str
     before: str
-    slices: Kept | None
+    slices: KeptSlices | None
 
 
 class _Check:
@@ -396,7 +396,7 @@ class _Check:
         raise NotEquivalent(f"no draw for {name!r} has an inverse where one is needed")
 
 
-def _cut(array: Array, kept: Kept | None) -> Array:
+def _cut(array: Array, kept: KeptSlices | None) -> Array:
     for axis, indices in kept.axes if kept is not None else ():
         array = np.take(array, np.asarray(indices, dtype=np.int64), axis=axis)
     return array

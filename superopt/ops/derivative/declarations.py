@@ -1,4 +1,4 @@
-"""Operators whose derivative is declared. The meaning gives every other operator's."""
+"""Declared derivatives by operator. The derivative of every other operator follows from its meaning."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ __all__ = [
 
 # -- Operators that move elements ----------------------------------------------------------------------------------
 #
-# Derivatives of operators that move, join, cut and pick elements: each element's cotangent goes back to its place.
+# The cotangent of an element goes back to the position that it was read from.
 
 
 def _reshape(site: Site, given: Tangents) -> Cotangents:
@@ -371,7 +371,7 @@ EINSUM = Derivative(_einsum, _einsum_push)
 
 # -- Composites ----------------------------------------------------------------------------------------------------
 #
-# Operators by others, for those whose derivative is that of what they are made of.
+# Operators that are defined by others have the derivative of their expansion.
 
 
 def _group_normalization(site: Site) -> Expr:
@@ -434,7 +434,7 @@ ATTENTION = Derivative(expansion=_attention)
 
 # -- Functions with a derivative by their own value ----------------------------------------------------------------
 #
-# Derivatives by the function's own value: equal to what the meaning gives, and finite where that overflows.
+# Equal to the derivative of the meaning, and finite where that overflows.
 
 
 def symmetric(product: Callable[[Site, Expr], Expr]) -> Derivative:

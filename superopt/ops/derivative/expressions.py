@@ -305,11 +305,9 @@ def summed_to(x: Expr, shape: Sequence[Dim]) -> Expr:
 
 # -- Declared derivatives ------------------------------------------------------------------------------------------
 #
-# What an operator's record says of its derivative, where it is not to be read from the meaning.
-#
-# A *pullback* (VJP) takes the cotangent of each output to that of each operand; a *pushforward* (JVP) takes tangents of
-# operands to tangents of outputs. Both are terms over operators, so that they can be emitted, differentiated again and
-# proved. Whatever is declared here is proved like what is derived: ``superopt gradients check``.
+# A *pullback* (VJP) maps the cotangent of each output to the cotangents of the operands; a *pushforward* (JVP) maps
+# tangents of operands to tangents of outputs. Both are terms over operators, so they can be emitted, differentiated
+# again and proved: ``superopt gradients check`` proves declared and derived ones alike.
 
 
 class NotDifferentiable(Unsupported):

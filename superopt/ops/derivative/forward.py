@@ -149,11 +149,9 @@ def choices(function: str, args: tuple[Scalar, ...]) -> tuple[Scalar, ...] | Non
 
 # -- Tangents of a meaning -----------------------------------------------------------------------------------------
 #
-# The derivative of a meaning, as a meaning: what an operator does to small changes of its operands.
-#
-# ``D f`` has the operands of ``f``, then a *tangent* for each (absent where the operand does not move). It is derived
-# from the meaning alone, by the table of :mod:`.scalars`: sums are differentiated term by term, the largest of a
-# reduction by all that reach it, a guard by its branches. Positions that come from data do not move.
+# ``D f`` has the operands of ``f`` and a *tangent* for each, absent where the operand is constant. It follows from the
+# meaning by the table of scalar functions above: a sum is differentiated term by term, a maximum by the elements that
+# reach it, a guard by its branches. Positions that come from data have no tangent.
 
 
 PREFIX = "D "  # of the names of derivatives: no ONNX operator has a space in its name
@@ -267,7 +265,7 @@ def _called(function: str, args: tuple[Scalar, ...], moved: Sequence[Scalar | No
 
 # -- Kinks ---------------------------------------------------------------------------------------------------------
 #
-# Where an operator has no derivative, and what is taken there: read from the functions in its meaning.
+# Points without a derivative and the value that is used there, read from the functions in a meaning.
 
 
 def kinks_of(outputs: Sequence[Comprehension]) -> tuple[str, ...]:

@@ -32,17 +32,15 @@ __all__ = ["AVERAGE_POOL", "CONV", "CONV_TRANSPOSE", "MAX_POOL", "Settings", "fi
 
 # -- Filters -------------------------------------------------------------------------------------------------------
 #
-# The adjoint of a convolution in its weights: image and response correlated, at the taps' distances.
+# The adjoint of a convolution in its weights: the correlation of image and response. A convolution with a filter as
+# large as an image reuses few loads, so it is written as products of matrices over all windows, in the form that moves
+# least data.
 #
-# A convolution with a filter as large as an image has a few products at a time to share each of its loads, so it is
-# written as products of matrices over all windows, in the form that moves the least:
+# * :func:`stacked` where there are fewer windows than outputs: one product of all taps, in the layout of the weights.
+# * :func:`by_image` for several images whose products are smaller than the images: the images stay in place.
+# * :func:`tap_by_tap` otherwise: channels before images, a product for each tap.
 #
-# * :func:`stacked` where there are fewer windows than outputs: what the taps saw one above the other, one product,
-# whose result lies as the weights do; * :func:`by_image` for several images, where the products of each are smaller
-# than the images: they stay where they are; * :func:`tap_by_tap` else: channels in front of images, a product for each
-# tap.
-#
-# Sizes that are not known are compared as polynomials; where that says nothing, it is the last.
+# Unknown sizes are compared as polynomials; if that decides nothing, the last form is used.
 
 
 Settings = dict[str, tuple[Dim, ...]]

@@ -33,7 +33,7 @@ from superopt.passes.fast_algorithms.sites import Writer
 from superopt.rules.bilinear import Algorithm, Matrix
 from superopt.runtime.evaluate import Array
 
-__all__ = ["Axis", "ConvForm", "Kernel", "Place", "array_of", "changes", "changes_us", "write_conv"]
+__all__ = ["Axis", "ConvForm", "Kernel", "FormSite", "array_of", "changes", "changes_us", "write_conv"]
 
 
 def array_of(matrix: Matrix) -> Array:
@@ -86,7 +86,7 @@ class Axis:
         return self.taps if self.algorithm is None else 1
 
     @property
-    def apart(self) -> int:
+    def phases(self) -> int:
         """Convolutions of every so many places that lie side by side."""
         return 1 if self.algorithm is None else self.dilation
 
@@ -98,18 +98,18 @@ class Axis:
     @property
     def rows(self) -> int:
         """Tiles, one behind the other, that cover the outputs, or every so many of them where taps are apart."""
-        return -(-self.outputs // (self.tile * self.apart))
+        return -(-self.outputs // (self.tile * self.phases))
 
     @property
     def tiles(self) -> int:
         """Tiles that cover the outputs: [rows, apart]."""
-        return self.rows * self.apart
+        return self.rows * self.phases
 
     @property
     def reads(self) -> Array:
         """The places of the padded input that the tiles read, [places of a tile, tiles]."""
         places = np.arange(self.stride * (self.tile - 1) + self.taps)
-        first = self.stride * self.tile * self.apart * np.arange(self.rows)[:, None] + np.arange(self.apart)
+        first = self.stride * self.tile * self.phases * np.arange(self.rows)[:, None] + np.arange(self.phases)
         found: Array = self.dilation * places[:, None] + first.ravel()
         return found
 
@@ -297,11 +297,11 @@ def _together(writer: Writer, form: ConvForm, products: list[str], batch: int, k
         value = writer.transposed(writer.reshaped(value, count, batch, tiles * out), 1, 0, 2)
     value = writer.op("MatMul", writer.constant(matrix), writer.reshaped(value, batch, count, tiles * out))
     height, width = form.axes
-    if height.apart == width.apart == 1:
+    if height.phases == width.phases == 1:
         value = writer.reshaped(value, batch, height.tile, width.tile, height.tiles, width.tiles, out)
         value = writer.transposed(value, 0, 3, 1, 4, 2, 5)
     else:
-        apart = (height.rows, height.apart, width.rows, width.apart)
+        apart = (height.rows, height.phases, width.rows, width.phases)
         value = writer.reshaped(value, batch, height.tile, width.tile, *apart, out)
         value = writer.transposed(value, 0, 3, 1, 4, 5, 2, 6, 7)
     value = writer.reshaped(value, batch, height.tiles * height.tile, width.tiles * width.tile, out)
@@ -313,11 +313,9 @@ def _together(writer: Writer, form: ConvForm, products: list[str], batch: int, k
 
 # -- Blocked layouts -----------------------------------------------------------------------------------------------
 #
-# Where ONNX Runtime's blocked layout ends: what changes of layout a model pays, with some Convs written as forms.
-#
-# Inside, images are kept in blocks of channels: from a Conv on, through whatever else can run so. What cannot gets them
-# back with channels second, and a Conv after it puts them into blocks again. A form begins and ends with a Transpose of
-# its own, which the runtime makes one with such a change, and strikes out where two forms meet.
+# ONNX Runtime keeps images in blocks of channels from a Conv on, through every operator that has a blocked kernel. An
+# operator without one gets the image with channels second, and the next Conv converts it again. A form begins and ends
+# with a Transpose, which the runtime merges with such a conversion, and removes where two forms meet.
 
 
 _RANK = 4  # axes of images that are kept in blocks
@@ -326,7 +324,7 @@ _LAST = (0, 2, 3, 1)  # channels last
 
 
 @dataclass(frozen=True)
-class Place:
+class FormSite:
     """A form: the nodes that it stands for, one after the other, and the image that it reads.
 
     ``begins`` is equal for forms of one image that begin with one Transpose.
@@ -341,7 +339,7 @@ class Place:
         return self.nodes[-1].outputs[0]
 
 
-def changes(graph: Graph, typing: Typing, forms: Sequence[Place], blocked: frozenset[str]) -> Mapping[str, int]:
+def changes(graph: Graph, typing: Typing, forms: Sequence[FormSite], blocked: frozenset[str]) -> Mapping[str, int]:
     """By value, how often its layout is changed beyond what forms count themselves; less where forms meet.
 
     Args:
@@ -390,7 +388,7 @@ def changes(graph: Graph, typing: Typing, forms: Sequence[Place], blocked: froze
     return found
 
 
-def changes_us(graph: Graph, typing: Typing, forms: Sequence[Place], costs: CostModel) -> float:
+def changes_us(graph: Graph, typing: Typing, forms: Sequence[FormSite], costs: CostModel) -> float:
     """What these changes take in microseconds: each as long as the image's Transpose."""
     total = 0.0
     for name, count in changes(graph, typing, forms, costs.backend.blocked).items():

@@ -1,8 +1,8 @@
-"""A matrix product with fixed weights by a block algorithm, as a graph of stock ONNX operators.
+"""A matrix product with fixed weights by a block algorithm (Strassen 1969), as a graph of ONNX operators.
 
-The data are cut into blocks and added up, one product is taken for each of the algorithm's, and the products are
-added up to the blocks of the result. The weights' sums are computed beforehand, in float64. Sums that several rows of
-a transform share are computed once.
+The data are cut into blocks; sums of blocks are multiplied by sums of the weights' blocks, which are computed
+beforehand in float64; and the products are added up to the blocks of the result. Sums that several rows of a transform
+share are computed once.
 """
 
 from __future__ import annotations

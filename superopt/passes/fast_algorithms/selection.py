@@ -1,11 +1,9 @@
-"""Where an algorithm with fewer multiplications pays: sites, forms for each, prices of both, one graph.
+"""Selection of fast algorithms (Winograd, Strassen) by modelled cost.
 
-A site is a Conv of one group, or a product of matrices, with fixed weights and known sizes (a batch may be symbolic).
-Its forms are priced by the cost model beside the operator, each with what the runtime runs in one kernel with the
-operator and would run apart from a form; then the chosen ones together, with the changes of layout that they bring and
-spare (:mod:`superopt.passes.fast_algorithms.conv`), and with what several forms of one image take apart once
-(:mod:`superopt.passes.fast_algorithms.selection`). Equal sites are looked at once. No weights are computed for that,
-and nothing is timed: whether the whole model gained is for the caller to measure.
+Each site's forms are priced beside its operator, including the operators that the backend fuses with it. Then the
+chosen forms are priced together, with the changes of memory layout that they add or remove and the transforms that
+forms of one image share. Equal sites are priced once. The pass computes no weights and times nothing: acceptance
+measures the model.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from superopt.cost.graph_costs import graph_cost
 from superopt.ir.graph import Graph, Node
 from superopt.ir.types import DType, TensorType
 from superopt.ops.infer import Typing, infer
-from superopt.passes.fast_algorithms.conv import Axis, ConvForm, Kernel, Place, changes_us, write_conv
+from superopt.passes.fast_algorithms.conv import Axis, ConvForm, FormSite, Kernel, changes_us, write_conv
 from superopt.passes.fast_algorithms.matmul import MatMulForm, write_matmul
 from superopt.passes.fast_algorithms.sites import Site, Writer, alike, isolated, sites_of
 from superopt.rules.bilinear import Algorithm, algorithms
@@ -35,7 +33,7 @@ __all__ = [
     "GROWTH",
     "LEAST_GAIN",
     "NEAR",
-    "Priced",
+    "PricedForm",
     "accuracy_of",
     "alternatives",
     "choose",
@@ -53,10 +51,9 @@ __all__ = [
 
 # -- Sharing -------------------------------------------------------------------------------------------------------
 #
-# Choices of forms, and what they share: forms of one image that take it apart in the same way do it once.
-#
-# What that takes is laid to the charge of those that share it in proportion to what their operators take without forms:
-# so a Conv of few channels, whose form would lose by itself, can go along with one of many.
+# Forms that transform one image in the same way share the transform. Its cost is divided among them in proportion to
+# what their operators cost without forms, so a Conv of few channels, whose form would lose alone, can profit from one
+# of many.
 
 
 Form = ConvForm | MatMulForm
@@ -72,7 +69,7 @@ class Choice:
         before, after: what the operator and the form are taken to need, in microseconds.
         error: standard deviation of ``after``, in microseconds.
         rivals: other forms that prices put near this one, and what they are modelled to take; the cheapest first.
-        apart: of ``after``, what takes the image apart.
+        transform_us: of ``after``, what takes the image apart.
         spared: microseconds by which ``after`` is less than what the form takes alone, since others share that.
     """
 
@@ -82,7 +79,7 @@ class Choice:
     after: float
     error: float = 0.0
     rivals: tuple[tuple[Form, float], ...] = ()
-    apart: float = 0.0
+    transform_us: float = 0.0
     spared: float = 0.0
 
     @property
@@ -97,27 +94,27 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Priced:
+class PricedForm:
     """A form of a site, its number among them, and what it is modelled to take, in microseconds.
 
-    ``apart`` is the part of it that takes the image apart, which other forms of the image can share.
+    ``transform_us`` is the part of it that takes the image apart, which other forms of the image can share.
     """
 
     us: float
     number: int
     form: Form
-    apart: float
+    transform_us: float
 
 
-Row = tuple[Site, float, Sequence[Priced]]  # a site, what its operator takes, and its forms
+Row = tuple[Site, float, Sequence[PricedForm]]  # a site, what its operator takes, and its forms
 
 
-def common(rows: Sequence[Row]) -> Mapping[int, Priced]:
+def common(rows: Sequence[Row]) -> Mapping[int, PricedForm]:
     """The forms of those Convs that are cheapest if they share what takes an image apart, by their nodes' identity.
 
     Of each image there is at most one way in which its Convs do; those that are cheaper by themselves stay so.
     """
-    found: dict[int, Priced] = {}
+    found: dict[int, PricedForm] = {}
     images: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         if row[0].pads:
@@ -142,17 +139,17 @@ def _least(row: Row) -> float:
     return min((before, *(p.us for p in priced)))
 
 
-def _plan(rows: Sequence[Row], tiled: Hashable) -> tuple[float, dict[int, Priced]]:
+def _plan(rows: Sequence[Row], tiled: Hashable) -> tuple[float, dict[int, PricedForm]]:
     """What an image's Convs take if it is taken apart in this way, and the forms of those that use it."""
     total = once = 0.0
-    users: dict[int, Priced] = {}
+    users: dict[int, PricedForm] = {}
     for row in rows:
         alike = (p for p in row[2] if isinstance(p.form, ConvForm) and p.form.tiled == tiled)
         priced, least = next(alike, None), _least(row)
-        if priced is not None and priced.us - priced.apart < least:
+        if priced is not None and priced.us - priced.transform_us < least:
             users[id(row[0].node)] = priced
-            once = max(once, priced.apart)
-            least = priced.us - priced.apart
+            once = max(once, priced.transform_us)
+            least = priced.us - priced.transform_us
         total += least
     return total + once, users
 
@@ -165,7 +162,7 @@ def shared(chosen: Sequence[Choice]) -> list[Choice]:
     found: list[Choice] = []
     for choice in chosen:
         own = 1.0 if choice.begins is None else choice.before / whole[choice.begins]
-        spared = (1.0 - own) * choice.apart
+        spared = (1.0 - own) * choice.transform_us
         found.append(replace(choice, after=choice.after + choice.spared - spared, spared=spared))
     return found
 
@@ -287,8 +284,8 @@ def choose(
         gain: share of the operator's time that a form has to gain; negative for what may be worth recording.
     """
     typing = typing or infer(graph)
-    known: dict[Hashable, tuple[float, list[Priced]]] = {}
-    rows: list[tuple[Site, float, list[Priced]]] = []
+    known: dict[Hashable, tuple[float, list[PricedForm]]] = {}
+    rows: list[tuple[Site, float, list[PricedForm]]] = []
     for site in sites_of(graph, typing, costs):
         single = isolated(graph, typing, site)
         key = alike(single)
@@ -301,7 +298,7 @@ def choose(
         joint = together.get(id(site.node))
         if options := [joint] if joint is not None else _cheapest(before, priced, gain):
             first, rivals = options[0], tuple((p.form, p.us) for p in options[1:])
-            chosen.append(Choice(site, first.form, before, first.us, FORM_ERROR * before, rivals, first.apart))
+            chosen.append(Choice(site, first.form, before, first.us, FORM_ERROR * before, rivals, first.transform_us))
     return in_place(graph, typing, chosen, costs, gain)
 
 
@@ -332,11 +329,11 @@ def in_place(
 
 def layouts_us(graph: Graph, typing: Typing, chosen: Sequence[Choice], costs: CostModel) -> float:
     """Microseconds that changes of layout take because of choices; negative where there are fewer."""
-    places = [Place(c.site.nodes, c.site.node.inputs[0], c.begins) for c in chosen if c.site.pads]
+    places = [FormSite(c.site.nodes, c.site.node.inputs[0], c.begins) for c in chosen if c.site.pads]
     return changes_us(graph, typing, places, costs)
 
 
-def _cheapest(before: float, priced: Sequence[Priced], gain: float) -> list[Priced]:
+def _cheapest(before: float, priced: Sequence[PricedForm], gain: float) -> list[PricedForm]:
     """The cheapest form that gains enough, if one does, with its rivals."""
     enough = sorted((p for p in priced if p.us < (1 - gain) * before), key=lambda p: (p.us, p.number))
     return [p for p in enough if p.us <= (1 + _RIVAL) * enough[0].us][: 1 + _MOST_RIVALS]
@@ -344,10 +341,10 @@ def _cheapest(before: float, priced: Sequence[Priced], gain: float) -> list[Pric
 
 def _priced(
     alone: Graph, site: Site, costs: CostModel, growth: float, sizes: Mapping[str, int]
-) -> tuple[float, list[Priced]]:  # fmt: skip
+) -> tuple[float, list[PricedForm]]:  # fmt: skip
     """What an operator takes, and what its forms take, without those that cannot be cheaper."""
     before = graph_cost(alone, costs, sizes=sizes).us
-    priced: list[Priced] = []
+    priced: list[PricedForm] = []
     for number, form in enumerate(forms_of(site, growth)):
         if _products_us(site, form, costs) < before:
             made = _alone(alone, site, form)
@@ -357,7 +354,7 @@ def _priced(
             us = family * (found.us + sum(parts) - sum(e.us for *_, e in found.per_node))
             first = next(i for i, n in enumerate(made.nodes) if n.op == "MatMul" and n.inputs[1] in made.constants)
             apart = family * sum(parts[:first]) if isinstance(form, ConvForm) else 0.0
-            priced.append(Priced(us, number, form, apart))
+            priced.append(PricedForm(us, number, form, apart))
     return before, priced
 
 
@@ -387,7 +384,7 @@ def alternatives(graph: Graph, site: Site, costs: CostModel, growth: float) -> l
     """What a graph's site is modelled to take in its place: as it is, and by each form, the cheapest first."""
     typing = infer(graph)
     before, priced = _priced(isolated(graph, typing, site), site, costs, growth, {})
-    place = [Place(site.nodes, site.node.inputs[0])] if site.pads else []
+    place = [FormSite(site.nodes, site.node.inputs[0])] if site.pads else []
     more = changes_us(graph, typing, place, costs) - changes_us(graph, typing, [], costs)
     return [(before, None), *((p.us + more, p.form) for p in sorted(priced, key=lambda p: (p.us, p.number)))]
 

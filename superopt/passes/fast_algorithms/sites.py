@@ -1,6 +1,6 @@
-"""Operators that forms with fewer multiplications exist for, each with what belongs to it.
+"""Sites: convolutions and products of matrices that can be computed by a fast bilinear algorithm.
 
-A site is a Conv of one group, or a product of matrices, with fixed weights and known sizes (a batch may be symbolic).
+A site is a Conv with one group, or a product of matrices, with fixed weights and known sizes (a batch may be symbolic).
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ def alike(alone: Graph) -> Hashable:
 
 # -- Extending a graph ---------------------------------------------------------------------------------------------
 #
-# Appending operators to a graph that exists: fresh names, constants shared by value.
+# Appends operators to a graph: fresh names, constants shared by value.
 
 
 @dataclass

@@ -1,9 +1,9 @@
-"""Rewrites that the elements of a given model's weights allow, each with a certificate.
+"""Rewrites that hold for the elements of one model's weights, each with a certificate.
 
-Dead and constant channels, equal rows, constants, weights of low rank: none of it is an equality of graphs, so no rule
-has it. What is claimed is read off the operators' meanings with the weights put in
-(:mod:`superopt.passes.weights.slice_analysis`), and checked by :mod:`superopt.verifier.weights.claims`, which shares
-nothing with this. The reasons are in ``docs/decisions/0027-rewrites-by-weights-elements.md``.
+Zero channels, constant channels, equal rows, constants, weights of low rank: none of these is an equality of graphs, so
+no rule states it. The claims follow from the operators' meanings with the weights inserted
+(:mod:`superopt.passes.weights.slice_analysis`). :mod:`superopt.verifier.weights.claims` checks them and shares no code
+with this package. The reasons are in ``docs/decisions/0027-rewrites-by-weights-elements.md``.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from superopt.ir.types import TensorType
 from superopt.ops import REGISTRY
 from superopt.ops.infer import infer
 from superopt.passes.canonicalize import of_known_sizes
-from superopt.passes.rounding_guard import kept_verbatim
+from superopt.passes.rounding_guard import guard_deliberate_rounding
 from superopt.passes.weights.constant_values import constants_of, others_of
 from superopt.passes.weights.index_axes import Removal, removal_of
 from superopt.passes.weights.known_positions import Elsewhere, moved_of
 from superopt.passes.weights.low_rank import factored_of
 from superopt.passes.weights.rewriting import Written, with_operands, write
-from superopt.passes.weights.slice_analysis import Slices, Values
-from superopt.program.program import Program, Step, program_of
+from superopt.passes.weights.slice_analysis import SliceAnalysis, Slices
+from superopt.program.program import Program, ProgramStep, program_of
 from superopt.regions.emission import emit
-from superopt.regions.replay import Names
-from superopt.rules.values import Certificate, Equal, Kept, Moved, Same, Uniform
+from superopt.regions.replay import FreshNames
+from superopt.rules.values import Certificate, Equal, KeptSlices, Moved, Same, Uniform
 
 __all__ = ["Stage", "by_positions", "by_values"]
 
@@ -71,7 +71,9 @@ def by_positions(graph: Graph, worth: Callable[[Graph], bool]) -> Stage | None:
             alike; asked for one kind of operators after the other, with what was preferred before.
     """
     values = _values(of_known_sizes(graph, infer(graph)), finite=False)
-    values = Values(values.program.with_steps(values.program.steps, {}, ()), finite=False)  # what is read is counted
+    values = SliceAnalysis(
+        values.program.with_steps(values.program.steps, {}, ()), finite=False
+    )  # what is read is counted
     alike: dict[object, list[Elsewhere]] = {}
     for found in moved_of(values):
         alike.setdefault(found.kind, []).append(found)
@@ -100,11 +102,11 @@ def _elsewhere(program: Program, taken: Iterable[Elsewhere]) -> Graph:
     return _graph(program, steps, (), types)
 
 
-def _values(graph: Graph, finite: bool) -> Values:
-    return Values(kept_verbatim(program_of(graph, infer(graph)))[0], finite)
+def _values(graph: Graph, finite: bool) -> SliceAnalysis:
+    return SliceAnalysis(guard_deliberate_rounding(program_of(graph, infer(graph)))[0], finite)
 
 
-def _exact(graph: Graph, values: Values, sums: bool) -> Stage | None:
+def _exact(graph: Graph, values: SliceAnalysis, sums: bool) -> Stage | None:
     """The first way to leave something out that changes no value."""
     program = values.program
     if not any(values.slices(n, a) for n in _read(program) for a in range(len(program.types[n].shape or ()))):
@@ -120,7 +122,7 @@ def _read(program: Program) -> Iterator[str]:
     return (n for n in read if n in program.constant and n in program.types)
 
 
-def _others(graph: Graph, values: Values) -> Stage | None:
+def _others(graph: Graph, values: SliceAnalysis) -> Stage | None:
     """Values that are others, read as those."""
     program, others = values.program, others_of(values)
     if not others:
@@ -141,9 +143,9 @@ def _followed(others: Mapping[str, str], name: str) -> str:
     return name
 
 
-def _constants(graph: Graph, values: Values) -> Stage | None:
+def _constants(graph: Graph, values: SliceAnalysis) -> Stage | None:
     """Values that are constant, read as weights."""
-    found = constants_of(values, Names(values.program))
+    found = constants_of(values, FreshNames(values.program))
     if found is None:
         return None
     steps, weights, types = found
@@ -151,7 +153,7 @@ def _constants(graph: Graph, values: Values) -> Stage | None:
     return Stage(graph, after, replace(_claims(values, values.program.maker), finite=values.finite))
 
 
-def _slices(graph: Graph, values: Values, *, sums: bool) -> Stage | None:
+def _slices(graph: Graph, values: SliceAnalysis, *, sums: bool) -> Stage | None:
     """Slices that nothing but vanishing terms depends on, left out."""
     removal = removal_of(values, sums=sums)
     while removal is not None and removal.settle():
@@ -163,7 +165,7 @@ def _slices(graph: Graph, values: Values, *, sums: bool) -> Stage | None:
     return None
 
 
-def _factored(graph: Graph, values: Values, budget: float) -> Stage | None:
+def _factored(graph: Graph, values: SliceAnalysis, budget: float) -> Stage | None:
     """Products with weights of low rank, as two thinner ones."""
     program, found = values.program, factored_of(values, budget)
     if found is None:
@@ -175,7 +177,7 @@ def _factored(graph: Graph, values: Values, budget: float) -> Stage | None:
 
 
 def _graph(
-    program: Program, steps: Sequence[Step], weights: Iterable[Weight], types: Mapping[str, TensorType]
+    program: Program, steps: Sequence[ProgramStep], weights: Iterable[Weight], types: Mapping[str, TensorType]
 ) -> Graph:
     new = tuple(weights)
     graph = replace(program.graph, weights=(*program.graph.weights, *new))
@@ -183,17 +185,17 @@ def _graph(
     return emit(replace(wider, constant=wider.constant | {w.name for w in new}), REGISTRY, _FOLD_NOTHING).graph
 
 
-def _certificate(values: Values, removal: Removal, made: Written) -> Certificate:
+def _certificate(values: SliceAnalysis, removal: Removal, made: Written) -> Certificate:
     wanted = {n for p, _ in removal.absorbed for n in values.program.steps[p].reads}
-    kept: list[Kept] = []
+    kept: list[KeptSlices] = []
     for old, new in made.becomes.items():
         gone = removal.gone(old)
         axes = tuple((axis, tuple((~g).nonzero()[0].tolist())) for axis, g in gone.items())
-        kept.append(Kept(old, new, axes, sum(int(g.sum()) for g in gone.values())))
+        kept.append(KeptSlices(old, new, axes, sum(int(g.sum()) for g in gone.values())))
     return replace(_claims(values, wanted), kept=tuple(kept), finite=values.finite)
 
 
-def _claims(values: Values, wanted: Iterable[str]) -> Certificate:
+def _claims(values: SliceAnalysis, wanted: Iterable[str]) -> Certificate:
     """All that is known of these values, and of what leads to them."""
     program = values.program
     stack, leading = list(wanted), set[str]()

@@ -1,4 +1,5 @@
-"""Values that are constant, or another value, given the weights: zero branches, ones, identity matrices, full masks."""
+"""Values that the weights make constant, or equal to another value: zero branches, identity matrices, full
+masks."""
 
 from __future__ import annotations
 
@@ -14,21 +15,21 @@ from superopt.ir.types import TensorType
 from superopt.ops import REGISTRY
 from superopt.ops.meaning import Call, Comprehension, IllTyped, Number, Read, Reduce, Scalar, Where, subexpressions
 from superopt.passes.weights.rewriting import with_operands
-from superopt.passes.weights.slice_analysis import Values
-from superopt.program.program import Step
+from superopt.passes.weights.slice_analysis import SliceAnalysis
+from superopt.program.program import ProgramStep
 from superopt.program.value_analysis import ANYTHING
-from superopt.regions.replay import Names
+from superopt.regions.replay import FreshNames
 
 __all__ = ["constants_of", "others_of"]
 
 
-def others_of(values: Values) -> Mapping[str, str]:
+def others_of(values: SliceAnalysis) -> Mapping[str, str]:
     """Values that nothing outside needs by name and that are other values: value → the other."""
     found: dict[str, str] = {}
     program = values.program
     for position in program.running:
         step, meaning = program.steps[position], values.meaning(position)
-        if meaning is None or len(meaning.outputs) != 1 or step.outputs[0] in program.named:
+        if meaning is None or len(meaning.outputs) != 1 or step.outputs[0] in program.required_names:
             continue
         if not any(a is not None and a in program.constant for a in step.args):
             continue
@@ -50,7 +51,7 @@ def _in_place(read: Read, output: Comprehension) -> bool:
 class _Simplified:
     """A body with the numbers of weights put in, as far as they are one number throughout."""
 
-    def __init__(self, values: Values, step: Step) -> None:
+    def __init__(self, values: SliceAnalysis, step: ProgramStep) -> None:
         self.values, self.step = values, step
 
     def of(self, body: Scalar) -> Scalar:
@@ -98,7 +99,7 @@ class _Simplified:
         return Call(function, tuple(args))
 
     def finite(self, parts: Sequence[Scalar]) -> bool:
-        known = self.values.program.known
+        known = self.values.program.value_facts
         reads = {self.step.args[s.operand] for p in parts for s in subexpressions(p) if isinstance(s, Read)}
         return self.values.finite and all(known.get(n or "", ANYTHING).finite for n in reads)
 
@@ -142,16 +143,18 @@ class _Simplified:
         return next(s for s in single if s != reduction.variable)
 
 
-def constants_of(values: Values, names: Names) -> tuple[list[Step], list[Weight], dict[str, TensorType]] | None:
+def constants_of(
+    values: SliceAnalysis, names: FreshNames
+) -> tuple[list[ProgramStep], list[Weight], dict[str, TensorType]] | None:
     """The steps with constant values read as weights that broadcast, where that gives results of the same types;
     ``None`` where there are none."""
     program = values.program
     weights: dict[str, Weight] = {}
     for position in program.running:
         for name in program.steps[position].outputs:
-            if name and name not in program.named and (made := _constant(values, name, names)) is not None:
+            if name and name not in program.required_names and (made := _constant(values, name, names)) is not None:
                 weights[name] = made
-    steps: list[Step] = []
+    steps: list[ProgramStep] = []
     used: dict[str, Weight] = {}
     for step in program.steps:
         if step.op == "" or step.outputs[0] in weights or weights.keys().isdisjoint(a for a in step.args if a):
@@ -174,7 +177,7 @@ def constants_of(values: Values, names: Names) -> tuple[list[Step], list[Weight]
     return (steps, list(used.values()), {n: w.type for n, w in used.items()}) if used else None
 
 
-def _elementwise(values: Values, step: Step, given: Sequence[TensorType | None]) -> bool:
+def _elementwise(values: SliceAnalysis, step: ProgramStep, given: Sequence[TensorType | None]) -> bool:
     """Whether operands that broadcast are read as the whole ones were: at 0 where they have one position."""
     types = [None if a is None else values.program.types[a] for a in step.args]
     before = REGISTRY[step.op].apply(types, dict(step.attributes))[0]
@@ -207,7 +210,7 @@ def _at_zero(body: Scalar, one: Mapping[int, set[int]]) -> Scalar:
     return made[id(body)]
 
 
-def _constant(values: Values, name: str, names: Names) -> Weight | None:
+def _constant(values: SliceAnalysis, name: str, names: FreshNames) -> Weight | None:
     kind = values.program.types.get(name)  # what nobody reads of an operator that is carried through has none
     if kind is None or not kind.dtype.is_float:
         return None

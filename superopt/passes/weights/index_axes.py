@@ -1,7 +1,7 @@
-"""Where a step's index variables stand: on the axes of its results, in the indices of what it reads, in its sums.
+"""Axes that an index variable occurs on: in a step's results, in the indices of its operands, in its sums.
 
-Removing positions of a variable removes slices from every axis whose index it is in. :class:`Place` says which of them
-can go together, as far as the meaning tells.
+Removing positions of a variable removes slices from each axis whose index contains it. The analysis says which of them
+can be removed together, as far as the meaning shows.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from superopt.ops.meaning import (
     Where,
     subexpressions,
 )
-from superopt.passes.weights.slice_analysis import LONGEST, Values, extents_of, table
-from superopt.program.program import Program, Step
+from superopt.passes.weights.slice_analysis import LONGEST, SliceAnalysis, extents_of, table
+from superopt.program.program import Program, ProgramStep
 
-__all__ = ["Absorbed", "Index", "Place", "Product", "Removal", "place_of", "products_of", "removal_of", "sums_of"]
+__all__ = ["Absorbed", "Index", "StepAxes", "Product", "Removal", "step_axes", "products_of", "removal_of", "sums_of"]
 
 
 # -- Axes of an index ----------------------------------------------------------------------------------------------
@@ -68,10 +68,10 @@ class Index:
 
 
 @dataclass(frozen=True, eq=False)
-class Place:
+class StepAxes:
     """A step's variables: their extents, the axes they index, and those that must stay as they are."""
 
-    step: Step
+    step: ProgramStep
     meaning: Meaning
     extents: Mapping[str, int]
     indices: tuple[Index, ...]
@@ -93,7 +93,7 @@ class Product:
     plain: bool
 
 
-def place_of(step: Step, meaning: Meaning, types: Mapping[str, TensorType]) -> Place:
+def step_axes(step: ProgramStep, meaning: Meaning, types: Mapping[str, TensorType]) -> StepAxes:
     """Read a step's variables off its meaning, given the types of the values that it reads."""
     every = extents_of(meaning)
     extents = {v: e for v, e in every.items() if isinstance(e, int) and 1 < e <= LONGEST}
@@ -132,10 +132,10 @@ def place_of(step: Step, meaning: Meaning, types: Mapping[str, TensorType]) -> P
                 for condition in scalar.conditions:
                     together = symbols(condition.size)
                     pinned |= together if len(together) > 1 else frozenset()
-    return Place(step, meaning, extents, tuple(indices), frozenset(pinned), sums_of(step, meaning))
+    return StepAxes(step, meaning, extents, tuple(indices), frozenset(pinned), sums_of(step, meaning))
 
 
-def sums_of(step: Step, meaning: Meaning) -> Mapping[str, Reduce]:
+def sums_of(step: ProgramStep, meaning: Meaning) -> Mapping[str, Reduce]:
     """A step's sums, by the variable that each is over."""
     bodies = [c.body for _, c in zip(step.outputs, meaning.outputs, strict=False)]
     every = [s for body in bodies for s, _ in _walk(body)]
@@ -244,12 +244,10 @@ def products_of(body: Scalar, variable: str, constant: Sequence[bool]) -> Produc
 
 # -- Removal -------------------------------------------------------------------------------------------------------
 #
-# Which slices can go: the largest set of slices of all values that nothing else than vanishing terms depend on.
-#
-# A sum's terms vanish where they are zero; one of two equal slices is spared by adding the weights that they meet; a
-# constant slice by adding its product with them to the result. Everything else that reads a slice has to lose its own
-# (:mod:`superopt.passes.weights.index_axes`). So the slices that can go are a greatest fixpoint: all are assumed to,
-# and those are taken back that something needs.
+# The largest set of slices that can be removed. The terms of a sum vanish where they are zero; one of two equal slices
+# is removed by adding the weights that multiply them; a constant slice by adding its product with the weights to the
+# result. Every other reader of a slice has to lose a slice of its own. The set is a greatest fixpoint: start with all
+# slices, and keep those that some step needs.
 
 
 _LEAST = 2  # positions that stay on an axis: an axis of one is another meaning, and saves hardly more
@@ -289,7 +287,7 @@ class Removal:
     """
 
     program: Program
-    places: Mapping[int, Place]
+    places: Mapping[int, StepAxes]
     absorbed: Mapping[tuple[int, str], Absorbed]
     slices: dict[tuple[str, int], np.ndarray] = field(default_factory=dict)
     variables: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
@@ -310,7 +308,7 @@ class Removal:
         for place in self.places.values():
             for name in place.step.outputs:
                 shape = () if not name else self.program.types[name].shape or ()
-                if name not in self.program.named:
+                if name not in self.program.required_names:
                     self.slices.update(
                         ((name, axis), np.ones(size, dtype=bool)) for axis, size in enumerate(shape)
                         if isinstance(size, int) and size > 1
@@ -370,7 +368,7 @@ class Removal:
         return {axis: gone for axis, gone in found.items() if gone is not None and gone.any()}
 
 
-def removal_of(values: Values, *, sums: bool = True) -> Removal | None:
+def removal_of(values: SliceAnalysis, *, sums: bool = True) -> Removal | None:
     """What sums can do without, before anything is taken back; ``None`` where that is nothing.
 
     Args:
@@ -387,10 +385,12 @@ def removal_of(values: Values, *, sums: bool = True) -> Removal | None:
     }
     if not absorbed:
         return None
-    return Removal(program, {p: place_of(program.steps[p], m, program.types) for p, m in meanings.items()}, absorbed)
+    return Removal(program, {p: step_axes(program.steps[p], m, program.types) for p, m in meanings.items()}, absorbed)
 
 
-def _absorbed(values: Values, step: Step, meaning: Meaning, reduction: Reduce, sums: bool) -> Absorbed | None:
+def _absorbed(
+    values: SliceAnalysis, step: ProgramStep, meaning: Meaning, reduction: Reduce, sums: bool
+) -> Absorbed | None:
     kind, variable = values.program.types[step.outputs[0]].dtype, reduction.variable
     terms = values.terms(step, meaning, reduction) if kind.is_float else None
     if terms is None:

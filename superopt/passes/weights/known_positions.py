@@ -1,13 +1,9 @@
-"""Elements read from, or written to, positions that are known: as what cuts, joins, folds and turns whole axes.
+"""Gathers and scatters at known positions, rewritten to Slice, Concat, Transpose and Reshape.
 
-An operator that reads computed positions, all of which are known, is a table: which element stands where. The table is
-made by its own meaning, evaluated on the numbers of the elements (axes that pass through whole are left out of it, so
-that they may be of any size), and taken apart: elements at even steps are a slice, what is split or turned beside that
-a Reshape and a Transpose, and a table that is none of these falls into parts that are, one behind the other along an
-axis. Runtimes copy an element or a row at a time where positions could be any.
-
-Writes (:mod:`superopt.passes.weights.known_positions`) are tables of several tensors: what is written over, and what is
-written, one write after the other.
+An operator that reads computed positions which are all constant is a table: the source of each element. Its own
+meaning, evaluated on element numbers, gives the table; axes that pass through unchanged are left out, so they may have
+any size. Equal steps become a Slice, a split or permuted axis a Reshape and a Transpose, and other tables are cut into
+such parts along an axis. Runtimes copy element by element where positions are data.
 """
 
 from __future__ import annotations
@@ -26,21 +22,19 @@ from superopt.ir.types import TensorType
 from superopt.ops import REGISTRY
 from superopt.ops.meaning import Comprehension, Index, Read, Scalar, subexpressions
 from superopt.passes.weights.rewriting import writable
-from superopt.passes.weights.slice_analysis import Values
-from superopt.program.program import Step
-from superopt.regions.replay import Names
+from superopt.passes.weights.slice_analysis import SliceAnalysis
+from superopt.program.program import ProgramStep
+from superopt.regions.replay import FreshNames
 from superopt.runtime.evaluate import FLOAT64, evaluate
 
-__all__ = ["Elsewhere", "Made", "Writes", "moved_of"]
+__all__ = ["Elsewhere", "ElementTable", "ConstantScatters", "moved_of"]
 
 
 # -- Tables of scatters --------------------------------------------------------------------------------------------
 #
-# Writes to positions that are known, as tables of which element of which tensor stands where afterwards.
-#
-# ``ScatterND`` and ``ScatterElements`` without a reduction have no record: which of two writes to one place is the last
-# is for the runtime to say. Where all positions are known and no two are equal, it has nothing to say, and the result
-# is made of what is written and of what is left of what it is written into.
+# ``ScatterND`` and ``ScatterElements`` without a reduction have no record, because the order of two writes to one
+# position is up to the runtime. Where all positions are constant and distinct, there is no such choice: the result is a
+# table of elements from the updates and from the data.
 
 
 _LARGEST_TABLE = (
@@ -50,7 +44,7 @@ _LONGEST = 64  # writes one into the other; each has a table, and more parts tha
 
 
 @dataclass(frozen=True)
-class Made:
+class ElementTable:
     """Which element stands where.
 
     Attributes:
@@ -72,13 +66,13 @@ class Made:
 
 
 @dataclass
-class Writes:
+class ConstantScatters:
     """The steps of a program that write to known positions."""
 
-    values: Values
-    found: dict[int, Made | None] = field(default_factory=dict)
+    values: SliceAnalysis
+    found: dict[int, ElementTable | None] = field(default_factory=dict)
 
-    def made(self, position: int) -> Made | None:
+    def made(self, position: int) -> ElementTable | None:
         """What a step makes; ``None`` where it does not write, or not to positions that are known and different."""
         for at in reversed([position, *self._into(position)]):
             if at not in self.found:
@@ -103,7 +97,7 @@ class Writes:
             yield maker
             position = maker
 
-    def _made(self, position: int) -> Made | None:
+    def _made(self, position: int) -> ElementTable | None:
         program = self.values.program
         node = _node(program.steps[position].node) if program.steps[position].op == "" else None
         kinds = [program.types.get(n) for n in node.inputs] if node is not None else []
@@ -129,7 +123,7 @@ class Writes:
 
     def _over(
         self, position: int, node: Node, places: tuple[np.ndarray, ...], known: tuple[int, ...], free: int
-    ) -> Made | None:
+    ) -> ElementTable | None:
         """The table of what is written into, with the numbers of what is written put into it."""
         within = all(bool(((p >= -n) & (p < n)).all()) for p, n in zip(places, known, strict=True))
         if not within:
@@ -144,7 +138,9 @@ class Writes:
         into = self.found.get(self.values.program.maker.get(node.inputs[0], -1))
         inner = next(iter(self._into(position)), None)
         if into is None or inner is None or into.free != free:
-            into = Made(np.arange(prod(known)).reshape(*known, *ones), ((node.inputs[0], (*known, *ones), 0),), free)
+            into = ElementTable(
+                np.arange(prod(known)).reshape(*known, *ones), ((node.inputs[0], (*known, *ones), 0),), free
+            )
             behind = frozenset[int]()
         else:
             behind = into.behind | {inner}
@@ -154,7 +150,7 @@ class Writes:
         at = into.at.reshape(-1).copy()
         at[flat.reshape(-1)] = into.count + np.arange(prod(sizes))
         sources = (*into.sources, (node.inputs[2], sizes, into.count))
-        return Made(at.reshape(into.at.shape), sources, free, behind)
+        return ElementTable(at.reshape(into.at.shape), sources, free, behind)
 
 
 def _node(node: Node | None) -> Node | None:
@@ -199,7 +195,7 @@ class Elsewhere:
     """
 
     position: int
-    steps: tuple[Step, ...]
+    steps: tuple[ProgramStep, ...]
     types: Mapping[str, TensorType]
     kind: object
     without: frozenset[int] = frozenset()
@@ -256,7 +252,7 @@ class _Source:
     first: int = 0
 
 
-def moved_of(values: Values) -> Iterator[Elsewhere]:
+def moved_of(values: SliceAnalysis) -> Iterator[Elsewhere]:
     """Steps that read or write known positions, each with what it is in forms of whole axes.
 
     Of writes one into the other, only the last is given: what it is needs none of the others.
@@ -264,7 +260,7 @@ def moved_of(values: Values) -> Iterator[Elsewhere]:
     Args:
         values: of the program.
     """
-    names, writes = Names(values.program), Writes(values)
+    names, writes = FreshNames(values.program), ConstantScatters(values)
     within: set[int] = set()
     for position in reversed(values.program.running):
         if position in within:
@@ -277,7 +273,7 @@ def moved_of(values: Values) -> Iterator[Elsewhere]:
             yield replace(made, without=writes.behind(position))
 
 
-def _written_over(writes: Writes, position: int) -> tuple[_Table, tuple[_Source, ...]] | None:
+def _written_over(writes: ConstantScatters, position: int) -> tuple[_Table, tuple[_Source, ...]] | None:
     """What a step writes, and what is left of what it writes into; ``None`` where it is no such step."""
     made = writes.made(position)
     if made is None:
@@ -293,7 +289,7 @@ def _written_over(writes: Writes, position: int) -> tuple[_Table, tuple[_Source,
     return _Table(made.at, tuple(whole.get(at) for at in range(len(shape)))), tuple(sources)
 
 
-def _table(values: Values, position: int) -> tuple[_Table, tuple[_Source, ...]] | None:
+def _table(values: SliceAnalysis, position: int) -> tuple[_Table, tuple[_Source, ...]] | None:
     """What a step reads; ``None`` where it computes something, positions are not known, or it is too much."""
     program, step, meaning = values.program, values.program.steps[position], values.meaning(position)
     if meaning is None or len(meaning.outputs) != 1:
@@ -481,10 +477,12 @@ def _run(at: np.ndarray) -> tuple[int, int, list[int]] | None:
     return start, strides[axes[-1]] if axes else 1, axes
 
 
-def _written(values: Values, position: int, sources: Sequence[_Source], form: _Form, names: Names) -> Elsewhere | None:
+def _written(
+    values: SliceAnalysis, position: int, sources: Sequence[_Source], form: _Form, names: FreshNames
+) -> Elsewhere | None:
     """The steps of a form; ``None`` where the model's opset has them not."""
     program, step = values.program, values.program.steps[position]
-    steps: list[Step] = []
+    steps: list[ProgramStep] = []
     types: dict[str, TensorType] = {}
 
     def made(one: _Form) -> str | None:
@@ -496,7 +494,7 @@ def _written(values: Values, position: int, sources: Sequence[_Source], form: _F
             return None
         kind = REGISTRY[one.op].apply(given, dict(one.attributes))[1][0]
         name = names.fresh(f"{step.outputs[0]}_{one.op.lower()}")
-        new = Step(one.op, tuple(args), one.attributes, (name,), None, f"{step.name}_{one.op.lower()}")
+        new = ProgramStep(one.op, tuple(args), one.attributes, (name,), None, f"{step.name}_{one.op.lower()}")
         if not writable(program, new, one.attributes, given):
             return None
         steps.append(new)

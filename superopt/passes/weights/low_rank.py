@@ -1,8 +1,9 @@
-"""Weights of low rank: a product with one is two thinner products, where that is cheaper and near enough.
+"""Weights of low rank: a product with such a weight becomes two thinner products, where that is cheaper and close
+enough.
 
-A product is found in the meaning, as a sum over data and one weight. The weight as a matrix, from what is summed over
-to what is not, is ``first · second``; the operator itself takes ``first`` with fewer columns for a weight, and then,
-with attributes at which it looks at one place only, ``second``.
+A product is found in the meaning, as a sum over data and one weight. The weight as a matrix, from the summed axes to
+the others, is ``first · second``. The operator itself takes ``first``, with fewer columns, and then ``second``, with
+attributes at which it reads one position only.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from superopt.ops import REGISTRY
 from superopt.ops.meaning import Call, IllTyped, Meaning, Read, Reduce, Scalar
 from superopt.passes.weights.index_axes import products_of
 from superopt.passes.weights.rewriting import writable
-from superopt.passes.weights.slice_analysis import Values
-from superopt.program.program import Step
-from superopt.regions.replay import Names
+from superopt.passes.weights.slice_analysis import SliceAnalysis
+from superopt.program.program import ProgramStep
+from superopt.regions.replay import FreshNames
 from superopt.rules.values import Factored
 
 __all__ = ["Factors", "factored_of"]
@@ -42,7 +43,7 @@ _SNAP = 1 << 10  # denominators of what exact factors may hold besides columns o
 class Factors:
     """New steps and weights in the place of products, and what is claimed of each."""
 
-    steps: list[Step]
+    steps: list[ProgramStep]
     weights: list[Weight]
     types: dict[str, TensorType]
     claims: tuple[Factored, ...]
@@ -59,7 +60,7 @@ class _Site:
     bias: int | None
 
 
-def factored_of(values: Values, budget: float, seed: int = 0) -> Factors | None:
+def factored_of(values: SliceAnalysis, budget: float, seed: int = 0) -> Factors | None:
     """Products with weights that are of low rank within a budget.
 
     Args:
@@ -69,7 +70,7 @@ def factored_of(values: Values, budget: float, seed: int = 0) -> Factors | None:
     """
     if budget <= 0:
         return None
-    program, names = values.program, Names(values.program)
+    program, names = values.program, FreshNames(values.program)
     found = Factors([], [], {}, ())
     claims: list[Factored] = []
     for position, step in enumerate(program.steps):
@@ -87,7 +88,7 @@ def factored_of(values: Values, budget: float, seed: int = 0) -> Factors | None:
     return Factors(found.steps, found.weights, found.types, tuple(claims)) if claims else None
 
 
-def _site(values: Values, step: Step, meaning: Meaning) -> _Site | None:
+def _site(values: SliceAnalysis, step: ProgramStep, meaning: Meaning) -> _Site | None:
     if len(meaning.outputs) != 1 or not values.program.types[step.outputs[0]].dtype.is_float:
         return None
     output = meaning.outputs[0]
@@ -131,7 +132,7 @@ class _Pair:
         return int(self.first.shape[1])
 
 
-def _factors(values: Values, step: Step, site: _Site, budget: float, seed: int) -> _Pair | None:
+def _factors(values: SliceAnalysis, step: ProgramStep, site: _Site, budget: float, seed: int) -> _Pair | None:
     """Factors of a weight as a matrix of what is summed over by what is not; ``None`` where its rank is not low."""
     kind = values.program.types[step.args[site.operand] or ""]
     shape = [d for d in kind.shape or () if isinstance(d, int)]
@@ -209,8 +210,8 @@ def _exact(matrix: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray] | Non
 
 
 def _written(
-    values: Values, step: Step, site: _Site, pair: _Pair, names: Names, found: Factors
-) -> list[Step] | None:  # fmt: skip
+    values: SliceAnalysis, step: ProgramStep, site: _Site, pair: _Pair, names: FreshNames, found: Factors
+) -> list[ProgramStep] | None:  # fmt: skip
     """Two steps of the same operator; ``None`` where it cannot take such weights."""
     program, name = values.program, step.args[site.operand] or ""
     kind, output = program.types[name], step.outputs[0]
@@ -247,8 +248,8 @@ def _written(
     before = tuple(made[0].name if p == site.operand else a for p, a in enumerate(plain))
     after = tuple(half if p == data else made[1].name if p == site.operand else a for p, a in enumerate(step.args))
     return [
-        Step(step.op, before, step.attributes, (half,), None, f"{step.name}_thin"),
-        Step(step.op, after, found_ones, step.outputs, None, step.name),
+        ProgramStep(step.op, before, step.attributes, (half,), None, f"{step.name}_thin"),
+        ProgramStep(step.op, after, found_ones, step.outputs, None, step.name),
     ]
 
 
@@ -259,7 +260,7 @@ def _as_weight(matrix: np.ndarray, kind: TensorType, order: tuple[int, ...]) -> 
 
 
 def _at_one_place(
-    step: Step, given: list[TensorType | None], wanted: TensorType, site: _Site
+    step: ProgramStep, given: list[TensorType | None], wanted: TensorType, site: _Site
 ) -> Mapping[str, AttributeValue] | None:
     """Attributes at which the operator combines what is at one place alone: as they are, or lists at 0 or 1."""
     lists = [n for n, v in step.attributes if isinstance(v, tuple)]

@@ -1,8 +1,8 @@
-"""A program without the slices that a removal found: weights gathered, attributes fitted, constant terms added.
+"""A program without removed slices: weights gathered, attributes adapted, constant terms added.
 
-Nothing is written from a list of operators: the weights' axes are those that the meaning indexes by the variables that
-lose positions, and attributes are tried until the operator's own record makes of the shorter operands the shorter
-results by a meaning that reads the same but for its extents.
+No list of operators is used. The axes of the weights are those that the meaning indexes by the variables that lose
+positions. Attributes are tried until the operator's record gives the shorter results from the shorter operands by a
+meaning that is equal but for its extents.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from superopt.ir.types import TensorType
 from superopt.ops import REGISTRY
 from superopt.ops.meaning import Call, IllTyped, Number, Read, Reduce, Scalar, Where
 from superopt.ops.record import NotCovered
-from superopt.passes.weights.index_axes import Absorbed, Place, Removal
-from superopt.passes.weights.slice_analysis import Values
-from superopt.program.program import Program, Step
-from superopt.regions.replay import Names
+from superopt.passes.weights.index_axes import Absorbed, Removal, StepAxes
+from superopt.passes.weights.slice_analysis import SliceAnalysis
+from superopt.program.program import Program, ProgramStep
+from superopt.regions.replay import FreshNames
 
 __all__ = ["Written", "with_operands", "writable", "write"]
 
@@ -47,7 +47,7 @@ class Written:
         stuck: steps that could not be written; then the rest says nothing.
     """
 
-    steps: list[Step] = field(default_factory=list)
+    steps: list[ProgramStep] = field(default_factory=list)
     types: dict[str, TensorType] = field(default_factory=dict)
     weights: list[Weight] = field(default_factory=list)
     becomes: dict[str, str] = field(default_factory=dict)
@@ -55,9 +55,9 @@ class Written:
     stuck: set[int] = field(default_factory=set)
 
 
-def write(values: Values, removal: Removal) -> Written:
+def write(values: SliceAnalysis, removal: Removal) -> Written:
     """The program's steps without what is removed."""
-    program, names = values.program, Names(values.program)
+    program, names = values.program, FreshNames(values.program)
     made = Written()
     for position, step in enumerate(program.steps):
         place = removal.places.get(position)
@@ -74,12 +74,12 @@ def write(values: Values, removal: Removal) -> Written:
     return made
 
 
-def _join_sums(values: Values, made: Written) -> None:
+def _join_sums(values: SliceAnalysis, made: Written) -> None:
     """What is added for constant slices, added to the weight that the only reader adds anyway."""
     for new, (before, extra) in list(made.added.items()):
         readers = [i for i, s in enumerate(made.steps) if new in s.reads]
         step = made.steps[readers[0]] if len(readers) == 1 else None
-        if step is None or step.op != "Add" or new in values.program.named:
+        if step is None or step.op != "Add" or new in values.program.required_names:
             continue
         other = step.args[1 - step.args.index(new)] or ""
         old = next((w.data for w in made.weights if w.name == other and w.data is not None), None)
@@ -95,13 +95,13 @@ def _join_sums(values: Values, made: Written) -> None:
         weight = constant(f"{extra}_sum", total.astype(array.dtype))
         made.weights.append(weight)
         made.types[weight.name] = weight.type
-        made.steps[readers[0]] = Step("Add", (before, weight.name), (), step.outputs, None, step.name)
+        made.steps[readers[0]] = ProgramStep("Add", (before, weight.name), (), step.outputs, None, step.name)
         made.steps = [s for s in made.steps if new not in s.outputs]
         made.becomes = {old_name: name for old_name, name in made.becomes.items() if name != new}
 
 
 def writable(
-    program: Program, step: Step, attributes: Attributes, types: Sequence[TensorType | None]
+    program: Program, step: ProgramStep, attributes: Attributes, types: Sequence[TensorType | None]
 ) -> bool:  # fmt: skip
     """Whether an application can be written as a node at the model's opset."""
     record = REGISTRY[step.op]
@@ -112,7 +112,9 @@ def writable(
     return True
 
 
-def with_operands(program: Program, step: Step, put: Mapping[str, str], types: Mapping[str, TensorType]) -> Step:
+def with_operands(
+    program: Program, step: ProgramStep, put: Mapping[str, str], types: Mapping[str, TensorType]
+) -> ProgramStep:
     """A step with other operands, or as it is where it could not be written.
 
     Args:
@@ -127,12 +129,12 @@ def with_operands(program: Program, step: Step, put: Mapping[str, str], types: M
     given = [None if a is None else types.get(a) or program.types[a] for a in args]
     if not writable(program, step, step.attributes, given):
         return step
-    return Step(step.op, args, step.attributes, step.outputs, None, step.name)
+    return ProgramStep(step.op, args, step.attributes, step.outputs, None, step.name)
 
 
 class _Writer:
     def __init__(
-        self, values: Values, removal: Removal, position: int, place: Place, names: Names, made: Written
+        self, values: SliceAnalysis, removal: Removal, position: int, place: StepAxes, names: FreshNames, made: Written
     ) -> None:
         self.values, self.removal, self.position, self.place = values, removal, position, place
         self.names, self.made = names, made
@@ -140,7 +142,7 @@ class _Writer:
         self.free = removal.variables[position]
         self.less = {v for v, gone in self.free.items() if gone.any()}
 
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[ProgramStep]:
         step = self.place.step
         args = tuple(None if a is None else self.operand(p, a) for p, a in enumerate(step.args))
         given = [None if a is None else self.kind(a) for a in args]
@@ -155,7 +157,7 @@ class _Writer:
         if taken_in is not None:
             args, added = taken_in, None
         if added is None:
-            return [Step(step.op, args, attributes, outputs, None, step.name)]
+            return [ProgramStep(step.op, args, attributes, outputs, None, step.name)]
         (output,) = outputs
         kind = wanted[0]
         assert kind is not None
@@ -164,8 +166,8 @@ class _Writer:
         extra = self.weight(f"{output}_constant", added.astype(kind.dtype.numpy))
         self.made.added[output] = before, extra
         return [
-            Step(step.op, args, attributes, (before,), None, step.name),
-            Step("Add", (before, extra), (), (output,), None, f"{step.name}_constant"),
+            ProgramStep(step.op, args, attributes, (before,), None, step.name),
+            ProgramStep("Add", (before, extra), (), (output,), None, f"{step.name}_constant"),
         ]
 
     def kind(self, name: str) -> TensorType:

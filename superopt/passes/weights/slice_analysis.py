@@ -1,8 +1,8 @@
-"""Which slices of a value are constant, and which are equal, given the elements of the model's weights.
+"""Slice analysis: which slices of a value are constant and which are equal, given the elements of the weights.
 
-An operator's meaning is evaluated with one index variable (or the digits of one axis) at every position at once, and
-all others left open. What is known of a slice is a number, where all its elements are that number, and an identity:
-slices of equal identity are equal. Nothing here knows an operator by name.
+An operator's meaning is evaluated with one index variable (or the digits of one axis) at every position, and all others
+open. A slice has a number, where all its elements are that number, and an identity: slices of equal identity are equal.
+The analysis names no operator.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from superopt.ops.meaning import (
 )
 from superopt.ops.rounding import EXACT, JUMPS
 from superopt.program.constant_folding import data_of
-from superopt.program.program import Program, Step
+from superopt.program.program import Program, ProgramStep
 from superopt.program.value_analysis import ANYTHING
 from superopt.runtime.evaluate import FLOAT64
 
-__all__ = ["Slices", "Values", "extents_of", "known_slices", "mixed", "of_text", "slices_of", "table"]
+__all__ = ["Slices", "SliceAnalysis", "extents_of", "known_slices", "mixed", "of_text", "slices_of", "table"]
 
 
 # -- Slices --------------------------------------------------------------------------------------------------------
 #
-# What is known of the slices of an array: numbers, and which are equal.
+# Facts about the slices of an array: their numbers, and which of them are equal.
 
 
 _SAMPLE = 32  # elements of a slice by which slices are told apart before all of them are looked at
@@ -186,7 +186,7 @@ def table(index: Dim, focus: Mapping[str, np.ndarray], extents: Mapping[str, Dim
 
 
 @dataclass(eq=False)
-class Values:
+class SliceAnalysis:
     """Slices of a program's values along their axes, computed when they are asked for.
 
     ``finite`` takes running values to be finite, unless they come from weights with infinities: 0·x is 0.
@@ -245,7 +245,7 @@ class Values:
         if (name, axis) not in self.found:
             constant, read = name in self.program.constant, self._exchanged(name, axis)
             found = self.slices(*read) if read is not None else self._of_weight(name, axis) if constant else None
-            finite = found is not None and self.program.known.get(name, ANYTHING).finite
+            finite = found is not None and self.program.value_facts.get(name, ANYTHING).finite
             self.found[name, axis] = None if found is None else replace(found, finite=finite)
         return self.found[name, axis]
 
@@ -281,7 +281,7 @@ class Values:
             return None
         return slices_of(np.moveaxis(array, axis, 0), name)
 
-    def _result(self, step: Step, meaning: Meaning, comprehension: Comprehension, axis: int) -> Slices | None:
+    def _result(self, step: ProgramStep, meaning: Meaning, comprehension: Comprehension, axis: int) -> Slices | None:
         digits = comprehension.axes[axis]
         focus = _digits(digits)
         kind = self.program.types.get(step.outputs[0])
@@ -295,7 +295,7 @@ class Values:
         found = _Focus(self, step, extents_of(meaning), focus).of(comprehension.body)
         return found if found.tells else None
 
-    def _worth(self, step: Step, body: Scalar, focus: Mapping[str, np.ndarray]) -> bool:
+    def _worth(self, step: ProgramStep, body: Scalar, focus: Mapping[str, np.ndarray]) -> bool:
         """Whether an operand's slices tell something along an axis that the focus runs over."""
         for scalar in subexpressions(body):
             if isinstance(scalar, Read) and (name := step.args[scalar.operand]) is not None:
@@ -304,7 +304,7 @@ class Values:
                         return True
         return False
 
-    def terms(self, step: Step, meaning: Meaning, reduction: Reduce) -> Slices | None:
+    def terms(self, step: ProgramStep, meaning: Meaning, reduction: Reduce) -> Slices | None:
         """What is known of a sum's terms, by the position of its index variable."""
         extent = reduction.extent
         if not isinstance(extent, int) or not 1 < extent <= LONGEST:
@@ -327,7 +327,9 @@ def _digits(digits: Axis) -> Mapping[str, np.ndarray] | None:
 class _Focus:
     """Evaluates the body of one meaning with some variables at all their positions at once."""
 
-    def __init__(self, values: Values, step: Step, extents: Mapping[str, Dim], focus: Mapping[str, np.ndarray]) -> None:
+    def __init__(
+        self, values: SliceAnalysis, step: ProgramStep, extents: Mapping[str, Dim], focus: Mapping[str, np.ndarray]
+    ) -> None:
         self.values, self.step, self.extents, self.focus = values, step, extents, focus
         self.length = next(iter(focus.values())).size
         self.places = mixed(np.arange(self.length, dtype=np.uint64), 3)
@@ -374,7 +376,7 @@ class _Focus:
     def read(self, read: Read) -> Slices:
         name = self.values.program.same.get(n, n) if (n := self.step.args[read.operand]) is not None else ""
         assert n is not None, "a meaning read an absent operand"
-        finite = self.values.program.known.get(n, ANYTHING).finite
+        finite = self.values.program.value_facts.get(n, ANYTHING).finite
         varying = [p for p, i in enumerate(read.index) if not self._names(i).isdisjoint(self.focus)]
         rest = "".join(f"{'*' if p in varying else i}," for p, i in enumerate(read.index)) + str(read.outside)
         if not varying:

@@ -26,7 +26,7 @@ __all__ = ["Launch", "Plan", "Step", "arena", "plan"]
 
 # -- Arena ---------------------------------------------------------------------------------------------------------
 #
-# Where intermediates lie: one block of memory, shared by values that are never alive together.
+# One block of memory for the intermediates, shared by values that are never alive together.
 
 
 ALIGNMENT = 256  # bytes; what cudaMalloc gives and vector loads want
