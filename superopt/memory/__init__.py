@@ -4,7 +4,6 @@ from superopt.memory.arena import Arena, measured_arena
 from superopt.memory.copies import Pin, Planned, Written, written
 from superopt.memory.fission import Region, Source, grown, heads, tails
 from superopt.memory.liveness import Lifetime, alive, lifetimes, unavoidable
-from superopt.memory.operand_order import best_walk
 from superopt.memory.parts import Split, split
 from superopt.memory.planner import ALIGNMENT, Buffer, Plan, block_of, planned
 from superopt.memory.remat import ROWS, front
@@ -29,7 +28,7 @@ from superopt.memory.unknown_shapes import best_open, kernel_of
 __all__ = [
     "ALIGNMENT", "IN_PLACE", "NCHWC", "OPSET", "RENAMING", "ROWS", "Arena", "Buffer", "Guards", "Lifetime",
     "Op", "Pin", "Plan", "Planned", "Region", "Schedule", "Slicing", "Source", "Split", "Step", "Task", "Timetable",
-    "Written", "alive", "alive_at", "as_given", "best_open", "best_walk", "block_of", "front", "grown", "heads",
+    "Written", "alive", "alive_at", "as_given", "best_open", "block_of", "front", "grown", "heads",
     "kernel_of", "least_peak", "lifetimes", "measurable", "measured_arena", "patient",
     "peak_of", "planned", "polished", "prompt", "split", "tails", "unavoidable", "written",
 ]  # fmt: skip

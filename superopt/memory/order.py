@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from superopt.ir.graph import Graph, Node
 
-__all__ = ["as_executed", "execution_order", "walked"]
+__all__ = ["as_executed", "execution_order"]
 
 
 def execution_order(nodes: Sequence[Node], number: Sequence[int]) -> list[int]:
@@ -22,17 +22,7 @@ def execution_order(nodes: Sequence[Node], number: Sequence[int]) -> list[int]:
     makers = {o: i for i, n in enumerate(nodes) for o in n.outputs if o}
     reads = [sorted({makers[n] for n in node.reads if n in makers}, key=number.__getitem__) for node in nodes]
     read = {i for before in reads for i in before}
-    return walked([i for i in sorted(range(len(nodes)), key=number.__getitem__) if i not in read], reads)
-
-
-def walked(last: Sequence[int], reads: Sequence[Sequence[int]]) -> list[int]:
-    """Nodes in the order in which a walk back leaves them: of several, the last first, each after all that it reads.
-
-    Args:
-        last: the nodes that it begins with.
-        reads: for each node, those that it reads.
-    """
-    stack = [(i, False) for i in last]
+    stack = [(i, False) for i in sorted(range(len(nodes)), key=number.__getitem__) if i not in read]
     found: list[int] = []
     seen: set[int] = set()
     while stack:

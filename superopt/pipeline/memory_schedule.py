@@ -34,7 +34,6 @@ from superopt.memory import Arena, measured_arena
 from superopt.ops.infer import Typing, infer
 from superopt.ops.record import NotCovered
 from superopt.pipeline.memory_timeline import Footprint, footprint
-from superopt.pipeline.operand_order import walked
 from superopt.pipeline.planner_hints import hidden_sizes, kernels
 from superopt.pipeline.symbolic_rows import known_again, open_rows
 from superopt.runtime.limits import refuse_unbounded
@@ -44,7 +43,6 @@ __all__ = ["Scheduled", "arena_of", "asked_of", "least_memory", "orders"]
 
 _SESSIONS = 3  # more of a model, where their orders may differ
 _ASKED = 4  # graphs of which the arena is asked: a second or two each
-_WALKED = 3  # kinds of graphs, for each of which orders are searched: some three seconds each
 
 
 @dataclass(frozen=True)
@@ -82,41 +80,22 @@ def least_memory(
         NotCovered: an input is no tensor.
     """
     sizes = sizes or {}
-    least_first = sorted(_footprints(graph, sizes), key=lambda f: f.plan.peak)
-    before = least_first[0]
+    before = min(_footprints(graph, sizes), key=lambda f: f.plan.peak)
     unchanged, run = Scheduled(graph, before, before, ""), kernels(before.ran)
-    tried, least = [(unchanged, frozenset[str]())], before.plan.peak
-
-    def written(made: Graph, how: str, said: frozenset[str]) -> None:
-        nonlocal least
-        try:
-            after = max(_footprints(made, sizes), key=lambda f: f.plan.peak)
-        except (SuperoptError, NotCovered):  # a shape that has to be known
-            return
-        if not alike or kernels(after.ran, said) == run:
-            tried.append((Scheduled(made, before, after, how), said))
-            least = min(least, after.plan.peak)
+    tried, least = list[Scheduled](), before.plan.peak
 
     for how, made, said in _candidates(graph, before, sizes, alike):
         if time.monotonic() > deadline or least <= before.bound:
             break
-        written(made, how, said)
-    for found, said in _least_of_each(tried)[:_WALKED]:
-        if time.monotonic() > deadline or least <= before.bound:
-            break
-        # Orders of copies out of the blocked layout are left to chance. From the session with most to gain, what is
-        # simulated is what runs (tiny NASNet: 94 of 94 sessions; of those with less to gain 14 of 26).
-        turned = walked(found.graph, least_first[-1] if found is unchanged else found.after)
-        if turned is not None:
-            written(turned, found.how if "order" in found.how else ", ".join(filter(None, ("order", found.how))), said)
-    better = [found for found, _ in tried if found.after.plan.peak < before.plan.peak]
+        try:
+            after = max(_footprints(made, sizes), key=lambda f: f.plan.peak)
+        except (SuperoptError, NotCovered):  # a shape that has to be known
+            continue
+        if not alike or kernels(after.ran, said) == run:
+            tried.append(Scheduled(made, before, after, how))
+            least = min(least, after.plan.peak)
+    better = [found for found in tried if found.after.plan.peak < before.plan.peak]
     return _judged(unchanged, better, sizes, deadline, alike) if better else unchanged
-
-
-def _least_of_each(tried: Sequence[tuple[Scheduled, frozenset[str]]]) -> list[tuple[Scheduled, frozenset[str]]]:
-    """Of each kind what is modelled to need least, the least first."""
-    rising = sorted(tried, key=lambda t: t[0].after.plan.block)
-    return list({found.how: (found, said) for found, said in reversed(rising)}.values())[::-1]
 
 
 def _judged(
