@@ -18,7 +18,10 @@ from superopt.ir.errors import SuperoptError
 __all__ = ["Kept", "code_digest", "file_digest", "model_digest"]
 
 # The rooms that figures depend on.
-_DECISIVE = ("search", "cost", "ops", "ir", "formats", "runtime", "verifier", "rules", "pipeline", "lab")
+_DECISIVE = (
+    "egraph", "extraction", "regions", "passes", "program", "cost", "ops", "ir", "formats", "runtime", "verifier",
+    "rules", "pipeline", "benchmark",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from superopt.fleet.stamp import libraries
 from superopt.formats.files import replace_file
+from superopt.ir import disk_cache
 
 __all__ = ["UNBOUNDED", "Bounds", "Chunks", "OutOfBounds", "code_digest", "digest_of"]
 
@@ -57,6 +58,9 @@ def digest_of(*parts: object) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
 
 
+_DECISIVE = (  # packages besides this one
+    "ir", "ops", "runtime", "rules", "verifier", "egraph", "extraction", "regions", "passes", "program",
+)  # fmt: skip
 _LAST = frozenset({"__init__.py", "discover.py", "minimise.py"})  # what happens after themes were explored
 
 
@@ -67,13 +71,11 @@ def code_digest(*, whole: bool = False) -> str:
     Args:
         whole: also those that only decide what becomes of explored themes.
     """
-    root = Path(__file__).resolve().parent.parent
     digest = hashlib.sha256(json.dumps(libraries(), sort_keys=True).encode())
-    for package in ("ir", "ops", "runtime", "rules", "verifier", "search", "discovery"):
-        for file in sorted((root / package).glob("*.py")):
-            if package == "discovery" and file.name in _LAST and not whole:
-                continue
-            digest.update(f"{package}/{file.name}".encode() + b"\0" + file.read_bytes())
+    digest.update(disk_cache.code_digest(*_DECISIVE).encode())
+    for file in sorted(Path(__file__).parent.rglob("*.py")):
+        if whole or file.name not in _LAST:
+            digest.update(f"{file.name}".encode() + b"\0" + file.read_bytes())
     return digest.hexdigest()
 
 

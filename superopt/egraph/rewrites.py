@@ -224,7 +224,7 @@ def _of_all(rules: tuple[Rule, ...], deadline: float, floats: Floats | None) -> 
 
 
 def _name(rules: Sequence[Rule], floats: Floats | None) -> str:
-    digest = hashlib.sha256(code_digest("search", "rules", "ops", "ir").encode())
+    digest = hashlib.sha256(code_digest("egraph", "program", "rules", "ops", "ir").encode())
     for rule in rules:
         digest.update(rule.fingerprint.encode())
     digest.update(b"" if floats is None else floats.digest.encode())

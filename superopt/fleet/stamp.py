@@ -17,8 +17,8 @@ from superopt.ir.errors import BackendUnavailable, UsageError
 __all__ = ["check", "content_digest", "digest", "here", "libraries", "of_files"]
 
 _ROOMS = (
-    "cost", "discovery", "fleet", "formats", "frontend", "ir", "lab", "ops", "pipeline", "report", "runtime", "search",
-    "verifier",
+    "cost", "discovery", "egraph", "extraction", "fleet", "formats", "frontend", "ir", "memory", "ops", "passes",
+    "pipeline", "program", "regions", "report", "runtime", "verifier",
 )  # fmt: skip
 _LIBRARIES = ("numpy", "onnx", "onnxruntime", "z3-solver", "highspy")
 

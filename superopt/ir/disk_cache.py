@@ -98,11 +98,16 @@ def code_digest(*packages: str, data: tuple[str, ...] = ()) -> str:
     Args:
         packages: names of folders of superopt.
         data: patterns of other files in them that decide what the code does: ``*.toml``.
+
+    Raises:
+        ValueError: there is no such package; what is cached would outlive a change of its code.
     """
     root = Path(__file__).resolve().parents[1]
     digest = hashlib.sha256()
     for package in packages:
         folder = root / package
+        if not folder.is_dir():
+            raise ValueError(f"there is no package superopt.{package} to take a digest of")
         for path in sorted({p for pattern in ("*.py", *data) for p in folder.rglob(pattern)}):
             digest.update(f"\n{package}/{path.relative_to(folder)}\n".encode() + path.read_bytes())
     return digest.hexdigest()

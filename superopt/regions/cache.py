@@ -29,7 +29,9 @@ __all__ = ["FOLDER", "RegionCache"]
 FOLDER = "regions"
 _CLASSES: tuple[type, ...] = (DType, Found, Piece, Plan, Poly, Quotient, TensorType)
 _MOST = 8192  # entries, of a few kilobytes
-_PACKAGES = ("search", "cost", "rules", "ops", "ir")  # whose code results depend on
+_PACKAGES = (  # whose code results depend on
+    "egraph", "extraction", "regions", "passes", "program", "cost", "rules", "ops", "ir",
+)  # fmt: skip
 
 
 @lru_cache(maxsize=8)
