@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import highspy
 import numpy as np
@@ -17,23 +17,13 @@ from superopt.extraction.dag import Choice, Problem, cost_of, used_classes
 from superopt.extraction.pruning import reduced, requirements
 from superopt.runtime.highs import solver
 
-__all__ = ["Solution", "solve"]
+__all__ = ["solve"]
 
 _CUT_ROUNDS = 2  # a program with more cycles takes seconds, and gains less than measurements resolve
 _CUT = 100  # candidates up to which cycles are cut at all
 _NODES = 10  # of the branch-and-bound tree: unlike the clock, the same on every machine
 _CANDIDATES = 200  # that are left: beyond, the solver takes seconds and hardly ever improves on the local search
 _GAP = 5e-4  # relative gap at which a program counts as optimal: far below what measurements resolve
-
-
-@dataclass(frozen=True)
-class Solution:
-    """The best choice found, and whether it is proved optimal; ``gap`` is relative."""
-
-    choice: Choice
-    us: float
-    optimal: bool
-    gap: float
 
 
 @dataclass
@@ -55,7 +45,7 @@ class _Model:
         self.rows.append((lower, upper, entries))
 
 
-def solve(problem: Problem, incumbent: Choice, seconds: float, seed: int = 0) -> Solution:
+def solve(problem: Problem, incumbent: Choice, seconds: float, seed: int = 0) -> Choice:
     """The cheapest program, or the best found in the time; never worse than the incumbent.
 
     Cycles are forbidden when they show up: the program is solved again with a cut for each, which is much faster than
@@ -68,44 +58,29 @@ def solve(problem: Problem, incumbent: Choice, seconds: float, seed: int = 0) ->
             how busy the machine is.
         seed: of the solver's own choices.
     """
-    start = cost_of(problem, incumbent)
-    best = Solution(incumbent, start, seconds > 0, 0.0)
+    best, least = incumbent, cost_of(problem, incumbent)
     if all(len(o) == 1 for o in problem.of.values()) or seconds <= 0:
         return best
     deadline = time.monotonic() + seconds
-    problem = reduced(problem, incumbent, start * (1 - _GAP))
-    if all(len(o) == 1 for o in problem.of.values()):
+    problem = reduced(problem, incumbent, least * (1 - _GAP))
+    if all(len(o) == 1 for o in problem.of.values()) or sum(map(len, problem.of.values())) > _CANDIDATES:
         return best
-    if sum(map(len, problem.of.values())) > _CANDIDATES:
-        return replace(best, optimal=False, gap=_unproved(problem, start))
     model, x, y = _build(problem)
     for _ in range(_CUT_ROUNDS):
-        solved, optimal = _run(model, problem, best.choice, x, y, deadline - time.monotonic(), seed)
+        solved = _run(model, problem, best, x, y, deadline - time.monotonic(), seed)
         values = list(solved.getSolution().col_value)
         if len(values) != len(model.cost):
-            return replace(best, optimal=False, gap=1.0)
+            return best
         choice = _read(problem, x, values)
         us = cost_of(problem, choice)
-        bound = solved.getInfo().mip_dual_bound
-        gap = max(0.0, (best.us - bound) / best.us) if np.isfinite(bound) and best.us > 0 else 1.0
-        if us < best.us:
-            best = replace(best, choice=choice, us=us)
+        if us < least:
+            best, least = choice, us
         cycles = _cycles(problem, choice)
-        if not cycles and optimal:
-            return replace(best, optimal=True, gap=0.0)
         if not cycles or len(x) > _CUT or time.monotonic() > deadline:
-            return replace(best, optimal=False, gap=gap)
+            return best
         for cycle in cycles:
             _cut(model, problem, x, cycle)
-    return replace(best, optimal=False, gap=1.0)
-
-
-def _unproved(problem: Problem, us: float) -> float:
-    """The relative gap to what every program pays at least: the cheapest forms of what none can do without."""
-    always = (problem.of[o] for o in requirements(problem).always if o in problem.of)
-    least = sum(min(problem.candidates[i].us for i in options) for options in always if options)
-    least -= sum(s.us for s in problem.savings)
-    return min(1.0, max(0.0, (us - least) / us)) if us > 0 else 0.0
+    return best
 
 
 def _run(
@@ -116,12 +91,12 @@ def _run(
     y: Mapping[int, int],
     seconds: float,
     seed: int,
-) -> tuple[highspy.Highs, bool]:
+) -> highspy.Highs:
     made = solver(time_limit=max(0.05, seconds), random_seed=seed % (1 << 31), mip_rel_gap=_GAP, mip_max_nodes=_NODES)
     made.passModel(_highs(model))
     _warm_start(made, problem, incumbent, x, y)
     made.run()
-    return made, made.getModelStatus() == highspy.HighsModelStatus.kOptimal
+    return made
 
 
 def _cycles(problem: Problem, choice: Choice) -> list[list[int]]:

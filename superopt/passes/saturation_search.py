@@ -108,7 +108,6 @@ class _Totals:
     before: float = 0.0
     e_nodes: int = 0
     gain: float = 0.0
-    gap: float = 0.0
     grown: int = 0
     ranked: int = 0  # operators whose constants are written at another rank
     used: dict[str, list[float]] = field(default_factory=dict)  # rule → [count, gain]
@@ -456,7 +455,6 @@ class _Run:
     def _count(self, found: Found) -> None:
         """Add the figures of a region's search to the totals."""
         self.totals.e_nodes += found.e_nodes
-        self.totals.gap = max(self.totals.gap, found.gap)
         self.totals.quarantined.update(found.quarantined)
         if found.stopped in ("nodes", "steps"):
             self._ended(found.stopped)
@@ -502,7 +500,7 @@ class _Run:
             graph=emitted.graph if emitted is not None else graph, applied=tuple(applied),
             before_us=before, after_us=before - totals.gain, regions=totals.regions,
             distinct_regions=sum(not kind for kind, *_ in self.memo), e_nodes=totals.e_nodes, stopped=self.stopped,
-            seconds=time.monotonic() - self.start, gap=totals.gap, near_misses=tuple(totals.missed)[:_SHOWN],
+            seconds=time.monotonic() - self.start, near_misses=tuple(totals.missed)[:_SHOWN],
             notes=notes, quarantined=dict(totals.quarantined),
             asked=self.pricer.questions.asked, decided=self.pricer.questions.decided,
         )  # fmt: skip

@@ -36,14 +36,12 @@ class Found:
 
     Attributes:
         missed: the gain in microseconds of a plan that was not good enough, and why.
-        gap: relative optimality gap of the extraction.
     """
 
     plan: Plan | None
     before: float
     e_nodes: int
     stopped: str
-    gap: float = 0.0
     missed: str = ""
     quarantined: Mapping[str, str] = field(default_factory=dict)
 
@@ -73,11 +71,11 @@ def optimise(
         saturate(graph, first, replace(limits, deadline=half))
     outcome = saturate(graph, moves, replace(limits, deadline=half))
     if time.monotonic() > limits.deadline:
-        return Found(None, before, len(graph), "time", 1.0, quarantined=outcome.quarantined)
-    choice, problem, gap = _extract(region, lowered, pricer, limits.deadline, seed, unsure=least_gain > 0)
+        return Found(None, before, len(graph), "time", quarantined=outcome.quarantined)
+    choice, problem = _extract(region, lowered, pricer, limits.deadline, seed, unsure=least_gain > 0)
     incumbent = incumbent_of(region, lowered, problem)
     after = cost_of(problem, choice) + _naming(region, lowered, pricer)
-    result = Found(None, before, len(graph), outcome.stopped, gap, quarantined=outcome.quarantined)
+    result = Found(None, before, len(graph), outcome.stopped, quarantined=outcome.quarantined)
     if not after < before - 1e-9:
         return result
     plan, needed = _judged(region, lowered, problem, incumbent, choice, pricer, least_gain, before)
@@ -87,7 +85,7 @@ def optimise(
         plan, needed = _judged(region, lowered, problem, incumbent, choice, pricer, least_gain, before)
         if before - plan.after < max(needed, 1e-9):
             return missed
-    return Found(plan, before, len(graph), outcome.stopped, gap, quarantined=outcome.quarantined)
+    return Found(plan, before, len(graph), outcome.stopped, quarantined=outcome.quarantined)
 
 
 def _judged(
@@ -120,7 +118,7 @@ def _surest(
         return replace(candidate, us=candidate.us * (1 + doubt))
 
     doubted = replace(problem, candidates=tuple(dear(i, c) for i, c in enumerate(problem.candidates)))
-    choice, _ = _best(doubted, incumbent, max(0.0, deadline - time.monotonic()), seed)
+    choice = _best(doubted, incumbent, max(0.0, deadline - time.monotonic()), seed)
     return choice
 
 
@@ -138,7 +136,7 @@ def _missed(found: Found, outcome: Outcome, gain: float, needed: float, plan: Pl
     rules = ", ".join(sorted(plan.rules)) or "evaluating constants"
     share = 100 * gain / found.before if found.before else 0.0
     text = f"{rules} would save {gain:.1f} µs ({share:.1f} % of the region), less than the noise of {needed:.1f} µs"
-    return Found(None, found.before, found.e_nodes, outcome.stopped, found.gap, text, outcome.quarantined)
+    return Found(None, found.before, found.e_nodes, outcome.stopped, text, outcome.quarantined)
 
 
 def incumbent_of(region: Region, lowered: Lowered, problem: Problem) -> Choice:
@@ -188,16 +186,16 @@ def _original(region: Region, lowered: Lowered, problem: Problem) -> Choice:
 
 def _extract(
     region: Region, lowered: Lowered, pricer: Pricer, deadline: float, seed: int, *, unsure: bool
-) -> tuple[Choice, Problem, float]:
+) -> tuple[Choice, Problem]:
     graph = lowered.graph
     frame = frame_of(region, lowered)
     problem = problem_of(graph, frame, pricer)
-    choice, gap = incumbent_of(region, lowered, problem), 0.0
+    choice = incumbent_of(region, lowered, problem)
     wanted: set[ENode] = set()  # by the extraction before, whose predictions were then settled
     for _ in range(_SETTLING):
         incumbent = incumbent_of(region, lowered, problem)
         before = choice
-        choice, gap = _best(problem, incumbent, max(0.0, deadline - time.monotonic()), seed)
+        choice = _best(problem, incumbent, max(0.0, deadline - time.monotonic()), seed)
         if wanted and cost_of(problem, before) - cost_of(problem, choice) < _worth(
             graph, problem, before, choice, pricer
         ):
@@ -217,7 +215,7 @@ def _extract(
         choice = incumbent
     elif unsure:
         choice = _kept_in_place(lowered, problem, incumbent, choice, pricer)
-    return choice, problem, gap
+    return choice, problem
 
 
 def _decided(
@@ -238,14 +236,13 @@ def _worth(graph: EGraph, problem: Problem, before: Choice, after: Choice, price
     return max(pricer.questions.cheap_us, SURELY * error)
 
 
-def _best(problem: Problem, incumbent: Choice, seconds: float, seed: int) -> tuple[Choice, float]:
+def _best(problem: Problem, incumbent: Choice, seconds: float, seed: int) -> Choice:
     problem, incumbent = _without_dearer(problem, incumbent)
     problem = reduced(problem, incumbent, cost_of(problem, incumbent))
     start = improve(problem, incumbent, deadline=time.monotonic() + seconds) if seconds > 0 else incumbent
     if len(problem.candidates) > _ILP_CANDIDATES:
-        return start, 1.0
-    found = solve(problem, start, seconds / 2, seed)
-    return found.choice, found.gap
+        return start
+    return solve(problem, start, seconds / 2, seed)
 
 
 def _without_dearer(problem: Problem, incumbent: Choice) -> tuple[Problem, Choice]:

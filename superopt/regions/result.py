@@ -85,7 +85,6 @@ class SearchResult:
     Attributes:
         before_us, after_us: modelled cost of what superopt understands of the graph.
         stopped: "saturated", "nodes", "steps", "time", "memory" or "interrupted".
-        gap: largest relative optimality gap of a region's extraction.
         asked, decided: questions about prices that were settled beyond what was known, and how many changed a choice.
         quarantined: rules that were switched off during the search, and why.
     """
@@ -99,7 +98,6 @@ class SearchResult:
     e_nodes: int = 0
     stopped: str = "saturated"
     seconds: float = 0.0
-    gap: float = 0.0
     near_misses: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     asked: int = 0
