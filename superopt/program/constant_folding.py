@@ -34,6 +34,7 @@ __all__ = ["FoldedData", "data_of", "folded", "weights_behind"]
 
 _BLOCK = 1 << 18  # elements that are computed at a time, in float64: what a core's cache holds
 _TOLD = 64  # steps up to which a weight says how it was computed
+_NOTED = 256  # characters that this takes in any case; else no more than the weight's elements: files stay small
 
 
 @dataclass(frozen=True, eq=False)
@@ -233,7 +234,9 @@ def folded(program: Program, name: str, data: FoldedData | SettledData) -> Weigh
     """A weight that is computed when it is read."""
     steps = _told(data)
     rules = sorted({r for s in steps for r in s.rules})
-    metadata = {VALUE: _provenance(data, steps)} if len(steps) <= _TOLD else {}
+    size = program.types[data.output].nbytes
+    note = _provenance(data, steps) if len(steps) <= _TOLD and weights_behind(data) else ""
+    metadata = {VALUE: note} if note and (size is None or len(note) <= max(size, _NOTED)) else {}
     if rules:
         metadata[RULES] = ",".join(rules)
     return Weight(name, program.types[data.output], data, metadata={**metadata, PRECOMPUTED: "true"})
@@ -262,4 +265,4 @@ def _provenance(data: FoldedData | SettledData, steps: tuple[Step, ...]) -> str:
     note: dict[str, object] = {"steps": told, "output": data.output}
     if settled:
         note["runtime"] = settled
-    return json.dumps(note, default=str)
+    return json.dumps(note, default=str, separators=(",", ":"))
