@@ -30,6 +30,7 @@ __all__ = ["FoldedData", "data_of", "folded_weight", "weights_behind"]
 
 _BLOCK = 1 << 18  # elements that are computed at a time, in float64: what a core's cache holds
 _TOLD = 64  # steps up to which a weight says how it was computed
+_NOTED = 256  # characters that this takes in any case; else no more than the weight's elements: files stay small
 
 
 @dataclass(frozen=True, eq=False)
@@ -229,7 +230,9 @@ def folded_weight(program: Program, name: str, data: FoldedData | ComputedData) 
     """A weight that is computed when it is read."""
     steps = _told(data)
     rules = sorted({r for s in steps for r in s.rules})
-    metadata = {VALUE: _provenance(data, steps)} if len(steps) <= _TOLD else {}
+    size = program.types[data.output].nbytes
+    note = _provenance(data, steps) if len(steps) <= _TOLD and weights_behind(data) else ""
+    metadata = {VALUE: note} if note and (size is None or len(note) <= max(size, _NOTED)) else {}
     if rules:
         metadata[RULES] = ",".join(rules)
     return Weight(name, program.types[data.output], data, metadata={**metadata, PRECOMPUTED: "true"})
@@ -258,4 +261,4 @@ def _provenance(data: FoldedData | ComputedData, steps: tuple[ProgramStep, ...])
     note: dict[str, object] = {"steps": told, "output": data.output}
     if settled:
         note["runtime"] = settled
-    return json.dumps(note, default=str)
+    return json.dumps(note, default=str, separators=(",", ":"))

@@ -313,6 +313,22 @@ def test_moves_of_a_deliberate_rounding_are_not_an_excuse():
     assert max(np.abs(r["y"] - old).max() for r in moved) == 0
 
 
+@pytest.mark.parametrize("reader", ["Reciprocal", "Atan of Reciprocal", "Div"])
+def test_the_sign_of_a_zero_is_told_where_another_value_follows_from_it(reader: str) -> None:
+    """``x + 0`` is 0 at -0: an output may lose that sign, but not what is computed of it."""
+    ends = {
+        "Reciprocal": [("Reciprocal", "a", "y")],
+        "Atan of Reciprocal": [("Reciprocal", "a", "r"), ("Atan", "r", "y")],
+        "Div": [("Div", "one a", "y")],
+    }[reader]
+    weights = {"z": single(0)} | ({"one": single(1)} if reader == "Div" else {})
+    before = model([("Add", "x z", "a"), *ends], weights, X, Y)
+    after = model([("Identity", "x", "a"), *ends], weights, X, Y)
+    assert check(before, after).verdict == "failed"
+    plain = model([("Add", "x z", "y")], {"z": single(0)}, X, Y)
+    assert check(plain, SAME).verdict == "passed"
+
+
 def test_targets_are_carried_back_through_what_computes_a_condition():
     assert 333.0 in input_targets(branch(2, computed=True))["x"]
     assert {100.0, 199.0, 200.0} <= set(input_targets(modulo(100, (4,)))["i"])
