@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 from as_run import OPTIONS, RULES, as_run, searched, typed, values_as_run
-from constant_models import constant_model
+from tests.program.constant_models import constant_model
 from graphs import f32, feeds_of, graph, op, weight
 from roofline import Roofline
 
