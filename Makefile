@@ -134,7 +134,7 @@ profile-forms: $(READY)   ## add to PROFILE what forms of drawn operators ask fo
 	@$(BIN)/superopt profile build/forms/*.json --out $(PROFILE) --extend --time-limit 450
 
 bench-growth: $(READY)    ## search time and memory against layers, nodes and rules
-	@$(BIN)/python tests/search/growth.py
+	@$(BIN)/python tests/growth.py
 
 conformance: $(READY)     ## the onnx package's own test models through convert and optimize; writes lab/results/conformance.md
 	@$(BIN)/python tests/conformance.py --optimize

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+sys.path.append(str(Path(__file__).parent))  # for graphs.py, roofline.py and the like, which several folders share
+
 import superopt.runtime  # noqa: F401  # before a test imports ONNX Runtime itself, which would tell its maker of it
 
 settings.register_profile("superopt", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -34,7 +36,10 @@ def pytest_collection() -> Iterator[None]:
 
 # Folders whose files take longest come first, and those of many short tests last: processes take files in this order,
 # and a long file that begins last leaves the other processes idle.
-FIRST = ("browser", "discovery", "attack", "server", "lab", "fleet", "pipeline", "robust", "verifier", "search", "cli")
+FIRST = (
+    "browser", "discovery", "attack", "server", "gate", "lab", "benchmark", "fleet", "pipeline", "robust", "verifier",
+    "passes", "cli",
+)  # fmt: skip
 LAST = ("docs", "corpus", "ir", "ops")
 
 

@@ -104,7 +104,8 @@ def validate_costs(
     """
     options = options or Options()
     model = costs.MeasuredCpu(threads=options.threads, sizes=options.sizes, progress=progress)
-    kept = Kept(keep, f"{code_digest()[:16]} {pairs} {blocks} {rounds} {options.threads} {sorted(options.enable)}")
+    decisive = (pairs, blocks, rounds, search_limit, options.threads, sorted(options.enable))
+    kept = Kept(keep, " ".join([code_digest()[:16], *map(str, decisive)]))
     predictions: list[Prediction] = []
     directions: list[Direction] = []
     left_out: list[str] = []

@@ -21,8 +21,8 @@ from superopt.runtime import onnx_runtime
 from superopt.verifier.equivalence.graphs import verify
 from superopt.verifier.weights.claims import check_values
 from superopt.verifier.weights.files import MANIFEST, check_folder, write_folder
-from tests.search.test_held import held
-from tests.search.value_models import MODELS, Drawn
+from tests.passes.value_models import MODELS, Drawn
+from tests.program.test_constant_nodes import held
 
 PROFILE = "profile:cpu-epyc-2core"
 

@@ -1,4 +1,4 @@
-"""How the search grows with its input: ``python tests/search/growth.py [CASE...]`` (``make bench-growth``).
+"""How the search grows with its input: ``python tests/growth.py [CASE...]`` (``make bench-growth``).
 
 Each case runs in a process of its own, so that its peak memory is its own. Time is CPU time of the search alone, with
 costs at hand (the shipped profile) and nothing kept from earlier runs. ``--rules DIR`` takes another library,
@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
 import numpy as np  # noqa: E402

@@ -21,7 +21,7 @@ from superopt.rules.values import Certificate, Equal, KeptSlices, Same, Uniform
 from superopt.runtime import onnx_runtime
 from superopt.verifier.check.differential import check
 from superopt.verifier.weights.claims import check_values
-from tests.search.value_models import MODELS, STILL, Drawn, Made
+from tests.passes.value_models import MODELS, STILL, Drawn, Made
 
 SEEDS = (0, 1, 2)
 

@@ -1,8 +1,6 @@
-"""The e-graph, matching, lifting and extraction by themselves."""
+"""The e-graph, matching and lifting by themselves."""
 
 from __future__ import annotations
-
-import random
 
 import pytest
 from graphs import f32
@@ -11,8 +9,6 @@ from rules_for_tests import rules
 from superopt.egraph.egraph import EGraph, TypeClashError
 from superopt.egraph.lifting import group_rewrite, lift
 from superopt.egraph.matching import Match, bound, compile_side
-from superopt.extraction.dag import Candidate, Problem, cost_of, greedy, improve
-from superopt.extraction.ilp import solve
 from superopt.ir.terms import format_term
 from superopt.ops import REGISTRY
 from superopt.ops.meaning import IllTyped
@@ -93,43 +89,3 @@ def test_lifting_follows_the_arity_of_splits():
     assert format_term(lift(concat, 3).lhs[0]).count("[") > 3
     assert lift(rules("assoc")[0], 3) is None
     assert group_rewrite(rules("assoc")[0]) is None
-
-
-def random_problem(generator):
-    """Classes 0…n-1 with candidates over any other classes: sharing and cycles included."""
-    count = generator.randint(3, 7)
-    candidates, of, readers = [], {}, {}
-    for owner in range(count):
-        indices = []
-        for k in range(generator.randint(1, 3)):
-            pool = [c for c in range(count) if c != owner]
-            needs = tuple(sorted(generator.sample(pool, generator.randint(0, 2))))
-            if k == 0:
-                needs = tuple(n for n in needs if n < owner)
-            indices.append(len(candidates))
-            candidates.append(Candidate((), owner, needs, generator.randint(0, 9) + 0.5))
-            for need in needs:
-                readers.setdefault(need, []).append(indices[-1])
-        of[owner] = tuple(indices)
-    return Problem(tuple(candidates), of, {c: tuple(r) for c, r in readers.items()}, (count - 1,))
-
-
-def exhaustive(problem):
-    best, stack = float("inf"), [{}]
-    for owner, options in problem.of.items():
-        stack = [{**choice, owner: i} for choice in stack for i in options]
-    for choice in stack:
-        best = min(best, cost_of(problem, choice))
-    return best
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_extraction_is_exact_and_acyclic(seed):
-    problem = random_problem(random.Random(seed))
-    start = {owner: options[0] for owner, options in problem.of.items()}
-    found = solve(problem, start, 5.0)
-    best = exhaustive(problem)
-    assert cost_of(problem, found) == pytest.approx(best, rel=1e-3)
-    for choice in (improve(problem, start), greedy(problem)):
-        assert best - 1e-9 <= cost_of(problem, choice) < float("inf")
-    assert cost_of(problem, improve(problem, start)) <= cost_of(problem, start)

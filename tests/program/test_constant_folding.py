@@ -7,7 +7,6 @@ import json
 import numpy as np
 import pytest
 from as_run import OPTIONS, RULES, as_run, searched, typed, values_as_run
-from constant_models import constant_model
 from graphs import f32, feeds_of, graph, op, weight
 from roofline import Roofline
 
@@ -23,6 +22,7 @@ from superopt.passes.rounding_guard import rounding_loss
 from superopt.program.constant_folding import FoldedData, data_of
 from superopt.program.program import ProgramStep, program_of
 from superopt.rules.grammar import parse_rule
+from tests.program.constant_models import constant_model
 
 RNG = np.random.default_rng(16)
 TAIL = [op("MatMul", "h", "x", "k"), op("Relu", "r", "h"), op("Relu", "y", "r")]  # one Relu too many: worth a rewrite

@@ -1,8 +1,0 @@
-"""Test modules of this area import each other by their folder."""
-
-from __future__ import annotations
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))
