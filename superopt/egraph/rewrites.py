@@ -182,7 +182,11 @@ class _CompiledLibrary:
         return frozenset().union(*(piece.adjacent for piece in self.by_fingerprint.values()))
 
     def __getstate__(self) -> dict[str, object]:
-        return {"digest": self.digest, "pieces": self.by_fingerprint, "words": self.defined_operators}
+        return {
+            "digest": self.digest,
+            "by_fingerprint": self.by_fingerprint,
+            "defined_operators": self.defined_operators,
+        }
 
 
 _CLASSES: tuple[type, ...] = (
