@@ -145,7 +145,7 @@ def test_what_fails_the_check_of_the_whole_is_left_out(monkeypatch: pytest.Monke
         return (*stages[:-1], replace(stages[-1], after=replace(after, weights=weights)))
 
     monkeypatch.setattr(weight_rewrites, "by_values", wrong)
-    monkeypatch.setattr(weight_rewrites, "check_values", lambda *a, **k: weight_rewrites.Held(0, 0, 0))
+    monkeypatch.setattr(weight_rewrites, "check_values", lambda *a, **k: weight_rewrites.ClaimsChecked(0, 0, 0))
     _, report = optimised(wide(200))
     assert report.values is None
     assert [f.left_out for f in report.check_failures] == ["values"]

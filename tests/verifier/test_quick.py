@@ -147,7 +147,7 @@ ELSEWHERE = {
 
 
 def judge(before: Graph, after: Graph) -> CheckResult:
-    assert not differential.Judge(
+    assert not differential.DifferentialCheck(
         before, after, _QUICK, local_checks.Bench()
     ).exhaustive  # else the places would not matter
     return check_rewrite(before, after)
@@ -227,7 +227,7 @@ def test_what_a_check_held_goes_with_it(monkeypatch: pytest.MonkeyPatch, large: 
     with local_checks.Bench() as bench:
         bench.loaded(AFTER, ONNX_RUNTIME, keep=True)
         plan = replace(_QUICK, effort=replace(QUICK, work=1.0))
-        one = differential.Judge(BEFORE, AFTER, plan, bench)
+        one = differential.DifferentialCheck(BEFORE, AFTER, plan, bench)
         assert one.run().verdict == "passed"
         assert one.single_run is large
         assert bool(bench._cached) is not large
