@@ -33,8 +33,8 @@ DESCRIPTIONS: Mapping[str, tuple[dict[str, Any], str]] = {
                "what the result should be fast on: the server's CPU, or a recorded profile"),
     "time_limit": ({"type": "number", "minimum": 0}, "seconds for the search; /v1/limits has default and maximum"),
     "seed": ({"type": "integer", "minimum": 0, "maximum": 2**31 - 1, "default": 0},
-             "the inputs of the check, and those on which errors of fast algorithms are measured, follow from it; "
-             "model, prices and seed decide which graph is chosen, unless the time limit ends the search or a "
+             "the inputs of the check, and those on which errors of fast algorithms are measured, follow from it; the "
+             "model, prices and the seed decide which graph is chosen, unless the time limit ends the search or a "
              "benchmark on the server refuses the result"),
     "enable": ({"type": "array", "items": {"type": "string"}, "maxItems": _MANY}, "use only these rules or families"),
     "disable": ({"type": "array", "items": {"type": "string"}, "maxItems": _MANY}, "do without a rule or a family"),

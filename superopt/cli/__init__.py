@@ -15,6 +15,7 @@ import os
 import sys
 import traceback
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -181,7 +182,8 @@ def _fail(message: str, code: int) -> NoReturn:
         sys.stdout.flush()
     except OSError:
         streams.stop_output()
-    exec(_NOTHING)
+    with suppress(MemoryError):  # it is read first, for which there may be no room left
+        exec(_NOTHING)
     sys.exit(code)
 
 

@@ -167,6 +167,8 @@ _LIMITS: Mapping[int, tuple[type[SuperoptError], Callable[[], str], str]] = {
     errno.ENOMEM: (ResourceLimit, lambda: "out of memory", _MORE_MEMORY),
     errno.EFBIG: (ResourceLimit, lambda: "a file is larger than files may be here", "raise the limit: ulimit -f"),
 }
+_BAD_ALLOC = "std::bad_alloc"  # the text of C++ libraries, in exceptions of any type
+_NO_THREAD = "can't start new thread"  # Python's text, whatever the system lacks for it
 _NUMBERS = {os.strerror(number): number for number in _LIMITS}
 _QUOTED = re.compile("|".join(map(re.escape, _NUMBERS)))
 
@@ -197,13 +199,15 @@ def superopt_error(error: Exception) -> SuperoptError:
     """Any exception as an error of the hierarchy: a bug is an internal error."""
     if isinstance(error, SuperoptError):
         return error
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError) or _BAD_ALLOC in str(error):
         return ResourceLimit("out of memory", hint=_MORE_MEMORY)
     if isinstance(error, RecursionError):
         return InvalidModel("nested too deeply")
     if isinstance(error, OSError):
         where = printable(str(error.filename or ""))
         return resource_limit(error) or UsageError(error.strerror or str(error), where=where)
+    if isinstance(error, RuntimeError) and str(error) == _NO_THREAD:
+        return MachineLimit("no further thread can be started", hint="free memory, or raise the limits: ulimit -u, -v")
     text = f"internal error: {type(error).__name__}: {error}"
     return SuperoptError(text, hint="please report it (SUPEROPT_DEBUG=1 shows where)")
 

@@ -35,6 +35,8 @@ def system(number: int, *where: str) -> OSError:
         (system(errno.EDQUOT), MachineLimit, "the disk quota is used up; free disk space"),
         (system(errno.ENOMEM), ResourceLimit, "out of memory; try --memory-limit"),
         (MemoryError(), ResourceLimit, "out of memory; try --memory-limit"),
+        (ImportError("Exception caught: std::bad_alloc"), ResourceLimit, "out of memory; try --memory-limit"),
+        (RuntimeError("can't start new thread"), MachineLimit, "no further thread can be started; free memory"),
         (RecursionError(), InvalidModel, "nested too deeply"),
         (system(errno.EACCES, "x"), UsageError, "x: Permission denied"),
         (KeyError("x"), SuperoptError, "internal error: KeyError: 'x'; please report it"),
