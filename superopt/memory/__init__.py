@@ -7,6 +7,7 @@ from superopt.memory.liveness import Lifetime, alive, lifetimes, unavoidable
 from superopt.memory.parts import Split, split
 from superopt.memory.planner import ALIGNMENT, Buffer, Plan, block_of, planned
 from superopt.memory.remat import ROWS, front
+from superopt.memory.remat_ilp import Bound, least_time, plain
 from superopt.memory.schedule_plan import (
     Op,
     Step,
@@ -26,9 +27,9 @@ from superopt.memory.slicing import Slicing
 from superopt.memory.unknown_shapes import best_open, kernel_of
 
 __all__ = [
-    "ALIGNMENT", "IN_PLACE", "NCHWC", "OPSET", "RENAMING", "ROWS", "Arena", "Buffer", "Guards", "Lifetime",
+    "ALIGNMENT", "IN_PLACE", "NCHWC", "OPSET", "RENAMING", "ROWS", "Arena", "Bound", "Buffer", "Guards", "Lifetime",
     "Op", "Pin", "Plan", "Planned", "Region", "Schedule", "Slicing", "Source", "Split", "Step", "Task", "Timetable",
     "Written", "alive", "alive_at", "as_given", "best_open", "block_of", "front", "grown", "heads",
-    "kernel_of", "least_peak", "lifetimes", "measurable", "measured_arena", "patient",
-    "peak_of", "planned", "polished", "prompt", "split", "tails", "unavoidable", "written",
+    "kernel_of", "least_peak", "least_time", "lifetimes", "measurable", "measured_arena", "patient",
+    "peak_of", "plain", "planned", "polished", "prompt", "split", "tails", "unavoidable", "written",
 ]  # fmt: skip

@@ -14,7 +14,7 @@ in the nodes).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
@@ -22,6 +22,7 @@ from math import inf
 import highspy
 import numpy as np
 
+from superopt.memory.remat_ilp import expanded, least_time, plain
 from superopt.memory.schedule_plan import (
     Op,
     Step,
@@ -43,6 +44,8 @@ _PRICES = 10  # prices that are tried, a factor of two apart
 _BEAM = 6  # plans that are cut again
 _ROUNDS = 8
 ROWS = 300_000  # of linear programs, in all: some five seconds
+_SMALL, _LEVELS = 400, 12  # ops up to which, and bytes within which, the least time is asked for
+_WITHIN = 0.3  # rows of that, for each of the cuts': they are solved more quickly
 _LOOKED = 4  # steps per row: of plans, for what is made again in vain
 _STEP = 0.95  # of the bytes, between plans that are looked for between others
 _PLANS = 8  # none of which looks at more than its part of them
@@ -83,7 +86,22 @@ def front(task: Task, *, rows: int = ROWS, seconds: float = inf, enough: int | N
         for plan in _spread(fresh, _BEAM):
             cut.add((plan.peak, plan.us))
             found = _undominated([*found, *(patient(task, p) for p in _Cut(task, plan).plans(budget))])
-    return _thrifty(task, found, budget)
+    return _thrifty(task, _undominated([*found, *_within(task, first, rows, budget)]), budget)
+
+
+def _within(task: Task, first: Timetable, rows: int, budget: _Budget) -> Iterator[Timetable]:
+    """Plans within some numbers of bytes, where the graph is small enough to ask for the least time of each."""
+    small = plain(task)
+    least = max((sum(small.sizes[v] for v in {*op.reads, *op.makes}) for op in small.ops), default=0)
+    if len(small.ops) > _SMALL or least >= first.peak:
+        return
+    left = int(_WITHIN * rows)
+    for level in range(1, _LEVELS + 1):
+        if left > 0 and time.monotonic() < budget.deadline:
+            peak = int(first.peak * (max(least, 1) / first.peak) ** (level / _LEVELS))
+            bound = least_time(small, peak, rows=left // (_LEVELS + 1 - level))
+            left -= bound.rows
+            yield from (patient(task, expanded(task, p)) for p in bound.plans)
 
 
 def _thrifty(task: Task, plans: Sequence[Timetable], budget: _Budget) -> list[Timetable]:

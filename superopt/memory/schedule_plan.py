@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, MutableSequence, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 __all__ = [
-    "Op", "Step", "Task", "Timetable", "alive_at", "as_given", "lightened", "patient", "peak_of",
+    "Op", "Step", "Task", "Timetable", "alive_at", "as_given", "lightened", "made_again", "patient", "peak_of",
     "polished", "prompt", "spans",
 ]  # fmt: skip
 
@@ -83,6 +83,37 @@ def as_given(task: Task) -> Timetable:
     steps = tuple(Step(i, op.reads, op.makes) for i, op in enumerate(task.ops))
     original = tuple(range(len(task.sizes)))
     return Timetable(steps, original, 0.0, *peak_of(task, steps, original))
+
+
+def made_again(
+    task: Task, value: int, *, makers: Mapping[int, int], there: MutableMapping[int, int],
+    steps: MutableSequence[Step], original: MutableSequence[int],
+) -> float:  # fmt: skip
+    """Write down the steps that make a value from what is there, and nothing if it is there; their microseconds.
+
+    Args:
+        task: without views.
+        value: that is wanted.
+        makers: by value, the op that makes it.
+        there: by value, the copy of it that is read; what is made is added.
+        steps: so far, to which they are added.
+        original: for each value and copy, what it is or repeats; copies are added.
+    """
+    us, stack = 0.0, [value]
+    while stack:
+        own = task.ops[makers[stack[-1]]]
+        missing = [v for v in own.reads if v not in there]
+        if stack[-1] in there:
+            stack.pop()
+        elif missing:
+            stack.append(missing[0])
+        else:
+            makes = tuple(range(len(original), len(original) + len(own.makes)))
+            steps.append(Step(makers[stack.pop()], tuple(there[v] for v in own.reads), makes))
+            there.update(zip(own.makes, makes, strict=True))
+            original.extend(own.makes)
+            us += own.us
+    return us
 
 
 def peak_of(task: Task, steps: Sequence[Step], original: Sequence[int]) -> tuple[int, int]:
