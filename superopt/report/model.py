@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from superopt.ir.graph import Graph
-from superopt.report.quantities import bytes_text, count_text, times_text
+from superopt.report.quantities import bytes_text, count_text, speedup_text, times_text
 from superopt.runtime.measurement import Measurement, certainty, outcome
 
 __all__ = [
@@ -31,7 +31,6 @@ __all__ = [
     "Verification",
     "Work",
     "certainty",
-    "faster_text",
     "operator_counts",
     "outcome",
     "summary",
@@ -431,14 +430,6 @@ def summary(report: Report) -> str:
     return f"{what}; {_checked(report)}"
 
 
-def faster_text(ratio: float) -> str:
-    """A ratio of times, after ÷ before, as people say it: ``1.18x faster``."""
-    if ratio <= 0.0:
-        return "faster"
-    times = 1.0 / ratio
-    return f"{times:.2f}x faster" if times < 10.0 else f"{times:.1f}x faster"
-
-
 def _times(report: Report) -> tuple[float, str]:
     """The ratio of after ÷ before, and the times with where they come from."""
     m: Measurement | None = report.measured
@@ -450,7 +441,7 @@ def _times(report: Report) -> tuple[float, str]:
 
 def _faster(report: Report) -> str:
     ratio, times = _times(report)
-    return f"{faster_text(ratio)} ({times})"
+    return f"{speedup_text(ratio, 'x')} faster ({times})" if ratio > 0.0 else f"faster ({times})"
 
 
 def _simpler(report: Report) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from superopt import optimize
-from superopt.cost import target
+from superopt.cost import cuda
 from superopt.cost.cuda import CudaDevice, slope
 from superopt.cost.measured import MeasuredDevice
 from superopt.cost.profile import Store
@@ -235,7 +235,7 @@ def test_optimising_for_cuda_races_on_the_device(
     """What the search found (here: a graph with another number of products) has to win on the device."""
     monkeypatch.setenv("SUPEROPT_CACHE", str(tmp_path))
     monkeypatch.setattr(CudaDevice, "peaks", {"flops_per_s": 1e12, "bytes_per_s": 1e12})
-    monkeypatch.setattr(target, "CudaDevice", lambda: CudaDevice(driver=Recorder()))
+    monkeypatch.setattr(cuda, "CudaDevice", lambda: CudaDevice(driver=Recorder()))
     monkeypatch.setattr(optimise, "load_library", lambda *_: Library({}, {}))
     monkeypatch.setattr(child_process, "search", lambda *_, **__: SearchResult(multiplied(after)))
     graph = multiplied(before)

@@ -64,7 +64,7 @@ def test_known_positions_are_forms_of_whole_axes(name: str) -> None:
     made = onnx_runtime.run(onnx_runtime.make_session(formats.to_onnx_bytes(stage.after), threads=1), {"x": x})["y"]
     np.testing.assert_array_equal(made, expected)
     held = check_values(stage.before, stage.after, stage.certificate)
-    assert held.claims == held.places == held.exact == 1
+    assert held.claims == held.sites == held.exact == 1
 
 
 def test_positions_of_every_element_that_are_the_same_in_each_row_are_a_slice() -> None:

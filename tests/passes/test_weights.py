@@ -52,7 +52,7 @@ def test_what_is_superfluous_is_left_out_and_the_rest_computes_the_same(name: st
         assert any(length in (shape or ()) for shape in shapes), (operator, shapes)
     for stage in stages:
         held = check_values(stage.before, stage.after, stage.certificate, seed=seed)
-        assert held.places or stage.certificate.same
+        assert held.sites or stage.certificate.same
 
 
 def test_constants_leave_one_product() -> None:
@@ -175,7 +175,7 @@ def test_what_reads_the_same_value_is_not_computed_and_what_reads_another_is_ref
     after = replace(before, nodes=tuple(replace(n, inputs=("x",)) if z in n.outputs else n for n in before.nodes[1:]))
     lie = Certificate(same=(Same(y, "x"),))
     if refused is None:
-        assert check_values(before, after, lie).places == 0
+        assert check_values(before, after, lie).sites == 0
         return
     with pytest.raises(NotEquivalent, match=refused):
         check_values(before, after, lie)
@@ -195,7 +195,7 @@ def test_other_indices_than_those_kept_are_refused() -> None:
 
 def test_what_is_said_of_no_value_between_is_checked_from_one_end_to_the_other() -> None:
     found = stage("deconvolution")
-    assert check_values(found.before, found.after, replace(found.certificate, kept=())).places == 1
+    assert check_values(found.before, found.after, replace(found.certificate, kept=())).sites == 1
 
 
 @pytest.mark.parametrize("name", ["pruned_cnn", "twins", "transformer", "joined"])

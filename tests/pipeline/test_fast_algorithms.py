@@ -10,7 +10,7 @@ import pytest
 
 import superopt
 from superopt import formats
-from superopt.cost import RecordedProfile, for_target, load_profile, target
+from superopt.cost import RecordedProfile, calibration, for_target, load_profile
 from superopt.frontend import GraphBuilder
 from superopt.ir.errors import InvalidModel
 from superopt.ir.graph import Graph, structural_hash
@@ -59,7 +59,7 @@ def recorded_prices(monkeypatch: pytest.MonkeyPatch) -> None:
     def calibrated(*, sizes: Mapping[str, int] | None, **_: object) -> RecordedProfile:
         return RecordedProfile(load_profile(PROFILE.removeprefix("profile:")), sizes)
 
-    monkeypatch.setattr(target, "calibrated_cpu", calibrated)
+    monkeypatch.setattr(calibration, "calibrated_cpu", calibrated)
 
 
 @pytest.fixture(scope="module")
