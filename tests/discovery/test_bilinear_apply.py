@@ -17,7 +17,7 @@ from superopt.ir.errors import UsageError
 from superopt.ir.graph import Graph, Value, structural_hash
 from superopt.ops.infer import Typing, infer
 from superopt.passes.fast_algorithms import selection
-from superopt.passes.fast_algorithms.conv import ConvForm, Place, changes
+from superopt.passes.fast_algorithms.conv import ConvForm, FormSite, changes
 from superopt.passes.fast_algorithms.selection import GROWTH, Choice, choose, forms_of, named, rewritten
 from superopt.passes.fast_algorithms.sites import possible, sites_of
 from superopt.pipeline.algorithms import apply_algorithms
@@ -221,7 +221,7 @@ def test_forms_are_written_at_the_models_opset(opset: int) -> None:
     assert np.abs(found - wanted).max() <= 1e-5 * np.abs(wanted).max()
 
 
-def chain(*ops: str) -> tuple[Graph, Typing, list[Place]]:
+def chain(*ops: str) -> tuple[Graph, Typing, list[FormSite]]:
     """Convs and others on an image, one after the other; those that are called Form are Convs to be written as one."""
     b = GraphBuilder("m")
     x = b.input("x", "float32", (1, 32, 12, 12))
@@ -233,7 +233,7 @@ def chain(*ops: str) -> tuple[Graph, Typing, list[Place]]:
                 x = b.op(op, x)
     b.output(x, "y")
     graph = b.build()
-    places = [Place((n,), n.inputs[0]) for n, op in zip(graph.nodes, ops, strict=True) if op == "Form"]
+    places = [FormSite((n,), n.inputs[0]) for n, op in zip(graph.nodes, ops, strict=True) if op == "Form"]
     return graph, infer(graph), places
 
 
