@@ -126,17 +126,17 @@ def other(found, kind):
     plan = found.plan
     if plan is None:
         return found
-    *others, last = plan.pieces
+    *others, last = plan.nodes
     if kind == "operator":
-        plan = replace(plan, pieces=(*others, replace(last, op="NoSuchOperator")))
+        plan = replace(plan, nodes=(*others, replace(last, op="NoSuchOperator")))
     elif kind == "reference":
         plan = replace(plan, results=((7, 7), *plan.results[1:]))
     elif kind == "type":
-        plan = replace(plan, pieces=(*others, replace(last, types=(TensorType(DType.FLOAT32, (1, 2, 3)),))))
+        plan = replace(plan, nodes=(*others, replace(last, types=(TensorType(DType.FLOAT32, (1, 2, 3)),))))
     elif kind == "number":
         plan = replace(plan, after=float("nan"))
     else:
-        plan = replace(plan, pieces=(*others, replace(last, args=None)))
+        plan = replace(plan, nodes=(*others, replace(last, args=None)))
     return replace(found, plan=plan)
 
 
