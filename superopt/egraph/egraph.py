@@ -240,7 +240,7 @@ class EGraph:
         return list(fresh)
 
     def input_classes(self) -> Mapping[int, tuple[int, int]]:
-        """:attr:`given` by the classes of now."""
+        """:attr:`input_nodes` by their current classes."""
         if self._places[0] != self.version:
             self._places = self.version, {self.find(c): known for c, known in self.input_nodes.items()}
         return self._places[1]

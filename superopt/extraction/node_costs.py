@@ -76,7 +76,7 @@ class Pricer:
     """A cost model at one opset and choice of sizes, with a memory.
 
     A model that would have to measure is not asked about every e-node: what it does not know is expected, and asked
-    only once an extraction wants it (:meth:`settle`). ``questions`` counts what was asked so.
+    only once an extraction wants it (:meth:`measure_predicted`). ``questions`` counts what was asked so.
     """
 
     def __init__(
