@@ -24,7 +24,8 @@ be the same, or agree with a finite float64 reference.
 
 Where an element is further than 16 ε·s, a second criterion must hold as well, if its work is within bounds (always with
 ``full``): the result's error against the float64 reference is at most 4 times the original's, largest and root mean
-square, or 64 ε of the largest magnitude. So being nearer to the reals is no excuse by itself, nor is being further away.
+square, or 64 ε of the largest magnitude. So being nearer to the reals is no excuse by itself, nor is being further
+away.
 
 Moved inputs do not show all rounding: ``(a + b) + (a - b)`` rounds ``a`` alike wherever in its binade ``b`` is. So an
 element that is no further from the float64 reference than the original's passes where the rounded intermediates' moves
