@@ -24,7 +24,14 @@ be the same, or agree with a finite float64 reference.
 
 Where an element is further than 16 ε·s, a second criterion must hold as well, if its work is within bounds (always with
 ``full``): the result's error against the float64 reference is at most 4 times the original's, largest and root mean
-square, or 64 ε of the largest magnitude. So being nearer to the reals is no excuse, nor is being further away.
+square, or 64 ε of the largest magnitude. So being nearer to the reals is no excuse by itself, nor is being further
+away.
+
+Moved inputs do not show all rounding: ``(a + b) + (a - b)`` rounds ``a`` alike wherever in its binade ``b`` is. So an
+element that is no further from the float64 reference than the original's passes where the rounded intermediates' moves
+explain the distance, unless the original may round on purpose there
+(:mod:`superopt.verifier.check.deliberate_rounding`). And where neither model rounds anything
+(:mod:`superopt.verifier.check.exact_arithmetic`), nothing explains that an element jumps: at a tie, say.
 
 Where a budget of errors is given (``slack``: algorithms with fewer multiplications), a share of an output's largest
 magnitude is a free distance as well, by both criteria, at the places that use it and in the whole model.
