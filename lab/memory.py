@@ -16,7 +16,8 @@ from superopt import formats
 from superopt.cost import for_target
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph
-from superopt.memory import ROWS, measured_arena
+from superopt.memory.arena import measured_arena
+from superopt.memory.remat import ROWS
 from superopt.ops.record import NotCovered
 from superopt.pipeline.acceptance_policy import doubt_of
 from superopt.pipeline.memory_schedule import asked_of, least_memory

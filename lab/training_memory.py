@@ -27,7 +27,8 @@ from superopt.cost.graph_costs import task_of
 from superopt.frontend.training import train_step
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph
-from superopt.memory import ROWS, block_of, front
+from superopt.memory.planner import block_of
+from superopt.memory.remat import ROWS, front
 from superopt.ops.record import NotCovered
 from superopt.pipeline.acceptance_policy import doubt_of
 from superopt.pipeline.memory_schedule import arena_of

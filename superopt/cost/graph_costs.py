@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from superopt.cost.cache_model import ActivationTransfers, WeightReuse, core_bytes
 from superopt.cost.cost_model import CostModel, Lowered
@@ -20,7 +20,8 @@ from superopt.cost.record import FREE, Estimate, Key
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph, Node, Value, Weight, attribute_key, constant
 from superopt.ir.types import DType, TensorType
-from superopt.memory import Op, Planned, Task, alive, as_given, least_peak, lifetimes, prompt
+from superopt.memory.liveness import alive, lifetimes
+from superopt.memory.scheduling import least_peak
 from superopt.ops import REGISTRY
 from superopt.ops.infer import Applied, Typing, infer
 from superopt.ops.record import NotCovered
@@ -29,6 +30,9 @@ from superopt.runtime.limits import refuse_unbounded
 from superopt.runtime.lowered_graph import first_of_equals, lowered, run_types
 from superopt.runtime.sample_data import feeds_for, sample
 from superopt.runtime.unsafe_models import risk_of
+
+if TYPE_CHECKING:
+    from superopt.memory.copies import Planned
 
 __all__ = [
     "GraphCost",
@@ -405,6 +409,9 @@ class _CostedInference(Inference):
         return (*first, *(places[i] for i in found))
 
     def task(self, model: CostModel) -> Planned:
+        from superopt.memory.copies import Planned  # here, because few models are written for memory
+        from superopt.memory.schedule_plan import Op, Task, as_given, prompt
+
         parts = self.grouped(list(self.applications(model, max(self.alive()))), model)
         running = {id(n) for n, _ in self.running()}
         number: dict[str, int] = {}

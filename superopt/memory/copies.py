@@ -14,7 +14,7 @@ import numpy as np
 
 from superopt.ir.graph import Graph, Node, Value, unused_name
 from superopt.ir.types import TensorType
-from superopt.memory.remat import Step, Task, Timetable
+from superopt.memory.schedule_plan import Step, Task, Timetable
 from superopt.memory.shape_guards import Guards, measurable
 
 __all__ = ["Pin", "Planned", "Written", "written"]

@@ -14,20 +14,11 @@ from functools import cached_property
 from superopt.ir.graph import Graph, Node
 from superopt.ir.terms import App, Term, Var, postorder, remade, variables
 from superopt.ir.types import DType, TensorType
-from superopt.memory import (
-    IN_PLACE,
-    RENAMING,
-    Lifetime,
-    Region,
-    Slicing,
-    Source,
-    alive,
-    grown,
-    heads,
-    lifetimes,
-    split,
-    tails,
-)
+from superopt.memory.fission import Region, Source, grown, heads, tails
+from superopt.memory.liveness import Lifetime, alive, lifetimes
+from superopt.memory.parts import split
+from superopt.memory.sharing import IN_PLACE, RENAMING
+from superopt.memory.slicing import Slicing
 from superopt.ops.infer import Applied, Typing, infer
 from superopt.rules import Rule, TensorScheme
 from superopt.verifier import ProvedAllSizes

@@ -28,7 +28,7 @@ from superopt.cost.graph_costs import least_order
 from superopt.formats.onnx_reader import shapes_alone
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph, topological_order
-from superopt.memory import Arena, measured_arena
+from superopt.memory.arena import Arena, measured_arena
 from superopt.ops.infer import Typing, infer
 from superopt.ops.record import NotCovered
 from superopt.pipeline.memory_timeline import Footprint, footprint

@@ -13,8 +13,10 @@ from superopt import cost as costs
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph, Node
 from superopt.ir.types import TensorType
-from superopt.memory import IN_PLACE, RENAMING, Lifetime, Plan, alive, lifetimes, planned, unavoidable
+from superopt.memory.liveness import Lifetime, alive, lifetimes, unavoidable
 from superopt.memory.order import as_executed
+from superopt.memory.planner import Plan, planned
+from superopt.memory.sharing import IN_PLACE, RENAMING
 from superopt.ops.infer import infer
 from superopt.ops.record import NotCovered
 from superopt.pipeline.options import Options

@@ -16,7 +16,9 @@ import numpy as np
 
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph, Node, unused_name
-from superopt.memory import OPSET, RENAMING, Guards, best_open, kernel_of, measurable
+from superopt.memory.shape_guards import OPSET, Guards, measurable
+from superopt.memory.sharing import RENAMING
+from superopt.memory.unknown_shapes import best_open, kernel_of
 from superopt.ops.infer import Typing
 from superopt.ops.record import NotCovered
 from superopt.pipeline.memory_timeline import Footprint, footprint

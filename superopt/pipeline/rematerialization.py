@@ -13,7 +13,11 @@ from superopt.cost import CostModel
 from superopt.cost.graph_costs import task_of, work
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph, structural_hash
-from superopt.memory import OPSET, ROWS, Planned, Timetable, as_given, block_of, front
+from superopt.memory.copies import Planned
+from superopt.memory.planner import block_of
+from superopt.memory.remat import ROWS, front
+from superopt.memory.schedule_plan import Timetable, as_given
+from superopt.memory.shape_guards import OPSET
 from superopt.ops.infer import infer
 from superopt.ops.record import NotCovered
 from superopt.pipeline.acceptance_policy import POLICY, doubt_of

@@ -19,9 +19,11 @@ from itertools import pairwise, takewhile
 
 from superopt import formats
 from superopt.ir.graph import Graph, Node
-from superopt.memory import NCHWC, Pin, Planned, Timetable, Written, prompt, written
+from superopt.memory.copies import Pin, Planned, Written, written
+from superopt.memory.schedule_plan import Timetable, prompt
 from superopt.pipeline.memory_schedule import arena_of
 from superopt.pipeline.memory_timeline import Footprint, footprint_of
+from superopt.runtime.onnx_runtime import NCHWC
 from superopt.runtime.sample_data import feeds_for
 
 __all__ = ["Realised", "realised"]

@@ -10,7 +10,8 @@ import numpy as np
 from superopt.ir.graph import Graph, Node, Value, unused_name
 from superopt.ir.poly import sym, symbols
 from superopt.ir.types import TensorType, ValueType
-from superopt.memory import ALIGNMENT, Guards
+from superopt.memory.planner import ALIGNMENT
+from superopt.memory.shape_guards import Guards
 from superopt.ops.infer import Typing
 from superopt.pipeline.memory_timeline import Footprint
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from superopt.memory import Op, Task, Timetable
+from superopt.memory.schedule_plan import Op, Task, Timetable
 
 __all__ = ["random_task", "simulated"]
 

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from superopt.ir.graph import Node
-from superopt.memory import alive, least_peak, lifetimes, scheduling, unavoidable
+from superopt.memory import scheduling
+from superopt.memory.liveness import alive, lifetimes, unavoidable
+from superopt.memory.scheduling import least_peak
 
 
 def random_nodes(seed: int) -> tuple[list[Node], dict[str, int]]:

@@ -12,7 +12,8 @@ from superopt import cost as costs
 from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ir.terms import App, Var
 from superopt.ir.types import DType, TensorType
-from superopt.memory import Region, Source, grown, heads, split, tails
+from superopt.memory.fission import Region, Source, grown, heads, tails
+from superopt.memory.parts import split
 from superopt.ops.infer import Applied, infer
 from superopt.pipeline import fission
 from superopt.pipeline.fission import fissions

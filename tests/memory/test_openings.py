@@ -8,7 +8,8 @@ import pytest
 
 from superopt.ir.graph import Graph, Node, Value, Weight
 from superopt.ir.types import DType, TensorType
-from superopt.memory import best_open, kernel_of, planned
+from superopt.memory.planner import planned
+from superopt.memory.unknown_shapes import best_open, kernel_of
 
 
 def chain(widths: tuple[int, ...], operators: tuple[str, ...]) -> tuple[Graph, dict[str, TensorType]]:

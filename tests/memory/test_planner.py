@@ -10,7 +10,8 @@ import pytest
 from superopt import formats
 from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ir.types import DType, TensorType
-from superopt.memory import IN_PLACE, RENAMING, Arena, measured_arena
+from superopt.memory.arena import Arena, measured_arena
+from superopt.memory.sharing import IN_PLACE, RENAMING
 from superopt.pipeline.memory_timeline import Footprint, footprint_of
 from superopt.runtime.sample_data import feeds_for, with_values
 

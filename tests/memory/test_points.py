@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from random_tasks import random_task, simulated
 
-from superopt.memory import Op, Task, Timetable, as_given, front, least_time, peak_of, plain, polished
-from superopt.memory.remat_ilp import expanded
-from superopt.memory.schedule_plan import lightened
+from superopt.memory.remat import front
+from superopt.memory.remat_ilp import expanded, least_time, plain
+from superopt.memory.schedule_plan import Op, Task, Timetable, as_given, lightened, peak_of, polished
 
 
 def first_executions(task: Task, plan: Timetable) -> list[int]:

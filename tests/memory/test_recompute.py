@@ -16,20 +16,11 @@ from superopt.cost.graph_costs import task_of
 from superopt.frontend.training import train_step
 from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ir.types import DType, TensorType
-from superopt.memory import (
-    Op,
-    Pin,
-    Planned,
-    Task,
-    as_given,
-    block_of,
-    front,
-    measured_arena,
-    patient,
-    peak_of,
-    prompt,
-    written,
-)
+from superopt.memory.arena import measured_arena
+from superopt.memory.copies import Pin, Planned, written
+from superopt.memory.planner import block_of
+from superopt.memory.remat import front
+from superopt.memory.schedule_plan import Op, Task, as_given, patient, peak_of, prompt
 from superopt.ops.infer import Applied, infer
 from superopt.pipeline.memory_timeline import footprint
 from superopt.pipeline.rematerialization import Writing, least_for, points

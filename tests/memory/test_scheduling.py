@@ -14,7 +14,7 @@ from superopt import formats
 from superopt.ir.errors import UsageError
 from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ir.types import DType, TensorType
-from superopt.memory import measured_arena
+from superopt.memory.arena import measured_arena
 from superopt.memory.order import execution_order
 from superopt.ops.infer import infer
 from superopt.pipeline.memory_schedule import Scheduled, least_memory
