@@ -548,6 +548,8 @@ class _Run:
         notes = self.rounding_notes
         if totals.aligned:
             notes += (f"constants are written at the rank of what they are combined with, {totals.aligned} times",)
+        quarantined = list(totals.quarantined.items())[:_SHOWN]
+        notes += tuple(f"rule {rule} was switched off during the search: {why}" for rule, why in quarantined)
         emitted = None
         graph = self.canonical.graph if totals.gain > 0 and not changed else self.graph
         try:

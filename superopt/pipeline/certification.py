@@ -1,4 +1,4 @@
-"""What is proved of a result, beyond its check: ``--certify``."""
+"""What is proved of a result, beyond its check: ``--verify certify``."""
 
 from __future__ import annotations
 
