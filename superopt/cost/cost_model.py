@@ -310,10 +310,8 @@ class RecordedProfile(CostModel):
             if known is None or record.ns_cold < known.ns_cold:
                 self._records[record.key.question] = record
 
-        refusal_cost = profile.header.get("refused")
-        self._refused = (
-            frozenset(map(_question_of_key, refusal_cost)) if isinstance(refusal_cost, list) else frozenset()
-        )
+        refused = profile.header.get("refused")
+        self._refused = frozenset(map(_question_of_key, refused)) if isinstance(refused, list) else frozenset()
 
     @property
     def cache_bytes(self) -> int | None:

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING
 
 from superopt.cost.cost_model import CostModel, RecordedProfile
 from superopt.cost.fusion import cpu_backend
-from superopt.cost.measured import Progress
-from superopt.cost.measurement import Device
 from superopt.cost.profile import load_profile
 from superopt.ir.errors import InvalidOption, UsageError, printable
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME

@@ -26,6 +26,7 @@ __all__ = [
     "Graph",
     "Node",
     "OWN",
+    "PASS",
     "OpaqueAttribute",
     "PRECOMPUTED",
     "RULES",
@@ -384,9 +385,10 @@ def unused_name(hint: str, taken: set[str]) -> str:
 
 
 RULES = "superopt.rules"  # ids, separated by commas
+PASS = "superopt.pass"  # the pass that made a node which no rule wrote
 VALUE = "superopt.value"  # how a weight is computed from those of the input
 PRECOMPUTED = "x-precomputed"  # "true": computed once, not on every run
-OWN = frozenset({RULES, VALUE, PRECOMPUTED})
+OWN = frozenset({RULES, PASS, VALUE, PRECOMPUTED})
 
 
 def rules_of(metadata: Mapping[str, str]) -> list[str]:

@@ -109,7 +109,7 @@ def _search_in_copy(
         relay.tell(child)
         if not meanwhile():
             if relay.seen:
-                raise KeyboardInterrupt  # there is no best yet of what is to be search_in_child
+                raise KeyboardInterrupt  # there is no best yet
             return None
         found: SearchResult
         found, learnt = _unpacked(_received(near, child, relay, progress), graph, scratch)

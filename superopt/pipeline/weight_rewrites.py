@@ -1,8 +1,8 @@
-"""What the elements of a model's weights allow, before the search: found, checked by code of its own, and priced.
+"""Rewrites that the elements of a model's weights allow: found, checked by code of its own, and priced.
 
-The first step of an optimisation, because what it leaves out decides what every later step is about. It can only add:
-claims that the checker refutes, and rewrites that prices do not favour, leave the model as it was; the result is judged
-like any other, against the model itself.
+They come before the search, because they decide which operators it sees. Claims that the checker refutes, and rewrites
+that prices do not favour, leave the model as it was. The result is accepted and checked like any other, against the
+model itself.
 """
 
 from __future__ import annotations

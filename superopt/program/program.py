@@ -80,7 +80,7 @@ _LOOKED_AT: WeakKeyDictionary[WeightData, ValueFacts] = WeakKeyDictionary()  # w
 
 @dataclass(frozen=True)
 class LeafFacts:
-    """What is known of a weight's elements: the one value of all, or the range of integers; and its digest."""
+    """What is known of a weight's elements: the one value of all, or the range of integers."""
 
     uniform: float | None = None
     range: tuple[int, int] | None = None
@@ -91,7 +91,7 @@ class Kernel:
     """Values that steps make which run as one kernel.
 
     Attributes:
-        made: the values.
+        outputs: the values.
         within: all but that of the dearest step.
         written: value, operator and arguments of those steps that are no nodes of the model.
         inner: the values that nothing else reads.
@@ -115,7 +115,7 @@ class Program:
         constant: names of values that depend on weights alone.
         facts: of weights, and of small constants that the model computes.
         same: weight or such a constant → the first one with equal contents.
-        settled: the constants that the model itself computes, as the runtime does.
+        computed_constants: the constants that the model itself computes, as the runtime does.
         kernels: steps of the input that the backend runs as one.
         finite: whoever feeds it promises finite numbers; else an input's may be anything that the model handles.
     """

@@ -14,7 +14,7 @@ from rich.markup import escape
 from superopt import cost as costs
 from superopt.ir.diff import GraphDiff
 from superopt.ir.errors import UsageError, printable
-from superopt.ir.graph import RULES, Graph, Node
+from superopt.ir.graph import PASS, RULES, Graph, Node
 from superopt.report.model import ordered
 from superopt.report.quantities import bytes_text, count_text, time_text
 from superopt.report.terminal import table
@@ -241,8 +241,8 @@ def show_cost(console: Console, name: str, facts: Mapping[str, Any], top: int) -
 
 
 def show_provenance(console: Console, graph: Graph) -> None:
-    """Which rules made the nodes of a graph that superopt wrote; nothing for any other graph."""
-    made = [(n, n.metadata[RULES]) for n in graph.nodes if RULES in n.metadata]
+    """Which rules, or which pass, made the nodes of a graph that superopt wrote; nothing for any other graph."""
+    made = [(n, n.metadata.get(RULES) or n.metadata[PASS]) for n in graph.nodes if n.metadata.keys() & {RULES, PASS}]
     if made:
         rows = [(printable(n.name, 60), printable(n.op), printable(rules, 200)) for n, rules in made]
         console.print(table("node", "operator", "made by", rows=rows))

@@ -13,7 +13,7 @@ from superopt import formats
 from superopt.cost import RecordedProfile, calibration, for_target, load_profile
 from superopt.frontend import GraphBuilder
 from superopt.ir.errors import InvalidModel
-from superopt.ir.graph import Graph, structural_hash
+from superopt.ir.graph import PASS, RULES, Graph, structural_hash
 from superopt.passes.fast_algorithms.selection import Choice, rewritten
 from superopt.pipeline import acceptance, acceptance_policy, fast_algorithms
 from superopt.pipeline.acceptance_policy import POLICY, Estimate
@@ -81,6 +81,10 @@ def test_the_default_uses_them_and_says_where_and_how_accurately() -> None:
     assert {a.rule for a in report.rules_applied} >= {"fold"}
     assert report.cost.after_us < 0.9 * report.cost.before_us
     assert report.json()["algorithms"][0]["where"]
+    given = {n.name for n in graph.nodes}
+    made = {n.metadata.get(PASS, "search") for n in result.nodes if n.name not in given}
+    assert made == {"search", "fast algorithms"}
+    assert all(n.metadata.keys() & {RULES, PASS} for n in result.nodes if n.name not in given)
     x = np.random.default_rng(0).standard_normal((1, 192, 14, 14)).astype(np.float32)
     assert np.abs(outputs(result, x) - outputs(graph, x)).max() <= 1e-5 * np.abs(outputs(graph, x)).max()
 
