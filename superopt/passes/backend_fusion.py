@@ -356,8 +356,8 @@ def _value(graph: EGraph, owner: int) -> float | None:
 #
 # Constants of one element get the rank of the tensor that they are combined with. ``[256, 7, 7, 1] · []`` takes ONNX
 # Runtime twenty times as long as ``[256, 7, 7, 1] · [1, 1, 1, 1]``: it coalesces axes from the last, and where the
-# shorter shape ends before axes of one element, each element is a loop of its own (:mod:`superopt.cost.predictor`). No rule
-# states this, because both sides are the same operator. No bit changes.
+# shorter shape ends before axes of one element, each element is a loop of its own (:mod:`superopt.cost.predictor`). No
+# rule states this, because both sides are the same operator. No bit changes.
 
 
 _SIGNED = frozenset({"Max", "Min", "PRelu", "Where"})  # the sign of a 0 of theirs depends on the loop

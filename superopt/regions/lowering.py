@@ -37,7 +37,7 @@ class Region:
         leaves: values from outside, in order of first use.
         values: all values by number: leaves, then outputs of the steps.
         outputs: values that something outside needs.
-        made: constant leaves that rewrites computed: evaluated in float64, they are not exact.
+        rewritten_constants: constant leaves that rewrites computed: evaluated in float64, they are not exact.
         apart: outputs whose names must stay, where there are several: each is a value, even if two are equal.
         within: positions of steps that cost nothing, because the backend runs them in the kernel of a dearer one.
         inner: values by number that only their kernel reads, and what it costs that something else does.
