@@ -36,8 +36,13 @@ sys.path.insert(0, str(ROOT))
 
 from superopt import formats  # noqa: E402
 from superopt.client import Client, ServiceError  # noqa: E402
-from superopt.ir.disk_cache import code_digest  # noqa: E402
+from superopt.ir.disk_cache import SEARCH_PACKAGES, code_digest  # noqa: E402
 
+# Packages whose code decides what comes through a door.
+PACKAGES = (
+    *SEARCH_PACKAGES, "cost", "ops", "ir", "formats", "memory", "runtime", "verifier", "rules", "pipeline", "report",
+    "cli", "server",
+)  # fmt: skip
 SERVED = ("post-json", "post-onnx", "upload")
 DOORS = ("cli", "python", *SERVED, "wheel")
 FILES, MEMORY = 128, 2 << 30  # of the small limits
@@ -168,7 +173,7 @@ class Doors:
 
     def installed(self) -> Path:
         """The programs of an environment that has the wheel and what it depends on, and nothing else."""
-        name = hashlib.sha256(code_digest().encode()).hexdigest()[:12]
+        name = hashlib.sha256(code_digest(*PACKAGES).encode()).hexdigest()[:12]
         home = self.place / f"wheel-{name}"
         if not (home / "ready").is_file():
             shutil.rmtree(home, ignore_errors=True)
@@ -234,7 +239,7 @@ class Record:
 
     def key(self, model: Path, door: str, limits: str) -> str:
         content = hashlib.sha256(model.read_bytes()).hexdigest()
-        return hashlib.sha256(f"{code_digest()} {content} {door} {limits} {self._target}".encode()).hexdigest()
+        return hashlib.sha256(f"{code_digest(*PACKAGES)} {content} {door} {limits} {self._target}".encode()).hexdigest()
 
     def get(self, key: str) -> Passed | None:
         """What is known; failures are tried again."""
