@@ -44,7 +44,7 @@ class Acceptance:
     def time_left(self) -> bool:
         """Whether there is time for a benchmark, and for the check after it."""
         budget = self.task.budget
-        return self.task.options.measure or budget.left > budget.racing
+        return self.task.options.measure or budget.left > budget.timing_reserve
 
     def decide(
         self, after: Graph, before_cost: GraphCost, after_cost: GraphCost, earlier: Measurement | None = None
@@ -58,7 +58,7 @@ class Acceptance:
             after_cost: the candidate's.
             earlier: a benchmark of both.
         """
-        task, timed = self.task, self.task.races
+        task, timed = self.task, self.task.timed
         comparison = Comparison(
             extent_of(task.graph, before_cost), extent_of(after, after_cost),
             after_cost.us / before_cost.us if before_cost.us else 1.0, timed=timed,
@@ -152,7 +152,7 @@ class Acceptance:
             before: the first model; by default, the input.
         """
         task, shown = self.task, self.task.options.measure
-        if not task.races:
+        if not task.timed:
             return None
         if not self.time_left:
             self.log.note("no time was left to time the models, so only a simpler graph would be returned")
@@ -165,7 +165,7 @@ class Acceptance:
             measurement = measure(
                 before or task.graph, after, sizes=sizes, seed=task.options.seed, threads=task.options.threads,
                 rounds=rounds, burst=3 if shown else 1,
-                time_limit=POLICY.shown_seconds if shown else task.budget.left - task.budget.racing,
+                time_limit=POLICY.shown_seconds if shown else task.budget.left - task.budget.timing_reserve,
                 device=task.costs.racing, runtime=runtime_named(task.options.runtime),
                 looks={} if conclusive is None or loadings > 1 else dict.fromkeys(looks, conclusive),
                 sittings=loadings, enough=conclusive or (lambda measurement: False), bench=self.bench,
@@ -175,7 +175,7 @@ class Acceptance:
             return None
         except KeyboardInterrupt:  # there is a candidate, which is still checked
             self.log.note("timing the models was interrupted, so only a simpler graph is returned")
-            task.budget.hurry()
+            task.budget.interrupt()
             return None
         at = sizes_text(task.graph, sizes_fed(task.graph, sizes))
         return replace(measurement, circumstances={**measurement.circumstances, "sizes": at}) if at else measurement
@@ -185,15 +185,15 @@ class Acceptance:
         if they fit a few times as long; and always more than say nothing."""
         if self.task.options.measure:
             return POLICY.looks[-1]
-        seconds, each = self.task.effort.race, _round_seconds(us)
+        seconds, each = self.task.effort.timing_seconds, _round_seconds(us)
         usual, longer = (int(s / each) - POLICY.warm_up_rounds for s in (seconds, POLICY.longer * seconds))
         return max(POLICY.fewest_rounds + 1, min(POLICY.looks[-1], max(usual, min(POLICY.looks[1], longer))))
 
     def _loadings(self, us: tuple[float, float], rounds: int) -> int:
         """Loadings of both models, at most, by what loading and so many rounds are expected to take."""
-        loading = self.task.budget.loads + 2 * self.task.graph.weight_bytes / POLICY.loading_bytes
+        loading = self.task.budget.loading_seconds + 2 * self.task.graph.weight_bytes / POLICY.loading_bytes
         each = (rounds + POLICY.warm_up_rounds) * _round_seconds(us) + loading
-        seconds = self.task.effort.race * (1.0 if rounds == POLICY.fewest_rounds else POLICY.longer)
+        seconds = self.task.effort.timing_seconds * (1.0 if rounds == POLICY.fewest_rounds else POLICY.longer)
         return max(2, min(POLICY.loadings, int(seconds / each)))
 
 

@@ -42,17 +42,17 @@ class TimeBudget:
     Attributes:
         limit: seconds in all; ``None``: as long as it takes.
         deadline: on the monotonic clock; infinite without a limit.
-        needs: seconds that checking and reporting a result will take.
-        looks: seconds that looking at all elements of the weights will take.
-        loads: seconds that a benchmark takes before its first round.
+        check_seconds: seconds that checking and reporting a result will take.
+        weight_seconds: seconds that reading all elements of the weights will take.
+        loading_seconds: seconds that a benchmark takes before its first round.
         interrupted: whether somebody interrupted the optimisation: what there is is still accepted and checked.
     """
 
     limit: float | None
     deadline: float
-    needs: float = 0.0
-    looks: float = 0.0
-    loads: float = 0.0
+    check_seconds: float = 0.0
+    weight_seconds: float = 0.0
+    loading_seconds: float = 0.0
     interrupted: bool = False
 
     @staticmethod
@@ -68,9 +68,9 @@ class TimeBudget:
         """Say which model it is spent on, and what its symbolic dimensions are."""
         reading = 2 * graph.weight_bytes / CHECKS.weight_bytes
         runs = costs.graph_work(graph, typing, sizes)["flops"] / CHECKS.flops + len(graph.nodes) * CHECKS.node_seconds
-        self.needs = float(CHECKS.least_seconds + runs + reading)
-        self.loads = len(graph.nodes) * POLICY.loading_node_seconds
-        self.looks = reading + len(graph.nodes) * SHARES.weight_node_seconds
+        self.check_seconds = float(CHECKS.least_seconds + runs + reading)
+        self.loading_seconds = len(graph.nodes) * POLICY.loading_node_seconds
+        self.weight_seconds = reading + len(graph.nodes) * SHARES.weight_node_seconds
 
     @property
     def left(self) -> float:
@@ -83,9 +83,9 @@ class TimeBudget:
         return None if self.deadline == float("inf") else self.left
 
     @property
-    def racing(self) -> float:
+    def timing_reserve(self) -> float:
         """Seconds that a race has to leave: its models are loaded first, and the check comes after."""
-        return self.reserve + self.loads
+        return self.reserve + self.loading_seconds
 
     @property
     def measuring(self) -> float:
@@ -95,7 +95,7 @@ class TimeBudget:
     @property
     def reserve(self) -> float:
         """Seconds that are kept for checking and reporting, so that the search stops in time for them."""
-        return self.needs if self.limit is None else min(self.needs, CHECKS.reserved_share * self.limit)
+        return self.check_seconds if self.limit is None else min(self.check_seconds, CHECKS.reserved_share * self.limit)
 
     def for_search(self, writes: bool) -> float | None:
         """Seconds that a search may take; ``None`` without a time limit.
@@ -108,7 +108,7 @@ class TimeBudget:
         return None if left is None else max(0.0, left - kept)
 
     @property
-    def patience(self) -> float | None:
+    def check_timeout(self) -> float | None:
         """Seconds after which a check is given up; ``None`` without a time limit."""
         left = self.left_or_none
         return None if left is None else left + CHECKS.grace_share * (self.limit or 0.0)
@@ -117,7 +117,7 @@ class TimeBudget:
     def allows_reading_weights(self) -> bool:
         """Whether looking at all elements of the weights leaves the search most of the time, as far as both are known
         beforehand: the graph that is searched does not depend on how fast the model was read."""
-        return self.limit is None or self.looks <= SHARES.weights * self.limit
+        return self.limit is None or self.weight_seconds <= SHARES.weights * self.limit
 
     @property
     def weights_deadline(self) -> float:
@@ -125,7 +125,7 @@ class TimeBudget:
         the time that is left, or what was found would not be used."""
         return time.monotonic() + (self.left - self.reserve) / 2
 
-    def hurry(self) -> None:
+    def interrupt(self) -> None:
         """After an interrupt, what there is gets little more time."""
         self.interrupted = True
         self.deadline = min(self.deadline, time.monotonic() + max(CHECKS.interrupted_seconds, self.reserve))

@@ -41,7 +41,7 @@ class Evaluator:
         except KeyboardInterrupt:
             if not optional:
                 raise
-            self._context.task.budget.hurry()
+            self._context.task.budget.interrupt()
             outcome = Refusal(candidate, "interrupted", "an interrupt ended their evaluation")
         if isinstance(outcome, Refusal):
             self._context.bench.drop(candidate.graph)
@@ -77,7 +77,7 @@ class Evaluator:
         assert algorithms is not None
         plain, replacement = algorithms.plain, Replacement(algorithms.modelled)
         of_input = plain is task.graph
-        if task.races and (of_input or (task.effort.again and replacement.doubted)):
+        if task.timed and (of_input or (task.effort.again and replacement.doubted)):
             us = (candidate.cost.us / algorithms.modelled.mean, candidate.cost.us)
             replacement, timed = self._context.acceptance.decide_replacement(plain, candidate.graph, replacement, us)
             if task.budget.interrupted:

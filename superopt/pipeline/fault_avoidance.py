@@ -70,7 +70,7 @@ def find_runtime_fault(candidate: Candidate, context: Context) -> Candidate:
     options, graph = task.options, task.graph
     if not options.check or options.runtime != ONNX_RUNTIME.name or graph.weight_bytes > LARGE:
         return candidate
-    if any(w.data is None for w in graph.weights) or task.budget.needs > CHECKS.fault_share * task.budget.left:
+    if any(w.data is None for w in graph.weights) or task.budget.check_seconds > CHECKS.fault_share * task.budget.left:
         return candidate
     until = task.budget.left * (1.0 - CHECKS.fault_share)
     try:
@@ -80,7 +80,7 @@ def find_runtime_fault(candidate: Candidate, context: Context) -> Candidate:
     except _NOT_RUN:
         return candidate  # the check will say so
     except KeyboardInterrupt:  # there is no result yet: the search finds what it can in little time
-        task.budget.hurry()
+        task.budget.interrupt()
         return candidate
     if fault is not None:
         context.log.limit(fault.words())
@@ -133,7 +133,7 @@ def _checked_copies(context: Context, model: Unoptimised, until: float) -> Check
     except _NOT_RUN:
         return None
     except KeyboardInterrupt:
-        task.budget.hurry()
+        task.budget.interrupt()
         return None
     if copies is None or check is None or check.verdict != "passed":
         return None

@@ -30,7 +30,7 @@ def reduce_memory(candidate: Candidate, context: Context) -> Candidate:
     notes: list[str] = []
     options = replace(task.options, sizes=task.sizes)
     points = rematerialization.for_memory(
-        after, options, task.costs, notes, task.budget.left, task.races, task.progress
+        after, options, task.costs, notes, task.budget.left, task.timed, task.progress
     )
     context.log.note(*notes)
     kept: list[Point] = []

@@ -27,26 +27,26 @@ Progress = Callable[[int, int | None, str], None]
 
 @dataclass(frozen=True)
 class Effort:
-    """Budgets that count work, but for the race's.
+    """Budgets that count work, but for the benchmark's.
 
     Attributes:
         nodes: e-nodes of all regions.
         rows: of the linear programs that decide what is computed again, as a multiple of the planner's default.
-        again: whether a candidate that is refused is followed by another (fewer forms with fewer multiplications, a
-            search for what asks for less of everything), and one with such forms is timed beside the one without.
-        race: seconds for the last race, after which what is still in doubt is decided by what the graphs do and what
-            they are modelled at.
+        again: whether a candidate that timing refuses is followed by another (fewer fast algorithms, a search in which
+            no operator gets more work), and one with fast algorithms is timed beside the one without.
+        timing_seconds: of a benchmark, after which what is still in doubt is decided by the work of the graphs and by
+            their prices.
     """
 
     nodes: int
     rows: float
     again: bool = True
-    race: float = 4.0
+    timing_seconds: float = 4.0
 
 
 EFFORTS: Mapping[str, Effort] = {
-    # one order of merging on most models, and one race
-    "quick": Effort(20_000, 1 / 3, again=False, race=1.5),
+    # one order of merging on most models, and one benchmark
+    "quick": Effort(20_000, 1 / 3, again=False, timing_seconds=1.5),
     "default": Effort(200_000, 1.0),
     "thorough": Effort(2_000_000, 10.0),
 }

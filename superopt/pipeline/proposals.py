@@ -47,7 +47,7 @@ class Proposer:
         context, task = self._context, self._context.task
         search = context.searches.search()
         if search.stopped == "interrupted":
-            task.budget.hurry()
+            task.budget.interrupt()
         refusal: Refusal | None = None
         while True:
             yield from self.with_algorithms(search)
@@ -121,7 +121,7 @@ class Proposer:
         task, before = self._context.task, self._context.input_cost.us
         gain = 1.0 - (candidate.cost.us / before if before else 1.0)
         enough = gain > SearchOptions().least_gain or len(candidate.graph.nodes) < len(task.graph.nodes)
-        time_left = not task.budget.interrupted and task.budget.left > task.budget.racing
+        time_left = not task.budget.interrupted and task.budget.left > task.budget.timing_reserve
         return task.effort.again and time_left and enough
 
     def _nothing_left(self, search: SearchResult, refusal: Refusal | None) -> Candidate:

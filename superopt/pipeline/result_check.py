@@ -52,7 +52,7 @@ def check_result(
     def checked(how: Callable[..., CheckResult]) -> CheckResult:
         return how(
             before, after, seed=options.seed, sizes=options.sizes, time_limit=budget.left_or_none,
-            patience=budget.patience, runtime=runtime, slack=slack,
+            patience=budget.check_timeout, runtime=runtime, slack=slack,
         )  # fmt: skip
 
     whole = skipped(f"the model's weights are more than {bytes_text(most)}")
@@ -63,8 +63,8 @@ def check_result(
     types = infer(before).types if options.sizes else typing.types  # what sizes are costed at need not be run at
     fixed = made_of_weights(before, typing)
     pieces = check_regions(
-        changed_regions(before, after, types, fixed), seed=options.seed, time_limit=budget.patience, runtime=runtime,
-        slack=slack, grow=lambda pair: grown(before, after, pair, types, fixed),
+        changed_regions(before, after, types, fixed), seed=options.seed, time_limit=budget.check_timeout,
+        runtime=runtime, slack=slack, grow=lambda pair: grown(before, after, pair, types, fixed),
     )  # fmt: skip
     why = f"checked place by place, because {whole.reason}"
     pieces = replace(pieces, reason=f"{why}; {pieces.reason}" if pieces.reason else why)

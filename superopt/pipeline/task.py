@@ -47,6 +47,6 @@ class Task:
         return EFFORTS[self.options.effort]
 
     @property
-    def races(self) -> bool:
+    def timed(self) -> bool:
         """Whether results are timed beside the input."""
         return self.options.measure or (self.options.target in ("cpu", "cuda") and self.graph.weight_bytes <= LARGE)

@@ -52,7 +52,7 @@ def test_the_reserve_for_the_check_leaves_the_search_some_time():
     graph, budget = model(), TimeBudget.of(10.0)
     budget.expect(graph, infer(graph), {})
     assert budget.reserve <= budget.left
-    budget.needs = 1e9
+    budget.check_seconds = 1e9
     assert 3.9 <= budget.for_search(writes=False) <= 4.0
     assert budget.for_search(writes=True) == 0.0
     assert TimeBudget.of(None).for_search(writes=True) is None
