@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+import superopt.runtime  # noqa: F401  before ONNX Runtime, whose telemetry it switches off
 from superopt.ir.errors import Unsupported
 from superopt.ir.temporary import TemporaryFolder
 

@@ -30,7 +30,9 @@ __all__ = ["FoldedData", "data_of", "folded_weight", "weights_behind"]
 
 _BLOCK = 1 << 18  # elements that are computed at a time, in float64: what a core's cache holds
 _TOLD = 64  # steps up to which a weight says how it was computed
-_NOTED = 256  # characters that this takes in any case; else no more than the weight's elements: files stay small
+_NOTED = (
+    1024  # characters that this takes in any case, as a proof of the weight needs them; else no more than its elements
+)
 
 
 @dataclass(frozen=True, eq=False)

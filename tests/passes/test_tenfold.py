@@ -33,7 +33,7 @@ def test_duplicates_are_true():
 
 
 def test_the_library_ten_times():
-    from test_corpus import TINY
+    from tests.passes.test_corpus import TINY
 
     library = tuple(r for r in load_library().admitted if r.operators <= {"MatMul", "Add", "Concat", "Split", "Relu"})
     model, costs = formats.load(TINY / "siamese.json"), Roofline()
