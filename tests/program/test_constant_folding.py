@@ -159,11 +159,11 @@ def test_the_note_of_a_weight_says_what_the_runtime_computed() -> None:
     assert note["output"] == note["runtime"][0] == "k"
 
 
-@pytest.mark.parametrize(("names", "size", "noted"), [(4, 2, True), (600, 2, False), (600, 48, True)])
+@pytest.mark.parametrize(("names", "size", "noted"), [(4, 2, True), (1200, 2, False), (1200, 48, True)])
 def test_the_note_of_a_weight_is_no_longer_than_its_elements_where_it_is_long(
     names: int, size: int, noted: bool
 ) -> None:
-    """Names of 4 or 600 characters, and a weight of 16 bytes or of nine kilobytes."""
+    """Names of 4 or 1200 characters, and a weight of 16 bytes or of nine kilobytes."""
     long = "v" * names
     weights = [weight(n, size, size) for n in ("w", long)]
     model = graph({"x": f32(3, size)}, ["y"], weights, [op("Mul", "k", "w", long), *TAIL])
