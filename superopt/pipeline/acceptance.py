@@ -193,7 +193,7 @@ class Acceptance:
         """Loadings of both models, at most, by what loading and so many rounds are expected to take."""
         loading = self.task.budget.loading_seconds + 2 * self.task.graph.weight_bytes / POLICY.loading_bytes
         each = (rounds + POLICY.warm_up_rounds) * _round_seconds(us) + loading
-        seconds = self.task.effort.timing_seconds * (1.0 if rounds == POLICY.fewest_rounds else POLICY.longer)
+        seconds = self.task.effort.timing_seconds * (1.0 if rounds == POLICY.fewest_rounds else POLICY.longer_in_doubt)
         return max(2, min(POLICY.loadings, int(seconds / each)))
 
 

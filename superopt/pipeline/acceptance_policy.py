@@ -59,7 +59,7 @@ class AcceptancePolicy:
         loadings: of both models, at most, where one loading leaves the decision open. The median over 16 is off by a
             quarter of what one loading is off by.
         loading_rounds: of each loading of a candidate that has to be faster. Of 16 loadings with rounds that scatter by
-            0.04, as beside other work, a gain of 3 % is shown.
+            0.04, as beside other work, a gain of 4 % is shown.
         least_replacement_gain: share of its time that a candidate with fast algorithms has to gain over the same
             graph without, for what they cost in accuracy and memory: three deviations of a loading.
         least_modelled_gain: share by which prices have to say that a candidate is faster where nothing is timed. Of
@@ -69,8 +69,9 @@ class AcceptancePolicy:
         node_bytes: bytes of a node in a file, at least. For each node that is gone, weights may take as many more.
         shown_rounds, shown_seconds: rounds at least, and seconds at most, of a benchmark whose figures the user asked
             for.
-        longer: times the usual seconds, for models of which too few rounds to say anything fit those, and for several
-            loadings of a candidate that has to be faster: refusing it would cost another candidate's time.
+        longer: times the usual seconds, for models of which too few rounds to say anything fit those.
+        longer_in_doubt: times the usual seconds, for several loadings of a candidate that has to be faster. Refusing it
+            would cost another candidate's search, benchmark and check, and give another graph by chance.
         warm_up_rounds: besides the timed ones: each model runs once or twice before.
         loading_bytes: of weights that a runtime loads in a second.
         loading_node_seconds: that loading both models takes for each node: 6 seconds for 10,000.
@@ -81,7 +82,7 @@ class AcceptancePolicy:
     futile_rounds: int = 7
     loading_deviation: float = 0.01
     loadings: int = 16
-    loading_rounds: int = 7
+    loading_rounds: int = 5
     least_replacement_gain: float = 0.03
     least_modelled_gain: float = 0.03
     negligible_loss: float = 0.002
@@ -89,6 +90,7 @@ class AcceptancePolicy:
     shown_rounds: int = 15
     shown_seconds: float = 30.0
     longer: float = 3.0
+    longer_in_doubt: float = 5.0
     warm_up_rounds: int = 2
     loading_bytes: float = 1e9
     loading_node_seconds: float = 6e-4
