@@ -11,8 +11,10 @@ demo: $(READY)            ## optimise two real models and print before/after
 	@$(BIN)/superopt optimize corpus/resnet50.json --measure
 	@$(BIN)/superopt optimize corpus/mobileone_s0.json --measure
 
-test: $(READY)            ## the test suite, a process a core (pytest-xdist waits for ever where it replaces a crashed one by file)
-	@$(BIN)/pytest -q -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart 0 -m "not slow" --durations 12
+# Tests of servers and commands wait for other processes, so that a process a core would leave cores idle.
+WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
+test: $(READY)            ## the test suite, a process a core and one (pytest-xdist waits for ever where it replaces a crashed one by file)
+	@$(BIN)/pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0 -m "not slow" --durations 12
 
 test-essential: $(READY)  ## the tests that a newcomer reads and runs first: half a minute (tests/README.md)
 	@$(BIN)/pytest -q -m essential $$(grep -rlE "mark\.essential|ESSENTIAL =" tests --include='test_*.py') tests/pipeline
