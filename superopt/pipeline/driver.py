@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from superopt.formats.tensors import refuse_changed_files
-from superopt.ir.graph import PASS, RULES, Node
+from superopt.ir.graph import PASS, RULES, Graph, Node
 from superopt.pipeline.candidate import Candidate, first_accepted
 from superopt.pipeline.certification import certify
 from superopt.pipeline.context import Context
@@ -77,7 +77,7 @@ def run_passes(task: Task) -> Result:
         context = Context(task, bench)
         candidate = context.input
         for each in PASSES:
-            candidate = _with_pass_names(each.run(candidate, context), candidate, each.name)
+            candidate = _with_pass_names(each.run(candidate, context), candidate, each.name, task.graph)
     if task.budget.interrupted:
         candidate = replace(candidate, search=replace(candidate.search, stopped="interrupted"))
     result = result_of(candidate, context)
@@ -85,11 +85,11 @@ def run_passes(task: Task) -> Result:
     return result
 
 
-def _with_pass_names(after: Candidate, before: Candidate, name: str) -> Candidate:
+def _with_pass_names(after: Candidate, before: Candidate, name: str, given: Graph) -> Candidate:
     """A pass's candidate, in which each new node that no rule wrote names the part of the pass that made it."""
-    if after.graph is before.graph:
+    if after.graph is before.graph or after.graph is given:
         return after
-    earlier = {n.name for n in before.graph.nodes}
+    earlier = {n.name for n in (*given.nodes, *before.graph.nodes)}
     if name == "rewrite":
         name = "search"
     plain = None if after.algorithms is None else {n.name for n in after.algorithms.plain.nodes}
