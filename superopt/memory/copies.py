@@ -15,7 +15,7 @@ import numpy as np
 from superopt.ir.graph import Graph, Node, Value, unused_name
 from superopt.ir.types import TensorType
 from superopt.memory.schedule_plan import Step, Task, Timetable
-from superopt.memory.shape_guards import Guards, measurable
+from superopt.memory.shape_guards import FOR_MEMORY, Guards, measurable
 
 __all__ = ["Pin", "Planned", "Written", "written"]
 
@@ -155,7 +155,8 @@ class _Writer:
         self, node: Node, step: Step, names: Sequence[str], after: str, done: set[tuple[int, tuple[str, ...]]]
     ) -> Node:
         """A copy, reading what it needs through guards as far as others in its place do, and as it is new."""
-        node = replace(node, name=unused_name(f"{node.name}_again", self.named))
+        name = unused_name(f"{node.name}_again", self.named)
+        node = replace(node, name=name, metadata={**node.metadata, **FOR_MEMORY})
         known = self.guards.known
         guarded = {n: known[n, after] for n in node.inputs if (n, after) in known}
         node = replace(node, inputs=tuple(guarded.get(n, n) for n in node.inputs))

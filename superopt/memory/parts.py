@@ -11,6 +11,7 @@ from superopt.ir.graph import Graph, Node, Weight, constant, unused_name
 from superopt.ir.terms import AttributeValue
 from superopt.ir.types import TensorType
 from superopt.memory.fission import Growth, Region, Source, bounds, form_of
+from superopt.memory.shape_guards import FOR_MEMORY
 from superopt.memory.slicing import Span
 from superopt.ops import REGISTRY
 from superopt.ops.infer import Applied
@@ -140,7 +141,8 @@ class _Writer:
         if plain:
             name = unused_name(f"{node.name}_part", self.named)
             inputs = tuple(changed.get(n, n) for n in node.inputs)
-            self.nodes.append(replace(node, name=name, inputs=inputs, outputs=(made,)))
+            metadata = {**node.metadata, **FOR_MEMORY}
+            self.nodes.append(replace(node, name=name, inputs=inputs, outputs=(made,), metadata=metadata))
         else:
             types = [None if n is None else self.types.get(n) or self.source.type(n) for n in given]
             self._write(form.operator, given, attributes, types, made, f"{node.name}_part")
@@ -153,7 +155,8 @@ class _Writer:
         form = operator.write(attributes, types, self.opset)
         literals = {place: self._literal(array) for place, array in form.literals.items()}
         inputs = form.names(given, literals)
-        self.nodes.append(Node(unused_name(name, self.named), operator.name, inputs, (made,), form.attributes))
+        label = unused_name(name, self.named)
+        self.nodes.append(Node(label, operator.name, inputs, (made,), form.attributes, metadata=FOR_MEMORY))
 
     def _literal(self, array: np.ndarray) -> str:
         key = (*array.shape, *map(int, array.ravel()))

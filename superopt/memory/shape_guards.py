@@ -15,11 +15,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from superopt.ir.graph import Graph, Node, Weight, constant, unused_name
+from superopt.ir.graph import PASS, Graph, Node, Weight, constant, unused_name
 from superopt.ir.types import DType, TensorType
 
-__all__ = ["OPSET", "Guards", "measurable"]
+__all__ = ["FOR_MEMORY", "OPSET", "Guards", "measurable"]
 
+FOR_MEMORY = {PASS: "reduce memory"}  # metadata of nodes that are written for less memory
 OPSET = 13  # the first in which ReduceSum takes its axes as an operand, or none
 
 
@@ -70,7 +71,8 @@ class Guards:
     def node(self, op: str, inputs: tuple[str, ...], output: str, **attributes: int) -> str:
         """Write a node; the name of what it makes."""
         made = unused_name(output, self.taken)
-        self.nodes.append(Node(unused_name(made, self.named), op, inputs, (made,), attributes))
+        label = unused_name(made, self.named)
+        self.nodes.append(Node(label, op, inputs, (made,), attributes, metadata=FOR_MEMORY))
         return made
 
     def held(self, hint: str, elements: np.ndarray) -> str:

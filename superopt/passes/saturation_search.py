@@ -554,7 +554,9 @@ class _Run:
         graph = self.canonical.graph if totals.gain > 0 and not changed else self.graph
         try:
             emitted = (
-                emit(self.program, REGISTRY, self.budget, self.options.reserved | self.graph.names) if changed else None
+                emit(self.program, REGISTRY, self.budget, self.options.reserved | self.graph.names, made_by="search")
+                if changed
+                else None
             )
         except NotCovered as error:
             notes += (f"the result cannot be written at the model's opset ({error}), so the input is returned",)

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from superopt.formats.tensors import refuse_changed_files
-from superopt.ir.graph import PASS, RULES, Graph, Node
 from superopt.pipeline.candidate import Candidate, first_accepted
 from superopt.pipeline.certification import certify
 from superopt.pipeline.context import Context
@@ -77,33 +76,9 @@ def run_passes(task: Task) -> Result:
         context = Context(task, bench)
         candidate = context.input
         for each in PASSES:
-            candidate = _with_pass_names(each.run(candidate, context), candidate, each.name, task.graph)
+            candidate = each.run(candidate, context)
     if task.budget.interrupted:
         candidate = replace(candidate, search=replace(candidate.search, stopped="interrupted"))
     result = result_of(candidate, context)
     refuse_changed_files(task.graph)  # some of the result would be of the one, some of the other
     return result
-
-
-def _with_pass_names(after: Candidate, before: Candidate, name: str, given: Graph) -> Candidate:
-    """A pass's candidate, in which each new node that no rule wrote names the part of the pass that made it."""
-    if after.graph is before.graph or after.graph is given:
-        return after
-    earlier = {n.name for n in (*given.nodes, *before.graph.nodes)}
-    if name == "rewrite":
-        name = "search"
-    plain = None if after.algorithms is None else {n.name for n in after.algorithms.plain.nodes}
-    by_weights = set() if after.weights is None else {n.name for n in after.weights.graph.nodes}
-
-    def named(node: Node) -> Node:
-        if node.name in earlier or RULES in node.metadata or PASS in node.metadata:
-            return node
-        made_by = "weight rewrites" if node.name in by_weights else name
-        if plain is not None and name == "search" and node.name not in plain:
-            made_by = "fast algorithms"
-        return replace(node, metadata={**node.metadata, PASS: made_by})
-
-    nodes = tuple(map(named, after.graph.nodes))
-    if all(old is new for old, new in zip(after.graph.nodes, nodes, strict=True)):
-        return after
-    return replace(after, search=replace(after.search, graph=replace(after.graph, nodes=nodes)))

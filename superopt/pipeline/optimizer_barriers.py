@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
-from superopt.ir.graph import Graph, Node, unused_name
+from superopt.ir.graph import PASS, Graph, Node, unused_name
 from superopt.ir.types import DType, TensorType
 from superopt.ops.infer import infer
 
@@ -81,5 +81,6 @@ def with_copies(graph: Graph, values: Collection[str]) -> Graph:
                 continue
             copies[name] = unused_name(f"{name}_copy", taken)
             attributes = {"axis": 0} if op == "Concat" else {}
-            nodes.append(Node(copies[name], op, (name,), (copies[name],), attributes))
+            made_by = {PASS: "avoid runtime fault"}
+            nodes.append(Node(copies[name], op, (name,), (copies[name],), attributes, metadata=made_by))
     return replace(graph, nodes=tuple(nodes))

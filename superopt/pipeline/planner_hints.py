@@ -16,7 +16,7 @@ import numpy as np
 
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph, Node, unused_name
-from superopt.memory.shape_guards import OPSET, Guards, measurable
+from superopt.memory.shape_guards import FOR_MEMORY, OPSET, Guards, measurable
 from superopt.memory.sharing import RENAMING
 from superopt.memory.unknown_shapes import best_open, kernel_of
 from superopt.ops.infer import Typing
@@ -255,10 +255,8 @@ class _Hiding:
         parts = self.guards.held("ranks", np.array(list(self.ranks), np.int64))
         nodes = [*self.guards.nodes[made:]]
         nodes.sort(key=lambda n: n.outputs[0] == said)
-        return [
-            *nodes,
-            Node(unused_name("as_it_is", self.guards.named), "Split", (said, parts), tuple(self.ranks.values())),
-        ]
+        name, outputs = unused_name("as_it_is", self.guards.named), tuple(self.ranks.values())
+        return [*nodes, Node(name, "Split", (said, parts), outputs, metadata=FOR_MEMORY)]
 
     def _shape(self, sizes: Sequence[int]) -> str:
         """A constant shape."""

@@ -11,7 +11,7 @@ from superopt.ir.graph import Graph, Node, Value, unused_name
 from superopt.ir.poly import sym, symbols
 from superopt.ir.types import TensorType, ValueType
 from superopt.memory.planner import ALIGNMENT
-from superopt.memory.shape_guards import Guards
+from superopt.memory.shape_guards import FOR_MEMORY, Guards
 from superopt.ops.infer import Typing
 from superopt.pipeline.memory_timeline import Footprint
 
@@ -49,7 +49,8 @@ def open_rows(graph: Graph, typing: Typing, again: Set[str] = frozenset(), *, na
             every = held(f"{name}_every_row", np.ones(int(str(kind.shape[0])), bool))
             rows = unused_name(f"{name}_rows", guards.taken)
             label = unused_name(f"{name}_Compress", guards.named)
-            nodes.append(Node(label, "Compress", (renamed.get(name, name), every), (rows,), {"axis": 0}))
+            inputs = renamed.get(name, name), every
+            nodes.append(Node(label, "Compress", inputs, (rows,), {"axis": 0}, metadata=FOR_MEMORY))
             renamed[name] = rows
 
     for value in fed:

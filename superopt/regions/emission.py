@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from superopt.ir.graph import PRECOMPUTED, RULES, Graph, Node, Weight, constant, unused_name
+from superopt.ir.graph import PASS, PRECOMPUTED, RULES, Graph, Node, Weight, constant, unused_name
 from superopt.ir.poly import Dim
 from superopt.ir.types import TensorType
 from superopt.ops.record import Operator
@@ -44,8 +44,9 @@ class _Literals:
 
 
 def emit(
-    program: Program, operators: Mapping[str, Operator], budget: int, reserved: AbstractSet[str] = frozenset()
-) -> Emitted:
+    program: Program, operators: Mapping[str, Operator], budget: int, reserved: AbstractSet[str] = frozenset(), *,
+    made_by: str = "",
+) -> Emitted:  # fmt: skip
     """The program as a graph with the signature of the model.
 
     Args:
@@ -53,6 +54,7 @@ def emit(
         operators: their records.
         budget: bytes by which folding constants may make the weights grow; what does not fit stays as nodes.
         reserved: names that nothing new may have.
+        made_by: the pass that new nodes name which no rule wrote; "": none.
 
     Raises:
         NotCovered: a step cannot be written at the model's opset (extraction chooses none such).
@@ -65,16 +67,17 @@ def emit(
     grown -= saved
     weights, renamed = _apart(program, weights, names)
     alike = {**renamed, **{n: renamed.get(w, w) for n, w in alike.items()}, **handed}
-    literals = _Literals(names)
+    literals, unruled = _Literals(names), {PASS: made_by} if made_by else {}
     node_names = {s.node.name for s in program.steps if s.node is not None}
     nodes: list[Node] = []
     for step in _needed(program, made):
-        node = step.node if step.node is not None else _node(program, step, operators, literals, node_names)
+        node = step.node if step.node is not None else _node(program, step, operators, literals, node_names, unruled)
         if not alike.keys().isdisjoint(node.inputs):
             node = replace(node, inputs=tuple(alike.get(i, i) for i in node.inputs))
         nodes.append(node)
     for name in sorted(alike.keys() & program.outputs):
-        nodes.append(Node(unused_name(f"{name}_identity", node_names), "Identity", (alike[name],), (name,)))
+        handing = unused_name(f"{name}_identity", node_names)
+        nodes.append(Node(handing, "Identity", (alike[name],), (name,), metadata=unruled))
     read = {n for node in nodes for n in node.reads} | program.outputs
     fed = {v.name for v in graph.inputs}
     used_before = {n for node in graph.nodes for n in node.reads}
@@ -174,8 +177,9 @@ def _needed(program: Program, made: set[str]) -> list[ProgramStep]:
 
 
 def _node(
-    program: Program, step: ProgramStep, operators: Mapping[str, Operator], literals: _Literals, taken: set[str]
-) -> Node:
+    program: Program, step: ProgramStep, operators: Mapping[str, Operator], literals: _Literals, taken: set[str],
+    unruled: Mapping[str, str],
+) -> Node:  # fmt: skip
     types = [None if a is None else program.types[a] for a in step.args]
     step = _without_inference(step, types, operators)
     record = operators[step.op]
@@ -183,7 +187,7 @@ def _node(
     name = unused_name(f"{step.name}_{step.op}", taken)
     made = {p: literals.name(a, f"{name}_{'shape' if a.ndim else 'value'}") for p, a in form.literals.items()}
     inputs = form.names(step.args, made)
-    metadata = {RULES: ",".join(step.rules)} if step.rules else {}
+    metadata = {RULES: ",".join(step.rules)} if step.rules else dict(unruled)
     if program.is_constant(step):
         metadata[PRECOMPUTED] = "true"
     return Node(name, record.name, inputs, step.outputs, dict(form.attributes), record.domain, metadata=metadata)

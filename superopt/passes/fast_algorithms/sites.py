@@ -13,7 +13,7 @@ import numpy as np
 
 from superopt.cost.cost_model import CostModel
 from superopt.formats.tensors import set_aside
-from superopt.ir.graph import Attribute, Graph, Node, Value, Weight, attribute_key, constant
+from superopt.ir.graph import PASS, Attribute, Graph, Node, Value, Weight, attribute_key, constant
 from superopt.ir.terms import AttributeValue
 from superopt.ir.types import DType, TensorType
 from superopt.ops.infer import Applied, Barrier, Typing, infer
@@ -279,7 +279,9 @@ class Writer:
     def op(self, op: str, *inputs: str, outputs: Sequence[str] = (), **attributes: Attribute) -> str:
         """Append a node; the name of its (first) output."""
         made = tuple(outputs) or (self.name(op),)
-        self.nodes.append(Node(self.name(f"{op}.node"), op, inputs, made, dict(attributes)))
+        self.nodes.append(
+            Node(self.name(f"{op}.node"), op, inputs, made, dict(attributes), metadata={PASS: "fast algorithms"})
+        )
         return made[0]
 
     @property

@@ -182,7 +182,12 @@ def _graph(
     new = tuple(weights)
     graph = replace(program.graph, weights=(*program.graph.weights, *new))
     wider = replace(program, graph=graph).with_steps(steps, types, ())
-    return emit(replace(wider, constant=wider.constant | {w.name for w in new}), REGISTRY, _FOLD_NOTHING).graph
+    return emit(
+        replace(wider, constant=wider.constant | {w.name for w in new}),
+        REGISTRY,
+        _FOLD_NOTHING,
+        made_by="weight rewrites",
+    ).graph
 
 
 def _certificate(values: SliceAnalysis, removal: Removal, made: Written) -> Certificate:
