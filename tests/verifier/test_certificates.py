@@ -8,12 +8,11 @@ import random
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from tamperings import TAMPERINGS
 from typer.testing import CliRunner
 
 from superopt import cli
@@ -30,19 +29,6 @@ from superopt.verifier.certificates.smtlib import script, unsatisfiable, within
 from superopt.verifier.prover.arith import ge
 
 ROOT = Path(__file__).parents[2]
-
-
-def _sibling(name: str) -> ModuleType:
-    """A module beside this file; tests are no package."""
-    spec = spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-TAMPERINGS: list[Callable[[dict[str, Any], random.Random], Any]] = _sibling("tamperings").TAMPERINGS
 WINDOW = "strides=s, pads=p, dilations=[1,1], group=g"
 CONV = {
     "x": "f[n,g*c,h,w]",

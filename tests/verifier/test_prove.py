@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
-import sys
 from pathlib import Path
 
+import proof_cases as cases
 import pytest
+from rule_mutation import mutants
 
 from superopt.ir.poly import sym
 from superopt.ops.meaning import Condition
@@ -17,20 +17,6 @@ from superopt.verifier.certificates.certificate import certify
 from superopt.verifier.certificates.checker import check_certificate
 from superopt.verifier.exact.testing import test as exact_test
 from superopt.verifier.prover.arith import Facts, ge
-
-
-def _sibling(name: str):  # type: ignore[no-untyped-def]
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-cases = _sibling("proof_cases")
-mutants = _sibling("mutants").mutants
 
 
 def first_essential(rows):
