@@ -17,8 +17,7 @@ from superopt.ir.errors import SuperoptError
 
 __all__ = ["Kept", "code_digest", "file_digest", "model_digest"]
 
-# The rooms that figures depend on.
-_DECISIVE = (*disk_cache.SEARCH_PACKAGES, "cost", "ops", "ir", "formats", "runtime", "verifier", "rules", "pipeline")
+_PACKAGES = (*disk_cache.OPTIMIZER_PACKAGES, "benchmark")  # whose code figures depend on
 
 
 @dataclass(frozen=True)
@@ -104,4 +103,4 @@ def model_digest(path: Path) -> str:
 
 def code_digest() -> str:
     """Of the rules, and of superopt's own code as far as results and figures depend on it."""
-    return disk_cache.code_digest(*_DECISIVE, data=("*.toml", "proofs.json"))
+    return disk_cache.code_digest(*_PACKAGES, data=("*.toml", "proofs.json"))

@@ -11,15 +11,12 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from superopt.ir.disk_cache import SEARCH_PACKAGES, code_digest
+from superopt.ir.disk_cache import OPTIMIZER_PACKAGES, code_digest
 from superopt.ir.errors import BackendUnavailable, UsageError
 
 __all__ = ["check", "content_digest", "digest", "here", "libraries", "of_files"]
 
-_ROOMS = (
-    *SEARCH_PACKAGES, "cost", "discovery", "fleet", "formats", "frontend", "ir", "ops", "pipeline", "report", "runtime",
-    "verifier",
-)  # fmt: skip
+_PACKAGES = (*OPTIMIZER_PACKAGES, "discovery", "fleet", "frontend")
 _LIBRARIES = ("numpy", "onnx", "onnxruntime", "z3-solver", "highspy")
 
 
@@ -38,7 +35,7 @@ def libraries() -> Mapping[str, str]:
 def here() -> Mapping[str, str]:
     """What this process has, by name."""
     found = {
-        "superopt": _version("superopt"), "superopt's code": code_digest(*_ROOMS)[:12],
+        "superopt": _version("superopt"), "superopt's code": code_digest(*_PACKAGES)[:12],
         "the rules": code_digest("rules", data=("*.toml", "*.json"))[:12],
         "Python": ".".join(map(str, sys.version_info[:2])), "machine": platform.machine(),
     }  # fmt: skip

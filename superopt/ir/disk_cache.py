@@ -31,6 +31,7 @@ from superopt.ir.temporary import own_folder
 __all__ = [
     "SHIPPED",
     "UNKEPT",
+    "OPTIMIZER_PACKAGES",
     "SEARCH_PACKAGES",
     "cache_directory",
     "check_cache",
@@ -47,6 +48,9 @@ _DAMAGED = (
     KeyError,
 )  # fmt: skip
 SEARCH_PACKAGES = ("program", "egraph", "extraction", "regions", "passes")  # whose code decides what a search finds
+OPTIMIZER_PACKAGES = (  # whose code decides what an optimisation returns
+    *SEARCH_PACKAGES, "cost", "formats", "ir", "memory", "ops", "pipeline", "report", "rules", "runtime", "verifier",
+)  # fmt: skip
 UNKEPT: set[str] = set()  # folders that are reported
 SHIPPED = Path(__file__).resolve().parents[1] / "compiled"  # what ships with the wheel; a checkout makes its own
 
