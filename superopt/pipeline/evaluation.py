@@ -104,8 +104,7 @@ class Evaluator:
             return replace(candidate, check=skipped("switched off"))
         context.task.progress(0, None, "checking")
         if candidate.algorithms is not None:
-            new = frozenset(n.name for n in candidate.graph.nodes) - {n.name for n in candidate.algorithms.plain.nodes}
-            slack = Slack(candidate.algorithms.slack, new)
+            slack = Slack.of_new_nodes(candidate.algorithms.slack, candidate.graph, candidate.algorithms.plain)
         candidate = replace(candidate, check=context.check(candidate.graph, slack))
         if candidate.check.verdict == "passed":
             return candidate

@@ -54,8 +54,7 @@ def _check(point: Point, candidate: Candidate, context: Context) -> CheckResult 
     if not task.options.check:
         return candidate.check
     if candidate.algorithms is not None:
-        new = frozenset(n.name for n in point.graph.nodes) - {n.name for n in task.graph.nodes}
-        slack = Slack(candidate.algorithms.slack, new)
+        slack = Slack.of_new_nodes(candidate.algorithms.slack, point.graph, task.graph)
     check = context.check(point.graph, slack)
     if check.verdict == "passed":
         return check

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from superopt import report
 from superopt.ir.graph import structural_hash
@@ -11,6 +12,9 @@ from superopt.pipeline.candidate import Candidate, Refusal
 from superopt.pipeline.check_policy import CHECKS
 from superopt.pipeline.context import Context
 from superopt.pipeline.options import VALUES
+
+if TYPE_CHECKING:
+    from superopt.pipeline.weight_rewrites import WeightRewrites
 
 __all__ = ["Recovery"]
 
@@ -27,7 +31,7 @@ class Recovery:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._weights = context.searches.weights
+        self._weights: WeightRewrites | None = None  # from which the first search started
         self._first: Refusal | None = None
         self._rounds: Iterator[int] = iter(CHECKS.suspects)
         self._excluded: dict[str, None] = {}

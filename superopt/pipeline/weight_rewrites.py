@@ -59,8 +59,7 @@ class WeightRewrites:
     def slack(self, result: Graph, mode: str) -> Slack:
         """What the check of a result allows beyond its own rounding: the mode's budget, where weights were only near to
         a lower rank."""
-        new = frozenset(n.name for n in result.nodes) - {n.name for n in self.original.nodes}
-        return EXACT if self.errors is None else Slack(MOST_ERROR[mode], new)
+        return EXACT if self.errors is None else Slack.of_new_nodes(MOST_ERROR[mode], result, self.original)
 
     @property
     def exact_part(self) -> WeightRewrites | None:

@@ -93,6 +93,11 @@ class Slack:
     share: float = 0.0
     nodes: frozenset[str] = frozenset()
 
+    @staticmethod
+    def of_new_nodes(share: float, result: Graph, original: Graph) -> Slack:
+        """The error that the nodes of a result may have which the original has not."""
+        return Slack(share, frozenset(n.name for n in result.nodes) - {n.name for n in original.nodes})
+
     def at(self, graph: Graph) -> float:
         """The allowed share for a graph: the result or a part of it."""
         return self.share if self.share and any(node.name in self.nodes for node in graph.nodes) else 0.0
