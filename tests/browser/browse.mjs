@@ -81,6 +81,7 @@ const scenarios = {
   /** A file is dropped onto the page. */
   async drop() {
     const page = await open("/");
+    await page.waitForLoadState("networkidle"); // its scripts are loaded
     const data = await page.evaluateHandle((text) => {
       const transfer = new DataTransfer();
       transfer.items.add(new File([text], "dropped.json"));
