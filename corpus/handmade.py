@@ -24,7 +24,7 @@ from superopt import formats, optimize  # noqa: E402
 from superopt.frontend import GraphBuilder, Tensor  # noqa: E402
 from superopt.ir.graph import ArrayData, Graph, Node, Weight  # noqa: E402
 from superopt.ir.types import TensorType  # noqa: E402
-from superopt.runtime.paired_benchmark import race  # noqa: E402
+from superopt.runtime.paired_benchmark import time_models  # noqa: E402
 from superopt.verifier.check.differential import check, make_inputs  # noqa: E402
 
 
@@ -152,7 +152,7 @@ def main() -> None:
             parser.error(f"the hand-made form of {name} is wrong: {verdict.reason}")
         ours = optimize(graph, time_limit=chosen.time_limit).graph
         models = [formats.to_onnx_bytes(g) for g in (graph, graph, hand, ours)]
-        found = race(models, make_inputs(graph, 0, "normal"), rounds=chosen.rounds, threads=1, clock="cpu")
+        found = time_models(models, make_inputs(graph, 0, "normal"), rounds=chosen.rounds, threads=1, clock="cpu")
         print(f"{name:10}{found.ms[0]:6.1f} ms" + "".join(f"{r:9.3f}" for r in found.ratios[1:]), flush=True)
 
 

@@ -41,7 +41,7 @@ from superopt.report.corpus import geometric_mean
 from superopt.rules import Library, Rule, load_library
 from superopt.rules.canonical import rule_text
 from superopt.rules.floats import Floats
-from superopt.runtime.paired_benchmark import race
+from superopt.runtime.paired_benchmark import time_models
 from superopt.verifier.admission import admit
 from superopt.verifier.check.differential import make_inputs
 from superopt.verifier.prover.prover import prove
@@ -217,7 +217,7 @@ class Ablation:
             feeds = make_inputs(graph, 0, "normal", sizes=sizes_fed(graph, self.sizes or {}))
             model = runnable(graph, self._file(better[0]).with_suffix(".before.onnx"))
             models = [model, *files.values(), model]
-            result = race(models, feeds, rounds=rounds, threads=1, clock="cpu", time_limit=time_limit)
+            result = time_models(models, feeds, rounds=rounds, threads=1, clock="cpu", time_limit=time_limit)
         except SuperoptError as error:
             return [replace(o, failure=f"not timed: {error}") for o in row], {}
         made = []

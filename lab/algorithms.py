@@ -42,7 +42,7 @@ from superopt.pipeline.fast_algorithms import Accuracy, accuracy
 from superopt.pipeline.optimization import optimize
 from superopt.pipeline.paired_benchmark import clock_of
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
-from superopt.runtime.paired_benchmark import circumstances, race_sittings
+from superopt.runtime.paired_benchmark import circumstances, time_loadings
 from superopt.verifier.check.differential import make_inputs
 
 __all__ = ["Measured", "conv", "main", "matmul", "measured", "replaced"]
@@ -134,7 +134,7 @@ def measured(
         graph: with one site.
         shape: what to call it.
         model: prices.
-        rounds: of each sitting.
+        rounds: of each loading.
         most: forms.
         decide: also what an optimisation would keep, and time that.
         threads: inside an operator; with one, what counts is the thread's CPU time.
@@ -154,8 +154,8 @@ def measured(
     forms = (None, *(form for _, form in timed))
     load = os.getloadavg()[0]
     models, feeds = [formats.to_onnx_bytes(g) for g in (graph, *made)], make_inputs(graph, 0, "normal")
-    result = race_sittings(
-        lambda: [ONNX_RUNTIME.load(m, threads=threads).bound(feeds) for m in models], sittings=_SITTINGS,
+    result = time_loadings(
+        lambda: [ONNX_RUNTIME.load(m, threads=threads).bound(feeds) for m in models], loadings=_SITTINGS,
         rounds=rounds, burst=burst, threads=threads, clock=clock_of(threads), time_limit=_SECONDS,
     )  # fmt: skip
     found = Measured(

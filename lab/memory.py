@@ -20,11 +20,11 @@ from superopt.memory.arena import measured_arena
 from superopt.memory.remat import ROWS
 from superopt.ops.record import NotCovered
 from superopt.pipeline.acceptance_policy import doubt_of
-from superopt.pipeline.memory_schedule import asked_of, least_memory
+from superopt.pipeline.memory_schedule import arena_block, least_memory
 from superopt.pipeline.memory_timeline import footprint, footprint_of
 from superopt.pipeline.options import EFFORTS
 from superopt.pipeline.paired_benchmark import measure
-from superopt.pipeline.rematerialization import least_for
+from superopt.pipeline.rematerialization import smallest_points
 from superopt.runtime.sample_data import feeds_for, with_values
 
 __all__ = ["Row", "StepRow", "main", "measured_plan", "measured_row", "raced_row", "rendered", "rendered_steps"]
@@ -112,7 +112,7 @@ def measured_plan(name: str, graph: Graph, share: float, seconds: float, folder:
     """
     start = time.monotonic()
     with for_target("cpu") as model:
-        found = least_for(graph, model, share=share, seconds=seconds, rows=int(EFFORTS["thorough"].rows * ROWS))
+        found = smallest_points(graph, model, share=share, seconds=seconds, rows=int(EFFORTS["thorough"].rows * ROWS))
     seconds = time.monotonic() - start
     given, least = found[0], min(found, key=lambda p: p.bytes)
     ratio = doubt = None
@@ -124,7 +124,7 @@ def measured_plan(name: str, graph: Graph, share: float, seconds: float, folder:
         timed = measure(graph, least.graph, sizes={}, rounds=_RACED, burst=1, time_limit=_RACE)
         ratio, doubt = timed.ratio, doubt_of(timed)
     held = footprint(graph).plan
-    arena = asked_of(graph, {})
+    arena = arena_block(graph, {})
     return StepRow(
         name, len(graph.nodes), len(least.graph.nodes), held.inputs + held.outputs, arena,
         arena - given.bytes + least.bytes, least.us / given.us - 1.0, ratio, doubt, seconds, least.how or "as it was",

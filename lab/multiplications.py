@@ -32,7 +32,7 @@ from superopt.pipeline.optimization import optimize
 from superopt.pipeline.options import ALGORITHMS
 from superopt.pipeline.paired_benchmark import clock_of
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
-from superopt.runtime.paired_benchmark import RaceResult, race_sittings
+from superopt.runtime.paired_benchmark import PairedTimes, time_loadings
 from superopt.verifier.check.differential import make_inputs
 
 __all__ = [
@@ -237,12 +237,12 @@ def operators_table(shapes: Sequence[tuple[str, Graph]], profile: str, threads: 
     return lines
 
 
-def _raced(graphs: Sequence[Graph], threads: int) -> RaceResult:
+def _raced(graphs: Sequence[Graph], threads: int) -> PairedTimes:
     """Graphs of inputs of their own, in turn."""
     given = [(formats.to_onnx_bytes(graph), make_inputs(graph, 0, "normal")) for graph in graphs]
-    return race_sittings(
+    return time_loadings(
         lambda: [ONNX_RUNTIME.load(model, threads=threads).bound(feeds) for model, feeds in given],
-        sittings=_SITTINGS, rounds=_ROUNDS, burst=2, threads=threads, clock=clock_of(threads), time_limit=_SECONDS,
+        loadings=_SITTINGS, rounds=_ROUNDS, burst=2, threads=threads, clock=clock_of(threads), time_limit=_SECONDS,
     )  # fmt: skip
 
 

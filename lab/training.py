@@ -29,7 +29,7 @@ from superopt.frontend.pytorch import from_torch
 from superopt.frontend.training import SGD, TrainingLoop, TrainingStep, train_step
 from superopt.ir.errors import NotEquivalent, printable
 from superopt.pipeline.optimization import optimize
-from superopt.runtime.paired_benchmark import circumstances, race_bound
+from superopt.runtime.paired_benchmark import circumstances, time_bound
 from superopt.runtime.protocol import Bound
 
 __all__ = ["Measured", "main", "measured"]
@@ -193,7 +193,7 @@ def measured(name: str, case: Case, *, search: float, deadline: float) -> Measur
         if not np.allclose(found, losses["eager"], rtol=2e-3, atol=1e-5):
             raise NotEquivalent(f"{name}, {way}: losses {found}, eager {losses['eager']}")
     bound = [Bound(run, list, (run,)) for run in ways.values()]
-    raced = race_bound(bound, rounds=_ROUNDS, burst=2, threads=1, time_limit=_LONGEST, clock="cpu")
+    raced = time_bound(bound, rounds=_ROUNDS, burst=2, threads=1, time_limit=_LONGEST, clock="cpu")
     return Measured(
         name, tuple(ways), np.array(raced.samples), (len(written.graph.nodes), len(better.graph.nodes)),
         losses["optimised"], (searched, compiled), tuple(notes),

@@ -36,7 +36,7 @@ from superopt.pipeline.memory_timeline import footprint_of
 from superopt.pipeline.paired_benchmark import measurement_of
 from superopt.pipeline.schedule_lowering import realised
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME, bind, make_session, run
-from superopt.runtime.paired_benchmark import race_bound
+from superopt.runtime.paired_benchmark import time_bound
 from superopt.runtime.protocol import released
 from superopt.runtime.sample_data import with_values
 from superopt.verifier.check.differential import make_inputs
@@ -149,7 +149,7 @@ def raced(folder: Path, *, rounds: int, seconds: float) -> Raced:
     error = max(_difference(ours[n], theirs[n]) for n in names)
     del ours, theirs
     bound = [bind(s, feeds, longest=_LONGEST_RUN) for s in sessions]
-    found = measurement_of(race_bound(bound, rounds=rounds, burst=1, threads=1, clock="cpu", time_limit=seconds))
+    found = measurement_of(time_bound(bound, rounds=rounds, burst=1, threads=1, clock="cpu", time_limit=seconds))
     return Raced(found.ratio, doubt_of(found), found.runs, len(names), same, error)
 
 

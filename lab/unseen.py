@@ -23,7 +23,7 @@ from superopt.pipeline.optimization import optimize
 from superopt.pipeline.options import Options
 from superopt.pipeline.rule_learning import learn_from
 from superopt.rules.rule import Rule
-from superopt.runtime.paired_benchmark import RaceResult, race
+from superopt.runtime.paired_benchmark import PairedTimes, time_models
 from superopt.runtime.sample_data import feeds_for, with_values
 from superopt.verifier.exact.testing import test
 from superopt.verifier.verdict import Refuted
@@ -106,11 +106,11 @@ def _equation(rule: Rule) -> str:
     return f"{', '.join(map(str, rule.lhs))} = {', '.join(map(str, rule.rhs))}"
 
 
-def _raced(graph: Graph, *results: Graph) -> RaceResult:
+def _raced(graph: Graph, *results: Graph) -> PairedTimes:
     """The network and results of it, side by side."""
     given = with_values(graph)
     models = [formats.to_onnx_bytes(g) for g in (given, *results)]
-    return race(models, feeds_for(given), threads=1, clock="cpu", time_limit=_RACE, rounds=_ROUNDS)
+    return time_models(models, feeds_for(given), threads=1, clock="cpu", time_limit=_RACE, rounds=_ROUNDS)
 
 
 def rendered(rows: Sequence[Row]) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from superopt.formats.files import replace_file
-from superopt.ir.disk_cache import code_digest, keep, kept
+from superopt.ir.disk_cache import code_digest, load_object, store_object
 from superopt.ir.types import DType
 from superopt.rules.canonical import rule_text
 from superopt.rules.rule import Rule
@@ -243,12 +243,12 @@ def _kept(path: Path) -> dict[str, Directions]:
     """The verdicts as an earlier run read this very file with this code, or as it is read now."""
     content = path.read_bytes()
     name = hashlib.sha256(code_digest("rules").encode() + content).hexdigest()
-    found = kept(FOLDER, name, (FloatVerdict, SafeConditions))
+    found = load_object(FOLDER, name, (FloatVerdict, SafeConditions))
     if isinstance(found, dict):
         return found
     made = _store(path)
     if path.read_bytes() == content:  # else the file has changed meanwhile
-        keep(FOLDER, name, made, KEPT)
+        store_object(FOLDER, name, made, KEPT)
     return made
 
 

@@ -18,7 +18,7 @@ from functools import cached_property
 from pathlib import Path
 
 from superopt.formats.files import replace_file
-from superopt.ir.disk_cache import code_digest, keep, kept
+from superopt.ir.disk_cache import code_digest, load_object, store_object
 from superopt.ir.errors import InvalidOption, printable
 from superopt.ir.interpreter import rarely_collected
 from superopt.ir.poly import Poly, Quotient
@@ -288,7 +288,7 @@ def cached_rules(files: Sequence[Path], read: Callable[[], Mapping[str, Rule]]) 
         RuleError: a row is not a rule.
     """
     name = _digest(files)
-    found = kept(FOLDER, name, CLASSES)
+    found = load_object(FOLDER, name, CLASSES)
     if isinstance(found, list) and all(isinstance(r, Rule) for r in found):
         return {r.id: r for r in found}
     rules = read()
@@ -299,7 +299,7 @@ def cached_rules(files: Sequence[Path], read: Callable[[], Mapping[str, Rule]]) 
     except RuleError:
         return rules  # whoever asks for that rule's verdict is told
     if _digest(files) == name:  # else the files have changed meanwhile
-        keep(FOLDER, name, list(rules.values()), KEPT)
+        store_object(FOLDER, name, list(rules.values()), KEPT)
     return rules
 
 

@@ -211,7 +211,7 @@ def _whole(profile: Path, names: Sequence[str], deadline: float) -> list[dict[st
             after = _optimised(name, graph, profile)
             for side, each in (("before", graph), ("after", after)):
                 row[f"{side}_predicted_us"] = graph_cost(each, costs).us
-            raced = device.race((graph, after), feeds_for(graph, integer=0), time_limit=10.0)
+            raced = device.time_models((graph, after), feeds_for(graph, integer=0), time_limit=10.0)
             row |= {"before_measured_us": 1e3 * raced.ms[0], "after_measured_us": 1e3 * raced.ms[1]}
             row |= {"ratio": raced.ratios[1], "spread": raced.spread[1]}
         except SuperoptError as error:

@@ -41,7 +41,7 @@ from superopt.ir.graph import Graph  # noqa: E402
 from superopt.ir.sizes import sizes_fed  # noqa: E402
 from superopt.pipeline.paired_benchmark import runnable  # noqa: E402
 from superopt.pipeline.shape_defaults import default_sizes  # noqa: E402
-from superopt.runtime.paired_benchmark import race  # noqa: E402
+from superopt.runtime.paired_benchmark import time_models  # noqa: E402
 from superopt.verifier.check.differential import make_inputs  # noqa: E402
 
 # Ends with who started it, however that ends: one that is left over falsifies whatever is measured next.
@@ -167,7 +167,7 @@ def raced(graph: Graph, digests: Sequence[str], kept: Path, rounds: int) -> dict
     feeds = make_inputs(graph, 0, "normal", sizes=sizes_fed(graph, default_sizes(graph, {})))
     with tempfile.TemporaryDirectory(prefix="superopt-stability-") as place:
         models = [runnable(graph, Path(place) / "input.onnx"), *(kept / f"{d}.onnx" for d in found)]
-        result = race(models, feeds, rounds=rounds, burst=3, threads=1, clock="cpu", time_limit=120.0)
+        result = time_models(models, feeds, rounds=rounds, burst=3, threads=1, clock="cpu", time_limit=120.0)
     ratios = {d: (result.ratios[i], result.spread[i]) for i, d in enumerate(found, 1)}
     return {d: ratios.get(d, (1.0, 0.0)) for d in digests}
 

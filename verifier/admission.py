@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from superopt.ir.disk_cache import code_digest, keep, kept
+from superopt.ir.disk_cache import code_digest, load_object, store_object
 from superopt.ir.errors import SuperoptError
 from superopt.rules.floats import Directions, FloatVerdict, SafeConditions, float_key
 from superopt.rules.library import ADMISSIBLE, BUILT_IN, PROOFS, Library, load_library, write_verdicts
@@ -69,25 +69,25 @@ def _checked(rule: Rule, prover: Prover, seed: int) -> Verdict:
 def float_verdicts(rule: Rule) -> Directions:
     """The float verdicts on a rule, cached between runs: they take seconds to minutes."""
     name = _name("floats", rule)
-    known = kept(_FOLDER, name, (FloatVerdict, SafeConditions))
+    known = load_object(_FOLDER, name, (FloatVerdict, SafeConditions))
     if isinstance(known, dict):
         return known
     found = verified_verdicts(rule)
-    keep(_FOLDER, name, found, _MOST)
+    store_object(_FOLDER, name, found, _MOST)
     return found
 
 
 def _proved(rule: Rule, seed: int) -> Mapping[str, object] | Verdict:
     """An admissible verdict as data, kept between runs; another as it is, found anew every time."""
     name = _name("proof", rule, seed)
-    known = kept(_FOLDER, name, ())
+    known = load_object(_FOLDER, name, ())
     if isinstance(known, dict):
         return known
     verdict = check(rule, seed=seed)
     if kind_of(verdict) not in ADMISSIBLE:
         return verdict
     found = verdict_to_json(verdict)
-    keep(_FOLDER, name, found, _MOST)
+    store_object(_FOLDER, name, found, _MOST)
     return found
 
 

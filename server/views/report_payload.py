@@ -33,7 +33,7 @@ def tell(result: Result, options: Options) -> Told:
     from superopt import pipeline
 
     report, way = pipeline.explained(result, options)
-    told = replace(report, memory=pipeline.told_of(result.original, result.graph, options)).json()
+    told = replace(report, memory=pipeline.memory_report(result.original, result.graph, options)).json()
     with cost.for_target(options.target, runtime=options.runtime, sizes=options.sizes, time_limit=0.0) as model:
         lines = [cost.timeline(graph, model, sizes=options.sizes) for graph in (result.original, result.graph)]
     told["roofline"] = _roofline(result, options)

@@ -26,7 +26,7 @@ from superopt.pipeline.optimization import optimize
 from superopt.runtime import reference
 from superopt.runtime.onnx_runtime import bind, make_session
 from superopt.runtime.onnx_runtime import run as run_session
-from superopt.runtime.paired_benchmark import SETTLED, circumstances, race_bound
+from superopt.runtime.paired_benchmark import SETTLED, circumstances, time_bound
 from superopt.runtime.protocol import Bound, runtime_named
 from superopt.verifier.check.differential import make_inputs
 from superopt.verifier.check.input_generation import LEVELS
@@ -205,7 +205,7 @@ def _race(spec: Mapping[str, Any]) -> dict[str, Any]:
 def _sitting(bound: Sequence[Bound], spec: Mapping[str, Any]) -> dict[str, Any]:
     """What is bound, raced; with rounds enough to say anything, if they take no more than patience allows."""
     burst = 1 if _once(bound[0].step) > _SLOW else 3
-    run = partial(race_bound, bound, burst=burst, threads=1, clock="cpu", shortest=SETTLED)
+    run = partial(time_bound, bound, burst=burst, threads=1, clock="cpu", shortest=SETTLED)
     found = run(rounds=spec["rounds"], time_limit=spec["time_limit"], seed=spec["seed"])
     samples, runs = found.samples, found.runs
     if len(samples) < _FEWEST:

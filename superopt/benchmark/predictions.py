@@ -22,7 +22,7 @@ from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph
 from superopt.ir.temporary import TemporaryFolder
 from superopt.ops.record import NotCovered
-from superopt.runtime.paired_benchmark import RaceResult, median_error, race
+from superopt.runtime.paired_benchmark import PairedTimes, median_error, time_models
 from superopt.runtime.sample_data import feeds_for, with_values
 
 __all__ = [
@@ -192,7 +192,7 @@ def _written(graph: Graph) -> bytes:
 def _raced(
     contents: Sequence[bytes], feeds: Mapping[str, np.ndarray], costs: MeasuredCpu, rounds: int, seconds: float,
     run_us: float,
-) -> RaceResult:  # fmt: skip
+) -> PairedTimes:  # fmt: skip
     """A race in bursts that are long enough for the caches to settle.
 
     What is predicted is a model that runs again and again. After the others' runs it takes more than three of its own
@@ -201,7 +201,7 @@ def _raced(
     """
     meter = costs.meter
     burst = max(3, min(_SETTLED, int(_SETTLING_US / run_us)))
-    return race(
+    return time_models(
         contents, feeds, rounds=rounds, burst=burst, threads=meter.threads, time_limit=seconds, clock=meter.clock
     )
 

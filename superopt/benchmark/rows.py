@@ -28,7 +28,7 @@ from superopt.ir.errors import SuperoptError, UsageError, printable
 from superopt.ir.temporary import TemporaryFolder
 from superopt.pipeline.options import Progress, quiet
 from superopt.rules import load_library
-from superopt.runtime.paired_benchmark import RaceResult, result_of
+from superopt.runtime.paired_benchmark import PairedTimes, result_of
 
 __all__ = ["BenchOptions", "Peers", "TOOLS", "bench", "child_job"]
 
@@ -304,7 +304,7 @@ def _raced(model: _Model) -> dict[str, Any]:
     return {"before_ms": found.ms[0], "rounds": found.rounds, "circumstances": found.circumstances}
 
 
-def _sittings(model: _Model, candidates: Mapping[str, str]) -> RaceResult | str:
+def _sittings(model: _Model, candidates: Mapping[str, str]) -> PairedTimes | str:
     """The race, in several processes, since what a process put where stays as it is; or why there was none."""
     share = model.options.race_limit / _SITTINGS
     samples: list[tuple[float, ...]] = []

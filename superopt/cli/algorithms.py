@@ -141,9 +141,9 @@ def apply(
         assert errors is not None, "what is returned was measured"
         text = f"errors against float64: {errors.before:.1e} before, {errors.after:.1e} after, {errors.inputs} inputs"
         console.print(text, markup=False)
-        if (raced := found.measured) is not None:
-            times = f"{raced.before_ms:.2f} ms before, {raced.after_ms:.2f} ms after, x{raced.ratio:.3f}"
-            console.print(f"measured: {times} (spread {raced.spread:.3f}, {raced.runs} runs)", markup=False)
+        if (timed := found.measured) is not None:
+            times = f"{timed.before_ms:.2f} ms before, {timed.after_ms:.2f} ms after, x{timed.ratio:.3f}"
+            console.print(f"measured: {times} (spread {timed.spread:.3f}, {timed.runs} runs)", markup=False)
     console.print((found.reason and f"unchanged: {found.reason}") or "rewritten", markup=False, soft_wrap=True)
 
 

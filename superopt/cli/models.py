@@ -253,7 +253,7 @@ def optimize(
     if explain or report_json is not None or report_html is not None:
         told, _ = pipeline.explained(result, options)
         if report_json is not None or report_html is not None:
-            told = replace(told, memory=pipeline.told_of(result.original, result.graph, options))
+            told = replace(told, memory=pipeline.memory_report(result.original, result.graph, options))
         result = replace(result, report=told)
     if report_json is not None:
         write_json(result.report.json(), report_json, force)

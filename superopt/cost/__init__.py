@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from superopt.cost.cost_model import CostModel, Racing, RecordedProfile
+from superopt.cost.cost_model import CostModel, DeviceTimer, RecordedProfile
 from superopt.cost.fusion import BACKENDS, ONNX_RUNTIME_CPU, OPENVINO_CPU, Backend, Fusion
 from superopt.cost.graph_costs import GraphCost, Work, graph_cost, graph_work, node_work, timeline, work
 from superopt.cost.profile import (
@@ -40,13 +40,13 @@ from superopt.cost.target import device_of, for_target
 from superopt.ops.work import Demand
 
 if TYPE_CHECKING:
-    from superopt.cost.calibration import known_calibrations
+    from superopt.cost.calibration import list_calibrations
     from superopt.cost.measured import MeasuredCpu
 
 __all__ = [
     "BACKENDS", "ONNX_RUNTIME_CPU", "OPENVINO_CPU", "Backend", "CostModel", "Demand", "Estimate", "Fusion", "GraphCost",
-    "Key", "MeasuredCpu", "Peaks", "Racing", "Profile", "Record", "RecordedProfile", "Store", "Work",
-    "ceilings", "device_of", "for_target", "graph_cost", "graph_work", "known_calibrations", "load_profile",
+    "Key", "MeasuredCpu", "Peaks", "DeviceTimer", "Profile", "Record", "RecordedProfile", "Store", "Work",
+    "ceilings", "device_of", "for_target", "graph_cost", "graph_work", "list_calibrations", "load_profile",
     "node_work", "operator_rows", "peaks_of_header", "profile_names", "read_profile", "shipped_header",
     "roofline_data", "timeline", "work", "write_profile",
 ]  # fmt: skip
@@ -58,8 +58,8 @@ def __getattr__(name: str) -> Any:
         from superopt.cost.measured import MeasuredCpu
 
         return MeasuredCpu
-    if name == "known_calibrations":
-        from superopt.cost.calibration import known_calibrations
+    if name == "list_calibrations":
+        from superopt.cost.calibration import list_calibrations
 
-        return known_calibrations
+        return list_calibrations
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -29,7 +29,7 @@ from superopt.cost.measurement import CpuDevice, Device
 from superopt.cost.profile import Profile, load_profile, profile_names, shipped_header
 from superopt.cost.record import NOT_OPERATORS, Record, question_of
 from superopt.cost.roofline import Ceilings, ceilings_of, peaks_of_header
-from superopt.ir.disk_cache import keep, kept
+from superopt.ir.disk_cache import load_object, store_object
 from superopt.ir.errors import SuperoptError
 from superopt.ops.record import NotCovered
 from superopt.runtime.paired_benchmark import IQR_OF_NORMAL, median_error
@@ -41,7 +41,7 @@ __all__ = [
     "calibrated_cpu",
     "cached_calibration",
     "calibration_of",
-    "known_calibrations",
+    "list_calibrations",
     "nearest_profile",
     "scaled",
 ]
@@ -113,13 +113,13 @@ def calibrated(name: str, profile: Profile, device: Device) -> Calibration:
     if known is not None:
         return known
     found = calibration_of(name, profile, device)
-    keep(_FOLDER, _cache_name(name, profile.header, device), asdict(found), _MOST)
+    store_object(_FOLDER, _cache_name(name, profile.header, device), asdict(found), _MOST)
     return found
 
 
 def cached_calibration(name: str, header: Mapping[str, Any], device: Device) -> Calibration | None:
     """The calibration that an earlier run stored for the profile with this header; ``None`` if there is none."""
-    known = kept(_FOLDER, _cache_name(name, header, device), ())
+    known = load_object(_FOLDER, _cache_name(name, header, device), ())
     return Calibration(**known) if isinstance(known, dict) else None
 
 
@@ -244,7 +244,7 @@ def nearest_profile(device: CpuDevice) -> tuple[str, Profile, Calibration] | Non
     return name, profile, calibrated(name, profile, device)
 
 
-def known_calibrations() -> dict[str, Calibration]:
+def list_calibrations() -> dict[str, Calibration]:
     """The stored calibrations of this machine by shipped profile: one thread, ONNX Runtime. Nothing is measured."""
     device = CpuDevice()
     found = {name: cached_calibration(name, shipped_header(name), device) for name in profile_names()}

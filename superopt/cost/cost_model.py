@@ -26,14 +26,14 @@ from superopt.ir.graph import Graph
 from superopt.ir.sizes import at_sizes, value_at_sizes
 from superopt.ir.terms import AttributeValue
 from superopt.ir.types import TensorType
-from superopt.runtime.paired_benchmark import IQR_OF_NORMAL, RaceResult
+from superopt.runtime.paired_benchmark import IQR_OF_NORMAL, PairedTimes
 
 if TYPE_CHECKING:
     from superopt.cost.graph_costs import Kernel
     from superopt.cost.measured import Measurements
     from superopt.runtime.protocol import Runtime
 
-__all__ = ["refusal_cost", "Application", "Attributes", "CostModel", "Lowered", "Racing", "RecordedProfile"]
+__all__ = ["refusal_cost", "Application", "Attributes", "CostModel", "Lowered", "DeviceTimer", "RecordedProfile"]
 
 
 @dataclass(frozen=True)
@@ -60,13 +60,13 @@ Attributes = Mapping[str, AttributeValue] | Sequence[tuple[str, AttributeValue]]
 Application = tuple[str, Attributes, Sequence[TensorType | None], Sequence[bool]]  # op, attributes, types, constant
 
 
-class Racing(Protocol):
+class DeviceTimer(Protocol):
     """A device that times whole graphs by itself: :class:`superopt.cost.cuda.CudaDevice`."""
 
-    def race(
+    def time_models(
         self, graphs: Sequence[Graph], feeds: Mapping[str, np.ndarray[Any, Any]], sizes: Mapping[str, int] | None, *,
         rounds: int, time_limit: float,
-    ) -> RaceResult: ...  # fmt: skip
+    ) -> PairedTimes: ...  # fmt: skip
 
 
 class Lowered(Protocol):
@@ -134,7 +134,7 @@ class CostModel(ABC):
         return None
 
     @property
-    def racing(self) -> Racing | None:
+    def device_timer(self) -> DeviceTimer | None:
         """What times whole graphs of this target; ``None``: a runtime on this machine's processor."""
         return None
 

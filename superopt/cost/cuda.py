@@ -25,8 +25,8 @@ from superopt.ir.graph import Graph, Node, Value
 from superopt.ir.types import DType, TensorType
 from superopt.runtime.cuda.device import CudaDriver
 from superopt.runtime.cuda.plan import Step
-from superopt.runtime.cuda.session import Clocked, Session, race_sessions, supported
-from superopt.runtime.paired_benchmark import RaceResult
+from superopt.runtime.cuda.session import Clocked, Session, supported, time_sessions
+from superopt.runtime.paired_benchmark import PairedTimes
 from superopt.runtime.sample_data import feeds_for
 
 __all__ = ["CudaDevice", "Timed", "slope"]
@@ -85,8 +85,8 @@ class CudaDevice:
         return f"{self.driver.facts().get('device')}, {self.precision}"
 
     @property
-    def racing(self) -> CudaDevice:
-        """Itself: it races captured graphs."""
+    def device_timer(self) -> CudaDevice:
+        """Itself: it times captured graphs."""
         return self
 
     def facts(self) -> dict[str, Any]:
@@ -133,7 +133,7 @@ class CudaDevice:
         finally:
             self.driver.release(mark)
 
-    def race(
+    def time_models(
         self,
         graphs: Sequence[Graph],
         feeds: Mapping[str, np.ndarray],
@@ -141,7 +141,7 @@ class CudaDevice:
         *,
         rounds: int = 15,
         time_limit: float = 30.0,
-    ) -> RaceResult:
+    ) -> PairedTimes:
         """Time whole graphs against each other on the same inputs, interleaved; ratios are relative to the first.
 
         Raises:
@@ -152,7 +152,7 @@ class CudaDevice:
             sessions = [Session(graph, self.driver, sizes) for graph in graphs]
             for session in sessions:
                 session.run(feeds)
-            return race_sessions(sessions, self.driver, rounds=rounds, time_limit=time_limit)
+            return time_sessions(sessions, self.driver, rounds=rounds, time_limit=time_limit)
         finally:
             self.driver.release(mark)
 

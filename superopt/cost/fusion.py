@@ -18,7 +18,7 @@ from superopt.cost.record import interchangeable
 from superopt.ir.graph import Graph, Node, Weight
 from superopt.ir.types import DType, TensorType
 from superopt.ops import REGISTRY
-from superopt.ops.generators import attribute_array, given_of
+from superopt.ops.generators import attribute_array, constant_attribute
 from superopt.ops.work import VIEWS
 from superopt.runtime.protocol import Runtime
 
@@ -206,7 +206,9 @@ class _Matcher:
     def __init__(self, graph: Graph, types: Mapping[str, TensorType | None]) -> None:
         self.graph, self.types = graph, types
         self.outputs = {v.name for v in graph.outputs}
-        self.generated = {node.outputs[0]: said for node in graph.nodes if node.outputs and (said := given_of(node))}
+        self.generated = {
+            node.outputs[0]: said for node in graph.nodes if node.outputs and (said := constant_attribute(node))
+        }
 
     def matches(
         self, what: Pattern | float | str, value: str, so_far: _Match, *, last: bool = False

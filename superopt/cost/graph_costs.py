@@ -410,7 +410,7 @@ class _CostedInference(Inference):
 
     def task(self, model: CostModel) -> Planned:
         from superopt.memory.copies import Planned  # here, because few models are written for memory
-        from superopt.memory.schedule_plan import Op, Task, as_given, prompt
+        from superopt.memory.schedule_plan import Op, Task, original_timetable, prompt
 
         parts = self.grouped(list(self.applications(model, max(self.alive()))), model)
         running = {id(n) for n, _ in self.running()}
@@ -434,7 +434,7 @@ class _CostedInference(Inference):
             frozenset(number[n] for n in held if n in number), frozenset(number[n] for n in results if n in number),
         )  # fmt: skip
         if len(ops) * len(results) <= POLICY.prompt_steps:
-            order = [s.op for s in prompt(task, as_given(task)).steps]
+            order = [s.op for s in prompt(task, original_timetable(task)).steps]
             task, nodes = replace(task, ops=tuple(ops[i] for i in order)), [nodes[i] for i in order]
         return Planned(self.graph, tuple(nodes), tuple(number), task, self.types)
 

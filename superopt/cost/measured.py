@@ -18,7 +18,7 @@ from functools import cached_property, partial
 from typing import Protocol
 
 from superopt.cost.cache_model import MissCurve, default_miss_curve, fit_miss_curve, last_level_bytes, probe_sizes
-from superopt.cost.cost_model import CostModel, Racing, refusal_cost
+from superopt.cost.cost_model import CostModel, DeviceTimer, refusal_cost
 from superopt.cost.fusion import Backend, cpu_backend
 from superopt.cost.graph_costs import Kernel
 from superopt.cost.measurement import METHOD, Device, Meter, Timing, application_graph, measure_graph, time_weight_pass
@@ -373,8 +373,8 @@ class MeasuredDevice(MeasuringModel):
         super().__init__(measurements, sizes, device.backend)
 
     @property
-    def racing(self) -> Racing | None:
-        return self.device.racing
+    def device_timer(self) -> DeviceTimer | None:
+        return self.device.device_timer
 
     @property
     def cache_bytes(self) -> int | None:

@@ -37,11 +37,11 @@ import numpy as np
 
 from superopt import formats
 from superopt.cost.cache_model import core_bytes, evict, fit_miss_curve, last_level_bytes, probe_sizes
-from superopt.cost.cost_model import Racing
+from superopt.cost.cost_model import DeviceTimer
 from superopt.cost.fusion import SUMMAND, Backend, cpu_backend
 from superopt.cost.record import Key, Question, Record
 from superopt.cost.roofline import peaks_of_times
-from superopt.ir.disk_cache import keep, kept
+from superopt.ir.disk_cache import load_object, store_object
 from superopt.ir.errors import InvalidModel
 from superopt.ir.graph import Graph, Node, Value, Weight, constant
 from superopt.ir.types import DType, TensorType
@@ -50,7 +50,7 @@ from superopt.ops.record import NotCovered
 from superopt.runtime.limits import refuse_unbounded
 from superopt.runtime.lowered_graph import lowered, without_reorders
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
-from superopt.runtime.paired_benchmark import Clock, circumstances, race_bound
+from superopt.runtime.paired_benchmark import Clock, circumstances, time_bound
 from superopt.runtime.protocol import Bound, Runtime
 from superopt.runtime.sample_data import feeds_for, with_values
 
@@ -207,7 +207,7 @@ class Meter:
         around = circumstances(self.threads, self.clock, self.runtime)
         asked = json.dumps([METHOD, size, *(around[k] for k in _MACHINE)])
         name = hashlib.sha256(f"flushed {asked}".encode()).hexdigest()
-        known = kept(_FOLDER, name, ())
+        known = load_object(_FOLDER, name, ())
         if isinstance(known, float):
             return known
         content, feeds = (
@@ -221,7 +221,7 @@ class Meter:
             _flushed_time(size, TIMING.core_runs, bound, twin, self.now, TIMING.core_repeats) for _ in range(3)
         )
         found = max(after - self._chains[0], 0.0)
-        keep(_FOLDER, name, found, _MOST)
+        store_object(_FOLDER, name, found, _MOST)
         return found
 
     @property
@@ -303,11 +303,11 @@ class Meter:
         return min(found, key=lambda t: t[len(t) // 2])
 
     def _burst_times(self, bound: Bound, once: int) -> list[float]:
-        raced = race_bound(
+        timed = time_bound(
             [bound], rounds=max(3, min(25, TIMING.warm_ns // (3 * once))), burst=3 if once < TIMING.long_ns else 1,
             threads=self.threads, clock=self.clock, time_limit=0.5,
         )  # fmt: skip
-        return sorted(sample[0] * 1e6 for sample in raced.samples)
+        return sorted(sample[0] * 1e6 for sample in timed.samples)
 
 
 def _agree(times: Sequence[float]) -> bool:
@@ -408,8 +408,8 @@ def time_weight_pass(size: int, clock: Clock = "cpu") -> float:
     bound = ONNX_RUNTIME.load(content, threads=1).bound(
         feeds_for(_weights_chain(1))
     )  # the machine's, whatever runs models
-    raced = race_bound([bound], rounds=TIMING.chain_rounds, burst=TIMING.chain_burst, threads=1, clock=clock)
-    return 1e6 * statistics.median(sample[0] for sample in raced.samples)
+    timed = time_bound([bound], rounds=TIMING.chain_rounds, burst=TIMING.chain_burst, threads=1, clock=clock)
+    return 1e6 * statistics.median(sample[0] for sample in timed.samples)
 
 
 def _weights_chain(length: int) -> Graph:
@@ -437,7 +437,7 @@ class Device(Protocol):
     def name(self) -> str: ...
 
     @property
-    def racing(self) -> Racing | None:
+    def device_timer(self) -> DeviceTimer | None:
         """What times whole graphs against each other here; ``None``: a runtime on this machine's processor."""
         ...
 
@@ -471,7 +471,7 @@ class Device(Protocol):
 class CpuDevice:
     """This machine's processor, through a runtime."""
 
-    racing: Racing | None = None
+    device_timer: DeviceTimer | None = None
 
     def __init__(self, threads: int = 1, runtime: Runtime = ONNX_RUNTIME) -> None:
         self.meter = Meter(threads, runtime)

@@ -28,7 +28,7 @@ from typing import IO, Any
 
 from superopt.cost.predictor import Traits, traits_of
 from superopt.cost.record import Key, Record
-from superopt.ir.disk_cache import cache_directory, code_digest, keep, kept, report_unkept
+from superopt.ir.disk_cache import cache_directory, code_digest, load_object, report_write_failure, store_object
 from superopt.ir.errors import InvalidModel, UsageError, printable
 
 __all__ = [
@@ -119,13 +119,13 @@ def read_profile(path: Path) -> Profile:
 def _parsed(content: bytes) -> _Parsed:
     """The header of a file as text, the digest of its records, and the records; cached in the process and on disk."""
     name = hashlib.sha256(content + code_digest("cost", "ops", "ir").encode()).hexdigest()
-    found = kept(_FOLDER, name, (Key, Record, Traits))
+    found = load_object(_FOLDER, name, (Key, Record, Traits))
     if isinstance(found, tuple):
         return found
     read = _read(content)
     for record in read[2]:  # what a predictor looks at, kept with the key
         _ = record.key.text, traits_of(record.key)
-    keep(_FOLDER, name, read, _MOST)
+    store_object(_FOLDER, name, read, _MOST)
     return read
 
 
@@ -243,7 +243,7 @@ class Store:
             self._append(line.encode())
         except OSError as error:
             self._writable = False
-            report_unkept(self.path.parent, error.strerror or str(error))
+            report_write_failure(self.path.parent, error.strerror or str(error))
 
     def know(self, records: Iterable[Record]) -> None:
         """Add records that are on disk already."""
@@ -270,7 +270,7 @@ class Store:
         except FileNotFoundError:
             return
         except OSError as error:
-            report_unkept(self.path.parent, error.strerror or str(error))
+            report_write_failure(self.path.parent, error.strerror or str(error))
             self._writable = False
             return
         if len(content) == self._read_to:
@@ -318,4 +318,4 @@ class Store:
             self._read_to = len(content)
         except OSError as error:
             self._writable = False
-            report_unkept(self.path.parent, error.strerror or str(error))
+            report_write_failure(self.path.parent, error.strerror or str(error))

@@ -220,7 +220,7 @@ class Recorder:
             self._drift.repeated += 1
             again = self._time(questions)
             self._drift.drifted += self._drift.deviates(self._read_sentinels())
-            found = {k: _least(r, again.get(k, r)) for k, r in found.items()}
+            found = {k: _fastest(r, again.get(k, r)) for k, r in found.items()}
         for record in found.values():
             self.store.add(record)
         return len(found)
@@ -292,7 +292,7 @@ def _refuse_unlike(onto: Mapping[str, Any], facts: Mapping[str, Any], out: Path)
             )  # fmt: skip
 
 
-def _least(a: Record, b: Record) -> Record:
+def _fastest(a: Record, b: Record) -> Record:
     return min(a, b, key=lambda r: r.ns_cold)
 
 

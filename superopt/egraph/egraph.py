@@ -279,9 +279,9 @@ class EGraph:
             raise IllTyped(typed)
         kind, number = typed
         evaluable = self.evaluable(node, kind)
-        return self._insert(node, kind, evaluable, number, self._known(node, evaluable[0]))
+        return self._insert(node, kind, evaluable, number, self._facts_of(node, evaluable[0]))
 
-    def _known(self, node: ENode, constant: bool) -> ValueFacts:
+    def _facts_of(self, node: ENode, constant: bool) -> ValueFacts:
         """Facts of an application's result, from those of its arguments."""
         head, args = self.heads[node[0]], [None if a == ABSENT else self.classes[a] for a in node[1:]]
         types = [None if a is None or isinstance(a.type, tuple) else a.type for a in args]
@@ -471,7 +471,7 @@ class EGraph:
                 above = self.classes[self.find(parent)]
                 if above.facts.rounded and self.heads[node[0]].operator is not None:
                     current = (node[0], *[a if a == ABSENT else self.find(a) for a in node[1:]])
-                    if not self._known(current, above.constant).rounded:
+                    if not self._facts_of(current, above.constant).rounded:
                         above.facts = above.facts._replace(rounded=False)
                         queue.append(above)
 
@@ -502,7 +502,7 @@ class EGraph:
             other = self._table.get(canonical) if twin is None else twin
             self._dirty.add(self.find(parent))
             if other is not None and self.find(other) != self.find(parent):
-                if self._are_apart(other, parent):
+                if self._stay_separate(other, parent):
                     other, parent = (parent, other) if not self.made_by[parent] else (other, parent)
                     apart.append((canonical, parent))
                     parent = other
@@ -511,7 +511,7 @@ class EGraph:
             self._table[canonical] = fresh[canonical] = parent
         self.classes[self.find(identity)].parents.extend((*fresh.items(), *apart))
 
-    def _are_apart(self, a: int, b: int) -> bool:
+    def _stay_separate(self, a: int, b: int) -> bool:
         """Whether two e-nodes are the same and their classes stay two: each has a value of the input, one e-node was
         made by a move, and where that is, some may stand for that value and not the other way round."""
         first, second = self.classes[self.find(a)], self.classes[self.find(b)]

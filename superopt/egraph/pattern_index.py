@@ -152,7 +152,7 @@ class _Headed(Generic[P]):
 
 
 @dataclass(eq=False)
-class _Alike(Generic[P]):
+class _SharedShape(Generic[P]):
     """Shapes under one head that ask the same of the classes of arguments; ``depth`` and ``more`` as of a place."""
 
     inside: tuple[tuple[int, str], ...]
@@ -166,20 +166,20 @@ class _Shapes(Generic[P]):
     """Applications of one operator in one slot. ``table``: number of a head → what fits its attributes."""
 
     by_args: dict[tuple[tuple[int, bool, str], ...], _Shape[P]] = field(default_factory=dict)
-    table: dict[int, tuple[_Alike[P], ...]] = field(default_factory=dict)
+    table: dict[int, tuple[_SharedShape[P], ...]] = field(default_factory=dict)
 
-    def learn(self, head: Head) -> tuple[_Alike[P], ...]:
+    def learn(self, head: Head) -> tuple[_SharedShape[P], ...]:
         if len(self.table) >= _REMEMBERED:
             self.table.clear()
         given = dict(head.attributes)
-        alike: dict[tuple[tuple[int, str], ...], _Alike[P]] = {}
+        alike: dict[tuple[tuple[int, str], ...], _SharedShape[P]] = {}
         for shape in self.by_args.values():
             steps = [
                 (step, place, values) for step, place in shape.steps.items()
                 if (values := _attribute_values(step[0], given)) is not None
             ]  # fmt: skip
             if steps:
-                found = alike.setdefault(shape.inside, _Alike(shape.inside))
+                found = alike.setdefault(shape.inside, _SharedShape(shape.inside))
                 found.shapes.append(_Headed(shape, steps))
                 found.depth = max(found.depth, *(place.depth for _, place, _ in steps))
                 found.more |= any(place.more for _, place, _ in steps)
@@ -417,7 +417,7 @@ class _Walk(Generic[P]):
                 if head.commutative and len(node) == 3 and node[1] != node[2]:
                     self._bound((node[0], node[2], node[1]), found)
 
-    def _bound(self, node: ENode, found: tuple[_Alike[P], ...]) -> None:
+    def _bound(self, node: ENode, found: tuple[_SharedShape[P], ...]) -> None:
         """Put the arguments of an e-node into slots, for each shape that they have, and go on: one step."""
         self.left -= 1
         if self.left < 0:

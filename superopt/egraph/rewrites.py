@@ -24,7 +24,7 @@ from superopt.egraph.lifting import (
 from superopt.egraph.matching import Pattern, compile_side
 from superopt.egraph.pattern_index import ApplicationTest, Further, Select, TypeTest
 from superopt.egraph.saturation import RewriteSet
-from superopt.ir.disk_cache import SEARCH_PACKAGES, code_digest, keep, kept
+from superopt.ir.disk_cache import SEARCH_PACKAGES, code_digest, load_object, store_object
 from superopt.ir.interpreter import rarely_collected
 from superopt.ir.poly import Dim, Poly
 from superopt.ir.terms import App, Project, Term, Var, children, postorder
@@ -47,7 +47,7 @@ _PARTS = frozenset({"Concat", "Split"})
 _MOST_PARTS = 16  # a Concat or Split of more parts than this gets no rules of its own
 _MOST_COUNTS = 3  # different numbers of parts that rules are lifted to
 _MOST_ORDERS = 32  # of operands in a lifted rule: `Concat` of eight sums is 256, and as many matches a form of each sum
-_Ways = Mapping[str, tuple[SafeConditions, ...]] | None  # conditions of floating point by element type
+_MatchConditions = Mapping[str, tuple[SafeConditions, ...]] | None  # conditions of floating point by element type
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class _Side:
 class _CompiledRule:
     """What one rule is prepared to, given what each direction must meet in floating point (forward, backward)."""
 
-    conditions: tuple[_Ways, _Ways]
+    conditions: tuple[_MatchConditions, _MatchConditions]
     sides: tuple[_Side, ...]
     groups: tuple[GroupRewrite, ...]
     adjacent: frozenset[tuple[str, str]]
@@ -202,11 +202,11 @@ _Lifted = dict[int, _Side]  # by the number of the side: what it is for another 
 K = TypeVar("K", _CompiledLibrary, dict[int, _Side])
 
 
-def _known(name: str, kind: type[K]) -> K | None:
+def _cached(name: str, kind: type[K]) -> K | None:
     """What stands under a name of all that it follows from: in this process, or in the file of an earlier one."""
     found: object = _alive.get(name)
     if not isinstance(found, kind):
-        found = kept(_FOLDER, name, _CLASSES)
+        found = load_object(_FOLDER, name, _CLASSES)
     return _remembered(name, found) if isinstance(found, kind) else None
 
 
@@ -221,11 +221,11 @@ def _of_all(rules: tuple[Rule, ...], deadline: float, floats: Floats | None) -> 
     """The sides of all rules: from this process, from an earlier one, or made now, but for those that the shipped
     library has as well."""
     name, many = _name(rules, floats), len(rules) >= _WORTH
-    found = _known(name, _CompiledLibrary) if many else _alive.get(name)
+    found = _cached(name, _CompiledLibrary) if many else _alive.get(name)
     if isinstance(found, _CompiledLibrary):
         return found
     shipped = _shipped(floats) if many else None
-    made, whole = _made(name, rules, deadline, floats, {} if shipped is None else shipped.by_fingerprint)
+    made, whole = _compiled(name, rules, deadline, floats, {} if shipped is None else shipped.by_fingerprint)
     if whole:
         _remembered(name, made)
         new = (
@@ -234,7 +234,7 @@ def _of_all(rules: tuple[Rule, ...], deadline: float, floats: Floats | None) -> 
             else made.by_fingerprint.keys() - shipped.by_fingerprint.keys()
         )
         if len(new) >= _WORTH:
-            keep(_FOLDER, name, made, _MOST_FILES)
+            store_object(_FOLDER, name, made, _MOST_FILES)
     return made
 
 
@@ -250,10 +250,10 @@ def _shipped(floats: Floats | None) -> _CompiledLibrary | None:
     """What the built-in library is prepared to, where that is known."""
     library = load_library()
     known = tuple(r for r in library.admitted if r.operators <= REGISTRY.keys())
-    return _known(_name(known, None if floats is None else library.floats(floats.mode)), _CompiledLibrary)
+    return _cached(_name(known, None if floats is None else library.floats(floats.mode)), _CompiledLibrary)
 
 
-def _made(
+def _compiled(
     name: str, rules: Sequence[Rule], deadline: float, floats: Floats | None, known: Mapping[str, _CompiledRule]
 ) -> tuple[_CompiledLibrary, bool]:
     """All that rules are prepared to, and whether there was time for it; ``known`` pieces are taken as they are."""
@@ -261,7 +261,7 @@ def _made(
     for rule in independent(rules):
         if time.monotonic() > deadline:
             return _CompiledLibrary("", pieces), False
-        ways = _ways(rule, False, floats), _ways(rule, True, floats)
+        ways = _match_conditions(rule, False, floats), _match_conditions(rule, True, floats)
         piece = known.get(rule.fingerprint)
         pieces[rule.fingerprint] = _piece(rule, ways) if piece is None or piece.conditions != ways else piece
     return _CompiledLibrary(
@@ -269,7 +269,7 @@ def _made(
     ), True
 
 
-def _piece(rule: Rule, ways: tuple[_Ways, _Ways]) -> _CompiledRule:
+def _piece(rule: Rule, ways: tuple[_MatchConditions, _MatchConditions]) -> _CompiledRule:
     sides: list[_Side] = []
     groups: list[GroupRewrite] = []
     plain = _plain(rule)
@@ -283,7 +283,7 @@ def _piece(rule: Rule, ways: tuple[_Ways, _Ways]) -> _CompiledRule:
 def _lifted(prepared: _CompiledLibrary, count: int, deadline: float, floats: Floats | None) -> _Lifted:
     """By the number of the side: what it is for so many parts instead of two, where it is about parts."""
     name, many = f"{prepared.digest}-{count}", bool(prepared.digest) and len(prepared.sides) >= _WORTH
-    found = _known(name, dict) if many else _alive.get(name)
+    found = _cached(name, dict) if many else _alive.get(name)
     if isinstance(found, dict):
         return found
     known = _lifted_before(prepared, count, deadline, floats) if many else {}
@@ -297,7 +297,7 @@ def _lifted(prepared: _CompiledLibrary, count: int, deadline: float, floats: Flo
     if prepared.digest:
         _remembered(name, made)
         if many and sum(side not in known for side in prepared.sides) >= _WORTH:
-            keep(_FOLDER, name, made, _MOST_FILES)
+            store_object(_FOLDER, name, made, _MOST_FILES)
     return made
 
 
@@ -319,7 +319,7 @@ def _side_of_parts(side: _Side, count: int) -> _Side | None:
     lifted = lift(rule, count, backward=side.backward) if rule.operators & _PARTS else None
     if lifted is None or _orders(lifted.lhs) > _MOST_ORDERS:
         return None
-    ways, opposite = _lifted_ways(side, lifted)
+    ways, opposite = _lifted_conditions(side, lifted)
     return _side(lifted, lifted.lhs, lifted.rhs, side.backward, side.pattern.first_round, ways, opposite)
 
 
@@ -329,7 +329,7 @@ def _orders(roots: tuple[Term, ...]) -> int:
     return 1 << sum(REGISTRY[t.op].commutative for t in applied)
 
 
-def _lifted_ways(side: _Side, lifted: Rule) -> tuple[_Ways, _Ways]:
+def _lifted_conditions(side: _Side, lifted: Rule) -> tuple[_MatchConditions, _MatchConditions]:
     """What the side, and the other one, must meet."""
     rule = side.pattern.rule
     try:
@@ -340,7 +340,7 @@ def _lifted_ways(side: _Side, lifted: Rule) -> tuple[_Ways, _Ways]:
     return lifted_conditions(side.pattern.floats, names, own), lifted_conditions(side.pattern.opposite, names, own)
 
 
-def _ways(rule: Rule, backward: bool, floats: Floats | None) -> _Ways:
+def _match_conditions(rule: Rule, backward: bool, floats: Floats | None) -> _MatchConditions:
     """What a match of a direction must meet, by element type; ``None``: nothing beyond the rule itself."""
     if floats is None:
         return None
@@ -348,8 +348,8 @@ def _ways(rule: Rule, backward: bool, floats: Floats | None) -> _Ways:
 
 
 def _side(
-    rule: Rule, source: tuple[Term, ...], target: tuple[Term, ...], backward: bool, apart: bool, floats: _Ways,
-    opposite: _Ways,
+    rule: Rule, source: tuple[Term, ...], target: tuple[Term, ...], backward: bool, apart: bool,
+    floats: _MatchConditions, opposite: _MatchConditions,
 ) -> _Side:  # fmt: skip
     pattern = compile_side(rule, source, target, first_round=apart, floats=floats, opposite=opposite)
     _ = pattern.identity, pattern.loops, pattern.demands  # kept with the pattern
@@ -458,7 +458,12 @@ def _usable(rule: Rule, backward: bool) -> bool:
 
 
 def _add(
-    rule: Rule, backward: bool, floats: _Ways, opposite: _Ways, sides: list[_Side], groups: list[GroupRewrite]
+    rule: Rule,
+    backward: bool,
+    floats: _MatchConditions,
+    opposite: _MatchConditions,
+    sides: list[_Side],
+    groups: list[GroupRewrite],
 ) -> None:
     if not _usable(rule, backward):
         return

@@ -335,9 +335,9 @@ class _Search:
         self, net: Trie[Pattern], levels: Mapping[int, int] | None, roots: Container[int] | None, news: News | None
     ) -> None:
         if self.left >= 0:
-            self.left = net.walk(self.graph, self._hit, levels, roots, self._apart, news, self.left)
+            self.left = net.walk(self.graph, self._hit, levels, roots, self._independent, news, self.left)
 
-    def _apart(self, one: int, other: int) -> bool:
+    def _independent(self, one: int, other: int) -> bool:
         """Whether neither of two values of the input depends on the other."""
         known = self.joined.get((one, other))
         if known is None:

@@ -190,7 +190,7 @@ class _Inlining:
                 return f"it applies {printable(inner.op_type)} and imports no opset of its domain"
             if here is None:
                 added[domain] = own
-            elif not _alike(inner.op_type, domain, own, here):
+            elif not _same_operator(inner.op_type, domain, own, here):
                 return f"{printable(inner.op_type)} of its opset {own} is another in the model's opset {here}"
         self.opset |= added
         if depth == 0:
@@ -256,7 +256,7 @@ def _malformed(function: FunctionProto, node: Node) -> str:
     return ""
 
 
-def _alike(op: str, domain: str, version: int, other: int) -> bool:
+def _same_operator(op: str, domain: str, version: int, other: int) -> bool:
     """Whether an operator is the same in two versions of its domain, but for the element types that it takes."""
     if version == other:
         return True

@@ -92,14 +92,18 @@ def _bound(text: str) -> None:
         if first in "[{":
             depth += 1
             if depth > MAX_DEPTH:
-                raise InvalidModel(f"is nested deeper than {MAX_DEPTH} levels", where=_place(text, match.start()))
+                raise InvalidModel(
+                    f"is nested deeper than {MAX_DEPTH} levels", where=_line_and_column(text, match.start())
+                )
         elif first in "]}":
             depth -= 1
         elif first != '"' and match.end() - match.start() > MAX_DIGITS:
-            raise InvalidModel(f"holds a number of more than {MAX_DIGITS} digits", where=_place(text, match.start()))
+            raise InvalidModel(
+                f"holds a number of more than {MAX_DIGITS} digits", where=_line_and_column(text, match.start())
+            )
 
 
-def _place(text: str, position: int) -> str:
+def _line_and_column(text: str, position: int) -> str:
     line = text.count("\n", 0, position) + 1
     return f"line {line}, column {position - text.rfind(chr(10), 0, position)}"
 

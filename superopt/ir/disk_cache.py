@@ -36,9 +36,9 @@ __all__ = [
     "cache_directory",
     "check_cache",
     "code_digest",
-    "keep",
-    "kept",
-    "report_unkept",
+    "store_object",
+    "load_object",
+    "report_write_failure",
 ]
 
 _FORMAT = b"superopt.kept/1 "
@@ -73,13 +73,13 @@ def _homeless() -> Path:
         folder = own_folder() / "cache"
     except MachineLimit as error:
         folder = Path(os.devnull) / "cache"  # where nothing can be kept
-        report_unkept(folder, str(error))
+        report_write_failure(folder, str(error))
     else:
-        report_unkept(folder, "there is no home directory")
+        report_write_failure(folder, "there is no home directory")
     return folder
 
 
-def report_unkept(folder: Path, reason: str) -> None:
+def report_write_failure(folder: Path, reason: str) -> None:
     """Log, once for a folder, that what is found is not kept for the next run.
 
     Args:
@@ -103,7 +103,7 @@ def check_cache() -> None:
         if not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
-        report_unkept(folder, error.strerror or str(error))
+        report_write_failure(folder, error.strerror or str(error))
 
 
 @lru_cache(maxsize=8)
@@ -142,7 +142,7 @@ class _Reader(pickle.Unpickler):
         return found
 
 
-def kept(folder: str, name: str, classes: Iterable[type]) -> object | None:
+def load_object(folder: str, name: str, classes: Iterable[type]) -> object | None:
     """What was kept under a name, or ``None``: not there, damaged, or not only the user's to write.
 
     Args:
@@ -181,13 +181,13 @@ def _read(content: bytes, classes: Iterable[type]) -> object:
     return found
 
 
-def keep(folder: str, name: str, value: object, most: int) -> bool:
+def store_object(folder: str, name: str, value: object, most: int) -> bool:
     """Keep a value for the next run; whether that was possible: a full or read-only disk costs time then, nothing else.
 
     Args:
         folder: a folder of the cache.
-        name: see :func:`kept`.
-        value: of classes that :func:`kept` will be told.
+        name: see :func:`load_object`.
+        value: of classes that :func:`load_object` will be told.
         most: files that the folder holds at most; beyond, the quarter that was not used for longest goes.
     """
     payload = pickle.dumps(_Shared().of(value), protocol=5)
@@ -203,7 +203,7 @@ def keep(folder: str, name: str, value: object, most: int) -> bool:
         partial.replace(place / name)
         _tidy(place, most)
     except OSError as error:
-        report_unkept(root, error.strerror or str(error))
+        report_write_failure(root, error.strerror or str(error))
         return False
     finally:
         with suppress(OSError):
@@ -227,10 +227,10 @@ class _Shared:
         """The same value, its parts shared."""
         found = self._done.get(id(value))
         if found is None:
-            found = self._done[id(value)] = value, self._made(value)
+            found = self._done[id(value)] = value, self._decoded(value)
         return found[1]
 
-    def _made(self, value: object) -> object:
+    def _decoded(self, value: object) -> object:
         kind = type(value)
         if kind in (str, int, bytes, Poly):
             return self._known.setdefault((kind, value), value)

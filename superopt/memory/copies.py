@@ -177,7 +177,7 @@ class _Writer:
         if not sizes or min(sizes) < 1:
             return node  # it is told as much already
         if sizes not in self.literals:
-            self.literals[sizes] = self.guards.held(f"{shape.name}_rows", np.array([-1, *sizes[1:]]))
+            self.literals[sizes] = self.guards.add_constant(f"{shape.name}_rows", np.array([-1, *sizes[1:]]))
         return replace(node, inputs=(node.inputs[0], self.literals[sizes]), attributes={})
 
     def _measurable(self, name: str) -> bool:

@@ -204,7 +204,7 @@ class Growth:
         name, form = source.graph.nodes[at].outputs[0], source.single(at)
         if form is None:
             return False
-        made, asked = self._made(at, name, form)
+        made, asked = self._result_part(at, name, form)
         if made is None:
             return False
         self.nodes.append(at)
@@ -213,14 +213,14 @@ class Growth:
             if operand is None:
                 continue
             if i in made.operands:
-                self._ask(operand, made.operands[i])
+                self._request(operand, made.operands[i])
                 if operand in source.maker and operand not in source.static:
                     self.open.append(source.maker[operand])
             elif not (i in self.way.once and at == self.head):
                 self.whole.add(operand)
         return True
 
-    def _made(self, at: int, name: str, form: Applied) -> tuple[Part | None, Span | None]:
+    def _result_part(self, at: int, name: str, form: Applied) -> tuple[Part | None, Span | None]:
         source = self.source
         types = source.types(form)
         if at == self.head:
@@ -236,7 +236,7 @@ class Growth:
             return None, None
         return part(form.operator, types, form.attributes, way, asked.low, asked.high), asked
 
-    def _ask(self, name: str, span: Span) -> None:
+    def _request(self, name: str, span: Span) -> None:
         known = self.asked.get(name)
         if known is None:
             self.asked[name] = span
@@ -249,7 +249,7 @@ class Growth:
         """Bytes that are alive at once within the part, and bytes that it moves."""
         source, alive, most, moved = self.source, 0, 0, 0
         made = {source.graph.nodes[s.node].outputs[0]: s for s in self.steps}
-        left = Counter(a for s in self.steps for a in _given(source, s) if a in made)
+        left = Counter(a for s in self.steps for a in _operands(source, s) if a in made)
         sizes: dict[str, int] = {}
         for step in reversed(self.steps):
             node, form = source.graph.nodes[step.node], form_of(source, step.node)
@@ -269,20 +269,20 @@ class Growth:
                 moved += (3 * size + kernel) if cut else size
             own = step.part.types[0].nbytes or 0
             renamed = (node.domain, node.op) in RENAMING
-            dying = [a for a in _given(source, step) if left[a] == 1]
+            dying = [a for a in _operands(source, step) if left[a] == 1]
             over = (node.domain, node.op) in IN_PLACE and any(sizes[a] == own for a in dying)
             most = max(most, alive + extra + (0 if renamed or over else own))
             sizes[node.outputs[0]] = own
             alive += own
             moved += 0 if renamed else own + kernel
-            for name in _given(source, step):
+            for name in _operands(source, step):
                 if name in left:
                     left[name] -= 1
                     alive -= sizes[name] if not left[name] else 0
         return most, moved
 
 
-def _given(source: Source, step: Step) -> list[str]:
+def _operands(source: Source, step: Step) -> list[str]:
     """What a step reads, each value once."""
     return list(dict.fromkeys(a for a in form_of(source, step.node).args if a is not None))
 

@@ -29,8 +29,8 @@ from superopt.memory.schedule_plan import (
     Task,
     Timetable,
     alive_at,
-    as_given,
     lightened,
+    original_timetable,
     patient,
     peak_of,
     polished,
@@ -77,7 +77,7 @@ def front(task: Task, *, rows: int = ROWS, seconds: float = inf, enough: int | N
         enough: bytes below which a plan need not go: what has reached them is not cut again.
     """
     budget = _Budget(rows, time.monotonic() + seconds, _LOOKED * rows)
-    first = patient(task, as_given(task))
+    first = patient(task, original_timetable(task))
     found, cut = [first], set[tuple[int, float]]()
     for _ in range(_ROUNDS):
         fresh = [p for p in found if (p.peak, p.us) not in cut and (enough is None or p.peak > enough)]

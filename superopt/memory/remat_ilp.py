@@ -19,7 +19,7 @@ from math import inf
 import highspy
 import numpy as np
 
-from superopt.memory.schedule_plan import Op, Step, Task, Timetable, alive_at, made_again, peak_of
+from superopt.memory.schedule_plan import Op, Step, Task, Timetable, alive_at, append_recomputation, peak_of
 from superopt.runtime.numeric_libraries import solver
 
 __all__ = ["Bound", "expanded", "least_time", "plain"]
@@ -102,7 +102,7 @@ class _Program:
             for op in range(first + 1):
                 for value in self.task.ops[op].reads if (window, op) in self.again else ():
                     self._row([*self._sources(window, value), (self.again[window, op], -1.0)], 0.0)
-            self._held(window, end, peak)
+            self._constrain_alive(window, end, peak)
             for at, op in self.inner:
                 if at == end and window < len(self.points):
                     self._within(window, end, op, peak)
@@ -129,7 +129,7 @@ class _Program:
                 self._row([(column, 1.0), (self.again[window, op], -1.0)], 0.0)
         self._row(terms, -1.0)
 
-    def _held(self, window: int, end: int, peak: float) -> None:
+    def _constrain_alive(self, window: int, end: int, peak: float) -> None:
         """What is there at the end of a window, at the first execution of its last op; or after it, of the results."""
         before = self.ends[window - 1] if window else -1
         if window == len(self.points):
@@ -277,7 +277,7 @@ def _realised(program: _Program, solution: np.ndarray, share: float) -> Timetabl
             own = task.ops[op]
             for value in (*own.reads, *(sorted(kept) if op == end and not last else ())):
                 if program.maker[value] < op:
-                    us += made_again(
+                    us += append_recomputation(
                         task, value, makers=program.maker, there=there, steps=steps, original=original
                     )  # fmt: skip
             steps.append(Step(op, tuple(there[v] for v in own.reads), own.makes))

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 __all__ = [
-    "Op", "Step", "Task", "Timetable", "alive_at", "as_given", "lightened", "made_again", "patient", "peak_of",
-    "polished", "prompt", "spans",
+    "Op", "Step", "Task", "Timetable", "alive_at", "append_recomputation", "lightened", "original_timetable", "patient",
+    "peak_of", "polished", "prompt", "spans",
 ]  # fmt: skip
 
 
@@ -78,14 +78,14 @@ class Timetable:
     at: int
 
 
-def as_given(task: Task) -> Timetable:
+def original_timetable(task: Task) -> Timetable:
     """The plan that executes each op once, in the task's order."""
     steps = tuple(Step(i, op.reads, op.makes) for i, op in enumerate(task.ops))
     original = tuple(range(len(task.sizes)))
     return Timetable(steps, original, 0.0, *peak_of(task, steps, original))
 
 
-def made_again(
+def append_recomputation(
     task: Task, value: int, *, makers: Mapping[int, int], there: MutableMapping[int, int],
     steps: MutableSequence[Step], original: MutableSequence[int],
 ) -> float:  # fmt: skip
@@ -194,7 +194,7 @@ def lightened(task: Task, plan: Timetable, peak: int, work: int) -> tuple[Timeta
     while low < high and work > 0:
         work -= len(plan.steps)
         middle = (low + high + 1) // 2
-        fewer = _left_out(task, plan, copies[:middle])
+        fewer = _without_copies(task, plan, copies[:middle])
         if fewer.peak <= peak:
             low, best = middle, fewer
         else:
@@ -302,10 +302,10 @@ def _waiting(task: Task, plan: Timetable) -> Iterator[Timetable]:
 def _without(task: Task, plan: Timetable, copy: Step) -> Timetable | None:
     """The plan without a copy, and without those that only it needed; ``None`` where the plan has it no more."""
     same = next((s for s in plan.steps if s.makes == copy.makes), None)
-    return None if same is None else _left_out(task, plan, [same])
+    return None if same is None else _without_copies(task, plan, [same])
 
 
-def _left_out(task: Task, plan: Timetable, copies: Sequence[Step]) -> Timetable:
+def _without_copies(task: Task, plan: Timetable, copies: Sequence[Step]) -> Timetable:
     """The plan without these copies, whose readers find earlier ones, and without those that only they needed."""
     gone = {c.makes for c in copies}
     latest = dict[int, int]()  # of each value the copy that was made last

@@ -133,7 +133,7 @@ class _Walk:
     def best(self, work: int) -> tuple[list[int], bool]:
         """An order, and whether it has the least peak: sets of nodes by their peak, the fullest first; a beam where
         there are too many."""
-        first = self._settled(_State(0, self.ready, self.start, self.start, (), None))
+        first = self._after_free_nodes(_State(0, self.ready, self.start, self.start, (), None))
         if len(self.needs) > _LARGE:
             return self._eager(first).order(), False
         queue = [(first.peak, 0, 0, first)]
@@ -146,7 +146,7 @@ class _Walk:
             if known[state.done] < state.peak:
                 continue
             for node in _bits(state.ready):
-                other = self._settled(self._after(state, node))
+                other = self._after_free_nodes(self._after(state, node))
                 if other.peak < known.get(other.done, other.peak + 1):
                     known[other.done] = other.peak
                     heapq.heappush(queue, (other.peak, -other.done.bit_count(), next(ticket), other))
@@ -156,7 +156,7 @@ class _Walk:
         """The order given, but for nodes that only make room: those run at once."""
         while state.done != self.full:
             low = state.ready & -state.ready
-            state = self._settled(self._after(state, low.bit_length() - 1))
+            state = self._after_free_nodes(self._after(state, low.bit_length() - 1))
         return state
 
     def _deep(self, state: _State) -> _State:
@@ -165,7 +165,7 @@ class _Walk:
         while state.done != self.full:
             choice = state.ready & fresh or state.ready
             before = state.ready
-            state = self._settled(self._after(state, (choice & -choice).bit_length() - 1))
+            state = self._after_free_nodes(self._after(state, (choice & -choice).bit_length() - 1))
             fresh = state.ready & ~before
         return state
 
@@ -179,7 +179,7 @@ class _Walk:
             found: dict[int, _State] = {}
             for state in level.values():
                 for node in _bits(state.ready):
-                    other = self._settled(self._after(state, node))
+                    other = self._after_free_nodes(self._after(state, node))
                     if other.done == self.full:
                         whole = other if whole is None or other.peak < whole.peak else whole
                     elif other.done not in found or other.peak < found[other.done].peak:
@@ -201,7 +201,7 @@ class _Walk:
         left = during - gone - self.wasted[node]
         return _State(done, ready, left, max(state.peak, during), (node,), state)
 
-    def _settled(self, state: _State) -> _State:
+    def _after_free_nodes(self, state: _State) -> _State:
         """The state after all nodes have run that only make room."""
         moved = True
         while moved:

@@ -75,7 +75,7 @@ class Guards:
         self.nodes.append(Node(label, op, inputs, (made,), attributes, metadata=FOR_MEMORY))
         return made
 
-    def held(self, hint: str, elements: np.ndarray) -> str:
+    def add_constant(self, hint: str, elements: np.ndarray) -> str:
         """Write a constant; its name."""
         self.weights.append(constant(unused_name(hint, self.taken), elements))
         return self.weights[-1].name
@@ -100,5 +100,5 @@ class Guards:
     def zeros(self, count: int) -> str:
         """The name of a constant of so many."""
         if count not in self._starts:
-            self._starts[count] = self.held(f"zeros_{count}", np.zeros(count, np.int64))
+            self._starts[count] = self.add_constant(f"zeros_{count}", np.zeros(count, np.int64))
         return self._starts[count]

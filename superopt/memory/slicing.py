@@ -270,13 +270,13 @@ def part(
         return None
     for changed in (attributes, *_scaled(attributes, last - first, way.extent)):
         made = _applied(operator, sliced, changed)
-        span = None if made is None else _made(whole, made, way, first, high, output)
+        span = None if made is None else _result_span(whole, made, way, first, high, output)
         if made is not None and (span is not None or (way.axis is None and made == whole)):
             return Part(spans, changed, made, span)
     return None
 
 
-def _made(
+def _result_span(
     whole: Sequence[TensorType], made: Sequence[TensorType], way: Slicing, first: int, high: int, output: int
 ) -> Span | None:
     """The span of the result that is made, where its type is that of a slice which is long enough."""

@@ -39,7 +39,7 @@ from superopt.ops.meaning import (
 from superopt.ops.record import ANY, NUMERIC, Canonical, NodeForm, NodeView, NotCovered, Operator
 from superopt.ops.shape import sizes_of
 
-__all__ = ["OPERATORS", "SMALL", "attribute_array", "constant_array", "given_of", "weight_of"]
+__all__ = ["OPERATORS", "SMALL", "attribute_array", "constant_array", "constant_attribute", "weight_of"]
 
 SMALL = 64  # elements of a Constant that become part of a meaning
 LARGEST_LITERAL = 2**20  # elements of an array that writing may create
@@ -210,7 +210,7 @@ def read_constant(view: NodeView) -> Canonical:
     })  # fmt: skip
 
 
-def given_of(node: Node) -> tuple[str, Attribute] | None:
+def constant_attribute(node: Node) -> tuple[str, Attribute] | None:
     """The attribute of a Constant that says what it is, with its name; ``None`` for any other node."""
     if node.op != "Constant" or node.domain not in ("", "ai.onnx") or len(node.attributes) != 1:
         return None
@@ -220,7 +220,7 @@ def given_of(node: Node) -> tuple[str, Attribute] | None:
 def weight_of(node: Node) -> Weight | None:
     """The tensor that a Constant makes, as a weight of the name that it gives it; ``None`` for any other node, and
     where it is not numeric."""
-    said = given_of(node)
+    said = constant_attribute(node)
     if said is None or len(node.outputs) != 1:
         return None
     if isinstance(said[1], Weight):

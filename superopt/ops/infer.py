@@ -21,13 +21,15 @@ from superopt.ir.poly import Dim, Poly, substitute, sym, symbols
 from superopt.ir.terms import AttributeValue
 from superopt.ir.types import TensorType
 from superopt.ops import REGISTRY
-from superopt.ops.generators import attribute_array, given_of
+from superopt.ops.generators import attribute_array, constant_attribute
 from superopt.ops.meaning import Contradiction, Meaning
 from superopt.ops.record import Canonical, NodeView, NotCovered, Operator
 from superopt.ops.schemas import schema_types
 from superopt.ops.small import FLOATS, LIMIT, Small, evaluate_small, small_of_array
 
-__all__ = ["Applied", "Barrier", "Typing", "infer", "is_symbol", "known_shapes", "made_of_weights", "sizes_fed_to"]
+__all__ = [
+    "Applied", "Barrier", "Typing", "computed_from_weights", "infer", "is_symbol", "known_shapes", "sizes_fed_to",
+]  # fmt: skip
 
 LARGEST = 2**63 - 1  # bytes; ONNX counts in int64
 _TOO_LARGE = "an output is larger than 2⁶³ bytes, or its size is too long a formula"
@@ -81,7 +83,7 @@ class _Outcome:
     values: tuple[Small | None, ...]
 
 
-def made_of_weights(graph: Graph, typing: Typing) -> frozenset[str]:
+def computed_from_weights(graph: Graph, typing: Typing) -> frozenset[str]:
     """The values that operators with a meaning make of weights alone, so that they are the same on every input."""
     known = set(graph.constants)
     for node, how in zip(graph.nodes, typing.nodes, strict=True):
@@ -124,7 +126,7 @@ class _Inference:
         """The type with the given sizes put in; names that look like index variables are set apart."""
         if kind.shape is None or kind.is_static:
             return kind
-        binding = {**{n: apart(n) for d in kind.shape for n in symbols(d) if looks_bound(n)}, **self.sizes}
+        binding = {**{n: primed(n) for d in kind.shape for n in symbols(d) if is_index_name(n)}, **self.sizes}
         return TensorType(kind.dtype, tuple(substitute(d, binding) for d in kind.shape))
 
     def value(self, name: str) -> Small | None:
@@ -246,7 +248,7 @@ class _Inference:
 
     def constant(self, node: Node) -> None:
         """Type and value of a Constant that is kept as data."""
-        if (said := given_of(node)) is None:
+        if (said := constant_attribute(node)) is None:
             return
         name, given = said
         output = node.outputs[0] if node.outputs else ""
@@ -322,12 +324,12 @@ def compatible(stated: TensorType, found: TensorType) -> bool:
     )
 
 
-def looks_bound(name: str) -> bool:
+def is_index_name(name: str) -> bool:
     """Whether a dimension's name could be taken for an index variable of a meaning (``i0``, ``r12``)."""
     return name[:1] in ("i", "r") and name[1:].isdecimal()
 
 
-def apart(name: str) -> Poly:
+def primed(name: str) -> Poly:
     return sym(f"{name}'")
 
 

@@ -127,7 +127,7 @@ def read_reduce(view: NodeView) -> Canonical:
     })  # fmt: skip
 
 
-def writing(name: str) -> Callable[[Mapping[str, AttributeValue], Sequence[TensorType | None], int], NodeForm]:
+def node_writer(name: str) -> Callable[[Mapping[str, AttributeValue], Sequence[TensorType | None], int], NodeForm]:
     def write(attributes: Mapping[str, AttributeValue], types: Sequence[TensorType | None], opset: int) -> NodeForm:
         since_only(opset, 1)
         axes = attributes["axes"]
@@ -150,7 +150,7 @@ def operator(
 ) -> Operator:  # fmt: skip
     return Operator(
         name=name, inputs=("X",), attributes={"axes": "ints", "keepdims": "int"}, meaning=reducing(reduction), since=1,
-        dtypes=dtypes, read=read_reduce, write=writing(name), family="reduce",
+        dtypes=dtypes, read=read_reduce, write=node_writer(name), family="reduce",
     )  # fmt: skip
 
 

@@ -52,7 +52,7 @@ class Rounding:
 
 
 @dataclass(frozen=True)
-class _Found:
+class _Exactness:
     """Of a scalar expression. ``discrete``: integers or truth values, which have no rounding error."""
 
     exact: bool
@@ -148,40 +148,40 @@ def _holds(source: DType, target: DType) -> bool:
     return source.is_integer  # what would wrap around has no meaning
 
 
-def _scalar(body: Scalar, dtypes: Sequence[DType | None], result: DType) -> _Found:
-    found: dict[int, _Found] = {}
+def _scalar(body: Scalar, dtypes: Sequence[DType | None], result: DType) -> _Exactness:
+    found: dict[int, _Exactness] = {}
     for scalar in _values(body):
         inside = [] if isinstance(scalar, Read) else [found[id(p)] for p in parts(scalar)]
         found[id(scalar)] = _one(scalar, inside, dtypes, result)
     return found[id(body)]
 
 
-def _one(scalar: Scalar, inside: Sequence[_Found], dtypes: Sequence[DType | None], result: DType) -> _Found:
+def _one(scalar: Scalar, inside: Sequence[_Exactness], dtypes: Sequence[DType | None], result: DType) -> _Exactness:
     """What is found of a scalar, given what was found of its parts."""
     exact, jumps = all(f.exact for f in inside), any(f.jumps for f in inside)
     discrete = all(f.discrete for f in inside)
     match scalar:
         case Read(operand):
             dtype = dtypes[operand]
-            return _Found(True, False, dtype is not None and not dtype.is_float)
+            return _Exactness(True, False, dtype is not None and not dtype.is_float)
         case Number(value):
             whole = isinstance(value, Fraction) and value.denominator == 1
-            return _Found(representable(value, result) or (whole and not result.is_float), False, whole)
+            return _Exactness(representable(value, result) or (whole and not result.is_float), False, whole)
         case SizeValue():
-            return _Found(not result.is_float, False, True)
+            return _Exactness(not result.is_float, False, True)
         case Where():
-            return _Found(exact, jumps, discrete)
+            return _Exactness(exact, jumps, discrete)
         case Reduce(kind):
-            return _Found(exact and (discrete or kind in ("max", "min")), jumps, discrete)
+            return _Exactness(exact and (discrete or kind in ("max", "min")), jumps, discrete)
         case Call(function, args):
             whole = function in ("less", "equal", "not", "and", "or", "xor", "isnan", "isinf")
             certain = function in EXACT or (function == "mul" and any(_is_sign(a) for a in args))
             closed = discrete and function in ("add", "mul")
-            return _Found(
+            return _Exactness(
                 exact and (certain or closed), jumps or (function in JUMPS and not discrete),
                 whole or (discrete and (certain or closed)),
             )  # fmt: skip
-    return _Found(False, True, False)
+    return _Exactness(False, True, False)
 
 
 def _is_sign(scalar: Scalar) -> bool:

@@ -24,7 +24,7 @@ from superopt.ops.infer import Applied, Barrier, Typing
 from superopt.ops.record import NotCovered
 from superopt.ops.shape import sizes_of, symbolic_shape
 
-__all__ = ["Canonicalized", "of_known_sizes", "canonicalized"]
+__all__ = ["Canonicalized", "fold_known_sizes", "canonicalized"]
 
 
 # Bits of the significand, and least and greatest exponent of a number of full precision (IEEE 754; bfloat16).
@@ -60,8 +60,8 @@ def canonicalized(graph: Graph, typing: Typing) -> Canonicalized:
         graph: a checked graph.
         typing: of it.
     """
-    kept = _kept(graph, typing)
-    known = dict(_known(graph, typing, kept))
+    kept = _required_names(graph, typing)
+    known = dict(_known_integers(graph, typing, kept))
     shapes = _shapes(graph, typing)
     first: dict[tuple[object, ...], Node] = {}
     alias: dict[str, str] = {}
@@ -104,14 +104,14 @@ def canonicalized(graph: Graph, typing: Typing) -> Canonicalized:
     return Canonicalized(_written(graph, left, known), tuple(sorted({*gone, *idle})), of_open)
 
 
-def of_known_sizes(graph: Graph, typing: Typing) -> Graph:
+def fold_known_sizes(graph: Graph, typing: Typing) -> Graph:
     """The graph with weights for integers that depend on sizes alone, which the model states; else as it is.
 
     Args:
         graph: a checked graph.
         typing: of it.
     """
-    known = _known(graph, typing, _kept(graph, typing))
+    known = _known_integers(graph, typing, _required_names(graph, typing))
     left = [n for n in graph.nodes if not any(n.outputs) or not all(o in known for o in n.outputs if o)]
     return _written(graph, left, known) if known else graph
 
@@ -187,14 +187,14 @@ def _shapes(graph: Graph, typing: Typing) -> Mapping[int, tuple[str, np.ndarray]
     return found
 
 
-def _kept(graph: Graph, typing: Typing) -> AbstractSet[str]:
+def _required_names(graph: Graph, typing: Typing) -> AbstractSet[str]:
     """Names that must go on being made."""
     barriers = (n for n, found in zip(graph.nodes, typing.nodes, strict=True) if not isinstance(found, Applied))
     captured = {n for node in graph.nodes for n in node.captures}
     return {v.name for v in graph.outputs} | captured | {n for node in barriers for n in node.inputs}
 
 
-def _known(graph: Graph, typing: Typing, kept: AbstractSet[str]) -> Mapping[str, np.ndarray]:
+def _known_integers(graph: Graph, typing: Typing, kept: AbstractSet[str]) -> Mapping[str, np.ndarray]:
     """The integers that nodes make of sizes: of what is fed to the graph they read no element."""
     fixed = set(graph.constants)
     found: dict[str, np.ndarray] = {}

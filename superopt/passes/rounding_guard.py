@@ -333,10 +333,10 @@ class Representability:
         pieces = plan.nodes
         if not any(p.constant for p in pieces):
             return ""
-        wanted: dict[Ref, bool] = dict.fromkeys((r for r in plan.results if _is_made(plan, r)), True)
+        wanted: dict[Ref, bool] = dict.fromkeys((r for r in plan.results if _is_constant(plan, r)), True)
         for piece in (p for p in pieces if not p.constant):
             for position, ref in enumerate(piece.args):
-                if ref is not None and _is_made(plan, ref):
+                if ref is not None and _is_constant(plan, ref):
                     wanted[ref] = wanted.get(ref, False) or _scales(plan, region, piece, position)
         steps = [
             ProgramStep(p.op, tuple(None if a is None else _called(region, a) for a in p.args), p.attributes,
@@ -400,7 +400,7 @@ def _finite(data: WeightData) -> bool:
     return array.dtype.kind in "biu" or bool(np.isfinite(array.astype(np.float64)).all())
 
 
-def _is_made(plan: Plan, ref: Ref) -> bool:
+def _is_constant(plan: Plan, ref: Ref) -> bool:
     return ref[0] != OUTSIDE and plan.nodes[ref[0]].constant
 
 

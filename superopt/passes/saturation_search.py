@@ -284,7 +284,7 @@ class _Run:
         return self.program.steps is not self.stages[0][0].steps
 
     def _merge(self) -> None:
-        self._directed(
+        self._apply_to_regions(
             "merging parallel operators",
             sibling_regions,
             RewriteSet((), self.prepared.all_rewrites.groups),
@@ -295,7 +295,7 @@ class _Run:
         """Apply rewrites from few and mostly profitable ones to all; merge distant siblings on the way if asked."""
         self._compile()
         sinking = tuple(p for p in self.prepared.all_rewrites.patterns if _selects(p))
-        self._directed("selecting earlier", selection_regions, RewriteSet(sinking), _STEPS)
+        self._apply_to_regions("selecting earlier", selection_regions, RewriteSet(sinking), _STEPS)
         self._shorten()
         if merging:
             self._merge()
@@ -344,7 +344,7 @@ class _Run:
                 self.program, self.totals, self.stages = program, totals, stages
             self.totals.e_nodes = alternative.e_nodes + totals.e_nodes
 
-    def _directed(
+    def _apply_to_regions(
         self, what: str, cover: Callable[[Program], list[list[int]]], rewrites: RewriteSet, rounds: int
     ) -> None:  # fmt: skip
         """Apply rewrites of one kind to their regions, until they gain nothing more."""

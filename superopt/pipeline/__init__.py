@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from superopt.pipeline.derivation import Derivation, derive, explained
     from superopt.pipeline.inspection import cost, inspect
-    from superopt.pipeline.memory_timeline import told_of
+    from superopt.pipeline.memory_timeline import memory_report
     from superopt.pipeline.optimization import Result, load, optimize
     from superopt.pipeline.options import EFFORTS, Options, Progress
     from superopt.pipeline.paired_benchmark import measure
 
 __all__ = [
     "EFFORTS", "Derivation", "Options", "Progress", "Result", "cost", "derive", "explained", "inspect", "load",
-    "measure", "optimize", "told_of",
+    "measure", "optimize", "memory_report",
 ]  # fmt: skip
 
 _MODULES = {
@@ -24,7 +24,7 @@ _MODULES = {
     **dict.fromkeys(("Result", "load", "optimize"), "optimization"),
     **dict.fromkeys(("EFFORTS", "Options", "Progress"), "options"),
     "measure": "paired_benchmark",
-    "told_of": "memory_timeline",
+    "memory_report": "memory_timeline",
 }
 
 

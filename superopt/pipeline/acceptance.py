@@ -125,7 +125,7 @@ class Acceptance:
             return replace(comparison, measured=measurement).conclusive
 
         measurement = self.benchmark(after, conclusive, sizes=sizes, us=us)
-        on_device = self.task.costs.racing is not None
+        on_device = self.task.costs.device_timer is not None
         if on_device or not self.time_left or not replace(comparison, measured=measurement).undecided:
             return measurement
         for graph in (self.task.graph, after):
@@ -133,7 +133,7 @@ class Acceptance:
         rounds = POLICY.fewest_rounds if comparison.accepted_unless_slower else POLICY.loading_rounds
         loadings = self._loadings(us, rounds)
         again = self.benchmark(after, conclusive, rounds=rounds, loadings=loadings, sizes=sizes, us=us)
-        return measurement if again is None or again.sittings == 1 else again
+        return measurement if again is None or again.loadings == 1 else again
 
     def benchmark(
         self, after: Graph, conclusive: Callable[[Measurement], bool] | None = None, *, sizes: Mapping[str, int],
@@ -166,9 +166,9 @@ class Acceptance:
                 before or task.graph, after, sizes=sizes, seed=task.options.seed, threads=task.options.threads,
                 rounds=rounds, burst=3 if shown else 1,
                 time_limit=POLICY.shown_seconds if shown else task.budget.left - task.budget.timing_reserve,
-                device=task.costs.racing, runtime=runtime_named(task.options.runtime),
+                device=task.costs.device_timer, runtime=runtime_named(task.options.runtime),
                 looks={} if conclusive is None or loadings > 1 else dict.fromkeys(looks, conclusive),
-                sittings=loadings, enough=conclusive or (lambda measurement: False), bench=self.bench,
+                loadings=loadings, enough=conclusive or (lambda measurement: False), bench=self.bench,
             )  # fmt: skip
         except (Unsupported, InvalidModel, ResourceLimit) as error:
             self.log.note(f"the models could not be timed whole: {error}")
@@ -179,6 +179,18 @@ class Acceptance:
             return None
         at = sizes_text(task.graph, sizes_fed(task.graph, sizes))
         return replace(measurement, circumstances={**measurement.circumstances, "sizes": at}) if at else measurement
+
+    def time_for_memory(self, before: Graph, after: Graph) -> Measurement | None:
+        """A paired benchmark of a graph written for less memory; ``None`` where the two cannot be timed."""
+        options = self.task.options
+        try:
+            return measure(
+                before, after, sizes=self.task.sizes, seed=options.seed, threads=options.threads,
+                rounds=POLICY.shown_rounds, burst=1, time_limit=POLICY.memory_seconds,
+            )  # fmt: skip
+        except (Unsupported, InvalidModel, ResourceLimit) as error:
+            self.log.note(f"a graph written for less memory could not be timed: {error}")
+            return None
 
     def _rounds(self, us: tuple[float, float]) -> int:
         """Rounds of a benchmark, at most: those that fit the usual seconds; of heavy models as many as say something,

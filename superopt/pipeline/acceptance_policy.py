@@ -40,6 +40,7 @@ __all__ = [
     "doubt_of",
     "extent_of",
     "regret",
+    "too_slow_for_memory",
     "uncertainty_of",
 ]
 
@@ -75,6 +76,9 @@ class AcceptancePolicy:
         warm_up_rounds: besides the timed ones: each model runs once or twice before.
         loading_bytes: of weights that a runtime loads in a second.
         loading_node_seconds: that loading both models takes for each node: 6 seconds for 10,000.
+        memory_slowdown: times the input's time, beyond doubt, at which a graph written for less memory is too slow,
+            where no limit demands it: who wants less memory gives some time for it, not a fifth.
+        memory_seconds: of the benchmark that shows it.
     """
 
     error_rate: float = 1e-3
@@ -94,6 +98,8 @@ class AcceptancePolicy:
     warm_up_rounds: int = 2
     loading_bytes: float = 1e9
     loading_node_seconds: float = 6e-4
+    memory_slowdown: float = 1.15
+    memory_seconds: float = 6.0
 
     @property
     def fewest_rounds(self) -> int:
@@ -192,7 +198,7 @@ class Estimate:
         if found is None or count <= POLICY.fewest_rounds:
             return self
         error = median_error(count) * found.spread * sqrt((count - 1) / (count - 3))
-        there = 1.0 / (error**2 + POLICY.loading_deviation**2 / found.sittings)
+        there = 1.0 / (error**2 + POLICY.loading_deviation**2 / found.loadings)
         here = self.deviation**-2
         return Estimate((self.mean * here + found.ratio * there) / (here + there), (here + there) ** -0.5)
 
@@ -271,7 +277,7 @@ class Comparison:
         """Whether more loadings could change the decision of one: an accepted candidate may be slower, or a refused one
         faster."""
         one = self.measured
-        if one is None or one.sittings > 1 or one.runs < POLICY.fewest_rounds:
+        if one is None or one.loadings > 1 or one.runs < POLICY.fewest_rounds:
             return False
         if self.accepted_unless_slower:
             return one.ratio > 1.0 + POLICY.loading_deviation and not self.slower
@@ -283,16 +289,16 @@ class Comparison:
         one = self.measured
         assert one is not None
         error = median_error(one.runs) * one.spread
-        lowest = one.ratio - SURELY * hypot(error, POLICY.loading_deviation / sqrt(one.sittings))
+        lowest = one.ratio - SURELY * hypot(error, POLICY.loading_deviation / sqrt(one.loadings))
         most = max(one.runs, POLICY.loadings * POLICY.loading_rounds)
-        return lowest + uncertainty_of(replace(one, runs=most, sittings=POLICY.loadings)) < 1.0
+        return lowest + uncertainty_of(replace(one, runs=most, loadings=POLICY.loadings)) < 1.0
 
     @property
     def conclusive(self) -> bool:
         """Whether more rounds would change nothing."""
         if self.measured is None or self.slower:
             return True
-        ratio, count = self.measured.ratio, self.measured.sittings
+        ratio, count = self.measured.ratio, self.measured.loadings
         if self.accepted_unless_slower and count > 1:
             return ratio + uncertainty_of(self.measured) <= 1.0 + POLICY.loading_deviation
         if self.accepted_unless_slower:
@@ -405,7 +411,7 @@ def doubt_of(found: Measurement) -> float:
 
 def uncertainty_of(found: Measurement) -> float:
     """How far a benchmark's ratio may be off: by its rounds and by its loadings together."""
-    return hypot(doubt_of(found), POLICY.loading_doubt / sqrt(found.sittings))
+    return hypot(doubt_of(found), POLICY.loading_doubt / sqrt(found.loadings))
 
 
 def extent_of(graph: Graph, cost: GraphCost) -> Extent:
@@ -416,3 +422,8 @@ def extent_of(graph: Graph, cost: GraphCost) -> Extent:
 def demand_of(cost: GraphCost) -> Demand:
     """The work of a graph as the backend runs it: what it fuses, or only renames, starts no kernel."""
     return Demand(cost.flops, cost.bytes, sum(e.us > 0.0 and e.source != "free" for _, _, e in cost.per_node))
+
+
+def too_slow_for_memory(measured: Measurement | None) -> bool:
+    """Whether a graph written for less memory takes too long, beyond doubt."""
+    return measured is not None and measured.ratio - doubt_of(measured) > POLICY.memory_slowdown

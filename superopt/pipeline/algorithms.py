@@ -38,7 +38,7 @@ class Outcome:
     Attributes:
         graph: the result: the input, where ``algorithms`` is ``None``.
         algorithms: what the result has, and what is known of it.
-        measured: a race of the input and the result, if there was one.
+        measured: a paired benchmark of the input and the result, if there was one.
         reason: why the input came back, or nothing.
     """
 
@@ -67,7 +67,7 @@ def apply_algorithms(
         floats: the budget of errors: "strict" allows nothing, so the input comes back.
         target: "cpu" also lets a benchmark of the whole models on this machine refuse; "profile:NAME" has prices alone.
         sizes: what symbolic dimensions are costed and run at.
-        threads: of the race.
+        threads: of the paired benchmark.
         seed: of inputs.
         inputs: on which errors are measured.
         time_limit: seconds after which no further forms are tried.

@@ -84,7 +84,7 @@ class TimeBudget:
 
     @property
     def timing_reserve(self) -> float:
-        """Seconds that a race has to leave: its models are loaded first, and the check comes after."""
+        """Seconds that a paired benchmark has to leave: its models are loaded first, and the check comes after."""
         return self.reserve + self.loading_seconds
 
     @property

@@ -235,7 +235,7 @@ def _serve(
         if ends_with(parent):
             sys.stdout = sys.stderr = os.fdopen(os.dup(2), "w")  # others' locks may be held by threads that are gone
             scratch.owned()
-            far.send_bytes(_sendable(_answer(far, relay, graph, rules, prices, options, scratch)))
+            far.send_bytes(_sendable(_respond(far, relay, graph, rules, prices, options, scratch)))
     finally:
         os._exit(0)  # no destructors, and no file flushed twice
 
@@ -257,7 +257,7 @@ def _passed_over(number: int, frame: FrameType | None) -> None:
     return
 
 
-def _answer(
+def _respond(
     far: Connection, relay: _SignalRelay, graph: Graph, rules: Sequence[Rule], prices: CostModel,
     options: SearchOptions, scratch: SharedScratch,
 ) -> tuple[str, Any]:  # fmt: skip

@@ -67,13 +67,13 @@ def steps(before: Graph, after: Graph, *, most: int = MOST) -> Iterator[Step]:
     for number, group in enumerate(groups, 1):
         pending += group
         if number == len(groups):
-            yield _step(after, pending)
+            yield _derivation_step(after, pending)
             return
         try:
             made = _with(before, after, taken + pending)
         except InvalidModel:  # a cycle: two places that can only be changed together
             continue
-        yield _step(made, pending)
+        yield _derivation_step(made, pending)
         taken += pending
         pending = []
 
@@ -116,7 +116,7 @@ def _same(a: Weight, b: Weight) -> bool:
     return a.type == b.type and a.data is not None and b.data is not None and a.data.digest == b.data.digest
 
 
-def _step(graph: Graph, places: Sequence[tuple[tuple[Node, ...], tuple[Node, ...]]]) -> Step:
+def _derivation_step(graph: Graph, places: Sequence[tuple[tuple[Node, ...], tuple[Node, ...]]]) -> Step:
     old, new = [n for a, _ in places for n in a], [n for _, b in places for n in b]
     rules: Counter[str] = Counter()
     for node in new:

@@ -27,10 +27,10 @@ from superopt.passes.fast_algorithms.selection import (
     Choice,
     accuracy_of,
     choose,
-    in_place,
     named,
     rewritten,
     shared,
+    without_small_gains,
 )
 from superopt.passes.fast_algorithms.sites import possible
 from superopt.pipeline.acceptance_policy import POLICY, Estimate
@@ -170,7 +170,7 @@ def substitutions(
 def _clear(plain: Graph, typing: Typing, chosen: Sequence[Choice], pricing: CostModel) -> list[Choice]:
     """Those of the choices that are modelled to gain by more than prices are off."""
     sure = [c for c in chosen if c.after < (1.0 - SURELY * FORM_ERROR) * c.before]
-    return in_place(plain, typing, sure, pricing) if len(sure) < len(chosen) else list(chosen)
+    return without_small_gains(plain, typing, sure, pricing) if len(sure) < len(chosen) else list(chosen)
 
 
 def _gain(chosen: Sequence[Choice]) -> float:
@@ -235,7 +235,7 @@ class Errors:
                 one of the two cannot be run.
         """
         self._bench.drop(made)  # while float64 runs
-        known = self._known
+        known = self._reference_runs
         session = self._bench.loaded(made, self._runtime, threads=self._threads)
         found: list[Accuracy | None] = []
         for feeds, one in zip(self._fed, known, strict=True):
@@ -254,7 +254,7 @@ class Errors:
         return found
 
     @cached_property
-    def _known(self) -> list[tuple[Arrays, Arrays] | None]:
+    def _reference_runs(self) -> list[tuple[Arrays, Arrays] | None]:
         """By input, what the original makes of it in the runtime and in float64."""
         session = self._bench.loaded(self._original, self._runtime, threads=self._threads)
         runs: list[Arrays | None] = []
@@ -303,7 +303,7 @@ class ErrorBudget:
     """
 
     def __init__(self, original: Graph, setting: Setting, bench: Bench) -> None:
-        self._setting, self._normal = setting, setting.inputs or _worth(original, setting.sizes)
+        self._setting, self._normal = setting, setting.inputs or _error_input_count(original, setting.sizes)
         seeds = range(setting.seed, setting.seed + self._normal)
         kinds = [*(("normal", seed) for seed in seeds), ("edge", setting.seed)]
         fed = [make_inputs(original, seed, kind, sizes=setting.sizes) for kind, seed in kinds]
@@ -333,7 +333,7 @@ class ErrorBudget:
         return replace(substitution, errors=_largest(errors)), why or ""
 
 
-def _worth(original: Graph, sizes: Mapping[str, int]) -> int:
+def _error_input_count(original: Graph, sizes: Mapping[str, int]) -> int:
     """On how many normal inputs errors are measured."""
     done = costs.work(original, infer(original, sizes), sizes)
     return max(1, min(CHECKS.error_inputs, int(CHECKS.error_flops / max(done.flops, 1))))

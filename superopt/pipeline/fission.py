@@ -62,7 +62,7 @@ def fissions(graph: Graph, *, targets: Sequence[float] = TARGETS, deadline: floa
         deadline: on the monotonic clock, after which no region is looked for.
     """
     made: list[Fissioned] = []
-    known = _Known()
+    known = _SharedSearch()
     least = first = _Cutting(graph, 0.0, known).peak
     for target in targets:
         cutting = _Cutting(graph, target * first, known, deadline)
@@ -166,7 +166,7 @@ def _kinds(source: Source, nodes: Sequence[int]) -> tuple[tuple[str, TensorType 
 
 
 @dataclass
-class _Known:
+class _SharedSearch:
     """What the ways down to all targets share.
 
     Attributes:
@@ -184,7 +184,7 @@ class _Cutting:
 
     graph: Graph
     target: float
-    known: _Known
+    known: _SharedSearch
     deadline: float = float("inf")
     regions: list[Region] = field(default_factory=list)
     parts: set[str] = field(default_factory=set)
@@ -203,21 +203,21 @@ class _Cutting:
 
     def step(self) -> bool:
         """Cut one region where most is alive; whether one was found."""
-        if any(self._taken(region) for region in self._again()):
+        if any(self._accept(region) for region in self._again()):
             return True
-        found = [c for c in self._found() if not self._hopeless(c[1])]
+        found = [c for c in self._ordered_candidates() if not self._hopeless(c[1])]
         while found and time.monotonic() < self.deadline:
             before = self.peak
             reached = [c for c in found if c[0] <= max(self.target, found[0][0] + _NEAR * (before - found[0][0]))]
             chosen = min(reached, key=lambda c: c[1].traffic)
             recipe = _Recipe.of(self.source, chosen[1], chosen[0])
-            if self._taken(chosen[1]):
+            if self._accept(chosen[1]):
                 self.recipes.append(recipe)
                 return True
             found = [c for c in found if not self._hopeless(c[1])]
         return False
 
-    def _found(self) -> list[tuple[int, Region]]:
+    def _ordered_candidates(self) -> list[tuple[int, Region]]:
         """The candidates, those that leave least alive first."""
         cuts = tuple((r.output, r.nodes, r.way.axis, r.parts) for r in self.regions)
         if cuts not in self.known.found:
@@ -292,7 +292,7 @@ class _Cutting:
             and r.parts <= region.parts for r in self._unproved
         )  # fmt: skip
 
-    def _taken(self, region: Region) -> bool:
+    def _accept(self, region: Region) -> bool:
         """Cut the region, if it is worth it when done, and proved."""
         made = split(self.source, region)
         if made is not None:

@@ -1,9 +1,9 @@
 """A model's own functions in an optimisation: bodies in place of calls while it lasts, calls again in the result.
 
-The search, prices, the check and races see the bodies, so nothing ends at a call. A call whose body the result still
-holds, node for node, is a call again: the model keeps its structure. A body that was rewritten stays in the place of
-its call, as another call of its function may gain nothing by that rewrite, or lose. ``functions="inline"`` leaves all
-bodies in place of calls, for runtimes that do not know functions.
+The search, prices, the check and benchmarks see the bodies, so nothing ends at a call. A call whose body the result
+still holds, node for node, is a call again: the model keeps its structure. A body that was rewritten stays in the place
+of its call, as another call of its function may gain nothing by that rewrite, or lose. ``functions="inline"`` leaves
+all bodies in place of calls, for runtimes that do not know functions.
 """
 
 from __future__ import annotations

@@ -27,12 +27,11 @@ def reduce_memory(candidate: Candidate, context: Context) -> Candidate:
         return candidate
     from superopt.pipeline import rematerialization  # here, because few models are written for memory
 
-    notes: list[str] = []
     options = replace(task.options, sizes=task.sizes)
+    timer = context.acceptance.time_for_memory if task.timed else None
     points = rematerialization.for_memory(
-        after, options, task.costs, notes, task.budget.left, task.timed, task.progress
+        after, options, task.costs, context.log, task.budget.left, timer, task.progress
     )
-    context.log.note(*notes)
     kept: list[Point] = []
     for point in points:
         if not point.chosen and task.budget.left <= 0.0:

@@ -33,13 +33,13 @@ from superopt.ops.infer import Typing, infer
 from superopt.ops.record import NotCovered
 from superopt.pipeline.memory_timeline import Footprint, footprint
 from superopt.pipeline.planner_hints import hidden_sizes, kernels
-from superopt.pipeline.symbolic_rows import known_again, open_rows
+from superopt.pipeline.symbolic_rows import open_rows, values_of_known_sizes
 from superopt.runtime.limits import refuse_unbounded
 from superopt.runtime.lowered_graph import discard_threshold, weightless_file
 from superopt.runtime.onnx_runtime import make_session, run
 from superopt.runtime.sample_data import feeds_for, with_values
 
-__all__ = ["Scheduled", "arena_of", "asked_of", "least_memory", "orders"]
+__all__ = ["Scheduled", "arena_of", "arena_block", "least_memory", "orders"]
 
 _SESSIONS = 3  # more of a model, where their orders may differ
 _ASKED = 4  # graphs of which the arena is asked: a second or two each
@@ -95,17 +95,17 @@ def least_memory(
             tried.append(Scheduled(made, before, after, how))
             least = min(least, after.plan.peak)
     better = [found for found in tried if found.after.plan.peak < before.plan.peak]
-    return _judged(unchanged, better, sizes, deadline, alike) if better else unchanged
+    return _best_measured(unchanged, better, sizes, deadline, alike) if better else unchanged
 
 
-def _judged(
+def _best_measured(
     unchanged: Scheduled, found: Sequence[Scheduled], sizes: Mapping[str, int], deadline: float, alike: bool
 ) -> Scheduled:
     """Of what is modelled to need least, of each kind first, the one of which the arena is asked least: it decides, and
     not always as modelled. Of equals first what the prover follows, who does not know how many rows a ``Compress``
     keeps."""
     expected = _outputs(unchanged.graph, sizes) if alike else None
-    given = asked_of(unchanged.graph, sizes)
+    given = arena_block(unchanged.graph, sizes)
     best, least, asked = unchanged, given, 0
     rising = sorted(found, key=lambda s: (s.after.plan.block, "open rows" in s.how))
     kinds = {s.how: s for s in reversed(rising)}  # the first of each
@@ -117,13 +117,13 @@ def _judged(
         if expected is not None and _outputs(scheduled.graph, sizes) != expected:
             continue
         asked += 1
-        block = asked_of(scheduled.graph, sizes)
+        block = arena_block(scheduled.graph, sizes)
         if block < least:
             best, least = scheduled, block
     return replace(best, asked=(given, least))
 
 
-def asked_of(graph: Graph, sizes: Mapping[str, int]) -> int:
+def arena_block(graph: Graph, sizes: Mapping[str, int]) -> int:
     """Bytes of the block that the arena is asked for: what is modelled has to hold there."""
     return arena_of(graph, sizes).block
 
@@ -164,7 +164,7 @@ def _candidates(
             if alike and kernels(opened.ran) != kernels(found.ran):
                 named, rows = True, open_rows(graph, typing, named=True) or rows
                 opened = footprint(rows, sizes=sizes)
-            again = known_again(opened, graph.producer.keys())
+            again = values_of_known_sizes(opened, graph.producer.keys())
         except (SuperoptError, NotCovered):  # a shape that has to be known
             rows = None
     if rows is not None:

@@ -26,7 +26,7 @@ from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.protocol import released
 from superopt.runtime.sample_data import feeds_for
 
-__all__ = ["Footprint", "footprint", "footprint_data", "footprint_of", "told_of"]
+__all__ = ["Footprint", "footprint", "footprint_data", "footprint_of", "memory_report"]
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Footprint:
         return max(self.alive)
 
     @property
-    def taken(self) -> list[int]:
+    def bytes_by_step(self) -> list[int]:
         """Bytes that the planner's buffers, inputs and outputs take at each step."""
         held = self.plan.inputs + self.plan.outputs
         return [held + n for n in self.plan.occupied] or [held]
@@ -146,7 +146,7 @@ def _overwritten(own: Graph, types: Mapping[str, TensorType], values: Sequence[L
 
 def footprint_data(found: Footprint, graph: Graph, *, sizes: Mapping[str, int] | None = None) -> dict[str, Any]:
     """The footprint as JSON data: bytes, and per step the node, what is alive and what is taken; who holds the peak."""
-    taken, lives = found.taken, found.alive
+    taken, lives = found.bytes_by_step, found.alive
     top = max(range(len(taken)), key=lambda i: (taken[i], -i))
     holding = [b for b in found.plan.buffers if b.start <= top <= b.end]
     weights = costs.work(graph, infer(graph, dict(sizes or {})), sizes or {}).weight_bytes
@@ -167,7 +167,7 @@ def footprint_data(found: Footprint, graph: Graph, *, sizes: Mapping[str, int] |
     }  # fmt: skip
 
 
-def told_of(before: Graph, after: Graph, options: Options) -> dict[str, Any] | None:
+def memory_report(before: Graph, after: Graph, options: Options) -> dict[str, Any] | None:
     """What a report says of memory: :func:`footprint_data` by "before" and "after", the former alone where they are the
     same. ``None`` where it is not known: another runtime or device, a model that does not run, or one with so many
     weights that no second one is held."""

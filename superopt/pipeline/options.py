@@ -81,7 +81,7 @@ class Options:
             (:mod:`superopt.pipeline.fast_algorithms`), and rewrites by weights' elements: "strict" takes no running
             value to be finite, so 0·x is 0 nowhere (:mod:`superopt.pipeline.weight_rewrites`).
         effort: work budgets of the search, in :data:`EFFORTS`.
-        runtime: what the model will run in: prices, the final race, and a part of the check are its own.
+        runtime: what the model will run in: prices, the final paired benchmark, and a part of the check are its own.
         objective: "memory": the result is written so that its activations take least in ONNX Runtime, values computed
             again where that takes little time; "pareto": besides the fastest result, others that need less memory for
             more time (:mod:`superopt.pipeline.rematerialization`). With a ``memory_limit``, the fastest that is found

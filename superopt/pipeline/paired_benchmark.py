@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from superopt import formats
-from superopt.cost.cost_model import Racing
+from superopt.cost.cost_model import DeviceTimer
 from superopt.ir.errors import Unsupported
 from superopt.ir.graph import Graph
 from superopt.ir.sizes import sizes_fed
@@ -21,7 +21,7 @@ from superopt.pipeline.acceptance_policy import uncertainty_of
 from superopt.runtime.limits import LARGE, give_back, refuse_unbounded
 from superopt.runtime.measurement import Measurement
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
-from superopt.runtime.paired_benchmark import SETTLED, Clock, Enough, RaceResult, race_sittings
+from superopt.runtime.paired_benchmark import SETTLED, Clock, Enough, PairedTimes, time_loadings
 from superopt.runtime.protocol import Bound, Runtime
 from superopt.runtime.unsafe_models import risk_of
 from superopt.verifier.check.differential import make_inputs
@@ -43,10 +43,10 @@ def measure(
     burst: int = 3,
     threads: int = 1,
     time_limit: float = 30.0,
-    device: Racing | None = None,
+    device: DeviceTimer | None = None,
     runtime: Runtime = ONNX_RUNTIME,
     looks: Mapping[int, Callable[[Measurement], bool]] = MappingProxyType({}),
-    sittings: int = 1,
+    loadings: int = 1,
     enough: Callable[[Measurement], bool] = lambda measured: False,
     bench: Bench | None = None,
 ) -> Measurement:
@@ -66,7 +66,7 @@ def measure(
         device: another device than this machine's processor.
         runtime: what runs them.
         looks: after so many rounds of a loading, whether that is enough; another device runs them all.
-        sittings: how many times the models are loaded, each time for so many rounds; another device loads them once.
+        loadings: how many times the models are loaded, each time for so many rounds; another device loads them once.
         enough: whether what two or more of these say is enough.
         bench: where weights are written, and sessions are kept for whoever checks the result.
 
@@ -79,17 +79,18 @@ def measure(
         refuse_unbounded(graph, sizes)
     feeds: Mapping[str, np.ndarray[Any, Any]] = make_inputs(before, seed, "normal", sizes=sizes_fed(before, sizes))
     if device is not None:
-        return measurement_of(device.race((before, after), feeds, sizes, rounds=rounds, time_limit=time_limit))
+        return measurement_of(device.time_models((before, after), feeds, sizes, rounds=rounds, time_limit=time_limit))
     with Bench() if bench is None else nullcontext(bench) as given:
         refuse_fatal((before, after), feeds, given)
 
         def loaded() -> list[Bound]:
-            made = given.loaded_all((before, after), runtime, threads=threads, keep=sittings == 1)
+            made = given.loaded_all((before, after), runtime, threads=threads, keep=loadings == 1)
             return [m.bound(feeds) for m in made]
 
-        result = race_sittings(
-            loaded, sittings=sittings, runtime=runtime, rounds=rounds, burst=burst, threads=threads, clock=clock,
-            time_limit=time_limit, enough=_asked(enough), looks={n: _asked(look) for n, look in looks.items()},
+        result = time_loadings(
+            loaded, loadings=loadings, runtime=runtime, rounds=rounds, burst=burst, threads=threads, clock=clock,
+            time_limit=time_limit, enough=_stop_condition(enough),
+            looks={n: _stop_condition(look) for n, look in looks.items()},
             shortest=SETTLED,
         )  # fmt: skip
         give_back()
@@ -109,16 +110,16 @@ def clock_of(threads: int) -> Clock:
     return "cpu" if threads == 1 else "wall"
 
 
-def _asked(enough: Callable[[Measurement], bool]) -> Enough:
+def _stop_condition(enough: Callable[[Measurement], bool]) -> Enough:
     return lambda result: enough(measurement_of(result))
 
 
-def measurement_of(result: RaceResult, place: int = 1) -> Measurement:
-    """What a race says of its first model and the one at ``place``."""
+def measurement_of(result: PairedTimes, place: int = 1) -> Measurement:
+    """What a paired benchmark says of its first model and the one at ``place``."""
     ratios = [row[place] / row[0] for row in result.samples]
     found = Measurement(
         result.ms[0], result.ms[place], result.ratios[place], result.rounds, result.spread[place],
-        dict(result.circumstances), stdev(ratios) if len(ratios) > 1 else 0.0, result.sittings,
+        dict(result.circumstances), stdev(ratios) if len(ratios) > 1 else 0.0, result.loadings,
     )  # fmt: skip
     return replace(found, uncertainty=uncertainty_of(found))
 

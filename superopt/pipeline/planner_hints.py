@@ -22,7 +22,7 @@ from superopt.memory.unknown_shapes import best_open, kernel_of
 from superopt.ops.infer import Typing
 from superopt.ops.record import NotCovered
 from superopt.pipeline.memory_timeline import Footprint, footprint
-from superopt.pipeline.symbolic_rows import Sum, known_again, merged, sizes_of, sums
+from superopt.pipeline.symbolic_rows import Sum, merged, sizes_of, sums, values_of_known_sizes
 
 __all__ = ["Hidden", "hidden_sizes", "kernels"]
 
@@ -90,10 +90,10 @@ class _Search:
     def wide(self) -> Hidden | None:
         """All sizes hidden, but from what the runtime fuses only at sizes that it knows."""
         for _ in range(_ROUNDS):
-            made, lost = self._made(frozenset(self.may & self.owner.keys()))
+            made, lost = self._hidden_graph(frozenset(self.may & self.owner.keys()))
             if made is None:
                 return None
-            again = known_again(made.after, self.may) - self.firm
+            again = values_of_known_sizes(made.after, self.may) - self.firm
             if not self._closed(lost) and not again:
                 return None if lost else made
             self.firm |= again
@@ -108,7 +108,7 @@ class _Search:
             hidden = frozenset(o for o in self.may if owner.get(o) in chosen)
             if not hidden or hidden in self.seen:
                 return None
-            made, lost = self._made(hidden)
+            made, lost = self._hidden_graph(hidden)
             if not lost or not self._closed(lost):
                 return None if lost else made
         return None
@@ -119,7 +119,7 @@ class _Search:
         self.may -= closed
         return bool(closed)
 
-    def _made(self, hidden: frozenset[str]) -> tuple[Hidden | None, frozenset[str]]:
+    def _hidden_graph(self, hidden: frozenset[str]) -> tuple[Hidden | None, frozenset[str]]:
         """The graph with sizes hidden, and which kernels this has cost, or what is around those that it has brought."""
         self.seen.add(hidden)
         hiding = _Hiding(self.graph, self.typing, hidden, self.firm, self.signal)
@@ -252,7 +252,7 @@ class _Hiding:
         said = self.guards.node(
             "Add", (self.guards.zeros(sum(self.ranks)), self.guards.nothing(self.signal)), "as_it_is"
         )
-        parts = self.guards.held("ranks", np.array(list(self.ranks), np.int64))
+        parts = self.guards.add_constant("ranks", np.array(list(self.ranks), np.int64))
         nodes = [*self.guards.nodes[made:]]
         nodes.sort(key=lambda n: n.outputs[0] == said)
         name, outputs = unused_name("as_it_is", self.guards.named), tuple(self.ranks.values())
@@ -261,7 +261,7 @@ class _Hiding:
     def _shape(self, sizes: Sequence[int]) -> str:
         """A constant shape."""
         if tuple(sizes) not in self.shapes:
-            self.shapes[tuple(sizes)] = self.guards.held("shape", np.array(sizes, np.int64))
+            self.shapes[tuple(sizes)] = self.guards.add_constant("shape", np.array(sizes, np.int64))
         return self.shapes[tuple(sizes)]
 
     def _reshaped(self, node: Node) -> Node:

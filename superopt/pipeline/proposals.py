@@ -52,7 +52,7 @@ class Proposer:
         while True:
             yield from self.with_algorithms(search)
             if search.graph is task.graph:
-                return self._nothing_left(search, refusal)
+                return self._unchanged_input(search, refusal)
             refusal = yield self._candidate(search)
             by_check = refusal.stage == "check"
             again = self._recovery.search_again(refusal) if by_check else self._without_tradeoffs(refusal)
@@ -124,7 +124,7 @@ class Proposer:
         time_left = not task.budget.interrupted and task.budget.left > task.budget.timing_reserve
         return task.effort.again and time_left and enough
 
-    def _nothing_left(self, search: SearchResult, refusal: Refusal | None) -> Candidate:
+    def _unchanged_input(self, search: SearchResult, refusal: Refusal | None) -> Candidate:
         """The input, where a search finds nothing."""
         if refusal is None:
             return replace(self._context.input, search=search)

@@ -16,34 +16,57 @@ from superopt.ir.graph import Graph, structural_hash
 from superopt.memory.copies import Planned
 from superopt.memory.planner import block_of
 from superopt.memory.remat import ROWS, front
-from superopt.memory.schedule_plan import Timetable, as_given
+from superopt.memory.schedule_plan import Timetable, original_timetable
 from superopt.memory.shape_guards import OPSET
 from superopt.ops.infer import infer
 from superopt.ops.record import NotCovered
-from superopt.pipeline.acceptance_policy import POLICY, doubt_of
-from superopt.pipeline.memory_schedule import asked_of, least_memory
+from superopt.pipeline.acceptance_policy import POLICY, doubt_of, too_slow_for_memory
+from superopt.pipeline.log import Log
+from superopt.pipeline.memory_schedule import arena_block, least_memory
 from superopt.pipeline.memory_timeline import footprint
 from superopt.pipeline.options import EFFORTS, Options, Progress
-from superopt.pipeline.paired_benchmark import LARGE, measure
 from superopt.pipeline.schedule_lowering import Realised, realised
 from superopt.report.quantities import bytes_text
+from superopt.runtime.limits import LARGE
 from superopt.runtime.measurement import Measurement
 
 if TYPE_CHECKING:
     from superopt.pipeline.fission import Fissioned
 
-__all__ = ["Point", "for_memory", "least_for", "points"]
+__all__ = ["Point", "for_memory", "smallest_points", "points"]
 
-_SHARES = (0.02, 0.05, 0.10, 0.15, 0.25, 0.50)  # of the time, computed again, at which the front is written
-_SHARE = 0.3  # of the time left that planning may take
-_SPENT, _LONGEST = 0.6, 180.0  # share of the time left that writing for memory may take, and seconds, at most
-_LITTLE = 0.10  # of the time that computing again may take, as modelled, where least memory is wanted
-_SLOWER = 1.15  # of the time, as measured, that what is written for memory may take, where no limit asks for more
-_RACE = 6.0  # seconds for a race
-_AIM = 0.8  # of a limit, that plans aim at: in its first run ONNX Runtime has no block yet, and its arena has gaps
-_UNSURE = 2.0  # times what is modelled: parts that stay in the cache took 0.86 to 1.1 of it, measured
-_NEAR = 1.25  # of the bytes alive in a plan: no more is tried where the block is no larger
-_TRIES = 5  # plans that are written to meet a limit, or to stay within a time
+
+@dataclass(frozen=True)
+class MemoryPolicy:
+    """The numbers that decide which plans are written for less memory.
+
+    Attributes:
+        front_shares: shares of the time, computed again, at which the front is written.
+        planning_share: of the time left, that each way of planning may take.
+        time_share, longest: of the time left, and seconds, that writing for memory may take, at most. Timing and the
+            checks come after.
+        recomputation_share: of the modelled time, that computing again may take where the least memory is wanted.
+        limit_share: of a limit, that plans aim at: in its first run ONNX Runtime has no block yet, and its arena has
+            gaps.
+        fission_doubt: times the recomputation share, for regions computed in parts whose time is measured afterwards:
+            parts that stay in the cache took 0.86 to 1.1 of their modelled time.
+        near: times the bytes alive in a plan: no other order is tried where the block is no larger.
+        attempts: plans that are written, at most, to meet a limit or to stay within a time.
+    """
+
+    front_shares: tuple[float, ...] = (0.02, 0.05, 0.10, 0.15, 0.25, 0.50)
+    planning_share: float = 0.3
+    time_share: float = 0.6
+    longest: float = 180.0
+    recomputation_share: float = 0.10
+    limit_share: float = 0.8
+    fission_doubt: float = 2.0
+    near: float = 1.25
+    attempts: int = 5
+
+
+PLANS = MemoryPolicy()
+Timer = Callable[[Graph, Graph], "Measurement | None"]
 
 
 @dataclass(frozen=True)
@@ -55,7 +78,7 @@ class Point:
         bytes: weights and, by the arena's account, activations.
         us: modelled microseconds.
         how: what was done: "" (as it was), "order", "open rows", "hidden sizes", "fission", "recomputation".
-        measured: a race beside the graph given, where there was one.
+        measured: a paired benchmark beside the graph given, where there was one.
         chosen: whether it is what was asked for.
     """
 
@@ -66,12 +89,16 @@ class Point:
     measured: Measurement | None = None
     chosen: bool = False
 
+    def timed(self, given: Graph, timer: Timer) -> Point:
+        """The point with its measurement beside the graph given; what cannot be timed counts as modelled."""
+        return self if self.measured is not None else replace(self, measured=timer(given, self.graph))
+
     def reported(self, fastest: Point) -> report.Tradeoff:
         """The point beside the fastest."""
-        raced = self.measured
+        timed = self.measured
         return report.Tradeoff(
-            self.bytes, self.us / fastest.us if fastest.us else 1.0, None if raced is None else raced.ratio,
-            None if raced is None or raced.runs < POLICY.fewest_rounds else doubt_of(raced), self.how,
+            self.bytes, self.us / fastest.us if fastest.us else 1.0, None if timed is None else timed.ratio,
+            None if timed is None or timed.runs < POLICY.fewest_rounds else doubt_of(timed), self.how,
             structural_hash(self.graph),
         )  # fmt: skip
 
@@ -103,23 +130,23 @@ class Plan:
         return block_of(self.planned.task, self.table)
 
 
-class Writing:
+class PlanWriter:
     """A graph of which plans are written, and what is known of it.
 
     Attributes:
         planning: share of the time left that each way of planning may take.
     """
 
-    planning = _SHARE
+    planning = PLANS.planning_share
 
     def __init__(self, graph: Graph, model: CostModel, sizes: Mapping[str, int], seconds: float, rows: int) -> None:
         self.graph, self.model, self.sizes, self.rows = graph, model, sizes, rows
         self.deadline = time.monotonic() + seconds
         typing = infer(graph, dict(sizes))
         self.weights = work(graph, typing, sizes).weight_bytes
-        found = least_memory(graph, sizes=sizes, deadline=time.monotonic() + _SHARE * seconds)
+        found = least_memory(graph, sizes=sizes, deadline=time.monotonic() + PLANS.planning_share * seconds)
         self.held = found.before.plan.inputs + found.before.plan.outputs
-        given, least = found.asked or (asked_of(graph, sizes), 0)
+        given, least = found.asked or (arena_block(graph, sizes), 0)
         self.planned = task_of(graph, model.recorded or model, typing, sizes=sizes)
         self.us = sum(op.us for op in self.planned.task.ops)
         self.first = [Point(graph, self.weights + self.held + given, self.us, "")]
@@ -139,18 +166,18 @@ class Writing:
         """
         if self.graph.opset.get("", 0) < OPSET:
             return []
-        found = list(self._again(self.planned, 0.0, "recomputation", most))
-        split = list(self._split())
+        found = list(self._with_recomputation(self.planned, 0.0, "recomputation", most))
+        split = list(self._with_fission())
         found += split
         for plan in split:
-            found += self._again(plan.planned, plan.us, "fission, recomputation", most, len(split))
+            found += self._with_recomputation(plan.planned, plan.us, "fission, recomputation", most, len(split))
         kept: list[Plan] = []
         for plan in sorted(found, key=lambda p: (p.us, p.block)):
             if all(plan.block < k.block or plan.peak < k.peak for k in kept):
                 kept.append(plan)
         return kept
 
-    def _split(self) -> Iterator[Plan]:
+    def _with_fission(self) -> Iterator[Plan]:
         """Plans in which regions are computed in parts."""
         from superopt.pipeline.fission import fissions  # here, because it loads the prover
 
@@ -158,13 +185,15 @@ class Writing:
             if self.left() <= 0.0:
                 return
             planned = task_of(made.graph, self.model.recorded or self.model, sizes=self.sizes)
-            yield Plan(planned, as_given(planned.task), self.price(made, planned), "fission")
+            yield Plan(planned, original_timetable(planned.task), self.price(made, planned), "fission")
 
     def price(self, made: Fissioned, planned: Planned) -> float:
         """Modelled microseconds of a graph with regions in parts, beyond those of the graph given."""
         return sum(op.us for op in planned.task.ops) - self.us
 
-    def _again(self, planned: Planned, us: float, how: str, most: int | None, among: int = 1) -> Iterator[Plan]:
+    def _with_recomputation(
+        self, planned: Planned, us: float, how: str, most: int | None, among: int = 1
+    ) -> Iterator[Plan]:
         """Plans that compute values of a graph again, one of so many graphs that share work and time."""
         found = front(planned.task, rows=self.rows // among, seconds=self.planning * self.left() / among, enough=most)
         yield from (Plan(planned, t, us + t.us, how) for t in found[1:])
@@ -183,8 +212,8 @@ class Writing:
     def _in_parts(self, plan: Plan) -> tuple[Realised, str]:
         """A plan with regions in parts as it takes least: in an order of its own, or in one that guards see to."""
         found = least_memory(plan.planned.graph, sizes=self.sizes, deadline=self.deadline, alike=False)
-        least = Realised(found.graph, found.asked[1] if found.asked else asked_of(found.graph, self.sizes))
-        if least.block > _NEAR * plan.peak and self.left() > 0.0:
+        least = Realised(found.graph, found.asked[1] if found.asked else arena_block(found.graph, self.sizes))
+        if least.block > PLANS.near * plan.peak and self.left() > 0.0:
             guarded = realised(plan.planned, plan.table, sizes=self.sizes, deadline=self.deadline)
             if guarded.block < least.block:
                 return guarded, "fission, guards"
@@ -192,12 +221,12 @@ class Writing:
 
     def room(self, limit: int) -> float:
         """Bytes that may be alive at once for weights and activations to be within a limit with something to spare."""
-        return _AIM * limit - self.weights - self.held
+        return PLANS.limit_share * limit - self.weights - self.held
 
-    def meeting(self, limit: int, plans: Sequence[Plan]) -> list[Point]:
+    def within_limit(self, limit: int, plans: Sequence[Plan]) -> list[Point]:
         """Points from plans of rising time, up to the first that needs no more than the limit."""
         room, found = self.room(limit), list[Point]()
-        while plans and len(found) < _TRIES and self.left() > 0.0:
+        while plans and len(found) < PLANS.attempts and self.left() > 0.0:
             plan = next((p for p in plans if p.block <= room), min(plans, key=lambda p: p.block))
             plans = [p for p in plans if p.block < plan.block]
             made = self.point(plan)
@@ -216,7 +245,7 @@ class Writing:
         kinds = list({p.how: p for p in reversed(rising)}.values())
         rising = [*reversed(kinds), *(p for p in rising if p not in kinds)]
         found: Point | None = None
-        for plan in rising[:_TRIES]:
+        for plan in rising[: PLANS.attempts]:
             if found is not None and self.left() <= 0.0:
                 break
             if found is not None and found.bytes <= self.weights + self.held + plan.peak:
@@ -228,7 +257,7 @@ class Writing:
 
 
 def for_memory(
-    graph: Graph, options: Options, model: CostModel, notes: list[str], seconds: float, races: bool, progress: Progress
+    graph: Graph, options: Options, model: CostModel, log: Log, seconds: float, timer: Timer | None, progress: Progress
 ) -> tuple[Point, ...]:
     """What the graph is written as, where the options ask for less memory, or for a limit that it else exceeds.
 
@@ -236,9 +265,9 @@ def for_memory(
         graph: a result.
         options: the objective, the limit and the sizes.
         model: prices.
-        notes: what it takes, before and after, and the price are added.
+        log: is told what it takes, before and after, and the price.
         seconds: that are left.
-        races: whether graphs are timed beside each other.
+        timer: times a graph beside the one given; ``None``: nothing is timed.
         progress: told.
 
     Returns:
@@ -250,72 +279,50 @@ def for_memory(
         return ()
     weights = work(graph, infer(graph, dict(sizes)), sizes).weight_bytes
     if weights > LARGE:
-        notes.append(f"it is not written for memory: its weights are more than {bytes_text(LARGE)}")
+        log.note(f"it is not written for memory: its weights are more than {bytes_text(LARGE)}")
         return ()
     progress(0, None, "planning memory")
-    seconds, rows = _SPENT * min(seconds, _LONGEST), int(EFFORTS[options.effort].rows * ROWS)
-    deadline = time.monotonic() + seconds / _SPENT
+    seconds, rows = PLANS.time_share * min(seconds, PLANS.longest), int(EFFORTS[options.effort].rows * ROWS)
+    deadline = time.monotonic() + seconds / PLANS.time_share
     try:
         if not wanted and limit is not None and weights + footprint(graph, sizes=sizes).plan.peak <= limit:
             return ()
         if options.objective == "pareto":
             found = points(graph, model, limit=limit, sizes=sizes, seconds=seconds, rows=rows)
         else:
-            judged = (lambda point: _raced(graph, point, options)) if races else None
-            found = least_for(
-                graph, model, limit=limit, sizes=sizes, seconds=seconds, rows=rows, judged=judged
-            )  # fmt: skip
+            found = smallest_points(graph, model, limit=limit, sizes=sizes, seconds=seconds, rows=rows, timer=timer)
     except (SuperoptError, NotCovered) as error:
-        notes.append(f"what its activations take in ONNX Runtime is not known: {error}")
+        log.note(f"what its activations take in ONNX Runtime is not known: {error}")
         return ()
-    if races:
+    if timer is not None:
         progress(0, None, "measuring")
-        found = [found[0], *(_raced(graph, p, options) if time.monotonic() < deadline else p for p in found[1:])]
-    at = _wanted(found, limit, options.objective)
+        found = [found[0], *(p.timed(graph, timer) if time.monotonic() < deadline else p for p in found[1:])]
+    at = _chosen_index(found, limit, options.objective)
     if limit is not None and found[at].bytes > limit:
-        notes.append(f"no way of computing it that was tried meets the limit of {bytes_text(limit)}")
-    notes.append(_told(found[0], found[at], weights, limit))
+        log.note(f"no way of computing it that was tried meets the limit of {bytes_text(limit)}")
+    log.note(_summary(found[0], found[at], weights, limit))
     chosen = [replace(p, chosen=i == at) for i, p in enumerate(found)]
     return tuple(chosen) if options.objective == "pareto" else (chosen[at],)
 
 
-def _wanted(found: Sequence[Point], limit: int | None, objective: str) -> int:
+def _chosen_index(found: Sequence[Point], limit: int | None, objective: str) -> int:
     """Which of the points was asked for."""
     if limit is not None:
         meets = [i for i, p in enumerate(found) if p.bytes <= limit]
         return meets[0] if meets else min(range(len(found)), key=lambda i: found[i].bytes)
     if objective == "pareto":
         return 0
-    quick = [i for i, p in enumerate(found) if not _too_slow(p)]
+    quick = [i for i, p in enumerate(found) if not too_slow_for_memory(p.measured)]
     return min(quick, key=lambda i: found[i].bytes)
 
 
-def _too_slow(point: Point) -> bool:
-    """Whether it was measured to take too long beyond doubt."""
-    raced = point.measured
-    return raced is not None and raced.ratio - doubt_of(raced) > _SLOWER
-
-
-def _raced(graph: Graph, point: Point, options: Options) -> Point:
-    if point.measured is not None:
-        return point
-    try:
-        measured = measure(
-            graph, point.graph, sizes=options.sizes, seed=options.seed, threads=options.threads, rounds=POLICY.looks[2],
-            burst=1, time_limit=_RACE,
-        )  # fmt: skip
-    except SuperoptError:  # it counts at what it is modelled at
-        return point
-    return replace(point, measured=measured)
-
-
-def _told(given: Point, point: Point, weights: int, limit: int | None) -> str:
+def _summary(given: Point, point: Point, weights: int, limit: int | None) -> str:
     how = f" ({point.how})" if point.how else ""
     text = f"activations take {bytes_text(point.bytes - weights)} in ONNX Runtime{how}"
     if point.how:
         price = f"x{point.us / given.us if given.us else 1.0:.3f} of the time as modelled"
         if point.measured is not None:
-            price += f", x{point.measured.ratio:.3f} in a race of {point.measured.runs} rounds"
+            price += f", x{point.measured.ratio:.3f} in a paired benchmark of {point.measured.runs} rounds"
         text += f", {bytes_text(given.bytes - weights)} as found; the price: {price}"
     if limit is not None:
         text += f"; with {bytes_text(weights)} of weights {bytes_text(point.bytes)}, the limit is {bytes_text(limit)}"
@@ -346,31 +353,31 @@ def points(
         InvalidModel, Unsupported, ResourceLimit: ONNX Runtime cannot run it, or not with its arena watched.
         NotCovered: an input is no tensor.
     """
-    writing = Writing(graph, model, sizes or {}, seconds, rows)
+    writing = PlanWriter(graph, model, sizes or {}, seconds, rows)
     found = list(writing.first)
     plans = writing.plans()
     chosen = [min((p for p in plans if p.us <= share * writing.us), key=lambda p: p.block, default=None)
-              for share in _SHARES]  # fmt: skip
+              for share in PLANS.front_shares]  # fmt: skip
     for plan in dict.fromkeys(p for p in chosen if p is not None):
         if writing.left() <= 0.0:
             break
         made = writing.point(plan)
         found += [made] if made is not None else []
     if limit is not None and min(p.bytes for p in found) > limit:
-        found += writing.meeting(limit, plans)
+        found += writing.within_limit(limit, plans)
     return _undominated(found)
 
 
-def least_for(
+def smallest_points(
     graph: Graph,
     model: CostModel,
     *,
     limit: int | None = None,
-    share: float = _LITTLE,
+    share: float = PLANS.recomputation_share,
     sizes: Mapping[str, int] | None = None,
     seconds: float = 120.0,
     rows: int = ROWS,
-    judged: Callable[[Point], Point] | None = None,
+    timer: Timer | None = None,
 ) -> list[Point]:
     """The graph given, and what was found; the last is the best, unless it was measured to be too slow.
 
@@ -383,26 +390,26 @@ def least_for(
         sizes: what symbolic dimensions are counted at.
         seconds: after which nothing more is written.
         rows: of linear programs that planning may solve.
-        judged: times a point beside the graph given; where it is too slow, a lighter plan is written. Fission may then
+        timer: times a point beside the graph given; where it is too slow, a lighter plan is written. Fission may then
             be modelled at twice the share.
 
     Raises:
         As :func:`points`.
     """
-    writing = Writing(graph, model, sizes or {}, seconds, rows)
+    writing = PlanWriter(graph, model, sizes or {}, seconds, rows)
     found = list(writing.first)
     if limit is not None and found[-1].bytes <= limit:
         return found
     if limit is not None:
-        return found + writing.meeting(limit, writing.plans(int(writing.room(limit))))
-    unsure = 1.0 if judged is None else _UNSURE
+        return found + writing.within_limit(limit, writing.plans(int(writing.room(limit))))
+    unsure = 1.0 if timer is None else PLANS.fission_doubt
     plans = [p for p in writing.plans() if p.us <= share * writing.us * (unsure if p.how == "fission" else 1.0)]
     while plans and writing.left() > 0.0:
         made = writing.least(plans)
         if made is None:
             break
-        found.append(made if judged is None else judged(made))
-        if not _too_slow(found[-1]):
+        found.append(made if timer is None else made.timed(graph, timer))
+        if not too_slow_for_memory(found[-1].measured):
             break
         price = made.us - writing.us
         plans = [p for p in plans if p.us < min(price, price / 2.0)]

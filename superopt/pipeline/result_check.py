@@ -8,7 +8,7 @@ from functools import partial
 
 from superopt.ir.diff import changed_regions, grown
 from superopt.ir.graph import Graph
-from superopt.ops.infer import Typing, infer, made_of_weights
+from superopt.ops.infer import Typing, computed_from_weights, infer
 from superopt.pipeline.budget import TimeBudget
 from superopt.pipeline.check_policy import CHECKS
 from superopt.pipeline.options import Options
@@ -61,7 +61,7 @@ def check_result(
         if whole.verdict != "skipped" or budget.left <= 0.0:
             return whole
     types = infer(before).types if options.sizes else typing.types  # what sizes are costed at need not be run at
-    fixed = made_of_weights(before, typing)
+    fixed = computed_from_weights(before, typing)
     pieces = check_regions(
         changed_regions(before, after, types, fixed), seed=options.seed, time_limit=budget.check_timeout,
         runtime=runtime, slack=slack, grow=lambda pair: grown(before, after, pair, types, fixed),

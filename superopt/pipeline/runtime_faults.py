@@ -188,7 +188,7 @@ class Unoptimised:
             made.append(loaded.run(trial.feeds, names, time_limit=self._longest()))
             if plain is not None:
                 run_session(plain, trial.feeds, time_limit=self._longest())
-        found = {name: said for name in names if (said := self._said(name, [m[name] for m in made]))}
+        found = {name: said for name in names if (said := self._difference_text(name, [m[name] for m in made]))}
         found = {name: said for name, said in found.items() if self._is_steady(name)} if found else found
         return Fault(outputs=found) if found else None
 
@@ -199,7 +199,7 @@ class Unoptimised:
             run_session(self._plain, trial.feeds, [name], time_limit=self._longest())[name], trial.outputs[name]
         )
 
-    def _said(self, name: str, made: Sequence[np.ndarray]) -> str:
+    def _difference_text(self, name: str, made: Sequence[np.ndarray]) -> str:
         """What is off at an output, in words; "" where nothing is."""
         olds = [trial.outputs[name] for trial in self._trials]
         open_ = name in self._jumping and not _is_static(self._typing.types.get(name))

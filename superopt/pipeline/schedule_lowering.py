@@ -145,7 +145,7 @@ class _Run:
     def pins(self) -> Iterator[Pin]:
         """Where the runtime strays from the plan."""
         yield from self.strays()
-        yield from self.known_again()
+        yield from self.guards_of_known_sizes()
         yield from self.undone()
         yield from self.blocked()
 
@@ -172,7 +172,7 @@ class _Run:
             if pin.steps[0] > after:
                 yield pin
 
-    def known_again(self) -> Iterator[Pin]:
+    def guards_of_known_sizes(self) -> Iterator[Pin]:
         """Guards on what kernels read whose results have sizes that the runtime knows, though it does not know those of
         all that they read (a product that sums over the rows): else their buffers wait for results of the same size."""
         number = {n: i for i, n in enumerate(self.made.names)}

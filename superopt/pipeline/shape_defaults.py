@@ -56,7 +56,7 @@ def default_sizes(graph: Graph, given: Mapping[str, int]) -> dict[str, int]:
 def _accepted(graph: Graph, given: Mapping[str, int]) -> dict[str, int]:
     tall, wide, first = (names - given.keys() for names in _images(graph))
     if not tall | wide:
-        return _long_enough(graph, given)
+        return _sizes_for_windows(graph, given)
     with Bench() as bench:
         each = [
             {**dict.fromkeys(first, 1), **dict.fromkeys(tall, height), **dict.fromkeys(wide, width), **given}
@@ -71,7 +71,7 @@ def _accepted(graph: Graph, given: Mapping[str, int]) -> dict[str, int]:
     return dict(given)
 
 
-def _long_enough(graph: Graph, given: Mapping[str, int]) -> dict[str, int]:
+def _sizes_for_windows(graph: Graph, given: Mapping[str, int]) -> dict[str, int]:
     """The given sizes, and those of axes that windows may go along: none if the model accepts what counts as usual."""
     behind = [d for t in _kinds(graph) if t.dtype.is_float for d in (t.shape or ())[1:] if is_symbol(d)]
     long = {n for d in behind for n in symbols(d)} - given.keys()

@@ -15,7 +15,7 @@ from superopt.memory.shape_guards import FOR_MEMORY, Guards
 from superopt.ops.infer import Typing
 from superopt.pipeline.memory_timeline import Footprint
 
-__all__ = ["Sum", "known_again", "merged", "open_rows", "sizes_of", "sums"]
+__all__ = ["Sum", "values_of_known_sizes", "merged", "open_rows", "sizes_of", "sums"]
 
 _COMPRESS = 9  # the first opset that has it
 
@@ -41,7 +41,7 @@ def open_rows(graph: Graph, typing: Typing, again: Set[str] = frozenset(), *, na
     if not fed or graph.opset.get("", 0) < _COMPRESS:
         return None
     guards = Guards.of(graph, typing.types)
-    nodes, held = guards.nodes, guards.held
+    nodes, held = guards.nodes, guards.add_constant
     renamed: dict[str, str] = {}
 
     def opened(name: str, kind: ValueType | None) -> None:
@@ -89,7 +89,7 @@ def _summed(graph: Graph, typing: Typing) -> Iterator[Value]:
     named: dict[object, str] = {}
     found: dict[str, TensorType] = {}
     for node in graph.nodes:
-        kind = _alike(graph, typing, node.inputs) if node.op == "Add" and not node.domain else None
+        kind = _common_type(graph, typing, node.inputs) if node.op == "Add" and not node.domain else None
         found.update((n, kind) for n in (*node.inputs, *node.outputs) if kind is not None)
     for name in sorted(found.keys() - {v.name for v in graph.outputs}):
         rows, *rest = found[name].shape or ()
@@ -98,7 +98,7 @@ def _summed(graph: Graph, typing: Typing) -> Iterator[Value]:
         yield Value(name, TensorType(found[name].dtype, (sym(named[rows]), *rest)))
 
 
-def _alike(graph: Graph, typing: Typing, names: Sequence[str]) -> TensorType | None:
+def _common_type(graph: Graph, typing: Typing, names: Sequence[str]) -> TensorType | None:
     """The type of these, where nodes make all of them, of the same known sizes."""
     kinds = {typing.types.get(n) for n in names}
     kind = kinds.pop() if len(kinds) == 1 else None
@@ -106,7 +106,7 @@ def _alike(graph: Graph, typing: Typing, names: Sequence[str]) -> TensorType | N
     return kind if made and kind is not None and kind.is_static and kind.shape else None
 
 
-def known_again(after: Footprint, given: Set[str]) -> frozenset[str]:
+def values_of_known_sizes(after: Footprint, given: Set[str]) -> frozenset[str]:
     """Values whose sizes the runtime knows though it does not know those of all that they are made of: a constant that
     they are concatenated with says how many rows there are, say (a class token)."""
     names, made = set[str](), set[str]()  # theirs, and the runtime's own, on the way to one of theirs

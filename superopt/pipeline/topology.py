@@ -38,7 +38,7 @@ def topology(graph: Graph) -> Graph:
     weights = [_bare(w) for w in graph.weights]
     nodes = []
     for node in graph.nodes:
-        held = _held(node)
+        held = _constant_tensor(node)
         if held is not None and not _says_only_structure(held):
             weights.append(Weight(node.outputs[0], held.type, None))
             continue
@@ -70,7 +70,7 @@ def _says_only_structure(weight: Weight) -> bool:
     return bool(elements == 1)
 
 
-def _held(node: Node) -> Weight | None:
+def _constant_tensor(node: Node) -> Weight | None:
     """The tensor of a Constant."""
     value = node.attributes.get("value") if node.op == "Constant" and not node.domain else None
     return value if isinstance(value, Weight) else None
@@ -117,7 +117,7 @@ def apply(graph: Graph, patch: Graph, *, seed: int = 0, check: bool = True) -> t
 def _filled(graph: Graph, patch: Graph) -> list[Weight]:
     """The patch's weights with their elements."""
     known: dict[str, Weight] = dict(graph.weight)
-    known |= {n.outputs[0]: w for n in graph.nodes if (w := _held(n)) is not None}
+    known |= {n.outputs[0]: w for n in graph.nodes if (w := _constant_tensor(n)) is not None}
     found = []
     for weight in patch.weights:
         ours = known.get(weight.name)

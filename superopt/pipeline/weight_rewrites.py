@@ -116,7 +116,7 @@ def rewrite_weights(
                 f"{after / (before or 1.0):.3f} of its cost, so it is kept"
             )
             after, stages = before, ()
-        worth = _Worth(prices, sizes, after)
+        worth = _CostComparison(prices, sizes, after)
         elsewhere = by_positions(stages[-1].after if stages else graph, worth)
         stages = (*stages, *([] if elsewhere is None else [elsewhere]))
         if not stages:
@@ -149,7 +149,7 @@ def rewrite_weights(
 
 
 @dataclass
-class _Worth:
+class _CostComparison:
     """Whether a graph is cheaper than the last one that was; asked of one graph after the other."""
 
     prices: CostModel

@@ -64,13 +64,13 @@ class FoldedData:
         return computation_text(self.steps, self.types, names, self.output)
 
     @cached_property
-    def _kept(self) -> list[WeightData]:
+    def _cached_values(self) -> list[WeightData]:
         return []
 
     def numpy(self) -> np.ndarray:
         """Evaluate: reals in float64 throughout, rounded once at the end."""
-        if self._kept:
-            return self._kept[0].numpy()
+        if self._cached_values:
+            return self._cached_values[0].numpy()
         kind = self.types[self.output]
         result, done = np.empty(0), 0
         for block in self.blocks():
@@ -84,7 +84,7 @@ class FoldedData:
             done += len(rounded) if rounded.ndim else 1
         held = set_aside(result)
         if result.nbytes <= KEPT or isinstance(held, ScratchData):
-            self._kept.append(held)
+            self._cached_values.append(held)
         return held.numpy()
 
     def wide(self) -> np.ndarray:
@@ -230,7 +230,7 @@ def weights_behind(data: FoldedData | ComputedData) -> frozenset[str]:
 
 def folded_weight(program: Program, name: str, data: FoldedData | ComputedData) -> Weight:
     """A weight that is computed when it is read."""
-    steps = _told(data)
+    steps = _steps_from_weights(data)
     rules = sorted({r for s in steps for r in s.rules})
     size = program.types[data.output].nbytes
     note = _provenance(data, steps) if len(steps) <= _TOLD and weights_behind(data) else ""
@@ -240,7 +240,7 @@ def folded_weight(program: Program, name: str, data: FoldedData | ComputedData) 
     return Weight(name, program.types[data.output], data, metadata={**metadata, PRECOMPUTED: "true"})
 
 
-def _told(data: FoldedData | ComputedData) -> tuple[ProgramStep, ...]:
+def _steps_from_weights(data: FoldedData | ComputedData) -> tuple[ProgramStep, ...]:
     """All steps from weights of the model to the value, in order."""
     if isinstance(data, ComputedData):
         return data.steps

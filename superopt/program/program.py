@@ -152,9 +152,9 @@ class Program:
         """Facts of the numbers in every value that a step reads or makes; of what is not there, nothing is known."""
         weights = self.graph.constants
         read = {n: w.data for n, w in weights.items() if w.data is not None and w.type.dtype.is_float}
-        _look_at_elements(read.values())
+        _read_elements(read.values())
         found = {v.name: ANYTHING if self.finite else OPAQUE for v in self.graph.inputs}
-        found.update((n, _known_of(read[n]) if n in read else ANYTHING) for n in weights)
+        found.update((n, _facts_of(read[n]) if n in read else ANYTHING) for n in weights)
         for step in self.steps:
             if step.op == "":
                 found.update((o, OPAQUE) for o in step.outputs if o)
@@ -254,12 +254,12 @@ class Program:
         )  # fmt: skip
 
 
-def _look_at_elements(weights: Iterable[WeightData]) -> None:
+def _read_elements(weights: Iterable[WeightData]) -> None:
     """Read, or draw, the elements of weights that were not looked at yet: models have gigabytes."""
-    side_by_side(_known_of, (data for data in dict.fromkeys(weights) if data not in _LOOKED_AT))
+    side_by_side(_facts_of, (data for data in dict.fromkeys(weights) if data not in _LOOKED_AT))
 
 
-def _known_of(data: WeightData) -> ValueFacts:
+def _facts_of(data: WeightData) -> ValueFacts:
     if data not in _LOOKED_AT:
         _LOOKED_AT[data] = array_facts(data.numpy())
     return _LOOKED_AT[data]
@@ -299,7 +299,7 @@ def program_of(graph: Graph, typing: Typing) -> Program:
             constant.update(o for o in step.outputs if o)
             own.append(step)
     settled = ComputedConstants(graph, own, types)
-    same, facts = _look_at_weights(graph, _computed(steps, settled))
+    same, facts = _weight_facts(graph, _computed(steps, settled))
     return Program(graph, tuple(steps), types, frozenset(constant), facts, same, settled)
 
 
@@ -346,7 +346,7 @@ def _read(node: Node, found: Applied, types: Mapping[str, TensorType]) -> Progra
     return ProgramStep(found.operator.name, found.args, attributes, outputs, node, name)
 
 
-def _look_at_weights(graph: Graph, computed: Iterable[Weight]) -> tuple[dict[str, str], dict[str, LeafFacts]]:
+def _weight_facts(graph: Graph, computed: Iterable[Weight]) -> tuple[dict[str, str], dict[str, LeafFacts]]:
     same: dict[str, str] = {}
     facts: dict[str, LeafFacts] = {}
     first: dict[tuple[str, str], str] = {}

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from superopt.cost.cost_model import CostModel
-from superopt.ir.disk_cache import SEARCH_PACKAGES, code_digest, keep, kept
+from superopt.ir.disk_cache import SEARCH_PACKAGES, code_digest, load_object, store_object
 from superopt.ir.poly import Poly, Quotient
 from superopt.ir.types import DType, TensorType
 from superopt.ops.meaning import IllTyped
@@ -153,7 +153,7 @@ class RegionCache:
             search: finds the result.
             whole: asked after searching: whether the result is what it always would be, not cut short by the clock.
         """
-        known = kept(FOLDER, self._name(key), _CLASSES)
+        known = load_object(FOLDER, self._name(key), _CLASSES)
         if isinstance(known, RegionResult) and (
             known.plan is None or not problem_with(known.plan, region, self.operators)
         ):
@@ -162,7 +162,7 @@ class RegionCache:
         self.misses += 1
         result = search()
         if result.stopped != "time" and whole() and self._usable:
-            self._usable = keep(FOLDER, self._name(key), result, _MOST)
+            self._usable = store_object(FOLDER, self._name(key), result, _MOST)
         return result
 
     def _name(self, key: Hashable) -> str:

@@ -65,7 +65,7 @@ def emit(
     made = {w.name for w in weights} | handed.keys()
     weights, alike, saved = _shared(weights, program)
     grown -= saved
-    weights, renamed = _apart(program, weights, names)
+    weights, renamed = _renamed_weights(program, weights, names)
     alike = {**renamed, **{n: renamed.get(w, w) for n, w in alike.items()}, **handed}
     literals, unruled = _Literals(names), {PASS: made_by} if made_by else {}
     node_names = {s.node.name for s in program.steps if s.node is not None}
@@ -135,7 +135,9 @@ def _handed_on(data: FoldedData | ComputedData) -> str:
     return name
 
 
-def _apart(program: Program, weights: Sequence[Weight], names: FreshNames) -> tuple[list[Weight], dict[str, str]]:
+def _renamed_weights(
+    program: Program, weights: Sequence[Weight], names: FreshNames
+) -> tuple[list[Weight], dict[str, str]]:
     """The weights, none of them named as an output of the model, and the new names of those that were.
 
     ONNX allows an initializer to be an output; not every tool that reads ONNX does. A node hands it out instead.

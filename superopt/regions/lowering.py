@@ -192,14 +192,14 @@ def lower(region: Region, operators: Mapping[str, Operator]) -> Lowered:
             if output:
                 below[output] = mine
                 classes[output] = graph.project(made, index) if is_multi(operators[step.op]) else made
-                _add_facts(graph, number=-1, leaf=made, kind=region.types[output], known=_said(step))
+                _add_facts(graph, number=-1, leaf=made, kind=region.types[output], known=_constant_facts(step))
     graph.input_nodes = {classes[n]: known for n, known in below.items()}
     for known in classes.values():
         graph.classes[graph.find(known)].original = True
     return Lowered(graph, tuple(classes[n] for n in region.values), origin)
 
 
-def _said(step: ProgramStep) -> LeafFacts | None:
+def _constant_facts(step: ProgramStep) -> LeafFacts | None:
     """What a Constant says, as a weight would."""
     values = dict(step.attributes).get("values") if step.op == "Constant" else None
     if not isinstance(values, tuple) or not values or not all(isinstance(v, float) for v in values):

@@ -168,7 +168,7 @@ def _bounds(price: Sequence[float], window: int, repetitions: Sequence[tuple[int
     fixed = [0]
     for start, end, period in repetitions:
         if end - start > window:
-            fixed += _alike(price, window, start, end, period)
+            fixed += _periodic_cuts(price, window, start, end, period)
     fixed.append(len(price) - 1)
     bounds = [0]
     for first, last in pairwise(fixed):
@@ -176,7 +176,7 @@ def _bounds(price: Sequence[float], window: int, repetitions: Sequence[tuple[int
     return bounds
 
 
-def _alike(price: Sequence[float], window: int, start: int, end: int, period: int) -> list[int]:
+def _periodic_cuts(price: Sequence[float], window: int, start: int, end: int, period: int) -> list[int]:
     """The cheapest cuts of a stretch that come again after one period, or after as many as fit into a window."""
     middle = start + (end - start) // period // 2 * period
     best, chosen = float("inf"), list[int]()

@@ -86,17 +86,17 @@ def search_region(
     result = RegionResult(None, before, len(graph), outcome.stopped, quarantined=outcome.quarantined)
     if not after < before - 1e-9:
         return result
-    plan, needed = _judged(region, lowered, problem, incumbent, choice, pricer, least_gain, before)
+    plan, needed = _priced_plan(region, lowered, problem, incumbent, choice, pricer, least_gain, before)
     if before - plan.after < needed and not is_simpler(region, plan):
         missed = _missed(result, outcome, before - after, needed, plan)
         choice = _surest(lowered, problem, incumbent, pricer, limits.deadline, seed)
-        plan, needed = _judged(region, lowered, problem, incumbent, choice, pricer, least_gain, before)
+        plan, needed = _priced_plan(region, lowered, problem, incumbent, choice, pricer, least_gain, before)
         if before - plan.after < max(needed, 1e-9):
             return missed
     return RegionResult(plan, before, len(graph), outcome.stopped, quarantined=outcome.quarantined)
 
 
-def _judged(
+def _priced_plan(
     region: Region, lowered: Lowered, problem: Problem, incumbent: Choice, choice: Choice, pricer: Pricer,
     least_gain: float, before: float,
 ) -> tuple[Plan, float]:  # fmt: skip
@@ -206,7 +206,7 @@ def _extract(
         incumbent = incumbent_of(region, lowered, problem)
         before = choice
         choice = _best(problem, incumbent, max(0.0, deadline - time.monotonic()), seed)
-        if wanted and cost_of(problem, before) - cost_of(problem, choice) < _worth(
+        if wanted and cost_of(problem, before) - cost_of(problem, choice) < _least_gain(
             graph, problem, before, choice, pricer
         ):
             choice = before
@@ -214,7 +214,9 @@ def _extract(
         pricer.questions.changed_choice += bool(wanted) and set(chosen.values()) != wanted
         if unsure and _decided(region, lowered, problem, incumbent, choice, pricer):
             break
-        if not pricer.measure_predicted(graph, _apart(problem, incumbent, choice)):  # what both run decides nothing
+        if not pricer.measure_predicted(
+            graph, _changed_nodes(problem, incumbent, choice)
+        ):  # what both run decides nothing
             break
         problem, wanted = problem_of(graph, frame, pricer), set(chosen.values())
         choice = {c: problem.index[c, n] for c, n in chosen.items() if (c, n) in problem.index}
@@ -224,7 +226,7 @@ def _extract(
     if cost_of(problem, choice) >= cost_of(problem, incumbent):
         choice = incumbent
     elif unsure:
-        choice = _kept_in_place(lowered, problem, incumbent, choice, pricer)
+        choice = _with_input_operators(lowered, problem, incumbent, choice, pricer)
     return choice, problem
 
 
@@ -239,10 +241,10 @@ def _decided(
     return dominates(region, plan_of(region, lowered, problem, choice, before, after), pricer)
 
 
-def _worth(graph: EGraph, problem: Problem, before: Choice, after: Choice, pricer: Pricer) -> float:
+def _least_gain(graph: EGraph, problem: Problem, before: Choice, after: Choice, pricer: Pricer) -> float:
     """Microseconds that a choice has to gain over the one before answers: what a question is worth, and more than these
     answers are off by, so that it is the same on other runs."""
-    error = pricer.answers_error(graph, _apart(problem, before, after))
+    error = pricer.answers_error(graph, _changed_nodes(problem, before, after))
     return max(pricer.questions.cheap_us, SURELY * error)
 
 
@@ -270,7 +272,9 @@ def _without_dearer(problem: Problem, incumbent: Choice) -> tuple[Problem, Choic
     return restricted(problem, left), {owner: places[index] for owner, index in incumbent.items()}
 
 
-def _kept_in_place(lowered: Lowered, problem: Problem, incumbent: Choice, choice: Choice, pricer: Pricer) -> Choice:
+def _with_input_operators(
+    lowered: Lowered, problem: Problem, incumbent: Choice, choice: Choice, pricer: Pricer
+) -> Choice:
     """The choice with the input's own operators wherever another of the same operands gains less than prices are off
     by: noise decides no such thing, and the next calibration would undo it."""
     best, after = choice, cost_of(problem, choice)
@@ -332,7 +336,7 @@ def _changed(problem: Problem, before: Choice, after: Choice) -> float:
     return sum(problem.candidates[i].us for i in old - new)
 
 
-def _apart(problem: Problem, before: Choice, after: Choice) -> list[ENode]:
+def _changed_nodes(problem: Problem, before: Choice, after: Choice) -> list[ENode]:
     """What one of two choices computes and the other does not."""
     return [problem.candidates[i].node for i in sorted(_nodes(problem, before) ^ _nodes(problem, after))]
 

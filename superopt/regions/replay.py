@@ -41,7 +41,7 @@ class FreshNames:
 
 
 @dataclass(frozen=True)
-class _Made:
+class _Replayed:
     steps: list[tuple[int, ProgramStep]]  # with the place in the program
     types: dict[str, TensorType]
     constant: set[str]
@@ -51,7 +51,7 @@ class _Made:
 def replay(program: Program, replacements: Sequence[tuple[Region, Plan]], names: FreshNames) -> Program:
     """The program with each region replaced by its plan. Regions do not overlap."""
     gone = {position for region, _ in replacements for position in region.positions}
-    made = _Made([], {}, set(), {})
+    made = _Replayed([], {}, set(), {})
     for region, plan in replacements:
         _write(region, plan, names, made, program.required_names)
     alias = {old: _follow(made.alias, old) for old in made.alias}
@@ -96,7 +96,7 @@ def rename_inputs(node: Node, alias: Mapping[str, str]) -> Node:
     return replace(node, inputs=tuple(alias.get(n, n) for n in node.inputs))
 
 
-def _write(region: Region, plan: Plan, names: FreshNames, made: _Made, pinned: frozenset[str]) -> None:
+def _write(region: Region, plan: Plan, names: FreshNames, made: _Replayed, pinned: frozenset[str]) -> None:
     hints = _hints(region, plan)
     place = region.positions[-1]
     read = {a for p in plan.nodes for a in p.args if a is not None} | set(plan.results)
@@ -117,7 +117,7 @@ def _write(region: Region, plan: Plan, names: FreshNames, made: _Made, pinned: f
             made.types[outputs[-1]] = piece.types[index]
         args = tuple(None if a is None else _name(region, value, a) for a in piece.args)
         rules = (piece.rule,) if piece.rule else ()
-        made.steps.append((place, _step(region, piece.source, args, tuple(outputs)) or ProgramStep(
+        made.steps.append((place, _region_step(region, piece.source, args, tuple(outputs)) or ProgramStep(
             piece.op, args, piece.attributes, tuple(outputs), None, hints[number], rules,
         )))  # fmt: skip
         if piece.constant:
@@ -136,7 +136,9 @@ def _name(region: Region, value: Mapping[Ref, str], ref: Ref) -> str:
     return region.values[ref[1]] if ref[0] == OUTSIDE else value[ref]
 
 
-def _step(region: Region, source: int, args: tuple[str | None, ...], outputs: tuple[str, ...]) -> ProgramStep | None:
+def _region_step(
+    region: Region, source: int, args: tuple[str | None, ...], outputs: tuple[str, ...]
+) -> ProgramStep | None:
     """The region's own step with new operands, or ``None`` for a new application."""
     if source < 0:
         return None

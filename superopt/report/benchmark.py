@@ -183,11 +183,11 @@ def show(console: Console, data: Mapping[str, Any]) -> None:
     console.print(table("model", "before", *tools, rows=rows, numeric=tuple(range(1, 2 + len(tools)))))
     for s in summaries(data):
         console.print(escape_markup(f"{s.tool:<14} {_line(s)}"))
-    if left := _left_out(data):
+    if left := _skipped_models_text(data):
         console.print(escape_markup(left))
 
 
-def _left_out(data: Mapping[str, Any]) -> str:
+def _skipped_models_text(data: Mapping[str, Any]) -> str:
     """Models that a run had no time left for; empty where there are none."""
     left = data.get("left_out", [])
     if not left:
@@ -242,7 +242,7 @@ def document(data: Mapping[str, Any]) -> str:
             f"| {s.tool} | {s.version} | {s.timed} | **{s.mean:.3f}** | {s.overall:.3f} | {s.best[0]:.3f} {s.best[1]} "
             f"| {s.worst[0]:.3f} {s.worst[1]} | {s.losses} | {s.wrong} | {s.crashed} | {s.timeouts} | {s.seconds:.1f} |"
         )
-    if left := _left_out(data):
+    if left := _skipped_models_text(data):
         lines += ["", f"{left}."]
     lines += _direction(data["rows"])
     shown = [s.tool for s in found if not s.missing]

@@ -217,14 +217,14 @@ def show(console: Console, found: Comparison) -> None:
     console.print(table(*headers, rows=rows, numeric=tuple(range(1, len(headers) - 2))))
     for finding in found.findings:
         style = {"error": "red", "warning": "yellow", "note": ""}[finding.level]
-        line = escape(f"{_MARK[finding.level]} {_said(finding)}")
+        line = escape(f"{_MARK[finding.level]} {_finding_text(finding)}")
         console.print(f"[{style}]{line}[/{style}]" if style else line)
     for note in found.notes:
         console.print(f"note: {escape(note)}")
     console.print(f"[bold]{escape(headline(found))}[/bold]  on {escape(found.run.target)}, {escape(found.run.device)}")
 
 
-def _said(finding: Finding) -> str:
+def _finding_text(finding: Finding) -> str:
     head = f"{printable(finding.model)} {finding.message}" if finding.model else finding.message
     if finding.culprit is None:
         return head

@@ -13,7 +13,7 @@ from superopt.report.quantities import bytes_text, count_text, counted, time_tex
 from superopt.report.roofline import STYLE as PLOT_STYLE
 from superopt.report.roofline import roofline
 from superopt.report.timeline import STYLE as TIMELINE_STYLE
-from superopt.report.timeline import timelines, told
+from superopt.report.timeline import summary_text, timelines
 
 __all__ = ["render", "render_memory"]
 
@@ -50,7 +50,7 @@ def render_memory(name: str, facts: Mapping[str, Any], after: Mapping[str, Any] 
         after: the same of the other model, where there is one.
     """
     sides = {"before": facts} if after is None else {"before": facts, "after": after}
-    words = [f"<p>{escape((f'{side}: ' if after else '') + told(f))}</p>" for side, f in sides.items()]
+    words = [f"<p>{escape((f'{side}: ' if after else '') + summary_text(f))}</p>" for side, f in sides.items()]
     return _document(f"memory of {name}", (*words, timelines(sides)))
 
 

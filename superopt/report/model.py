@@ -285,7 +285,7 @@ class Tradeoff:
     Attributes:
         bytes: weights and, as ONNX Runtime's arena was asked for them, activations.
         modelled: time ÷ the fastest graph's, as modelled.
-        measured: time ÷ the fastest graph's in a race; none where it was not raced.
+        measured: time ÷ the fastest graph's in a paired benchmark; none where it was not timed.
         doubt: how far that may be off.
         how: what was done: "" (nothing), "order", "open rows", "hidden sizes", "recomputation".
         digest: as :class:`Outcome`'s.

@@ -287,13 +287,13 @@ class RuleIndex:
         met = Counter(rule_id for found in fits.values() for rule_id in found)
         most = max(met.values(), default=0)
 
-        def worth(rule_id: str) -> tuple[float, int, str]:
+        def relevance(rule_id: str) -> tuple[float, int, str]:
             score = sum(rare[w] * found[rule_id] for w, found in fits.items() if rule_id in found)
             verb, *rest = self.names[rule_id].split()
             score *= (1.0 + _VERBS[verb][1]) / (1.0 + _EXTRA * len(rest)) * (1.0 + _LED * bool(self.known_as(rule_id)))
             return -score, len(self._texts[rule_id]), rule_id
 
-        return sorted((i for i, n in met.items() if n == most), key=worth)
+        return sorted((i for i, n in met.items() if n == most), key=relevance)
 
     def _fits(self, word: str) -> Mapping[str, float]:
         """The rules that a word fits, and how well."""

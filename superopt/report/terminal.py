@@ -35,9 +35,9 @@ def table(*headers: str, rows: Iterable[tuple[str, ...]], numeric: tuple[int, ..
 
 
 def _where(report: Report) -> str:
-    """The target, and the runtime, its version and the sizes of open dimensions where the race says them."""
-    raced = report.measured.circumstances if report.measured is not None else {}
-    return ", ".join([report.target, *(str(raced[key]) for key in ("runtime", "sizes") if raced.get(key))])
+    """The target, and the runtime, its version and the sizes of open dimensions where the benchmark says them."""
+    timed = report.measured.circumstances if report.measured is not None else {}
+    return ", ".join([report.target, *(str(timed[key]) for key in ("runtime", "sizes") if timed.get(key))])
 
 
 def _measured(report: Report, m: Measurement) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 from superopt.ir.errors import printable
 from superopt.report.quantities import bytes_text
 
-__all__ = ["STYLE", "told", "timelines", "tops"]
+__all__ = ["STYLE", "summary_text", "timelines", "tops"]
 
 STYLE = """
 .footprints { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 24rem), 1fr)); gap: 1.5rem; }
@@ -62,7 +62,7 @@ def tops(steps: Sequence[Mapping[str, Any]], most: int) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def told(facts: Mapping[str, Any]) -> str:
+def summary_text(facts: Mapping[str, Any]) -> str:
     """What activations take, in sum, in words."""
     size = {k: bytes_text(v) for k, v in facts.items() if k.endswith("_bytes")}
     return (
@@ -80,7 +80,7 @@ def _side(side: str, facts: Mapping[str, Any], most: int, *, alone: bool) -> str
     top = steps[facts["peak_step"]] if facts["peak_step"] < len(steps) else steps[-1]
     described = (
         f"{len(steps)} steps; most is taken at step {facts['peak_step']}, {top['op']} {printable(top['node'], 60)}. "
-        + told(facts)
+        + summary_text(facts)
     )
     high = _HIGH + (_BAR * len(buffers) + 18 if buffers else 0)
     frame = _Frame(len(steps), most)
@@ -88,7 +88,7 @@ def _side(side: str, facts: Mapping[str, Any], most: int, *, alone: bool) -> str
         f'<title id="memory-{side}">{escape(title)}</title><desc id="memory-{side}-told">{escape(described)}</desc>',
         frame.grid(), frame.area(steps, "taken_bytes", f"fill-{side} taken"),
         frame.area(steps, "alive_bytes", f"fill-{side}"), frame.bound(facts["bound_bytes"]),
-        frame.peak(facts["peak_step"], top["taken_bytes"], high), frame.held(buffers, side),
+        frame.peak(facts["peak_step"], top["taken_bytes"], high), frame.buffer_bars(buffers, side),
     ))  # fmt: skip
     return (
         f"<section><h3>{escape(title)}</h3>"
@@ -176,7 +176,7 @@ class _Frame:
         line = f'<path class="roof near" d="M{x:.1f} {self.y(size):.1f} V{high - 4:.1f}"/>'
         return line + _text(x, self.y(size) - 8, anchor, f"{bytes_text(size)} at step {step}")
 
-    def held(self, buffers: Sequence[Mapping[str, Any]], side: str) -> str:
+    def buffer_bars(self, buffers: Sequence[Mapping[str, Any]], side: str) -> str:
         """A bar for each buffer at the peak, as long as it is held."""
         parts = []
         for row, buffer in enumerate(buffers):

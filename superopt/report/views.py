@@ -255,7 +255,7 @@ def profile_rows() -> list[dict[str, Any]]:
     """The profiles that ship with superopt as JSON data: name, target, the header of each, and how this machine
     compares (``calibration``, ``None`` until an optimisation has measured it, and where it is of no ``processor``;
     ``runtime_here``)."""
-    known = costs.known_calibrations()
+    known = costs.list_calibrations()
     here = released(ONNX_RUNTIME)
     headers = {name: costs.shipped_header(name) for name in costs.profile_names()}
     return [

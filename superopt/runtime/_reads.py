@@ -181,7 +181,7 @@ def _gathered(
     complete = all(bool(i.all()) for i in inside)
     if not complete:
         places = [np.clip(p, 0, n - 1) for p, n in zip(places, sizes, strict=True)]
-    found = np.asarray(_taken(view.array, places))  # an object array of rank 0 gives its element
+    found = np.asarray(_gather_at(view.array, places))  # an object array of rank 0 gives its element
     rest = view.axes[len(dims) :]
     if not complete:
         shape = np.broadcast_shapes(*(p.shape for p in places))
@@ -193,7 +193,7 @@ def _gathered(
     return Named(found.transpose([both.index(v) for v in order]), tuple(order))
 
 
-def _taken(array: Array, places: Sequence[Array]) -> Array:
+def _gather_at(array: Array, places: Sequence[Array]) -> Array:
     """``array[places]`` over its leading axes; separable positions (each along its own axis) one axis at a time."""
     count = len(places)
     rank = places[0].ndim

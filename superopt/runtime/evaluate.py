@@ -340,7 +340,7 @@ def reduction(run: Evaluation, step: Step, domain: Domain) -> Task:
     factors: list[int] = [number]
     guards: list[tuple[str, Form]] = []
     if kind == "sum":
-        factors, guards = _taken_apart(run, number)
+        factors, guards = _factors_and_conditions(run, number)
         inner, guards = restricted(guards, inner, variables)
     if any(inner[v][0] >= inner[v][1] for v in variables):
         return Named(run.algebra.constant(_IDENTITY[kind]), ())
@@ -359,7 +359,7 @@ def reduction(run: Evaluation, step: Step, domain: Domain) -> Task:
     return total
 
 
-def _taken_apart(run: Evaluation, number: int) -> tuple[list[int], list[tuple[str, Form]]]:
+def _factors_and_conditions(run: Evaluation, number: int) -> tuple[list[int], list[tuple[str, Form]]]:
     """The factors of a product and the conditions of guards with a 0 beyond."""
     steps = run.program.steps
     factors: list[int] = []

@@ -36,9 +36,9 @@ class Measurement:
         ratio: of the pairs.
         runs: rounds.
         spread: the interquartile range of their ratios.
-        circumstances: of the race.
+        circumstances: of the paired benchmark.
         deviation: the standard deviation of the ratios.
-        sittings: how many times the models were loaded for them.
+        loadings: how many times the models were loaded for them.
         uncertainty: how far the ratio may be off, as :mod:`superopt.pipeline.acceptance_policy` has it, which decides
             by it.
     """
@@ -50,7 +50,7 @@ class Measurement:
     spread: float = 0.0
     circumstances: Mapping[str, Any] = field(default_factory=dict)
     deviation: float = 0.0
-    sittings: int = 1
+    loadings: int = 1
     uncertainty: float = inf
 
     @property

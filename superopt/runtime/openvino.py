@@ -189,14 +189,14 @@ class _Model:
             if not request.wait_for(int(1e3 * _LONGEST_RUN)):
                 request.cancel()
                 raise ResourceLimit(f"running it takes more than {_LONGEST_RUN:.0f} s")
-        return Bound(_step(request), lambda: _outputs(request, self.compiled), (request, self.compiled, feeds))
+        return Bound(_infer_call(request), lambda: _outputs(request, self.compiled), (request, self.compiled, feeds))
 
 
 def _outputs(request: Any, compiled: Any) -> list[Any]:
     return [request.get_output_tensor(i) for i in range(len(compiled.outputs))]
 
 
-def _step(request: Any) -> Callable[[], object]:
+def _infer_call(request: Any) -> Callable[[], object]:
     return lambda: request.infer(share_outputs=True, decode_strings=False)
 
 

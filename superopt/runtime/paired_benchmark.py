@@ -29,7 +29,7 @@ from superopt.runtime.protocol import Bound, Runtime, released
 __all__ = [
     "Clock",
     "IQR_OF_NORMAL",
-    "RaceResult",
+    "PairedTimes",
     "SETTLED",
     "SURELY",
     "beyond_quartiles",
@@ -37,9 +37,9 @@ __all__ = [
     "cpu_name",
     "median_beyond",
     "median_error",
-    "race",
-    "race_bound",
-    "race_sittings",
+    "time_models",
+    "time_bound",
+    "time_loadings",
     "result_of",
 ]
 
@@ -57,7 +57,7 @@ _APART, _FAR_APART = 200_000, 4_000_000  # bytes between what one loading and th
 
 
 @dataclass(frozen=True)
-class RaceResult:
+class PairedTimes:
     """Times of several models that ran interleaved on the same inputs.
 
     Attributes:
@@ -67,7 +67,7 @@ class RaceResult:
         spread: per model, the interquartile range of those per-round ratios.
         samples: per round, the burst's minimum of each model, in milliseconds.
         runs: timed runs of each model.
-        sittings: how many times the models were loaded for it.
+        loadings: how many times the models were loaded for it.
         circumstances: device, versions, threads, clock, load, date.
     """
 
@@ -78,17 +78,17 @@ class RaceResult:
     samples: tuple[tuple[float, ...], ...]
     runs: int
     circumstances: Mapping[str, str | int | float] = field(default_factory=dict)
-    sittings: int = 1
+    loadings: int = 1
 
     @property
     def rounds(self) -> int:
         return len(self.samples)
 
 
-Enough = Callable[[RaceResult], bool]
+Enough = Callable[[PairedTimes], bool]
 
 
-def race(
+def time_models(
     models: Sequence[bytes | Path],
     feeds: Mapping[str, np.ndarray] | Sequence[Mapping[str, np.ndarray]],
     *,
@@ -100,7 +100,7 @@ def race(
     clock: Clock = "wall",
     seed: int = 0,
     looks: Mapping[int, Enough] = MappingProxyType({}),
-) -> RaceResult:
+) -> PairedTimes:
     """Time models against each other on a runtime with all its optimisations.
 
     Args:
@@ -123,13 +123,13 @@ def race(
     each = [feeds] * len(models) if isinstance(feeds, Mapping) else list(feeds)
     bound = [runtime.load(m, threads=threads).bound(f) for m, f in zip(models, each, strict=True)]
     left = time_limit - (time.monotonic() - start)
-    return race_bound(
+    return time_bound(
         bound, runtime=runtime, rounds=rounds, burst=burst, threads=threads, time_limit=left, clock=clock, seed=seed,
         looks=looks, shortest=SETTLED,
     )  # fmt: skip
 
 
-def race_bound(
+def time_bound(
     bound: Sequence[Bound],
     *,
     runtime: Runtime = ONNX_RUNTIME,
@@ -141,8 +141,8 @@ def race_bound(
     seed: int = 0,
     looks: Mapping[int, Enough] = MappingProxyType({}),
     shortest: int = _SHORTEST_BURST,
-) -> RaceResult:
-    """:func:`race` for models that are already bound; a burst of short runs takes ``shortest`` nanoseconds.
+) -> PairedTimes:
+    """:func:`time_models` for models that are already bound; a burst of short runs takes ``shortest`` nanoseconds.
 
     Raises:
         UsageError: there is nothing to time, or the CPU clock was asked for with several threads.
@@ -159,7 +159,7 @@ def race_bound(
     samples: list[tuple[float, ...]] = []
     while len(samples) < max(rounds, 1) and (not samples or time.monotonic() < deadline):
         shuffle(order)
-        taken = {i: _least(bound[i].step, lengths[i], now) / 1e6 for i in order}
+        taken = {i: _fastest(bound[i].step, lengths[i], now) / 1e6 for i in order}
         samples.append(tuple(taken[i] for i in range(len(bound))))
         enough = looks.get(len(samples))
         if enough is not None and enough(result_of(samples, 0, {})):
@@ -167,10 +167,10 @@ def race_bound(
     return result_of(samples, min(lengths) * len(samples), circumstances(threads, clock, runtime))
 
 
-def race_sittings(
+def time_loadings(
     load: Callable[[], Sequence[Bound]],
     *,
-    sittings: int,
+    loadings: int,
     rounds: int,
     runtime: Runtime = ONNX_RUNTIME,
     burst: int = 1,
@@ -181,8 +181,8 @@ def race_sittings(
     enough: Enough = lambda result: False,
     looks: Mapping[int, Enough] = MappingProxyType({}),
     shortest: int = _SHORTEST_BURST,
-) -> RaceResult:
-    """Several races of the same models, loaded anew for each: where a model lies in memory changes what it takes.
+) -> PairedTimes:
+    """Several benchmarks of the same models, loaded anew for each: where a model lies in memory changes what it takes.
 
     Each is freed before the next, whose memory begins elsewhere: a block of another length is held from then on. Of 14
     convolutions and products beside a form of theirs, loadings of one process differ by a standard deviation of 0.037,
@@ -191,52 +191,52 @@ def race_sittings(
 
     Args:
         load: makes the models, bound to their inputs.
-        sittings: loadings at most; one is always made.
+        loadings: loadings at most; one is always made.
         rounds: of each.
         runtime: what runs them.
         burst: consecutive runs whose minimum is a sample.
         threads: inside an operator.
-        clock: as for :func:`race`.
+        clock: as for :func:`time_models`.
         seed: of the order inside each round.
         time_limit: seconds, all loading but the first included.
-        enough: whether what two or more sittings say is enough.
-        looks: as for :func:`race`, of each sitting.
-        shortest: as for :func:`race_bound`.
+        enough: whether what two or more loadings say is enough.
+        looks: as for :func:`time_models`, of each loading.
+        shortest: as for :func:`time_bound`.
 
     Raises:
-        UsageError: as :func:`race_bound`. What ``load`` raises.
+        UsageError: as :func:`time_bound`. What ``load`` raises.
     """
     deadline = math.inf
     held: list[np.ndarray] = []
     samples: list[tuple[float, ...]] = []
     runs = made = 0
-    for number in range(sittings):
+    for number in range(loadings):
         bound = load()
         deadline = min(deadline, time.monotonic() + time_limit)
-        raced = race_bound(
+        timed = time_bound(
             bound, runtime=runtime, rounds=rounds, burst=burst, threads=threads, clock=clock, seed=seed + number,
             time_limit=deadline - time.monotonic(), looks=looks, shortest=shortest,
         )  # fmt: skip
         del bound
-        samples += raced.samples
-        runs += raced.runs
+        samples += timed.samples
+        runs += timed.runs
         made += 1
-        if (number and enough(replace(result_of(samples, runs, {}), sittings=made))) or time.monotonic() >= deadline:
+        if (number and enough(replace(result_of(samples, runs, {}), loadings=made))) or time.monotonic() >= deadline:
             break
         give_back()
         held.append(np.ones(random.Random(seed + number).randrange(_APART, _FAR_APART), np.uint8))
-    return replace(result_of(samples, runs, circumstances(threads, clock, runtime)), sittings=made)
+    return replace(result_of(samples, runs, circumstances(threads, clock, runtime)), loadings=made)
 
 
 def _burst_length(step: Callable[[], object], burst: int, shortest: int, now: Callable[[], int]) -> int:
     """Runs of a burst, by what one takes that is not the first."""
-    once = _least(step, 1, now)
+    once = _fastest(step, 1, now)
     if once < _COLD * shortest:
-        once = _least(step, 2, now)
+        once = _fastest(step, 2, now)
     return max(burst, min(_LONGEST_BURST, shortest // once), 1)
 
 
-def _least(step: Callable[[], object], count: int, now: Callable[[], int]) -> int:
+def _fastest(step: Callable[[], object], count: int, now: Callable[[], int]) -> int:
     least = 1 << 62
     for _ in range(count):
         start = now()
@@ -245,12 +245,12 @@ def _least(step: Callable[[], object], count: int, now: Callable[[], int]) -> in
     return max(least, 1)
 
 
-def result_of(samples: Sequence[tuple[float, ...]], runs: int, where: Mapping[str, str | int | float]) -> RaceResult:
+def result_of(samples: Sequence[tuple[float, ...]], runs: int, where: Mapping[str, str | int | float]) -> PairedTimes:
     """What samples say: a row a round, a column a model, milliseconds."""
     table = np.array(samples)
     ratios = table / table[:, :1]
     quarter, middle, three = np.quantile(ratios, [0.25, 0.5, 0.75], axis=0)
-    return RaceResult(
+    return PairedTimes(
         ms=tuple(map(float, np.median(table, axis=0))),
         best_ms=tuple(map(float, table.min(axis=0))),
         ratios=tuple(map(float, middle)),

@@ -1,6 +1,6 @@
 """What a runtime is to superopt: it loads a model, runs it, is timed by its steps, and says what it executes.
 
-Everything that costs, times, races or records goes through :class:`Runtime`. What a runtime can do is declared, never
+Everything that prices, times or records models goes through :class:`Runtime`. What a runtime can do is declared, never
 guessed: whether it hands out the graph that it really runs (:attr:`Runtime.lowers`), and which operator it leaves apart
 when two stand in a row (:attr:`Runtime.apart`). What it fuses is data, in :mod:`superopt.cost.fusion`.
 """

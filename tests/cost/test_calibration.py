@@ -22,7 +22,7 @@ from superopt.cost.calibration import (
     calibration_of,
     scaled,
 )
-from superopt.cost.cost_model import Racing
+from superopt.cost.cost_model import DeviceTimer
 from superopt.cost.measurement import Timing
 from superopt.cost.record import Key, Question
 from superopt.cost.roofline import ceilings_of
@@ -39,7 +39,7 @@ class Machine:
 
     backend = ONNX_RUNTIME_CPU
     name = "a machine of a test"
-    racing: Racing | None = None
+    device_timer: DeviceTimer | None = None
 
     def __init__(self, profile: Profile, factor: float, noise: float = 0.0, refuses: float = 0.0) -> None:
         self.of_memory: set[object] = set()

@@ -9,7 +9,7 @@ from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ir.poly import sym
 from superopt.ir.types import DType, TensorType
 from superopt.runtime.onnx_runtime import element_type, make_session, run
-from superopt.runtime.paired_benchmark import race
+from superopt.runtime.paired_benchmark import time_models
 
 SQUARE = TensorType(DType.FLOAT32, (sym("n"), sym("n")))
 
@@ -102,7 +102,9 @@ def test_messages_are_one_line_without_source_paths():
 def test_a_race_reports_each_model_against_the_first():
     fast = model([Node("r", "Relu", ("x",), ("y",))], SQUARE)
     slow = model([Node("m", "MatMul", ("x", "x"), ("m",)), Node("n", "MatMul", ("m", "x"), ("y",))], SQUARE)
-    result = race([fast, slow, fast], {"x": np.ones((64, 64), np.float32)}, rounds=5, burst=2, threads=1, clock="cpu")
+    result = time_models(
+        [fast, slow, fast], {"x": np.ones((64, 64), np.float32)}, rounds=5, burst=2, threads=1, clock="cpu"
+    )
     assert result.rounds == 5
     assert result.ratios[0] == 1.0
     assert result.ratios[1] > 1.0
@@ -113,26 +115,26 @@ def test_a_race_reports_each_model_against_the_first():
 
 def test_a_race_keeps_its_time_limit_but_runs_once():
     fast = model([Node("r", "Relu", ("x",), ("y",))], SQUARE)
-    assert race([fast], {"x": np.ones((2, 2), np.float32)}, rounds=10**9, time_limit=0.0).rounds == 1
+    assert time_models([fast], {"x": np.ones((2, 2), np.float32)}, rounds=10**9, time_limit=0.0).rounds == 1
 
 
 def test_a_race_takes_strings_and_shapes_that_change_from_run_to_run():
     text = model([Node("i", "Identity", ("x",), ("y",))], TensorType(DType.STRING, (2,)))
-    assert race([text, text], {"x": np.array(["a", "b"], dtype=object)}, rounds=2).rounds == 2
+    assert time_models([text, text], {"x": np.array(["a", "b"], dtype=object)}, rounds=2).rounds == 2
     nodes = [
         Node("r", "RandomUniformLike", ("x",), ("u",)), Node("h", "Greater", ("u", "half"), ("b",)),
         Node("z", "NonZero", ("b",), ("y",)),
     ]  # fmt: skip
     half = constant("half", np.array(0.5, np.float32))
     changing = model(nodes, TensorType(DType.FLOAT32, (50,)), weights=[half])
-    assert race([changing], {"x": np.ones(50, np.float32)}, rounds=3).rounds == 3
+    assert time_models([changing], {"x": np.ones(50, np.float32)}, rounds=3).rounds == 3
 
 
 def test_a_race_refuses_what_makes_no_sense():
     fast = model([Node("r", "Relu", ("x",), ("y",))], SQUARE)
     with pytest.raises(UsageError, match="threads=1"):
-        race([fast], {"x": np.ones((2, 2), np.float32)}, threads=2, clock="cpu")
+        time_models([fast], {"x": np.ones((2, 2), np.float32)}, threads=2, clock="cpu")
     with pytest.raises(UsageError):
-        race([], {})
+        time_models([], {})
     with pytest.raises(UsageError, match="'x'"):
-        race([fast], {})
+        time_models([fast], {})

@@ -210,12 +210,12 @@ def test_whole_graphs_race_on_the_device() -> None:
     driver = Recorder()
     held = driver.allocated()
     two, one = multiplied(2), perceptron()
-    result = CudaDevice(driver=driver).race([two, two], {"x": np.ones((16, 64), np.float32)}, rounds=4)
+    result = CudaDevice(driver=driver).time_models([two, two], {"x": np.ones((16, 64), np.float32)}, rounds=4)
     assert result.ratios == (pytest.approx(1.0), pytest.approx(1.0))
     assert result.rounds == 4
     assert driver.allocated() == held, "a race gives its memory back"
     steps = len(Session(one, Recorder()).plan.steps)
-    alone = CudaDevice(driver=driver).race([one], {"x": np.ones((4, 8), np.float32)}, rounds=3)
+    alone = CudaDevice(driver=driver).time_models([one], {"x": np.ones((4, 8), np.float32)}, rounds=3)
     assert alone.ms[0] == pytest.approx(3e-3 * steps, rel=0.02)  # 3 µs a launch, and hardly anything for the events
     assert alone.circumstances["clock"] == "events"
 
@@ -225,7 +225,7 @@ def test_a_race_that_cannot_be_planned_names_the_node() -> None:
     x = builder.input("x", "float32", (4, 8))
     builder.output(builder.op("NonZero", x), "y")
     with pytest.raises(Unsupported, match="NonZero"):
-        CudaDevice(driver=Recorder()).race([builder.build()], {"x": np.ones((4, 8), np.float32)})
+        CudaDevice(driver=Recorder()).time_models([builder.build()], {"x": np.ones((4, 8), np.float32)})
 
 
 @pytest.mark.parametrize(("before", "after", "better"), [(4, 0, True), (0, 4, False)])

@@ -13,7 +13,7 @@ import pytest
 from rules_for_tests import rules
 
 from superopt.egraph import rewrites
-from superopt.ir.disk_cache import keep, kept
+from superopt.ir.disk_cache import load_object, store_object
 from superopt.ir.interpreter import rarely_collected
 from superopt.ir.poly import Poly, sym
 from superopt.ir.terms import App, Var
@@ -30,9 +30,9 @@ def cache(tmp_path, monkeypatch):
 
 
 def test_what_is_kept_comes_back(cache):
-    keep("terms", "one", [TERM], 2)
-    assert kept("terms", "one", (App, Var)) == [TERM]
-    assert kept("terms", "two", (App, Var)) is None
+    store_object("terms", "one", [TERM], 2)
+    assert load_object("terms", "one", (App, Var)) == [TERM]
+    assert load_object("terms", "two", (App, Var)) is None
 
 
 @pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
@@ -42,7 +42,7 @@ def test_nothing_half_written_stays(cache, monkeypatch, error):
 
     monkeypatch.setattr(Path, "replace", full)
     with suppress(KeyboardInterrupt):
-        assert not keep("folder", "name", (1, 2), 10)
+        assert not store_object("folder", "name", (1, 2), 10)
     assert [p.name for p in cache.rglob("*") if p.is_file()] == []
 
 
@@ -51,8 +51,8 @@ def test_what_is_equal_is_held_once_and_what_can_change_stays_apart(cache):
         size = sym("n") + 1000
         return App("Relu", (Var("x"),), (("axis", size),)), {"rest": {}}, (True, 1)
 
-    keep("terms", "many", (made(), made()), 2)
-    one, other = kept("terms", "many", (App, Var, Poly))
+    store_object("terms", "many", (made(), made()), 2)
+    one, other = load_object("terms", "many", (App, Var, Poly))
     assert (one, other) == (made(), made())
     assert one[0] is other[0]
     assert one[1] is not other[1]
@@ -63,13 +63,13 @@ def test_what_is_equal_is_held_once_and_what_can_change_stays_apart(cache):
 
 def test_the_least_used_files_go(cache):
     for name in "abcd":
-        keep("terms", name, [], 2)
+        store_object("terms", name, [], 2)
     assert len(list((cache / "terms").iterdir())) == 2
 
 
 def test_what_another_process_took_away_meanwhile_is_no_fault(cache, monkeypatch):
     for name in "abc":
-        keep("terms", name, [], 9)
+        store_object("terms", name, [], 9)
     listed = Path.iterdir
 
     def with_one_that_goes(self):
@@ -77,13 +77,13 @@ def test_what_another_process_took_away_meanwhile_is_no_fault(cache, monkeypatch
         yield self / "gone"
 
     monkeypatch.setattr(Path, "iterdir", with_one_that_goes)
-    assert keep("terms", "d", [TERM], 2)
-    assert kept("terms", "d", (App, Var)) == [TERM]
+    assert store_object("terms", "d", [TERM], 2)
+    assert load_object("terms", "d", (App, Var)) == [TERM]
 
 
 @pytest.mark.parametrize("spoil", ["cut", "flip", "open to others"])
 def test_a_file_that_is_damaged_or_open_to_others_is_not_read(cache, spoil):
-    keep("terms", "one", [TERM], 2)
+    store_object("terms", "one", [TERM], 2)
     path = cache / "terms" / "one"
     data = path.read_bytes()
     if spoil == "cut":
@@ -92,16 +92,16 @@ def test_a_file_that_is_damaged_or_open_to_others_is_not_read(cache, spoil):
         path.write_bytes(data[:-3] + bytes([data[-3] ^ 1]) + data[-2:])
     else:
         path.chmod(0o666)
-    assert kept("terms", "one", (App, Var)) is None
+    assert load_object("terms", "one", (App, Var)) is None
 
 
 def test_reading_makes_only_the_classes_that_were_named(cache):
-    keep("terms", "one", [TERM], 2)
-    assert kept("terms", "one", (Var,)) is None
+    store_object("terms", "one", [TERM], 2)
+    assert load_object("terms", "one", (Var,)) is None
     payload = pickle.dumps(Path("x"))  # a class that nobody named, with a valid checksum
     head = b"superopt.kept/1 " + hashlib.sha256(payload).hexdigest().encode() + b"\n"
     (cache / "terms" / "one").write_bytes(head + payload)
-    assert kept("terms", "one", (App, Var)) is None
+    assert load_object("terms", "one", (App, Var)) is None
 
 
 def test_kept_rules_are_those_of_the_files_as_they_are(cache, tmp_path):
@@ -133,7 +133,7 @@ def test_moves_that_were_kept_are_those_that_are_made(cache, monkeypatch):
     lifted = rewrites._lifted(made, 3, float("inf"), None)
     assert len(list((cache / "moves").iterdir())) == 2
     monkeypatch.setattr(rewrites, "_alive", {})
-    monkeypatch.setattr(rewrites, "_made", None)  # not called
+    monkeypatch.setattr(rewrites, "_compiled", None)  # not called
     read = rewrites._of_all(some, float("inf"), None)
     assert [s.pattern.identity for s in read.sides] == [s.pattern.identity for s in made.sides]
     assert [(s.shortens, s.saves) for s in read.sides] == [(s.shortens, s.saves) for s in made.sides]

@@ -9,7 +9,7 @@ import numpy as np
 from superopt.ir.diff import changed_regions, compare, grown
 from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ir.types import DType, TensorType
-from superopt.ops.infer import infer, made_of_weights
+from superopt.ops.infer import computed_from_weights, infer
 from superopt.verifier.check.differential import check_regions
 
 KIND = TensorType(DType.FLOAT32, (2, 2))
@@ -95,7 +95,7 @@ def test_what_is_made_of_weights_alone_is_no_free_input() -> None:
     a = chain(("Transpose", ("w",), "t"), ("MatMul", ("x", "t"), "m"), ("Relu", ("m",), "y"))
     b = chain(("Transpose", ("w",), "t"), ("MatMul", ("x", "t"), "n"), ("Relu", ("n",), "y"))
     typing = infer(a)
-    fixed = made_of_weights(a, typing)
+    fixed = computed_from_weights(a, typing)
     assert fixed == {"t"}
     (known,) = changed_regions(a, b, typing.types, fixed)
     (free,) = changed_regions(a, b, typing.types)

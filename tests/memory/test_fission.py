@@ -17,8 +17,8 @@ from superopt.memory.parts import split
 from superopt.ops.infer import Applied, infer
 from superopt.pipeline import fission
 from superopt.pipeline.fission import fissions
-from superopt.pipeline.memory_schedule import asked_of
-from superopt.pipeline.rematerialization import Point, least_for
+from superopt.pipeline.memory_schedule import arena_block
+from superopt.pipeline.rematerialization import smallest_points
 from superopt.report import Measurement
 from superopt.rules import Rule, TensorScheme
 from superopt.runtime import reference
@@ -173,26 +173,26 @@ def test_the_written_graph_is_proved_and_a_wrong_one_refuted() -> None:
 def test_the_arena_is_asked_for_less() -> None:
     graph = attention(256, 4, 16)
     with costs.for_target("profile:cpu-epyc-2core") as model:
-        found = least_for(graph, model, share=1.0, seconds=60.0)
+        found = smallest_points(graph, model, share=1.0, seconds=60.0)
     assert found[-1].how.startswith("fission")
-    assert asked_of(found[-1].graph, {}) < 0.5 * asked_of(graph, {})
+    assert arena_block(found[-1].graph, {}) < 0.5 * arena_block(graph, {})
 
 
 def test_where_a_plan_is_measured_too_slow_a_lighter_one_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = attention(128, 2, 8)
     monkeypatch.setattr(fission, "fissions", lambda g, deadline: fissions(g, targets=(0.7, 0.4), deadline=deadline))
-    asked: list[Point] = []
+    timed: list[Graph] = []
 
-    def slow(point: Point) -> Point:
-        asked.append(point)
-        runs, ratio = (9, 3.0) if len(asked) == 1 else (9, 1.0)
-        return replace(point, measured=Measurement(1.0, ratio, ratio, runs, deviation=0.01))
+    def slow(before: Graph, after: Graph) -> Measurement:
+        timed.append(after)
+        ratio = 3.0 if len(timed) == 1 else 1.0
+        return Measurement(1.0, ratio, ratio, 9, deviation=0.01)
 
     with costs.for_target("profile:cpu-epyc-2core") as model:
-        found = least_for(graph, model, share=1.0, seconds=60.0, judged=slow)
-    assert len(asked) > 1
-    assert asked[1].us < asked[0].us
-    assert found[-1] == replace(asked[1], measured=found[-1].measured)
+        found = smallest_points(graph, model, share=1.0, seconds=60.0, timer=slow)
+    slower, lighter = (next(p for p in found if p.graph is graph) for graph in timed[:2])
+    assert lighter.us < slower.us
+    assert found[-1] is lighter
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from random_tasks import random_task, simulated
 
 from superopt.memory.remat import front
 from superopt.memory.remat_ilp import expanded, least_time, plain
-from superopt.memory.schedule_plan import Op, Task, Timetable, as_given, lightened, peak_of, polished
+from superopt.memory.schedule_plan import Op, Task, Timetable, lightened, original_timetable, peak_of, polished
 
 
 def first_executions(task: Task, plan: Timetable) -> list[int]:
@@ -30,7 +30,7 @@ def checked(task: Task, plan: Timetable) -> None:
 @pytest.mark.parametrize("seed", range(8))
 def test_no_plan_goes_below_the_bound_and_solutions_are_plans(seed: int) -> None:
     task = random_task(seed)
-    assert as_given(plain(task)).peak == as_given(task).peak
+    assert original_timetable(plain(task)).peak == original_timetable(task).peak
     for plan in front(task):
         ordered = replace(task, ops=tuple(task.ops[i] for i in first_executions(task, plan)))
         small = plain(ordered)

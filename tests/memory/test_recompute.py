@@ -20,10 +20,10 @@ from superopt.memory.arena import measured_arena
 from superopt.memory.copies import Pin, Planned, written
 from superopt.memory.planner import block_of
 from superopt.memory.remat import front
-from superopt.memory.schedule_plan import Op, Task, as_given, patient, peak_of, prompt
+from superopt.memory.schedule_plan import Op, Task, original_timetable, patient, peak_of, prompt
 from superopt.ops.infer import Applied, infer
 from superopt.pipeline.memory_timeline import footprint
-from superopt.pipeline.rematerialization import Writing, least_for, points
+from superopt.pipeline.rematerialization import PlanWriter, points, smallest_points
 from superopt.pipeline.schedule_lowering import realised
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.sample_data import feeds_for, with_values
@@ -78,15 +78,15 @@ def test_what_is_free_at_the_end_of_the_block_is_a_gap_like_others() -> None:
     reads = [(0,), (1,), (1,), (2, 3), (4, 2), (5, 4), (6,)]
     ops = tuple(Op(r, (i + 1,), 1.0) for i, r in enumerate(reads))
     task = Task(ops, (0, 1024, 256, 512, 256, 512, 1280, 0), frozenset({0}), frozenset({7}))
-    assert block_of(task, as_given(task)) == 1792 + 1280
+    assert block_of(task, original_timetable(task)) == 1792 + 1280
 
 
 def test_what_is_read_later_is_made_later() -> None:
     """A large value that is made of an input waits until there is what it is added to; nothing else moves."""
     ops = (Op((0,), (1,), 1.0), Op((0,), (2,), 1.0), Op((2,), (3,), 1.0), Op((3,), (4,), 1.0), Op((1, 4), (5,), 1.0))
     task = Task(ops, (0, 9, 1, 8, 1, 0), frozenset({0}), frozenset({5}))
-    plan = patient(task, as_given(task))
-    assert (as_given(task).peak, plan.peak, plan.us) == (18, 10, 0.0)
+    plan = patient(task, original_timetable(task))
+    assert (original_timetable(task).peak, plan.peak, plan.us) == (18, 10, 0.0)
     assert [s.op for s in plan.steps] == [1, 2, 3, 0, 4]
 
 
@@ -96,15 +96,15 @@ def test_a_view_waits_with_what_it_is_a_view_of() -> None:
         Op((3,), (4,), 1.0), Op((6, 4), (5,), 1.0),
     )  # fmt: skip
     task = Task(ops, (0, 9, 1, 8, 1, 0, 9), frozenset({0}), frozenset({5}))
-    plan = patient(task, as_given(task))
-    assert (as_given(task).peak, plan.peak) == (18, 10)
+    plan = patient(task, original_timetable(task))
+    assert (original_timetable(task).peak, plan.peak) == (18, 10)
     assert [s.op for s in plan.steps] == [2, 3, 4, 0, 1, 5]
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_waiting_executes_the_same_in_no_more_bytes(seed: int) -> None:
     task = random_task(seed)
-    for plan in (as_given(task), *front(task)):
+    for plan in (original_timetable(task), *front(task)):
         later = patient(task, plan)
         assert sorted(s.makes for s in later.steps) == sorted(s.makes for s in plan.steps)
         assert later.peak == simulated(task, later) <= plan.peak
@@ -182,7 +182,7 @@ def test_guards_are_understood_and_the_written_graph_is_proved_equal() -> None:
 def test_guards_on_one_operand_all_hold_and_none_is_left_without_a_reader() -> None:
     """A guard that nothing reads would hold its value to the end."""
     planned = planned_of(sines(3))
-    plan = as_given(planned.task)
+    plan = original_timetable(planned.task)
     last = len(plan.steps) - 1
     value = plan.steps[last].reads[0]
     maker = next(i for i, s in enumerate(plan.steps) if value in s.makes)
@@ -234,7 +234,7 @@ def test_a_limit_is_met_where_a_plan_meets_it() -> None:
         whole = points(graph, model, seconds=60.0)
         assert [p.bytes for p in whole] == sorted({p.bytes for p in whole}, reverse=True)
         limit = (whole[0].bytes + whole[-1].bytes) // 2
-        met = least_for(graph, model, limit=limit, seconds=60.0)
+        met = smallest_points(graph, model, limit=limit, seconds=60.0)
     assert whole[-1].bytes < whole[0].bytes
     assert met[-1].bytes <= limit < met[0].bytes
     assert met[-1].us <= whole[-1].us
@@ -265,7 +265,7 @@ def test_results_are_made_as_soon_as_there_is_room() -> None:
         ops += [Op((i + 1,), (5 + 2 * i,), 1.0), Op((5 + 2 * i,), (6 + 2 * i,), 1.0)]
     results = frozenset({6, 8, 10, 12})
     sizes = (0, 4, 4, 4, 4, 1, 0, 20, 0, 1, 0, 20, 0)
-    given = as_given(Task(tuple(ops), sizes, frozenset({0}), results))
+    given = original_timetable(Task(tuple(ops), sizes, frozenset({0}), results))
     made = prompt(Task(tuple(ops), sizes, frozenset({0}), results), given)
     assert sorted(s.op for s in made.steps) == sorted(s.op for s in given.steps)
     assert made.peak == peak_of(Task(tuple(ops), sizes, frozenset({0}), results), made.steps, made.original)[0]
@@ -292,7 +292,7 @@ def masked(depth: int) -> Graph:
 def test_what_the_runtime_would_run_late_is_run_in_its_place() -> None:
     graph = masked(24)
     planned = planned_of(graph)
-    plan = as_given(planned.task)
+    plan = original_timetable(planned.task)
     made = realised(planned, plan).graph
     assert footprint(graph).plan.block > 1.5 * plan.peak
     assert footprint(made).plan.block <= plan.peak + BYTES  # and some vectors of sizes
@@ -311,7 +311,7 @@ def test_a_reshape_does_not_make_sizes_known_again() -> None:
     kind = TensorType(DType.FLOAT32, (16, 256))
     graph = replace(graph, outputs=(Value("g0", kind),), weights=tuple(weights), nodes=tuple(nodes))
     planned = planned_of(graph)
-    made = written(planned, as_given(planned.task), sizes_known=False).graph
+    made = written(planned, original_timetable(planned.task), sizes_known=False).graph
     told = [made.constants[n.inputs[1]] for n in made.nodes if n.name in ("r", "q")]
     assert [list(w.data.numpy()) for w in told if w.data is not None] == [[-1, 4096], [-1, 256]]
     assert verify(graph, made, power="none").verdict == PROVED
@@ -321,7 +321,7 @@ def test_a_reshape_does_not_make_sizes_known_again() -> None:
 def test_what_is_computed_in_parts_is_computed_again_besides() -> None:
     graph = masked(8)
     with costs.for_target("profile:cpu-epyc-2core") as model:
-        writing = Writing(graph, model, {}, 200.0, 100_000)
+        writing = PlanWriter(graph, model, {}, 200.0, 100_000)
         plans = writing.plans()
         least = min(plans, key=lambda p: p.peak)
         assert least.how == "fission, recomputation"
@@ -340,7 +340,7 @@ def test_what_is_computed_in_parts_is_computed_again_besides() -> None:
 def test_a_task_has_its_results_made_as_soon_as_they_can_be() -> None:
     graph = train_step(with_values(formats.load(Path("corpus/tiny/lora.json"))), "mse", "sgd").graph
     task = planned_of(graph).task
-    given = as_given(task)
+    given = original_timetable(task)
     assert prompt(task, given).peak == given.peak
 
 
@@ -407,7 +407,7 @@ def _same_bits(made: Graph, given: Graph) -> bool:
 def test_sizes_that_sums_make_known_again_do_not_wait() -> None:
     graph = summed()
     planned = planned_of(graph)
-    plan = as_given(planned.task)
+    plan = original_timetable(planned.task)
     bare = written(planned, plan, sizes_known=False).graph
     found = footprint(bare)
     assert all(found.known[n].is_static for n in ("p0", "p2"))
@@ -420,7 +420,7 @@ def test_sizes_that_sums_make_known_again_do_not_wait() -> None:
 def test_a_product_reads_the_transpose_that_the_plan_keeps() -> None:
     graph = transposed(6)
     planned = planned_of(graph)
-    plan = as_given(planned.task)
+    plan = original_timetable(planned.task)
     bare = written(planned, plan, sizes_known=False).graph
     (product,) = (n for n in footprint(bare).ran.nodes if n.op == "FusedMatMul" and n.attributes.get("transA"))
     assert product.reads[0] == "a"
@@ -434,7 +434,7 @@ def test_a_kernel_alone_in_the_blocked_layout_is_kept_out_of_it() -> None:
     """Nine maps of an image are sixteen there."""
     graph = pooled()
     planned = planned_of(graph)
-    plan = as_given(planned.task)
+    plan = original_timetable(planned.task)
     bare = written(planned, plan, sizes_known=False).graph
     assert "ReorderOutput" in {n.op for n in footprint(bare).ran.nodes}
     made = realised(planned, plan)
@@ -447,6 +447,6 @@ def test_a_block_has_gaps() -> None:
     """What lives long lies behind what is freed before it, and what comes then is larger than that."""
     ops = (Op((0,), (1,), 1.0), Op((1,), (2,), 1.0), Op((2,), (3,), 1.0), Op((3, 2), (4,), 1.0), Op((4, 2), (5,), 1.0))
     task = Task(ops, (0, 512, 256, 768, 1024, 0), frozenset({0}), frozenset({5}))
-    plan = as_given(task)
+    plan = original_timetable(task)
     assert plan.peak == 256 + 768 + 1024
     assert block_of(task, plan) == 512 + plan.peak

@@ -49,7 +49,7 @@ def test_what_is_damaged_is_made_again(compiled, tmp_path, monkeypatch):
     path.parent.mkdir(parents=True)
     name = source.name.removesuffix(".zlib")
     path.write_bytes(source.read_bytes())
-    assert disk_cache.kept("moves", name, rewrites._CLASSES) is not None
-    assert disk_cache.kept("moves", name, ()) is None  # of other classes
+    assert disk_cache.load_object("moves", name, rewrites._CLASSES) is not None
+    assert disk_cache.load_object("moves", name, ()) is None  # of other classes
     path.write_bytes(source.read_bytes()[:-40])
-    assert disk_cache.kept("moves", name, rewrites._CLASSES) is None
+    assert disk_cache.load_object("moves", name, rewrites._CLASSES) is None

@@ -29,7 +29,7 @@ def asked(milliseconds: float, left: float, monkeypatch: pytest.MonkeyPatch) -> 
     options = SimpleNamespace(measure=False, seed=0, threads=1, runtime="onnxruntime", sizes={})
     task: Any = SimpleNamespace(
         graph=graph, sizes={}, options=options, timed=True, budget=SimpleNamespace(left=left, timing_reserve=1.0),
-        effort=SimpleNamespace(timing_seconds=4.0), costs=SimpleNamespace(racing=None), progress=lambda *_: None,
+        effort=SimpleNamespace(timing_seconds=4.0), costs=SimpleNamespace(device_timer=None), progress=lambda *_: None,
     )  # fmt: skip
     us = milliseconds * 1e3
     costs: Any = [SimpleNamespace(us=us * r, flops=0, bytes=n, per_node=[]) for n, r in enumerate((1.1, 0.9))]

@@ -22,8 +22,8 @@ MORE_KERNELS = Extent(90, 1_000_000, Demand(900, 900, 11))
 TRADED = Extent(300, 1_300_000, Demand(500, 2000, 30))
 
 
-def raced(ratio: float, spread: float = 0.01, rounds: int = 15, sittings: int = 1) -> Measurement:
-    return Measurement(1.0, ratio, ratio, rounds, spread, deviation=spread / IQR_OF_NORMAL, sittings=sittings)
+def raced(ratio: float, spread: float = 0.01, rounds: int = 15, loadings: int = 1) -> Measurement:
+    return Measurement(1.0, ratio, ratio, rounds, spread, deviation=spread / IQR_OF_NORMAL, loadings=loadings)
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def raced(ratio: float, spread: float = 0.01, rounds: int = 15, sittings: int = 
         (LESS, None, "simpler"),
         (LESS, raced(1.004), "simpler"),  # within noise
         (LESS, raced(1.02, spread=0.001), "simpler"),  # two loadings of one model differ by as much
-        (LESS, raced(1.02, spread=0.001, sittings=16), None),  # which so many loadings do not
+        (LESS, raced(1.02, spread=0.001, loadings=16), None),  # which so many loadings do not
         (LESS, raced(1.05), None),
         (LESS, raced(1.05, spread=0.3), "simpler"),  # a race that scatters shows nothing
         (LESS, raced(0.9), "faster"),
@@ -45,7 +45,7 @@ def raced(ratio: float, spread: float = 0.01, rounds: int = 15, sittings: int = 
         (TRADED, raced(0.9, spread=0.3), None),  # it trades, and nothing is shown
         (TRADED, raced(0.976, spread=0.03), None),  # a ResNet-50 of 518 nodes for 175
         (TRADED, raced(0.976, spread=0.001), None),  # two loadings of one model differ by as much
-        (TRADED, raced(0.976, spread=0.001, sittings=16), "faster"),
+        (TRADED, raced(0.976, spread=0.001, loadings=16), "faster"),
         (TRADED, raced(0.999), None),
         (TRADED, None, None),  # it could not be timed
         (INPUT, raced(1.0), None),  # as large, and as fast
@@ -99,7 +99,7 @@ def test_noise_seldom_decides(noise: float, rounds: int) -> None:
 
 
 def sat(rng: random.Random, truth: float, noise: float) -> bool:
-    """Whether a result that does less is taken, after a sitting and, where that is what decides, more of them."""
+    """Whether a result that does less is taken, after a loading and, where that is what decides, more of them."""
     compared = Comparison(
         INPUT, LESS, 0.9, measured=race(rng, truth * rng.lognormvariate(0.0, POLICY.loading_deviation), noise, 31)
     )
@@ -121,7 +121,7 @@ def sat(rng: random.Random, truth: float, noise: float) -> bool:
 def test_how_models_were_loaded_seldom_decides_and_hides_little(noise: float) -> None:
     rng = random.Random(10)
     assert sum(not sat(rng, 1.0, noise) for _ in range(4000)) <= 2 * POLICY.error_rate * 4000
-    assert sum(sat(rng, 1.03, noise) for _ in range(400)) < 0.2 * 400  # one sitting takes most of them
+    assert sum(sat(rng, 1.03, noise) for _ in range(400)) < 0.2 * 400  # one loading takes most of them
 
 
 def traded(rng: random.Random, truth: float, noise: float) -> bool:
@@ -194,7 +194,7 @@ def test_a_race_goes_on_while_it_could_change_something() -> None:
     close = Comparison(INPUT, TRADED, 0.9, measured=raced(0.98, spread=0.01))
     assert close.conclusive  # what is open is how the models were loaded, so they are loaded again
     assert (close.undecided, close.decide().accepted) == (True, False)
-    again = Comparison(INPUT, TRADED, 0.9, measured=raced(0.98, spread=0.01, rounds=31, sittings=16))
+    again = Comparison(INPUT, TRADED, 0.9, measured=raced(0.98, spread=0.01, rounds=31, loadings=16))
     assert (again.conclusive, again.undecided, again.decide().improvement) == (True, False, "faster")
     assert Comparison(INPUT, TRADED, 0.9, measured=raced(0.5, rounds=3)).conclusive  # it is that large
     assert not Comparison(INPUT, TRADED, 0.9, measured=raced(0.9, rounds=3)).conclusive

@@ -144,8 +144,8 @@ def other(found, kind):
 def test_what_does_not_fit_the_region_is_searched_again(kind, folder):
     first, _ = run(linear_stack(4))
     for path in entries(folder):
-        found = disk_cache.kept(cache.FOLDER, path.name, cache._CLASSES)
-        disk_cache.keep(cache.FOLDER, path.name, other(found, kind), 1000)
+        found = disk_cache.load_object(cache.FOLDER, path.name, cache._CLASSES)
+        disk_cache.store_object(cache.FOLDER, path.name, other(found, kind), 1000)
     again, asked = run(linear_stack(4))
     assert to_onnx_bytes(first.graph) == to_onnx_bytes(again.graph)
     assert asked > 0

@@ -24,7 +24,7 @@ from superopt.ir.types import DType, TensorType
 from superopt.runtime import openvino as module
 from superopt.runtime import reference
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
-from superopt.runtime.paired_benchmark import race
+from superopt.runtime.paired_benchmark import time_models
 from superopt.runtime.protocol import RUNTIMES, Runtime, Traced, runtime_named
 from superopt.runtime.sample_data import feeds_for
 from superopt.verifier.check.differential import check
@@ -125,7 +125,7 @@ def test_what_is_said_to_stay_apart_stays_apart(runtime):
 def test_a_race_says_what_ran(runtime):
     graph = chain("MatMul")
     content = formats.to_onnx_bytes(graph)
-    found = race([content, content], feeds_for(graph), runtime=runtime, rounds=2, threads=1, clock="cpu")
+    found = time_models([content, content], feeds_for(graph), runtime=runtime, rounds=2, threads=1, clock="cpu")
     assert found.circumstances["runtime"] == f"{runtime.name} {runtime.version}"
     assert re.fullmatch(r"\d+\.\d+.*", runtime.version)
 

@@ -17,7 +17,7 @@ from superopt.ir.diff import changed_regions, grown
 from superopt.ir.errors import OutOfTime, ResourceLimit, Unsupported, printable
 from superopt.ir.graph import Graph, attribute_key
 from superopt.ir.types import TensorType, ValueType
-from superopt.ops.infer import Typing, infer, made_of_weights
+from superopt.ops.infer import Typing, computed_from_weights, infer
 from superopt.ops.work import Inference
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.verifier.check.check_plan import Plan, Thoroughness
@@ -109,7 +109,7 @@ def check_sites(before: Graph, after: Graph, typing: Typing, plan: Plan, bench: 
 class _LocalChecker:
     def __init__(self, before: Graph, after: Graph, typing: Typing, plan: Plan, bench: Bench) -> None:
         self.before, self.after, self.typing, self.plan, self.bench = before, after, typing, plan, bench
-        self.fixed = made_of_weights(before, typing)
+        self.fixed = computed_from_weights(before, typing)
         self.work_left = _WORK
         self.work_of_large_sites = _WHOLE * _ALONE * _cost(before, typing, plan.sizes)
         self.trials = 0

@@ -502,7 +502,7 @@ def _log_softmax_push(site: Site, tangents: Tangents) -> Tangents:
     return [d - apply("ReduceSum", y * d, axes=(site.int("axis"),), keepdims=1)]
 
 
-def _kept(site: Site, value: Expr) -> Expr:
+def _with_reduced_axes(site: Site, value: Expr) -> Expr:
     """A result of a reduction with its axes, of size 1."""
     return value if site.attributes["keepdims"] == 1 else unsqueezed(value, site.ints("axes"))
 
@@ -511,13 +511,13 @@ def _log_sum_exp_pull(site: Site, given: Tangents) -> Cotangents:
     """``g·exp(x - y)``: no exponent is above 0."""
     if (g := given[0]) is None:
         return {}
-    return {0: _kept(site, g) * apply("Exp", site.arg(0) - _kept(site, site.output()))}
+    return {0: _with_reduced_axes(site, g) * apply("Exp", site.arg(0) - _with_reduced_axes(site, site.output()))}
 
 
 def _log_sum_exp_push(site: Site, tangents: Tangents) -> Tangents:
     if (d := tangents[0]) is None:
         return [None]
-    share = apply("Exp", site.arg(0) - _kept(site, site.output()))
+    share = apply("Exp", site.arg(0) - _with_reduced_axes(site, site.output()))
     return [apply("ReduceSum", share * d, axes=site.ints("axes"), keepdims=site.int("keepdims"))]
 
 

@@ -55,9 +55,9 @@ def pull(site: Site, given: Sequence[Expr | None]) -> dict[int, Expr]:
     if declared.pullback is not None:
         return {p: e for p, e in declared.pullback(site, given).items() if p in site.wanted}
     if declared.expansion is not None:
-        inner, own = _apart(site)
+        inner, own = _with_fresh_operands(site)
         found = _reverse([(declared.expansion(inner), given[0])], inner.args)
-        return {p: _put_back(found[p], own) for p in site.wanted if p in found}
+        return {p: _with_operands(found[p], own) for p in site.wanted if p in found}
     meaning, _ = record_of(site.op).apply([None if a is None else a.type for a in site.args], site.attributes)
     found_parts: dict[int, list[Expr]] = {}
     for output, g in zip(meaning.outputs, given, strict=True):
@@ -98,13 +98,13 @@ def push(site: Site, tangents: Sequence[Expr | None]) -> tuple[Expr | None, ...]
 
 def _transpose(site: Site, tangents: Sequence[Expr | None], place: int, kind: TensorType) -> Expr | None:
     """The pushforward of one output: ``⟨pull(c), tangent⟩`` is ``⟨c, push(tangent)⟩``, for all ``c``."""
-    inner, own = _apart(site)
+    inner, own = _with_fresh_operands(site)
     probe = variable(_fresh(), kind)
     outputs = record_of(site.op).apply([None if a is None else a.type for a in site.args], site.attributes)[1]
     pulled = pull(inner, [probe if p == place else None for p in range(len(outputs))])
     roots = [(whole, moved) for p, whole in pulled.items() if (moved := tangents[p]) is not None]
     found = _reverse(roots, (*inner.args, probe), frozenset({len(inner.args)}))
-    return _put_back(found[len(inner.args)], own) if len(inner.args) in found else None
+    return _with_operands(found[len(inner.args)], own) if len(inner.args) in found else None
 
 
 _numbers = itertools.count()
@@ -114,14 +114,14 @@ def _fresh() -> str:
     return f"operand {next(_numbers)}"
 
 
-def _apart(site: Site) -> tuple[Site, dict[str, Term]]:
+def _with_fresh_operands(site: Site) -> tuple[Site, dict[str, Term]]:
     """The site with a variable for each operand, and what they stand for: its derivative ends there."""
     args = tuple(None if a is None else variable(_fresh(), a.type) for a in site.args)
     own = {str(new.term): old.term for new, old in zip(args, site.args, strict=True) if new is not None and old}
     return replace(site, args=args, makers={}), own
 
 
-def _put_back(expr: Expr, own: Mapping[str, Term]) -> Expr:
+def _with_operands(expr: Expr, own: Mapping[str, Term]) -> Expr:
     (term,) = rebuilt([expr.term], lambda app, name, value: value, lambda leaf: own.get(leaf.name, leaf))
     return Expr(term, expr.type)
 

@@ -89,7 +89,7 @@ def stacked(image: Expr, response: Expr, kernel: Sequence[int], at: Settings, gr
     rows = reshaped(channels_first(response), (*lead, out, windows))
     seen = [
         reshaped(part, (*lead, within, 1, windows))
-        for part in parts_seen(channels_first(image), kernel, at, response.shape[2:])
+        for part in tap_slices(channels_first(image), kernel, at, response.shape[2:])
     ]
     columns = seen[0] if len(seen) == 1 else apply("Concat", *seen, axis=len(lead) + 1)
     whole = _times_turned(rows, reshaped(columns, (*lead, within * len(seen), windows)))
@@ -102,7 +102,7 @@ def tap_by_tap(image: Expr, response: Expr, kernel: Sequence[int], at: Settings,
     rows = reshaped(channels_first(response), (*lead, out, windows))
     products = [
         _times_turned(rows, reshaped(part, (*lead, within, windows)))
-        for part in parts_seen(channels_first(image), kernel, at, response.shape[2:])
+        for part in tap_slices(channels_first(image), kernel, at, response.shape[2:])
     ]
     return _beside(products, response.shape[1], within, kernel)
 
@@ -114,7 +114,7 @@ def by_image(image: Expr, response: Expr, kernel: Sequence[int], at: Settings, g
     rows = reshaped(response, (batch, *lead, out, places))
     products = [
         apply("ReduceSum", _times_turned(rows, reshaped(part, (batch, *lead, within, places))), axes=(0,), keepdims=0)
-        for part in parts_seen(image, kernel, at, response.shape[2:])
+        for part in tap_slices(image, kernel, at, response.shape[2:])
     ]
     return _beside(products, response.shape[1], within, kernel)
 
@@ -141,7 +141,7 @@ def _beside(products: Sequence[Expr], outputs: Dim, within: Dim, kernel: Sequenc
     return reshaped(taps, (outputs, within, *kernel))
 
 
-def parts_seen(image: Expr, kernel: Sequence[int], at: Settings, places: Sequence[Dim]) -> list[Expr]:
+def tap_slices(image: Expr, kernel: Sequence[int], at: Settings, places: Sequence[Dim]) -> list[Expr]:
     """What each tap sees of an image, whose last axes are the spatial ones; it is padded for taps that reach beyond."""
     rank = len(kernel)
     before, after = at["pads"][:rank], at["pads"][rank:]

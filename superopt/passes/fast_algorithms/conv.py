@@ -202,11 +202,11 @@ def write_conv(
             ONNX Runtime finds their Transpose beside what reads the result.
     """
 
-    def apart() -> list[str]:
+    def transformed_input() -> list[str]:
         value = _gathered(writer, form, image, kernel)
-        return writer.split(_apart(writer, form, value, batch, kernel), 0, form.products)
+        return writer.split(_input_transform(writer, form, value, batch, kernel), 0, form.products)
 
-    parts = writer.once((image, form.tiled), apart)  # two convolutions of one image take it apart once
+    parts = writer.once((image, form.tiled), transformed_input)  # two convolutions of one image take it apart once
     points, shape = _Points(form, kernel), (form.merged * kernel.inner, kernel.out)
     products: list[str] = []
     for number, part in enumerate(parts):
@@ -277,7 +277,7 @@ def _gathered(writer: Writer, form: ConvForm, image: str, kernel: Kernel) -> str
     return writer.reshaped(value, -1, len(rows) * len(columns) // form.merged, form.tiles * form.merged * inner)
 
 
-def _apart(writer: Writer, form: ConvForm, value: str, batch: int, kernel: Kernel) -> str:
+def _input_transform(writer: Writer, form: ConvForm, value: str, batch: int, kernel: Kernel) -> str:
     """The points of all tiles, [points, n · tiles, c]."""
     inner = form.merged * kernel.inner
     matrix = np.kron(*(axis.factors[0] for axis in form.axes)).astype(kernel.kind)

@@ -22,7 +22,7 @@ from superopt.ir.types import DType, TensorType
 from superopt.ops.infer import Typing, infer
 from superopt.passes.fast_algorithms.conv import Axis, ConvForm, FormSite, Kernel, changes_us, write_conv
 from superopt.passes.fast_algorithms.matmul import MatMulForm, write_matmul
-from superopt.passes.fast_algorithms.sites import Site, Writer, alike, isolated, sites_of
+from superopt.passes.fast_algorithms.sites import Site, Writer, isolated, price_key, sites_of
 from superopt.rules.bilinear import Algorithm, algorithms
 from superopt.runtime.evaluate import Array
 
@@ -40,7 +40,7 @@ __all__ = [
     "common",
     "decisive",
     "forms_of",
-    "in_place",
+    "without_small_gains",
     "kind_of",
     "layouts_us",
     "named",
@@ -121,7 +121,7 @@ def common(rows: Sequence[Row]) -> Mapping[int, PricedForm]:
             images[row[0].node.inputs[0]].append(row)
     for several in images.values():
         if len(several) > 1:
-            alone = sum(map(_least, several))
+            alone = sum(map(_least_us, several))
             plans = [_plan(several, tiled) for tiled in dict.fromkeys(_tilings(several))]
             us, plan = min(plans, key=lambda p: p[0], default=(alone, {}))
             if len(plan) > 1 and us < alone:
@@ -133,7 +133,7 @@ def _tilings(rows: Sequence[Row]) -> Iterator[Hashable]:
     return (p.form.tiled for _, _, priced in rows for p in priced if isinstance(p.form, ConvForm))
 
 
-def _least(row: Row) -> float:
+def _least_us(row: Row) -> float:
     """What a site takes by itself."""
     _, before, priced = row
     return min((before, *(p.us for p in priced)))
@@ -145,7 +145,7 @@ def _plan(rows: Sequence[Row], tiled: Hashable) -> tuple[float, dict[int, Priced
     users: dict[int, PricedForm] = {}
     for row in rows:
         alike = (p for p in row[2] if isinstance(p.form, ConvForm) and p.form.tiled == tiled)
-        priced, least = next(alike, None), _least(row)
+        priced, least = next(alike, None), _least_us(row)
         if priced is not None and priced.us - priced.transform_us < least:
             users[id(row[0].node)] = priced
             once = max(once, priced.transform_us)
@@ -288,7 +288,7 @@ def choose(
     rows: list[tuple[Site, float, list[PricedForm]]] = []
     for site in sites_of(graph, typing, costs):
         single = isolated(graph, typing, site)
-        key = alike(single)
+        key = price_key(single)
         if key not in known:
             known[key] = _priced(single, site, costs, growth, sizes or {})
         rows.append((site, *known[key]))
@@ -299,10 +299,10 @@ def choose(
         if options := [joint] if joint is not None else _cheapest(before, priced, gain):
             first, rivals = options[0], tuple((p.form, p.us) for p in options[1:])
             chosen.append(Choice(site, first.form, before, first.us, FORM_ERROR * before, rivals, first.transform_us))
-    return in_place(graph, typing, chosen, costs, gain)
+    return without_small_gains(graph, typing, chosen, costs, gain)
 
 
-def in_place(
+def without_small_gains(
     graph: Graph, typing: Typing, chosen: list[Choice], costs: CostModel, gain: float = LEAST_GAIN
 ) -> list[Choice]:  # fmt: skip
     """Without those that gain too little once changes of layout are counted, the least one first.
@@ -375,7 +375,7 @@ def decisive(graph: Graph, costs: CostModel, *, sizes: Mapping[str, int] | None 
     seen: set[Hashable] = set()
     for choice in choose(graph, costs, growth=GROWTH["standard"], typing=typing, sizes=sizes, gain=-NEAR):
         alone = isolated(graph, typing, choice.site)
-        if (key := alike(alone)) not in seen:
+        if (key := price_key(alone)) not in seen:
             seen.add(key)
             yield from (_alone(alone, choice.site, form) for form in (choice.form, *(f for f, _ in choice.rivals)))
 

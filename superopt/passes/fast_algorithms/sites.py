@@ -18,7 +18,7 @@ from superopt.ir.terms import AttributeValue
 from superopt.ir.types import DType, TensorType
 from superopt.ops.infer import Applied, Barrier, Typing, infer
 
-__all__ = ["Site", "Writer", "alike", "isolated", "possible", "sites_of"]
+__all__ = ["Site", "Writer", "price_key", "isolated", "possible", "sites_of"]
 
 
 # -- Sites ---------------------------------------------------------------------------------------------------------
@@ -201,7 +201,7 @@ def isolated(graph: Graph, typing: Typing, site: Site) -> Graph:
     return Graph(site.node.op, inputs, (Value(nodes[-1].outputs[0], None),), weights, nodes, graph.opset)
 
 
-def alike(alone: Graph) -> Hashable:
+def price_key(alone: Graph) -> Hashable:
     """Equal for operators of equal prices, each :func:`isolated`."""
     return (
         tuple(v.type for v in alone.inputs), tuple(w.type for w in alone.weights),

@@ -16,7 +16,7 @@ from superopt.ir.graph import Graph, Weight
 from superopt.ir.types import TensorType
 from superopt.ops import REGISTRY
 from superopt.ops.infer import infer
-from superopt.passes.canonicalize import of_known_sizes
+from superopt.passes.canonicalize import fold_known_sizes
 from superopt.passes.rounding_guard import guard_deliberate_rounding
 from superopt.passes.weights.constant_values import constants_of, others_of
 from superopt.passes.weights.index_axes import Removal, removal_of
@@ -70,7 +70,7 @@ def by_positions(graph: Graph, worth: Callable[[Graph], bool]) -> Stage | None:
         worth: whether a graph is to be preferred to the one before it, which it differs from in operators that are
             alike; asked for one kind of operators after the other, with what was preferred before.
     """
-    values = _values(of_known_sizes(graph, infer(graph)), finite=False)
+    values = _values(fold_known_sizes(graph, infer(graph)), finite=False)
     values = SliceAnalysis(
         values.program.with_steps(values.program.steps, {}, ()), finite=False
     )  # what is read is counted

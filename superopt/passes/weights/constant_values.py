@@ -36,12 +36,12 @@ def others_of(values: SliceAnalysis) -> Mapping[str, str]:
         body = _Simplified(values, step).of(meaning.outputs[0].body)
         if isinstance(body, Read) and (name := step.args[body.operand]) is not None:
             alike = program.types[name] == program.types[step.outputs[0]]
-            if alike and _in_place(body, meaning.outputs[0]) and name not in program.constant:
+            if alike and _is_elementwise_read(body, meaning.outputs[0]) and name not in program.constant:
                 found[step.outputs[0]] = name
     return found
 
 
-def _in_place(read: Read, output: Comprehension) -> bool:
+def _is_elementwise_read(read: Read, output: Comprehension) -> bool:
     """Whether each element is the operand's at the same place."""
     if len(read.index) != len(output.axes) or any(len(axis) > 1 for axis in output.axes):
         return False

@@ -297,7 +297,7 @@ class Removal:
         """Find the fixpoint; whether anything is left to remove."""
         self._assume()
         for _ in range(_MOST_ROUNDS):
-            while sum(self._held(position) for position in self.places):
+            while sum(self._release(position) for position in self.places):
                 pass
             if not self._keep_some():
                 break
@@ -330,7 +330,7 @@ class Removal:
                 free[variable] = gone
             self.variables[position] = free
 
-    def _held(self, position: int) -> bool:
+    def _release(self, position: int) -> bool:
         """Take back what one step needs; whether that was anything."""
         place, free, changed = self.places[position], self.variables[position], False
         for index in place.indices:

@@ -76,7 +76,7 @@ class ConstantScatters:
         """What a step makes; ``None`` where it does not write, or not to positions that are known and different."""
         for at in reversed([position, *self._into(position)]):
             if at not in self.found:
-                self.found[at] = self._made(at)
+                self.found[at] = self._element_table(at)
         return self.found[position]
 
     def behind(self, position: int) -> frozenset[int]:
@@ -97,7 +97,7 @@ class ConstantScatters:
             yield maker
             position = maker
 
-    def _made(self, position: int) -> ElementTable | None:
+    def _element_table(self, position: int) -> ElementTable | None:
         program = self.values.program
         node = _node(program.steps[position].node) if program.steps[position].op == "" else None
         kinds = [program.types.get(n) for n in node.inputs] if node is not None else []
@@ -352,9 +352,9 @@ def _form(table: _Table, sources: Sequence[_Source], depth: int = 3) -> _Form | 
         plain = _plain(replace(table, at=table.at - source.first), source, number)
         if plain is not None or not depth:
             return plain
-        ways = _ways(table, sources, depth - 1)
+        ways = _forms(table, sources, depth - 1)
     else:
-        ways = _apart(table, behind, sources, depth)
+        ways = _split_table(table, behind, sources, depth)
     few = [w for w in ways if w is not None and w.cost <= _PARTS + depth]
     return min(few, key=lambda w: w.cost, default=None)
 
@@ -364,7 +364,7 @@ def _behind(sources: Sequence[_Source], at: np.ndarray) -> np.ndarray:
     return np.searchsorted([s.first for s in sources], at, side="right") - 1
 
 
-def _apart(table: _Table, behind: np.ndarray, sources: Sequence[_Source], depth: int) -> Iterator[_Form | None]:
+def _split_table(table: _Table, behind: np.ndarray, sources: Sequence[_Source], depth: int) -> Iterator[_Form | None]:
     """A table of several sources, cut along one axis wherever they change on it."""
     for axis in range(behind.ndim):
         rows = np.moveaxis(behind, axis, 0).reshape(behind.shape[axis], -1)
@@ -384,7 +384,7 @@ def _joined(table: _Table, sources: Sequence[_Source], axis: int, cuts: Sequence
     return _Form("Concat", tuple(parts), (("axis", axis),))
 
 
-def _ways(table: _Table, sources: Sequence[_Source], depth: int) -> Iterator[_Form | None]:
+def _forms(table: _Table, sources: Sequence[_Source], depth: int) -> Iterator[_Form | None]:
     rank = table.at.ndim
     for axis in range(rank):
         for cuts in _cuts(table, axis):

@@ -231,7 +231,7 @@ def _written(
     data = next(p for p, a in enumerate(step.args) if p not in (site.operand, site.bias) and a is not None)
     types = {data: between, site.operand: second}
     later = [types.get(p) or (None if a is None else program.types[a]) for p, a in enumerate(step.args)]
-    attributes = _at_one_place(step, later, program.types[output], site)
+    attributes = _pointwise_attributes(step, later, program.types[output], site)
     if attributes is None:
         return None
     order = (*site.summed, site.free, *(a for a in range(len(shape)) if a not in site.summed and a != site.free))
@@ -259,7 +259,7 @@ def _as_weight(matrix: np.ndarray, kind: TensorType, order: tuple[int, ...]) -> 
     return np.ascontiguousarray(moved.transpose(np.argsort(order)))
 
 
-def _at_one_place(
+def _pointwise_attributes(
     step: ProgramStep, given: list[TensorType | None], wanted: TensorType, site: _Site
 ) -> Mapping[str, AttributeValue] | None:
     """Attributes at which the operator combines what is at one place alone: as they are, or lists at 0 or 1."""
@@ -276,12 +276,12 @@ def _at_one_place(
             meaning, types = REGISTRY[step.op].apply(given, attributes)
         except IllTyped:
             continue
-        if types == (wanted,) and _one_place(meaning, site):
+        if types == (wanted,) and _is_pointwise(meaning, site):
             return attributes
     return None
 
 
-def _one_place(meaning: Meaning, site: _Site) -> bool:
+def _is_pointwise(meaning: Meaning, site: _Site) -> bool:
     output = meaning.outputs[0]
     body = output.body
     if isinstance(body, Call) and body.function == "add":

@@ -287,7 +287,7 @@ class SliceAnalysis:
         kind = self.program.types.get(step.outputs[0])
         if focus is None or kind is None or not (kind.dtype.is_float or kind.dtype == "bool"):
             return None
-        if not self._worth(step, comprehension.body, focus):
+        if not self._varies_with_focus(step, comprehension.body, focus):
             return None
         types = [None if a is None else self.program.types[a] for a in step.args]
         if REGISTRY[step.op].rounding(types, dict(step.attributes)).narrows:
@@ -295,7 +295,7 @@ class SliceAnalysis:
         found = _Focus(self, step, extents_of(meaning), focus).of(comprehension.body)
         return found if found.tells else None
 
-    def _worth(self, step: ProgramStep, body: Scalar, focus: Mapping[str, np.ndarray]) -> bool:
+    def _varies_with_focus(self, step: ProgramStep, body: Scalar, focus: Mapping[str, np.ndarray]) -> bool:
         """Whether an operand's slices tell something along an axis that the focus runs over."""
         for scalar in subexpressions(body):
             if isinstance(scalar, Read) and (name := step.args[scalar.operand]) is not None:
@@ -310,7 +310,7 @@ class SliceAnalysis:
         if not isinstance(extent, int) or not 1 < extent <= LONGEST:
             return None
         focus = {reduction.variable: np.arange(extent, dtype=np.int64)}
-        if not self._worth(step, reduction.body, focus):
+        if not self._varies_with_focus(step, reduction.body, focus):
             return None
         return _Focus(self, step, extents_of(meaning), focus).of(reduction.body)
 

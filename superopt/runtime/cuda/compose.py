@@ -30,7 +30,7 @@ from superopt.ops.meaning import (
 )  # fmt: skip
 from superopt.runtime.cuda.emit import LONG, free, linear, terms
 
-__all__ = ["Expression", "calls", "inlined", "reads", "reduces", "remapped", "settled", "touches"]
+__all__ = ["Expression", "calls", "inlined", "reads", "reduces", "remapped", "decided", "touches"]
 
 Dimension = Callable[[Dim], Dim]
 
@@ -111,7 +111,7 @@ def remapped(names: Sequence[str | None], comprehension: Comprehension) -> Expre
         return Read(operands.setdefault(name, len(operands)), read.index, read.outside)
 
     body = _rebuilt(comprehension.body, lambda d: d, at)
-    return settled(Expression(tuple(operands), Comprehension(comprehension.axes, body)))
+    return decided(Expression(tuple(operands), Comprehension(comprehension.axes, body)))
 
 
 def touches(user: Expression, name: str) -> int:
@@ -158,7 +158,7 @@ def inlined(consumer: Expression, producers: Mapping[str, Expression]) -> Expres
     body = consumer.comprehension.body
     names = {n: f"s{next(fresh)}" for n in _reduced(body)}
     body = _rebuilt(body, lambda d: substitute(d, {n: sym(m) for n, m in names.items()}), at, names)
-    return settled(Expression(tuple(operands), Comprehension(consumer.comprehension.axes, body)))
+    return decided(Expression(tuple(operands), Comprehension(consumer.comprehension.axes, body)))
 
 
 def _reduced(body: Scalar) -> list[str]:
@@ -191,7 +191,7 @@ def _element(producer: Expression, read: Read, position: Callable[[str], int], f
     return where(bounds, element, read.outside) if read.outside is not None else element
 
 
-def settled(expression: Expression) -> Expression:
+def decided(expression: Expression) -> Expression:
     """The expression with the divisions and conditions decided that the ranges of the index variables decide."""
     comprehension = expression.comprehension
     ranges = {v: (0, int(e) - 1) for axis in comprehension.axes for v, e in axis if isinstance(e, int)}

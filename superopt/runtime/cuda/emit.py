@@ -88,7 +88,7 @@ def _quotient(atom: Quotient) -> str:
 
 
 @dataclass(frozen=True)
-class Made:
+class CExpression:
     """A computed value: a C expression, or a literal; with an exponent it stands for code · exp(exponent)."""
 
     code: str
@@ -119,7 +119,7 @@ class Emitter:
         self.operands, self.real, self.index = operands, real, index
         self.shared, self.packed = shared, packed
         self.blocks: list[list[str]] = [[]]
-        self.known: list[dict[int, Made]] = [{}]
+        self.known: list[dict[int, CExpression]] = [{}]
         self.kept: list[Scalar] = []  # so that the ids in ``known`` stay theirs
         self.names = 0
         self.guards = 0
@@ -150,7 +150,7 @@ class Emitter:
 
     # ── values ──
 
-    def value(self, node: Scalar) -> Made:
+    def value(self, node: Scalar) -> CExpression:
         """Emits what computes a scalar, once per block."""
         for scope in reversed(self.known):
             if id(node) in scope:
@@ -160,7 +160,7 @@ class Emitter:
             case Number(value):
                 return self._number(value)
             case SizeValue(size):
-                made = Made(self.fresh("long long", index_code(size)), False)
+                made = CExpression(self.fresh("long long", index_code(size)), False)
             case Read():
                 made = self._read(node)
             case Call(function, args):
@@ -174,29 +174,29 @@ class Emitter:
         self.known[-1][id(node)] = made
         return made
 
-    def plain(self, made: Made) -> str:
+    def plain(self, made: CExpression) -> str:
         """A value as one C expression."""
         return made.code if made.exponent is None else f"{made.code} * exp({made.exponent})"
 
-    def as_real(self, made: Made) -> str:
+    def as_real(self, made: CExpression) -> str:
         """A value as a real."""
         code = self.plain(made)
         return code if made.real else f"({self.real})({code})"
 
-    def _number(self, value: Fraction | float) -> Made:
+    def _number(self, value: Fraction | float) -> CExpression:
         if isinstance(value, Fraction):
             if value.denominator == 1 and abs(value.numerator) < 2**63:
-                return Made(f"{value.numerator}ll" if value >= 0 else f"({value.numerator}ll)", False)
-            return Made(f"({self.real})({float(value)!r})", True)
+                return CExpression(f"{value.numerator}ll" if value >= 0 else f"({value.numerator}ll)", False)
+            return CExpression(f"({self.real})({float(value)!r})", True)
         text = "NOT_A_NUMBER" if isnan(value) else "INFINITE" if value > 0 else "-INFINITE"
-        return Made(f"({self.real})({text})", True)
+        return CExpression(f"({self.real})({text})", True)
 
-    def _read(self, node: Read) -> Made:
+    def _read(self, node: Read) -> CExpression:
         kind = self.operands[node.operand]
         real = kind.dtype.is_float
         type_ = self.real if real else "long long"
         if node.operand in self.packed:
-            return Made(self.fresh(type_, f"load({self.packed[node.operand]})"), real)
+            return CExpression(self.fresh(type_, f"load({self.packed[node.operand]})"), real)
         shape = [s for s in kind.shape or () if isinstance(s, int)]
         outside = node.outside
         if outside is not None:
@@ -214,15 +214,17 @@ class Emitter:
             # Where data decides, the index is kept inside: no check can stop a kernel.
             code = f"inside({self.plain(self.value(i))}, {size})" if isinstance(i, Scalar) else f"({index_code(i)})"
             position = code if position == "0" else f"({position}) * {size} + {code}"
-        return Made(self.fresh(type_, f"load(p{node.operand}[{position}])"), real)
+        return CExpression(self.fresh(type_, f"load(p{node.operand}[{position}])"), real)
 
-    def _where(self, conditions: Sequence[Condition], then: Callable[[], Made], otherwise: Callable[[], Made]) -> Made:
+    def _where(
+        self, conditions: Sequence[Condition], then: Callable[[], CExpression], otherwise: Callable[[], CExpression]
+    ) -> CExpression:
         if not conditions:
             return then()
         signs = {"ge": ">=", "eq": "==", "ne": "!="}
         test = " && ".join(f"{index_code(c.size)} {signs[c.kind]} 0" for c in conditions)
         self.guards += 1
-        branches: list[tuple[list[str], Made, str]] = []
+        branches: list[tuple[list[str], CExpression, str]] = []
         for branch in (then, otherwise):
             self.open()
             made = branch()
@@ -239,34 +241,34 @@ class Emitter:
                 self.say("  " + line)
             self.say(f"  {name} = {code if made.real or not real else f'({self.real})({code})'};")
         self.say("}")
-        return Made(name, real)
+        return CExpression(name, real)
 
     # ── functions ──
 
-    def _call(self, function: str, args: Sequence[Made]) -> Made:
+    def _call(self, function: str, args: Sequence[CExpression]) -> CExpression:
         scaled = self._scaled(function, args)
         if scaled is not None:
             return scaled
         if function in _REAL:
             if function in ("floor", "ceil", "round", "cast_int") and not args[0].real:
                 return args[0]
-            return Made(self.fresh(self.real, _REAL[function].format(self.as_real(args[0]))), True)
+            return CExpression(self.fresh(self.real, _REAL[function].format(self.as_real(args[0]))), True)
         if function == "inv":
-            return Made(self.fresh(self.real, f"({self.real})1 / ({self.as_real(args[0])})"), True)
+            return CExpression(self.fresh(self.real, f"({self.real})1 / ({self.as_real(args[0])})"), True)
         if function == "select":
             return self._select(args)
         real = any(a.real for a in args)
         codes = [self.as_real(a) if real else self.plain(a) for a in args]
         if function in _TRUTH:
-            return Made(self.fresh("long long", _TRUTH[function].format(*(f"({c})" for c in codes))), False)
+            return CExpression(self.fresh("long long", _TRUTH[function].format(*(f"({c})" for c in codes))), False)
         type_ = self.real if real else "long long"
-        return Made(self.fresh(type_, self._arithmetic(function, codes, real)), real)
+        return CExpression(self.fresh(type_, self._arithmetic(function, codes, real)), real)
 
-    def _select(self, args: Sequence[Made]) -> Made:
+    def _select(self, args: Sequence[CExpression]) -> CExpression:
         real = args[1].real or args[2].real
         then, otherwise = (self.as_real(a) if real else self.plain(a) for a in args[1:])
         code = f"({self.plain(args[0])}) != 0 ? ({then}) : ({otherwise})"
-        return Made(self.fresh(self.real if real else "long long", code), real)
+        return CExpression(self.fresh(self.real if real else "long long", code), real)
 
     def _arithmetic(self, function: str, codes: Sequence[str], real: bool) -> str:
         if function in _EITHER:
@@ -286,22 +288,22 @@ class Emitter:
             return f"trunc(({a}) / ({b}))"
         return f"{named}({a}, {b})"
 
-    def _scaled(self, function: str, args: Sequence[Made]) -> Made | None:
+    def _scaled(self, function: str, args: Sequence[CExpression]) -> CExpression | None:
         """Functions of exponentials without forming them, so that quotients and logarithms of sums do not overflow."""
         if function == "exp":
-            return Made(f"({self.real})1", True, self.fresh(self.real, self.as_real(args[0])))
+            return CExpression(f"({self.real})1", True, self.fresh(self.real, self.as_real(args[0])))
         if all(a.exponent is None for a in args):
             return None
         if function == "mul":
             exponents = [a.exponent for a in args if a.exponent is not None]
             mantissas = [a.code if a.real else f"({self.real})({a.code})" for a in args]
             code = self.fresh(self.real, " * ".join(f"({m})" for m in mantissas))
-            return Made(code, True, self.fresh(self.real, " + ".join(exponents)))
+            return CExpression(code, True, self.fresh(self.real, " + ".join(exponents)))
         if function == "inv":
             mantissa = self.fresh(self.real, f"({self.real})1 / ({args[0].code})")
-            return Made(mantissa, True, self.fresh(self.real, f"-({args[0].exponent})"))
+            return CExpression(mantissa, True, self.fresh(self.real, f"-({args[0].exponent})"))
         if function == "log":
-            return Made(self.fresh(self.real, f"log({args[0].code}) + {args[0].exponent}"), True)
+            return CExpression(self.fresh(self.real, f"log({args[0].code}) + {args[0].exponent}"), True)
         if function == "add":
             exponents = [a.exponent or f"({self.real})0" for a in args]
             peak = self.fresh(self.real, f"finite_or_0(larger({exponents[0]}, {exponents[1]}))")
@@ -309,12 +311,12 @@ class Emitter:
                 f"({a.code if a.real else f'({self.real})({a.code})'}) * exp({e} - {peak})"
                 for a, e in zip(args, exponents, strict=True)
             ]
-            return Made(self.fresh(self.real, " + ".join(sides)), True, peak)
+            return CExpression(self.fresh(self.real, " + ".join(sides)), True, peak)
         return None
 
     # ── reductions ──
 
-    def _reduce(self, node: Reduce) -> Made:
+    def _reduce(self, node: Reduce) -> CExpression:
         together = self.shared is not None and not self.guards and free(node) <= self.shared
         if not together:
             made = self._looped(node, together=False)
@@ -328,7 +330,7 @@ class Emitter:
         self.blocks, self.known, self.shared = blocks, known, shared
         return made
 
-    def _looped(self, node: Reduce, *, together: bool) -> Made:
+    def _looped(self, node: Reduce, *, together: bool) -> CExpression:
         """Loops over the terms; made by the block's threads together, or by one thread."""
         variables, body = terms(node)
         self.open()
@@ -338,10 +340,10 @@ class Emitter:
             peak = self._loop(variables, lines, "max", term.exponent, self.real, together)
             peak = self.fresh(self.real, f"finite_or_0({peak})")
             scaled = f"({term.code}) * exp({term.exponent} - {peak})"
-            return Made(self._loop(variables, lines, "sum", scaled, self.real, together), True, peak)
+            return CExpression(self._loop(variables, lines, "sum", scaled, self.real, together), True, peak)
         real = term.real or (node.kind in ("max", "min") and not all(e for _, e in variables))
         type_ = self.real if real else "long long"
-        return Made(self._loop(variables, lines, node.kind, self.plain(term), type_, together), real)
+        return CExpression(self._loop(variables, lines, node.kind, self.plain(term), type_, together), real)
 
     def _loop(
         self,

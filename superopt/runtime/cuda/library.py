@@ -16,7 +16,7 @@ from superopt.ops.infer import Applied
 from superopt.ops.record import FLOATS
 from superopt.runtime.cuda.compose import Expression, inlined, remapped
 
-__all__ = ["Call", "Convolution", "Made", "Product", "library_call"]
+__all__ = ["Call", "Convolution", "LibraryOutput", "Product", "library_call"]
 
 # Products in one sum up to which the generated kernel of a convolution is faster than cuDNN: 0.4 to 1.1 of its time
 # where there is one group (from 40 on 0.4 to 2.6), 0.15 to 0.6 where there are several (none had more than 200).
@@ -63,7 +63,7 @@ Call = Product | Convolution
 
 
 @dataclass(frozen=True)
-class Made:
+class LibraryOutput:
     """How a library makes an operator's output.
 
     Attributes:
@@ -77,7 +77,7 @@ class Made:
     alone: Call | None = None
 
 
-def library_call(name: str, how: Applied, types: Sequence[TensorType | None], made: TensorType) -> Made | None:
+def library_call(name: str, how: Applied, types: Sequence[TensorType | None], made: TensorType) -> LibraryOutput | None:
     """The library call that makes an operator's output, with what is left to do after it; ``None`` if there is none."""
     arguments = [n for n in how.args if n is not None]
     shapes = [_static(t) for t in types if t is not None]
@@ -85,7 +85,7 @@ def library_call(name: str, how: Applied, types: Sequence[TensorType | None], ma
         return None
     if how.operator.name == "MatMul":
         call = _product(arguments, name, name, shapes, (False, False), made.dtype)
-        return None if call is None else Made(call)
+        return None if call is None else LibraryOutput(call)
     if how.operator.name == "Gemm" and how.attributes["alpha"] == 1.0:
         return _gemm(name, how, arguments, shapes, types, made)
     if how.operator.name == "Conv" and made.dtype is not DType.FLOAT64:
@@ -109,7 +109,7 @@ def _convolution(
     shapes: Sequence[tuple[int, ...]],
     types: Sequence[TensorType | None],
     made: TensorType,
-) -> Made | None:
+) -> LibraryOutput | None:
     """The call for a convolution over one axis or two, its bias left to be added by whatever kernel comes next: cuDNN
     with a bias takes up to 1.5 times as long as without. (In less than float32 the sum would be rounded once more.)
     """
@@ -123,10 +123,10 @@ def _convolution(
         around = [s if len(s) == 1 else (*s[:2], 1, *s[2:]) for s in around]
     alone = Convolution(tuple(arguments), name, name, strides, pads, dilations, group, made.dtype, tuple(around))
     if len(arguments) == 2 or made.dtype is not DType.FLOAT32:
-        return Made(alone)
+        return LibraryOutput(alone)
     products = (*around[:2], around[-1])
     call = replace(alone, reads=alone.reads[:2], output=f"{name} (products)", shapes=products)
-    return Made(call, _biased(call, how, types, made), alone)
+    return LibraryOutput(call, _biased(call, how, types, made), alone)
 
 
 def _biased(call: Convolution, how: Applied, types: Sequence[TensorType | None], made: TensorType) -> Expression:
@@ -172,12 +172,12 @@ def _gemm(
     shapes: Sequence[Sequence[int]],
     types: Sequence[TensorType | None],
     made: TensorType,
-) -> Made | None:
+) -> LibraryOutput | None:
     turned = (how.attributes["transA"] == 1, how.attributes["transB"] == 1)
     beta = how.attributes["beta"]
     if len(arguments) == 2 or beta == 0.0:
         call = _product(arguments, name, name, shapes, turned, made.dtype)
-        return None if call is None else Made(call)
+        return None if call is None else LibraryOutput(call)
     call = _product(arguments, f"{name} (product)", name, shapes, turned, made.dtype)
     kind = types[2]
     assert call is not None
@@ -190,4 +190,4 @@ def _gemm(
         beta_of = f"beta of {name}"
         factor = {beta_of: Expression((), constant.outputs[0])}
         rest = inlined(rest, {arguments[2]: inlined(remapped((arguments[2], beta_of), times.outputs[0]), factor)})
-    return Made(call, rest)
+    return LibraryOutput(call, rest)

@@ -19,9 +19,9 @@ from superopt.ir.errors import UsageError, printable
 from superopt.ir.graph import Graph, Weight
 from superopt.runtime.cuda.library import Call
 from superopt.runtime.cuda.plan import Launch, Plan, Step, plan
-from superopt.runtime.paired_benchmark import RaceResult, result_of
+from superopt.runtime.paired_benchmark import PairedTimes, result_of
 
-__all__ = ["Clocked", "Driver", "Session", "race_sessions", "supported"]
+__all__ = ["Clocked", "Driver", "Session", "time_sessions", "supported"]
 
 
 _DRAWN = 20  # power of two: random elements that are drawn
@@ -192,9 +192,9 @@ class Clocked(Driver, Protocol):
     def facts(self) -> Mapping[str, str | int]: ...
 
 
-def race_sessions(
+def time_sessions(
     sessions: Sequence[Session], driver: Clocked, *, rounds: int = 15, time_limit: float = 30.0, seed: int = 0
-) -> RaceResult:
+) -> PairedTimes:
     """Time sessions that have run on their inputs; the first is what ratios are taken to.
 
     Args:
