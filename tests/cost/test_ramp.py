@@ -152,7 +152,7 @@ def test_a_weight_counts_once_for_each_kind_of_kernel_that_packs_it(first, secon
 
 def test_models_are_raced_in_bursts_in_which_caches_settle(monkeypatch, tmp_path):
     given = []
-    monkeypatch.setattr(predictions, "race", lambda *_, burst, **__: given.append(burst))
+    monkeypatch.setattr(predictions, "time_models", lambda *_, burst, **__: given.append(burst))
     for run_us in (100.0, 10_000.0, 1e6, float("inf")):
         predictions._raced([b""], {}, MeasuredCpu(store=Store("test", {}, tmp_path)), 1, 1.0, run_us)
     assert given == [10, 5, 3, 3]
