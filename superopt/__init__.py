@@ -26,12 +26,15 @@ if TYPE_CHECKING:
         training_loop,
         vjp,
     )  # fmt: skip
+    from superopt.pipeline.drop_in import simplify, slim
+    from superopt.pipeline.onnx_ir_pass import onnx_program
     from superopt.pipeline.pytorch import explain, from_torch
     from superopt.pipeline.settings import Settings
 
 __all__ = [
     "TIME_LIMIT", "Options", "Result", "Settings", "errors", "explain", "from_jax", "from_torch", "gradients",
-    "hessian_vector", "jit", "jvp", "linearize", "load", "modes", "optimize", "train_step", "training_loop", "vjp",
+    "hessian_vector", "jit", "jvp", "linearize", "load", "modes", "onnx_program", "optimize", "simplify", "slim",
+    "train_step", "training_loop", "vjp",
 ]  # fmt: skip
 
 TIME_LIMIT = 120.0  # seconds that a model may take, unless told otherwise: work is what is budgeted
@@ -45,7 +48,9 @@ _HOMES = {
     "from_jax": "frontend.from_jax",
     "jit": "frontend.jit",
     "Settings": "pipeline.settings",
+    "onnx_program": "pipeline.onnx_ir_pass",
     "optimize": "pipeline.api",
+    **dict.fromkeys(("simplify", "slim"), "pipeline.drop_in"),
     **dict.fromkeys(("explain", "from_torch"), "pipeline.pytorch"),
 }
 

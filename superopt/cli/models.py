@@ -278,6 +278,38 @@ def optimize(
         raise typer.Exit(130)
 
 
+def slim(
+    model: Model,
+    output: Annotated[str, typer.Argument(metavar="OUT", help="where the result is written: .onnx or .json")],
+    time_limit: TimeLimit = 60.0,
+    effort: Annotated[
+        str, typer.Option(metavar="quick|default|thorough", help="how much work the search and the benchmark may do")
+    ] = "quick",
+    input_shapes: Annotated[
+        list[str] | None,
+        typer.Option("--input-shapes", metavar="NAME:N,N", help="sizes that an input has from now on: x:1,3,224,224"),
+    ] = None,
+    force: Force = False,
+) -> None:
+    """Write a faster, equivalent MODEL to OUT, as an exporter calls it; MODEL itself where nothing better was found.
+
+    It never fails on a valid model. superopt.slim(model) is the same from Python, in place of OnnxSlim's.
+    """
+    with rarely_collected():  # hundreds of modules
+        from superopt.pipeline.drop_in import slim_graph, with_input_shapes
+        from superopt.pipeline.optimization import load
+        from superopt.runtime.limits import thrifty_heap
+
+    claim({"OUT": output}, [model], force=force)
+    thrifty_heap()
+    with Input(model) as path:
+        graph = with_input_shapes(load(path), input_shapes)
+        result, _, text = slim_graph(graph, time_limit, effort)
+        refuse_own_files(graph, output)
+        save(result, output, force)
+    (err() if output == "-" else out()).print(f"{model}: {text}; wrote {output}", markup=False)
+
+
 def _beside(output: str, count: int) -> list[str]:
     """Names of files for the graphs that trade time for memory, by rising time; none on standard output."""
     from superopt.pipeline.options import pareto_paths
@@ -570,4 +602,4 @@ def schema() -> None:
     typer.echo(json.dumps(graph_schema(), indent=2))
 
 
-COMMANDS = (optimize, explain, inspect, convert, diff, verify, check_values, cost, profile, schema)
+COMMANDS = (optimize, slim, explain, inspect, convert, diff, verify, check_values, cost, profile, schema)

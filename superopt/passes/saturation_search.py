@@ -553,11 +553,11 @@ class _Run:
         emitted = None
         graph = self.canonical.graph if totals.gain > 0 and not changed else self.graph
         try:
-            emitted = (
-                emit(self.program, REGISTRY, self.budget, self.options.reserved | self.graph.names, made_by="search")
-                if changed
-                else None
+            emitted = emit(
+                self.program, REGISTRY, self.budget, self.options.reserved | self.graph.names, made_by="search"
             )
+            if not changed and not _simplified(emitted.graph, self.graph):
+                emitted = None
         except NotCovered as error:
             notes += (f"the result cannot be written at the model's opset ({error}), so the input is returned",)
             graph = self.graph
@@ -577,6 +577,11 @@ class _Run:
             measurements_requested=self.pricer.questions.requested,
             measurements_decisive=self.pricer.questions.changed_choice,
         )  # fmt: skip
+
+
+def _simplified(graph: Graph, original: Graph) -> bool:
+    """Whether a graph that no rule changed has fewer nodes: without identities, duplicates and constant nodes."""
+    return len(graph.nodes) < len(original.nodes) and graph.weight_bytes <= original.weight_bytes
 
 
 def _selects(pattern: Pattern) -> bool:

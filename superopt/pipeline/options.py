@@ -32,8 +32,9 @@ class Effort:
     Attributes:
         nodes: e-nodes of all regions.
         rows: of the linear programs that decide what is computed again, as a multiple of the planner's default.
-        again: whether a candidate that timing refuses is followed by another (fewer fast algorithms, a search in which
-            no operator gets more work), and one with fast algorithms is timed beside the one without.
+        again: whether a candidate that timing refuses is followed by the most that may gain (fewer fast algorithms, a
+            search with all rules in which no operator gets more work), and one with fast algorithms is timed beside the
+            one without. Else only a search with rules that leave less to run follows.
         timing_seconds: of a benchmark, after which what is still in doubt is decided by the work of the graphs and by
             their prices.
     """

@@ -100,29 +100,30 @@ class Proposer:
         """A search in which no operator gets more work than it had; ``None`` where that would gain nothing either.
 
         Where the first result was modelled to gain less than a benchmark can show, so would this search with all rules:
-        only rules that leave less to run are used. So it is where each place of such a result is no worse by itself but
-        the whole is, as the backend runs operators of several places as one kernel.
+        only rules that leave less to run are used, which takes little time. So it is where each place of such a result
+        is no worse by itself but the whole is, as the backend runs operators of several places as one kernel; and with
+        the quick effort.
         """
         context, candidate = self._context, refusal.candidate
         if self._fewer_rules is None:
-            fewer_rules = candidate.decision.undetectable
+            fewer_rules = candidate.decision.undetectable or not context.task.effort.again
         elif self._fewer_rules or demand_of(candidate.cost).no_more_than(demand_of(context.input_cost)):
             return None
         else:
             fewer_rules = True
-        if not self._may_gain(candidate):
+        if not self._may_gain(candidate, fewer_rules):
             return None
         self._fewer_rules = fewer_rules
         context.log.note(f"{refusal.reason}, so only what asks for less of everything is tried")
         return context.searches.search(frugal=True, directed=fewer_rules)
 
-    def _may_gain(self, candidate: Candidate) -> bool:
-        """Whether there is time for another search, and a candidate that gains less than this one is worth it."""
+    def _may_gain(self, candidate: Candidate, fewer_rules: bool) -> bool:
+        """Whether there is time for another search, and one with all rules may gain: less than this candidate."""
         task, before = self._context.task, self._context.input_cost.us
+        if task.budget.interrupted or task.budget.left <= task.budget.timing_reserve:
+            return False
         gain = 1.0 - (candidate.cost.us / before if before else 1.0)
-        enough = gain > SearchOptions().least_gain or len(candidate.graph.nodes) < len(task.graph.nodes)
-        time_left = not task.budget.interrupted and task.budget.left > task.budget.timing_reserve
-        return task.effort.again and time_left and enough
+        return fewer_rules or gain > SearchOptions().least_gain or len(candidate.graph.nodes) < len(task.graph.nodes)
 
     def _unchanged_input(self, search: SearchResult, refusal: Refusal | None) -> Candidate:
         """The input, where a search finds nothing."""

@@ -531,3 +531,31 @@ def test_a_misspelt_option_of_torch_compile_is_told(options: dict[str, object], 
     with pytest.raises(Exception, match=re.escape(said)):
         torch.compile(nn.Linear(4, 3).eval(), backend="superopt", options=options)(torch.ones(2, 4))
     torch._dynamo.reset()
+
+
+def _layers() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.ReLU()).eval()  # two layers that are one
+
+
+def test_an_exported_program_is_optimised() -> None:
+    module, x = _layers(), torch.randn(3, 8)
+    program = torch.onnx.export(module, (x,), dynamo=True, verbose=False)
+    before = len(program.model.graph)
+    slimmed = superopt.onnx_program(program, settings={"target": "profile:cpu-epyc-2core"})
+    assert slimmed is program
+    assert len(program.model.graph) < before
+    (y,) = program(x)
+    torch.testing.assert_close(y, module(x), rtol=1e-4, atol=1e-5)
+
+
+def test_a_pass_of_onnx_ir_optimises_a_model_and_leaves_one_that_is_optimal() -> None:
+    onnx_ir = pytest.importorskip("onnx_ir")
+    from superopt.pipeline.onnx_ir_pass import SlimPass
+
+    model = torch.onnx.export(_layers(), (torch.randn(3, 8),), dynamo=True, verbose=False).model
+    passes = onnx_ir.passes.Sequential(SlimPass(settings={"target": "profile:cpu-epyc-2core"}))
+    first = passes(model)
+    assert first.modified
+    second = passes(first.model)
+    assert not second.modified
+    assert [n.op_type for n in second.model.graph] == [n.op_type for n in first.model.graph]

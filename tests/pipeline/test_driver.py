@@ -21,7 +21,7 @@ from superopt import formats
 from superopt.cost import Demand
 from superopt.frontend import GraphBuilder
 from superopt.ir.errors import InvalidModel, Unsupported, UsageError
-from superopt.ir.graph import Graph
+from superopt.ir.graph import Graph, Node
 from superopt.ops.infer import infer
 from superopt.passes import AppliedRule, SearchResult
 from superopt.pipeline import acceptance, child_process, context, proposals, rematerialization, result_check, task
@@ -197,12 +197,12 @@ def test_where_the_best_modelled_is_slower_what_asks_for_less_of_everything_is_t
 
 @pytest.mark.parametrize(("hopeless", "effort", "searches"), [
     (True, "default", [(False, False), (True, True)]), (False, "default", [(False, False), (True, False)]),
-    (False, "quick", [(False, False)]),
+    (False, "quick", [(False, False), (True, True)]),
 ])  # fmt: skip
 def test_how_a_second_search_is_made(
     hopeless: bool, effort: str, searches: list[tuple[bool, bool]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With few rules where the first was modelled to gain too little to be measured; in a hurry there is none."""
+    """With few rules where the first was modelled to gain too little to be measured; or the effort is quick."""
     hopes = iter([hopeless, False])
     monkeypatch.setattr(Comparison, "undetectable", property(lambda self: next(hopes)))
     raced = iter([*([] if hopeless else [Measurement(1.0, 1.1, 1.1, 7)]), Measurement(1.0, 0.9, 0.9, 7)])
@@ -210,6 +210,33 @@ def test_how_a_second_search_is_made(
     asked = searches_of(monkeypatch)
     superopt.optimize(branches(), time_limit=None, effort=effort)
     assert asked == searches
+
+
+def with_identities(graph: Graph) -> Graph:
+    """The graph with an Identity behind each of its inputs."""
+    nodes = tuple(Node(f"same_{v.name}", "Identity", (v.name,), (f"same_{v.name}",)) for v in graph.inputs)
+    names = {v.name: f"same_{v.name}" for v in graph.inputs}
+    readers = (replace(n, inputs=tuple(names.get(i, i) for i in n.inputs)) for n in graph.nodes)
+    return replace(graph, nodes=(*nodes, *readers)).checked()
+
+
+def test_a_quick_search_that_is_refused_is_followed_by_one_that_leaves_less_to_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    raced = iter([Measurement(1.0, 1.1, 1.1, 7), Measurement(1.0, 1.0, 1.0, 7)])
+    monkeypatch.setattr(acceptance, "measure", lambda *args, **kwargs: next(raced))
+    result = superopt.optimize(with_identities(branches()), time_limit=None, effort="quick")
+    assert result.report.status == "improved"
+    assert "Identity" not in [n.op for n in result.graph.nodes]
+
+
+@pytest.mark.parametrize("effort", ["quick", "default"])
+def test_identities_go_where_no_rule_gains(effort: str) -> None:
+    b = GraphBuilder("layer")
+    b.output(b.input("x", "float32", (4, 8)).sigmoid() @ b.weight("w", (8, 8)), "y")
+    result = superopt.optimize(with_identities(b.build()), effort=effort, target="profile:cpu-epyc-2core")
+    assert [n.op for n in result.graph.nodes] == ["Sigmoid", "MatMul"]
+    assert result.report.status == "improved"
 
 
 def test_where_what_asks_for_less_trades_after_all_the_third_search_leaves_less_to_run(
