@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from onnx import helper
 
 import superopt
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
@@ -32,3 +33,22 @@ def test_ultralytics_exports_with_one_line_patched(tmp_path: Path, monkeypatch: 
     feeds = {"images": np.random.default_rng(0).random((1, 3, 64, 64), np.float32)}
     ours, theirs = (ONNX_RUNTIME.load(m.SerializeToString()).run(feeds, ["output0"]) for m in (slimmed, plain))
     np.testing.assert_allclose(ours["output0"], theirs["output0"], rtol=1e-3, atol=1e-5)
+
+
+def test_a_workflow_of_olive_runs_the_pass(tmp_path: Path) -> None:
+    workflows = pytest.importorskip("olive.workflows")
+    from superopt.pipeline.olive_pass import package_config
+
+    source = tmp_path / "model.onnx"
+    nodes = [helper.make_node("Identity", ["x"], ["same"]), helper.make_node("Relu", ["same"], ["y"])]
+    kinds = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [4]) for name in ("x", "y")]
+    opset = [helper.make_opsetid("", 18)]
+    onnx.save(helper.make_model(helper.make_graph(nodes, "g", kinds[:1], kinds[1:]), opset_imports=opset), source)
+    workflow = {
+        "input_model": {"type": "OnnxModel", "model_path": str(source)},
+        "passes": {"slim": {"type": "SuperoptSlim", "settings": {"target": "profile:cpu-epyc-2core"}}},
+        "output_dir": str(tmp_path / "out"), "cache_dir": str(tmp_path / "cache"),
+    }  # fmt: skip
+    workflows.run(workflow, package_config=package_config())
+    (written,) = (tmp_path / "out").rglob("*.onnx")
+    assert [n.op_type for n in onnx.load(written).graph.node] == ["Relu"]
