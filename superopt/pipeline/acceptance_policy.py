@@ -65,6 +65,11 @@ class AcceptancePolicy:
             graph without, for what they cost in accuracy and memory: three deviations of a loading.
         least_modelled_gain: share by which prices have to say that a candidate is faster where nothing is timed. Of
             changes that are larger, prices get the direction right in 95 of 100 (docs/costs.md).
+        price_error: standard deviation of the share of a modelled gain that is measured: 0.35 over the results modelled
+            at 0.87 to 0.94 of the input's time in ``lab/results/benchmark.json``. What two loadings differ by comes on
+            top.
+        combined_error_rate: how likely it may be that a candidate is not faster, by prices and rounds together, for it
+            to be accepted although the rounds alone are in doubt, as beside other work.
         negligible_loss: share of the model's time that a wrong choice may be expected to lose and still not be
             measured: a fifth of a loading's deviation.
         node_bytes: bytes of a node in a file, at least. For each node that is gone, weights may take as many more.
@@ -89,6 +94,8 @@ class AcceptancePolicy:
     loading_rounds: int = 5
     least_replacement_gain: float = 0.03
     least_modelled_gain: float = 0.03
+    price_error: float = 0.35
+    combined_error_rate: float = 0.005
     negligible_loss: float = 0.002
     node_bytes: int = 64
     shown_rounds: int = 15
@@ -131,7 +138,7 @@ class Decision:
 
     Attributes:
         improvement: how; ``None``: it is not better.
-        reason: why it is not.
+        reason: why it is not; or, where rounds alone are in doubt, why it is.
         undetectable: nothing was timed, since no benchmark could show its gain.
         code: the reason's, as :class:`superopt.report.Reason` lists them.
     """
@@ -250,8 +257,26 @@ class Comparison:
     def faster(self) -> bool:
         """Whether it is faster beyond its uncertainty."""
         if self.measured is not None:
-            return self.known_faster or self.measured.ratio + uncertainty_of(self.measured) < 1.0
+            return self.known_faster or self._measured_faster or self._faster_together
         return self.known_faster or (not self.timed and self.modelled < 1.0 - POLICY.least_modelled_gain)
+
+    @property
+    def _measured_faster(self) -> bool:
+        """Whether rounds alone show it."""
+        return self.measured is not None and self.measured.ratio + uncertainty_of(self.measured) < 1.0
+
+    @property
+    def _faster_together(self) -> bool:
+        """Whether prices and rounds together show it, where prices say so and rounds are in doubt."""
+        said = self.measured is not None and self.measured.runs > POLICY.fewest_rounds
+        gain = 1.0 - self.modelled
+        return said and gain > POLICY.least_modelled_gain and self.together.above(1.0) < POLICY.combined_error_rate
+
+    @property
+    def together(self) -> Estimate:
+        """The ratio by prices and rounds together."""
+        deviation = hypot(POLICY.price_error * (1.0 - self.modelled), POLICY.loading_deviation)
+        return Estimate(self.modelled, deviation).measured(self.measured)
 
     @property
     def slower(self) -> bool:
@@ -281,7 +306,7 @@ class Comparison:
             return False
         if self.accepted_unless_slower:
             return one.ratio > 1.0 + POLICY.loading_deviation and not self.slower
-        return not self.faster and self._may_be_faster
+        return not self._measured_faster and self._may_be_faster
 
     @property
     def _may_be_faster(self) -> bool:
@@ -298,6 +323,7 @@ class Comparison:
         """Whether more rounds would change nothing."""
         if self.measured is None or self.slower:
             return True
+        shown = self.known_faster or self._measured_faster  # prices decide only where no more rounds are made
         ratio, count = self.measured.ratio, self.measured.loadings
         if self.accepted_unless_slower and count > 1:
             return ratio + uncertainty_of(self.measured) <= 1.0 + POLICY.loading_deviation
@@ -306,17 +332,26 @@ class Comparison:
             accepted = (ratio <= 1.0 and self.modelled < 1.0 - margin) or ratio + doubt_of(
                 self.measured
             ) <= 1.0 + margin
-            return accepted and (self.faster or ratio > 1.0 - margin)  # a gain that can be shown is shown
+            return accepted and (shown or ratio > 1.0 - margin)  # a gain that can be shown is shown
         if count > 1:  # looked at after 2, 4, 8 loadings: each look may err
-            return count & (count - 1) == 0 and (self.faster or not self._may_be_faster)
+            return count & (count - 1) == 0 and (shown or not self._may_be_faster)
         if ratio + doubt_of(self.measured) < 1.0:
             return True  # more rounds do not tell how the models were loaded: more loadings do
-        return self.faster or (self.measured.runs >= POLICY.futile_rounds and not self._may_be_faster)
+        return shown or (self.measured.runs >= POLICY.futile_rounds and not self._may_be_faster)
 
     def decide(self) -> Decision:
         """The policy."""
         better = self.improvement
-        return Decision(better, "" if better else self._reason)
+        if better is None:
+            return Decision(None, self._reason)
+        if better == "faster" and self.timed and not (self.known_faster or self._measured_faster):
+            both = self.together
+            doubt = NormalDist().inv_cdf(1.0 - POLICY.combined_error_rate) * both.deviation
+            return Decision(
+                better, f"rounds alone are in doubt, at {self._ratio} of the input's time; prices and rounds together "
+                f"put the result at {both.mean:.3f} ± {doubt:.3f}",
+            )  # fmt: skip
+        return Decision(better)
 
     @property
     def _reason(self) -> str:

@@ -87,7 +87,7 @@ def _reason(candidate: Candidate, context: Context) -> report.Reason:
     decision, check, stopped = candidate.decision, candidate.check, candidate.search.stopped
     options, left = context.task.options, context.task.budget.left
     if decision.improvement is not None:
-        return report.Reason(decision.improvement, _IMPROVED[decision.improvement])
+        return report.Reason(decision.improvement, decision.reason or _IMPROVED[decision.improvement])
     if decision.code in ("refuted", "runtime"):
         return report.Reason("refuted" if decision.code == "refuted" else "not_better", decision.reason)
     if context.failures and (check.verdict == "failed" or not decision.reason):

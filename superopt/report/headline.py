@@ -87,7 +87,11 @@ def _measured(report: Mapping[str, Any]) -> tuple[str, str, str]:
         f"{time_text(before)} → {time_text(before * ratio)}, measured on {device}: {ratio:.3f} of the original’s time "
         f"({certainty(spread, rounds)})."
     )
-    return (*measured_claim(ratio, spread, rounds), basis)
+    claim = measured_claim(ratio, spread, rounds)
+    if claim[0] == "no difference" and report["reason"]["code"] == "faster":
+        claim = ("faster", f"About {speedup_text(ratio)} faster")
+        basis = f"{basis} {report['reason']['text'][0].upper()}{printable(report['reason']['text'][1:], 300)}."
+    return (*claim, basis)
 
 
 def measured_claim(ratio: float, spread: float, rounds: int | None = None) -> tuple[str, str]:
