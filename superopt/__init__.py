@@ -26,8 +26,8 @@ if TYPE_CHECKING:
         training_loop,
         vjp,
     )  # fmt: skip
-    from superopt.pipeline.drop_in import simplify, slim
-    from superopt.pipeline.onnx_ir_pass import onnx_program
+    from superopt.pipeline.integrations.drop_in import simplify, slim
+    from superopt.pipeline.integrations.onnx_ir_pass import onnx_program
     from superopt.pipeline.pytorch import explain, from_torch
     from superopt.pipeline.settings import Settings
 
@@ -48,9 +48,9 @@ _HOMES = {
     "from_jax": "frontend.from_jax",
     "jit": "frontend.jit",
     "Settings": "pipeline.settings",
-    "onnx_program": "pipeline.onnx_ir_pass",
+    "onnx_program": "pipeline.integrations.onnx_ir_pass",
     "optimize": "pipeline.api",
-    **dict.fromkeys(("simplify", "slim"), "pipeline.drop_in"),
+    **dict.fromkeys(("simplify", "slim"), "pipeline.integrations.drop_in"),
     **dict.fromkeys(("explain", "from_torch"), "pipeline.pytorch"),
 }
 

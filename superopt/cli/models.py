@@ -296,7 +296,7 @@ def slim(
     It never fails on a valid model. superopt.slim(model) is the same from Python, in place of OnnxSlim's.
     """
     with rarely_collected():  # hundreds of modules
-        from superopt.pipeline.drop_in import slim_graph, with_input_shapes
+        from superopt.pipeline.integrations.drop_in import slim_graph, with_input_shapes
         from superopt.pipeline.optimization import load
         from superopt.runtime.limits import thrifty_heap
 

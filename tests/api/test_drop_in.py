@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import superopt
 from superopt import cli, formats
 from superopt.ir.errors import InvalidModel, InvalidOption, ResourceLimit, UsageError
-from superopt.pipeline import drop_in
+from superopt.pipeline.integrations import drop_in
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 
 FAST: dict[str, Any] = {"settings": {"target": "profile:cpu-epyc-2core"}}

@@ -13,6 +13,13 @@ import superopt
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 
 
+def _identity_model() -> onnx.ModelProto:
+    nodes = [helper.make_node("Identity", ["x"], ["same"]), helper.make_node("Relu", ["same"], ["y"])]
+    kinds = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [4]) for name in ("x", "y")]
+    opset = [helper.make_opsetid("", 18)]
+    return helper.make_model(helper.make_graph(nodes, "g", kinds[:1], kinds[1:]), opset_imports=opset)
+
+
 def test_ultralytics_exports_with_one_line_patched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     onnxslim = pytest.importorskip("onnxslim")
     ultralytics = pytest.importorskip("ultralytics")
@@ -37,13 +44,10 @@ def test_ultralytics_exports_with_one_line_patched(tmp_path: Path, monkeypatch: 
 
 def test_a_workflow_of_olive_runs_the_pass(tmp_path: Path) -> None:
     workflows = pytest.importorskip("olive.workflows")
-    from superopt.pipeline.olive_pass import package_config
+    from superopt.pipeline.integrations.olive_pass import package_config
 
     source = tmp_path / "model.onnx"
-    nodes = [helper.make_node("Identity", ["x"], ["same"]), helper.make_node("Relu", ["same"], ["y"])]
-    kinds = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [4]) for name in ("x", "y")]
-    opset = [helper.make_opsetid("", 18)]
-    onnx.save(helper.make_model(helper.make_graph(nodes, "g", kinds[:1], kinds[1:]), opset_imports=opset), source)
+    onnx.save(_identity_model(), source)
     workflow = {
         "input_model": {"type": "OnnxModel", "model_path": str(source)},
         "passes": {"slim": {"type": "SuperoptSlim", "settings": {"target": "profile:cpu-epyc-2core"}}},
@@ -52,3 +56,23 @@ def test_a_workflow_of_olive_runs_the_pass(tmp_path: Path) -> None:
     workflows.run(workflow, package_config=package_config())
     (written,) = (tmp_path / "out").rglob("*.onnx")
     assert [n.op_type for n in onnx.load(written).graph.node] == ["Relu"]
+
+
+def test_optimum_has_a_sub_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("optimum.commands.optimum_cli")
+    from optimum.commands import optimum_cli
+
+    from superopt.pipeline.integrations.optimum_command import register
+
+    registered = register()
+    try:
+        source, output = tmp_path / "exported", tmp_path / "slim"
+        source.mkdir()
+        (source / "config.json").write_text("{}")
+        onnx.save(_identity_model(), source / "model.onnx")
+        monkeypatch.setattr("sys.argv", ["optimum-cli", "superopt", "--onnx_model", str(source), "-o", str(output)])
+        optimum_cli.main()
+    finally:
+        registered.unlink()
+    assert [n.op_type for n in onnx.load(output / "model.onnx").graph.node] == ["Relu"]
+    assert (output / "config.json").read_text() == "{}"

@@ -550,7 +550,7 @@ def test_an_exported_program_is_optimised() -> None:
 
 def test_a_pass_of_onnx_ir_optimises_a_model_and_leaves_one_that_is_optimal() -> None:
     onnx_ir = pytest.importorskip("onnx_ir")
-    from superopt.pipeline.onnx_ir_pass import SlimPass
+    from superopt.pipeline.integrations.onnx_ir_pass import SlimPass
 
     model = torch.onnx.export(_layers(), (torch.randn(3, 8),), dynamo=True, verbose=False).model
     passes = onnx_ir.passes.Sequential(SlimPass(settings={"target": "profile:cpu-epyc-2core"}))

@@ -9,7 +9,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from superopt.pipeline.drop_in import slim
+from superopt.pipeline.integrations.drop_in import slim
 
 __all__ = ["SlimPass", "onnx_program"]
 

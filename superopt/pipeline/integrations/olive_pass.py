@@ -1,7 +1,7 @@
 """A pass of Olive, Microsoft's toolchain for deployment: ``{"type": "SuperoptSlim"}`` among the passes of a workflow.
 
-Olive reads which passes there are from a package configuration. ``python -m superopt.pipeline.olive_pass`` prints
-Olive's own with this pass added: ``olive run --config workflow.json --package-config package.json``.
+Olive reads which passes there are from a package configuration. ``python -m
+superopt.pipeline.integrations.olive_pass`` prints Olive's own with this pass added: ``olive run --config workflow.json --package-config package.json``.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from olive.package_config import OlivePackageConfig
 from olive.passes import Pass
 from olive.passes.pass_config import BasePassConfig, PassConfigParam
 
-from superopt.pipeline.drop_in import slim
+from superopt.pipeline.integrations.drop_in import slim
 
 __all__ = ["SuperoptSlim", "package_config"]
 
-_EVERYWHERE = {
-    "module_path": f"{__name__ if __name__ != '__main__' else 'superopt.pipeline.olive_pass'}.SuperoptSlim",
+_DECLARATION = {
+    "module_path": "superopt.pipeline.integrations.olive_pass.SuperoptSlim",
     "supported_providers": ["CPUExecutionProvider", "CUDAExecutionProvider"],
     "supported_accelerators": ["*"],
     "supported_precisions": ["*"],
@@ -59,7 +59,7 @@ class SuperoptSlim(Pass):
 def package_config() -> dict[str, Any]:
     """Olive's package configuration with :class:`SuperoptSlim` added, as ``olive.workflows.run`` takes it."""
     config: dict[str, Any] = json.loads(Path(OlivePackageConfig.get_default_config_path()).read_text(encoding="utf-8"))
-    config["passes"]["SuperoptSlim"] = _EVERYWHERE
+    config["passes"]["SuperoptSlim"] = _DECLARATION
     return config
 
 

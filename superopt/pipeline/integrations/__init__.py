@@ -1,0 +1,1 @@
+"""superopt in the place of other tools, and as a part of them: OnnxSlim, onnxsim, onnx_ir, Olive, optimum."""
