@@ -1,7 +1,8 @@
 """A pass of Olive, Microsoft's toolchain for deployment: ``{"type": "SuperoptSlim"}`` among the passes of a workflow.
 
 Olive reads which passes there are from a package configuration. ``python -m
-superopt.pipeline.integrations.olive_pass`` prints Olive's own with this pass added: ``olive run --config workflow.json --package-config package.json``.
+superopt.pipeline.integrations.olive_pass`` prints Olive's own with this pass added, for ``olive run --config
+workflow.json --package-config package.json``.
 """
 
 from __future__ import annotations
