@@ -17,6 +17,7 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 from superopt.report.headline import Headline, measured_claim
 from superopt.report.quantities import time_text
 from superopt.server.http import openapi as doc
+from superopt.server.http.parameters import JobId
 from superopt.server.http.problems import Problem
 from superopt.server.routes.documents import describe, ended
 from superopt.server.routes.render import page
@@ -209,7 +210,7 @@ def _facts(comparison: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @router.put("/v1/jobs/{job_id}/pin", responses=doc.PIN, openapi_extra=doc.guarded(), summary="Keep a job")
-async def put_pin(job_id: str, request: Request) -> Response:
+async def put_pin(job_id: JobId, request: Request) -> Response:
     """Keeps a job that succeeded beyond the retention, under a short link; again gives the same link."""
     service = of(request)
     caller = await service.caller(request)
@@ -220,7 +221,7 @@ async def put_pin(job_id: str, request: Request) -> Response:
 
 @router.delete("/v1/jobs/{job_id}/pin", status_code=204, responses=doc.UNPIN, openapi_extra=doc.guarded(),
                summary="Let a job go")  # fmt: skip
-async def delete_pin(job_id: str, request: Request) -> Response:
+async def delete_pin(job_id: JobId, request: Request) -> Response:
     """The job is kept no longer than others."""
     service = of(request)
     await service.own_job(job_id, await service.caller(request))

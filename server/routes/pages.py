@@ -16,7 +16,7 @@ from superopt.ir.errors import printable
 from superopt.report import outcome
 from superopt.server.http.body import GRAPH_JSON, ONNX, Upload, receive
 from superopt.server.http.keys import Caller
-from superopt.server.http.parameters import read_options
+from superopt.server.http.parameters import JobId, read_options
 from superopt.server.http.problems import Problem
 from superopt.server.jobs.blobs import Spool
 from superopt.server.jobs.store import FINAL
@@ -130,7 +130,7 @@ def _example(service: Service, name: str) -> Upload:
 
 
 @router.get("/jobs/{job_id}")
-async def get_job_page(job_id: str, request: Request) -> Response:
+async def get_job_page(job_id: JobId, request: Request) -> Response:
     """Progress, then the report. Without script the page loads itself again while the job runs."""
     service = of(request)
     try:
@@ -188,7 +188,7 @@ async def _caller(request: Request, service: Service) -> Caller:
 
 
 @router.post("/jobs/{job_id}/cancel")
-async def post_cancel(job_id: str, request: Request) -> Response:
+async def post_cancel(job_id: JobId, request: Request) -> Response:
     """The page's cancel button; back to the page."""
     service = of(request)
     try:
@@ -201,7 +201,7 @@ async def post_cancel(job_id: str, request: Request) -> Response:
 
 
 @router.post("/jobs/{job_id}/pin")
-async def post_pin_page(job_id: str, request: Request) -> Response:
+async def post_pin_page(job_id: JobId, request: Request) -> Response:
     """The page's button to keep the job; back to the page, which says the link."""
     service = of(request)
     try:
@@ -214,7 +214,7 @@ async def post_pin_page(job_id: str, request: Request) -> Response:
 
 
 @router.post("/jobs/{job_id}/continue")
-async def post_continue_page(job_id: str, request: Request) -> Response:
+async def post_continue_page(job_id: JobId, request: Request) -> Response:
     """The page's button to search on; off to the new job's page."""
     service = of(request)
     try:
@@ -226,7 +226,7 @@ async def post_continue_page(job_id: str, request: Request) -> Response:
 
 
 @router.get("/jobs/{job_id}/graph.{form}")
-async def get_graph_file(job_id: str, form: str, request: Request) -> Response:
+async def get_graph_file(job_id: JobId, form: str, request: Request) -> Response:
     """The result as a file to download; its form is in the address, where a browser can say it."""
     service = of(request)
     try:
