@@ -28,6 +28,7 @@ READS = "superopt reads ONNX models and its own JSON graphs"
 _TF = "convert it with tf2onnx: python -m tf2onnx.convert {} --output model.onnx"
 _TORCH = "load the module in Python, then superopt.optimize(module, example_inputs=(x,)), or torch.onnx.export"
 _HUB = "export it with optimum: optimum-cli export onnx --model {} onnx/"
+_TEXT = "convert it: python -c \"import onnx; onnx.save(onnx.load('{{name}}', format='{}'), 'model.onnx')\""
 _PICKLED = (
     re.compile(rb"\x80[\x02-\x05]"),
     "a Python pickle (a PyTorch checkpoint?), which superopt never loads",
@@ -49,7 +50,11 @@ _CONTENT: tuple[tuple[re.Pattern[bytes], str, str], ...] = (
     (re.compile(rb"(?i)\s*<(?:!doctype|html)"), "a web page (a download that went wrong?)", READS),
     (re.compile(rb"(?s)\s*<(?:\?xml[^>]*>\s*<)?net\b"), "an OpenVINO model",
      "take the model that it was made of, and export that to ONNX"),
-    (re.compile(rb"\s*<\s*ir_version|\s*ir_version:"), "ONNX's text form", "onnx.parser.parse_model reads it"),
+    (re.compile(rb"\s*<\s*ir_version"), "ONNX's text form", _TEXT.format("onnxtxt")),
+    (re.compile(rb"\s*(?:ir_version|opset_import|producer_name|graph)\s*[:{]"), "protobuf's text form of ONNX",
+     _TEXT.format("textproto")),
+    (re.compile(rb'\s*\{\s*"(?:irVersion|opsetImport|producerName|graph)"'), "protobuf's JSON form of ONNX",
+     _TEXT.format("json")),
     (re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:\[|null\s*$)"), "JSON, but no object", READS),
 )  # fmt: skip
 _SUFFIXES = {
@@ -166,10 +171,10 @@ def _parse(data: bytes, files: ExternalFiles, name: str) -> Graph:
     """The graph in bytes of a file; ``name`` is what hints call that."""
     if not data:
         raise InvalidModel("is empty", hint=READS)
-    if _JSON.match(data):
-        return read_json(data, files)
     if (foreign := foreign_bytes(data, name)) is not None:
         raise foreign
+    if _JSON.match(data):
+        return read_json(data, files)
     return from_model_bytes(data, files)
 
 
