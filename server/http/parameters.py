@@ -1,4 +1,4 @@
-"""What a client may ask of an optimisation: read from the query, or from a form; refused with the parameter's name."""
+"""What a client may ask of an optimization: read from the query, or from a form; refused with the parameter's name."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ Which = Annotated[str, Query(max_length=100)]
 
 @router.get("/v1/gallery", responses=doc.GALLERY, summary="What is recorded of the corpus")
 async def get_gallery(request: Request) -> Response:
-    """Each model with what a recorded optimisation made of it, and how that was measured beside other tools."""
+    """Each model with what a recorded optimization made of it, and how that was measured beside other tools."""
     service = of(request)
     body = await run_in_threadpool(_gallery, service)
     return sent(request, body)
@@ -70,7 +70,7 @@ def _gallery(service: Service) -> bytes:
 
 @router.get("/v1/gallery/{name}", responses=doc.GALLERY_ENTRY, summary="One model of the corpus")
 async def get_gallery_entry(name: str, request: Request) -> Response:
-    """The report of its recorded optimisation, and on which device and when."""
+    """The report of its recorded optimization, and on which device and when."""
     entry = await run_in_threadpool(_entry, of(request), name)
     told = {k: v for k, v in entry.items() if k != "comparison"}
     return sent(request, json.dumps(told).encode())
@@ -138,7 +138,7 @@ async def _compared(service: Service, a: str, b: str) -> dict[str, Any]:
 
 @router.get("/corpus/{name}", include_in_schema=False)
 async def get_model_page(name: str, request: Request) -> Response:
-    """What a recorded optimisation made of a model of the corpus."""
+    """What a recorded optimization made of a model of the corpus."""
     service = of(request)
     model = next((m for m in service.recorded.models if m["name"] == name), None)
     entry = await run_in_threadpool(service.gallery.entry, name)

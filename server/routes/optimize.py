@@ -21,7 +21,7 @@ router = APIRouter(prefix="/v1", tags=["optimize"])
 
 
 @router.post("/optimize", openapi_extra=doc.submission("Webhook-Secret"), responses=doc.OPTIMIZED,
-             summary="Optimise a small graph")  # fmt: skip
+             summary="Optimize a small graph")  # fmt: skip
 async def post_optimize(request: Request) -> Response:
     """Answers with the rewritten graph, in the form that the Accept header names (by default that of the body).
 

@@ -1,4 +1,4 @@
-"""Pages: optimise a model, follow its job, read the report; browse the rules; the corpus. Readable without script."""
+"""Pages: optimize a model, follow its job, read the report; browse the rules; the corpus. Readable without script."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Send a model, follow its job, fetch the result: ``python optimise.py MODEL RESULT`` (files .onnx or .json)."""
+"""Send a model, follow its job, fetch the result: ``python optimize.py MODEL RESULT`` (files .onnx or .json)."""
 
 import os
 import sys

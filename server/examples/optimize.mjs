@@ -1,4 +1,4 @@
-// Send a model, follow its job, fetch the result: node optimise.mjs MODEL RESULT (files .json), Node 18 or a browser
+// Send a model, follow its job, fetch the result: node optimize.mjs MODEL RESULT (files .json), Node 18 or a browser
 import { readFile, writeFile } from "node:fs/promises";
 
 const url = process.env.SUPEROPT_URL ?? "http://127.0.0.1:8000";
