@@ -19,6 +19,7 @@ from superopt.server.http.keys import Caller
 from superopt.server.http.parameters import JobId, read_options
 from superopt.server.http.problems import Problem
 from superopt.server.jobs.blobs import Spool
+from superopt.server.jobs.finality import unfinished
 from superopt.server.jobs.store import FINAL
 from superopt.server.routes.documents import describe, ended, send_file
 from superopt.server.routes.jobs import go_on
@@ -170,10 +171,13 @@ def _report(service: Service, job: Mapping[str, Any]) -> dict[str, Any]:
     sentences = ["Continuing it may find more."] if "continue" in said["links"] else []
     if job["cached"]:
         sentences.append("This is the result of an equal earlier job.")
+    values = shown(json.loads(path.read_text()))
+    if values["report"]["status"] == "unchanged" and (cut := unfinished(job["outputs"])):
+        values["head"] = replace(values["head"], basis=f"The search {cut}." if cut.startswith("stopped") else f"{cut}.")
     return {
         "addresses": {"comparison": said["links"].get("comparison", ""), "frames": frames, "shared": shared},
         "sentences": sentences,
-        "timeline": timeline(lines), **shown(json.loads(path.read_text())),
+        "timeline": timeline(lines), **values,
     }  # fmt: skip
 
 

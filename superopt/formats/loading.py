@@ -109,6 +109,7 @@ def _refusal(what: str, hint: str, name: str) -> InvalidModel:
 # -- Loading and saving --------------------------------------------------------------------------------------------
 
 
+_ADDRESS = re.compile(r"(?i)[a-z][a-z0-9+.-]+:/")  # a path has one of the two slashes
 MAX_MESSAGE = 2**31 - 1  # protobuf's own limit
 _JSON = re.compile(rb"(?:\xef\xbb\xbf)?[ \t\r\n]*\{")
 
@@ -132,6 +133,8 @@ def load_with_files(path: Path | str, *, external: bool = True) -> tuple[Graph, 
     path = Path(path)
     files = ExternalFiles(path.parent, external)
     try:
+        if _ADDRESS.match(str(path)) and not os.path.lexists(path):
+            raise InvalidModel("is an address, and superopt reads files", hint="download it first: curl -LO ADDRESS")
         if os.path.isdir(path):
             raise foreign_folder(path)
         found = lean(path, MAX_MESSAGE)
