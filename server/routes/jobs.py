@@ -333,6 +333,8 @@ async def _stream(service: Service, job_id: str, seen: int, client: str) -> Asyn
             if not rows and await run_in_threadpool(service.store.job, job_id) is None:
                 return
             if not await service.watcher.news(job_id, seen, _BREATH):
+                if service.watcher.closing:  # the client asks again, and goes on where this stream ends
+                    return
                 yield b": still here\n\n"
     finally:
         service.streams[client] -= 1

@@ -43,10 +43,10 @@ async def post_optimize(request: Request) -> Response:
 
 
 async def _wait(service: Service, request: Request, job_id: str, seconds: float) -> bool:
-    """Until the job has ended, the time is over or the client is gone."""
+    """Until the job has ended, the time is over, the client is gone or the service ends."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
-    while (left := deadline - loop.time()) > 0:
+    while (left := deadline - loop.time()) > 0 and not service.watcher.closing:
         if await service.watcher.finished(job_id, min(left, 2.0)):
             return True
         if await request.is_disconnected():
