@@ -111,7 +111,7 @@ def _handle_problems(app: FastAPI) -> None:
                 return Response(status_code=204, headers={"Allow": headers["Allow"]})
             detail = f"{request.method} is none of its methods; they are {headers['Allow']}"
         elif error.status_code == 404:
-            detail = f"there is nothing at {printable(request.url.path)}; GET /openapi.json lists what there is"
+            detail = f"there is nothing at {printable(request.url.path)}; /api describes what there is"
         return answer(request, Problem(error.status_code, kind, detail, headers=headers))
 
     @app.exception_handler(ClientDisconnect)

@@ -19,7 +19,7 @@ TITLES: Mapping[str, str] = {
     "bad-request": "The request is not understood",
     "unauthorised": "An API key is needed",
     "forbidden": "Not allowed",
-    "not-found": "There is no such thing",
+    "not-found": "Not found",
     "method-not-allowed": "The resource does not do that",
     "not-acceptable": "No representation that the Accept header names",
     "header-timeout": "The headers came too slowly",
