@@ -20,6 +20,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 
+from superopt.ir.errors import printable
 from superopt.server.http import openapi
 from superopt.server.http.answers import Answers
 from superopt.server.http.guard import Guard
@@ -79,12 +80,14 @@ def _operation_id(route: APIRoute) -> str:
     return route.name
 
 
-def _allowed(app: FastAPI, path: str) -> str:
-    """The methods of a resource; the framework names those of the first route that has its path."""
+def _allowed(app: FastAPI, path: str, named: str) -> str:
+    """The methods of a resource; the framework names only those of the first route that has its path."""
+    methods = {name.strip() for name in named.split(",")}
     for template, operations in app.openapi()["paths"].items():
         if re.fullmatch(re.sub(r"\{[^}]+\}", "[^/]+", template), path):
-            return ", ".join(sorted(name.upper() for name in operations))
-    return ""
+            methods = {name.upper() for name in operations}
+            break
+    return ", ".join(sorted(methods | {"OPTIONS"} | ({"HEAD"} if "GET" in methods else set())))
 
 
 def _handle_problems(app: FastAPI) -> None:
@@ -101,10 +104,15 @@ def _handle_problems(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def _http(request: Request, error: HTTPException) -> Response:
         kind = _KINDS.get(error.status_code, "bad-request" if error.status_code < 500 else "internal")
-        headers = dict(error.headers or {})
-        if error.status_code == 405 and (methods := _allowed(app, request.url.path)):
-            headers["Allow"] = methods
-        return answer(request, Problem(error.status_code, kind, str(error.detail), headers=headers))
+        headers, detail = dict(error.headers or {}), str(error.detail)
+        if error.status_code == 405:
+            headers["Allow"] = _allowed(app, request.url.path, headers.get("Allow", ""))
+            if request.method == "OPTIONS":
+                return Response(status_code=204, headers={"Allow": headers["Allow"]})
+            detail = f"{request.method} is none of its methods; they are {headers['Allow']}"
+        elif error.status_code == 404:
+            detail = f"there is nothing at {printable(request.url.path)}; /api describes what there is"
+        return answer(request, Problem(error.status_code, kind, detail, headers=headers))
 
     @app.exception_handler(ClientDisconnect)
     async def _gone(request: Request, error: ClientDisconnect) -> Response:

@@ -1,6 +1,6 @@
 """Record what the gallery shows: ``python -m superopt.server.gallery_record [MODELS] --folder server/gallery/results``.
 
-Each model of the corpus is optimised for a recorded profile, one after the other, in a process of its own; kept are its
+Each model of the corpus is optimized for a recorded profile, one after the other, in a process of its own; kept are its
 report and the comparison of both graphs, compressed, under the model's name. ``make gallery`` does all of them.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 __all__ = ["FORMAT", "main", "recorded"]
 
 FORMAT = "superopt.gallery"
-_SECONDS = 120.0  # of each optimisation
+_SECONDS = 120.0  # of each optimization
 
 
 def recorded(path: Path, target: str, seconds: float = _SECONDS) -> dict[str, Any]:
@@ -27,7 +27,7 @@ def recorded(path: Path, target: str, seconds: float = _SECONDS) -> dict[str, An
     Args:
         path: of the model.
         target: ``profile:NAME``, so that it says on which device it is to be fast.
-        seconds: limit of the optimisation.
+        seconds: limit of the optimization.
     """
     from superopt import cost, pipeline
     from superopt.server.views.report_payload import tell

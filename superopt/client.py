@@ -61,7 +61,7 @@ class Client:
     def submit(
         self, model: str | Path, *data: str | Path, idempotency_key: str = "", webhook_secret: str = "", **options: Any
     ) -> Job:  # fmt: skip
-        """Send a model, with the files of its weights, and have it optimised.
+        """Send a model, with the files of its weights, and have it optimized.
 
         Args:
             model: an ONNX model or a JSON graph; or ``s3://…`` where the service has a store, which then fetches it and

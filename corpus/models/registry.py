@@ -50,7 +50,7 @@ MODELS: tuple[Model, ...] = (
     Model("resnet18", "cnn", cnn.resnet, "He et al., Deep Residual Learning for Image Recognition, CVPR 2016",
           "basic residual blocks", {"depths": (2, 2, 2, 2), "bottleneck": False}, _TINY_RESNET),
     Model("resnet50", "cnn", cnn.resnet, "He et al., Deep Residual Learning for Image Recognition, CVPR 2016",
-          "the field's yardstick; BatchNorm folding, bottlenecks", {}, _TINY_RESNET | {"group_width": 8}),
+          "the usual benchmark network; BatchNorm folding, bottlenecks", {}, _TINY_RESNET | {"group_width": 8}),
     Model("resnext50", "cnn", cnn.resnet, "Xie et al., Aggregated Residual Transformations, CVPR 2017",
           "32 groups of 4 channels: grouped convolutions pay when widened", {"groups": 32, "group_width": 4},
           _TINY_RESNET | {"groups": 4, "group_width": 2}),

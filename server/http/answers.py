@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from superopt.server.http.conditional_requests import is_current
+
 __all__ = ["Answers"]
 
 _PLACES = ("/v1/rules", "/v1/operators", "/v1/profiles", "/v1/gallery")
@@ -106,7 +108,7 @@ def _kept_here(path: str) -> bool:
 
 async def _answer(kept: _Kept, asked: dict[bytes, bytes], send: Send) -> None:
     headers, body, status = [*kept.headers], kept.body, 200
-    if kept.tag and kept.tag in asked.get(b"if-none-match", b""):
+    if kept.tag and is_current(asked.get(b"if-none-match", b"").decode("latin-1"), kept.tag.decode("latin-1")):
         status, body = 304, b""
         headers = [(n, v) for n, v in headers if n != b"content-type"]
     else:

@@ -1,12 +1,15 @@
-"""What a client may ask of an optimisation: read from the query, or from a form; refused with the parameter's name."""
+"""What a client may ask of an optimization: read from the query, or from a form; refused with the parameter's name."""
 
 from __future__ import annotations
 
 import difflib
 import math
 import re
+import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator
 
 from superopt import cost
 from superopt.ir.errors import UsageError
@@ -15,7 +18,18 @@ from superopt.server.http.problems import Problem
 from superopt.server.settings import Limits
 from superopt.server.views.catalogue import Catalogue
 
-__all__ = ["DESCRIPTIONS", "read_options", "refuse_unknown", "wrong"]
+__all__ = ["DESCRIPTIONS", "JobId", "canonical_id", "read_options", "refuse_unknown", "wrong"]
+
+
+def canonical_id(text: str) -> str:
+    """A job's id as the service writes it, however a client writes the UUID; text that is no UUID as it is."""
+    try:
+        return str(uuid.UUID(text))
+    except ValueError:
+        return text
+
+
+JobId = Annotated[str, BeforeValidator(canonical_id)]
 
 _TARGET = re.compile(r"cpu|cuda|profile:[A-Za-z0-9_-]{1,80}")
 _DIM = re.compile(r"([^=\s]{1,80})=([0-9]{1,9})")
@@ -168,5 +182,7 @@ def _sizes(items: Sequence[str]) -> dict[str, int]:
         match = _DIM.fullmatch(item)
         if match is None or int(match[2]) < 1:
             raise wrong("dim", f"{item[:80]!r} is not NAME=SIZE with a positive integer")
-        sizes[match[1]] = int(match[2])
+        name, size = match[1], int(match[2])
+        if sizes.setdefault(name, size) != size:
+            raise wrong("dim", f"gives {name!r} two sizes: {sizes[name]} and {size}")
     return sizes

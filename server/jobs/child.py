@@ -15,13 +15,14 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Mapping
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from superopt.fleet.child import ends_with
-from superopt.ir.errors import InvalidModel, ResourceLimit, SuperoptError
+from superopt.ir.errors import InvalidModel, ResourceLimit, SuperoptError, out_of_memory
 from superopt.server.http.system_errors import DISK_FULL, OUT_OF_MEMORY, meaning
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def _outcome(job: dict[str, Any]) -> dict[str, Any]:
     except (SuperoptError, OSError, MemoryError) as error:
         found = meaning(error)
         if isinstance(error, MemoryError) or (found is not None and found.kind == OUT_OF_MEMORY):
-            return _limit(f"more than {job['memory'] >> 20} MiB of memory were needed") | {"out_of_memory": True}
+            return _too_little_memory(job)
         if found is None:
             return _failure(error)
         traceback.print_exc()  # to the worker's log
@@ -120,6 +121,8 @@ def _outcome(job: dict[str, Any]) -> dict[str, Any]:
         return _limit(f"no result within {job['seconds']:.0f} seconds")
     except Exception as error:
         traceback.print_exc()
+        if out_of_memory(error):
+            return _too_little_memory(job)
         return {"error": {"what": f"{type(error).__name__} in the engine", "exit_code": 1}}
 
 
@@ -133,6 +136,10 @@ def _failure(error: SuperoptError | OSError) -> dict[str, Any]:
 
 def _bounded(text: str) -> str:
     return text if len(text) <= 2000 else f"{text[:2000]}…"
+
+
+def _too_little_memory(job: Mapping[str, Any]) -> dict[str, Any]:
+    return _limit(f"more than {job['memory'] >> 20} MiB of memory were needed") | {"out_of_memory": True}
 
 
 def _limit(what: str) -> dict[str, Any]:

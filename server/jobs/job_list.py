@@ -62,7 +62,7 @@ def read_wanted(states: Sequence[str], ids: Sequence[str], name: str, after: str
         raise wrong("limit", f"is not a number from 1 to {MOST}")
     cursor = _CURSOR.fullmatch(after)
     if after and cursor is None:
-        raise wrong("after", "is not what an answer said under next")
+        raise wrong("after", "is no cursor; follow the address that an answer has under next")
     before = (float(cursor[1]), cursor[2]) if cursor else None
     return Wanted(tuple(dict.fromkeys(states)), tuple(dict.fromkeys(ids)), name[:200], before, limit)
 

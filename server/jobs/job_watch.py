@@ -23,7 +23,11 @@ async def ended(task: asyncio.Task[None] | None) -> None:
 
 
 class Watcher:
-    """Wakes the coroutines that wait for a job's next event."""
+    """Wakes the coroutines that wait for a job's next event.
+
+    Attributes:
+        closing: nobody waits any more: the service ends, and its jobs go on when it is back.
+    """
 
     def __init__(self, store: Store, poll: float) -> None:
         self._store = store
@@ -31,20 +35,30 @@ class Watcher:
         self._waiting: dict[str, list[tuple[int, asyncio.Future[bool]]]] = defaultdict(list)
         self._wanted = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self.closing = False
 
     async def start(self) -> None:
         """Begin watching."""
         self._task = asyncio.create_task(self._run())
 
+    def close(self) -> None:
+        """Answer all who wait, as if their time were over, so that their requests end before the service does."""
+        self.closing = True
+        for waiters in self._waiting.values():
+            for _, future in waiters:
+                if not future.done():
+                    future.set_result(False)
+
     async def stop(self) -> None:
         """Let everybody go."""
         await ended(self._task)
-        for waiters in self._waiting.values():
-            for _, future in waiters:
-                future.cancel()
+        self.close()
 
     async def news(self, job_id: str, seen: int, timeout: float) -> bool:
-        """Wait until the job has more than ``seen`` events, has ended or is gone; false after ``timeout`` seconds."""
+        """Wait until the job has more than ``seen`` events, has ended or is gone; false after ``timeout`` seconds, and
+        where the service ends."""
+        if self.closing:
+            return False
         future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         entry = (seen, future)
         self._waiting[job_id].append(entry)
@@ -59,7 +73,7 @@ class Watcher:
                 del self._waiting[job_id]
 
     async def finished(self, job_id: str, timeout: float) -> bool:
-        """Wait until the job has ended or is gone; false after ``timeout`` seconds."""
+        """Wait until the job has ended or is gone; false after ``timeout`` seconds, and where the service ends."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
         seen = -1

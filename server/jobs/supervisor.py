@@ -155,6 +155,10 @@ def serve(settings: Settings, announce: Callable[[str], None] | None = None) -> 
                     name = f"[{settings.host}]" if ":" in settings.host else settings.host
                     announce(f"http://{name}:{place.getsockname()[1]}")
 
+            async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+                app.state.service.watcher.close()
+                await super().shutdown(sockets)
+
         app = create_app(settings)  # before the workers, which would take the processor from it
         connections = app.state.service.connections
         http: Any = lambda **uvicorn_gives: Reads(Connection(connections, **uvicorn_gives))  # noqa: E731

@@ -18,7 +18,7 @@ __all__ = ["EXAMPLES", "router"]
 
 router = APIRouter(include_in_schema=False)
 FOLDER = Path(__file__).parents[1] / "examples"
-EXAMPLES = {"Python": "optimise.py", "curl": "optimise.sh", "JavaScript": "optimise.mjs"}
+EXAMPLES = {"Python": "optimize.py", "curl": "optimize.sh", "JavaScript": "optimize.mjs"}
 
 
 @router.get("/api")

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response, StreamingResponse
 
 from superopt.server.http.body import GRAPH_JSON, MULTIPART, ONNX
+from superopt.server.http.conditional_requests import is_current, read_range
 from superopt.server.http.problems import Problem, from_outcome
 from superopt.server.jobs.child import FILES, FRAME, SIDECAR
 from superopt.server.jobs.finality import unfinished
@@ -180,7 +181,7 @@ async def _send_parts(service: Service, job: Mapping[str, Any], request: Request
         wanted = [("graph", "graph.json", GRAPH_JSON, files["json"])]
     tag = f'"{hashlib.sha256("".join(facts["sha256"] for *_, facts in wanted).encode()).hexdigest()}"'
     headers = {"ETag": tag, "Cache-Control": "private, max-age=3600", **extra}
-    if tag in request.headers.get("if-none-match", ""):
+    if is_current(request.headers.get("if-none-match", ""), tag):
         return Response(status_code=304, headers=headers)
     boundary = f"superopt-{tag[1:33]}"  # a digest of the contents, so the contents do not hold it
     pieces: list[bytes | Path] = []
@@ -216,11 +217,12 @@ async def send_file(
     facts = job["outputs"]["files"][name]
     tag = f'"{facts["sha256"]}"'
     headers = {"ETag": tag, "Cache-Control": "private, max-age=3600", **extra}
-    if tag in request.headers.get("if-none-match", ""):
+    if is_current(request.headers.get("if-none-match", ""), tag):
         return Response(status_code=304, headers=headers)
     path = await run_in_threadpool(service.blobs.fetched, facts["sha256"])
     if not await run_in_threadpool(path.is_file):
         raise Problem(410, "gone", "the result is not kept any more; submit the model again")
+    read_range(request, path.stat().st_size)
     filename = filename or f"{_stem(job)}{_SUFFIX.get(name, f'.{name}.json')}"
     return FileResponse(path, media_type=media, headers=headers, filename=filename)
 

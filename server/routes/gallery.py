@@ -17,6 +17,7 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 from superopt.report.headline import Headline, measured_claim
 from superopt.report.quantities import time_text
 from superopt.server.http import openapi as doc
+from superopt.server.http.parameters import JobId
 from superopt.server.http.problems import Problem
 from superopt.server.routes.documents import describe, ended
 from superopt.server.routes.render import page
@@ -36,7 +37,7 @@ Which = Annotated[str, Query(max_length=100)]
 
 @router.get("/v1/gallery", responses=doc.GALLERY, summary="What is recorded of the corpus")
 async def get_gallery(request: Request) -> Response:
-    """Each model with what a recorded optimisation made of it, and how that was measured beside other tools."""
+    """Each model with what a recorded optimization made of it, and how that was measured beside other tools."""
     service = of(request)
     body = await run_in_threadpool(_gallery, service)
     return sent(request, body)
@@ -69,7 +70,7 @@ def _gallery(service: Service) -> bytes:
 
 @router.get("/v1/gallery/{name}", responses=doc.GALLERY_ENTRY, summary="One model of the corpus")
 async def get_gallery_entry(name: str, request: Request) -> Response:
-    """The report of its recorded optimisation, and on which device and when."""
+    """The report of its recorded optimization, and on which device and when."""
     entry = await run_in_threadpool(_entry, of(request), name)
     told = {k: v for k, v in entry.items() if k != "comparison"}
     return sent(request, json.dumps(told).encode())
@@ -137,7 +138,7 @@ async def _compared(service: Service, a: str, b: str) -> dict[str, Any]:
 
 @router.get("/corpus/{name}", include_in_schema=False)
 async def get_model_page(name: str, request: Request) -> Response:
-    """What a recorded optimisation made of a model of the corpus."""
+    """What a recorded optimization made of a model of the corpus."""
     service = of(request)
     model = next((m for m in service.recorded.models if m["name"] == name), None)
     entry = await run_in_threadpool(service.gallery.entry, name)
@@ -209,7 +210,7 @@ def _facts(comparison: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @router.put("/v1/jobs/{job_id}/pin", responses=doc.PIN, openapi_extra=doc.guarded(), summary="Keep a job")
-async def put_pin(job_id: str, request: Request) -> Response:
+async def put_pin(job_id: JobId, request: Request) -> Response:
     """Keeps a job that succeeded beyond the retention, under a short link; again gives the same link."""
     service = of(request)
     caller = await service.caller(request)
@@ -220,7 +221,7 @@ async def put_pin(job_id: str, request: Request) -> Response:
 
 @router.delete("/v1/jobs/{job_id}/pin", status_code=204, responses=doc.UNPIN, openapi_extra=doc.guarded(),
                summary="Let a job go")  # fmt: skip
-async def delete_pin(job_id: str, request: Request) -> Response:
+async def delete_pin(job_id: JobId, request: Request) -> Response:
     """The job is kept no longer than others."""
     service = of(request)
     await service.own_job(job_id, await service.caller(request))

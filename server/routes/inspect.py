@@ -1,4 +1,4 @@
-"""Looking at a model before it is optimised: its facts and its drawing, without a job."""
+"""Looking at a model before it is optimized: its facts and its drawing, without a job."""
 
 from __future__ import annotations
 

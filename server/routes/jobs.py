@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
@@ -17,9 +16,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from superopt.server.http import openapi as doc
-from superopt.server.http.body import GRAPH_JSON, ONNX, Upload, receive
+from superopt.server.http.body import GRAPH_JSON, ONNX, Upload, pieces, receive
 from superopt.server.http.keys import Caller
-from superopt.server.http.parameters import read_options
+from superopt.server.http.parameters import JobId, canonical_id, read_options, wrong
 from superopt.server.http.problems import Problem
 from superopt.server.jobs.child import FILES, FRAME
 from superopt.server.jobs.finality import reusable
@@ -27,12 +26,13 @@ from superopt.server.jobs.job_list import MOST, Wanted, list_jobs, read_wanted
 from superopt.server.jobs.store import FINAL, WAITING
 from superopt.server.routes.documents import delivered, describe, ended, send_file, send_result
 from superopt.server.service import Service, of
+from superopt.server.settings import Limits
 
 __all__ = ["enqueue", "go_on", "router", "submit"]
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 _KEY = re.compile(r"[\x21-\x7e]{1,200}")
-_WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*(\d{1,6})(?:$|[,;\s])")
+_WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*(\"?)(\d{1,6})\1(?:$|[,;\s])", re.IGNORECASE | re.ASCII)
 _BREATH = 15.0  # seconds between comments in a silent stream, so that proxies keep it open
 
 
@@ -52,13 +52,11 @@ async def post_job(request: Request) -> Response:
 
 @router.put("/{job_id}", status_code=202, openapi_extra=doc.submission("Prefer", "Webhook-Secret"),
             responses=doc.JOB_ACCEPTED, summary="Submit a job under your own id")  # fmt: skip
-async def put_job(job_id: str, request: Request) -> Response:
+async def put_job(job_id: JobId, request: Request) -> Response:
     """Accepts a model under a UUID of the client's choice; the same request again finds the same job."""
-    try:
-        chosen = str(uuid.UUID(job_id))
-    except ValueError:
-        raise Problem(400, "bad-request", "the job id is not a UUID") from None
-    return await submit(request, job_id=chosen)
+    if not of(request).is_job(job_id):
+        raise Problem(400, "bad-request", "the job id is not a UUID")
+    return await submit(request, job_id=job_id)
 
 
 async def submit(request: Request, *, job_id: str | None = None, key: str | None = None) -> Response:
@@ -69,7 +67,7 @@ async def submit(request: Request, *, job_id: str | None = None, key: str | None
     headers = {"Location": f"/v1/jobs/{job['id']}"}
     wait = _WAIT.search(request.headers.get("prefer", ""))
     if wait and job["state"] not in FINAL:
-        seconds = min(float(wait[1]), limits.wait)
+        seconds = min(float(wait[2]), limits.wait)
         headers["Preference-Applied"] = f"wait={seconds:g}"
         await service.watcher.finished(job["id"], seconds)
         job = await service.job(job["id"])
@@ -101,6 +99,9 @@ async def enqueue(
     if chosen and named:
         raise Problem(400, "invalid-parameter", "source: a model is either uploaded or named",
                       errors=[{"parameter": "source", "detail": "stands beside upload"}])  # fmt: skip
+    for reference in ("upload", "source"):
+        if reference in request.query_params:
+            await _refuse_body(request, reference, limits)
     if named:
         upload = await service.carried(service.stores.fetch, named)
     elif chosen:
@@ -115,6 +116,12 @@ async def enqueue(
     )  # fmt: skip
     request.state.job = job["id"]
     return job
+
+
+async def _refuse_body(request: Request, reference: str, limits: Limits) -> None:
+    """A model that is sent beside a reference to another one would be lost."""
+    async for _ in pieces(request, limits, limits.body):
+        raise wrong(reference, "stands beside a body; send the model, or name it")
 
 
 @router.get("", responses=doc.JOBS, openapi_extra=doc.listing("limit", "after"), summary="List your jobs")
@@ -157,14 +164,15 @@ def _wanted(request: Request) -> Wanted:
     given = request.query_params
     limit = given.get("limit", "50")
     return read_wanted(
-        given.getlist("state"), given.getlist("id"), given.get("name", ""), given.get("after", ""),
+        given.getlist("state"), [canonical_id(i) for i in given.getlist("id")], given.get("name", ""),
+        given.get("after", ""),
         int(limit) if limit.isascii() and limit.isdecimal() and len(limit) < 6 else 0,
     )  # fmt: skip
 
 
 @router.post("/{job_id}/continue", status_code=202, openapi_extra=doc.continuation(), responses=doc.JOB_ACCEPTED,
              summary="Search on")  # fmt: skip
-async def post_continue(job_id: str, request: Request) -> Response:
+async def post_continue(job_id: JobId, request: Request) -> Response:
     """A new job that goes on where the search of this one was cut short; 409 where it went to its end."""
     service = of(request)
     caller = await service.caller(request)
@@ -197,7 +205,7 @@ async def go_on(service: Service, job_id: str, caller: Caller, seconds: Sequence
 
 @router.post("/{job_id}/deliver", responses=doc.DELIVERED, openapi_extra=doc.guarded(),
              summary="Write the result to the store")  # fmt: skip
-async def post_deliver(job_id: str, request: Request) -> Response:
+async def post_deliver(job_id: JobId, request: Request) -> Response:
     """Writes the files of the result and the report to the operator's store, in a folder of the job's id; 409 where
     there is no such store. Doing it again writes the same."""
     service = of(request)
@@ -208,7 +216,7 @@ async def post_deliver(job_id: str, request: Request) -> Response:
 
 
 @router.get("/{job_id}", responses=doc.JOB, summary="Look at a job")
-async def get_job(job_id: str, request: Request) -> Response:
+async def get_job(job_id: JobId, request: Request) -> Response:
     """State, progress so far, and links to what there is."""
     service = of(request)
     job = await service.job(job_id)
@@ -217,7 +225,7 @@ async def get_job(job_id: str, request: Request) -> Response:
 
 
 @router.delete("/{job_id}", responses=doc.JOB, summary="Cancel a job")
-async def delete_job(job_id: str, request: Request) -> Response:
+async def delete_job(job_id: JobId, request: Request) -> Response:
     """Cancels a job that has not ended; one that has ended stays as it is. Either way it says what state it is in."""
     service = of(request)
     caller = await service.caller(request)
@@ -229,14 +237,14 @@ async def delete_job(job_id: str, request: Request) -> Response:
 
 
 @router.get("/{job_id}/result", responses=doc.GRAPH, summary="Fetch the rewritten graph")
-async def get_result(job_id: str, request: Request) -> Response:
+async def get_result(job_id: JobId, request: Request) -> Response:
     """The graph, as ONNX or JSON by the Accept header; by default in the form that was sent. A failed job's problem."""
     service = of(request)
     return await send_result(service, await service.job(job_id), request)
 
 
 @router.get("/{job_id}/report", responses=doc.REPORT, summary="Fetch the report")
-async def get_report(job_id: str, request: Request) -> Response:
+async def get_report(job_id: JobId, request: Request) -> Response:
     """What was rewritten, by which rules, at which cost (``superopt.report``)."""
     service = of(request)
     job = await service.job(job_id)
@@ -245,7 +253,7 @@ async def get_report(job_id: str, request: Request) -> Response:
 
 
 @router.get("/{job_id}/comparison", responses=doc.COMPARISON, summary="Fetch input and result as one graph")
-async def get_comparison(job_id: str, request: Request) -> Response:
+async def get_comparison(job_id: JobId, request: Request) -> Response:
     """Both graphs as one, each node marked ``both``, ``before`` or ``after``: what the job's page draws."""
     service = of(request)
     job = await service.job(job_id)
@@ -255,7 +263,7 @@ async def get_comparison(job_id: str, request: Request) -> Response:
 
 
 @router.get("/{job_id}/frames/{step}", responses=doc.FRAME, summary="Fetch the model after a step")
-async def get_frame(job_id: str, step: int, request: Request) -> Response:
+async def get_frame(job_id: JobId, step: int, request: Request) -> Response:
     """The whole model after a step of the report's derivation, for ``superopt verify``; the last one is the result.
 
     Long weights are in the file of ``links.frames_weights``, beside which it is to lie; all steps share that.
@@ -272,7 +280,7 @@ async def get_frame(job_id: str, step: int, request: Request) -> Response:
 
 
 @router.get("/{job_id}/files/{name}", responses=doc.FILE, summary="Fetch a file of the result")
-async def get_result_file(job_id: str, name: str, request: Request) -> Response:
+async def get_result_file(job_id: JobId, name: str, request: Request) -> Response:
     """One of the job's ``links.files`` (or ``links.frames_weights``), whole or a ``Range`` of it, so that a large one
     can be gone on with where it was cut."""
     service = of(request)
@@ -286,14 +294,14 @@ async def get_result_file(job_id: str, name: str, request: Request) -> Response:
 
 
 @router.head("/{job_id}/events", include_in_schema=False)
-async def head_events(job_id: str, request: Request) -> Response:
+async def head_events(job_id: JobId, request: Request) -> Response:
     """That there is such a stream; it would not end before the job does."""
     await of(request).job(job_id)
     return Response(media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
 
 @router.get("/{job_id}/events", responses=doc.EVENTS, summary="Follow a job", openapi_extra=doc.last_event_id())
-async def get_events(job_id: str, request: Request) -> Response:
+async def get_events(job_id: JobId, request: Request) -> Response:
     """Server-sent events: queued, started, progress, finished. Resumes after ``Last-Event-ID``; ends with the job."""
     service = of(request)
     job = await service.job(job_id)
@@ -325,6 +333,8 @@ async def _stream(service: Service, job_id: str, seen: int, client: str) -> Asyn
             if not rows and await run_in_threadpool(service.store.job, job_id) is None:
                 return
             if not await service.watcher.news(job_id, seen, _BREATH):
+                if service.watcher.closing:  # the client asks again, and goes on where this stream ends
+                    return
                 yield b": still here\n\n"
     finally:
         service.streams[client] -= 1

@@ -21,7 +21,7 @@ router = APIRouter(prefix="/v1", tags=["optimize"])
 
 
 @router.post("/optimize", openapi_extra=doc.submission("Webhook-Secret"), responses=doc.OPTIMIZED,
-             summary="Optimise a small graph")  # fmt: skip
+             summary="Optimize a small graph")  # fmt: skip
 async def post_optimize(request: Request) -> Response:
     """Answers with the rewritten graph, in the form that the Accept header names (by default that of the body).
 
@@ -43,10 +43,10 @@ async def post_optimize(request: Request) -> Response:
 
 
 async def _wait(service: Service, request: Request, job_id: str, seconds: float) -> bool:
-    """Until the job has ended, the time is over or the client is gone."""
+    """Until the job has ended, the time is over, the client is gone or the service ends."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
-    while (left := deadline - loop.time()) > 0:
+    while (left := deadline - loop.time()) > 0 and not service.watcher.closing:
         if await service.watcher.finished(job_id, min(left, 2.0)):
             return True
         if await request.is_disconnected():

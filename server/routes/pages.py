@@ -1,4 +1,4 @@
-"""Pages: optimise a model, follow its job, read the report; browse the rules; the corpus. Readable without script."""
+"""Pages: optimize a model, follow its job, read the report; browse the rules; the corpus. Readable without script."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from superopt.ir.errors import printable
 from superopt.report import outcome
 from superopt.server.http.body import GRAPH_JSON, ONNX, Upload, receive
 from superopt.server.http.keys import Caller
-from superopt.server.http.parameters import read_options
+from superopt.server.http.parameters import JobId, read_options
 from superopt.server.http.problems import Problem
 from superopt.server.jobs.blobs import Spool
+from superopt.server.jobs.finality import unfinished
 from superopt.server.jobs.store import FINAL
 from superopt.server.routes.documents import describe, ended, send_file
 from superopt.server.routes.jobs import go_on
@@ -130,7 +131,7 @@ def _example(service: Service, name: str) -> Upload:
 
 
 @router.get("/jobs/{job_id}")
-async def get_job_page(job_id: str, request: Request) -> Response:
+async def get_job_page(job_id: JobId, request: Request) -> Response:
     """Progress, then the report. Without script the page loads itself again while the job runs."""
     service = of(request)
     try:
@@ -170,10 +171,13 @@ def _report(service: Service, job: Mapping[str, Any]) -> dict[str, Any]:
     sentences = ["Continuing it may find more."] if "continue" in said["links"] else []
     if job["cached"]:
         sentences.append("This is the result of an equal earlier job.")
+    values = shown(json.loads(path.read_text()))
+    if values["report"]["status"] == "unchanged" and (cut := unfinished(job["outputs"])):
+        values["head"] = replace(values["head"], basis=f"The search {cut}." if cut.startswith("stopped") else f"{cut}.")
     return {
         "addresses": {"comparison": said["links"].get("comparison", ""), "frames": frames, "shared": shared},
         "sentences": sentences,
-        "timeline": timeline(lines), **shown(json.loads(path.read_text())),
+        "timeline": timeline(lines), **values,
     }  # fmt: skip
 
 
@@ -188,7 +192,7 @@ async def _caller(request: Request, service: Service) -> Caller:
 
 
 @router.post("/jobs/{job_id}/cancel")
-async def post_cancel(job_id: str, request: Request) -> Response:
+async def post_cancel(job_id: JobId, request: Request) -> Response:
     """The page's cancel button; back to the page."""
     service = of(request)
     try:
@@ -201,7 +205,7 @@ async def post_cancel(job_id: str, request: Request) -> Response:
 
 
 @router.post("/jobs/{job_id}/pin")
-async def post_pin_page(job_id: str, request: Request) -> Response:
+async def post_pin_page(job_id: JobId, request: Request) -> Response:
     """The page's button to keep the job; back to the page, which says the link."""
     service = of(request)
     try:
@@ -214,7 +218,7 @@ async def post_pin_page(job_id: str, request: Request) -> Response:
 
 
 @router.post("/jobs/{job_id}/continue")
-async def post_continue_page(job_id: str, request: Request) -> Response:
+async def post_continue_page(job_id: JobId, request: Request) -> Response:
     """The page's button to search on; off to the new job's page."""
     service = of(request)
     try:
@@ -226,7 +230,7 @@ async def post_continue_page(job_id: str, request: Request) -> Response:
 
 
 @router.get("/jobs/{job_id}/graph.{form}")
-async def get_graph_file(job_id: str, form: str, request: Request) -> Response:
+async def get_graph_file(job_id: JobId, form: str, request: Request) -> Response:
     """The result as a file to download; its form is in the address, where a browser can say it."""
     service = of(request)
     try:

@@ -94,7 +94,7 @@ async def _found(upload_id: str, request: Request) -> Resumable:
 
 def _number(request: Request, header: str) -> int:
     text = request.headers.get(header, "")
-    if not (text.isascii() and text.isdecimal() and len(text) < 16):
+    if not (text.isascii() and text.isdecimal() and len(text) < 20):
         raise Problem(400, "bad-request", f"{header.title()} has to be a number of bytes")
     return int(text)
 

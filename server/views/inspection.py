@@ -1,4 +1,4 @@
-"""A model that was sent, looked at before it is optimised: its facts and its drawing, from a process of its own.
+"""A model that was sent, looked at before it is optimized: its facts and its drawing, from a process of its own.
 
 The model comes from a stranger, so it is read as a job reads it: in a private folder, with limits on memory, time and
 files, and next to no environment. ``python -c`` starts :func:`main`; the facts go to standard output.

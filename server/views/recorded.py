@@ -144,7 +144,7 @@ class Recorded:
 
     @cached_property
     def beside(self) -> dict[str, dict[str, dict[str, Any]]]:
-        """What other optimisers make of a model: model → tool → ratio and spread, or why there is none."""
+        """What other optimizers make of a model: model → tool → ratio and spread, or why there is none."""
         found: dict[str, dict[str, dict[str, Any]]] = {}
         for data in self.benchmarks:
             for row in data["rows"]:
@@ -162,7 +162,7 @@ class Recorded:
 
     @cached_property
     def tools(self) -> dict[str, str]:
-        """The other optimisers of the benchmarks, with their versions, and what they are where that needs saying."""
+        """The other optimizers of the benchmarks, with their versions, and what they are where that needs saying."""
         return {
             tool: facts.get("what") or f"version {facts['version']}"
             for data in self.benchmarks for tool, facts in data["tools"].items() if tool != _OURS

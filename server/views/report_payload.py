@@ -1,4 +1,4 @@
-"""What is told of an optimisation: the report with its derivation, and both graphs as one with what each node costs."""
+"""What is told of an optimization: the report with its derivation, and both graphs as one with what each node costs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def tell(result: Result, options: Options) -> Told:
     """Explain a result. Nothing is measured for it but the ceilings of this machine, once, where they are not known.
 
     Args:
-        result: of an optimisation.
+        result: of an optimization.
         options: of the same.
     """
     from superopt import pipeline

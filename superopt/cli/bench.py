@@ -1,4 +1,4 @@
-"""``superopt bench``: superopt beside other optimisers, in one run; and (``--cost``) its costs beside measured time."""
+"""``superopt bench``: superopt beside other optimizers, in one run; and (``--cost``) its costs beside measured time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = ["bench"]
 
 
 def bench(
-    models: Annotated[list[Path] | None, typer.Argument(help="models to optimise and time")] = None,
+    models: Annotated[list[Path] | None, typer.Argument(help="models to optimize and time")] = None,
     vs: Annotated[
         str, typer.Option("--vs", metavar="A,B", help="ort,onnxsim,onnxslim,onnxscript,onnxoptimizer,inductor")
     ] = "ort",
@@ -73,7 +73,7 @@ def bench(
     dim: Dims = None,
     force: Force = False,
 ) -> None:
-    """Optimise each model with superopt and others, judge all results, and time what is right side by side.
+    """Optimize each model with superopt and others, judge all results, and time what is right side by side.
 
     Every tool runs in a process of its own; crashes, time-outs and wrong results are counted for all, and for us.
     """

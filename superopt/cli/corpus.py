@@ -36,7 +36,7 @@ __all__ = ["app"]
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="A gate in CI: optimise a folder of models, and compare costs and checks with a recorded baseline.",
+    help="A gate in CI: optimize a folder of models, and compare costs and checks with a recorded baseline.",
 )
 
 Models = Annotated[
@@ -112,7 +112,7 @@ def run_command(
     junit: JUnit = None,
     sarif: Sarif = None,
 ) -> None:
-    """Optimise and check every model, and show estimated costs beside the baseline's. It takes minutes.
+    """Optimize and check every model, and show estimated costs beside the baseline's. It takes minutes.
 
     Exit code 5 if a result was wrong. `compare` also fails where a model costs more than the baseline allows.
     """
@@ -166,7 +166,7 @@ def compare(
 
     The baseline is --baseline, that of the settings, or baseline.json beside the models, which `corpus update` records.
     Where there is none yet, only wrong results and models that fail are judged.
-    Exit code 6 if a model costs more than its threshold allows or can no longer be optimised, 5 if a result was wrong.
+    Exit code 6 if a model costs more than its threshold allows or can no longer be optimized, 5 if a result was wrong.
     """
     from superopt.gate import judge, read_run, run_corpus
 

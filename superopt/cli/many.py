@@ -43,7 +43,7 @@ def optimize_many(
     models: list[str], folder: str | None, options: Options, *, workers: int, cluster: str | None,
     report_json: str | None, force: bool,
 ) -> int:  # fmt: skip
-    """Optimise models into a folder, with a line for each: several, or one on a cluster. Returns the exit code of the
+    """Optimize models into a folder, with a line for each: several, or one on a cluster. Returns the exit code of the
     first that failed.
 
     Raises:
@@ -61,7 +61,7 @@ def optimize_many(
             where=f"-o {printable(folder)}", hint="-o DIR",
         )  # fmt: skip
     if "-" in models:
-        raise UsageError("- is one model; several are named", hint="optimise standard input alone")
+        raise UsageError("- is one model; several are named", hint="optimize standard input alone")
     place = Path(folder)
     if place.exists() and not place.is_dir():
         raise UsageError("is no folder", where=f"-o {printable(folder)}", hint=f"{several} a folder")

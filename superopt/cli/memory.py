@@ -17,7 +17,7 @@ def memory(
     model: Model,
     dim: Dims = None,
     made: Annotated[
-        str | None, typer.Option("--result", metavar="MODEL", help="the result of optimising MODEL, shown beside it")
+        str | None, typer.Option("--result", metavar="MODEL", help="the result of optimizing MODEL, shown beside it")
     ] = None,
     report_json: Json = None,
     report_html: Annotated[

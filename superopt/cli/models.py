@@ -88,7 +88,7 @@ def optimize(
     dim: Dims = None,
     threads: Threads = 1,
     workers: Annotated[
-        int, typer.Option(min=0, max=MOST_WORKERS, help="how many models are optimised at once; 0: one a core")
+        int, typer.Option(min=0, max=MOST_WORKERS, help="how many models are optimized at once; 0: one a core")
     ] = 0,
     cluster: Cluster = None,
     measure: Annotated[
@@ -198,7 +198,7 @@ def optimize(
             refuse_second(models)
         if explain or learn is not None or report_html is not None or certificates is not None:
             raise UsageError(
-                "--explain, --discover, --certificates and --html are about one model, optimised here",
+                "--explain, --discover, --certificates and --html are about one model, optimized here",
                 hint="name one" if len(models) > 1 else "leave out --cluster",
             )
         code = optimize_many(
@@ -325,7 +325,7 @@ def explain(
     dim: Dims = None,
     made: Annotated[
         str | None,
-        typer.Option("--result", metavar="MODEL", help="the result of an earlier run; MODEL is not optimised again"),
+        typer.Option("--result", metavar="MODEL", help="the result of an earlier run; MODEL is not optimized again"),
     ] = None,
     step: Annotated[int | None, typer.Option(metavar="N", min=1, help="write the model after step N to OUT")] = None,
     output: Annotated[str | None, typer.Option("-o", "--output", metavar="OUT", help=".onnx or .json")] = None,
@@ -334,7 +334,7 @@ def explain(
 ) -> None:
     """Show what optimize does to MODEL, step by step: the rules, where they apply, and what each step gains.
 
-    It optimises the model first, which takes seconds to minutes. Each step leaves a whole model, which --step N -o FILE
+    It optimizes the model first, which takes seconds to minutes. Each step leaves a whole model, which --step N -o FILE
     writes. For a model that superopt wrote, it also shows which rules made each node.
     """
     from superopt import pipeline
@@ -523,7 +523,7 @@ def profile(
         list[str] | None,
         typer.Option(
             metavar="MODEL",
-            help="measure the operators that optimising this model needs; of a recorded profile: those that it holds",
+            help="measure the operators that optimizing this model needs; of a recorded profile: those that it holds",
         ),
     ] = None,
     time_limit: Annotated[float, typer.Option(metavar="S", min=1)] = 1500.0,
@@ -536,13 +536,13 @@ def profile(
     dry_run: Annotated[
         str | None,
         typer.Option(
-            metavar="PROFILE", help="measure nothing, and show how much of what optimising needs PROFILE holds"
+            metavar="PROFILE", help="measure nothing, and show how much of what optimizing needs PROFILE holds"
         ),
     ] = None,
     report_json: Json = None,
     force: Force = False,
 ) -> None:
-    """Measure the operators that optimising models needs, and record them for --target profile:FILE on any machine.
+    """Measure the operators that optimizing models needs, and record them for --target profile:FILE on any machine.
 
     It takes minutes; the same command continues a run that was stopped. An existing FILE is measured again (-f) or
     extended (--extend).
@@ -578,7 +578,7 @@ def profile(
 def _dry_run(
     models: list[str], name: str, sizes: dict[str, int], report_json: str | None, force: bool
 ) -> None:  # fmt: skip
-    """How much of what optimising models asks for a recorded profile holds."""
+    """How much of what optimizing models asks for a recorded profile holds."""
     from dataclasses import asdict
 
     from superopt.benchmark import profiling

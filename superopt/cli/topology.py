@@ -1,4 +1,4 @@
-"""``superopt strip`` and ``superopt apply``: a model is optimised elsewhere, and its weights stay here."""
+"""``superopt strip`` and ``superopt apply``: a model is optimized elsewhere, and its weights stay here."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Output = Annotated[str, typer.Option("-o", "--output", metavar="OUT", help=".onn
 def strip(model: Model, output: Output, force: Force = False) -> None:
     """Write MODEL's topology: shapes, operators, attributes, integers and single numbers, and no weights.
 
-    Optimise it anywhere (superopt optimize, POST /v1/jobs); superopt apply puts what came back onto MODEL.
+    Optimize it anywhere (superopt optimize, POST /v1/jobs); superopt apply puts what came back onto MODEL.
     """
     from superopt.formats import load
     from superopt.pipeline.topology import topology

@@ -28,6 +28,7 @@ READS = "superopt reads ONNX models and its own JSON graphs"
 _TF = "convert it with tf2onnx: python -m tf2onnx.convert {} --output model.onnx"
 _TORCH = "load the module in Python, then superopt.optimize(module, example_inputs=(x,)), or torch.onnx.export"
 _HUB = "export it with optimum: optimum-cli export onnx --model {} onnx/"
+_TEXT = "convert it: python -c \"import onnx; onnx.save(onnx.load('{{name}}', format='{}'), 'model.onnx')\""
 _PICKLED = (
     re.compile(rb"\x80[\x02-\x05]"),
     "a Python pickle (a PyTorch checkpoint?), which superopt never loads",
@@ -49,7 +50,11 @@ _CONTENT: tuple[tuple[re.Pattern[bytes], str, str], ...] = (
     (re.compile(rb"(?i)\s*<(?:!doctype|html)"), "a web page (a download that went wrong?)", READS),
     (re.compile(rb"(?s)\s*<(?:\?xml[^>]*>\s*<)?net\b"), "an OpenVINO model",
      "take the model that it was made of, and export that to ONNX"),
-    (re.compile(rb"\s*<\s*ir_version|\s*ir_version:"), "ONNX's text form", "onnx.parser.parse_model reads it"),
+    (re.compile(rb"\s*<\s*ir_version"), "ONNX's text form", _TEXT.format("onnxtxt")),
+    (re.compile(rb"\s*(?:ir_version|opset_import|producer_name|graph)\s*[:{]"), "protobuf's text form of ONNX",
+     _TEXT.format("textproto")),
+    (re.compile(rb'\s*\{\s*"(?:irVersion|opsetImport|producerName|graph)"'), "protobuf's JSON form of ONNX",
+     _TEXT.format("json")),
     (re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:\[|null\s*$)"), "JSON, but no object", READS),
 )  # fmt: skip
 _SUFFIXES = {
@@ -104,6 +109,7 @@ def _refusal(what: str, hint: str, name: str) -> InvalidModel:
 # -- Loading and saving --------------------------------------------------------------------------------------------
 
 
+_ADDRESS = re.compile(r"(?i)[a-z][a-z0-9+.-]+:/")  # a path has one of the two slashes
 MAX_MESSAGE = 2**31 - 1  # protobuf's own limit
 _JSON = re.compile(rb"(?:\xef\xbb\xbf)?[ \t\r\n]*\{")
 
@@ -127,6 +133,8 @@ def load_with_files(path: Path | str, *, external: bool = True) -> tuple[Graph, 
     path = Path(path)
     files = ExternalFiles(path.parent, external)
     try:
+        if _ADDRESS.match(str(path)) and not os.path.lexists(path):
+            raise InvalidModel("is an address, and superopt reads files", hint="download it first: curl -LO ADDRESS")
         if os.path.isdir(path):
             raise foreign_folder(path)
         found = lean(path, MAX_MESSAGE)
@@ -166,10 +174,10 @@ def _parse(data: bytes, files: ExternalFiles, name: str) -> Graph:
     """The graph in bytes of a file; ``name`` is what hints call that."""
     if not data:
         raise InvalidModel("is empty", hint=READS)
-    if _JSON.match(data):
-        return read_json(data, files)
     if (foreign := foreign_bytes(data, name)) is not None:
         raise foreign
+    if _JSON.match(data):
+        return read_json(data, files)
     return from_model_bytes(data, files)
 
 

@@ -38,6 +38,7 @@ __all__ = [
     "SuperoptError",
     "Unsupported",
     "UsageError",
+    "out_of_memory",
     "printable",
     "quoted_error",
     "resource_limit",
@@ -150,7 +151,27 @@ class Interrupted(SuperoptError):
 # Refusals of the operating system as errors that name the machine as the cause, and a remedy.
 
 
-_MORE_MEMORY = "try --memory-limit, or a machine with more"
+_MEMORY_LIMITS = {resource.RLIMIT_DATA: "-d", resource.RLIMIT_AS: "-v"}  # by the option of ulimit
+
+
+def _memory_limit() -> str:
+    """The least limit of this process's memory, and how it is raised; empty where there is none."""
+    limits = {resource.getrlimit(kind)[0]: option for kind, option in _MEMORY_LIMITS.items()}
+    limits.pop(resource.RLIM_INFINITY, None)
+    if not limits:
+        return ""
+    least = min(limits)
+    return f"this process may take {least >> 20} MiB: raise the limit (ulimit {limits[least]})"
+
+
+def _more_memory() -> str:
+    return (
+        f"{limit}, or try --memory-limit"
+        if (limit := _memory_limit())
+        else "try --memory-limit, or a machine with more"
+    )
+
+
 _MORE_DISK = "free disk space, or name another folder for temporary files with TMPDIR"
 
 
@@ -159,12 +180,12 @@ def _open_files() -> str:
 
 
 # By the system's number: the error, what it says, and the remedy.
-_LIMITS: Mapping[int, tuple[type[SuperoptError], Callable[[], str], str]] = {
+_LIMITS: Mapping[int, tuple[type[SuperoptError], Callable[[], str], str | Callable[[], str]]] = {
     errno.EMFILE: (MachineLimit, _open_files, "raise the limit, for example with ulimit -n 1024"),
     errno.ENFILE: (MachineLimit, lambda: "too many open files on this machine", "end other programs"),
     errno.ENOSPC: (MachineLimit, lambda: "no space left on the disk", _MORE_DISK),
     errno.EDQUOT: (MachineLimit, lambda: "the disk quota is used up", _MORE_DISK),
-    errno.ENOMEM: (ResourceLimit, lambda: "out of memory", _MORE_MEMORY),
+    errno.ENOMEM: (ResourceLimit, lambda: "out of memory", _more_memory),
     errno.EFBIG: (ResourceLimit, lambda: "a file is larger than files may be here", "raise the limit: ulimit -f"),
 }
 _BAD_ALLOC = "std::bad_alloc"  # the text of C++ libraries, in exceptions of any type
@@ -184,7 +205,8 @@ def resource_limit(error: BaseException, where: str = "") -> SuperoptError | Non
     if number is None or number not in _LIMITS:
         return None
     kind, what, hint = _LIMITS[number]
-    return kind(what(), where=where or printable(str(getattr(error, "filename", None) or "")), hint=hint)
+    return kind(what(), where=where or printable(str(getattr(error, "filename", None) or "")),
+                hint=hint if isinstance(hint, str) else hint())  # fmt: skip
 
 
 def quoted_error(error: Exception) -> OSError | None:
@@ -195,12 +217,24 @@ def quoted_error(error: Exception) -> OSError | None:
     return OSError(_NUMBERS[found[0]], found[0])
 
 
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an exception says that memory ran out.
+
+    Python and C extensions raise SystemError where an allocation fails at a place that has no exception for it; so it
+    says that only in a process whose memory is limited.
+    """
+    if isinstance(error, SystemError):
+        return bool(_memory_limit())
+    return isinstance(error, MemoryError) or _BAD_ALLOC in str(error)
+
+
 def superopt_error(error: Exception) -> SuperoptError:
     """Any exception as an error of the hierarchy: a bug is an internal error."""
     if isinstance(error, SuperoptError):
         return error
-    if isinstance(error, MemoryError) or _BAD_ALLOC in str(error):
-        return ResourceLimit("out of memory", hint=_MORE_MEMORY)
+    if out_of_memory(error):
+        kind = MachineLimit if isinstance(error, SystemError) else ResourceLimit
+        return kind("out of memory", hint=_more_memory())
     if isinstance(error, RecursionError):
         return InvalidModel("nested too deeply")
     if isinstance(error, OSError):

@@ -30,6 +30,7 @@ STYLE = """
 _WIDE, _HIGH = 640.0, 380.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64.0, 20.0, 18.0, 46.0
 _NAMED = 4  # operators that get a label; the others are named when pointed at
+_CHARACTER, _LINE = 9.5, 17.0  # of a label, at the font size of narrow screens
 _LEAST_AREA, _MOST_AREA = 12.0, 260.0
 
 
@@ -64,6 +65,8 @@ def roofline(data: Mapping[str, Any]) -> tuple[str, str]:
     longest = max((s.us for s in small), default=1.0)
     labelled = {s.name for s in sorted((s for s in small if s.side == whole[0].side), key=lambda s: -s.us)[:_NAMED]}
     seen: set[str] = set()
+    for spot in whole:
+        frame.reserve(*frame.graph_label(spot, alone=len(whole) == 1))
     for spot in sorted(small, key=lambda s: -s.us):
         parts.append(frame.operator(spot, longest, label=spot.name in labelled and spot.name not in seen))
         seen.add(spot.name)
@@ -128,6 +131,15 @@ class _Frame:
     def __init__(self, xs: Sequence[float], ys: Sequence[float]) -> None:
         self.x0, self.x1 = _decades(xs)
         self.y0, self.y1 = _decades(ys)
+        self._labels: list[_Box] = []
+
+    def reserve(self, x: float, y: float, anchor: str, words: str) -> bool:
+        """Whether a label fits beside those before it; then its room is taken."""
+        box = _label_box(x, y, anchor, words)
+        if any(_overlap(box, other) for other in self._labels):
+            return False
+        self._labels.append(box)
+        return True
 
     def x(self, value: float) -> float:
         return _LEFT + (math.log10(value) - self.x0) / (self.x1 - self.x0) * (_WIDE - _LEFT - _RIGHT)
@@ -175,13 +187,30 @@ class _Frame:
         title = f"{spot.name}, {spot.side}: {time_text(spot.us)}, {count_text(spot.speed, 'FLOP/s')}"
         dot = (f'<circle class="minor fill-{spot.side}" cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}">'
                f"<title>{escape(title)}</title></circle>")  # fmt: skip
-        return dot + (_text(x + radius + 4, y + 4, "start", spot.name, quiet=True) if label else "")
+        words = (x + radius + 4, y + 4, "start", spot.name)
+        return dot + (_text(*words, quiet=True) if label and self.reserve(*words) else "")
+
+    def graph_label(self, spot: _Spot, *, alone: bool) -> tuple[float, float, str, str]:
+        x, y = self.x(spot.intensity), self.y(spot.speed)
+        return x, y + (24 if spot.side == "before" else -14), "middle", "whole graph" if alone else spot.name
 
     def graph(self, spot: _Spot, *, alone: bool) -> str:
         x, y = self.x(spot.intensity), self.y(spot.speed)
-        name = "whole graph" if alone else spot.name
-        label = _text(x, y + (24 if spot.side == "before" else -14), "middle", name)
+        label = _text(*self.graph_label(spot, alone=alone))
         return f'<g class="point"><circle class="fill-{spot.side}" cx="{x:.1f}" cy="{y:.1f}" r="7"/>{label}</g>'
+
+
+_Box = tuple[float, float, float, float]  # left, top, right, bottom
+
+
+def _label_box(x: float, y: float, anchor: str, words: str) -> _Box:
+    width = _CHARACTER * len(words)
+    left = x - {"start": 0.0, "middle": width / 2, "end": width}[anchor]
+    return left, y - _LINE, left + width, y
+
+
+def _overlap(a: _Box, b: _Box) -> bool:
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
 
 
 def _text(x: float, y: float, anchor: str, words: str, *, quiet: bool = False) -> str:

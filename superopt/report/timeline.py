@@ -47,7 +47,7 @@ def timelines(sides: Mapping[str, Mapping[str, Any]]) -> str:
     most = max(most, *(facts["bound_bytes"] for facts in shown.values()), 1)
     parts = [_side(side, facts, most, alone=len(sides) == 1) for side, facts in shown.items()]
     keys = (
-        "Dark: live tensors. Light: memory that the runtime holds beyond them. Dashed: a lower bound for any order of "
+        "Solid: live tensors. Faded: memory that the runtime holds beyond them. Dashed: a lower bound for any order of "
         "these nodes. Bars below: the tensors at the peak, largest first."
     )
     return f'<div class="footprints">{"".join(parts)}</div><p class="fine">{keys}</p>'

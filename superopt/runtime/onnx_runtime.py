@@ -279,6 +279,8 @@ def _as_array(value: Any) -> np.ndarray:
         items = np.empty(len(value), dtype=object)
         items[:] = value
         return items
+    if isinstance(value, state.SparseTensor):
+        raise Unsupported("ONNX Runtime gives a sparse tensor, of which superopt reads no elements")
     return np.asarray(value)
 
 

@@ -50,7 +50,7 @@ async function drawn(page) {
 }
 
 const views = (page) => page.$$eval(".pane svg", (all) => all.map((svg) => svg.getAttribute("viewBox")));
-const pagesOf = (jobs) => ({ optimise: "/", rules: "/rules?operator=Conv", rule: `/rules/${facts.rule}?seed=3`, corpus: "/corpus", model: "/corpus/lstm", pair: `/compare?a=lstm&b=${jobs.repvgg}/result`, api: "/api", algorithm: "/algorithms/conv:4:3", playground: "/playground", job: `/jobs/${jobs.repvgg}` });
+const pagesOf = (jobs) => ({ optimize: "/", rules: "/rules?operator=Conv", rule: `/rules/${facts.rule}?seed=3`, corpus: "/corpus", model: "/corpus/lstm", pair: `/compare?a=lstm&b=${jobs.repvgg}/result`, api: "/api", algorithm: "/algorithms/conv:4:3", playground: "/playground", job: `/jobs/${jobs.repvgg}` });
 
 const scenarios = {
   /** A file is chosen, its job followed, its result read and downloaded. */
@@ -127,7 +127,7 @@ const scenarios = {
     await keep(page, "problem-job");
   },
 
-  /** A model is looked at and saved as SVG before it is optimised; the form stays filled in. */
+  /** A model is looked at and saved as SVG before it is optimized; the form stays filled in. */
   async look() {
     const page = await open("/");
     await page.setInputFiles("#graph", { name: "mine.json", mimeType: "application/json", buffer: Buffer.from(readFileSync(facts.model)) });
@@ -354,7 +354,7 @@ const scenarios = {
     assert.match(await page.textContent("main"), /Rules applied/);
   },
 
-  /** The corpus is sorted, and leads to its models' optimisation and to the rules. */
+  /** The corpus is sorted, and leads to its models' optimization and to the rules. */
   async corpus() {
     const page = await open("/corpus");
     const names = () => page.$$eval("#models tbody tr", (rows) => rows.map((row) => row.id));
@@ -429,7 +429,7 @@ const scenarios = {
     assert.equal(await where(), "To the content");
     await page.keyboard.press("Enter");
     const seen = [];
-    for (let i = 0; i < 14 && seen.at(-1) !== "Optimise"; i += 1) {
+    for (let i = 0; i < 14 && seen.at(-1) !== "Optimize"; i += 1) {
       await page.keyboard.press("Tab");
       seen.push(await where());
       if (seen.at(-1) === "example") await page.keyboard.type("repvgg");

@@ -153,3 +153,13 @@ def test_weights_may_grow_by_what_is_left():
     assert memory_bound(graph, infer(graph), own + 100, {}).growth == 100
     assert memory_bound(graph, infer(graph), own - 1, {}).most == own
     assert memory_bound(graph, infer(graph), 1 << 40, {}).growth < 1 << 30
+
+
+def test_labels_of_the_plot_do_not_overlap() -> None:
+    """An operator whose label would lie over another one is named when pointed at."""
+    rows = [{"op": op, "us": us, "flops": flops, "bytes": 1e6} for op, us, flops in
+            (("Gemm", 9.0, 8e6), ("Add", 5.0, 1e4), ("Mul", 4.9, 1e4), ("Tanh", 1.0, 1e5))]  # fmt: skip
+    svg, _ = roofline({"before": rows})
+    assert all(f">{op}</text>" in svg for op in ("Gemm", "Add", "Tanh"))
+    assert ">Mul</text>" not in svg
+    assert "<title>Mul, before: 4.9 µs" in svg

@@ -39,6 +39,7 @@ def system(number: int, *where: str) -> OSError:
         (RuntimeError("can't start new thread"), MachineLimit, "no further thread can be started; free memory"),
         (RecursionError(), InvalidModel, "nested too deeply"),
         (system(errno.EACCES, "x"), UsageError, "x: Permission denied"),
+        (SystemError("error return without exception set"), SuperoptError, "internal error: SystemError: error return"),
         (KeyError("x"), SuperoptError, "internal error: KeyError: 'x'; please report it"),
         (UsageError("as it is"), UsageError, "as it is"),
     ],
@@ -48,6 +49,20 @@ def test_exceptions_in_words(error: Exception, kind: type[SuperoptError], said: 
     found = superopt_error(error)
     assert type(found) is kind
     assert str(found).startswith(said)
+
+
+@pytest.mark.parametrize(("limit", "option"), [(resource.RLIMIT_DATA, "ulimit -d"), (resource.RLIMIT_AS, "ulimit -v")])
+@pytest.mark.parametrize("error", [SystemError("error return without exception set"), MemoryError()])
+def test_a_limit_of_memory_is_named(error: Exception, limit: int, option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python raises SystemError where memory ends at a place that has no exception for it."""
+    least = {limit: 150 << 20}
+    unlimited = resource.RLIM_INFINITY
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (least.get(kind, unlimited), unlimited))
+    found = superopt_error(error)
+    assert found.exit_code == ResourceLimit.exit_code
+    assert str(found) == (
+        f"out of memory; this process may take 150 MiB: raise the limit ({option}), or try --memory-limit"
+    )
 
 
 def test_what_is_no_limit_passes() -> None:

@@ -6,7 +6,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 from numpy.lib.stride_tricks import sliding_window_view
+from onnx import TensorProto, helper
 
+from superopt.formats import from_bytes
 from superopt.ir.errors import Unsupported, UsageError
 from superopt.ir.graph import Graph, Node, Value, Weight, constant
 from superopt.ir.types import DType, TensorType
@@ -145,3 +147,18 @@ def test_a_factor_that_is_packed_in_pieces_gives_the_same(
     kept = "".join(axis for axis in rank if axis not in reduced)
     assert found.axes == tuple(kept)
     assert np.array_equal(found.array, np.einsum(f"{left},{right}->{kept}", *arrays))
+
+
+def test_a_sparse_value_is_not_read() -> None:
+    """ONNX Runtime gives it as an object of its own."""
+    elements = helper.make_tensor("elements", TensorProto.FLOAT, [1], [2.0])
+    places = helper.make_tensor("places", TensorProto.INT64, [1], [3])
+    sparse = helper.make_sparse_tensor(elements, places, [2, 2])
+    nodes = [
+        helper.make_node("Constant", [], ["w"], sparse_value=sparse),
+        helper.make_node("MatMul", ["x", "w"], ["y"]),
+    ]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 2]) for name in "xy"]
+    model = helper.make_model(helper.make_graph(nodes, "sparse", ends[:1], ends[1:]))
+    with pytest.raises(Unsupported, match="sparse tensor"):
+        run(from_bytes(model.SerializeToString()), {"x": np.ones((2, 2), np.float32)})

@@ -1,7 +1,7 @@
 """By hand: gigabytes over a connection that is cut twice on the way in and twice on the way out; the result is proved.
 
 ``python tests/server/gigabytes.py [--gib 4] [--rows 128] [--seconds 300]`` makes a model of blocks of two products of
-8192 by 8192 with its weights beside it, serves, sends, optimises, fetches, and runs ``superopt verify``. Exit code 1
+8192 by 8192 with its weights beside it, serves, sends, optimizes, fetches, and runs ``superopt verify``. Exit code 1
 where a connection was not cut, nothing was improved, or the models are not proved equal.
 """
 

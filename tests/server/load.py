@@ -1,6 +1,6 @@
 """By hand: many small requests at once: ``python tests/server/load.py http://127.0.0.1:8000 [--clients N]``.
 
-Each client asks in turn, on one connection: mostly for rules; one request in ten optimises a small graph (the answer
+Each client asks in turn, on one connection: mostly for rules; one request in ten optimizes a small graph (the answer
 is cached after the first, and 429 once the quota is used up). Prints counts by status, latencies, and the server's
 memory every ten seconds. Fails where an answer is neither 200 nor 429, or the p99 of GET /v1/rules is over 200 ms.
 """

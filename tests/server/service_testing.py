@@ -52,7 +52,7 @@ TINY: dict[str, Any] = {
 
 
 def tiny(name: str = "tiny") -> bytes:
-    """A graph that optimises in a moment; a name of its own makes it a model of its own."""
+    """A graph that optimizes in a moment; a name of its own makes it a model of its own."""
     return json.dumps({**TINY, "name": name}).encode()
 
 

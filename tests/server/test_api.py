@@ -125,7 +125,8 @@ def test_large_bodies_are_taken(client: TestClient) -> None:
         ("time_limit=-1", "time_limit"), ("time_limit=nan", "time_limit"), ("time_limit=1e9", "time_limit"),
         ("seed=x", "seed"), ("seed=-1", "seed"), ("seed=99999999999", "seed"), ("dim=N", "dim"), ("dim=N=0", "dim"),
         ("enable=no-such-rule", "enable"), ("disable=matmu", "disable"), ("measure=maybe", "measure"),
-        ("target=", "target"), ("seed=1&seed=2", "seed"),
+        ("target=", "target"), ("seed=1&seed=2", "seed"), ("dim=N=8&dim=N=9", "dim"), ("upload=x", "upload"),
+        ("source=s3://a/b", "source"),
     ],
 )  # fmt: skip
 def test_bad_parameters_are_named(query: str, name: str, client: TestClient) -> None:
@@ -143,7 +144,7 @@ def test_unknown_things(client: TestClient) -> None:
         problem(client.get(path), 404, "not-found")
     problem(client.delete(nobody), 404, "not-found")
     problem(client.patch("/v1/jobs"), 405, "method-not-allowed")
-    assert client.patch(nobody).headers["allow"] == "DELETE, GET, PUT"
+    assert client.patch(nobody).headers["allow"] == "DELETE, GET, HEAD, OPTIONS, PUT"
     problem(client.get("/v1/rules?limit=x"), 400, "invalid-parameter")
 
 

@@ -40,3 +40,17 @@ def test_head_of_a_file_does_not_read_it(client: TestClient, monkeypatch: pytest
         assert int(head.headers["content-length"]) >= len(got.content)
     assert opened == []
     assert head.headers["content-type"].startswith("multipart/form-data; boundary=")
+
+
+@pytest.mark.parametrize(
+    ("path", "methods"),
+    [("/", "GET, HEAD, OPTIONS"), ("/v1/jobs", "DELETE, GET, HEAD, OPTIONS, POST"), ("/v1/optimize", "OPTIONS, POST"),
+     ("/v1/uploads/x", "DELETE, HEAD, OPTIONS, PATCH"), ("/openapi.json", "GET, HEAD, OPTIONS")],
+)  # fmt: skip
+def test_options_and_refused_methods_name_the_methods(client: TestClient, path: str, methods: str) -> None:
+    answer = client.options(path)
+    assert (answer.status_code, answer.headers["allow"], answer.content) == (204, methods, b"")
+    refused = client.request("TRACE", path)
+    assert (refused.status_code, refused.headers["allow"]) == (405, methods)
+    assert methods in refused.json()["detail"]
+    assert client.options("/nowhere").status_code == 404

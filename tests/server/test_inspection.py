@@ -1,4 +1,4 @@
-"""A model is looked at before it is optimised: facts, a drawing, and problems as a job has them."""
+"""A model is looked at before it is optimized: facts, a drawing, and problems as a job has them."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def test_a_form_without_a_model_says_what_to_do(client: TestClient) -> None:
     assert "choose a file, or one of the examples" in answer.text
 
 
-def test_looking_at_a_model_loads_no_optimiser() -> None:
-    """The optimiser takes a second of processor time to import, and facts need none of it."""
+def test_looking_at_a_model_loads_no_optimizer() -> None:
+    """The optimizer takes a second of processor time to import, and facts need none of it."""
     code = (
         "import sys, superopt.report.inspection, superopt.server.jobs.child, superopt.server.views.union_graph\n"
         "print(*sorted({name.split('.')[1] for name in sys.modules if name.startswith('superopt.')}))"

@@ -83,6 +83,26 @@ def test_filters_that_are_none_are_named(client: TestClient, query: str, paramet
     assert answer.json()["errors"][0]["parameter"] == parameter
 
 
+def test_an_id_is_the_same_however_it_is_written(client: TestClient) -> None:
+    """macOS' uuidgen writes capitals."""
+    own = "ABCDEF00-1234-4567-89AB-CDEF01234567"
+    headers = {"Content-Type": GRAPH}
+    for written in (own, own.lower(), own.replace("-", ""), f"urn:uuid:{own}"):
+        assert client.put(f"/v1/jobs/{written}", content=tiny(), headers=headers).json()["id"] == own.lower()
+        assert client.get(f"/v1/jobs/{written}").json()["id"] == own.lower()
+        assert client.get("/v1/jobs", params={"id": written}).json()["jobs"][0]["id"] == own.lower()
+        assert client.get(f"/jobs/{written}").status_code == 200
+    assert client.delete(f"/v1/jobs/{own}").json()["state"] == "cancelled"
+
+
+@pytest.mark.parametrize(
+    "header", ["wait=1", 'wait="1"', "WAIT=1", "respond-async, wait=1", "return=minimal; wait = 1"]
+)
+def test_a_preference_is_read_as_its_rfc_writes_it(client: TestClient, header: str) -> None:
+    answer = client.post("/v1/jobs", content=tiny(), headers={"Content-Type": GRAPH, "Prefer": header})
+    assert answer.headers["preference-applied"] == "wait=1"
+
+
 def test_many_jobs_are_cancelled_but_never_all_by_accident(client: TestClient) -> None:
     ids = [submitted(client, f"model {n}") for n in range(4)]
     assert client.delete("/v1/jobs").status_code == 400

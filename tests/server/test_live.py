@@ -392,7 +392,7 @@ def test_an_onnx_model_comes_with_the_files_of_its_weights(live: Live, files: in
     graph, *data = with_data(name, files).items()
     parts = [("graph", ("model.onnx", graph[1])), *(("data", (name, body)) for name, body in data)]
     answer = live.http.post("/v1/jobs", files=parts, params={"time_limit": 10})
-    assert answer.status_code in (200, 202)  # at once where another test had the same model optimised
+    assert answer.status_code in (200, 202)  # at once where another test had the same model optimized
     until(lambda: live.succeeded(answer), 120)
     result = from_bytes(live.http.get(f"{answer.headers['location']}/result").content)
     made = reference.run(result, {"x": np.zeros(512, np.float32)})

@@ -72,6 +72,16 @@ def test_one_button_is_primary_and_it_downloads(live: Live, result: tuple[str, s
     assert live.http.get(primary).status_code == 200
 
 
+def test_a_search_that_was_cut_short_is_continued_by_the_primary_button(live: Live) -> None:
+    """The page says what ended the search, without options of the command line."""
+    answer = live.post(tiny("cut short"), time_limit=0, target=TARGET)
+    until(lambda: live.succeeded(answer), 300)
+    page = live.http.get(f"/jobs/{answer.json()['id']}").text
+    assert re.search(r"Unchanged The search stopped after [0-9.]+ s, at its time limit\. ", text_of(page))
+    assert "--time-limit" not in page
+    assert re.findall(r'class="(?:button )?primary"[^>]*>([^<]+)<', page) == ["Continue the search"]
+
+
 def test_a_page_has_the_fields_words_and_no_others(result: tuple[str, str]) -> None:
     text = text_of(result[1])
     for word in ("shortening", "closing", "mutant", "at a time", "skipped 0", "% measured", "fired", "priced", "dirty"):

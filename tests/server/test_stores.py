@@ -80,7 +80,7 @@ def blob_of(http: TestClient, *sources: str) -> tuple[str, str]:
     return job["model"], job["weights"]
 
 
-def test_a_model_is_named_optimised_and_written_back(live: Live, bucket: Any, tmp_path: Path) -> None:
+def test_a_model_is_named_optimized_and_written_back(live: Live, bucket: Any, tmp_path: Path) -> None:
     service = Client(live.url)
     job = service.submit(f"{ALLOWED}llm/model.onnx", f"{ALLOWED}llm/model.onnx.data", time_limit=5)
     done = service.wait(job["id"], timeout=120)

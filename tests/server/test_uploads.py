@@ -67,7 +67,7 @@ def test_a_model_arrives_over_a_connection_that_is_cut_twice(live: Live) -> None
         assert (done.status_code, done.headers["upload-offset"]) == (204, str(len(body)))
     ids = [place.rsplit("/", 1)[1] for place in places.values()]
     answer = live.http.post("/v1/jobs", params={"upload": ids, "time_limit": 10})
-    assert answer.status_code in (200, 202), answer.text  # at once where the same model was optimised before
+    assert answer.status_code in (200, 202), answer.text  # at once where the same model was optimized before
     until(lambda: live.succeeded(answer), 120)
     assert live.http.get(answer.headers["location"]).json()["name"] == "model.onnx"
     for place in places.values():

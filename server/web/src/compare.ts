@@ -58,7 +58,7 @@ async function load(address: string): Promise<Comparison> {
 }
 
 class Compare {
-  private readonly single: boolean; // one model, not yet optimised
+  private readonly single: boolean; // one model, not yet optimized
   private placed: Placed | undefined;
   private drawing: Drawing = { boxes: [], edges: [], folded: false, boxOf: new Map() };
   private fold: boolean;

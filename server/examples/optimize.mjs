@@ -1,4 +1,4 @@
-// Send a model, follow its job, fetch the result: node optimise.mjs MODEL RESULT (files .json), Node 18 or a browser
+// Send a model, follow its job, fetch the result: node optimize.mjs MODEL RESULT (files .json), Node 18 or a browser
 import { readFile, writeFile } from "node:fs/promises";
 
 const url = process.env.SUPEROPT_URL ?? "http://127.0.0.1:8000";
@@ -22,4 +22,4 @@ if (job.state !== "succeeded") throw new Error(job.problem?.detail ?? job.state)
 const graph = await ask(job.links.result, { headers: { Accept: media } });
 await writeFile(result, Buffer.from(await graph.arrayBuffer()));
 const report = await (await ask(job.links.report)).json();
-console.log(`${job.status}: ${report.cost.before_us.toFixed(0)} µs -> ${report.cost.after_us.toFixed(0)} µs, modelled`);
+console.log(`${job.status}: ${report.cost.before_us.toFixed(0)} µs -> ${report.cost.after_us.toFixed(0)} µs, estimated`);

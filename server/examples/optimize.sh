@@ -1,5 +1,5 @@
 #!/bin/sh
-# Send a model, follow its job, fetch the result: sh optimise.sh MODEL RESULT (files .json; .onnx as application/octet-stream)
+# Send a model, follow its job, fetch the result: sh optimize.sh MODEL RESULT (files .json; .onnx as application/octet-stream)
 set -eu
 url=${SUPEROPT_URL:-http://127.0.0.1:8000}
 key="Authorization: Bearer ${SUPEROPT_KEY:-none}"
