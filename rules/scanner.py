@@ -63,9 +63,9 @@ class Scanner:
         """The token ahead."""
         return self._tokens[self._position]
 
-    def peek(self, ahead: int = 1) -> Token:
-        """A token further ahead."""
-        return self._tokens[min(self._position + ahead, len(self._tokens) - 1)]
+    def peek(self) -> Token:
+        """The token after the next one."""
+        return self._tokens[min(self._position + 1, len(self._tokens) - 1)]
 
     def take(self) -> Token:
         """The token ahead, consumed."""

@@ -130,7 +130,7 @@ def _meaning(axes: Any, names: Mapping[str, int], tensors: Any, index: Any, valu
 def _agree(trial: Trial, place: int, sides: list[Comprehension], steps: list[Any], rng: np.random.Generator) -> bool:
     """Whether elements were found at which all is defined; there, sides and steps have the values that they claim."""
     terms = trial.lhs[place], trial.rhs[place]
-    exact = algebra_for(trial, 0)
+    exact = algebra_for(trial)
     for algebra, given in ((exact, elements(trial, exact, rng)), (FLOAT64, _floats(trial, rng))):
         reals: dict[str, Any] = {n: algebra.constant(Fraction(v)) for n, v in trial.point.reals.items()}
         at = partial(evaluate, operands=list(given.values()), algebra=algebra, sizes=reals)

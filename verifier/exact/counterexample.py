@@ -92,7 +92,7 @@ def _simpler(failure: Failure) -> Failure:
     trial, values, difference = failure
     if difference is None:
         return failure
-    algebra = algebra_for(trial, 0)
+    algebra = algebra_for(trial)
     budget = 200
 
     def still(candidate: dict[str, Array]) -> Difference | None:
@@ -135,7 +135,7 @@ def _as_json(rule: Rule, point: Point, failure: Failure) -> dict[str, object]:
     }
     if difference is None:
         return {**data, "reason": trial.ill_typed}
-    algebra = algebra_for(trial, 0)
+    algebra = algebra_for(trial)
     return {
         **data,
         "arithmetic": algebra.name,
@@ -169,7 +169,7 @@ def replay(data: Mapping[str, Any]) -> bool:
             return True
         if "elements" not in data:
             return _failure(instance, point, np.random.default_rng(0), _DRAWN) is not None
-        algebra = algebra_for(trial, 0)
+        algebra = algebra_for(trial)
         values = {n: _elements(data["elements"][n], trial, n, algebra) for n in trial.variables}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RuleError(f"not a counterexample: {error}") from error

@@ -305,9 +305,9 @@ def _functions(meanings: Mapping[App, Meaning]) -> frozenset[str]:
     return frozenset(found)
 
 
-def algebra_for(trial: Trial, key: int, *, odd: bool = False) -> Exact:
+def algebra_for(trial: Trial, *, odd: bool = False) -> Exact:
     """The rationals where the result depends on order, else the prime field; ``odd`` elements are awkward ones."""
-    return (Rationals if _functions(trial.meanings) & ORDERED else PrimeField)(key, odd=odd)
+    return (Rationals if _functions(trial.meanings) & ORDERED else PrimeField)(odd=odd)
 
 
 def fails(
@@ -330,7 +330,7 @@ def fails(
     if _functions(trial.meanings) & ORDERED and not frozenset(_turning(trial)) <= _COMMON:
         wanted += _CONSTANT_DRAWS
     for _ in range(wanted + _UNLUCKY):
-        algebra = algebra_for(trial, 0, odd=agreed > 0)
+        algebra = algebra_for(trial, odd=agreed > 0)
         values = elements(trial, algebra, rng, shared=agreed % 2 == 1 or agreed >= usual)
         try:
             difference = compare(trial, values, algebra)
@@ -367,7 +367,7 @@ def _less_defined(rule: Rule, trial: Trial, given: Mapping[str, Array], algebra:
 
 def _defined(trial: Trial, roots: Sequence[Term], rng: np.random.Generator) -> bool:
     """Whether terms can be evaluated at some of a few random elements."""
-    algebra = algebra_for(trial, 0)
+    algebra = algebra_for(trial)
     for _ in range(6):
         try:
             values_of(roots, trial, elements(trial, algebra, rng), algebra)
@@ -425,7 +425,7 @@ def test(rule: Rule, *, seed: int = 0, trials: int = 8) -> Verdict:  # noqa: PT0
             trial = trial_at(instance, point)
             assert trial is not None
             passed += 1
-            bound = max(bound, error_bound(trial.lhs, trial.rhs, trial.meanings, algebra_for(trial, 0).choices))
+            bound = max(bound, error_bound(trial.lhs, trial.rhs, trial.meanings, algebra_for(trial).choices))
             continue
         trial, _, difference = found
         functions = _functions(trial.meanings)

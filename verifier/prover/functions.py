@@ -364,17 +364,17 @@ class Algebra(Order):
             factors.append(atom)
             made = made.of(factors=(*made.factors, (atom, Fraction(exponent))))
         for factor in factors:
-            self._demand("nonzero", factor)
+            self._demand_nonzero(factor)
         return product_of(made)
 
-    def _demand(self, condition: str, factor: Factor) -> None:
+    def _demand_nonzero(self, factor: Factor) -> None:
         value = factor.value if isinstance(factor, SumBase) else atom_value(factor)
         if isinstance(factor, Apply) and factor.function == "sqrt":
             value = factor.args[0]  # a root is 0 where its radicand is
         if (inner := absolute(value)) is not None:
             value = inner  # so is an absolute value
         if self.sign(value) != 2:
-            self._record(condition, value)
+            self._record("nonzero", value)
 
     def _record(self, condition: str, value: Value) -> None:
         """A condition on the domain, for all indices alike: names of index variables are hidden."""

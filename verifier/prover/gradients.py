@@ -33,7 +33,7 @@ from superopt.rules.typing import complete, instances, type_terms, variable_type
 from superopt.verifier.prover.prover import prove
 from superopt.verifier.verdict import ProvedAllSizes
 
-__all__ = ["OperatorGradient", "Statement", "cases", "check_gradients", "moving_operators", "statements"]
+__all__ = ["OperatorGradient", "Statement", "cases", "check_gradients", "statements"]
 
 SECONDS = 20.0  # of work that a proof may take
 
@@ -77,14 +77,10 @@ class OperatorGradient:
 
 @cache
 def cases() -> Mapping[str, tuple[str, ...]]:
-    """The cases of every operator that moves, as text."""
+    """The cases, as text, of every operator with a real result that depends on a real operand and is not constant
+    between jumps."""
     table = tomllib.loads((files("superopt.verifier") / "gradients.toml").read_text("utf-8"))
     return {name: tuple(texts) for name, texts in table["case"].items()}
-
-
-def moving_operators() -> tuple[str, ...]:
-    """Operators with a real result that depends on a real operand and is not constant between jumps."""
-    return tuple(cases())
 
 
 def check_gradients(names: Iterable[str] = ()) -> Iterator[OperatorGradient]:
@@ -174,7 +170,7 @@ def _of_application(name: str, case: str, rule: Rule, term: App) -> Iterator[Sta
     def derivative(tangents: Sequence[Term | None]) -> App:
         return App(PREFIX + name, (*term.args, *tangents), attribute_items)
 
-    tangents = [_numbered_variable(a, "d", p) if p in moving else None for p, a in enumerate(args)]
+    tangents = [_tangent(a, p) if p in moving else None for p, a in enumerate(args)]
     outputs = site.outputs()
     several = len(outputs) > 1
     for place, moved in enumerate(push(site, tangents)):
@@ -229,9 +225,9 @@ def _operand(term: Term | None, types: Mapping[str, TensorType]) -> Expr | None:
     return apply(term.op, **complete(term))
 
 
-def _numbered_variable(x: Expr | None, prefix: str, place: int) -> Expr:
+def _tangent(x: Expr | None, position: int) -> Expr:
     assert x is not None
-    return variable(f"{prefix}{place}", x.type)
+    return variable(f"d{position}", x.type)
 
 
 def _inner(a: Expr, b: Expr) -> Expr:

@@ -68,9 +68,9 @@ def guarded(value: Value, guards: Iterable[Condition], bound: tuple[str, ...] = 
     return add(*((m.of(bound=m.bound + bound, guards=m.guards | extra),) for m in value))
 
 
-def simplified(value: Value, facts: Facts, *, counting: bool = True) -> Value:
+def simplified(value: Value, facts: Facts) -> Value:
     """Every monomial simplified, and like ones combined."""
-    return add(*(simplify_monomial(m, facts, counting=counting) for m in value))
+    return add(*(simplify_monomial(m, facts) for m in value))
 
 
 def simplify_monomial(monomial: Monomial, facts: Facts, *, counting: bool = True) -> Value:

@@ -61,7 +61,7 @@ def by_points(tile: Tile, tensor: Array) -> Found:
     return Found((), tried)
 
 
-def by_span(tile: Tile, tensor: Array, *, most: int = _MOST_SPANS) -> Found:
+def by_span(tile: Tile, tensor: Array) -> Found:
     """Rank-one matrices of vectors over {-1, 0, 1}, all sets of them, fewest first; for tensors of a few elements."""
     tried = 0
     basis = [_ternary(size) for size in tensor.shape[1:]]
@@ -70,13 +70,13 @@ def by_span(tile: Tile, tensor: Array, *, most: int = _MOST_SPANS) -> Found:
     slices = tensor.astype(np.float64).reshape(len(tensor), -1)
     for rank in range(1, int(np.linalg.matrix_rank(slices)) * 3):
         found: list[Algorithm] = []
-        for batch in _batches(combinations(range(len(pairs)), rank), most - tried):
+        for batch in _batches(combinations(range(len(pairs)), rank), _MOST_SPANS - tried):
             tried += len(batch)
             for chosen in batch[_spanned(flat[batch], slices)]:
                 vectors = [[pairs[n][side] for n in chosen] for side in range(2)]
                 algorithm = _interpolated(tile, tensor, 0, vectors, [])
                 found += [] if algorithm is None else [algorithm]
-        if found or tried >= most:
+        if found or tried >= _MOST_SPANS:
             return Found(by_merit(found), tried)
     return Found((), tried)
 
