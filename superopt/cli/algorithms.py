@@ -49,8 +49,8 @@ def find(
 
     Everything is checked exactly before it is shown. Equal seeds, steps and walks find the same.
     """
-    from superopt.discovery.bilinear import TILES, log_of, tile_named
-    from superopt.discovery.bilinear import find as look
+    from superopt.discovery.bilinear.find import TILES, log_of, tile_named
+    from superopt.discovery.bilinear.find import find as look
     from superopt.rules.bilinear import save_algorithms
 
     claim({"--out": None if destination is None else str(destination)}, force=force)
@@ -85,7 +85,7 @@ def rules(
     force: Force = False,
 ) -> None:
     """Write what algorithms say about operators of every size, as rules that the prover can be asked about."""
-    from superopt.discovery.bilinear.statement import rule_of
+    from superopt.discovery.bilinear.find import rule_of
     from superopt.rules.bilinear import KEPT, load_algorithms
     from superopt.rules.library import write_rules
 

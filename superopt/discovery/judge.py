@@ -1,9 +1,17 @@
-"""Candidates before the verifier: tested exactly at sizes that discovery did not use, generalised, proved."""
+"""Candidates before the verifier: tested exactly at sizes that discovery did not use, generalised, proved.
+
+Elementwise rules for any rank, and leading axes ``...`` in front of data.
+
+Rules about images as rules about signals: the last spatial axis dropped everywhere. Convolutions and pools mean the
+same for any number of spatial axes; rules are stated for a fixed one. A rule that was found for two axes is proposed
+for one: a proposal like any other, tested and proved before anybody believes it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 
 from superopt.discovery.candidates import joined, restricted, tidied
 from superopt.discovery.config import Config, Theme
@@ -16,13 +24,15 @@ from superopt.discovery.generalise import (
     well_typed,
     whole_sizes,
 )
-from superopt.discovery.ranks import any_rank, leading
-from superopt.discovery.spatial import one_axis_less
 from superopt.discovery.store import UNBOUNDED, Bounds, Chunks, OutOfBounds, code_digest, digest_of
+from superopt.ir.poly import Dim, substitute, sym, symbols
+from superopt.ir.terms import App, AttributeValue, Term, Var, children, postorder, rebuilt, remade, variables
+from superopt.ir.types import TensorType
+from superopt.ops.meaning import IllTyped
 from superopt.rules.canonical import rule_text
-from superopt.rules.rule import Rule
+from superopt.rules.rule import AttributeScheme, Rule, TensorScheme, TypeScheme
 from superopt.rules.scanner import RuleError
-from superopt.rules.typing import meaning_digest
+from superopt.rules.typing import meaning_digest, operator_of, type_terms, variable_types
 from superopt.verifier.exact.testing import test
 from superopt.verifier.prover.prover import prove
 from superopt.verifier.verdict import (
@@ -36,7 +46,7 @@ from superopt.verifier.verdict import (
     verdict_to_json,
 )
 
-__all__ = ["Judge", "Tally"]
+__all__ = ["Judge", "Tally", "any_rank", "leading", "one_axis_less", "with_lead"]
 
 
 @dataclass
@@ -195,3 +205,179 @@ class Judge:
         data = {k: v for k, v in verdict_to_json(verdict).items() if k != "seconds"}
         self.chunks.put(key, data)
         return verdict
+
+
+def any_rank(rule: Rule) -> Rule | None:
+    """An elementwise rule over tensors of one shape, booleans among them or not, for tensors of rank 0 to 5; of rank 3
+    to 5 where one boolean would stand for true and false alike; ``None`` for other rules.
+    """
+    shapes = {s.shape for s in rule.tensors.values() if s.shape}
+    families = {operator_of(t).family for t in postorder(*rule.lhs, *rule.rhs) if isinstance(t, App)}
+    pointwise = families <= {"elementwise", "activation", "generators"}
+    scalars = all(
+        dict(t.attributes).get("shape") == ()
+        for t in postorder(*rule.lhs, *rule.rhs)
+        if isinstance(t, App) and operator_of(t).family == "generators"
+    )
+    if len(shapes) > 1 or not pointwise or not scalars or any(s.lead or s.dtype == "i" for s in rule.tensors.values()):
+        return None
+    names = tuple(n for n in ("a", "b", "c", "d", "e", "h", "i", "j") if n not in rule.forall)[:3]
+    wide = tuple(map(sym, names))
+    masked = {s.dtype for s in rule.tensors.values()} == {"b", "f"}
+    forall: dict[str, TypeScheme] = {
+        n: replace(s, shape=wide if masked else (), lead=True)
+        if isinstance(s, TensorScheme) and (s.shape or not shapes)
+        else s
+        for n, s in rule.forall.items()
+    }
+    made = replace(rule, forall=forall)
+    return made if well_typed(made) else None
+
+
+def leading(rule: Rule, theme: Theme) -> Iterator[Rule]:
+    """The rule with ``...`` in front of all tensors of the largest rank, and in front of as few as it takes.
+
+    The second is what networks have: a batch of data times weights without a batch. Where a matrix product is involved
+    other choices are tried as well; for elementwise operators the broadcasting of a few leading axes has themes of its
+    own.
+    """
+    if not theme.batch or any(s.lead for s in rule.tensors.values()):
+        return
+    ranks = {n: len(s.shape) for n, s in rule.tensors.items() if s.dtype == "f"}
+    largest = max(ranks.values(), default=0)
+    widest = [n for n in variables(*rule.lhs, *rule.rhs) if ranks.get(n) == largest]
+    if not largest:
+        return
+    if any(not theme.is_weight(n) for n in widest):
+        widest.sort(key=theme.is_weight)
+    subsets = [frozenset(widest), frozenset(n for n in widest if not theme.is_weight(n)) or frozenset(widest)]
+    if "MatMul" in rule.operators:
+        subsets += [frozenset({widest[0], *more}) for r in range(3) for more in combinations(widest[1:], r)]
+    found = 0
+    for chosen in dict.fromkeys(subsets):
+        made = with_lead(rule, chosen)
+        if made is not None and well_typed(made):
+            yield made
+            found += 1
+            if found == 2:
+                return
+
+
+def with_lead(rule: Rule, chosen: frozenset[str]) -> Rule | None:
+    """The rule with ``...`` in front of these variables, axes counted from the end; ``None`` if it has no types."""
+    try:
+        types = type_terms((*rule.lhs, *rule.rhs), variable_types(rule))[0]
+    except IllTyped:
+        return None
+    forall: dict[str, TypeScheme] = {
+        n: replace(s, lead=True) if n in chosen and isinstance(s, TensorScheme) else s for n, s in rule.forall.items()
+    }
+    made: dict[Term, Term] = {}
+    wide: set[Term] = set()
+    for term in postorder(*rule.lhs, *rule.rhs):
+        values = None
+        if isinstance(term, App):
+            first = next((a for a in term.args if a is not None), None)
+            if first in wide:
+                values = tuple((k, _from_end(term, k, v, types[first])) for k, v in term.attributes)
+        if any(a in wide for a in children(term)) or (isinstance(term, Var) and term.name in chosen):
+            wide.add(term)
+        made[term] = remade(term, made, values)
+    return replace(rule, forall=forall, lhs=tuple(made[t] for t in rule.lhs), rhs=tuple(made[t] for t in rule.rhs))
+
+
+def _from_end(term: App, name: str, value: AttributeValue, first: tuple[TensorType, ...]) -> AttributeValue:
+    """Axes counted from the end, shapes and permutations with ``...`` in front."""
+    rank = len(first[0].shape or ())
+    if name == "perm" and isinstance(value, tuple):
+        return ("...", *(v - rank if isinstance(v, int) else v for v in value))
+    if name == "shape" and isinstance(value, tuple):
+        return ("...", *value)
+    if name in ("axis", "axes"):
+        if term.op == "Unsqueeze" and isinstance(value, tuple):
+            rank += len(value)
+        if isinstance(value, tuple):
+            return tuple(v - rank if isinstance(v, int) else v for v in value)
+        return value - rank if isinstance(value, int) else value
+    return value
+
+
+_RANK = 4
+_AXIS = _RANK - 1
+_FAMILIES = frozenset({"conv", "pooling"})
+_BY_CHANNEL = frozenset({"BatchNormalization", "InstanceNormalization"})
+_HALVES = {2: (0,), 4: (0, 2), 8: (0, 1, 2, 4, 5, 6)}  # elements kept: of strides, of pads, of the pads of a Pad
+
+
+def one_axis_less(rule: Rule) -> Rule | None:
+    """The rule with one spatial axis where it has two; ``None`` where it is not about such tensors."""
+    if not any(len(s.shape) == _RANK for s in rule.tensors.values()):
+        return None
+    if rule.lead or not any(_is_spatial(t) for t in postorder(*rule.lhs, *rule.rhs)):
+        return None
+    try:
+        types = type_terms((*rule.lhs, *rule.rhs), variable_types(rule))[0]
+    except IllTyped:
+        return None
+    gone = _binding(rule)
+    forall: dict[str, TypeScheme] = {}
+    for name, scheme in rule.forall.items():
+        if isinstance(scheme, TensorScheme):
+            forall[name] = replace(scheme, shape=tuple(substitute(d, gone) for d in _shorter(scheme.shape)))
+        elif scheme.length in (2, 4):
+            forall[name] = replace(scheme, length=scheme.length // 2)
+        else:
+            forall[name] = scheme
+    made = rebuilt((*rule.lhs, *rule.rhs), lambda app, key, value: _value(app, key, value, types, gone))
+    lhs, rhs = made[: len(rule.lhs)], made[len(rule.lhs) :]
+    if lhs == rhs:
+        return None
+    return restricted(replace(rule, forall=forall, lhs=lhs, rhs=rhs))
+
+
+def _is_spatial(term: Term) -> bool:
+    return isinstance(term, App) and (operator_of(term).family in _FAMILIES or term.op in _BY_CHANNEL)
+
+
+def _binding(rule: Rule) -> dict[str, Dim]:
+    """Sizes of the dropped axis at 1, attributes of it at their least, and the others under their new names."""
+    binding: dict[str, Dim] = {}
+    for name, scheme in rule.attributes.items():
+        if scheme.length == 2:
+            binding[f"{name}_1"] = _least(scheme)
+        elif scheme.length == 4:
+            binding |= dict.fromkeys((f"{name}_1", f"{name}_3"), _least(scheme))
+            binding[f"{name}_2"] = sym(f"{name}_1")
+    for tensor in rule.tensors.values():
+        if len(tensor.shape) == _RANK:
+            others = {n for d in tensor.shape[:_AXIS] for n in symbols(d)}
+            plain = symbols(tensor.shape[_AXIS]) - rule.attribute_atoms.keys() - others
+            binding |= dict.fromkeys(plain, 1)
+    return binding
+
+
+def _least(scheme: AttributeScheme) -> int:
+    return scheme.bound if scheme.relation == ">=" else 1
+
+
+def _shorter(shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
+    """The shape without the last spatial axis: of images, of kernels, and of what is broadcast over both axes."""
+    if len(shape) == _RANK or (len(shape) == _AXIS and shape[-2:] == (1, 1)):
+        return shape[:-1]
+    return shape
+
+
+def _value(
+    term: App, name: str, value: AttributeValue, types: Mapping[Term, tuple[TensorType, ...]], gone: Mapping[str, Dim]
+) -> AttributeValue:
+    if not isinstance(value, tuple):
+        return substitute(value, gone) if not isinstance(value, int | float | str) else value
+    parts = value
+    if name in ("strides", "dilations", "kernel_shape", "output_padding", "pads") and len(value) in _HALVES:
+        parts = tuple(value[i] for i in _HALVES[len(value)])
+    elif name == "shape":
+        kept = types[term][0].shape or ()
+        parts = value[: len(_shorter(kept))]
+    elif name in ("axes", "perm"):
+        parts = tuple(v for v in value if v != _AXIS)
+    return tuple(v if isinstance(v, int | float | str | tuple) else substitute(v, gone) for v in parts)

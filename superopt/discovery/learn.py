@@ -18,7 +18,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from superopt.cost import CostModel, graph_cost
-from superopt.discovery.agenda import Agenda, Entry
 from superopt.discovery.candidates import restricted
 from superopt.discovery.config import WEIGHTS, Config, Theme
 from superopt.discovery.derive import QUICK_ROUNDS, derived, moves_of, moves_of_all, parts_of, reached
@@ -26,7 +25,7 @@ from superopt.discovery.discover import finished, write_library
 from superopt.discovery.explore import Explored
 from superopt.discovery.gain import priced_at
 from superopt.discovery.lifting import Problem, lifted
-from superopt.discovery.mining import Target, mined
+from superopt.discovery.mining import Agenda, Entry, Target, mined
 from superopt.discovery.solved import Solved, solve_one
 from superopt.discovery.solving import Solver
 from superopt.discovery.store import UNBOUNDED, Bounds, Chunks, OutOfBounds, code_digest, digest_of

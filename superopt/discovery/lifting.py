@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import inf
 
-from superopt.discovery.along import along
-from superopt.discovery.sliced import cropped, has_steps, phase, short_of
+from superopt.discovery.data_movement import along, cropped, has_steps, phase, short_of
 from superopt.ir.poly import Dim, Poly, Quotient, atoms, substitute, sym, symbols, value_at
 from superopt.ir.terms import App, AttributeValue, Term, Var, postorder, rebuilt
 from superopt.ir.types import DType, TensorType

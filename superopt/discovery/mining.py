@@ -1,12 +1,15 @@
-"""Connected parts of a model as left sides: what occurs often and costs much comes first.
+"""Connected parts of models as left sides, and the order in which they are looked at.
 
-A part has one result, is computed from values outside it, and nothing else reads what is inside: a rewrite of it takes
-its place. Parts that are the same up to the names of their leaves are one *target*, as often as it occurs. Besides all
-parts of a few operators, there is the widest part with each result in which every operator is affine in its data: such
-a part may be one product, however long it is; and each operator by itself that sums without a weight, for the same
-reason: a mean over channels takes a kernel for reductions three times as long as a convolution with the same result;
-each that does nothing but give elements of its data, whose time is a matter of the axes that it is told; and each that
-sums products of two tensors, or works along an axis of one, and may do so with matrices.
+Parts that occur often and cost much come first. A part has one result, is
+computed from values outside it, and nothing else reads what is inside: a rewrite of it takes its place. Parts that are
+the same up to the names of their leaves are one *target*, as often as it occurs. Besides all parts of a few operators,
+there is the widest part with each result in which every operator is affine in its data: such a part may be one product,
+however long it is; and each operator by itself that sums without a weight, for the same reason: a mean over channels
+takes a kernel for reductions three times as long as a convolution with the same result; each that does nothing but give
+elements of its data, whose time is a matter of the axes that it is told; and each that sums products of two tensors, or
+works along an axis of one, and may do so with matrices.
+
+An :class:`Agenda` orders the parts of several models, and says how much a cheaper equal of each has to save.
 """
 
 from __future__ import annotations
@@ -17,9 +20,8 @@ from math import inf
 
 from superopt.cost import CostModel
 from superopt.cost.fusion import groups
-from superopt.discovery.along import along
 from superopt.discovery.config import WEIGHTS
-from superopt.discovery.contractions import contracts
+from superopt.discovery.data_movement import along, contracts
 from superopt.discovery.skeletons import OPERATORS
 from superopt.ir.terms import App, Term, Var
 from superopt.ir.types import TensorType
@@ -28,7 +30,7 @@ from superopt.ops.meaning import Call, Comprehension, IllTyped, Read, Reduce, Sc
 from superopt.ops.record import FLOATS
 from superopt.program.program import Program
 
-__all__ = ["Target", "mined"]
+__all__ = ["Agenda", "Entry", "Target", "mined"]
 
 _DATA = tuple(f"x{c}" for c in "abcdefghijklmnop")
 _MOST_PARTS = 60  # with one result
@@ -246,3 +248,83 @@ def _target(program: Program, root: int, part: frozenset[int], us: float, deares
         return None
     step = program.steps[root]
     return Target(made[step.outputs[0]], kinds, us, dearest, (), step.name)
+
+
+Source = tuple[str, bool]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A part that waits to be looked at.
+
+    Attributes:
+        source: the model, and whether the part is of what the library's search left of it.
+        part: with its places and prices.
+        whole: what the model costs, in microseconds.
+        reach: what equals of parts of it save, in microseconds at one place: an equal of the whole has to save more.
+    """
+
+    source: Source
+    part: Target
+    whole: float
+    reach: float = 0.0
+
+    @property
+    def worth(self) -> float:
+        """What there is to gain, as a share of the model: all operators but the dearest, less what is in reach."""
+        return len(self.part.places) * (self.part.us - self.part.dearest - self.reach) / self.whole
+
+    @property
+    def rank(self) -> tuple[object, ...]:
+        """What may be one product first, as an equal of anything else has all but one or two of its operators; of these
+        what there is to gain by operator, most first."""
+        size = len(self.part.places[0])
+        return not self.part.affine, -self.worth / size, size, self.source, self.part.text
+
+
+class Agenda:
+    """Parts, the one from which there is most to gain first, as far as is known by then.
+
+    Args:
+        entries: all parts.
+        least: what there has to be to gain, as a share of a model.
+    """
+
+    def __init__(self, entries: Sequence[Entry], least: float) -> None:
+        self.least = least
+        self.waiting = [e for e in entries if e.worth >= least]
+        self.settled: dict[Source, list[tuple[float, frozenset[int]]]] = {}
+        self.inside = 0  # parts of which nothing is left to gain beside what is known of their own parts
+
+    def next(self) -> Entry | None:
+        """The next part; ``None`` when none is left."""
+        if not self.waiting:
+            return None
+        best = min(self.waiting, key=lambda e: e.rank)
+        self.waiting.remove(best)
+        return best
+
+    def settle(self, entry: Entry, saving: float) -> None:
+        """An equal of a part is known, which saves so much at each of its places."""
+        known = self.settled.setdefault(entry.source, [])
+        known.extend((saving, p) for p in entry.part.places)
+        left: list[Entry] = []
+        for other in self.waiting:
+            place = other.part.places[0]
+            if other.source == entry.source and any(p < place for p in entry.part.places):
+                other = replace(other, reach=_most_disjoint(known, place))
+            if other.worth >= self.least:
+                left.append(other)
+        self.inside += len(self.waiting) - len(left)
+        self.waiting = left
+
+
+def _most_disjoint(settled: Sequence[tuple[float, frozenset[int]]], whole: frozenset[int]) -> float:
+    """What equals of parts of a whole save together, the best ones first, each step rewritten at most once."""
+    taken: set[int] = set()
+    total = 0.0
+    for saving, place in sorted(settled, key=lambda s: (-s[0], sorted(s[1]))):
+        if saving > 0 and place <= whole and not place & taken:
+            taken |= place
+            total += saving
+    return total

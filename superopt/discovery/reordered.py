@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from superopt.discovery.data_movement import rearranged
 from superopt.discovery.lifting import Problem
-from superopt.discovery.rearranged import rearranged
 from superopt.ir.terms import App, Term, Var, replaced, variables
 from superopt.rules.typing import operator_of, type_terms
 

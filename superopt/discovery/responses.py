@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from math import prod
 
+from superopt.discovery.data_movement import rearranged
 from superopt.discovery.lifting import Problem
 from superopt.discovery.linear import Place, Wanted, meanings_of, residues
-from superopt.discovery.rearranged import rearranged
 from superopt.discovery.skeletons import Skeleton
 from superopt.discovery.template import size_at
 from superopt.ir.poly import Dim, Poly, substitute, sym, symbols

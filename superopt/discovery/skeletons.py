@@ -13,10 +13,9 @@ from functools import lru_cache
 from itertools import combinations, product
 from math import inf
 
-from superopt.discovery.along import along_matrices
-from superopt.discovery.contractions import as_products
+from superopt.discovery.data_movement import along_matrices, as_products
+from superopt.discovery.data_movement import rearranged as _orders_of
 from superopt.discovery.lifting import Problem, orders
-from superopt.discovery.rearranged import rearranged as _orders_of
 from superopt.discovery.reordered import reordered
 from superopt.discovery.synthesis import extents
 from superopt.discovery.windows import looks_through

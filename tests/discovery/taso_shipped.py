@@ -21,7 +21,7 @@ from pathlib import Path
 
 from superopt.discovery.derive import derived, moves_of
 from superopt.discovery.generalise import well_typed
-from superopt.discovery.ranks import any_rank, with_lead
+from superopt.discovery.judge import any_rank, with_lead
 from superopt.ir.terms import Var
 from superopt.rules import Rule, parse_rule
 from superopt.rules.library import parse_file, write_rules

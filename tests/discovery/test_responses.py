@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from superopt import cost as costs
-from superopt.discovery.agenda import Agenda, Entry
 from superopt.discovery.lifting import Problem, lifted
-from superopt.discovery.mining import Target, mined
+from superopt.discovery.mining import Agenda, Entry, Target, mined
 from superopt.discovery.solving import Solver
 from superopt.frontend import GraphBuilder
 from superopt.ir.terms import App, Var, postorder

@@ -11,12 +11,11 @@ import pytest
 from superopt.discovery.candidates import restricted, sized_by_data
 from superopt.discovery.config import Config, load_config
 from superopt.discovery.explore import explore
-from superopt.discovery.instances import is_instance
 from superopt.discovery.leftsides import left_sides
 from superopt.discovery.lifting import Problem, lifted
 from superopt.discovery.linear import Known, Place, Undecided, asked
 from superopt.discovery.skeletons import Skeleton, skeletons
-from superopt.discovery.solved import SOLVED, _narrower, data_beside_weights, solve_all
+from superopt.discovery.solved import SOLVED, _narrower, data_beside_weights, is_instance, solve_all
 from superopt.discovery.solving import Solver, places_of
 from superopt.discovery.store import UNBOUNDED, Chunks
 from superopt.ir.poly import sym

@@ -12,9 +12,8 @@ from superopt.discovery.candidates import candidates, joined
 from superopt.discovery.config import Config, load_config
 from superopt.discovery.enumerate import enumerate_terms, points_of
 from superopt.discovery.generalise import shape_general, size_general, specialised, variable_general, well_typed
-from superopt.discovery.judge import Judge
+from superopt.discovery.judge import Judge, any_rank, leading
 from superopt.discovery.ordered import Ordered
-from superopt.discovery.ranks import any_rank, leading
 from superopt.discovery.store import Chunks
 from superopt.rules import Rule, parse_rule
 from superopt.rules.typing import instances

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from superopt import cost as costs
+from superopt.discovery.data_movement import rearranged
 from superopt.discovery.lifting import Problem, lifted
 from superopt.discovery.mining import mined
-from superopt.discovery.rearranged import rearranged
 from superopt.discovery.solving import Solver
 from superopt.discovery.windows import looks_through
 from superopt.frontend import GraphBuilder, Tensor

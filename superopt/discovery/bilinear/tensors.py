@@ -1,10 +1,16 @@
-"""A tile's tensor of coefficients, read off the operators' meanings by evaluating them over formal bilinear forms."""
+"""Tensors of tiles: read off meanings, nested in blocks, and solved for exactly.
+
+A tile's tensor of coefficients is read off the operators' meanings by evaluating them over formal bilinear forms.
+
+Algorithms for products of large blocks are nested from those for small ones: blocks of blocks (Strassen 1969). Linear
+algebra is exact, over small rationals.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
-from math import isfinite, prod
+from math import gcd, isfinite, lcm, prod
 from typing import Any
 
 import numpy as np
@@ -12,11 +18,11 @@ import numpy as np
 from superopt.ir.errors import UsageError
 from superopt.ir.terms import App, computed
 from superopt.ir.types import DType, TensorType
-from superopt.rules.bilinear import Tile
+from superopt.rules.bilinear import Algorithm, Matrix, Tile, matmul_tile
 from superopt.rules.typing import type_terms
 from superopt.runtime.evaluate import Array, evaluate
 
-__all__ = ["tensor_of"]
+__all__ = ["halves", "made", "nested", "solved", "tensor_of", "transposed"]
 
 _Monomial = tuple[int, int]  # element of the data and of the weights, or -1 for neither
 
@@ -123,3 +129,107 @@ def _symbols(tile: Tile, names: Mapping[str, str], side: int) -> dict[str, Array
         found[name] = _objects(numbers, lambda n: _Form({((int(n), -1) if side == 0 else (-1, int(n))): Fraction(1)}))
         start += prod(shape)
     return found
+
+
+_Grid = tuple[int, int]  # rows and columns of blocks
+
+
+def halves(tile: Tile) -> Iterator[tuple[Tile, Tile]]:
+    """Two smaller products of matrices that make up one, every size of both at least 2."""
+    if tile.roots != ("MatMul(x, w)",):
+        return
+    (rows, inner), (_, columns) = (tile.shapes[name] for name in ("x", "w"))
+    for p in _factors(rows):
+        for q in _factors(inner):
+            for s in _factors(columns):
+                yield matmul_tile(p, q, s), matmul_tile(rows // p, inner // q, columns // s)
+
+
+def _factors(size: int) -> list[int]:
+    return [n for n in range(2, size // 2 + 1) if size % n == 0]
+
+
+def nested(tile: Tile, outer: Algorithm, inner: Algorithm) -> Algorithm:
+    """The outer algorithm on blocks, whose products the inner one takes."""
+    (p, q), (_, s) = outer.tile.shapes.values()
+    (a, b), (_, c) = inner.tile.shapes.values()
+    outputs = _kronecker(transposed(outer.outputs), transposed(inner.outputs), (p, s), (a, c))
+    return Algorithm(
+        tile, _kronecker(outer.data, inner.data, (p, q), (a, b)),
+        _kronecker(outer.weights, inner.weights, (q, s), (b, c)), transposed(outputs),
+        {"finder": "nested", "of": [outer.tile.name, inner.tile.name]},
+    )  # fmt: skip
+
+
+def _kronecker(first: Matrix, second: Matrix, outer: _Grid, inner: _Grid) -> Matrix:
+    """Products of rows; each is over the elements of a matrix of blocks, and then of one block, row by row."""
+    return tuple(_product(one, two, outer, inner) for one in first for two in second)
+
+
+def _product(one: Sequence[Fraction], two: Sequence[Fraction], outer: _Grid, inner: _Grid) -> tuple[Fraction, ...]:
+    wide = outer[1] * inner[1]
+    made = [Fraction(0)] * (len(one) * len(two))
+    for i, p in enumerate(one):
+        for j, q in enumerate(two):
+            (row, column), (within, across) = divmod(i, outer[1]), divmod(j, inner[1])
+            made[(row * inner[0] + within) * wide + column * inner[1] + across] = p * q
+    return tuple(made)
+
+
+def solved(columns: Sequence[Sequence[Fraction]], targets: Sequence[Sequence[Fraction]]) -> Matrix | None:
+    """For every target, its coefficients as a sum of the columns; ``None`` where one is no such sum.
+
+    Free coefficients, where the columns depend on each other, are 0.
+    """
+    rows = len(columns[0])
+    table = [[c[i] for c in columns] + [t[i] for t in targets] for i in range(rows)]
+    pivots: list[int] = []
+    for column in range(len(columns)):
+        at = len(pivots)
+        chosen = next((i for i in range(at, rows) if table[i][column]), None)
+        if chosen is None:
+            continue
+        table[at], table[chosen] = table[chosen], table[at]
+        head = table[at][column]
+        table[at] = [v / head for v in table[at]]
+        for i in range(rows):
+            if i != at and (factor := table[i][column]):
+                table[i] = [v - factor * u for v, u in zip(table[i], table[at], strict=True)]
+        pivots.append(column)
+    if any(v for row in table[len(pivots) :] for v in row[len(columns) :]):
+        return None
+    found = []
+    for number in range(len(targets)):
+        coefficients = [Fraction(0)] * len(columns)
+        for at, column in enumerate(pivots):
+            coefficients[column] = table[at][len(columns) + number]
+        found.append(tuple(coefficients))
+    return tuple(found)
+
+
+def made(tile: Tile, data: Matrix, weights: Matrix, outputs: Matrix, origin: dict[str, object]) -> Algorithm:
+    """An algorithm in a normal form: the factors that scale a product to and fro are with the weights.
+
+    What runs at inference, the transforms of data and outputs, has coprime integers in every product (the first of a
+    row of the data positive); what that takes is left to the weights, which are transformed beforehand in more bits.
+    """
+    columns = list(zip(*outputs, strict=True))
+    rows_a, rows_b, columns_g = [], [], []
+    for a, b, g in zip(data, weights, columns, strict=True):
+        p, q = _content(a), _content(g)
+        rows_a.append(tuple(v / p for v in a))
+        columns_g.append(tuple(v / q for v in g))
+        rows_b.append(tuple(v * p * q for v in b))
+    return Algorithm(tile, tuple(rows_a), tuple(rows_b), tuple(zip(*columns_g, strict=True)), origin)
+
+
+def _content(row: Sequence[Fraction]) -> Fraction:
+    """What a row of rationals is a multiple of, so that coprime integers are left; the sign is the first element's."""
+    some = [v for v in row if v]
+    found = Fraction(gcd(*(v.numerator for v in some)), lcm(*(v.denominator for v in some)))
+    return -found if some[0] < 0 else found
+
+
+def transposed(matrix: Matrix) -> Matrix:
+    """Rows as columns."""
+    return tuple(zip(*matrix, strict=True))
