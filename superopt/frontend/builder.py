@@ -1,4 +1,7 @@
-"""``GraphBuilder``: append operators one by one, get a checked :class:`superopt.ir.graph.Graph`."""
+"""``GraphBuilder``: append operators one by one, get a checked :class:`superopt.ir.graph.Graph`.
+
+The operators' records give the types of a graph under construction, where they exist.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,12 @@ import numpy as np
 
 from superopt.formats.tensors import RandomData
 from superopt.frontend.tensor import Operand, Tensor
-from superopt.frontend.types import checked_types, infer_types
 from superopt.ir.drawing import svg
 from superopt.ir.errors import UsageError
-from superopt.ir.graph import ArrayData, Attribute, Graph, Node, OpaqueAttribute, Value, Weight, constant
+from superopt.ir.graph import ArrayData, Attribute, Graph, Node, OpaqueAttribute, Value, Weight, constant, label
 from superopt.ir.poly import Dim, Poly, sym
 from superopt.ir.types import DType, TensorType
+from superopt.ops.infer import Barrier, infer
 
 __all__ = ["GraphBuilder"]
 
@@ -184,7 +187,7 @@ class GraphBuilder:
         made = (full, *(self._claim(f"{full}.{i}") for i in range(1, outputs)))
         read = {key: _attribute(key, v, full) for key, v in attributes.items() if v is not None}
         node = Node(full, op, reads, made, read, domain=domain)
-        self._types.update(checked_types(node, self._types, self._weights, self._opset))
+        self._types.update(_checked_types(node, self._types, self._weights, self._opset))
         self._nodes.append(node)
         if full not in self._types and op in _KEEPS_DTYPE and beside is not None:
             near = self._types.get(beside.name)
@@ -239,7 +242,7 @@ class GraphBuilder:
         """Declared or inferred type of a value; ``None`` where no operator record covers what made it."""
         found = self._types.get(tensor.name)
         if (found is None or found.shape is None) and self._typed < len(self._nodes):
-            self._types.update(infer_types(self._graph(outputs=())))
+            self._types.update(infer(self._graph(outputs=())).types)
             self._typed = len(self._nodes)
         return self._types.get(tensor.name)
 
@@ -371,3 +374,25 @@ def _sequence(key: str, items: list[Attribute], where: str) -> Attribute:
         where=f"node {where!r}",
         hint="leave the attribute out for an empty list",
     )
+
+
+def _checked_types(
+    node: Node, types: Mapping[str, TensorType | None], weights: Mapping[str, Weight], opset: Mapping[str, int]
+) -> dict[str, TensorType]:
+    """Types of a node's outputs from those of its inputs, where these are known; none where they are not.
+
+    Raises:
+        UsageError: no runtime could run the node on such inputs.
+    """
+    kinds = {name: types.get(name) for name in node.inputs if name}
+    if any(kind is None or kind.shape is None for kind in kinds.values()):
+        return {}
+    fed = tuple(Value(name, kind) for name, kind in kinds.items() if name not in weights)
+    held = tuple(weights[name] for name in kinds if name in weights)
+    outputs = tuple(Value(name, None) for name in node.outputs)
+    typing = infer(Graph("", fed, outputs, held, (node,), opset))
+    (found,) = typing.nodes
+    if isinstance(found, Barrier) and found.contradiction:
+        listing = ", ".join(str(kind) for kind in kinds.values())
+        raise UsageError(f"it cannot take {listing}: {found.reason}", where=label(node))
+    return {name: kind for name in node.outputs if (kind := typing.types.get(name)) is not None}
