@@ -22,7 +22,19 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from superopt.cli import algorithms, bench, corpus, gradients, library, memory, models, service, streams, topology
+from superopt.cli import (
+    algorithms,
+    bench,
+    corpus,
+    discovery,
+    gradients,
+    library,
+    models,
+    optimize,
+    service,
+    streams,
+    topology,
+)
 from superopt.cli.settings import defaults, settings_file
 from superopt.fleet import mpi
 from superopt.ir.errors import Interrupted, SuperoptError, UsageError, printable, superopt_error
@@ -98,14 +110,14 @@ def _root(
         context.default_map = defaults(table, getattr(context.command, "commands", {}), str(file))
 
 
-for _command in (*models.COMMANDS, *memory.COMMANDS, *topology.COMMANDS, *service.COMMANDS):
+for _command in (*optimize.COMMANDS, *models.COMMANDS, *topology.COMMANDS, *service.COMMANDS):
     app.command()(_command)
 app.command("bench")(bench.bench)
 app.add_typer(library.app, name="rules")
 app.add_typer(corpus.app, name="corpus")
 app.add_typer(algorithms.app, name="algorithms")
 app.add_typer(gradients.app, name="gradients")
-app.command()(library.discover)
+app.command()(discovery.discover)
 app.command()(gradients.train_step)
 
 
