@@ -25,7 +25,7 @@ class ProvedAllSizes:
             ``where`` (``i < j where j <= n``: only there); the search requires it of a match.
         nonzero: scalars whose inverse was cancelled, hence that must not be 0 (text of the expression).
         leading: how ``...`` was proved: "one axis" of any size, which stands for any number of them because every
-            operator was shown to read leading axes in place (``superopt.verifier.prover.rank_lifting``); empty without
+            operator was shown to read leading axes in place (``superopt.verifier.prover.context``); empty without
             ``...``.
         ranks: the numbers of leading axes at which it was proved, each of any size.
         seconds: wall time of the proof.

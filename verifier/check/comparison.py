@@ -20,13 +20,12 @@ from superopt.runtime import reference
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME, InferenceSession
 from superopt.runtime.onnx_runtime import run as run_session
 from superopt.verifier.check.check_plan import ORIGINAL, RESULT, CheckResult, Plan
-from superopt.verifier.check.cross_runtime import CrossRuntime, displaced
 from superopt.verifier.check.deviation import Explanations, Trial
-from superopt.verifier.check.exact_arithmetic import unrounded_in_all
 from superopt.verifier.check.input_generation import KINDS, LEVELS, choose_sizes, fed_types, make_inputs
 from superopt.verifier.check.input_targets import MOST, size_candidates
 from superopt.verifier.check.input_values import handles_special
 from superopt.verifier.check.power import Power, measure_power
+from superopt.verifier.check.references import CrossRuntime, displaced, unrounded_in_all
 from superopt.verifier.check.sessions import LARGE, Arrays, Bench, attempt
 from superopt.verifier.check.steered_inputs import Feed, changed_rows, steered
 from superopt.verifier.check.tolerance import JUMP, Comparison, agrees_with_reals, compare, equal, excess

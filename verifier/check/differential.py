@@ -31,7 +31,7 @@ Moved inputs do not show all rounding: ``(a + b) + (a - b)`` rounds ``a`` alike 
 element that is no further from the float64 reference than the original's passes where the rounded intermediates' moves
 explain the distance, unless the original may round on purpose there
 (:mod:`superopt.verifier.check.deliberate_rounding`). And where neither model rounds anything
-(:mod:`superopt.verifier.check.exact_arithmetic`), nothing explains that an element jumps: at a tie, say.
+(:mod:`superopt.verifier.check.references`), nothing explains that an element jumps: at a tie, say.
 
 Where a budget of errors is given (``slack``: algorithms with fewer multiplications), a share of an output's largest
 magnitude is a free distance as well, by both criteria, at the places that use it and in the whole model.
@@ -39,6 +39,8 @@ magnitude is a free distance as well, by both criteria, at the places that use i
 A result that will run in another runtime is run there as well and held to the same bound. Where that runtime strays
 from it on the *original* (it rounds otherwise, or reads an edge of a definition otherwise), the result may be as far
 from what that runtime makes of the original as the bound says, and the check says so.
+
+The changed regions at which two graphs begin to differ, each run alone on the original's values.
 """
 
 from __future__ import annotations
@@ -48,8 +50,12 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 
+import numpy as np
+
+from superopt.ir.diff import changed_regions
 from superopt.ir.errors import ResourceLimit, Unsupported
-from superopt.ir.graph import Graph
+from superopt.ir.graph import Graph, Value
+from superopt.ir.types import TensorType
 from superopt.ops.infer import Typing, infer
 from superopt.runtime.limits import bounded_memory, refuse_unbounded
 from superopt.runtime.numeric_libraries import one_blas_thread
@@ -60,15 +66,24 @@ from superopt.verifier.check.comparison import DifferentialCheck
 from superopt.verifier.check.input_generation import make_inputs
 from superopt.verifier.check.local_checks import check_sites
 from superopt.verifier.check.power import EFFORTS, NONE, Effort, Power
-from superopt.verifier.check.sessions import Bench
-from superopt.verifier.check.tolerance import FACTOR, MARGIN
+from superopt.verifier.check.sessions import REFUSALS, Arrays, Bench, attempt
+from superopt.verifier.check.tolerance import FACTOR, MARGIN, excess
 from superopt.verifier.equivalence.inlining import inlined
 from superopt.verifier.equivalence.signatures import interface_difference, signature_difference, unified
 
 __all__ = [
-    "EXACT", "FACTOR", "MARGIN", "CheckResult", "Power", "Slack", "check", "check_regions", "check_rewrite",
+    "EXACT",
+    "FACTOR",
+    "MARGIN",
+    "CheckResult",
+    "Power",
+    "Slack",
+    "check",
+    "check_regions",
+    "check_rewrite",
     "make_inputs",
-]  # fmt: skip
+    "suspects",
+]
 
 Pair = tuple[Graph, Graph]
 _GROWN = 2  # times that a place which fails is grown
@@ -265,3 +280,46 @@ def check_regions(
             max(total.baseline_error, found.baseline_error),
         )  # fmt: skip
     return total
+
+
+def suspects(before: Graph, after: Graph, feeds: Mapping[str, np.ndarray]) -> list[tuple[str, ...]]:
+    """The outputs of each changed region, ordered by how far the region strays on these inputs, the farthest first.
+
+    A place strays by the largest distance of its outputs from the original's over the distance that needs no
+    explanation, both sides being fed the original's values. Places that cannot be run come last.
+    """
+    types = infer(before).types
+    pairs = changed_regions(before, after, types)
+    with Bench() as bench:
+        given = _values(before, {v.name for a, _ in pairs for v in a.inputs} - feeds.keys(), types, feeds, bench)
+        found = [(_strays(a, b, given, bench), tuple(v.name for v in a.outputs)) for a, b in pairs]
+    return [outputs for _, outputs in sorted(found, key=lambda f: -f[0])]
+
+
+def _values(
+    graph: Graph, names: set[str], types: Mapping[str, TensorType | None], feeds: Mapping[str, np.ndarray], bench: Bench
+) -> Arrays:
+    """The original's values on the inputs."""
+    wanted = tuple(Value(n, types.get(n)) for n in sorted(names) if n in graph.producer)
+    declared = {v.name for v in graph.outputs}
+    outputs = (*graph.outputs, *(v for v in wanted if v.name not in declared))
+    try:
+        made = attempt(bench.session(replace(graph, outputs=outputs, values=()), optimise=False), feeds)
+    except REFUSALS:
+        made = None
+    return {**feeds, **(made or {})}
+
+
+def _strays(a: Graph, b: Graph, given: Mapping[str, np.ndarray], bench: Bench) -> float:
+    """How far one region strays; negative if it cannot be run."""
+    runs: list[Arrays] = []
+    for graph in (a, b):
+        try:
+            made = attempt(bench.session(replace(graph, values=()), optimise=False), given)
+        except REFUSALS:
+            return -1.0
+        if made is None:
+            return -1.0
+        runs.append(made)
+    kinds = {v.name: v.type.dtype if isinstance(v.type, TensorType) else None for v in a.outputs}
+    return max((excess(runs[0][n], runs[1][n], kind) for n, kind in kinds.items()), default=-1.0)

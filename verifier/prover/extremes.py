@@ -15,7 +15,6 @@ from superopt.ops.meaning import Condition
 from superopt.verifier.prover.arith import ge, negated, normal_condition
 from superopt.verifier.prover.factors import INFINITY, CannotProve, has_infinity, sealed
 from superopt.verifier.prover.functions import Algebra
-from superopt.verifier.prover.monotone import through_monotone
 from superopt.verifier.prover.normal import (
     ONE,
     Apply,
@@ -36,6 +35,7 @@ from superopt.verifier.prover.normal import (
     replace,
     scale,
 )  # fmt: skip
+from superopt.verifier.prover.order_lemmas import through_monotone
 from superopt.verifier.prover.simplify import coefficient_of, exact_quotient, guarded, simplify_monomial
 
 __all__ = ["reduced"]

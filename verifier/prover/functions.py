@@ -54,11 +54,10 @@ from superopt.verifier.prover.normal import (
     size_value,
     text,
 )  # fmt: skip
-from superopt.verifier.prover.order import Order
-from superopt.verifier.prover.signs import absolute
+from superopt.verifier.prover.signs import Order, absolute
 from superopt.verifier.prover.simplify import guarded, simplified
 
-__all__ = ["Algebra", "CannotProve", "INFINITY", "has_infinity", "sealed"]
+__all__ = ["INFINITY", "Algebra", "CannotProve", "has_infinity", "sealed"]
 
 _ODD = frozenset({"erf", "sin", "tan", "asin", "atan", "asinh", "atanh", "round"})
 _EVEN = frozenset({"cos"})

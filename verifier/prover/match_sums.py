@@ -3,7 +3,9 @@
 Two monomials ``Σ_u G₁ f`` and ``Σ_v G₂ g`` with ``f = g∘σ`` for an affine bijection ``σ: u ↦ v`` of the integers are
 combined on ``G₁ ∧ G₂∘σ``; the residues on ``G₁ ∧ ¬G₂∘σ`` and ``G₂∘σ ∧ ¬G₁`` stay. Range splits, shifts and the zero
 extension of kernels are found by this alone. What is left goes to the pointwise lemma
-(:mod:`superopt.verifier.prover.pointwise`).
+(:mod:`superopt.verifier.prover.order_lemmas`).
+
+Sums over a range of known size are written out, element by element.
 """
 
 from __future__ import annotations
@@ -32,12 +34,11 @@ from superopt.verifier.prover.normal import (
     rename_apart,
     scale,
     substitute_factors,
-)  # fmt: skip
-from superopt.verifier.prover.pointwise import pointwise_zero
-from superopt.verifier.prover.simplify import simplify_monomial
-from superopt.verifier.prover.sum_unrolling import written_out
+)
+from superopt.verifier.prover.order_lemmas import pointwise_zero
+from superopt.verifier.prover.simplify import digit_size, simplify_monomial
 
-__all__ = ["Matcher", "Step"]
+__all__ = ["Matcher", "Step", "constant_range", "written_out"]
 
 Conditions = tuple[Condition, ...]
 
@@ -311,3 +312,27 @@ def _moved(b: Monomial, bijection: Bijection, bound: tuple[str, ...]) -> Monomia
     guards = frozenset(g for g in guards if g.known is None)
     made = list(substitute_factors(b.of(guards=guards), bijection))
     return made[0].of(bound=bound) if len(made) == 1 and made[0].coefficient == b.coefficient else None
+
+
+def written_out(value: Value, most: int) -> Value:
+    """Sums over a bound variable ``0 ≤ v < n`` of a known size ``n ≤ most`` written out, place by place."""
+    pending, done = list(value), []
+    while pending:
+        m = pending.pop()
+        name = next((n for n in m.bound if 1 < constant_range(m, n) <= most), None)
+        if name is None:
+            done.append(m)
+            continue
+        bound = tuple(n for n in m.bound if n != name)
+        for place in range(constant_range(m, name)):
+            guards = {normal_condition(Condition(g.kind, substitute(g.size, {name: place}))) for g in m.guards}
+            if all(g.known is not False for g in guards):
+                left = m.of(bound=bound, guards=frozenset(g for g in guards if g.known is None))
+                pending += substitute_factors(left, {name: place})
+    return add(*((m,) for m in done))
+
+
+def constant_range(m: Monomial, name: str) -> int:
+    """``n`` where ``0 ≤ name < n`` is a guard of a known ``n``; else 0."""
+    size = digit_size(m, name)
+    return size if isinstance(size, int) else 0

@@ -28,13 +28,14 @@ from superopt.verifier.prover.context import (
     context_of,
     derived,
     impossible,
+    one_axis,
     stated,
     unforced,
     witnesses,
 )
 from superopt.verifier.prover.factors import CannotProve, constant_of, dimension_of, is_selector
 from superopt.verifier.prover.functions import Algebra
-from superopt.verifier.prover.match_sums import Matcher, Step
+from superopt.verifier.prover.match_sums import Matcher, Step, constant_range
 from superopt.verifier.prover.normal import (
     Apply,
     Element,
@@ -47,10 +48,8 @@ from superopt.verifier.prover.normal import (
     scale,
     text,
 )
-from superopt.verifier.prover.rank_lifting import one_axis
 from superopt.verifier.prover.simplify import coefficient_of, exact_quotient
 from superopt.verifier.prover.structure import restart_names
-from superopt.verifier.prover.sum_unrolling import constant_range
 from superopt.verifier.verdict import ProvedAllSizes, Unknown
 
 __all__ = ["Derivation", "Proof", "prove", "prove_with_steps"]
