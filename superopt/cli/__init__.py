@@ -33,7 +33,6 @@ from superopt.cli import (
     optimize,
     service,
     streams,
-    topology,
 )
 from superopt.cli.settings import defaults, settings_file
 from superopt.fleet import mpi
@@ -110,7 +109,7 @@ def _root(
         context.default_map = defaults(table, getattr(context.command, "commands", {}), str(file))
 
 
-for _command in (*optimize.COMMANDS, *models.COMMANDS, *topology.COMMANDS, *service.COMMANDS):
+for _command in (*optimize.COMMANDS, *models.COMMANDS, *service.COMMANDS):
     app.command()(_command)
 app.command("bench")(bench.bench)
 app.add_typer(library.app, name="rules")

@@ -80,8 +80,8 @@ def discover(
     Without arguments: the library that is shipped, written to the folder `discovered`. A run that was stopped
     (Ctrl-C, a time limit, a kill) goes on where it was; the result is the same however often it was.
     """
-    from superopt.discovery import discover as run
-    from superopt.discovery import load_config
+    from superopt.discovery.config import load_config
+    from superopt.discovery.discover import discover as run
     from superopt.fleet import Fleet
 
     if models:
@@ -251,8 +251,8 @@ def merge(
 
     So themes can be run one by one, on several machines, and give one folder for `superopt optimize --rules DIR`.
     """
-    from superopt.discovery import load_config
-    from superopt.discovery import merge as run
+    from superopt.discovery.config import load_config
+    from superopt.discovery.discover import merge as run
     from superopt.fleet import Fleet
 
     with Fleet.open(workers, cluster) as fleet:

@@ -208,7 +208,7 @@ def derive(
     force: Force = False,
 ) -> None:
     """Show which rules of FILE follow from the library, and from which of its rules. Exit code 0 in any case."""
-    from superopt.discovery import derive as look
+    from superopt.discovery.derive import derive as look
     from superopt.rules import load_library
 
     if alone and rules is None:

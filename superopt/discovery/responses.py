@@ -14,10 +14,10 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from math import prod
 
+from superopt.discovery.applications import Skeleton
 from superopt.discovery.data_movement import rearranged
 from superopt.discovery.lifting import Problem
 from superopt.discovery.linear import Place, Wanted, meanings_of, residues
-from superopt.discovery.skeletons import Skeleton
 from superopt.discovery.template import size_at
 from superopt.ir.poly import Dim, Poly, substitute, sym, symbols
 from superopt.ir.terms import App, AttributeValue, Term, Var, postorder, remade, variables

@@ -15,6 +15,7 @@ from math import prod
 
 import numpy as np
 
+from superopt.discovery.applications import Skeleton
 from superopt.discovery.candidates import operator_count, restricted, tidied
 from superopt.discovery.config import Theme
 from superopt.discovery.gain import expected
@@ -22,7 +23,7 @@ from superopt.discovery.lifting import Problem
 from superopt.discovery.linear import Known, Place, Undecided, Wanted, asked
 from superopt.discovery.ordered import Ordered
 from superopt.discovery.responses import response
-from superopt.discovery.skeletons import OPERATORS, Skeleton, skeletons
+from superopt.discovery.skeletons import OPERATORS, skeletons
 from superopt.discovery.store import UNBOUNDED, Bounds
 from superopt.discovery.synthesis import Table
 from superopt.ir.poly import Dim, Poly

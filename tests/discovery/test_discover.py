@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from superopt.discovery import Config, DiscoveryResult, derive, discover, load_config
-from superopt.discovery.derive import derived, moves_of
+from superopt.discovery.config import Config, load_config
+from superopt.discovery.derive import derive, derived, moves_of
+from superopt.discovery.discover import DiscoveryResult, discover
 from superopt.discovery.explore import explore
 from superopt.discovery.minimise import minimised
 from superopt.discovery.store import Chunks

@@ -8,13 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from superopt.discovery.applications import Skeleton
 from superopt.discovery.candidates import restricted, sized_by_data
 from superopt.discovery.config import Config, load_config
 from superopt.discovery.explore import explore
 from superopt.discovery.leftsides import left_sides
 from superopt.discovery.lifting import Problem, lifted
 from superopt.discovery.linear import Known, Place, Undecided, asked
-from superopt.discovery.skeletons import Skeleton, skeletons
+from superopt.discovery.skeletons import skeletons
 from superopt.discovery.solved import SOLVED, _narrower, data_beside_weights, is_instance, solve_all
 from superopt.discovery.solving import Solver, places_of
 from superopt.discovery.store import UNBOUNDED, Chunks

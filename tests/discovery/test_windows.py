@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from superopt import cost as costs
+from superopt.discovery.applications import looks_through
 from superopt.discovery.data_movement import rearranged
 from superopt.discovery.lifting import Problem, lifted
 from superopt.discovery.mining import mined
 from superopt.discovery.solving import Solver
-from superopt.discovery.windows import looks_through
 from superopt.frontend import GraphBuilder, Tensor
 from superopt.ir.poly import sym
 from superopt.ir.terms import Var
