@@ -147,7 +147,7 @@ def measured(
     sites = sites_of(graph, costs=model)
     if not sites:
         raise UsageError(f"no algorithm applies to {shape}")
-    kept = _kept(graph, model) if decide else None
+    kept = _chosen_form(graph, model) if decide else None
     direct, *others = alternatives(graph, sites[0], model, GROWTH["standard"])
     timed = [(us, form) for n, (us, form) in enumerate(others) if form and (n < most or form == kept)]
     made = [rewritten(graph, [Choice(sites[0], form, 0.0, 0.0)]) for _, form in timed]
@@ -167,7 +167,7 @@ def measured(
     return replace(found, errors=errors)
 
 
-def _kept(graph: Graph, model: CostModel) -> Form | None:
+def _chosen_form(graph: Graph, model: CostModel) -> Form | None:
     """The form that an optimisation of a graph with one site would keep."""
     chosen = choose(graph, model, growth=GROWTH["standard"])
     return chosen[0].form if chosen else None

@@ -143,7 +143,7 @@ class Baseline:
 
 
 @dataclass(frozen=True)
-class _Move:
+class _Rewrite:
     """One application of a rule: what to write, for which classes, and by how much the cost changes."""
 
     us: float
@@ -182,7 +182,7 @@ class _State:
             known.update((o, f"{text}.{i}") for i, o in enumerate(step.outputs) if o)
         return repr([known.get(v.name, v.name) for v in self.program.graph.outputs])
 
-    def moves(self, net: _Net, deadline: float) -> Iterator[_Move]:
+    def rewrites(self, net: _Net, deadline: float) -> Iterator[_Rewrite]:
         """Every application of every rule, with its gain."""
         for number, region in enumerate(self.regions):
             lowered = lower(region, REGISTRY)
@@ -201,9 +201,9 @@ class _State:
                 if all(graph.type(a) == graph.type(b) for a, b in pairs):
                     after = costing.us({graph.find(a): graph.find(b) for a, b in pairs})
                     if after < float("inf"):
-                        yield _Move(after - before, number, tuple(roots), tuple(targets), match, why)
+                        yield _Rewrite(after - before, number, tuple(roots), tuple(targets), match, why)
 
-    def after(self, move: _Move) -> _State | None:
+    def after(self, move: _Rewrite) -> _State | None:
         """The program with a move made; ``None`` if it cannot be made by itself."""
         region = self.regions[move.region]
         lowered = lower(region, REGISTRY)
@@ -334,7 +334,7 @@ def greedy(graph: Graph, rules: Sequence[Rule], costs: CostModel, seconds: float
     expanded, finished = 0, False
     while not finished and time.monotonic() - start < seconds:
         expanded += 1
-        gaining = sorted((m for m in state.moves(net, start + seconds) if m.us < -_LEAST), key=lambda m: m.us)
+        gaining = sorted((m for m in state.rewrites(net, start + seconds) if m.us < -_LEAST), key=lambda m: m.us)
         following = (s for m in gaining if (s := state.after(m)) is not None and s.us < state.us - _LEAST)
         better = next(following, None)
         finished = better is None and time.monotonic() - start < seconds
@@ -354,7 +354,7 @@ def best_first(
         _, _, state = heapq.heappop(queue)
         expanded += 1
         limit = alpha * best.us
-        for move in sorted(state.moves(net, start + seconds), key=lambda m: m.us):
+        for move in sorted(state.rewrites(net, start + seconds), key=lambda m: m.us):
             if state.us + move.us >= limit or time.monotonic() - start >= seconds:
                 break
             made = state.after(move)

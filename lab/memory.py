@@ -64,8 +64,8 @@ def measured_row(path: Path) -> Row:
     graph = with_values(formats.load(path))
     found = least_memory(graph)
     held = found.before.plan.inputs + found.before.plan.outputs
-    block, arena, scratch = _judged(graph)
-    after = _judged(found.graph) if found.how else (block, arena, scratch)
+    block, arena, scratch = _measured_bytes(graph)
+    after = _measured_bytes(found.graph) if found.how else (block, arena, scratch)
     return Row(path.stem, held, block, arena, scratch, *after, found.before.bound, found.how)
 
 
@@ -166,7 +166,7 @@ def _mean(ratios: Sequence[float]) -> float:
     return math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else 1.0
 
 
-def _judged(graph: Graph) -> tuple[int, int, int]:
+def _measured_bytes(graph: Graph) -> tuple[int, int, int]:
     """The block as modelled, and as asked for, and what was asked for besides, in one session."""
     model = formats.to_onnx_bytes(graph)
     feeds = feeds_for(graph)
@@ -223,7 +223,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.race and given.files is None:
         parser.error("--race needs --files")
     if given.share is not None or given.race:
-        _steps(given)
+        _run_steps(given)
         return
     known: dict[str, Row] = {}
     if given.resume.exists():
@@ -247,7 +247,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(rendered(given.title, [known[p.stem] for p in given.models if p.stem in known]))
 
 
-def _steps(given: argparse.Namespace) -> None:
+def _run_steps(given: argparse.Namespace) -> None:
     """Plan models, or race those that were planned, and write the table."""
     resume: Path = given.resume
     resume.parent.mkdir(parents=True, exist_ok=True)

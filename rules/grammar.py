@@ -42,7 +42,7 @@ from superopt.rules.rule import (
     term_symbols,
 )
 from superopt.rules.scanner import RuleError, Scanner, Token
-from superopt.rules.spelling import as_scalar, positional, said, with_defaults
+from superopt.rules.spelling import as_scalar, positional, with_defaults, with_required_attributes
 
 __all__ = [
     "RuleError", "format_dim", "format_guard", "format_rule", "format_scheme", "format_term", "parse_guard",
@@ -537,7 +537,7 @@ def format_term(term: Term, forall: Mapping[str, TypeScheme] | None = None) -> s
         value = scalar_value(app)
         return None if value is None or (forall is None and isinstance(value, Poly)) else format_value(value, vectors)
 
-    return term_text(said(term), lambda value: format_value(value, vectors), number)
+    return term_text(with_required_attributes(term), lambda value: format_value(value, vectors), number)
 
 
 def format_rule(rule: Rule) -> dict[str, object]:

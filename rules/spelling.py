@@ -29,7 +29,7 @@ __all__ = [
     "neutral",
     "positional",
     "respelled",
-    "said",
+    "with_required_attributes",
 ]
 
 
@@ -238,7 +238,7 @@ _PLAIN: Mapping[str, Mapping[str, AttributeValue]] = {
     "LRN": {"alpha": _f32(1e-4), "beta": 0.75, "bias": 1.0},
 }  # fmt: skip
 # What operators are here alone, and in ONNX only where it is said: a text has to say it.
-_SAID: Mapping[str, Mapping[str, AttributeValue]] = {"ScatterND": {"reduction": "add"}}
+_REQUIRED: Mapping[str, Mapping[str, AttributeValue]] = {"ScatterND": {"reduction": "add"}}
 _WINDOWS = frozenset({"Conv", "ConvTranspose", "AveragePool", "MaxPool"})
 
 
@@ -276,25 +276,25 @@ def with_defaults(rule: Rule, where: str) -> Rule:
     return replace(rule, lhs=tuple(made[t] for t in rule.lhs), rhs=tuple(made[t] for t in rule.rhs))
 
 
-def said(term: Term) -> Term:
+def with_required_attributes(term: Term) -> Term:
     """The term with what ONNX does not mean by default, as it is written."""
     made: dict[Term, Term] = {}
     for each in postorder(term):
         new = remade(each, made)
-        if isinstance(new, App) and new.op in _SAID:
-            new = App(new.op, new.args, tuple(sorted({**dict(new.attributes), **_SAID[new.op]}.items())))
+        if isinstance(new, App) and new.op in _REQUIRED:
+            new = App(new.op, new.args, tuple(sorted({**dict(new.attributes), **_REQUIRED[new.op]}.items())))
         made[each] = new
     return made[term]
 
 
-def _unsaid(app: App, where: str) -> dict[str, AttributeValue]:
+def _without_required(app: App, where: str) -> dict[str, AttributeValue]:
     """Attributes without what has to be said.
 
     Raises:
         RuleError: it is not said.
     """
     values = dict(app.attributes)
-    for name, value in _SAID.get(app.op, {}).items():
+    for name, value in _REQUIRED.get(app.op, {}).items():
         if values.pop(name, None) != value:
             raise RuleError(f"{app.op} is only known with {name}={value!r}", where=where, hint="say it")
     return values
@@ -302,7 +302,7 @@ def _unsaid(app: App, where: str) -> dict[str, AttributeValue]:
 
 def _complete(app: App) -> bool:
     return app.op not in REGISTRY or (
-        app.op not in _SAID
+        app.op not in _REQUIRED
         and {k for k, _ in app.attributes} | {"dtype"} >= set(REGISTRY[app.op].attributes)
         and not may_be_onnx(app)
         and _indices(app.op, app.args) == app.args
@@ -323,7 +323,7 @@ def _filled(app: App, shapes: list[tuple[Dim, ...] | None], where: str) -> dict[
     values = dict(app.attributes)
     if app.op not in REGISTRY:
         return values
-    values = neutral(app, _unsaid(app, where))
+    values = neutral(app, _without_required(app, where))
     names = REGISTRY[app.op].attributes
     first = shapes[0] if shapes else None
     for name, default in _PLAIN.get(app.op, {}).items():

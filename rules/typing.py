@@ -22,7 +22,7 @@ from superopt.rules.spelling import from_front
 
 __all__ = [
     "DIGEST",
-    "Position",
+    "IndexBound",
     "RuleTypes",
     "complete",
     "instances",
@@ -31,7 +31,7 @@ __all__ = [
     "obligations",
     "operator_of",
     "positions",
-    "shown",
+    "condition_text",
     "type_terms",
     "types_of",
 ]
@@ -94,7 +94,7 @@ def _literal(term: Term | None) -> int | None:
 
 
 @dataclass(frozen=True)
-class Position:
+class IndexBound:
     """Positions that a Gather reads: the bound that their declaration gives (``None``: they are computed), the axis."""
 
     text: str
@@ -105,15 +105,15 @@ class Position:
         return f"positions {self.text} are inside an axis of size {format_dim(self.size)}"
 
 
-def positions(rule: Rule, side: Sequence[Term], types: Types) -> tuple[Position, ...]:
+def positions(rule: Rule, side: Sequence[Term], types: Types) -> tuple[IndexBound, ...]:
     """Every use of positions that are not literal, with what the rule's types say of them."""
-    found: dict[Position, None] = {}
+    found: dict[IndexBound, None] = {}
     for term in postorder(*side):
         if isinstance(term, App) and term.op in _READS_AT and (indices := term.args[1]) is not None:
             for source in _sources(indices):
                 if _literal(source) is None:
                     kind = rule.tensors[source.name] if isinstance(source, Var) else None
-                    found[Position(str(source), None if kind is None else kind.below, _axis(term, types))] = None
+                    found[IndexBound(str(source), None if kind is None else kind.below, _axis(term, types))] = None
     return tuple(found)
 
 
@@ -130,7 +130,7 @@ def _sources(indices: Term) -> list[Term]:
     return list(found)
 
 
-def shown(condition: Condition) -> str:
+def condition_text(condition: Condition) -> str:
     """A condition as a precondition in the grammar of ``where``: ``k <= n`` for ``n - k >= 0``."""
     terms = condition.size.terms if isinstance(condition.size, Poly) else (((), condition.size),)
     above = Poly.make({m: c for m, c in terms if c > 0})

@@ -125,7 +125,7 @@ def _learn(models: list[str], out_dir: Path, target: str, seconds: float, sizes:
             f"{name}: would save {saved:.1f} of {whole:.1f} µs ({share:.1%}), modelled by {target}", markup=False
         )
     out().print(
-        f"{found.said}, in {out_dir}; {found.looked_at} of "
+        f"{found.summary}, in {out_dir}; {found.looked_at} of "
         f"{found.targets} parts were looked at, {found.inside} others hold one that an equal was found "
         f"for; {found.derived} equals follow from the library", markup=False, soft_wrap=True,
     )  # fmt: skip

@@ -236,7 +236,7 @@ def optimize(
             )  # fmt: skip
             if limited:
                 options = replace(options, time_limit=max(0.0, time_limit - (time.monotonic() - started)))
-            err().print(f"learnt: {learnt.said}", markup=False)
+            err().print(f"learnt: {learnt.summary}", markup=False)
             options = replace(options, rules=own if learnt.rules else None)
         result = pipeline.optimize(path, options=options, progress=progress)
         if output is not None:

@@ -32,7 +32,7 @@ from superopt.ops.meaning import (
 )
 from superopt.rules.rule import Rule, TensorScheme
 from superopt.rules.scanner import RuleError
-from superopt.rules.spelling import said, with_defaults
+from superopt.rules.spelling import with_defaults, with_required_attributes
 from superopt.rules.typing import complete, operator_of, type_terms
 
 __all__ = ["DATA", "Skeleton", "applied", "broadcasting", "looks_through"]
@@ -114,7 +114,7 @@ def _attributes(
         forall = {DATA.name: TensorScheme("f", kind.shape or ())}
         forall |= {f"{prefix}{n}": TensorScheme("f", (1,) * rank) for n in places}
         operands = tuple(DATA if a == base else a for a in args)
-        app = said(App(op, operands, tuple(sorted(overlay.items()))))
+        app = with_required_attributes(App(op, operands, tuple(sorted(overlay.items()))))
         try:
             whole = with_defaults(Rule("", forall, (), (app,), (app,)), op).lhs[0]
         except RuleError:
@@ -235,7 +235,7 @@ class View:
     """Along one axis: place ``o`` reads places ``step·o - before + t`` with ``0 ≤ t < extent``; where ``up`` is not 1,
     it reads the places ``j`` with ``0 ≤ o + before - up·j < extent``."""
 
-    step: Dim = 1
+    stride: Dim = 1
     up: Dim = 1
     before: Dim = 0
     extent: Dim = 1
@@ -246,22 +246,22 @@ class View:
             return inner
         if inner == View():
             return self
-        if self.up != 1 or (inner.up != 1 and self.step != 1):
+        if self.up != 1 or (inner.up != 1 and self.stride != 1):
             return None
         if inner.up != 1:
             return View(1, inner.up, inner.before - self.before + self.extent - 1, inner.extent + self.extent - 1)
         return View(
-            inner.step * self.step, 1, inner.step * self.before + inner.before,
-            inner.step * (self.extent - 1) + inner.extent,
+            inner.stride * self.stride, 1, inner.stride * self.before + inner.before,
+            inner.stride * (self.extent - 1) + inner.extent,
         )  # fmt: skip
 
     def beside(self, other: View) -> View | None:
         """What both see together, where it is known which of them sees further."""
         ends = (self.extent - self.before, other.extent - other.before)
         before, end = _larger(self.before, other.before), _larger(*ends)
-        if (self.step, self.up) != (other.step, other.up) or before is None or end is None:
+        if (self.stride, self.up) != (other.stride, other.up) or before is None or end is None:
             return None
-        return View(self.step, self.up, before, end + before)
+        return View(self.stride, self.up, before, end + before)
 
 
 Views = tuple[View, ...]
@@ -358,22 +358,22 @@ def _convolution(
     views: Views, given: Sequence[Dim], target: Sequence[Dim], atoms: set[str], group: AttributeValue
 ) -> tuple[str, Attributes, tuple[Dim, ...]] | None:
     """The operator that has these windows; the padding behind follows from the sizes."""
-    if all(v.extent == 1 and v.up == 1 for v in views) or any(v.step == 0 for v in views):
+    if all(v.extent == 1 and v.up == 1 for v in views) or any(v.stride == 0 for v in views):
         return None
     up = any(v.up != 1 for v in views)
-    if up and (any(v.step != 1 for v in views) or all(v.extent == v.up for v in views)):
+    if up and (any(v.stride != 1 for v in views) or all(v.extent == v.up for v in views)):
         return None  # where every place reads one place, it is copied, and nothing is summed
     windows, before = [v.extent for v in views], [v.before for v in views]
     if up:
         after = [v.up * (n - 1) + v.extent - v.before - m for v, n, m in zip(views, given, target, strict=True)]
     else:
-        after = [v.step * (m - 1) + v.extent - v.before - n for v, n, m in zip(views, given, target, strict=True)]
+        after = [v.stride * (m - 1) + v.extent - v.before - n for v, n, m in zip(views, given, target, strict=True)]
     pads = (*before, *after)
     known = atoms | {n for w in windows for n in symbols(w)}
     if any(p < 0 if isinstance(p, int) else symbols(p) - known for p in pads):
         return None
     made: Attributes = {"dilations": (1,) * len(views), "group": group, "pads": pads}
-    made["strides"] = tuple(v.up if up else v.step for v in views)
+    made["strides"] = tuple(v.up if up else v.stride for v in views)
     if up:
         made["output_padding"] = (0,) * len(views)
     return "ConvTranspose" if up else "Conv", made, tuple(windows)

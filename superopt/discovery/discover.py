@@ -250,14 +250,14 @@ def _explore_all(
     def task(theme: Theme) -> Task[dict[str, object]]:
         told = say if fleet.alone else None
         key = key_of(theme, config, known)
-        enumerated, packed = None, ahead.made.pop(theme.name, None)
+        enumerated, packed = None, ahead.prepared.pop(theme.name, None)
         if shards and not theme.solve and kept.get(key) is None and not bounds.passed():
             enumerated, traffic[theme.name] = _sharded(theme, config, shards, fleet, chunks, say)
         return Task(_explored, (theme, config, str(chunks), told, bounds, known, enumerated, packed), theme.name, key)
 
     base = {t.name: t for t in config.themes if t.base}
     rest = [t for t in config.themes if not t.base]
-    ahead = _Ahead(config, bounds, [] if fleet.alone or shards else [t for t in rest if not t.solve])
+    ahead = _PreparedAhead(config, bounds, [] if fleet.alone or shards else [t for t in rest if not t.solve])
 
     def line() -> Iterator[Task[Any] | None]:
         for theme in base.values():
@@ -303,24 +303,24 @@ def _explored(
 
 
 @dataclass
-class _Ahead:
+class _PreparedAhead:
     """What workers do for other themes while they wait for a base theme's rules: all that does not depend on them.
 
     Attributes:
         themes: for which nothing is made yet, the first ones first.
-        made: pickled :class:`Prepared` by theme: nobody but the worker that goes on with it opens it.
+        prepared: pickled :class:`Prepared` by theme: nobody but the worker that goes on with it opens it.
         under_way: names of those that are being made.
     """
 
     config: Config
     bounds: Bounds
     themes: list[Theme]
-    made: dict[str, bytes] = field(default_factory=dict)
+    prepared: dict[str, bytes] = field(default_factory=dict)
     under_way: set[str] = field(default_factory=set)
 
     def next(self) -> Task[Any] | None:
         """The next one's task; none where too much is held already."""
-        if not self.themes or sum(map(len, self.made.values())) >= _HELD:
+        if not self.themes or sum(map(len, self.prepared.values())) >= _HELD:
             return None
         theme = self.themes.pop(0)
         self.under_way.add(theme.name)
@@ -332,7 +332,7 @@ class _Ahead:
             return False
         self.under_way.discard(outcome.task.name)
         if outcome.error is None:
-            self.made[outcome.task.name] = outcome.result()
+            self.prepared[outcome.task.name] = outcome.result()
         return True
 
 
@@ -395,10 +395,10 @@ def _minimised(
 
 def _identified(rules: Sequence[Rule], config: Config, sources: Mapping[str, str]) -> tuple[Rule, ...]:
     """Stable ids (family and digest of the text) and the origin; sorted by id."""
-    made: dict[str, Rule] = {}
+    identified: dict[str, Rule] = {}
     for rule in rules:
         digest = text_digest(rule)
-        width = next(w for w in range(4, 65) if f"{rule.family}-{digest[:w]}" not in made)
+        width = next(w for w in range(4, 65) if f"{rule.family}-{digest[:w]}" not in identified)
         origin = rule.origin
         if origin != DEFINITION:
             notes = ["a shortcut"] if origin == SHORTCUT else []
@@ -406,8 +406,8 @@ def _identified(rules: Sequence[Rule], config: Config, sources: Mapping[str, str
             notes += ["for any number of siblings"] if n_ary(rule) else []
             origin = f"discovered ({', '.join([*notes, f'config {config.digest[:12]}'])})"
         name = f"{rule.family}-{digest[:width]}"
-        made[name] = replace(rule, id=name, origin=origin)
-    return tuple(made[i] for i in sorted(made))
+        identified[name] = replace(rule, id=name, origin=origin)
+    return tuple(identified[i] for i in sorted(identified))
 
 
 _NOTHING = "nothing"  # the file of a run that found no rule

@@ -14,7 +14,7 @@ import numpy as np
 from superopt.discovery.candidates import candidates, operator_count
 from superopt.discovery.coincidences import Pairs
 from superopt.discovery.config import Config, Theme
-from superopt.discovery.derive import QUICK_ROUNDS, SHORTCUT, Universe, derived, moves_of
+from superopt.discovery.derive import QUICK_ROUNDS, SHORTCUT, Universe, derived, rewrites_of
 from superopt.discovery.enumerate import Level, enumerate_terms, points_of
 from superopt.discovery.gain import expected, oriented
 from superopt.discovery.judge import Judge, Tally
@@ -231,7 +231,7 @@ def _silent(_: str) -> None:
 
 def _follows(candidate: Rule, kept: Sequence[Rule]) -> bool:
     """Whether the rules kept so far derive a candidate in a few steps, on an e-graph of its own."""
-    moves = moves_of([r for r in kept if len(r.lhs) == 1])
+    moves = rewrites_of([r for r in kept if len(r.lhs) == 1])
     return bool(kept) and derived(candidate, moves, rounds=_LOCAL_ROUNDS, nodes=_LOCAL_NODES) is not None
 
 
@@ -245,7 +245,7 @@ def _shortens(candidate: Rule, theme: Theme, kept: Sequence[Rule]) -> bool:
     found = expected(candidate, frozenset(n for n in candidate.tensors if theme.is_weight(n)))
     if found is None or min(found) > _PAYS * max(found):
         return False
-    moves = moves_of([r for r in kept if len(r.lhs) == 1])
+    moves = rewrites_of([r for r in kept if len(r.lhs) == 1])
     return derived(candidate, moves, rounds=QUICK_ROUNDS) is None
 
 
@@ -260,7 +260,7 @@ def _select(
     alike = {n for n, place in enumerate(places) if place is not None and universe.same(place)}  # at this point only
     given = [replace(r, id=f"known-{i}") for i, r in enumerate(known) if len(r.lhs) == 1]
     if given:
-        universe.grow(moves_of(given), nodes=len(universe.graph) + 4 * _GROWTH, rounds=2, matches=_MATCHES)
+        universe.grow(rewrites_of(given), nodes=len(universe.graph) + 4 * _GROWTH, rounds=2, matches=_MATCHES)
     kept: list[Rule] = []
     followed = 0
     started = time.monotonic()
@@ -281,7 +281,7 @@ def _select(
                 for i, r in enumerate(made)
             ]
             kept += fresh
-            moves = moves_of([r for r in fresh if len(r.lhs) == 1])
+            moves = rewrites_of([r for r in fresh if len(r.lhs) == 1])
             if fresh:
                 universe.grow(moves, nodes=len(universe.graph) + _GROWTH, rounds=1, matches=_MATCHES)
                 say(f"{theme.name}: {_equation(fresh[0])}")

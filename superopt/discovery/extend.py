@@ -25,8 +25,8 @@ from superopt.discovery.derive import (
     ROUNDS,
     Universe,
     distinct_point,
-    moves_of,
     reached,
+    rewrites_of,
 )
 from superopt.discovery.gain import priced, recorded
 from superopt.discovery.generalise import with_sizes
@@ -83,16 +83,16 @@ def _joins(rule: Rule, others: Sequence[Rule]) -> bool:
     """Whether less runs on the right side than what the other rules make of the left; siblings that become one, what
     an operator is by definition and what the profile says is twice as fast, where the others do not make that."""
     if len(rule.lhs) > 1 or (rule.origin.startswith("definition") and operator_count(rule.lhs[0]) == 1):
-        return not reached(rule, moves_of(near_to(rule, others)), rounds=ROUNDS)
+        return not reached(rule, rewrites_of(near_to(rule, others)), rounds=ROUNDS)
     data = _data(rule)
     left, right = work(rule.lhs, data), work(rule.rhs, data)
     if data.isdisjoint(variables(*rule.rhs)) or sized_by_data(rule, data):
         return False
     if not right < left:
         faster = right[0] == left[0] and _halves(rule, data)
-        return faster and not reached(rule, moves_of(near_to(rule, others)), rounds=ROUNDS)
+        return faster and not reached(rule, rewrites_of(near_to(rule, others)), rounds=ROUNDS)
     for known in (near_to(rule, others), others):  # few rules first, which is quick
-        least = _least(rule, data, moves_of(known))
+        least = _least(rule, data, rewrites_of(known))
         if least is not None and least <= right:
             return False
     return True

@@ -28,7 +28,7 @@ __all__ = [
 
 _MOST_SUBSETS = 80
 _MOST_PLACES = 5  # positions that one size may be in
-Place = tuple[object, ...]  # ("leaf", name, axis) or ("attribute", app, key, position)
+Occurrence = tuple[object, ...]  # ("leaf", name, axis) or ("attribute", app, key, position)
 
 
 def well_typed(rule: Rule) -> bool:
@@ -54,14 +54,14 @@ def variable_general(rule: Rule, holds: Callable[[Rule], bool]) -> Rule:
     while progress:
         progress = False
         for name in rule.tensors:
-            wider = _variable_apart(rule, name, holds)
+            wider = _split_variable(rule, name, holds)
             if wider is not None:
                 rule, progress = wider, True
                 break
     return rule
 
 
-def _variable_apart(rule: Rule, name: str, holds: Callable[[Rule], bool]) -> Rule | None:
+def _split_variable(rule: Rule, name: str, holds: Callable[[Rule], bool]) -> Rule | None:
     left, right = (_occurrences(side, name) for side in (rule.lhs, rule.rhs))
     if left < 2 or right < 1 or left > 4 or right > 4:
         return None
@@ -144,12 +144,12 @@ def size_general(rule: Rule, holds: Callable[[Rule], bool]) -> Rule:
     while progress:
         progress = False
         for name in rule.sizes:
-            wider = _apart(rule, name, holds)
+            wider = _split_size(rule, name, holds)
             if wider is not None:
                 rule, progress = wider, True
                 break
         if not progress:
-            wider = _axis_apart(rule, holds)
+            wider = _split_axis(rule, holds)
             if wider is not None:
                 rule, progress = wider, True
     return rule
@@ -170,7 +170,7 @@ def whole_sizes(rule: Rule, holds: Callable[[Rule], bool]) -> Rule:
 
 def _with_fewer_sums(rule: Rule) -> Iterator[Rule]:
     """The rule with two names as one wherever they occur, and with one axis' sum as a name of its own."""
-    written = (v for _, v in _attribute_places(rule))
+    written = (v for _, v in _attribute_occurrences(rule))
     for total in dict.fromkeys(v for v in written if isinstance(v, Poly) and len(v.terms) > 1):
         for first, second in combinations(sorted(symbols(total) & {*rule.attribute_atoms}), 2):
             made = with_sizes(_reaching(rule, first, second), {first: sym(first) - sym(second)})
@@ -266,11 +266,11 @@ def _reshaped(
     return fresh if key == "shape" and term.args and value == shape else value
 
 
-def _apart(rule: Rule, name: str, holds: Callable[[Rule], bool]) -> Rule | None:
-    leaves: list[Place] = [
+def _split_size(rule: Rule, name: str, holds: Callable[[Rule], bool]) -> Rule | None:
+    leaves: list[Occurrence] = [
         ("leaf", n, axis) for n, s in rule.tensors.items() for axis, d in enumerate(s.shape) if name in symbols(d)
     ]
-    places = [p for p, v in _attribute_places(rule) if isinstance(v, Poly) and name in symbols(v)]
+    places = [p for p, v in _attribute_occurrences(rule) if isinstance(v, Poly) and name in symbols(v)]
     if len(leaves) < 2 or len(places) > 6:
         return None
     fresh = next(f"{name}{i}" for i in range(1, 99) if f"{name}{i}" not in {*rule.sizes, *rule.forall})
@@ -287,7 +287,7 @@ def _apart(rule: Rule, name: str, holds: Callable[[Rule], bool]) -> Rule | None:
     return None
 
 
-def _attribute_places(rule: Rule) -> list[tuple[Place, AttributeValue]]:
+def _attribute_occurrences(rule: Rule) -> list[tuple[Occurrence, AttributeValue]]:
     """Every value of an attribute on either side, with its place."""
     return [
         (("attribute", term, key, position), part)
@@ -298,13 +298,13 @@ def _attribute_places(rule: Rule) -> list[tuple[Place, AttributeValue]]:
     ]
 
 
-def _axis_apart(rule: Rule, holds: Callable[[Rule], bool]) -> Rule | None:
+def _split_axis(rule: Rule, holds: Callable[[Rule], bool]) -> Rule | None:
     """The rule with a name of its own for the size of one tensor's axis, in the type and in positions behind it.
 
     ``Slice(Concat(x, y), ends=[a + a])`` with ``f[a]`` twice says of a ``y`` of any size where it ends: at ``b + a``.
     """
     dims = [(name, axis, dim) for name, s in rule.tensors.items() for axis, dim in enumerate(s.shape)]
-    every = _attribute_places(rule)
+    every = _attribute_occurrences(rule)
     for name, axis, dim in dims:
         places = [p for p, v in every if isinstance(v, Poly) and _holds_sum(v, dim)]
         if not places and not any(symbols(d) & symbols(dim) for n, a, d in dims if (n, a) != (name, axis)):
@@ -332,7 +332,9 @@ def _holds_sum(value: Poly, dim: Dim) -> bool:
     return rest >= -1 if isinstance(rest, int) else all(c > 0 for monomial, c in rest.terms if monomial)
 
 
-def _moved(term: App, key: str, value: AttributeValue, chosen: frozenset[Place], difference: Dim) -> AttributeValue:
+def _moved(
+    term: App, key: str, value: AttributeValue, chosen: frozenset[Occurrence], difference: Dim
+) -> AttributeValue:
     parts = value if isinstance(value, tuple) else (value,)
     made = tuple(
         p + difference if isinstance(p, Poly) and ("attribute", term, key, i) in chosen else p
@@ -341,7 +343,7 @@ def _moved(term: App, key: str, value: AttributeValue, chosen: frozenset[Place],
     return made if isinstance(value, tuple) else made[0]
 
 
-def _renamed_at(rule: Rule, chosen: set[Place], name: str, fresh: str) -> Rule:
+def _renamed_at(rule: Rule, chosen: set[Occurrence], name: str, fresh: str) -> Rule:
     binding: Mapping[str, Dim] = {name: sym(fresh)}
     forall: dict[str, TypeScheme] = {}
     for variable, scheme in rule.forall.items():
@@ -358,7 +360,7 @@ def _renamed_at(rule: Rule, chosen: set[Place], name: str, fresh: str) -> Rule:
 
 
 def _value_at(
-    term: App, key: str, value: AttributeValue, chosen: set[Place], binding: Mapping[str, Dim]
+    term: App, key: str, value: AttributeValue, chosen: set[Occurrence], binding: Mapping[str, Dim]
 ) -> AttributeValue:
     parts = value if isinstance(value, tuple) else (value,)
     made = tuple(

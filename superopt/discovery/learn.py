@@ -20,7 +20,7 @@ from pathlib import Path
 from superopt.cost import CostModel, graph_cost
 from superopt.discovery.candidates import restricted
 from superopt.discovery.config import WEIGHTS, Config, Theme
-from superopt.discovery.derive import QUICK_ROUNDS, derived, moves_of, moves_of_all, parts_of, reached
+from superopt.discovery.derive import QUICK_ROUNDS, all_rewrites_of, derived, parts_of, reached, rewrites_of
 from superopt.discovery.discover import finished, write_library
 from superopt.discovery.explore import Explored
 from superopt.discovery.gain import priced_at
@@ -126,7 +126,7 @@ class Learned:
     seconds: float = 0.0
 
     @property
-    def said(self) -> str:
+    def summary(self) -> str:
         """How many rules, and of which kind, in words."""
         own = len(self.rules) - self.shortcuts
         shortcuts = f", and {self.shortcuts} that it derives but no search reaches" if self.shortcuts else ""
@@ -227,7 +227,7 @@ def applies(rule: Rule, candidate: Rule, sizes: Mapping[str, int]) -> bool:
     (left,), (right,) = (map_terms(side, {}, sizes) for side in (candidate.lhs, candidate.rhs))
     here = restricted(Rule("candidate", forall, (), (left,), (right,)))
     weights = frozenset(n for n in here.tensors if n in WEIGHTS)
-    moves = moves_of([replace(rule, id="learnt")], parts_of(here))
+    moves = rewrites_of([replace(rule, id="learnt")], parts_of(here))
     return reached(here, moves, rounds=QUICK_ROUNDS, weights=weights)
 
 
@@ -359,7 +359,7 @@ class _School:
         if key not in self.answers:
             self.bounds.check()
             weights = frozenset(n for n in rule.tensors if n in WEIGHTS)
-            moves = moves_of(self._near(rule), parts_of(rule))
+            moves = rewrites_of(self._near(rule), parts_of(rule))
             self.answers[key] = reached(replace(rule, id="candidate"), moves, rounds=QUICK_ROUNDS, weights=weights)
         self.asked = time.time()
         return self.answers[key]
@@ -368,10 +368,10 @@ class _School:
         """Whether the library derives a candidate, both sides of which it is given, by whichever of its rules."""
         named, parts = replace(rule, id="candidate"), parts_of(rule)
         self.bounds.check()
-        if derived(named, moves_of(self._near(rule), parts)) is not None:
+        if derived(named, rewrites_of(self._near(rule), parts)) is not None:
             return True
         self.bounds.check()
-        every = moves_of_all([self.library[i] for i in self.library], parts)
+        every = all_rewrites_of([self.library[i] for i in self.library], parts)
         return derived(named, every) is not None
 
     def _near(self, rule: Rule) -> list[Rule]:
@@ -383,7 +383,7 @@ class _School:
         self.bounds.check()
         found = Floats({float_key(rule): float_verdicts(rule)})
         self.asked = time.time()
-        return bool(found.verdict(rule, backward=False, dtype=DType.FLOAT32).ways_in("standard"))
+        return bool(found.verdict(rule, backward=False, dtype=DType.FLOAT32).alternatives_in("standard"))
 
 
 def _finish(
@@ -407,7 +407,7 @@ def _saved(lessons: Sequence[_Taught]) -> float:
     """What rewriting saves, the best places first, each step rewritten at most once."""
     taken: set[int] = set()
     total = 0.0
-    offers = [(taught.saving, place) for taught in lessons for place in taught.part.places]
+    offers = [(taught.saving, place) for taught in lessons for place in taught.part.occurrences]
     for gain, place in sorted(offers, key=lambda o: (-o[0], sorted(o[1]))):
         if gain > 0 and not place & taken:
             taken |= place

@@ -23,7 +23,7 @@ from superopt.rules.rule import CLASSES, AttributeScheme, Rule, TensorScheme, Ty
 from superopt.rules.scanner import RuleError
 from superopt.rules.typing import complete, operator_of
 
-__all__ = ["Problem", "fresh_shape", "lifted", "orders", "settled", "with_symbols"]
+__all__ = ["Problem", "fresh_shape", "lifted", "orders", "with_equal_sizes", "with_symbols"]
 
 _MOST_EQUATIONS = 40
 _LETTERS: Mapping[tuple[bool, int], str] = {
@@ -142,7 +142,7 @@ def _accepts(term: App, kinds: Sequence[TensorType | None]) -> bool:
 # ── sizes that operators demand to be equal ───────────────────────────────────────────────────────────────────────────
 
 
-def settled(problem: Problem, values: dict[str, float] | None = None) -> Problem | None:
+def with_equal_sizes(problem: Problem, values: dict[str, float] | None = None) -> Problem | None:
     """The problem with sizes made equal wherever its operators demand it; ``None`` where that is not found.
 
     Args:
@@ -460,7 +460,7 @@ def _lifted(
         return None
     new = {t: dict(m.attributes) for t, m in made.items() if isinstance(t, App) and isinstance(m, App)}
     (whole,) = rebuilt((term,), lambda app, key, _: new[app][key])
-    found = settled(Problem(forall, weights, whole), values)
+    found = with_equal_sizes(Problem(forall, weights, whole), values)
     return None if found is None or not _determined(found) else (found, values)
 
 

@@ -47,7 +47,7 @@ class Target:
         kinds: static types of its leaves.
         us: what its operators cost where they are, fused with each other and with what is around them, once;
             ``dearest`` is the price of the one that costs most, 0 where there is one only.
-        places: positions of the steps that it is, each time it occurs.
+        occurrences: positions of the steps that it is, each time it occurs.
         name: of a node where it ends, for people.
         affine: whether each of its operators is affine in its data, so that it may be one product.
     """
@@ -56,7 +56,7 @@ class Target:
     kinds: Mapping[str, TensorType]
     us: float
     dearest: float
-    places: tuple[frozenset[int], ...]
+    occurrences: tuple[frozenset[int], ...]
     name: str
     affine: bool = False
 
@@ -84,9 +84,9 @@ def mined(program: Program, model: CostModel) -> list[Target]:
             target = _target(program, root, part, sum(own), max(own) if len(own) > 1 else 0.0)
             if target is not None:
                 known = found.get(target.text)
-                places = () if known is None else known.places
-                found[target.text] = replace(known or target, places=(*places, part), affine=part <= straight)
-    return sorted(found.values(), key=lambda t: (-len(t.places) * t.us, t.text))
+                occurrences = () if known is None else known.occurrences
+                found[target.text] = replace(known or target, occurrences=(*occurrences, part), affine=part <= straight)
+    return sorted(found.values(), key=lambda t: (-len(t.occurrences) * t.us, t.text))
 
 
 def _usable(program: Program, position: int) -> bool:
@@ -270,16 +270,16 @@ class Entry:
     reach: float = 0.0
 
     @property
-    def worth(self) -> float:
+    def gain_share(self) -> float:
         """What there is to gain, as a share of the model: all operators but the dearest, less what is in reach."""
-        return len(self.part.places) * (self.part.us - self.part.dearest - self.reach) / self.whole
+        return len(self.part.occurrences) * (self.part.us - self.part.dearest - self.reach) / self.whole
 
     @property
     def rank(self) -> tuple[object, ...]:
         """What may be one product first, as an equal of anything else has all but one or two of its operators; of these
         what there is to gain by operator, most first."""
-        size = len(self.part.places[0])
-        return not self.part.affine, -self.worth / size, size, self.source, self.part.text
+        size = len(self.part.occurrences[0])
+        return not self.part.affine, -self.gain_share / size, size, self.source, self.part.text
 
 
 class Agenda:
@@ -292,7 +292,7 @@ class Agenda:
 
     def __init__(self, entries: Sequence[Entry], least: float) -> None:
         self.least = least
-        self.waiting = [e for e in entries if e.worth >= least]
+        self.waiting = [e for e in entries if e.gain_share >= least]
         self.settled: dict[Source, list[tuple[float, frozenset[int]]]] = {}
         self.inside = 0  # parts of which nothing is left to gain beside what is known of their own parts
 
@@ -307,13 +307,13 @@ class Agenda:
     def settle(self, entry: Entry, saving: float) -> None:
         """An equal of a part is known, which saves so much at each of its places."""
         known = self.settled.setdefault(entry.source, [])
-        known.extend((saving, p) for p in entry.part.places)
+        known.extend((saving, p) for p in entry.part.occurrences)
         left: list[Entry] = []
         for other in self.waiting:
-            place = other.part.places[0]
-            if other.source == entry.source and any(p < place for p in entry.part.places):
+            place = other.part.occurrences[0]
+            if other.source == entry.source and any(p < place for p in entry.part.occurrences):
                 other = replace(other, reach=_most_disjoint(known, place))
-            if other.worth >= self.least:
+            if other.gain_share >= self.least:
                 left.append(other)
         self.inside += len(self.waiting) - len(left)
         self.waiting = left

@@ -17,7 +17,7 @@ from math import prod
 from superopt.discovery.applications import Skeleton
 from superopt.discovery.data_movement import rearranged
 from superopt.discovery.lifting import Problem
-from superopt.discovery.linear import Place, Wanted, meanings_of, residues
+from superopt.discovery.linear import Assignment, RequiredWeight, meanings_of, residues
 from superopt.discovery.template import size_at
 from superopt.ir.poly import Dim, Poly, substitute, sym, symbols
 from superopt.ir.terms import App, AttributeValue, Term, Var, postorder, remade, variables
@@ -65,7 +65,7 @@ class Probe:
 
 
 def response(
-    problem: Problem, skeleton: Skeleton, hole: str, wanted: Sequence[Wanted], places: Sequence[Place]
+    problem: Problem, skeleton: Skeleton, hole: str, wanted: Sequence[RequiredWeight], places: Sequence[Assignment]
 ) -> Term | None:
     """A weight's elements in another order, or the left side's own answer, for a hole of a skeleton; ``None`` where
     neither is the weight that is asked for.
@@ -90,7 +90,7 @@ def response(
     return None
 
 
-def _value(term: Term, problem: Problem, place: Place) -> Array | None:
+def _value(term: Term, problem: Problem, place: Assignment) -> Array | None:
     """A term over the weights at a place, as residues; ``None`` where it is not defined."""
     made: dict[Term, Array] = {Var(n): v for n, v in place.weights.items()}
     try:
@@ -112,13 +112,13 @@ def _responses(problem: Problem, skeleton: Skeleton, hole: str) -> Iterator[Term
     for app in postorder(skeleton.term):
         if isinstance(app, App) and Var(hole) in app.args:
             for probe, base in _probes(problem, skeleton, app, hole):
-                nothing = _answer(problem, problem.term, probe)
+                nothing = _response_at(problem, problem.term, probe)
                 if probe.term is None:
                     yield probe.weight(nothing)
                     continue
                 made = _with_probe(problem, base)
-                yield probe.weight(_answer(problem, _without_addends(problem, made), probe))
-                yield probe.weight(App("Sub", (_answer(problem, made, probe), nothing)))
+                yield probe.weight(_response_at(problem, _without_addends(problem, made), probe))
+                yield probe.weight(App("Sub", (_response_at(problem, made, probe), nothing)))
 
 
 def _with_probe(problem: Problem, base: Term | None) -> Term:
@@ -156,7 +156,7 @@ def _without_addends(problem: Problem, root: Term) -> Term:
     return made[root]
 
 
-def _answer(problem: Problem, root: Term, probe: Probe) -> Term:
+def _response_at(problem: Problem, root: Term, probe: Probe) -> Term:
     """A term of the left side at the probe, where all other data are zeros."""
     names: dict[str, Term] = {
         n: _constant(_at(k.shape or (), probe.sizes), 0.0) for n, k in problem.kinds.items() if n not in problem.weights

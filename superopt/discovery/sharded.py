@@ -66,9 +66,9 @@ class Step:
 
     blocks: list[Cost] = field(default_factory=list)
     joins: list[Cost] = field(default_factory=list)
-    given: float = 0.0
-    taken: float = 0.0
-    ended: float = 0.0
+    submitting: float = 0.0
+    collecting: float = 0.0
+    finishing: float = 0.0
 
 
 @dataclass
@@ -95,7 +95,7 @@ class Traffic:
             "block_seconds": sum(c.seconds for c in blocks), "join_seconds": sum(c.seconds for c in joins),
             "block_bytes": sum(c.sent + c.received for c in blocks),
             "join_bytes": sum(c.sent + c.received for c in joins),
-            "client_seconds": sum(s.given + s.taken + s.ended for s in self.steps),
+            "client_seconds": sum(s.submitting + s.collecting + s.finishing for s in self.steps),
         }  # fmt: skip
 
 
@@ -182,7 +182,7 @@ class _Sharded:
                 self._spool(rows, ranges)
                 sent = sum(v.nbytes for _, values in block.values for v in values)
                 self.step.blocks.append(_cost(sent, len(rows), outcome.result(), made))
-                self.step.taken += time.thread_time() - clock
+                self.step.collecting += time.thread_time() - clock
             self.builder.terms = self.builder.terms - self._pending + place - (self.traffic.rows - first)
             self.traffic.rows = first + place
         self._joined(size, last, ranges)
@@ -196,7 +196,7 @@ class _Sharded:
             except StopIteration:
                 return
             finally:
-                self.step.given += time.thread_time() - clock
+                self.step.submitting += time.thread_time() - clock
             yield block
 
     def _blocks(self, size: int, most: int) -> Iterator[_Block | None]:
@@ -294,7 +294,7 @@ class _Sharded:
             self._coincide(places, others, members, firsts, numbers)
         if found.complete:
             found.levels.append(Level(size, builder.terms, classes + fresh, len(found.pairs)))
-        self.step.ended = time.thread_time() - clock
+        self.step.finishing = time.thread_time() - clock
 
     def _stack(self) -> None:
         """Put the values of new classes into their types' stacks: one array takes less than thousands."""
@@ -383,7 +383,7 @@ class _Recorder(Builder):
 
     def __init__(self, theme: Theme, points: Sequence[Point], block: _Block, dtype: np.dtype[Any]) -> None:
         super().__init__(theme, points, np.random.default_rng(0), most=0)
-        self.given = {c: each for alike, values in block.values for c, *each in zip(alike, *values, strict=True)}
+        self.submitting = {c: each for alike, values in block.values for c, *each in zip(alike, *values, strict=True)}
         self.use(algebra_of(theme))
         self.group = 0
         self.variants: dict[int, int] = {}
@@ -395,7 +395,7 @@ class _Recorder(Builder):
         self.own: dict[int, list[tuple[int, tuple[Array, ...]]]] = {}  # by type: rows and values
 
     def values_of(self, number: int) -> tuple[Array, ...]:
-        return tuple(self.given[number])
+        return tuple(self.submitting[number])
 
     def typing(self, number: int, types: tuple[TensorType, ...]) -> list[Typed]:
         found = super().typing(number, types)

@@ -16,7 +16,7 @@ from superopt.discovery.enumerate import Level
 from superopt.discovery.gain import priced, recorded
 from superopt.discovery.judge import Judge, Tally
 from superopt.discovery.leftsides import DATA, left_sides
-from superopt.discovery.lifting import Problem, settled
+from superopt.discovery.lifting import Problem, with_equal_sizes
 from superopt.discovery.solving import Cost, Solver, theme_of
 from superopt.discovery.store import Bounds, Chunks
 from superopt.ir.poly import Dim, Poly, substitute, symbols
@@ -79,7 +79,7 @@ def _running(roots: Sequence[Term], theme: Theme) -> set[str]:
     return {t.op for t in _applied(roots, theme)}
 
 
-def _way(roots: Sequence[Term], theme: Theme) -> frozenset[tuple[str, str]]:
+def _applications(roots: Sequence[Term], theme: Theme) -> frozenset[tuple[str, str]]:
     """How operators are applied to data, whatever the weights are."""
     return frozenset((t.op, str(t.attributes)) for t in _applied(roots, theme))
 
@@ -113,7 +113,7 @@ def solve_one(
     some = False
     ways: list[frozenset[tuple[str, str]]] = []
     for candidate in solver.solutions():
-        way = _way(candidate.rhs, theme)
+        way = _applications(candidate.rhs, theme)
         if any(way >= known for known in ways):
             continue  # it does more than one that was found
         some = True
@@ -230,7 +230,7 @@ def _narrower(problem: Problem) -> Iterator[Problem]:
         if scheme.kind == "int":
             value = scheme.bound if scheme.relation == ">=" else 0
             bound = problem.bound(dict.fromkeys(attribute_symbols(name, scheme), value))
-            made = settled(replace(bound, forall={n: s for n, s in bound.forall.items() if n != name}))
+            made = with_equal_sizes(replace(bound, forall={n: s for n, s in bound.forall.items() if n != name}))
             if made is not None:
                 yield made
 

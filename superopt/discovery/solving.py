@@ -20,7 +20,7 @@ from superopt.discovery.candidates import operator_count, restricted, tidied
 from superopt.discovery.config import Theme
 from superopt.discovery.gain import expected
 from superopt.discovery.lifting import Problem
-from superopt.discovery.linear import Known, Place, Undecided, Wanted, asked
+from superopt.discovery.linear import Assignment, EvaluatedTerm, RequiredWeight, Undecided, required_weights
 from superopt.discovery.ordered import Ordered
 from superopt.discovery.responses import response
 from superopt.discovery.skeletons import OPERATORS, skeletons
@@ -38,9 +38,9 @@ from superopt.rules.typing import types_of
 from superopt.verifier.exact.algebra import NeedsOrder, PrimeField, Unlucky
 from superopt.verifier.exact.sampling import Point, draw
 
-__all__ = ["PLACES", "Solver", "places_of", "theme_of"]
+__all__ = ["ASSIGNMENTS", "Solver", "assignments_of", "theme_of"]
 
-PLACES = 3  # concrete assignments of sizes and attributes
+ASSIGNMENTS = 3  # concrete assignments of sizes and attributes
 _SPARE = 2  # more, in place of those at which the left side reads less than elsewhere
 _DRAWS = 60
 _LARGE = 300  # elements of one tensor at a place
@@ -82,8 +82,8 @@ class Solver:
     bounds: Bounds = UNBOUNDED
     insoluble: list[tuple[Skeleton, Mapping[str, int]]] = field(default_factory=list)
     unnamed: list[Skeleton] = field(default_factory=list)
-    places: list[Place] = field(default_factory=list)
-    known: list[Known] = field(default_factory=list)
+    assignments: list[Assignment] = field(default_factory=list)
+    known: list[EvaluatedTerm] = field(default_factory=list)
     last: Rule | None = None
     tables: dict[tuple[tuple[Dim, ...], ...], Table] = field(default_factory=dict)
     first: dict[Key, int | None] = field(default_factory=dict)
@@ -99,10 +99,10 @@ class Solver:
             OutOfBounds: time or memory is used up.
         """
         try:
-            self.places = places_of(self.problem, PLACES + _SPARE, self.seed)
+            self.assignments = assignments_of(self.problem, ASSIGNMENTS + _SPARE, self.seed)
         except (RuleError, ZeroDivisionError):
             return
-        if len(self.places) < PLACES or not self._computable():
+        if len(self.assignments) < ASSIGNMENTS or not self._computable():
             return
         self._choose_places()
         cheaper = self._cheaper(self.known[0].needed())
@@ -128,16 +128,16 @@ class Solver:
         """
         read = [k.needed() for k in self.known]
         every = set().union(*read)
-        order = sorted(range(len(read)), key=lambda n: read[n] != every)[:PLACES]
-        self.places, self.known = [self.places[n] for n in order], [self.known[n] for n in order]
+        order = sorted(range(len(read)), key=lambda n: read[n] != every)[:ASSIGNMENTS]
+        self.assignments, self.known = [self.assignments[n] for n in order], [self.known[n] for n in order]
 
     def _computable(self) -> bool:
         """Whether the left side can be evaluated at the places, in a field or in one whose elements have an order."""
         for self.ordered in (False, True):
             if self.ordered:
-                self.places = [_with_order(self.problem, p, self.seed + n) for n, p in enumerate(self.places)]
+                self.assignments = [_with_order(self.problem, p, self.seed + n) for n, p in enumerate(self.assignments)]
             rng = np.random.default_rng([self.seed, 7])
-            self.known = [Known(self.problem.term, self.problem.kinds, p, rng) for p in self.places]
+            self.known = [EvaluatedTerm(self.problem.term, self.problem.kinds, p, rng) for p in self.assignments]
             try:
                 self.known[0].goal(0)
             except Unlucky:
@@ -174,7 +174,7 @@ class Solver:
     def _soluble(self, skeleton: Skeleton) -> bool:
         """Whether weights make the skeleton equal at the first place, where its holes are as large as they get."""
         if self._none(skeleton):
-            self.insoluble.append((skeleton, self.places[0].point.sizes))
+            self.insoluble.append((skeleton, self.assignments[0].point.sizes))
             return False
         return self.first[_key(skeleton.term, skeleton.holes)] == 1
 
@@ -187,7 +187,7 @@ class Solver:
             rng = np.random.default_rng([self.seed, 5])
             self.first[key] = None
             with suppress(*_UNDECIDED):
-                found = asked(self.known[0], skeleton.term, skeleton.holes, rng)
+                found = required_weights(self.known[0], skeleton.term, skeleton.holes, rng)
                 self.first[key] = 0 if found is None else 1
         return self.first[key] == 0
 
@@ -207,25 +207,27 @@ class Solver:
 
     def _solved(self, skeleton: Skeleton) -> Rule | None:
         rng = np.random.default_rng([self.seed, 5])
-        wanted: list[dict[str, Wanted]] = []
+        wanted: list[dict[str, RequiredWeight]] = []
         for known in self.known:
-            found = self._asked(skeleton, known, rng)
+            found = self._required_weights(skeleton, known, rng)
             if found is None or any(not w.functionals.any() for w in found.values()):
                 return None
             wanted.append(found)
         return self._named(skeleton, wanted)
 
-    def _asked(self, skeleton: Skeleton, known: Known, rng: np.random.Generator) -> dict[str, Wanted] | None:
+    def _required_weights(
+        self, skeleton: Skeleton, known: EvaluatedTerm, rng: np.random.Generator
+    ) -> dict[str, RequiredWeight] | None:
         """What the weights have to be at a place; ``None`` where there are none, which is remembered."""
         try:
-            found = asked(known, skeleton.term, skeleton.holes, rng)
+            found = required_weights(known, skeleton.term, skeleton.holes, rng)
         except _UNDECIDED:
             return None
         if found is None:
             self.insoluble.append((skeleton, known.place.point.sizes))
         return found
 
-    def _named(self, skeleton: Skeleton, wanted: Sequence[Mapping[str, Wanted]]) -> Rule | None:
+    def _named(self, skeleton: Skeleton, wanted: Sequence[Mapping[str, RequiredWeight]]) -> Rule | None:
         """The skeleton with expressions over the left side's weights in its holes."""
         names: dict[str, Term] = {}
         values = {h: _whole([w[h] for w in wanted], k) for h, k in skeleton.holes.items()}
@@ -233,14 +235,14 @@ class Solver:
             self.unnamed.append(skeleton)
             return None
         shapes = tuple(t.shape or () for t in skeleton.holes.values())
-        table = self.tables.setdefault(shapes, Table(self.problem, self.places, shapes, self.bounds))
+        table = self.tables.setdefault(shapes, Table(self.problem, self.assignments, shapes, self.bounds))
         for level in range(_LEVELS):
             for hole, kind in skeleton.holes.items():
                 if hole not in names:
                     own = [w[hole] for w in wanted]
                     term = table.find(kind, own)
                     if term is None and level == _LEVELS - 1:
-                        term = response(self.problem, skeleton, hole, own, self.places)
+                        term = response(self.problem, skeleton, hole, own, self.assignments)
                     if term is not None:
                         names[hole] = term
             if len(names) == len(skeleton.holes) or level == _LEVELS - 1:
@@ -278,13 +280,13 @@ def _without_one(skeleton: Skeleton) -> Iterator[Key]:
             yield _key(replace(term, args=term.args[:-1]), holes)
 
 
-def _whole(wanted: Sequence[Wanted], kind: TensorType) -> tuple[TensorType, bytes] | None:
+def _whole(wanted: Sequence[RequiredWeight], kind: TensorType) -> tuple[TensorType, bytes] | None:
     """A weight's values at all places; ``None`` where they are not determined."""
     values = [w.whole for w in wanted]
     return None if any(v is None for v in values) else (kind, b"".join(v.tobytes() for v in values if v is not None))
 
 
-def places_of(problem: Problem, count: int, seed: int) -> list[Place]:
+def assignments_of(problem: Problem, count: int, seed: int) -> list[Assignment]:
     """Concrete assignments at which the expression is well-formed, as different and as small as were drawn.
 
     Raises:
@@ -298,7 +300,7 @@ def places_of(problem: Problem, count: int, seed: int) -> list[Place]:
         point = draw(rule, 0, rng, conditions, 3 + attempt % 4)
         if point is not None and _small(problem, point):
             drawn.setdefault(tuple(point.sizes.items()), point)
-    chosen: list[Place] = []
+    chosen: list[Assignment] = []
     seen = {key: _alike(point) for key, point in drawn.items()}
     alike = {pair for pairs in seen.values() for pair in pairs}
     while drawn and len(chosen) < count:
@@ -314,12 +316,12 @@ def places_of(problem: Problem, count: int, seed: int) -> list[Place]:
         alike &= seen[key]
         algebra = PrimeField(seed + len(chosen))
         kinds = {n: t for n, t in problem.kinds.items() if n in problem.weights}
-        place = Place(point, {}, algebra)
+        place = Assignment(point, {}, algebra)
         chosen.append(replace(place, weights={n: algebra.random(rng, place.shape(t)) for n, t in kinds.items()}))
     return chosen
 
 
-def _with_order(problem: Problem, place: Place, seed: int) -> Place:
+def _with_order(problem: Problem, place: Assignment, seed: int) -> Assignment:
     """The place with other elements, which have an order."""
     algebra, rng = Ordered(), np.random.default_rng([seed, 9])
     weights = {n: algebra.random(rng, place.shape(k)) for n, k in problem.kinds.items() if n in problem.weights}
@@ -334,7 +336,7 @@ def _alike(point: Point) -> set[tuple[str, str | int]]:
 
 
 def _small(problem: Problem, point: Point) -> bool:
-    place = Place(point, {}, PrimeField())
+    place = Assignment(point, {}, PrimeField())
     shapes = [place.shape(outputs[0]) for outputs in types_of(problem.rule).types.values()]
     return all(min(shape, default=1) > 0 and prod(shape) <= _LARGE for shape in shapes)
 

@@ -18,7 +18,7 @@ from math import prod
 
 from superopt.discovery.candidates import operator_count
 from superopt.discovery.lifting import Problem
-from superopt.discovery.linear import Place, Wanted, meanings_of, residues
+from superopt.discovery.linear import Assignment, RequiredWeight, meanings_of, residues
 from superopt.discovery.store import UNBOUNDED, Bounds
 from superopt.ir.poly import Dim, Poly, symbols
 from superopt.ir.terms import App, AttributeValue, Term, Var, variables
@@ -63,9 +63,13 @@ class Table:
     """
 
     def __init__(
-        self, problem: Problem, places: Sequence[Place], shapes: Sequence[tuple[Dim, ...]], bounds: Bounds = UNBOUNDED
+        self,
+        problem: Problem,
+        assignments: Sequence[Assignment],
+        shapes: Sequence[tuple[Dim, ...]],
+        bounds: Bounds = UNBOUNDED,
     ) -> None:
-        self.places = places
+        self.assignments = assignments
         self.bounds = bounds
         self.goals = tuple(dict.fromkeys(shapes))
         self.wanted = tuple(dict.fromkeys(s for g in self.goals for s in _broadcasts(g)))
@@ -74,7 +78,7 @@ class Table:
         self.level: list[int] = [0]
         kinds = problem.kinds
         for name in sorted(problem.weights & kinds.keys()):
-            self._place(Item(Var(name), kinds[name], tuple(p.weights[name] for p in places)))
+            self._insert(Item(Var(name), kinds[name], tuple(p.weights[name] for p in assignments)))
         self.leaves = {Var(i.term.name): i for i in self.items if isinstance(i.term, Var)}
         for term in (*seeds(problem), *self._constants()):
             self._term(term)
@@ -117,7 +121,7 @@ class Table:
             if left.shape and right.shape and left.shape[-1] == right.shape[max(0, len(right.shape) - 2)]:
                 self._apply("MatMul", (left, right), ())
 
-    def find(self, kind: TensorType, wanted: Sequence[Wanted]) -> Term | None:
+    def find(self, kind: TensorType, wanted: Sequence[RequiredWeight]) -> Term | None:
         """A term that is the weight asked for at all places: one of the table, or a sum of two or three."""
         goal = tuple(v for w in wanted for v in w.values)
         fitting = sorted((i for i in self.items if i.kind == kind), key=lambda i: operator_count(i.term))
@@ -130,7 +134,7 @@ class Table:
                 return found
         return None
 
-    def _marks(self, item: Item, wanted: Sequence[Wanted]) -> Marks:
+    def _marks(self, item: Item, wanted: Sequence[RequiredWeight]) -> Marks:
         return tuple(m for v, w in zip(item.values, wanted, strict=True) for m in w.marks(residues(v)))
 
     # ---- building ------------------------------------------------------------------------------------------------
@@ -162,26 +166,26 @@ class Table:
         try:
             meanings, kind = meanings_of(term, {v.name: i.kind for v, i in self.leaves.items()})
             values = []
-            for number, place in enumerate(self.places):
+            for number, place in enumerate(self.assignments):
                 made: dict[Term, Array] = {v: i.values[number] for v, i in self.leaves.items()}
                 for app, outputs in meanings.items():
                     made[app] = place.value(outputs[0], [None if a is None else made[a] for a in app.args])
                 values.append(made[term])
         except (IllTyped, RuleError, Unlucky, NeedsOrder, ZeroDivisionError, KeyError):
             return
-        self._place(Item(term, kind, tuple(values)))
+        self._insert(Item(term, kind, tuple(values)))
 
     def _combined(self, op: str, left: Item, right: Item) -> None:
         """An elementwise operator on two values whose shapes are equal or broadcast by sizes that are 1."""
         if len(self.items) >= _MOST or not _fit(left.shape, right.shape):
             return
         values = []
-        for place, a, b in zip(self.places, left.values, right.values, strict=True):
+        for place, a, b in zip(self.assignments, left.values, right.values, strict=True):
             field = place.algebra
             second = field.function("mul", field.constant(-1.0), b) if op == "Sub" else b
             values.append(field.function("mul" if op == "Mul" else "add", a, second))
         kind = TensorType(left.kind.dtype, broadcast_dims([left.shape, right.shape]))
-        self._place(Item(App(op, (left.term, right.term)), kind, tuple(values)))
+        self._insert(Item(App(op, (left.term, right.term)), kind, tuple(values)))
 
     def _apply(self, op: str, operands: tuple[Item, ...], attributes: tuple[tuple[str, AttributeValue], ...]) -> None:
         if len(self.items) >= _MOST:
@@ -192,13 +196,13 @@ class Table:
             if any(c.kind == "eq" for c in meaning.obligations):
                 return
             values = tuple(
-                p.value(meaning.outputs[0], [i.values[n] for i in operands]) for n, p in enumerate(self.places)
+                p.value(meaning.outputs[0], [i.values[n] for i in operands]) for n, p in enumerate(self.assignments)
             )
         except (IllTyped, RuleError, Unlucky, NeedsOrder, ZeroDivisionError, KeyError):
             return
-        self._place(Item(term, outputs[0], values))
+        self._insert(Item(term, outputs[0], values))
 
-    def _place(self, item: Item) -> None:
+    def _insert(self, item: Item) -> None:
         key = (item.kind, b"".join(residues(v).tobytes() for v in item.values))
         if key not in self.known and len(self.items) < _MOST:
             self.known[key] = len(self.items)
@@ -328,9 +332,9 @@ def _as_term(part: Scalar, operands: Sequence[Term | None]) -> tuple[Term, tuple
             return (scalar(size), ()) if named else None
         case Read(operand, index, None):
             term = operands[operand]
-            places = tuple(i for i in index if isinstance(i, int | Poly))
-            plain = len(places) == len(index) and all(isinstance(i, Poly) and _is_name(i) for i in places)
-            return (term, places) if term is not None and plain and len(set(places)) == len(places) else None
+            indices = tuple(i for i in index if isinstance(i, int | Poly))
+            plain = len(indices) == len(index) and all(isinstance(i, Poly) and _is_name(i) for i in indices)
+            return (term, indices) if term is not None and plain and len(set(indices)) == len(indices) else None
         case Call():
             for body, operator in _operators():
                 if (read := _fitted(body, part)) is None:

@@ -76,7 +76,7 @@ class GraphBuilder:
         """A graph input. A string in the shape is a symbolic size: the same string is the same size everywhere."""
         tensor_type = TensorType(_dtype(dtype, name), _dims(shape, name))
         self._inputs.append(Value(self._claim(name), tensor_type))
-        return self._known(name, tensor_type)
+        return self._typed_tensor(name, tensor_type)
 
     def weight(
         self,
@@ -114,14 +114,14 @@ class GraphBuilder:
         tensor_type = TensorType(kind, sizes)
         data = RandomData(tensor_type, made, float(scale), float(offset), distribution)
         self._weights[full] = Weight(full, tensor_type, data)
-        return self._known(full, tensor_type)
+        return self._typed_tensor(full, tensor_type)
 
     def shape_only(self, name: str, shape: Sequence[int], dtype: str = "float32") -> Tensor:
         """A weight without values: it can be costed and optimised, not run."""
         full = self._claim(self._prefix + name)
         kind = TensorType(_dtype(dtype, full), _dims(shape, full))
         self._weights[full] = Weight(full, kind, None)
-        return self._known(full, kind)
+        return self._typed_tensor(full, kind)
 
     def constant(self, value: np.ndarray | np.generic | Sequence[int] | float, name: str = "") -> Tensor:
         """A weight that holds ``value``; unnamed equal constants are made once.
@@ -134,7 +134,7 @@ class GraphBuilder:
             return self._literals[key]
         full = self._claim(self._prefix + name) if name else self._fresh("constant", scoped=False)
         self._weights[full] = constant(full, array)
-        tensor = self._known(full, self._weights[full].type)
+        tensor = self._typed_tensor(full, self._weights[full].type)
         if not name:
             self._literals[key] = tensor
         return tensor
@@ -271,7 +271,7 @@ class GraphBuilder:
         weights = tuple(self._weights.values())
         return Graph(self.name, tuple(self._inputs), outputs, weights, tuple(self._nodes), dict(self._opset))
 
-    def _known(self, name: str, kind: TensorType) -> Tensor:
+    def _typed_tensor(self, name: str, kind: TensorType) -> Tensor:
         self._types[name] = kind
         return Tensor(self, name)
 

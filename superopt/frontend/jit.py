@@ -74,7 +74,7 @@ class Jit(Generic[P, R]):
     fallbacks: list[Fallback] = field(default_factory=list)
     calls: dict[str, int] = field(default_factory=lambda: {"traced": 0, "python": 0})
     why: list[str] = field(default_factory=list)
-    _known: dict[Hashable, _Traced | Fallback] = field(default_factory=dict)
+    _traces: dict[Hashable, _Traced | Fallback] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not isinstance(self.function, FunctionType | MethodType):
@@ -104,12 +104,12 @@ class Jit(Generic[P, R]):
         values = (*args, *named.values()) if named else args
         try:
             key: Hashable = (tuple(map(token, values)), tuple(named), self._around.now())
-            found = self._known.get(key)
+            found = self._traces.get(key)
             if found is None:
                 self._around = self._captured()  # functions that it calls may be others by now
                 key = (tuple(map(token, values)), tuple(named), self._around.now())
-                found = self._known.get(key) or self._trace(values, tuple(named), key)
-                self._known[key] = found
+                found = self._traces.get(key) or self._trace(values, tuple(named), key)
+                self._traces[key] = found
         except Unsupported as reason:
             found = Fallback(reason.what, self._plain.__code__.co_firstlineno, "")
             if found not in self.fallbacks:
@@ -127,14 +127,14 @@ class Jit(Generic[P, R]):
     @property
     def graphs(self) -> tuple[Graph, ...]:
         """The graphs that have been traced, in order."""
-        return tuple(f.graph for f in self._known.values() if isinstance(f, _Traced))
+        return tuple(f.graph for f in self._traces.values() if isinstance(f, _Traced))
 
     def _captured(self) -> Captured:
         """What the function reads now besides its arguments."""
         return Captured(self._plain, self.function.__self__ if isinstance(self.function, MethodType) else None)
 
     def _trace(self, values: Sequence[Any], named: tuple[str, ...], key: Hashable) -> _Traced | Fallback:
-        if self._known:
+        if self._traces:
             self.why.append(self._changed(key))
         builder = GraphBuilder(self.function.__name__, opset=self.opset)
         given: list[object] = []
@@ -200,7 +200,7 @@ class Jit(Generic[P, R]):
 
     def _changed(self, key: Any) -> str:
         """What is another than at the most similar call that is known."""
-        known: list[Any] = [k for k in self._known if len(k[0]) == len(key[0])]  # type: ignore[index]
+        known: list[Any] = [k for k in self._traces if len(k[0]) == len(key[0])]  # type: ignore[index]
         if not known:
             return f"{len(key[0])} arguments"
 

@@ -65,7 +65,7 @@ def forms(made: Callable[[GraphBuilder, Tensor], Tensor]) -> list[Problem]:
     b.output(made(b, b.input("x", "float32", (2, 4, 32))), "y")
     graph = b.build()
     with costs.for_target("profile:cpu-epyc-2core") as prices:
-        target = max(mined(program_of(graph, infer(graph)), prices), key=lambda t: len(t.places[0]))
+        target = max(mined(program_of(graph, infer(graph)), prices), key=lambda t: len(t.occurrences[0]))
     return [p for p, _ in lifted(target.term, target.kinds, target.weights, dict.fromkeys(target.kinds, "f"))]
 
 

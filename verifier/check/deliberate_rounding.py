@@ -135,7 +135,7 @@ class _Forms:
     def _other(self, node: Applied, forms: Sequence[_Form], outputs: Sequence[str], meant: bool) -> None:
         """An operator that is no sum: it moves the atoms of its one operand, or makes an atom of its own."""
         head = (node.operator.name, tuple((n, repr(v)) for n, v in sorted(node.attributes.items())))
-        rounded, moves = any(f.rounded for f in forms), self._moves(node)
+        rounded, moves = any(f.rounded for f in forms), self._moves_elements(node)
         picked = moves and node.operator.name not in _WHOLE_MOVES
         if len(forms) == 1 and len(outputs) == 1 and moves:
             plain = node.operator.name in _COPIES
@@ -208,7 +208,7 @@ class _Forms:
         except (IllTyped, ArithmeticError):
             return Rounding(exact=False, jumps=True, narrows=True)
 
-    def _moves(self, node: Applied) -> bool:
+    def _moves_elements(self, node: Applied) -> bool:
         try:
             return node.operator.moves(self._types(node), node.attributes)
         except (IllTyped, ArithmeticError):

@@ -24,7 +24,7 @@ from superopt.verifier.check.deliberate_rounding import outputs_rounded_on_purpo
 from superopt.verifier.check.rounding_noise import ELEMENTARY, REALS, Disturbed, is_exact, live_values
 from superopt.verifier.check.sessions import REFUSALS, Arrays, Bench, attempt
 from superopt.verifier.check.steered_inputs import Feed
-from superopt.verifier.check.tolerance import Comparison, Moves, compare, element_type
+from superopt.verifier.check.tolerance import Comparison, Displacement, compare, element_type
 
 __all__ = ["Explanations", "leading_to", "NEAR", "Overflow", "Trial"]
 
@@ -178,7 +178,7 @@ _EVIDENCE_BYTES = 1 << 26  # bytes of outputs that are kept for other comparison
 _UNEXPLAINABLE = {1: 2.0**10, 2: 2.0**7, 4: 2.0**4, 12: 1.0, 36: 1.0}
 
 
-_Compared = Callable[[Moves | None, np.ndarray | None], Comparison]  # by moves, without the elements of a mask
+_Compared = Callable[[Displacement | None, np.ndarray | None], Comparison]  # by moves, without the elements of a mask
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,9 @@ class _Evidence:
     optimised: tuple[Arrays | None, ...] = ()
     count: int = 0
     runs: tuple[list[Arrays], list[Arrays]] = field(default_factory=lambda: ([], []))
-    moves: dict[str, tuple[int, Moves]] = field(default_factory=dict)  # by output, with the runs that are in it
+    displacements: dict[str, tuple[int, Displacement]] = field(
+        default_factory=dict
+    )  # by output, with the runs that are in it
     near: dict[str, np.ndarray] = field(default_factory=dict)
     reals: dict[str, np.ndarray | None] = field(default_factory=dict)
 
@@ -204,7 +206,7 @@ class _Evidence:
         """Bytes."""
         arrays = [a for r in (*self.runs[0], *self.runs[1], *filter(None, self.optimised)) for a in r.values()]
         arrays += [a for a in (*self.near.values(), *self.reals.values()) if a is not None]
-        return sum(a.nbytes for a in arrays) + sum(m.nbytes for _, m in self.moves.values())
+        return sum(a.nbytes for a in arrays) + sum(m.nbytes for _, m in self.displacements.values())
 
 
 class Explanations:
@@ -252,7 +254,7 @@ class Explanations:
             optimised: the result ran with the runtime's optimisations on.
         """
 
-        def look(moved: Moves | None, full: np.ndarray | None) -> Comparison:
+        def look(moved: Displacement | None, full: np.ndarray | None) -> Comparison:
             return compare(
                 trial.original[name], made, dtype, moved, mixed=trial.feed.mixed, exact=exact, full=full,
                 slack=self._slack, optimised=optimised,
@@ -268,7 +270,7 @@ class Explanations:
         full: np.ndarray | None = None
         excused = ""
 
-        def look(moved: Moves | None) -> Comparison:
+        def look(moved: Displacement | None) -> Comparison:
             looked = compared(moved, full)
             return replace(looked, excused=excused) if looked.problem is None and excused else looked
 
@@ -277,8 +279,8 @@ class Explanations:
             found = look(None)
             if np.isinf(found.absolute):
                 return found
-        moved: Moves | None = None
-        for count, moved in self._moves(trial, number, name):
+        moved: Displacement | None = None
+        for count, moved in self._displacements(trial, number, name):
             found = look(moved)
             if found.problem is None:
                 return found
@@ -302,7 +304,7 @@ class Explanations:
         if self._reals is None or name in self._meant:
             return found
         near = self._overflow_mask(trial, number, name)
-        for count, moved in self._moves(trial, number, name):
+        for count, moved in self._displacements(trial, number, name):
             looked = compared(moved.of_intermediates(), near)
             if looked.problem is None:
                 break
@@ -325,23 +327,23 @@ class Explanations:
     def _meant(self) -> frozenset[str]:
         return outputs_rounded_on_purpose(self._graph, self._typing)
 
-    def all_moves(self, trial: Trial, number: int, name: str) -> Moves | None:
+    def all_moves(self, trial: Trial, number: int, name: str) -> Displacement | None:
         """The moves of an output that were gathered so far; ``None`` if none were."""
         known = self._evidence.get(number)
-        return None if known is None or name not in known.moves else known.moves[name][1]
+        return None if known is None or name not in known.displacements else known.displacements[name][1]
 
     def broken(self, number: int, name: str) -> float:
         """The distance by which the runtime's optimiser moves an output of the original, if it is more than another
         order of sums explains; else 0."""
         known = self._evidence.get(number)
-        return 0.0 if known is None or name not in known.moves else known.moves[name][1].broken
+        return 0.0 if known is None or name not in known.displacements else known.displacements[name][1].broken
 
-    def _moves(self, trial: Trial, number: int, name: str) -> Iterator[tuple[int, Moves]]:
+    def _displacements(self, trial: Trial, number: int, name: str) -> Iterator[tuple[int, Displacement]]:
         """More and more evidence of an output's moves, beginning with the stored evidence."""
         known = self._evidence_of(number)
-        if name not in known.moves:
-            known.moves[name] = (0, Moves(trial.original[name], tiny=trial.feed.tiny))
-        done, moved = known.moves[name]
+        if name not in known.displacements:
+            known.displacements[name] = (0, Displacement(trial.original[name], tiny=trial.feed.tiny))
+        done, moved = known.displacements[name]
         if not moved.has_optimised and (ran := self.optimised(trial, number)) is not None:
             moved.add_optimised(ran[name])
         yield done, moved
@@ -352,7 +354,7 @@ class Explanations:
                     moved.add(
                         [r.pop(name) for r in inputs[moved.inputs :]], [r.pop(name) for r in inside[moved.inside :]]
                     )
-                known.moves[name] = (count, moved)
+                known.displacements[name] = (count, moved)
                 yield count, moved
 
     def _evidence_of(self, number: int) -> _Evidence:
@@ -412,7 +414,7 @@ class Explanations:
         return self._smooth[name]
 
 
-def _untold(moved: Moves, old: np.ndarray) -> np.ndarray:
+def _untold(moved: Displacement, old: np.ndarray) -> np.ndarray:
     """How much of the original's own rounding float64 does not resolve; 0 where that is its type."""
     dtype = element_type(old)
     if dtype is None or dtype is DType.FLOAT64:

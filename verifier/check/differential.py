@@ -128,12 +128,12 @@ def check(
             or not the result is nearer to the reals, where no rounding of the original is meant.
     """
 
-    def judged(read: Pair, plan: Plan, bench: Bench, typing: Typing) -> CheckResult:
+    def run_check(read: Pair, plan: Plan, bench: Bench, typing: Typing) -> CheckResult:
         return DifferentialCheck(*read, plan, bench, typing, ran=(before, after)).run()
 
     plan = _plan(seed, max(trials, 1), time_limit, patience, sizes, EFFORTS[power])
     plan = replace(plan, full=full, runtime=runtime, slack=slack, beyond=unify, inside=inside)
-    return _bounded(before, after, plan, judged, unify=unify)
+    return _bounded(before, after, plan, run_check, unify=unify)
 
 
 @one_blas_thread()
@@ -174,7 +174,7 @@ def check_rewrite(
         the whole got less than all steered ones.
     """
 
-    def judged(read: Pair, plan: Plan, bench: Bench, typing: Typing) -> CheckResult:
+    def run_check(read: Pair, plan: Plan, bench: Bench, typing: Typing) -> CheckResult:
         judge = DifferentialCheck(*read, plan, bench, typing, ran=(before, after))
         if judge.exhaustive:
             return judge.run()
@@ -199,7 +199,7 @@ def check_rewrite(
         return replace(found, trials=found.trials + places.trials, power=places.power or found.power, reason=said)
 
     plan = _plan(seed, _TRIALS, time_limit, patience, sizes, EFFORTS["quick"], QUICK)
-    return _bounded(before, after, replace(plan, runtime=runtime, slack=slack), judged, bench)
+    return _bounded(before, after, replace(plan, runtime=runtime, slack=slack), run_check, bench)
 
 
 def _plan(
@@ -213,7 +213,7 @@ def _plan(
 
 
 def _bounded(
-    before: Graph, after: Graph, plan: Plan, judged: Callable[[Pair, Plan, Bench, Typing], CheckResult],
+    before: Graph, after: Graph, plan: Plan, run_check: Callable[[Pair, Plan, Bench, Typing], CheckResult],
     bench: Bench | None = None, *, unify: bool = False,
 ) -> CheckResult:  # fmt: skip
     """A check within bounds of time and memory: of the models as they run, and with their functions inlined."""
@@ -228,7 +228,7 @@ def _bounded(
         refuse_unbounded(read[0], plan.sizes, typing=typing, copies=_COPIES)
         refuse_unbounded(after, plan.sizes, copies=_COPIES)
         with bounded_memory(), Bench() if bench is None else nullcontext(bench) as given:
-            return judged(read, plan, given, typing)
+            return run_check(read, plan, given, typing)
     except MemoryError:
         return CheckResult("skipped", reason="not enough memory to run the model")
     except (ResourceLimit, Unsupported) as error:

@@ -18,7 +18,7 @@ __all__ = [
     "MARGIN",
     "ULPS",
     "Comparison",
-    "Moves",
+    "Displacement",
     "agrees_with_reals",
     "compare",
     "element_type",
@@ -68,7 +68,7 @@ class Comparison:
     excused: str = ""
 
 
-class Moves:
+class Displacement:
     """How far an output of the original moved, by element, in all disturbed runs so far.
 
     Args:
@@ -130,9 +130,9 @@ class Moves:
                 found[part] = _distance(self._old[part], run[part])
         return found
 
-    def of_intermediates(self) -> Moves:
+    def of_intermediates(self) -> Displacement:
         """The same, of the runs with disturbed intermediates alone."""
-        alone = Moves(self._old)
+        alone = Displacement(self._old)
         alone._kinds = {kind: moved for kind, moved in self._kinds.items() if kind == "inside"}
         alone._optimised, alone._reordered = self._optimised, self._reordered
         return alone
@@ -148,7 +148,7 @@ class Moves:
 
 
 def compare(
-    old: np.ndarray, new: np.ndarray, dtype: DType | None, moves: Moves | None = None, *, mixed: bool = False,
+    old: np.ndarray, new: np.ndarray, dtype: DType | None, moves: Displacement | None = None, *, mixed: bool = False,
     exact: np.ndarray | None = None, full: np.ndarray | None = None, slack: float = 0.0, optimised: bool = False,
 ) -> Comparison:  # fmt: skip
     """Compare an output of the result with the original's.
@@ -432,7 +432,7 @@ def _discrete(
 
 
 def agrees_with_reals(
-    old: np.ndarray | None, new: np.ndarray, exact: np.ndarray, dtype: DType | None, moves: Moves | None = None,
+    old: np.ndarray | None, new: np.ndarray, exact: np.ndarray, dtype: DType | None, moves: Displacement | None = None,
     *, slack: float = 0.0, optimised: bool = False,
 ) -> Comparison:  # fmt: skip
     """The second criterion: against a float64 reference, an error of at most ``FACTOR`` times the original's own.

@@ -166,7 +166,7 @@ def verify(
     ran = _run_both(a, b, seed, trials, allowed)
     given: dict[str, Any] = {"seed": seed, "trials": trials, "slack": allowed, "unify": True}
     rounded = _rounded_further(a, b, ran, **given)
-    ran = ran if rounded is None else rounded.found
+    ran = ran if rounded is None else rounded.check
     read = inlined(a)
     first, second, found = _opened(read, unified(read, inlined(b)))
     if ran.verdict == "failed" and structural_hash(a) != structural_hash(b):  # runtimes may run one graph in two ways
@@ -201,11 +201,11 @@ class _Rounded:
     """A check that passed where the first model's own rounding, as it shows, does not explain what the second gives.
 
     Attributes:
-        found: what it found.
+        check: its result.
         turned: it asked whether the first model is another way to compute the second.
     """
 
-    found: CheckResult
+    check: CheckResult
     turned: bool
 
 
@@ -227,7 +227,7 @@ def _powered(a: Graph, b: Graph, rounded: _Rounded, power: str, given: Mapping[s
     found = check(*((b, a) if rounded.turned else (a, b)), power=power, inside=True, **given).power
     if found is not None and rounded.turned:
         found = replace(found, of_original=not found.of_original)
-    return replace(rounded.found, power=found)
+    return replace(rounded.check, power=found)
 
 
 def _with_least_power(verdict: GraphVerdict, policy: Policy) -> GraphVerdict:

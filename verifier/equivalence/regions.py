@@ -174,7 +174,7 @@ class Work:
             self.note(output, "tested", [output], next((r for r in reasons if r), ""))
             return
         inner, other = held
-        moved = self._moves(self.b, inner) and self._moves(self.a, other)
+        moved = self._moves_elements(self.b, inner) and self._moves_elements(self.a, other)
         if moved and self.exact.issuperset(inner.leaves) and not self._tainted(output):
             self.exact.add(output)
         read = [*inner.nodes, *inner.leaves, *other.nodes, *other.leaves]
@@ -241,7 +241,7 @@ class Work:
         return name not in self.b.opened
 
     @staticmethod
-    def _moves(side: Side, walk: _Walk) -> bool:
+    def _moves_elements(side: Side, walk: _Walk) -> bool:
         return all(isinstance(f := side.producers[n][1], Applied) and f.operator.name in _MOVES for n in walk.nodes)
 
     def note(self, output: str, verdict: str, nodes: Sequence[str], reason: str, reads: Iterable[str] = ()) -> None:

@@ -35,7 +35,7 @@ class ErrorAnalysis:
             own = np.abs(self.source.astype(np.longdouble) - self.exact).astype(np.float64)
         return replace(self, allowance=self.allowance + np.where(np.isfinite(own) & ~self.deliberate, own, 0.0))
 
-    def shown(self, at: int) -> dict[str, object]:
+    def point_data(self, at: int) -> dict[str, object]:
         """A point and its results, as JSON data."""
         kind = (
             "the source rounds on purpose" if self.deliberate[at]

@@ -113,7 +113,7 @@ class Against:
         if score[at] <= self.worst[0]:
             return
         place = int(bad[at])
-        worst: dict[str, Any] = {"site": site, **found.shown(place)}
+        worst: dict[str, Any] = {"site": site, **found.point_data(place)}
         worst |= {n: list(map(plain, a[:8, place])) for n, a in batch.items()}
         if why:
             worst["by"] = why
@@ -145,10 +145,10 @@ def verdict_of(table: Against, form: Format, sites: Sequence[Site]) -> FloatVerd
         point = sites[int(worst.pop("site"))].trial.point
         worst["sizes"] = {**point.sizes, **point.reals}
     data = _Rows(*(np.concatenate([r[i] for r in table.rows], axis=-1) for i in range(5)))
-    ways = tuple(_minimal_conditions(table, data, form))
+    alternatives = tuple(_minimal_conditions(table, data, form))
     return FloatVerdict(
-        "conditional" if ways else "unsafe", ways, moderate=not table.nonfinite, specials=specials, ratio=ratio,
-        worst=worst,
+        "conditional" if alternatives else "unsafe", alternatives, moderate=not table.nonfinite, specials=specials,
+        ratio=ratio, worst=worst,
     )  # fmt: skip
 
 
@@ -167,14 +167,14 @@ def finished(verdict: FloatVerdict, dtype: DType, names: Sequence[str]) -> Float
         return verdict
     last = _HIGHS[dtype][3]
     kept = []
-    for way in verdict.ways:
+    for way in verdict.alternatives:
         if all(_is_wide(window, dtype) for window in way.window.values()):
             window = {n: (low, min(high, last)) for n, (low, high) in way.window.items()}
             if way.rounded:
                 low = max((w[0] for w in window.values()), default=_LOWS[dtype][0])
                 window = dict.fromkeys(names, (low, min((w[1] for w in window.values()), default=last)))
             kept.append(replace(way, window=window))
-    return replace(verdict, verdict="conditional" if kept else "unsafe", ways=tuple(kept))
+    return replace(verdict, verdict="conditional" if kept else "unsafe", alternatives=tuple(kept))
 
 
 def _is_wide(window: tuple[int, int], dtype: DType) -> bool:

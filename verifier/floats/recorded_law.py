@@ -97,7 +97,7 @@ def _broken(
 
 def _conditions(verdicts: Directions, dtype: DType, *, backward: bool) -> tuple[SafeConditions, ...]:
     verdict = verdict_in(verdicts.get("backward" if backward else "forward", {}), dtype)
-    return verdict.ways_in("standard")
+    return verdict.alternatives_in("standard")
 
 
 def check_all(
@@ -200,7 +200,11 @@ def _worse(
         ratio = error / (found.allowance + found.units[rounded].sum(axis=0))
     ratio = np.where(inside, np.nan_to_num(ratio, nan=np.inf, posinf=np.inf), 0.0)
     at = int(np.argmax(ratio))
-    return (float(ratio[at]), {**found.shown(at), **site.shown(batch, at), **more}) if ratio[at] > before[0] else before
+    return (
+        (float(ratio[at]), {**found.point_data(at), **site.point_data(batch, at), **more})
+        if ratio[at] > before[0]
+        else before
+    )
 
 
 def _attributes_inside(site: Site, window: Window) -> bool:

@@ -80,7 +80,7 @@ def census(library: Library) -> Census:
             for dtype in FORMATS:
                 verdict = floats.verdict(rule, backward=backward, dtype=dtype)
                 counts[str(dtype), kind_of(verdict)] += 1
-                if dtype == DType.FLOAT32 and not verdict.ways_in("standard"):
+                if dtype == DType.FLOAT32 and not verdict.alternatives_in("standard"):
                     lost.append((rule, backward, verdict))
     return Census(counts, tuple(lost))
 
@@ -91,11 +91,11 @@ def kind_of(verdict: FloatVerdict) -> str:
         return "safe: the same operations"
     if verdict.verdict != "conditional":
         return verdict.verdict
-    if any(w.regular for w in verdict.ways):
+    if any(w.regular for w in verdict.alternatives):
         return "conditional: finite by how it is made"
-    if any(not w.rounded and w.generous for w in verdict.ways):
+    if any(not w.rounded and w.generous for w in verdict.alternatives):
         return "conditional: wide window"
-    if any(w.generous for w in verdict.ways):
+    if any(w.generous for w in verdict.alternatives):
         return "conditional: rounded operand"
     return "conditional: narrow window"
 
@@ -168,13 +168,13 @@ def without(rule: Rule, verdicts: Directions, broken: Sequence[Breach]) -> Direc
         verdict = verdict_in(by_type, DType(breach.dtype))
         if verdict.verdict == "unsafe":  # another point of the same type has left it out
             continue
-        ways = []
-        for way in verdict.ways or (SafeConditions(),):
+        alternatives = []
+        for way in verdict.alternatives or (SafeConditions(),):
             broke = replace(way, finite=breach.condition.finite) == breach.condition
             kept = _narrower(way, DType(breach.dtype), names) if broke else way
-            ways += [] if kept is None else [kept]
+            alternatives += [] if kept is None else [kept]
         by_type[breach.dtype] = replace(
-            verdict, verdict="conditional" if ways else "unsafe", ways=tuple(ways), exact=False,
+            verdict, verdict="conditional" if alternatives else "unsafe", alternatives=tuple(alternatives), exact=False,
             worst=verdict.worst or breach.point,
         )  # fmt: skip
     return made

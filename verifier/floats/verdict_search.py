@@ -105,7 +105,7 @@ class Site:
         """The points as the operators' documentation lets them be."""
         return {n: np.abs(a) if n in self.variances else a for n, a in batch.items()}
 
-    def shown(self, batch: Points, at: int) -> dict[str, object]:
+    def point_data(self, batch: Points, at: int) -> dict[str, object]:
         """A point, as JSON data: the first elements of each variable, the sizes and the attributes."""
         point = self.trial.point
         return {"sizes": {**point.sizes, **point.reals}} | {n: list(map(plain, a[:8, at])) for n, a in batch.items()}
@@ -242,7 +242,7 @@ def _confirmed(
     asked: set[frozenset[tuple[str, tuple[int, int]]]] = set()
     while True:
         verdicts = [verdict_of(table, form, sites) for table in tables]
-        windows = {frozenset(w.window.items()): w.window for v in verdicts for w in v.ways if w.window}
+        windows = {frozenset(w.window.items()): w.window for v in verdicts for w in v.alternatives if w.window}
         new = [window for key, window in windows.items() if key not in asked]
         if not new or len(asked) > _WINDOWS:
             return verdicts

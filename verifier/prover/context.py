@@ -26,7 +26,15 @@ from superopt.ops.meaning import Condition, Meaning
 from superopt.rules.canonical import map_terms
 from superopt.rules.rule import AttributeScheme, Rule
 from superopt.rules.scanner import RuleError
-from superopt.rules.typing import instances, obligations, positions, shown, type_terms, types_of, variable_types
+from superopt.rules.typing import (
+    condition_text,
+    instances,
+    obligations,
+    positions,
+    type_terms,
+    types_of,
+    variable_types,
+)
 from superopt.verifier.prover.arith import Facts, ge, normal_condition
 from superopt.verifier.prover.budget import Budget
 from superopt.verifier.prover.factors import CannotProve
@@ -316,7 +324,7 @@ def derived(rule: Rule, budget: Budget) -> list[str]:
     made: dict[str, Condition] = {}
     for c in types.lhs_obligations:
         if not facts.implied(normal_condition(c), made.values(), 1):
-            made[shown(c)] = normal_condition(c)
+            made[condition_text(c)] = normal_condition(c)
     for name, c in list(made.items()):  # what a later one says as well
         if len(made) > 1 and facts.implied(c, [o for o in made.values() if o is not c], 1):
             del made[name]

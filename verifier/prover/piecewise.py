@@ -86,10 +86,10 @@ class Slices:
     def _is(self, whole: Term, span: _Span, part: Term) -> bool:
         key = whole, span, part
         if key not in self._memo:
-            self._memo[key] = self._shown(whole, span, part)
+            self._memo[key] = self._slice_proved(whole, span, part)
         return self._memo[key]
 
-    def _shown(self, whole: Term, span: _Span, part: Term) -> bool:
+    def _slice_proved(self, whole: Term, span: _Span, part: Term) -> bool:
         if (span.low, span.high) == (0, self.size(whole, span.axis)):
             return _same(whole, part)
         if span.low < 0 or span.high > self.size(whole, span.axis):

@@ -18,7 +18,7 @@ from superopt.ops.meaning import Axis, Condition, IllTyped
 from superopt.rules import Rule, RuleError
 from superopt.rules.clamping import cases
 from superopt.rules.grammar import format_guard
-from superopt.rules.typing import instances, leads_of, shown
+from superopt.rules.typing import condition_text, instances, leads_of
 from superopt.verifier.prover.arith import Facts, ge, normal_condition
 from superopt.verifier.prover.budget import Budget, OutOfTimeError, StoppedError
 from superopt.verifier.prover.compose import Composer, Unbounded
@@ -96,7 +96,7 @@ class _Assumptions:
 
 class _Conditional(Exception):  # not a fault: the rule holds under more conditions than it states
     def __init__(self, conditions: Sequence[Condition]) -> None:
-        self.conditions = tuple(shown(c) for c in conditions)
+        self.conditions = tuple(condition_text(c) for c in conditions)
         super().__init__("the right side is well-formed only where " + " and ".join(self.conditions))
 
 
@@ -232,13 +232,13 @@ def _prove_output(
         attempt.check_positions(rule)
         nonzero = attempt.check_domain(rule)
         matcher = Matcher(attempt.algebra, unroll)
-        shown = matcher.zero(add(attempt.left, scale(attempt.right, -1)))
+        is_zero = matcher.zero(add(attempt.left, scale(attempt.right, -1)))
         extents = tuple(tuple(d) for d in digits)
         made = Derivation(
             left, right, attempt.facts, attempt.left, attempt.right, tuple(matcher.steps), extents, context.parts,
             facts.established,
         )  # fmt: skip
-        if shown:
+        if is_zero:
             proof.goals.append(made)
             return nonzero
         if attempt.longest <= unroll:
@@ -355,10 +355,10 @@ class _Attempt:
             if scheme.below is not None:
                 known.append((name, substitute(scheme.below, self.binding)))
         for value, size in self.right_promises:
-            shown = hidden_text(value)
-            plain = chosen_from(value) or shown
-            if not any(k in (shown, plain) and self.facts.implied(ge(size - below)) for k, below in known):
-                raise CannotProve(f"a position {shown} is not shown to be below {size}")
+            rendered = hidden_text(value)
+            plain = chosen_from(value) or rendered
+            if not any(k in (rendered, plain) and self.facts.implied(ge(size - below)) for k, below in known):
+                raise CannotProve(f"a position {rendered} is not shown to be below {size}")
 
     def check_domain(self, rule: Rule) -> list[str]:
         """The side that the rule puts in is defined wherever the side that it takes out is.
@@ -376,9 +376,9 @@ class _Attempt:
         given, asked = (left, right) if rule.forward or not rule.backward else (right, left)
         extra = sorted(k for k in asked if k not in given and not self._is_defined(k[0], asked[k], given.keys()))
         if extra:
-            kind, shown = extra[0]
-            raise CannotProve(f"one side is defined only where {readable(shown)} is {kind}")
-        return sorted({f"{readable(shown)} is {kind}" for kind, shown in (*left, *right)})
+            kind, rendered = extra[0]
+            raise CannotProve(f"one side is defined only where {readable(rendered)} is {kind}")
+        return sorted({f"{readable(rendered)} is {kind}" for kind, rendered in (*left, *right)})
 
     def _is_defined(self, kind: str, value: Value, given: Set[tuple[str, str]]) -> bool:
         """Whether a product is positive (not negative, not 0) because each of its factors is said to be."""
@@ -387,10 +387,10 @@ class _Attempt:
         for factor, power in value[0].factors:
             base = factor.value if isinstance(factor, SumBase) else atom_value(factor)
             names: dict[str, Dim] = {n: sym("_") for n in free(base) if "~" in n or "." in n}
-            shown = text(base, names)
+            rendered = text(base, names)
             enough = ("positive",) if kind == "positive" else ("positive", kind)
             even = power % 2 == 0 and kind == "nonnegative"
-            if not (even or self.algebra.sign(base) == 2 or any((k, shown) in given for k in enough)):
+            if not (even or self.algebra.sign(base) == 2 or any((k, rendered) in given for k in enough)):
                 return False
         return True
 
@@ -423,9 +423,9 @@ def chosen_from(value: Value) -> str | None:
     return rest[0].tensor
 
 
-def readable(shown: str) -> str:
+def readable(rendered: str) -> str:
     """A value's text for people: factors of 1 and the number of its bound variables, where that is 0, left out."""
-    return re.sub(r"(\d)\*0(?=[^\d.])", r"\1*", re.sub(r"(?<![\w/.])1\*0(?=[^\d.])", "", shown)).replace("+ -", "- ")
+    return re.sub(r"(\d)\*0(?=[^\d.])", r"\1*", re.sub(r"(?<![\w/.])1\*0(?=[^\d.])", "", rendered)).replace("+ -", "- ")
 
 
 def hidden_text(value: Value) -> str:

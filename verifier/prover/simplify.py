@@ -81,7 +81,7 @@ def simplify_monomial(monomial: Monomial, facts: Facts, *, counting: bool = True
             break
         facts.tick()
         current = pending.pop()
-        made = _step(current, facts, counting)
+        made = _simplified_once(current, facts, counting)
         if made is None:
             done.append(current)
         else:
@@ -89,7 +89,7 @@ def simplify_monomial(monomial: Monomial, facts: Facts, *, counting: bool = True
     return add(*((m,) for m in (*done, *pending)))
 
 
-def _step(m: Monomial, facts: Facts, counting: bool) -> list[Monomial] | None:
+def _simplified_once(m: Monomial, facts: Facts, counting: bool) -> list[Monomial] | None:
     """One simplification, or ``None`` where nothing applies."""
     if not m.coefficient or any(g.known is False for g in m.guards):
         return []

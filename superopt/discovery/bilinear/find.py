@@ -25,8 +25,8 @@ from fractions import Fraction
 import networkx as nx
 import numpy as np
 
-from superopt.discovery.bilinear.finders import Found, by_flips, by_merit, by_points, by_span
-from superopt.discovery.bilinear.tensors import halves, made, nested, tensor_of, transposed
+from superopt.discovery.bilinear.finders import Candidates, by_flips, by_merit, by_points, by_span
+from superopt.discovery.bilinear.tensors import halves, nested, normal_form, tensor_of, transposed
 from superopt.ir.errors import UsageError
 from superopt.rules.bilinear import Algorithm, Matrix, Tile, complex_tile, conv_tile, matmul_tile
 from superopt.rules.grammar import parse_rule
@@ -103,7 +103,7 @@ def find(tile: Tile, *, seed: int = 0, steps: int = 3_000_000, walks: int = 4) -
     start = time.process_time()
     tensor = tensor_of(tile)
     products = sum(value != 0 for value in tensor.flat)
-    finders: dict[str, Callable[[], Found]] = {
+    finders: dict[str, Callable[[], Candidates]] = {
         "points": lambda: by_points(tile, tensor), "parts": lambda: by_parts(tile, tensor)
     }  # fmt: skip
     if sum(tensor.shape[:2]) <= _SMALL:
@@ -130,9 +130,9 @@ def find(tile: Tile, *, seed: int = 0, steps: int = 3_000_000, walks: int = 4) -
     return Sought(tile, products, best, max(0, len(ordered) - 1), compared, work, seconds)
 
 
-def _take(name: str, made: Found, found: list[Algorithm], work: dict[str, int]) -> None:
-    found += made.algorithms
-    work[name] = made.work
+def _take(name: str, normal_form: Candidates, found: list[Algorithm], work: dict[str, int]) -> None:
+    found += normal_form.algorithms
+    work[name] = normal_form.work
 
 
 def log_of(sought: Sequence[Sought]) -> list[str]:
@@ -196,8 +196,8 @@ def _matmul(algorithm: Algorithm) -> Rule:
     forall = {"x": f"f[{p}*m, {q}*k]", "w": f"f[{q}*k, {s}*n]"}
     data = [_block("x", i, "m", j, "k") for i in range(p) for j in range(q)]
     weights = [_block("w", i, "k", j, "n") for i in range(q) for j in range(s)]
-    made = _outputs(algorithm, data, weights, "MatMul")
-    lines = [_joined(made[i * s : (i + 1) * s], 1) for i in range(p)]
+    normal_form = _outputs(algorithm, data, weights, "MatMul")
+    lines = [_joined(normal_form[i * s : (i + 1) * s], 1) for i in range(p)]
     return _rule(algorithm.tile, forall, "MatMul(x, w)", _joined(lines, 0))
 
 
@@ -242,7 +242,7 @@ def _multiple(factor: Fraction, term: str) -> str:
 _Places = tuple[list[int], list[int]]  # elements of the data and of the weights
 
 
-def by_parts(tile: Tile, tensor: Array) -> Found:
+def by_parts(tile: Tile, tensor: Array) -> Candidates:
     """The best algorithm of each part by points, or a product for each pair that meets where points need as many.
 
     Nothing is found where that takes as many products as the tensor has, as for one that does not fall apart.
@@ -267,10 +267,10 @@ def by_parts(tile: Tile, tensor: Array) -> Found:
         rows[2].extend(factors[2])
         points.append(how)
     if not rows[2] or len(rows[2]) >= len(_direct(tensor)[0]):
-        return Found((), work)
+        return Candidates((), work)
     data, weights, outputs = (tuple(map(tuple, side)) for side in rows)
     origin: dict[str, object] = {"finder": "parts", "points": points}
-    return Found((made(tile, data, weights, transposed(outputs), origin),), work)
+    return Candidates((normal_form(tile, data, weights, transposed(outputs), origin),), work)
 
 
 def _parts(tensor: Array) -> list[_Places]:

@@ -22,11 +22,11 @@ from itertools import combinations, product
 
 import numpy as np
 
-from superopt.discovery.bilinear.tensors import made, solved, transposed
+from superopt.discovery.bilinear.tensors import normal_form, solved, transposed
 from superopt.rules.bilinear import Algorithm, Tile
 from superopt.runtime.evaluate import Array
 
-__all__ = ["Found", "by_flips", "by_merit", "by_points", "by_span"]
+__all__ = ["Candidates", "by_flips", "by_merit", "by_points", "by_span"]
 
 _Vector = tuple[Fraction, ...]
 _BEST = 200  # of the sets of points, by their errors in floating point, that are looked at exactly
@@ -39,14 +39,14 @@ _MOST_SPANS = 300_000  # sets of rank-one matrices that are tried
 
 
 @dataclass(frozen=True)
-class Found:
+class Candidates:
     """Algorithms of the least rank that was found, best first, and the work: sets of rank-one matrices tried."""
 
     algorithms: tuple[Algorithm, ...]
     work: int
 
 
-def by_points(tile: Tile, tensor: Array) -> Found:
+def by_points(tile: Tile, tensor: Array) -> Candidates:
     """Evaluation–interpolation: fewest points first, and of these the sets with the least growth of errors."""
     tried = 0
     points: list[Fraction | None] = [None, *_points()]
@@ -63,13 +63,13 @@ def by_points(tile: Tile, tensor: Array) -> Found:
                 algorithm = _interpolated(tile, turned, mode, vectors, [_named(points[n]) for n in chosen])
                 found += [] if algorithm is None else [algorithm]
         if found:
-            return Found(by_merit(found), tried)
+            return Candidates(by_merit(found), tried)
         if rank > _RANKS:
             break
-    return Found((), tried)
+    return Candidates((), tried)
 
 
-def by_span(tile: Tile, tensor: Array) -> Found:
+def by_span(tile: Tile, tensor: Array) -> Candidates:
     """Rank-one matrices of vectors over {-1, 0, 1}, all sets of them, fewest first; for tensors of a few elements."""
     tried = 0
     basis = [_ternary(size) for size in tensor.shape[1:]]
@@ -85,8 +85,8 @@ def by_span(tile: Tile, tensor: Array) -> Found:
                 algorithm = _interpolated(tile, tensor, 0, vectors, [])
                 found += [] if algorithm is None else [algorithm]
         if found or tried >= _MOST_SPANS:
-            return Found(by_merit(found), tried)
-    return Found((), tried)
+            return Candidates(by_merit(found), tried)
+    return Candidates((), tried)
 
 
 def by_merit(found: Sequence[Algorithm]) -> tuple[Algorithm, ...]:
@@ -171,7 +171,7 @@ def _interpolated(
     if not all(any(row) for row in data):
         return None  # a product that nothing uses: a smaller set holds the slices
     origin: dict[str, object] = {"finder": "points", "points": list(points)} if points else {"finder": "span"}
-    return made(tile, data, weights, transposed(outputs), origin)
+    return normal_form(tile, data, weights, transposed(outputs), origin)
 
 
 def _ternary(size: int) -> list[_Vector]:
@@ -210,7 +210,7 @@ _MET = 200  # such sums that are kept of a walk
 _SPARE = 2  # summands above the least so far at which no more are split
 
 
-def by_flips(tile: Tile, tensor: Array, *, seed: int, steps: int, walks: int) -> Found:
+def by_flips(tile: Tile, tensor: Array, *, seed: int, steps: int, walks: int) -> Candidates:
     """The least rank that random walks find; no rank is aimed at.
 
     Args:
@@ -222,7 +222,7 @@ def by_flips(tile: Tile, tensor: Array, *, seed: int, steps: int, walks: int) ->
             of errors and operations is first.
     """
     if max(tensor.shape) > _WIDE or not all(v in (-1, 0, 1) for v in tensor.flat):
-        return Found((), 0)
+        return Candidates((), 0)
     found: list[Algorithm] = []
     for number in range(walks):
         walk = _Walk(tensor, random.Random(f"{seed}/{tile.name}/{number}"))
@@ -233,7 +233,7 @@ def by_flips(tile: Tile, tensor: Array, *, seed: int, steps: int, walks: int) ->
         origin: dict[str, object] = {"finder": "flips", "seed": seed, "walk": number, "steps": reached}
         found = [a for a in found if a.rank == rank]
         found += [_algorithm(tile, state, tensor.shape, origin) for state in met]
-    return Found(by_merit(found), steps * walks)
+    return Candidates(by_merit(found), steps * walks)
 
 
 def _algorithm(
@@ -243,7 +243,7 @@ def _algorithm(
         tuple(_unpacked(summand[axis], shape[axis], summand[3] if axis == 1 else 1) for summand in summands)
         for axis in range(3)
     ]
-    return made(tile, factors[0], factors[1], tuple(zip(*factors[2], strict=True)), origin)
+    return normal_form(tile, factors[0], factors[1], tuple(zip(*factors[2], strict=True)), origin)
 
 
 def _unpacked(vector: _Signs, size: int, sign: int) -> tuple[Fraction, ...]:

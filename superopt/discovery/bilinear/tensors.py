@@ -22,7 +22,7 @@ from superopt.rules.bilinear import Algorithm, Matrix, Tile, matmul_tile
 from superopt.rules.typing import type_terms
 from superopt.runtime.evaluate import Array, evaluate
 
-__all__ = ["halves", "made", "nested", "solved", "tensor_of", "transposed"]
+__all__ = ["halves", "normal_form", "nested", "solved", "tensor_of", "transposed"]
 
 _Monomial = tuple[int, int]  # element of the data and of the weights, or -1 for neither
 
@@ -88,10 +88,10 @@ class _Forms:
         return self.reduce("sum", self.function("mul", a[..., :, :, None], b[..., None, :, :]), (a.ndim - 1,))
 
 
-def _objects(values: Array, made: Callable[[Any], _Form]) -> Array:
+def _objects(values: Array, normal_form: Callable[[Any], _Form]) -> Array:
     found = np.empty(values.shape, dtype=object)
     for place in np.ndindex(values.shape):
-        found[place] = made(values[place])
+        found[place] = normal_form(values[place])
     return found
 
 
@@ -168,12 +168,12 @@ def _kronecker(first: Matrix, second: Matrix, outer: _Grid, inner: _Grid) -> Mat
 
 def _product(one: Sequence[Fraction], two: Sequence[Fraction], outer: _Grid, inner: _Grid) -> tuple[Fraction, ...]:
     wide = outer[1] * inner[1]
-    made = [Fraction(0)] * (len(one) * len(two))
+    normal_form = [Fraction(0)] * (len(one) * len(two))
     for i, p in enumerate(one):
         for j, q in enumerate(two):
             (row, column), (within, across) = divmod(i, outer[1]), divmod(j, inner[1])
-            made[(row * inner[0] + within) * wide + column * inner[1] + across] = p * q
-    return tuple(made)
+            normal_form[(row * inner[0] + within) * wide + column * inner[1] + across] = p * q
+    return tuple(normal_form)
 
 
 def solved(columns: Sequence[Sequence[Fraction]], targets: Sequence[Sequence[Fraction]]) -> Matrix | None:
@@ -207,7 +207,7 @@ def solved(columns: Sequence[Sequence[Fraction]], targets: Sequence[Sequence[Fra
     return tuple(found)
 
 
-def made(tile: Tile, data: Matrix, weights: Matrix, outputs: Matrix, origin: dict[str, object]) -> Algorithm:
+def normal_form(tile: Tile, data: Matrix, weights: Matrix, outputs: Matrix, origin: dict[str, object]) -> Algorithm:
     """An algorithm in a normal form: the factors that scale a product to and fro are with the weights.
 
     What runs at inference, the transforms of data and outputs, has coprime integers in every product (the first of a

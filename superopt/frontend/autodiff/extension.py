@@ -44,7 +44,7 @@ def at_sizes(graph: Graph, sizes: Mapping[str, int]) -> Graph:
 
 
 @dataclass(frozen=True)
-class Step:
+class SymbolicNode:
     """A node of the graph as its record reads it, with the operands as expressions."""
 
     node: Node
@@ -63,7 +63,7 @@ class Extension:
         typing = infer(graph)
         self.opset = graph.opset.get("", graph.opset.get("ai.onnx", 1))
         self.types: dict[str, TensorType | None] = dict(typing.types)
-        self.steps = [Step(n, a) for n, a in zip(graph.nodes, typing.nodes, strict=True)]
+        self.steps = [SymbolicNode(n, a) for n, a in zip(graph.nodes, typing.nodes, strict=True)]
         self.nodes: list[Node] = []
         self.weights: dict[str, Weight] = {}
         self.inputs: list[Value] = []

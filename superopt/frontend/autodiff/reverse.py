@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from superopt.frontend.autodiff.extension import Extension, Step, at_sizes
+from superopt.frontend.autodiff.extension import Extension, SymbolicNode, at_sizes
 from superopt.ir.errors import SuperoptError, UsageError, printable
 from superopt.ir.graph import Graph, Node, Value, Weight, label
 from superopt.ir.types import TensorType
@@ -155,12 +155,12 @@ def _nothing(extension: Extension, name: str) -> Expr:
     return constant(0, x.dtype, x.shape) if x.type.is_static else apply("Sub", x, x)
 
 
-def refusal(step: Step, reason: SuperoptError) -> NotDifferentiable:
+def refusal(step: SymbolicNode, reason: SuperoptError) -> NotDifferentiable:
     """Why a node cannot be differentiated, with its name and what to do."""
     return NotDifferentiable(reason.what, where=label(step.node), hint=reason.hint or NO_WAY)
 
 
-def made_for_one(extension: Extension, seeds: Collection[str]) -> dict[str, Step]:
+def made_for_one(extension: Extension, seeds: Collection[str]) -> dict[str, SymbolicNode]:
     """Values that one node reads, once, and that get no other cotangent: with the nodes that make them."""
     reads = Counter(name for step in extension.steps for name in step.node.reads)
     return {
@@ -172,7 +172,10 @@ def made_for_one(extension: Extension, seeds: Collection[str]) -> dict[str, Step
 
 
 def site_of(
-    extension: Extension, step: Step, moving: set[str], makers: Mapping[str, Step] = MappingProxyType({})
+    extension: Extension,
+    step: SymbolicNode,
+    moving: set[str],
+    makers: Mapping[str, SymbolicNode] = MappingProxyType({}),
 ) -> Site:
     """A node as a site of differentiation.
 
