@@ -332,9 +332,9 @@ def _as_term(part: Scalar, operands: Sequence[Term | None]) -> tuple[Term, tuple
             return (scalar(size), ()) if named else None
         case Read(operand, index, None):
             term = operands[operand]
-            indices = tuple(i for i in index if isinstance(i, int | Poly))
-            plain = len(indices) == len(index) and all(isinstance(i, Poly) and _is_name(i) for i in indices)
-            return (term, indices) if term is not None and plain and len(set(indices)) == len(indices) else None
+            positions = tuple(i for i in index if isinstance(i, int | Poly))
+            plain = len(positions) == len(index) and all(isinstance(i, Poly) and _is_name(i) for i in positions)
+            return (term, positions) if term is not None and plain and len(set(positions)) == len(positions) else None
         case Call():
             for body, operator in _operators():
                 if (read := _fitted(body, part)) is None:
