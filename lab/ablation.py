@@ -174,22 +174,22 @@ class Ablation:
         try:
             graph = load(source)
             limits = SearchOptions(time_limit=self.time_limit, sizes=sizes, cache=False, floats=given.floats)
-            found = search_user_rules_first(
+            search_result = search_user_rules_first(
                 graph, (*given.rules, *given.own), given.own, lambda g, chosen: search(g, chosen, model, limits)
             )
-            if not found.before_us:
-                return replace(outcome, failure=f"not searched: {found.stopped}")
+            if not search_result.before_us:
+                return replace(outcome, failure=f"not searched: {search_result.stopped}")
             before = after = costs.graph_cost(graph, model, sizes=sizes).us
-            if found.graph is not graph:
-                after = costs.graph_cost(found.graph, model, sizes=sizes).us
+            if search_result.graph is not graph:
+                after = costs.graph_cost(search_result.graph, model, sizes=sizes).us
             better = after < before
             outcome = replace(
-                outcome, before_us=before, after_us=min(after, before), stopped=found.stopped, seconds=found.seconds,
-                rules={a.rule: a.count for a in found.applied} if better else {},
+                outcome, before_us=before, after_us=min(after, before), stopped=search_result.stopped,
+                seconds=search_result.seconds, rules={a.rule: a.count for a in search_result.applied} if better else {},
             )  # fmt: skip
             if better and self.results is not None:
                 self.results.mkdir(parents=True, exist_ok=True)
-                formats.save(found.graph, self._file(outcome), force=True)
+                formats.save(search_result.graph, self._file(outcome), force=True)
         except SuperoptError as error:
             return replace(outcome, failure=str(error))
         return outcome
@@ -222,9 +222,9 @@ class Ablation:
             return [replace(o, failure=f"not timed: {error}") for o in row], {}
         made = []
         for outcome in row:
-            place = places.get(outcome.key, len(models) - 1)
+            position = places.get(outcome.key, len(models) - 1)
             made.append(outcome if outcome.failure else replace(
-                outcome, ratio=result.ratios[place], spread=result.spread[place], rounds=result.rounds,
+                outcome, ratio=result.ratios[position], spread=result.spread[position], rounds=result.rounds,
                 before_ms=result.ms[0],
             ))  # fmt: skip
         return made, result.circumstances

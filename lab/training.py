@@ -236,8 +236,8 @@ def main() -> None:
         return
     began = time.monotonic()
     found: list[Measured] = []
-    for place, name in enumerate(chosen.models):
-        left = len(chosen.models) - place
+    for position, name in enumerate(chosen.models):
+        left = len(chosen.models) - position
         now = time.monotonic()
         share = (began + chosen.limit - now) / left
         search = max(min(chosen.search, share - _LONGEST - 15), 5.0)

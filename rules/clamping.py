@@ -83,22 +83,22 @@ def _open(rule: Rule, term: App, types: Mapping[Term, Sequence[object]]) -> list
     return None
 
 
-def _at(rule: Rule, term: App, name: str, place: int, value: Dim, guards: tuple[Guard, ...]) -> Rule:
+def _at(rule: Rule, term: App, name: str, position: int, value: Dim, guards: tuple[Guard, ...]) -> Rule:
     """The rule with one position replaced, where the guards hold."""
-    made: dict[Term, Term] = {}
+    terms: dict[Term, Term] = {}
     for t in postorder(*rule.lhs, *rule.rhs):
         attributes: tuple[tuple[str, AttributeValue], ...] | None = None
         if t == term:
-            attributes = tuple((k, _put(v, place, value) if k == name else v) for k, v in term.attributes)
-        made[t] = remade(t, made, attributes)
-    sides = [tuple(made[t] for t in side) for side in (rule.lhs, rule.rhs)]
+            attributes = tuple((k, _put(v, position, value) if k == name else v) for k, v in term.attributes)
+        terms[t] = remade(t, terms, attributes)
+    sides = [tuple(terms[t] for t in side) for side in (rule.lhs, rule.rhs)]
     where = tuple(dict.fromkeys((*rule.where, *guards)))
     return replace(rule, lhs=sides[0], rhs=sides[1], where=where)
 
 
-def _put(values: AttributeValue, place: int, value: Dim) -> AttributeValue:
+def _put(values: AttributeValue, position: int, value: Dim) -> AttributeValue:
     assert isinstance(values, tuple)
-    return (*values[:place], value, *values[place + 1 :])
+    return (*values[:position], value, *values[position + 1 :])
 
 
 class _SizeBounds:

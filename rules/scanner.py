@@ -89,9 +89,9 @@ class Scanner:
 
     def wrong(self, expected: str) -> RuleError:
         """The error that something else was expected here."""
-        found = self.next
-        shown = found.text if found.kind == "end" else repr(found.text)
-        return self.error(found.column, f"expected {expected}, found {shown}")
+        token = self.next
+        shown = token.text if token.kind == "end" else repr(token.text)
+        return self.error(token.column, f"expected {expected}, found {shown}")
 
     def error(self, column: int, what: str) -> RuleError:
         """An error that shows the text with a caret under the column (counted from 0 here, from 1 in the message)."""

@@ -283,22 +283,22 @@ def _at_rank(rule: Rule, lead: int, strict: bool) -> Rule:
     }
     plain = replace(rule, forall=forall)
     types: dict[Term, tuple[TensorType, ...]] = {}
-    made: dict[Term, Term] = {}
+    terms: dict[Term, Term] = {}
     variables = variable_types(plain)
     for term in postorder(*rule.lhs, *rule.rhs):
         values = None
         if isinstance(term, App):
-            known = (types[made[a]] for a in term.args if a is not None)
+            known = (types[terms[a]] for a in term.args if a is not None)
             rank = next((len(outputs[0].shape or ()) for outputs in known if outputs), 0)
             values = tuple((k, from_front(term.op, k, v, rank, front)) for k, v in term.attributes)
-        made[term] = remade(term, made, values)
+        terms[term] = remade(term, terms, values)
         try:
-            types[made[term]] = _output_types(made[term], types, variables)
+            types[terms[term]] = _output_types(terms[term], types, variables)
         except IllTyped as error:
             if strict:
                 raise RuleError(str(error), where=f'rule "{rule.id}"') from error
-            types[made[term]] = ()
-    return replace(plain, lhs=tuple(made[t] for t in rule.lhs), rhs=tuple(made[t] for t in rule.rhs))
+            types[terms[term]] = ()
+    return replace(plain, lhs=tuple(terms[t] for t in rule.lhs), rhs=tuple(terms[t] for t in rule.rhs))
 
 
 def _output_types(
@@ -354,8 +354,8 @@ def at_sizes(
     def ground(app: App, name: str, value: AttributeValue) -> AttributeValue:
         return _ground(value, operator_of(app).attributes.get(name, ""), binding, reals)
 
-    made = rebuilt((*rule.lhs, *rule.rhs), ground)
-    return made[: len(rule.lhs)], made[len(rule.lhs) :]
+    terms = rebuilt((*rule.lhs, *rule.rhs), ground)
+    return terms[: len(rule.lhs)], terms[len(rule.lhs) :]
 
 
 def _ground(value: AttributeValue, kind: str, binding: Mapping[str, Dim], reals: Mapping[str, float]) -> AttributeValue:

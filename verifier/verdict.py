@@ -108,10 +108,10 @@ def verdict_from_json(data: Mapping[str, object]) -> Verdict:
         raise ValueError(f"{data.get('verdict')!r} is not a verdict")
     values = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items() if k != "verdict"}
     try:
-        made: Verdict = kind(**values)
+        verdict: Verdict = kind(**values)
     except TypeError as error:
         raise ValueError(f"not a {data['verdict']} verdict: {error}") from error
-    return made
+    return verdict
 
 
 def kind_of(verdict: Verdict) -> str:

@@ -171,11 +171,11 @@ def _usage(error: Any, message: str) -> NoReturn:
 
 def _file_error(error: OSError) -> tuple[str, int]:
     """The line and the exit code for an error of the system that nothing more precise was made of."""
-    known: SuperoptError | None = streams.output_error(error)
-    if known is not None:
+    known_error: SuperoptError | None = streams.output_error(error)
+    if known_error is not None:
         streams.stop_output()
-    known = known or superopt_error(error)
-    return str(known), known.exit_code
+    known_error = known_error or superopt_error(error)
+    return str(known_error), known_error.exit_code
 
 
 def _warn(message: Warning | str, *_: object, **__: object) -> None:

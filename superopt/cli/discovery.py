@@ -112,22 +112,22 @@ def _learn(models: list[str], out_dir: Path, target: str, seconds: float, sizes:
 
     with going_on(out_dir), ExitStack() as held:
         paths = [held.enter_context(Input(model)) for model in models]
-        found = learn_from(
+        outcome = learn_from(
             paths, out=out_dir, target=target, time_limit=seconds, sizes=sizes,
             say=lambda line: err().print(line, markup=False, soft_wrap=True),
         )  # fmt: skip
-    for rule in found.rules:
+    for rule in outcome.rules:
         out().print(f"{rule.id}: {rule.lhs[0]} = {rule.rhs[0]}", markup=False, soft_wrap=True)
-    for name, saved in found.saved_us.items():
-        whole = found.model_us[name]
+    for name, saved in outcome.saved_us.items():
+        whole = outcome.model_us[name]
         share = saved / whole if whole else 0.0
         out().print(
             f"{name}: would save {saved:.1f} of {whole:.1f} µs ({share:.1%}), modelled by {target}", markup=False
         )
     out().print(
-        f"{found.summary}, in {out_dir}; {found.looked_at} of "
-        f"{found.targets} parts were looked at, {found.inside} others hold one that an equal was found "
-        f"for; {found.derived} equals follow from the library", markup=False, soft_wrap=True,
+        f"{outcome.summary}, in {out_dir}; {outcome.looked_at} of "
+        f"{outcome.targets} parts were looked at, {outcome.inside} others hold one that an equal was found "
+        f"for; {outcome.derived} equals follow from the library", markup=False, soft_wrap=True,
     )  # fmt: skip
 
 
@@ -166,31 +166,31 @@ def prove(
     claim({"--json": report_json}, [file] if file else [], force=force)
     library, unreadable = _rules_of(file)
     with going_on(resume), ExitStack() as opened:
-        kept = None if resume is None else opened.enter_context(Journal(resume))
+        kept_journal = None if resume is None else opened.enter_context(Journal(resume))
         fleet = opened.enter_context(Fleet.open(workers, cluster))
         progress = opened.enter_context(Progress())
         proofs = prove_all(
-            library.values(), fleet=fleet, time_limit=time_limit, seed=seed, kept=kept,
+            library.values(), fleet=fleet, time_limit=time_limit, seed=seed, kept=kept_journal,
             progress=lambda rule_id, _, done, total: progress(done, total, rule_id),
         )  # fmt: skip
-        found = {**proofs, **{name: Unknown(f"not a rule: {error}") for name, error in unreadable.items()}}
+        verdicts = {**proofs, **{name: Unknown(f"not a rule: {error}") for name, error in unreadable.items()}}
         if record:
-            record_all(found)
-        proved = [i for i, v in found.items() if isinstance(v, ProvedAllSizes)]
+            record_all(verdicts)
+        proved = [i for i, v in verdicts.items() if isinstance(v, ProvedAllSizes)]
         for done, rule_id in enumerate(proved if certificates is not None else ()):
             progress(done, len(proved), f"certificate {rule_id}")
             assert certificates is not None
-            made = certify(library[rule_id], certificates, time_limit=time_limit)
-            if not isinstance(made, ProvedAllSizes):
-                raise NotEquivalent(f"no certificate: {made.reason}", where=f'rule "{rule_id}"')
-    data = {rule_id: verdict_to_json(verdict) for rule_id, verdict in found.items()}
+            new_verdict = certify(library[rule_id], certificates, time_limit=time_limit)
+            if not isinstance(new_verdict, ProvedAllSizes):
+                raise NotEquivalent(f"no certificate: {new_verdict.reason}", where=f'rule "{rule_id}"')
+    data = {rule_id: verdict_to_json(verdict) for rule_id, verdict in verdicts.items()}
     if report_json is not None:
         write_json({"format": "superopt.verdicts", "version": 1, "verdicts": data}, report_json, force)
     if report_json != "-":
         _show_verdicts(data)
-    counts = Counter(kind_of(v) for v in found.values())
-    err().print(f"{len(found)} rules: " + ", ".join(f"{n} {kind}" for kind, n in counts.most_common()))
-    if len(proved) < len(found):
+    counts = Counter(kind_of(v) for v in verdicts.values())
+    err().print(f"{len(verdicts)} rules: " + ", ".join(f"{n} {kind}" for kind, n in counts.most_common()))
+    if len(proved) < len(verdicts):
         raise typer.Exit(NotEquivalent.exit_code)
 
 
@@ -208,9 +208,9 @@ def _rules_of(path: Path | None) -> tuple[dict[str, Rule], dict[str, RuleError]]
     rules: dict[str, Rule] = {}
     errors: dict[str, RuleError] = {}
     for file in sorted(path.glob("*.toml")) if path.is_dir() else [path]:
-        made, wrong = parse_rows(file)
+        new_rules, wrong = parse_rows(file)
         errors.update(wrong)
-        for rule in made:
+        for rule in new_rules:
             name, count = rule.id, 1
             while name in rules:  # one id for two rules is an error in a library; here both get a verdict
                 name, count = f"{rule.id}-{count + 1}", count + 1
@@ -256,11 +256,11 @@ def merge(
     from superopt.fleet import Fleet
 
     with Fleet.open(workers, cluster) as fleet:
-        kept, given = run(
+        kept_rules, given = run(
             folders, out=destination, config=load_config(config), fleet=fleet,
             progress=lambda line: err().print(line, markup=False, soft_wrap=True),
         )  # fmt: skip
-    out().print(f"{len(kept)} rules of {given}, in {destination}", markup=False)
+    out().print(f"{len(kept_rules)} rules of {given}, in {destination}", markup=False)
 
 
 @app.command()
@@ -277,12 +277,12 @@ def gains(
     from superopt.report.terminal import table
     from superopt.rules.library import BUILT_IN
 
-    place = BUILT_IN if folder is None else folder
-    claim({"--json": report_json}, [place / "gains.json"], force=force)
+    path = BUILT_IN if folder is None else folder
+    claim({"--json": report_json}, [path / "gains.json"], force=force)
     try:
-        found = _gains_anew(place) if record else json.loads((place / "gains.json").read_text(encoding="utf-8"))
+        found = _gains_anew(path) if record else json.loads((path / "gains.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise UsageError(f"{printable(str(place / 'gains.json'))} cannot be read: {error}") from error
+        raise UsageError(f"{printable(str(path / 'gains.json'))} cannot be read: {error}") from error
     if report_json is not None:
         write_json(found, report_json, force)
     if report_json == "-":
@@ -346,9 +346,11 @@ def floats(
         else:
             broken = check_all(load_library(), seed=seed, points=check, fleet=fleet, progress=progress)
     library = load_library()
-    found = census(library)
-    unused = [{"rule": r.id, "direction": "backward" if b else "forward", **v.as_data()} for r, b, v in found.lost]
-    data = census_data(found.counts, unused, [b.as_data() for b in broken])
+    found_census = census(library)
+    unused = [
+        {"rule": r.id, "direction": "backward" if b else "forward", **v.as_data()} for r, b, v in found_census.lost
+    ]
+    data = census_data(found_census.counts, unused, [b.as_data() for b in broken])
     if report_json is not None:
         write_json(data, report_json, force=True)
     if report_json != "-":

@@ -214,18 +214,20 @@ def derive(
     if alone and rules is None:
         raise UsageError("--alone leaves no rules to derive by", hint="name a library with --rules DIR")
     claim({"--json": report_json}, [file], force=force)
-    found = look(file, load_library(rules, built_in=not alone))
+    coverage = look(file, load_library(rules, built_in=not alone))
     if report_json is not None:
-        chains = {rule_id: dict(chain) for rule_id, chain in found.chains.items()}
-        data = {"format": "superopt.coverage", "version": 1, "derived": chains, "missing": dict(found.missing)}
+        chains = {rule_id: dict(chain) for rule_id, chain in coverage.chains.items()}
+        data = {"format": "superopt.coverage", "version": 1, "derived": chains, "missing": dict(coverage.missing)}
         write_json(data, report_json, force)
     if report_json != "-":
-        for rule_id, chain in found.chains.items():
+        for rule_id, chain in coverage.chains.items():
             steps = ", ".join(f"{name} x{count}" for name, count in chain.items()) or "nothing: the sides are alike"
             out().print(f"{rule_id}: derived by {steps}", markup=False, soft_wrap=True)
-        for rule_id, reason in found.missing.items():
+        for rule_id, reason in coverage.missing.items():
             out().print(f"{rule_id}: not derived ({reason})", markup=False, soft_wrap=True)
-    err().print(f"{len(found.chains)} of {len(found.chains) + len(found.missing)} derived ({found.share:.1%})")
+    err().print(
+        f"{len(coverage.chains)} of {len(coverage.chains) + len(coverage.missing)} derived ({coverage.share:.1%})"
+    )
 
 
 @app.command()

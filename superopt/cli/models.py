@@ -73,20 +73,22 @@ def explain(
     with Input(model) as path, Progress() as progress:
         if made is None:
             result = pipeline.optimize(path, options=options, progress=progress)
-            told, found = pipeline.explained(result, options)
+            report, derivation = pipeline.explained(result, options)
             show_provenance(console, result.original)
-            show_report(console, model, told, estimates=True)
-            show_explanation(console, told)
+            show_report(console, model, report, estimates=True)
+            show_explanation(console, report)
         else:
             with Input(made) as other:
-                found = pipeline.derive(load(path), load(other), target=target, runtime=runtime, sizes=options.sizes)
-            show_derivation(console, found.json())
+                derivation = pipeline.derive(
+                    load(path), load(other), target=target, runtime=runtime, sizes=options.sizes
+                )
+            show_derivation(console, derivation.json())
     if report_json is not None:
-        write_json(found.json() if found is not None else None, report_json, force)
+        write_json(derivation.json() if derivation is not None else None, report_json, force)
     if step is not None and output is not None:
-        if found is None or step > len(found.steps):
-            raise UsageError(f"there is no step {step}: there are {len(found.steps) if found else 0}")
-        save(found.steps[step - 1].graph, output, force)
+        if derivation is None or step > len(derivation.steps):
+            raise UsageError(f"there is no step {step}: there are {len(derivation.steps) if derivation else 0}")
+        save(derivation.steps[step - 1].graph, output, force)
 
 
 def inspect(model: Model, dim: Dims = None, report_json: Json = None, force: Force = False) -> None:
@@ -122,11 +124,11 @@ def diff(a: Model, b: Model, report_json: Json = None, force: Force = False) -> 
 
     claim({"--json": report_json}, [a, b], force=force)
     with Input(a) as first, Input(b) as second, Progress("comparing the models"):
-        found = compare(load(first), load(second))
+        graph_diff = compare(load(first), load(second))
     if report_json is not None:
-        write_json(diff_data(found), report_json, force)
+        write_json(diff_data(graph_diff), report_json, force)
     if report_json != "-":
-        show_diff(out(), a, b, found)
+        show_diff(out(), a, b, graph_diff)
 
 
 def verify(
@@ -171,24 +173,24 @@ def verify(
         try:
             after = load(second)
         except InvalidModel as error:
-            found = verdict_on_invalid(before, second, error)
+            verdict = verdict_on_invalid(before, second, error)
         else:
-            found = compare(before, after, seed=seed, time_limit=time_limit, trials=trials, slack=errors)
-        data = verdict_data(found)
-    refuted = found.verdict == "refuted"
+            verdict = compare(before, after, seed=seed, time_limit=time_limit, trials=trials, slack=errors)
+        data = verdict_data(verdict)
+    refuted = verdict.verdict == "refuted"
     problems: list[SuperoptError] = []
-    if refuted and found.feeds:
-        kept = written_beside(counterexample, npz(found.feeds), force, problems)
-        if kept is not None:
-            data["counterexample"] = str(kept)
+    if refuted and verdict.feeds:
+        kept_path = written_beside(counterexample, npz(verdict.feeds), force, problems)
+        if kept_path is not None:
+            data["counterexample"] = str(kept_path)
     if report_json is not None:
         text = json.dumps(data, indent=2, allow_nan=False) + "\n"
         if report_json == "-":
             write_text(text, report_json, force)
         else:
-            kept = written_beside(Path(report_json), text.encode(), force, problems)
-            if kept is not None and kept != Path(report_json):
-                err().print(f"{report_json} exists: wrote {kept} (-f overwrites)", markup=False)
+            kept_path = written_beside(Path(report_json), text.encode(), force, problems)
+            if kept_path is not None and kept_path != Path(report_json):
+                err().print(f"{report_json} exists: wrote {kept_path} (-f overwrites)", markup=False)
     show_verdict(err() if report_json == "-" else out(), a, b, data)
     for problem in problems:
         err().print(f"superopt: not written: {problem}", markup=False)
@@ -310,8 +312,8 @@ def _dry_run(
     if not models:
         raise UsageError("nothing to plan", hint="name models: superopt profile --dry-run cpu-epyc-2core model.onnx")
     with Progress() as progress:
-        found = profiling.coverage(models, name, sizes=sizes, progress=progress)
-    data = coverage_data(name, [asdict(row) for row in found])
+        coverages = profiling.coverage(models, name, sizes=sizes, progress=progress)
+    data = coverage_data(name, [asdict(row) for row in coverages])
     if report_json is not None:
         write_json(data, report_json, force)
     if report_json != "-":

@@ -328,20 +328,20 @@ def optimize_many(
         )  # fmt: skip
     if "-" in models:
         raise UsageError("- is one model; several are named", hint="optimise standard input alone")
-    place = Path(folder)
-    if place.exists() and not place.is_dir():
+    path = Path(folder)
+    if path.exists() and not path.is_dir():
         raise UsageError("is no folder", where=f"-o {printable(folder)}", hint=f"{several} a folder")
-    if place.is_dir() and any(place.iterdir()) and not (place / JOURNAL).is_file() and not force:
+    if path.is_dir() and any(path.iterdir()) and not (path / JOURNAL).is_file() and not force:
         raise UsageError("is not empty", where=f"-o {printable(folder)}", hint="use -f to write into it")
     inputs = {Path(m).resolve() for m in models}
-    if inputs & {(place / Path(m).name).resolve() for m in models}:
+    if inputs & {(path / Path(m).name).resolve() for m in models}:
         raise UsageError("holds the models themselves", where=f"-o {printable(folder)}", hint="name another folder")
     claim({"--json": report_json}, list(models), force=force)
     rows, code = [], 0
     console = err() if report_json == "-" else out()
     try:
-        with going_on(place), Fleet.open(workers, cluster) as fleet, Progress() as progress:
-            for row in optimize_all([Path(m) for m in models], place, options=options, fleet=fleet, progress=progress):
+        with going_on(path), Fleet.open(workers, cluster) as fleet, Progress() as progress:
+            for row in optimize_all([Path(m) for m in models], path, options=options, fleet=fleet, progress=progress):
                 rows.append(row)
                 code = code or row.get("exit_code", 0)
                 _show(console, row)

@@ -169,13 +169,13 @@ def apply(
 
     claim({"-o": output}, [model, patch], force=force)
     with Input(model) as first, Input(patch) as second:
-        made, found = applied(load(first), load(second), seed=seed, check=not no_check)
-        save(made, output, force)
+        graph, found_check = applied(load(first), load(second), seed=seed, check=not no_check)
+        save(graph, output, force)
     console = err() if output == "-" else out()
-    if found is not None:
+    if found_check is not None:
         console.print(
-            f"check {found.verdict}: {found.trials} trials, max rel error {found.max_rel_error:.2e}, "
-            f"max abs error {found.max_abs_error:.2e} {found.reason}".rstrip(),
+            f"check {found_check.verdict}: {found_check.trials} trials, max rel error {found_check.max_rel_error:.2e}, "
+            f"max abs error {found_check.max_abs_error:.2e} {found_check.reason}".rstrip(),
             markup=False,
         )
     if output != "-":

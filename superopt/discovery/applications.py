@@ -76,19 +76,21 @@ def applied(
     record = REGISTRY[op]
     required = [n for n, i in enumerate(record.inputs) if not i.endswith(("?", "*"))]
     optional = [n for n, i in enumerate(record.inputs) if i.endswith("?")]
-    for place in required[: 1 if record.commutative else None]:
+    for position in required[: 1 if record.commutative else None]:
         for some in (s for r in range(len(optional) + 1) for s in combinations(optional, r)):
-            places = [n for n in (*required, *some) if n != place]
-            args: list[Term] = [Var(f"{prefix}{n}") for n in range(max((place, *places)) + 1)]
-            args[place] = base
-            for attributes in given or _attributes(problem, op, tuple(args), base, kind, places, prefix):
+            positions = [n for n in (*required, *some) if n != position]
+            args: list[Term] = [Var(f"{prefix}{n}") for n in range(max((position, *positions)) + 1)]
+            args[position] = base
+            for attributes in given or _attributes(problem, op, tuple(args), base, kind, positions, prefix):
                 app = App(op, tuple(args), attributes)
                 if record.family == "elementwise":
-                    yield from _elementwise(app, f"{prefix}{places[0]}", kind, target)
+                    yield from _elementwise(app, f"{prefix}{positions[0]}", kind, target)
                     continue
                 alike = replace(app, args=tuple(DATA if a == base else a for a in args))
-                for shapes in _hole_shapes(alike, place, kind, target, sizes):
-                    holes = {f"{prefix}{n}": TensorType(target.dtype, s) for n, s in zip(places, shapes, strict=True)}
+                for shapes in _hole_shapes(alike, position, kind, target, sizes):
+                    holes = {
+                        f"{prefix}{n}": TensorType(target.dtype, s) for n, s in zip(positions, shapes, strict=True)
+                    }
                     yield Skeleton(app, holes)
 
 
@@ -100,7 +102,13 @@ def _elementwise(app: App, hole: str, kind: TensorType, target: TensorType) -> I
 
 
 def _attributes(
-    problem: Problem, op: str, args: tuple[Term, ...], base: Term, kind: TensorType, places: Sequence[int], prefix: str
+    problem: Problem,
+    op: str,
+    args: tuple[Term, ...],
+    base: Term,
+    kind: TensorType,
+    positions: Sequence[int],
+    prefix: str,
 ) -> Iterator[tuple[tuple[str, AttributeValue], ...]]:
     """What an operator does by default, or with attributes of the left side; whole numbers may be sizes of the data."""
     record = REGISTRY[op]
@@ -112,7 +120,7 @@ def _attributes(
     seen: dict[tuple[tuple[str, AttributeValue], ...], None] = {}
     for overlay in overlays:
         forall = {DATA.name: TensorScheme("f", kind.shape or ())}
-        forall |= {f"{prefix}{n}": TensorScheme("f", (1,) * rank) for n in places}
+        forall |= {f"{prefix}{n}": TensorScheme("f", (1,) * rank) for n in positions}
         operands = tuple(DATA if a == base else a for a in args)
         app = with_required_attributes(App(op, operands, tuple(sorted(overlay.items()))))
         try:
@@ -133,7 +141,7 @@ def _attributes(
 
 @lru_cache(maxsize=4096)
 def _hole_shapes(
-    app: App, place: int, kind: TensorType, target: TensorType, sizes: tuple[Dim, ...]
+    app: App, position: int, kind: TensorType, target: TensorType, sizes: tuple[Dim, ...]
 ) -> tuple[Shapes, ...]:
     """Shapes of the holes at which the application is well-formed and of the target's type."""
     count = len(app.args) - 1
@@ -141,7 +149,7 @@ def _hole_shapes(
     for ranks in product(range(1, _MOST_RANK), repeat=count):
         names = [[f"@{n}_{axis}" for axis in range(rank)] for n, rank in enumerate(ranks)]
         types: list[TensorType | None] = [TensorType(target.dtype, tuple(map(sym, some))) for some in names]
-        types.insert(place, kind)
+        types.insert(position, kind)
         conditions = _conditions(app, types, target)
         if conditions is None:
             continue
@@ -186,10 +194,10 @@ def _fitting(
             continue  # numbers are much quicker than symbols
         bound: list[tuple[Dim, frozenset[str]]] = []
         for condition, others in mine:
-            made = substitute(condition, {name: size})
-            if not others and made != 0:
+            new_size = substitute(condition, {name: size})
+            if not others and new_size != 0:
                 break
-            bound.append((made, others))
+            bound.append((new_size, others))
         else:
             for more in _fitting(rest, [*kept, *bound], sizes):
                 yield {name: size, **more}
@@ -220,10 +228,10 @@ def broadcasting(target: TensorType) -> list[TensorType]:
     """Types that broadcast to a target, the target itself last; sizes of 1 in front left out."""
     found: dict[tuple[Dim, ...], None] = {}
     for keep in product((False, True), repeat=len(target.shape or ())):
-        made = [d if k else 1 for k, d in zip(keep, target.shape or (), strict=True)]
-        while made and made[0] == 1:
-            made.pop(0)
-        found[tuple(made)] = None
+        sizes = [d if k else 1 for k, d in zip(keep, target.shape or (), strict=True)]
+        while sizes and sizes[0] == 1:
+            sizes.pop(0)
+        found[tuple(sizes)] = None
     return [TensorType(target.dtype, s) for s in sorted((s for s in found if s != target.shape), key=len)] + [target]
 
 
@@ -278,25 +286,25 @@ def looks_through(problem: Problem, leaf: str) -> tuple[str, Attributes, tuple[D
     ``None`` where the problem reads it in no such way, or as a window of one place at each of its own.
     """
     types, meanings = type_terms([problem.term], problem.kinds)
-    given, target = problem.kinds[leaf].shape or (), types[problem.term][0].shape or ()
-    if len(given) < 3 or len(given) != len(target):
+    given_sizes, target = problem.kinds[leaf].shape or (), types[problem.term][0].shape or ()
+    if len(given_sizes) < 3 or len(given_sizes) != len(target):
         return None
-    seen: dict[Term, Views | None] = {Var(leaf): (View(),) * (len(given) - 2)}
+    seen: dict[Term, Views | None] = {Var(leaf): (View(),) * (len(given_sizes) - 2)}
     for term in postorder(problem.term):
         if isinstance(term, App) and any(a in seen for a in term.args):
-            seen[term] = _through(term, meanings[term], seen, len(given))
+            seen[term] = _through(term, meanings[term], seen, len(given_sizes))
     views = seen.get(problem.term)
     groups = {g for t in seen if isinstance(t, App) and (g := dict(t.attributes).get("group")) is not None}
     if views is None or len(groups) > 1:
         return None
     group = groups.pop() if groups else 1
-    return _convolution(views, given[2:], target[2:], set(problem.rule.attribute_atoms), group)
+    return _convolution(views, given_sizes[2:], target[2:], set(problem.rule.attribute_atoms), group)
 
 
 def _through(term: App, meaning: Meaning, seen: Mapping[Term, Views | None], rank: int) -> Views | None:
     """What an application sees of a leaf, from what its operands see of it."""
     output = meaning.outputs[0]
-    found: Views | None = None
+    views: Views | None = None
     for node in subexpressions(output.body) if len(meaning.outputs) == 1 and len(output.axes) == rank else ():
         operand = term.args[node.operand] if isinstance(node, Read) else None
         if not isinstance(node, Read) or operand is None or operand not in seen:
@@ -304,11 +312,11 @@ def _through(term: App, meaning: Meaning, seen: Mapping[Term, Views | None], ran
         inner, outer = seen[operand], _views(output, node.index)
         behind = [o.behind(i) for o, i in zip(outer or (), inner or (), strict=False)]
         mine = tuple(v for v in behind if v is not None)
-        both = [mine] if found is None else [tuple(v for a, b in zip(found, mine, strict=False) if (v := a.beside(b)))]
+        both = [mine] if views is None else [tuple(v for a, b in zip(views, mine, strict=False) if (v := a.beside(b)))]
         if len(both[0]) < rank - 2:
             return None
-        found = both[0]
-    return found
+        views = both[0]
+    return views
 
 
 def _views(output: Comprehension, index: Sequence[Index]) -> Views | None:
@@ -317,26 +325,26 @@ def _views(output: Comprehension, index: Sequence[Index]) -> Views | None:
         return None
     spans = {n: e for axis in output.axes for n, e in axis}
     spans |= {n.variable: n.extent for n in subexpressions(output.body) if isinstance(n, Reduce)}
-    found = [_view([n for n, _ in axis], i, spans) for axis, i in zip(output.axes[2:], index[2:], strict=True)]
-    return None if None in found else tuple(v for v in found if v is not None)
+    views = [_view([n for n, _ in axis], i, spans) for axis, i in zip(output.axes[2:], index[2:], strict=True)]
+    return None if None in views else tuple(v for v in views if v is not None)
 
 
 def _view(own: Sequence[str], index: Index, spans: Mapping[str, Dim]) -> View | None:
     """How one index reads an axis, of which these are the digits of the result's own place."""
-    place = _inside(index)
-    if place is None or not own:
-        return View(before=-place) if isinstance(place, int) else None
-    if len(own) == 2 and place == sym(own[0]):
+    size = _inside(index)
+    if size is None or not own:
+        return View(before=-size) if isinstance(size, int) else None
+    if len(own) == 2 and size == sym(own[0]):
         return View(1, spans[own[1]], 0, spans[own[1]])
-    if isinstance(place, Poly) and len(place.terms) == 1 and place.terms[0][1] == 1:
-        atom = place.terms[0][0][0]
-        if isinstance(atom, Quotient) and len(place.terms[0][0]) == 1:
+    if isinstance(size, Poly) and len(size.terms) == 1 and size.terms[0][1] == 1:
+        atom = size.terms[0][0][0]
+        if isinstance(atom, Quotient) and len(size.terms[0][0]) == 1:
             shift = atom.numerator - sym(own[-1])
             return View(1, atom.denominator, shift, atom.denominator) if not symbols(shift) & spans.keys() else None
     nowhere: dict[str, Dim] = dict.fromkeys(spans, 0)
-    first = substitute(place, nowhere)
-    slopes = {n: substitute(place, {**nowhere, n: 1}) - first for n in symbols(place) & spans.keys()}
-    if place != first + sum(s * sym(n) for n, s in slopes.items()) or len(own) > 1:
+    first = substitute(size, nowhere)
+    slopes = {n: substitute(size, {**nowhere, n: 1}) - first for n in symbols(size) & spans.keys()}
+    if size != first + sum(s * sym(n) for n, s in slopes.items()) or len(own) > 1:
         return None
     if any(isinstance(s, int) and s < 0 for s in slopes.values()):
         return None
@@ -355,7 +363,7 @@ def _inside(index: Index) -> Dim | None:
 
 
 def _convolution(
-    views: Views, given: Sequence[Dim], target: Sequence[Dim], atoms: set[str], group: AttributeValue
+    views: Views, given_sizes: Sequence[Dim], target: Sequence[Dim], atoms: set[str], group: AttributeValue
 ) -> tuple[str, Attributes, tuple[Dim, ...]] | None:
     """The operator that has these windows; the padding behind follows from the sizes."""
     if all(v.extent == 1 and v.up == 1 for v in views) or any(v.stride == 0 for v in views):
@@ -365,9 +373,11 @@ def _convolution(
         return None  # where every place reads one place, it is copied, and nothing is summed
     windows, before = [v.extent for v in views], [v.before for v in views]
     if up:
-        after = [v.up * (n - 1) + v.extent - v.before - m for v, n, m in zip(views, given, target, strict=True)]
+        after = [v.up * (n - 1) + v.extent - v.before - m for v, n, m in zip(views, given_sizes, target, strict=True)]
     else:
-        after = [v.stride * (m - 1) + v.extent - v.before - n for v, n, m in zip(views, given, target, strict=True)]
+        after = [
+            v.stride * (m - 1) + v.extent - v.before - n for v, n, m in zip(views, given_sizes, target, strict=True)
+        ]
     pads = (*before, *after)
     known = atoms | {n for w in windows for n in symbols(w)}
     if any(p < 0 if isinstance(p, int) else symbols(p) - known for p in pads):

@@ -69,13 +69,13 @@ def rearranged(
     if sorted(str(d) for f in parts for d in f) != sorted(str(d) for f in others for d in f):
         return
     move = in_order if joined else _moved
-    made = (
+    terms = (
         move(source, [d for f in before for d in f], perm, wanted)
         for before in product(*map(_orders, parts))
         for after in product(*map(_orders, others))
         for perm in _assignments([d for f in before for d in f], [d for f in after for d in f])
     )
-    yield from islice(made, _MOST)
+    yield from islice(terms, _MOST)
 
 
 def in_order(source: Term, digits: Sequence[Dim], perm: Sequence[int], wanted: Sequence[Dim]) -> Term:
@@ -89,15 +89,15 @@ def in_order(source: Term, digits: Sequence[Dim], perm: Sequence[int], wanted: S
         wanted: the sizes of the result.
     """
     runs: list[list[int]] = []
-    for place in perm:
-        if runs and place == runs[-1][-1] + 1:
-            runs[-1].append(place)
+    for position in perm:
+        if runs and position == runs[-1][-1] + 1:
+            runs[-1].append(position)
         else:
-            runs.append([place])
+            runs.append([position])
     order = sorted(runs)
     if runs == order:
         return App("Reshape", (source,), (("shape", tuple(wanted)),))
-    axes = [elements_of([digits[place] for place in run]) for run in order]
+    axes = [elements_of([digits[position] for position in run]) for run in order]
     return _moved(source, axes, tuple(order.index(run) for run in runs), wanted)
 
 
@@ -119,8 +119,8 @@ def _orders(digits: Digits) -> Iterator[Digits]:
     if not digits:
         yield ()
     for digit in dict.fromkeys(digits):
-        place = digits.index(digit)
-        yield from ((digit, *rest) for rest in _orders((*digits[:place], *digits[place + 1 :])))
+        position = digits.index(digit)
+        yield from ((digit, *rest) for rest in _orders((*digits[:position], *digits[position + 1 :])))
 
 
 def _assignments(before: Sequence[Dim], after: Sequence[Dim]) -> Iterator[tuple[int, ...]]:
@@ -169,7 +169,7 @@ def along_matrices(term: Term, shape: Sequence[Dim], target: Sequence[Dim]) -> I
     rest = tuple(a for a in range(len(shape)) if a not in axes)
     before, after = tuple(a for a in rest if a < axes[0]), tuple(a for a in rest if a > axes[0])
     stays = (before, axes, after) if before + axes + after == tuple(range(len(shape))) else ()
-    seen: set[Term] = set()
+    seen_terms: set[Term] = set()
     for groups in (stays, (rest, axes), (axes, rest)):
         kept = [g for g in groups if g == axes or any(shape[a] != 1 for a in g)]
         order = [a for g in kept for a in g if shape[a] != 1]
@@ -179,15 +179,15 @@ def along_matrices(term: Term, shape: Sequence[Dim], target: Sequence[Dim]) -> I
         digits = [d for d in shape if d != 1]
         places = {a: n for n, a in enumerate(a for a in range(len(shape)) if shape[a] != 1)}
         moved = in_order(term.args[0], digits, [places[a] for a in order], sizes)
-        made = _applied(term, moved, kept.index(axes))
+        new_term = _applied(term, moved, kept.index(axes))
         if tuple(target) == tuple(shape):
             back = tuple(order.index(a) for a in sorted(order))
-            made = in_order(made, [shape[a] for a in order], back, target)
+            new_term = in_order(new_term, [shape[a] for a in order], back, target)
         else:
-            made = App("Reshape", (made,), (("shape", tuple(target)),))
-        if made not in seen:
-            seen.add(made)
-            yield made
+            new_term = App("Reshape", (new_term,), (("shape", tuple(target)),))
+        if new_term not in seen_terms:
+            seen_terms.add(new_term)
+            yield new_term
 
 
 def _applied(term: App, operand: Term, axis: int) -> Term:
@@ -219,7 +219,7 @@ def as_products(term: Term, output: Comprehension) -> Iterator[Term]:
     leaves = [a for a in term.args if a is not None]
     if len(leaves) != 2 or not all(isinstance(a, Var) for a in leaves):
         return
-    seen: set[Term] = set()
+    seen_terms: set[Term] = set()
     for first, second in ((0, 1), (1, 0)):
         here, there = operands[first], operands[second]
         both = [c for c in here if c in there]
@@ -230,10 +230,10 @@ def as_products(term: Term, output: Comprehension) -> Iterator[Term]:
         for batch, rows, inner, columns in product(*(_axis_orders(some, (here, there, result)) for some in kinds)):
             left = _matrices(leaves[first], here, (batch, rows, inner), sizes)
             right = _matrices(leaves[second], there, (batch, inner, columns), sizes)
-            made = _taken_apart(App("MatMul", (left, right)), (batch, rows, columns), sizes, result, output.shape)
-            if made not in seen:
-                seen.add(made)
-                yield made
+            new_term = _taken_apart(App("MatMul", (left, right)), (batch, rows, columns), sizes, result, output.shape)
+            if new_term not in seen_terms:
+                seen_terms.add(new_term)
+                yield new_term
 
 
 def _letters(output: Comprehension) -> tuple[dict[str, Dim], tuple[Letters, Letters], Letters] | None:
@@ -296,8 +296,10 @@ def cropped(app: App, forall: Mapping[str, TypeScheme], kinds: Mapping[str, Tens
         for name, schemes in forall.items() if isinstance(schemes, TensorScheme)
         for axis, size in enumerate(kinds[name].shape or ())
     }  # fmt: skip
-    found = tuple(sizes.get((a, e), e) for a, e in zip(axes, ends, strict=True))  # type: ignore[arg-type]
-    return app if found == ends else replace(app, attributes=tuple(sorted({**given, "ends": found}.items())))
+    found_sizes = tuple(sizes.get((a, e), e) for a, e in zip(axes, ends, strict=True))  # type: ignore[arg-type]
+    return (
+        app if found_sizes == ends else replace(app, attributes=tuple(sorted({**given, "ends": found_sizes}.items())))
+    )
 
 
 def phase(

@@ -241,8 +241,8 @@ class Universe:
             head = self.graph.heads[node[0]]
             assert head.operator is not None
             meaning, _ = head.operator.apply(self.graph.argument_types(node), dict(head.attributes))
-            found = evaluate(meaning.outputs[0], [self.values[b] for b in below], FLOAT64, {})
-            self.values[current] = np.array(found, dtype=np.float64)
+            array = evaluate(meaning.outputs[0], [self.values[b] for b in below], FLOAT64, {})
+            self.values[current] = np.array(array, dtype=np.float64)
         return self.values[identity]
 
 

@@ -94,20 +94,20 @@ def _occurrences(roots: tuple[Term, ...], name: str) -> int:
 
 def _written(roots: tuple[Term, ...]) -> list[App]:
     """Applications as often as they are written, in a fixed order; those under several projections once."""
-    found: list[App] = []
-    seen: set[App] = set()
+    apps: list[App] = []
+    seen_apps: set[App] = set()
     stack: list[Term] = list(reversed(roots))
     while stack:
         term = stack.pop()
         if isinstance(term, Project):
-            if term.term in seen:
+            if term.term in seen_apps:
                 continue
-            seen.add(term.term)
+            seen_apps.add(term.term)
             term = term.term
         if isinstance(term, App):
-            found.append(term)
+            apps.append(term)
             stack.extend(a for a in reversed(term.args) if a is not None)
-    return found
+    return apps
 
 
 def _with_fresh(roots: tuple[Term, ...], name: str, fresh: str, chosen: frozenset[int]) -> tuple[Term, ...]:
@@ -164,7 +164,7 @@ def whole_sizes(rule: Rule, holds: Callable[[Rule], bool]) -> Rule:
         rule: a rule whose types are symbolic.
         holds: a quick exact test.
     """
-    wider = next((made for made in _with_fewer_sums(rule) if well_typed(made) and holds(made)), None)
+    wider = next((new_rule for new_rule in _with_fewer_sums(rule) if well_typed(new_rule) and holds(new_rule)), None)
     return rule if wider is None else whole_sizes(wider, holds)
 
 
@@ -173,16 +173,16 @@ def _with_fewer_sums(rule: Rule) -> Iterator[Rule]:
     written = (v for _, v in _attribute_occurrences(rule))
     for total in dict.fromkeys(v for v in written if isinstance(v, Poly) and len(v.terms) > 1):
         for first, second in combinations(sorted(symbols(total) & {*rule.attribute_atoms}), 2):
-            made = with_sizes(_reaching(rule, first, second), {first: sym(first) - sym(second)})
-            if second not in made.sizes and second not in made.attribute_atoms:
-                yield made
+            new_rule = with_sizes(_reaching(rule, first, second), {first: sym(first) - sym(second)})
+            if second not in new_rule.sizes and second not in new_rule.attribute_atoms:
+                yield new_rule
     for name, scheme in rule.tensors.items():
         for axis, dim in enumerate(scheme.shape):
             names = sorted(symbols(dim)) if isinstance(dim, Poly) and len(dim.terms) > 1 else []
             for first, second in combinations(names, 2):
-                made = with_sizes(rule, {first: sym(first) - sym(second)})
-                if second not in made.sizes and second not in made.attribute_atoms:
-                    yield made
+                new_rule = with_sizes(rule, {first: sym(first) - sym(second)})
+                if second not in new_rule.sizes and second not in new_rule.attribute_atoms:
+                    yield new_rule
             if names:
                 fresh = next(n for n in (f"n{i}" for i in range(99)) if n not in {*rule.sizes, *rule.forall})
                 shape = tuple(sym(fresh) if n == axis else d for n, d in enumerate(scheme.shape))
@@ -246,8 +246,8 @@ def _shaped(rule: Rule, shape: tuple[Dim, ...], names: Sequence[str], stay: Cont
     """The rule with names for the sizes of a shape, but for those that stay."""
     forall: dict[str, TypeScheme] = {**rule.forall, **dict.fromkeys(names, AttributeScheme("int", None, ">=", 1))}
     fresh = tuple(d if n in stay else sym(n) for n, d in zip(names, shape, strict=True))
-    made = rebuilt((*rule.lhs, *rule.rhs), partial(_reshaped, shape=shape, fresh=fresh))
-    return restricted(replace(rule, forall=forall, lhs=made[: len(rule.lhs)], rhs=made[len(rule.lhs) :]))
+    terms = rebuilt((*rule.lhs, *rule.rhs), partial(_reshaped, shape=shape, fresh=fresh))
+    return restricted(replace(rule, forall=forall, lhs=terms[: len(rule.lhs)], rhs=terms[len(rule.lhs) :]))
 
 
 def _fixed(rule: Rule, names: Sequence[str], shape: Sequence[Dim]) -> frozenset[str]:
@@ -256,8 +256,8 @@ def _fixed(rule: Rule, names: Sequence[str], shape: Sequence[Dim]) -> frozenset[
         types = types_of(instances(rule)[0])
     except (RuleError, IllTyped, ZeroDivisionError):
         return frozenset()
-    asked = {o.size for o in (*types.lhs_obligations, *types.rhs_obligations) if o.kind == "eq"}
-    return frozenset(n for n, d in zip(names, shape, strict=True) if {d - sym(n), sym(n) - d} & asked)
+    sizes = {o.size for o in (*types.lhs_obligations, *types.rhs_obligations) if o.kind == "eq"}
+    return frozenset(n for n, d in zip(names, shape, strict=True) if {d - sym(n), sym(n) - d} & sizes)
 
 
 def _reshaped(
@@ -317,8 +317,8 @@ def _split_axis(rule: Rule, holds: Callable[[Rule], bool]) -> Rule | None:
         forall: dict[str, TypeScheme] = {**rule.forall, name: replace(scheme, shape=shape)}
         for some in chain.from_iterable(combinations(places, r) for r in range(len(places), -1, -1)):
             chosen = frozenset(some)
-            made = rebuilt((*rule.lhs, *rule.rhs), partial(_moved, chosen=chosen, difference=sym(fresh) - dim))
-            lhs, rhs = made[: len(rule.lhs)], made[len(rule.lhs) :]
+            terms = rebuilt((*rule.lhs, *rule.rhs), partial(_moved, chosen=chosen, difference=sym(fresh) - dim))
+            lhs, rhs = terms[: len(rule.lhs)], terms[len(rule.lhs) :]
             wider = restricted(replace(rule, forall=forall, lhs=lhs, rhs=rhs))
             other = symbols(dim) & {*wider.sizes, *wider.attribute_atoms}  # else it is the same rule in other words
             if other and well_typed(wider) and holds(wider):
@@ -355,8 +355,8 @@ def _renamed_at(rule: Rule, chosen: set[Occurrence], name: str, fresh: str) -> R
             forall[variable] = replace(scheme, shape=shape)
         else:
             forall[variable] = scheme
-    made = rebuilt((*rule.lhs, *rule.rhs), lambda app, key, value: _value_at(app, key, value, chosen, binding))
-    return replace(rule, forall=forall, lhs=made[: len(rule.lhs)], rhs=made[len(rule.lhs) :])
+    terms = rebuilt((*rule.lhs, *rule.rhs), lambda app, key, value: _value_at(app, key, value, chosen, binding))
+    return replace(rule, forall=forall, lhs=terms[: len(rule.lhs)], rhs=terms[len(rule.lhs) :])
 
 
 def _value_at(
@@ -415,11 +415,11 @@ def specialised(rule: Rule) -> Iterator[Rule]:
                     forall[name] = replace(scheme, shape=tuple(substitute(d, binding) for d in scheme.shape))
                 elif name not in names:
                     forall[name] = scheme
-            made = replace(
+            new_rule = replace(
                 rule, forall=forall, lhs=map_terms(rule.lhs, {}, binding), rhs=map_terms(rule.rhs, {}, binding)
             )
-            if well_typed(made):
-                yield restricted(made)
+            if well_typed(new_rule):
+                yield restricted(new_rule)
     if len(neutral) >= 2:
         for first, second in combinations(neutral, 2):
             a, b = rule.attributes[first], rule.attributes[second]

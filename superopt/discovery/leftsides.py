@@ -129,10 +129,10 @@ def _extended(state: _State, op: str, broadcast: bool, biased: bool) -> Iterator
             app = App(op, (operand, *map(Var, names)))
             for mode in _MODES if windows else _MODES[:1]:
                 for sizes in _ranks(record, kind, broadcast, len(names)):
-                    made = _with_weights(state, app, names, sizes, kind, mode)
-                    found = [s for s in made if s.rank == len(kind.shape or ())]
-                    yield from found
-                    if found and record.family != "elementwise":
+                    new_states = _with_weights(state, app, names, sizes, kind, mode)
+                    states = [s for s in new_states if s.rank == len(kind.shape or ())]
+                    yield from states
+                    if states and record.family != "elementwise":
                         break
 
 
@@ -183,9 +183,9 @@ def _applied(
             kinds = [kind, *(TensorType(DType.FLOAT32, s.shape) for a in app.args[1:] if isinstance(a, Var)
                              and isinstance(s := state.forall[a.name], TensorScheme))]  # fmt: skip
             whole, schemes = with_symbols(whole, kinds, taken, {})
-    made = _State({**state.forall, **schemes}, state.weights, (*state.made, whole))
-    if made.problem(whole) is not None:
-        yield made
+    new_state = _State({**state.forall, **schemes}, state.weights, (*state.made, whole))
+    if new_state.problem(whole) is not None:
+        yield new_state
 
 
 def _complete(state: _State, app: App, kind: TensorType | None) -> App | None:
@@ -208,6 +208,6 @@ def _complete(state: _State, app: App, kind: TensorType | None) -> App | None:
         whole = with_defaults(Rule("", forall, (), (side,), (Var("data"),)), app.op)
     except (RuleError, IllTyped):
         return None
-    found = whole.lhs[0]
-    complete = isinstance(found, App) and {k for k, _ in found.attributes} == set(record.attributes)
-    return App(app.op, app.args, found.attributes) if complete and isinstance(found, App) else None
+    term = whole.lhs[0]
+    complete = isinstance(term, App) and {k for k, _ in term.attributes} == set(record.attributes)
+    return App(app.op, app.args, term.attributes) if complete and isinstance(term, App) else None

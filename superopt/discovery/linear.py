@@ -279,7 +279,7 @@ class _Linear:
         Raises:
             Undecided: the outputs are not linear in the unknowns.
         """
-        place, count = self.known.place, self.count
+        assignment, count = self.known.place, self.count
         probe = rng.integers(0, MODULUS // 2, size=count)
         units = np.concatenate([np.zeros((1, count), dtype=np.int64), np.eye(count, dtype=np.int64), probe[None]])
         values: dict[Term, Array] = {}
@@ -287,7 +287,7 @@ class _Linear:
         for hole, shape in self.shapes.items():
             width = prod(shape)
             part = units[:, start : start + width]
-            values[Var(hole)] = place.algebra.integers(part).reshape(self.batch, *shape)
+            values[Var(hole)] = assignment.algebra.integers(part).reshape(self.batch, *shape)
             start += width
         for term in self.open:
             if isinstance(term, Var):
@@ -295,7 +295,7 @@ class _Linear:
             app = term.term if isinstance(term, Project) else term
             operands = [None if a is None else self._operand(a, values, sample) for a in app.args]
             index = term.index if isinstance(term, Project) else 0
-            values[term] = place.value(self.batches[app][index], operands)
+            values[term] = assignment.value(self.batches[app][index], operands)
         out = residues(self._operand(self.root, values, sample)).reshape(self.batch, -1)
         offset = out[0]
         matrix = (out[1:-1] - offset).T % MODULUS
@@ -347,7 +347,7 @@ def _separated(
     Raises:
         Undecided: one speaks of several.
     """
-    found: dict[str, RequiredWeight] = {}
+    found_required_weights: dict[str, RequiredWeight] = {}
     start = 0
     for hole, width in sizes.items():
         inside = range(start, start + width)
@@ -360,6 +360,6 @@ def _separated(
         functionals = np.stack([_times(own.T, m) for m in mixed]) if mine else np.zeros((_FUNCTIONALS, width), np.int64)
         values = tuple(int(_times(m, goals[mine])) for m in mixed)
         whole = goals[mine].reshape(shapes[hole]) if len(mine) == width else None
-        found[hole] = RequiredWeight(functionals, values, whole)
+        found_required_weights[hole] = RequiredWeight(functionals, values, whole)
         start += width
-    return found
+    return found_required_weights

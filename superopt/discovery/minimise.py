@@ -49,13 +49,13 @@ def minimised(
     unique = {text_digest(r): r for r in reversed(rules)}
     ordered = [rule for _, rule in sorted(unique.items(), key=lambda item: (*rank(item[1]), item[0]))]
     ask = _Derivable(fleet or Fleet(), kept, paying)
-    found: list[Rule] = []
-    for number, (rule, follows) in enumerate(ask.each(ordered, found)):
+    found_rules: list[Rule] = []
+    for number, (rule, follows) in enumerate(ask.each(ordered, found_rules)):
         if not follows:
-            found.append(rule)
+            found_rules.append(rule)
         if progress is not None and number % 20 == 0:
-            progress(f"minimising: {number + 1}/{len(ordered)} rules, {len(found)} kept")
-    least = _without_special_cases(found, progress, ask)
+            progress(f"minimising: {number + 1}/{len(ordered)} rules, {len(found_rules)} kept")
+    least = _without_special_cases(found_rules, progress, ask)
     dropped = [rule for rule in ordered if rule not in least]
     for number, (rule, follows) in enumerate(ask.each(dropped, least)):  # it may rest on what was dropped after it
         if not follows:
@@ -112,11 +112,11 @@ class _Derivable:
                 else:
                     yield None  # by the next answer there may be more
 
-        answers = self.fleet.each(questions(), kept=self.checkpoints)
+        outcomes = self.fleet.each(questions(), kept=self.checkpoints)
         for rule in ordered:
             while asked_of(rule) not in self.derivable:
-                answer = next(answers)  # the rule's own question is under way, or the next to be asked
-                self.derivable[given.pop(id(answer.task))] = answer.result()["follows"]
+                outcome = next(outcomes)  # the rule's own question is under way, or the next to be asked
+                self.derivable[given.pop(id(outcome.task))] = outcome.result()["follows"]
             yield rule, self.derivable[asked_of(rule)]
             position += 1
 
@@ -165,14 +165,14 @@ def _derive(rule: Rule, near: Sequence[Rule], rounds: int) -> dict[str, bool]:
 
 def _without_special_cases(rules: list[Rule], progress: Callable[[str], None] | None, ask: _Derivable) -> list[Rule]:
     """A short rule may be kept before the general ones that derive it: look again, the most special first."""
-    kept = list(rules)
+    kept_rules = list(rules)
     ordered = sorted(rules, key=special)
-    for number, (rule, follows) in enumerate(ask.each(ordered, kept)):
+    for number, (rule, follows) in enumerate(ask.each(ordered, kept_rules)):
         if follows:
-            kept.remove(rule)
+            kept_rules.remove(rule)
         if progress is not None and number % 20 == 0:
-            progress(f"minimising again: {number + 1}/{len(rules)} rules, {len(kept)} kept")
-    return kept
+            progress(f"minimising again: {number + 1}/{len(rules)} rules, {len(kept_rules)} kept")
+    return kept_rules
 
 
 def special(rule: Rule) -> tuple[int, int, int, str]:

@@ -74,7 +74,7 @@ def mined(program: Program, model: CostModel) -> list[Target]:
     """The targets of a program, by frequency times cost."""
     prices = _prices(program, model)
     straight = {p for p in prices if _is_affine(program, p)}
-    found: dict[str, Target] = {}
+    targets: dict[str, Target] = {}
     for root in prices:
         wide = _widest(program, root, straight)
         single = (root in straight and _says_it_all(program, root)) or _is_for_matrices(program, root)
@@ -83,10 +83,12 @@ def mined(program: Program, model: CostModel) -> list[Target]:
             own = [prices[p] for p in part]
             target = _target(program, root, part, sum(own), max(own) if len(own) > 1 else 0.0)
             if target is not None:
-                known = found.get(target.text)
-                occurrences = () if known is None else known.occurrences
-                found[target.text] = replace(known or target, occurrences=(*occurrences, part), affine=part <= straight)
-    return sorted(found.values(), key=lambda t: (-len(t.occurrences) * t.us, t.text))
+                known_target = targets.get(target.text)
+                occurrences = () if known_target is None else known_target.occurrences
+                targets[target.text] = replace(
+                    known_target or target, occurrences=(*occurrences, part), affine=part <= straight
+                )
+    return sorted(targets.values(), key=lambda t: (-len(t.occurrences) * t.us, t.text))
 
 
 def _usable(program: Program, position: int) -> bool:
@@ -228,26 +230,26 @@ def _parts(program: Program, root: int, usable: Set[int]) -> Iterator[frozenset[
 
 def _target(program: Program, root: int, part: frozenset[int], us: float, dearest: float) -> Target | None:
     """The part as a term, its leaves numbered in order of first use."""
-    made: dict[str, Term] = {}
+    terms: dict[str, Term] = {}
     kinds: dict[str, TensorType] = {}
     data, weights = iter(_DATA), iter(WEIGHTS)
 
     def value(name: str) -> Term:
-        if name not in made:
+        if name not in terms:
             own = next(weights if name in program.constant else data)
-            made[name], kinds[own] = Var(own), program.types[name]
-        return made[name]
+            terms[name], kinds[own] = Var(own), program.types[name]
+        return terms[name]
 
     try:
         for position in sorted(part):
             step = program.steps[position]
             # a list, because a generator makes another error of what says that names have run out
             args = tuple([None if a is None else value(program.same.get(a, a)) for a in step.args])
-            made[step.outputs[0]] = App(step.op, args, tuple(step.attributes))
+            terms[step.outputs[0]] = App(step.op, args, tuple(step.attributes))
     except StopIteration:
         return None
     step = program.steps[root]
-    return Target(made[step.outputs[0]], kinds, us, dearest, (), step.name)
+    return Target(terms[step.outputs[0]], kinds, us, dearest, (), step.name)
 
 
 Source = tuple[str, bool]

@@ -173,10 +173,10 @@ def _with_other(
 
 
 def _renamed(root: Term, names: Mapping[str, str]) -> Term:
-    made: dict[Term, Term] = {}
+    terms: dict[Term, Term] = {}
     for term in postorder(root):
-        made[term] = Var(names.get(term.name, term.name)) if isinstance(term, Var) else remade(term, made)
-    return made[root]
+        terms[term] = Var(names.get(term.name, term.name)) if isinstance(term, Var) else remade(term, terms)
+    return terms[root]
 
 
 def _adds(term: Term) -> bool:
@@ -197,21 +197,21 @@ def _data(problem: Problem) -> list[Term]:
 def _neutral(problem: Problem) -> dict[Term, TensorType]:
     """Applications with their weights left out or made 1: what a normalisation is without its affine part."""
     kinds = problem.kinds
-    found: dict[Term, TensorType] = {}
+    tensor_types: dict[Term, TensorType] = {}
     for term in (*_data(problem), problem.term):
         if not isinstance(term, App) or operator_of(term).family in ("elementwise", "conv", "linear"):
             continue
         if any(i.endswith("*") for i in REGISTRY[term.op].inputs):
             continue  # of operands of any number none does nothing
-        places = [n for n, a in enumerate(term.args) if a is not None and set(variables(a)) <= problem.weights]
-        if not places or len(places) == len(term.args):
+        positions = [n for n, a in enumerate(term.args) if a is not None and set(variables(a)) <= problem.weights]
+        if not positions or len(positions) == len(term.args):
             continue
-        made = _without(term, places, kinds)
+        app = _without(term, positions, kinds)
         try:
-            found[made] = type_terms([made], kinds)[0][made][0]
+            tensor_types[app] = type_terms([app], kinds)[0][app][0]
         except (IllTyped, RuleError):
             continue
-    return found
+    return tensor_types
 
 
 def _rearranged(problem: Problem) -> dict[Term, TensorType]:
@@ -223,18 +223,18 @@ def _rearranged(problem: Problem) -> dict[Term, TensorType]:
     and which of the two leaves less to do is a matter of sizes. Only what has the problem's own type for all sizes
     counts.
     """
-    found: dict[Term, TensorType] = {}
+    tensor_types: dict[Term, TensorType] = {}
     target = _accepted(problem.term, problem.kinds)
     if target is None:
-        return found
+        return tensor_types
     latest = [problem.term]
     for _ in range(_STEPS):
         made = dict.fromkeys(t for term in latest for t in _neighbours(term, problem.weights))
         latest = [
-            t for t in made if t not in found and t != problem.term and _accepted(t, problem.kinds) == target
-        ][: _MOST_REARRANGED - len(found)]  # fmt: skip
-        found |= dict.fromkeys(latest, target)
-    return found
+            t for t in made if t not in tensor_types and t != problem.term and _accepted(t, problem.kinds) == target
+        ][: _MOST_REARRANGED - len(tensor_types)]  # fmt: skip
+        tensor_types |= dict.fromkeys(latest, target)
+    return tensor_types
 
 
 def _neighbours(root: Term, weights: Set[str]) -> Iterator[Term]:
@@ -273,9 +273,9 @@ def _in_order(problem: Problem, target: TensorType) -> Iterator[Skeleton]:
 def _once(shape: Sequence[Dim]) -> Iterator[tuple[Dim, ...]]:
     """A shape with some of its axes of one element."""
     for keep in product((False, True), repeat=len(shape)):
-        made = tuple(d if k else 1 for k, d in zip(keep, shape, strict=True))
-        if made != tuple(shape) and sum(d == 1 for d in made) == keep.count(False):
-            yield made
+        sizes = tuple(d if k else 1 for k, d in zip(keep, shape, strict=True))
+        if sizes != tuple(shape) and sum(d == 1 for d in sizes) == keep.count(False):
+            yield sizes
 
 
 def _contracted(problem: Problem) -> Iterator[Skeleton]:
@@ -327,16 +327,16 @@ def _pointwise(operators: Sequence[str]) -> tuple[str, ...]:
     return tuple(op for op in operators if REGISTRY[op].family == "elementwise")
 
 
-def _without(term: App, places: Sequence[int], kinds: Mapping[str, TensorType]) -> App:
+def _without(term: App, positions: Sequence[int], kinds: Mapping[str, TensorType]) -> App:
     """The application with arguments that may be absent left out, and the others 1."""
     record = operator_of(term)
     types = type_terms([term], kinds)[0]
     args: list[Term | None] = list(term.args)
-    for place in places:
-        argument = term.args[place]
+    for position in positions:
+        argument = term.args[position]
         assert argument is not None
         one = App("ConstantOfShape", (), (("shape", types[argument][0].shape or ()), ("value", 1.0)))
-        args[place] = None if record.inputs[place].endswith("?") else one
+        args[position] = None if record.inputs[position].endswith("?") else one
     while args and args[-1] is None:
         args.pop()
     return App(term.op, tuple(args), term.attributes)
@@ -389,13 +389,17 @@ def reordered(problem: Problem) -> Iterator[Term]:
 
 def _moved(problem: Problem, term: Term) -> tuple[bool, Term]:
     """Whether a term is movements of the elements of another, and which."""
-    found = term
-    while isinstance(found, App) and operator_of(found).family == "shape" and (below := _data_read(problem, found)):
-        found = below
-    return found != term, found
+    found_term = term
+    while (
+        isinstance(found_term, App)
+        and operator_of(found_term).family == "shape"
+        and (below := _data_read(problem, found_term))
+    ):
+        found_term = below
+    return found_term != term, found_term
 
 
 def _data_read(problem: Problem, app: App) -> Term | None:
     """The operand that depends on data, if there is one alone."""
-    found = [a for a in app.args if a is not None and not set(variables(a)) <= problem.weights]
-    return found[0] if len(found) == 1 else None
+    terms = [a for a in app.args if a is not None and not set(variables(a)) <= problem.weights]
+    return terms[0] if len(terms) == 1 else None

@@ -10,11 +10,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from superopt.discovery.candidate_proofs import CandidateProver, Tally
 from superopt.discovery.candidates import operator_count, restricted, sized_by_data
 from superopt.discovery.config import WEIGHTS, Config, Theme
 from superopt.discovery.enumerate import Level
 from superopt.discovery.gain import priced, recorded
-from superopt.discovery.judge import Judge, Tally
 from superopt.discovery.leftsides import DATA, left_sides
 from superopt.discovery.lifting import Problem, with_equal_sizes
 from superopt.discovery.solving import Cost, Solver, theme_of
@@ -108,8 +108,8 @@ def solve_one(
     problem = solver.problem
     batch = max(len(t.shape or ()) for t in problem.kinds.values()) < 4
     theme = theme_of(problem, name, batch=batch, signals=signals)
-    judge = Judge(config, theme, chunks, solver.bounds)
-    judge.tally = found.tally
+    prover = CandidateProver(config, theme, chunks, solver.bounds)
+    prover.tally = found.tally
     some = False
     ways: list[frozenset[tuple[str, str]]] = []
     for candidate in solver.solutions():
@@ -122,7 +122,7 @@ def solve_one(
         if answered:
             found.derived += 1
         else:
-            proved = [replace(facing(r, candidate, theme), origin=SOLVED, family=name) for r in judge.rules(candidate)]
+            proved = [replace(facing(r, candidate, theme), origin=SOLVED, family=name) for r in prover.rules(candidate)]
             borne = [r for r in proved if usable(r)]
             found.unusable += len(proved) - len(borne)
             found.rules += [replace(r, id=f"{name}-{len(found.rules) + n}") for n, r in enumerate(borne)]
@@ -155,31 +155,31 @@ def solve_all(
     Raises:
         OutOfBounds: time or memory is used up.
     """
-    found = Solved()
+    solution = Solved()
     by_size: Counter[int] = Counter()
     solved: Counter[int] = Counter()
-    known: list[Problem] = []
+    known_problems: list[Problem] = []
     seen: set[str] = set()
     sides = left_sides(
         theme.solve, theme.operators, theme.data, broadcast=theme.broadcast, biased=theme.biased, single=theme.single
     )
     cost = _by_profile(theme.profile) if theme.profile else None
-    for given in sides:
-        used = {t.op for t in postorder(given.term) if isinstance(t, App)}
+    for given_problem in sides:
+        used = {t.op for t in postorder(given_problem.term) if isinstance(t, App)}
         if theme.about and theme.about.isdisjoint(used):
             continue
-        if theme.branches and (not used.issuperset(theme.solve) or not _branches(given)):
+        if theme.branches and (not used.issuperset(theme.solve) or not _branches(given_problem)):
             continue
         answered: list[Problem] = []
-        for number, problem in enumerate((given, *_narrower(given))):
+        for number, problem in enumerate((given_problem, *_narrower(given_problem))):
             bounds.check()
             text = f"{problem.term} {sorted(map(str, problem.kinds.values()))}"
-            if text in seen or any(is_instance(problem, k) for k in known):
+            if text in seen or any(is_instance(problem, k) for k in known_problems):
                 continue  # what is equal to a part of it says the same
             seen.add(text)
             size = operator_count(problem.term)
             by_size[size] += 1
-            before, derived = len(found.rules), found.derived
+            before, derived = len(solution.rules), solution.derived
             solver = Solver(
                 _named(problem),
                 cost,
@@ -189,22 +189,22 @@ def solve_all(
                 alternatives=theme.alternatives,
             )
             some = solve_one(
-                solver, config, chunks, theme.family, lambda r: follows(r, found.rules), found,
+                solver, config, chunks, theme.family, lambda r: follows(r, solution.rules), solution,
                 partial(_light, problem.weights), theme.signals,
             )  # fmt: skip
             if some:
                 solved[size] += 1
                 answered.append(solver.problem)
-            for rule in found.rules[before:]:
+            for rule in solution.rules[before:]:
                 say(f"{theme.name}: {rule.lhs[0]} = {rule.rhs[0]}")
-            if number == 0 and (len(found.rules) > before or found.derived > derived):
+            if number == 0 and (len(solution.rules) > before or solution.derived > derived):
                 break  # an equal that was not proved may have one that is where an attribute does nothing
-        known += answered
+        known_problems += answered
     for size in sorted(by_size):
         upto = [s for s in by_size if s <= size]
-        found.levels.append(Level(size, sum(by_size[s] for s in upto), sum(by_size[s] for s in upto),
+        solution.levels.append(Level(size, sum(by_size[s] for s in upto), sum(by_size[s] for s in upto),
                                   sum(solved[s] for s in upto)))  # fmt: skip
-    return found
+    return solution
 
 
 def _by_profile(name: str) -> Cost:
@@ -230,9 +230,9 @@ def _narrower(problem: Problem) -> Iterator[Problem]:
         if scheme.kind == "int":
             value = scheme.bound if scheme.relation == ">=" else 0
             bound = problem.bound(dict.fromkeys(attribute_symbols(name, scheme), value))
-            made = with_equal_sizes(replace(bound, forall={n: s for n, s in bound.forall.items() if n != name}))
-            if made is not None:
-                yield made
+            new_problem = with_equal_sizes(replace(bound, forall={n: s for n, s in bound.forall.items() if n != name}))
+            if new_problem is not None:
+                yield new_problem
 
 
 def _named(problem: Problem) -> Problem:
@@ -335,18 +335,18 @@ def _typed(general: Problem, binding: Binding, types: Mapping[Term, tuple[Tensor
         if have.dtype != kind.dtype or len(have.shape or ()) != len(kind.shape or ()):
             return False
         wanted += zip(kind.shape or (), have.shape or (), strict=True)
-    for size, given in sorted(wanted, key=lambda pair: _name(pair[0]) is None):
+    for size, given_size in sorted(wanted, key=lambda pair: _name(pair[0]) is None):
         left = substitute(size, sizes)
         free = sorted(symbols(left))
         if not free:
-            if left != given:
+            if left != given_size:
                 return False
             continue
         zero, one = (substitute(left, {free[0]: n}) for n in (0, 1))
         slope = one - zero
         if slope == 0:
             return False
-        sizes[free[0]] = (given - zero) // slope
-        if substitute(left, sizes) != given:
+        sizes[free[0]] = (given_size - zero) // slope
+        if substitute(left, sizes) != given_size:
             return False
     return True

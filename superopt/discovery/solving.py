@@ -3,7 +3,8 @@
 The left side is any expression over data and weights. For each skeleton over its data (:mod:`.skeletons`), cheapest
 first, the weights in the skeleton's holes are found by comparing coefficients at concrete places (:mod:`.linear`), and
 expressions over the left side's weights that have these values are synthesised (:mod:`.synthesis`). What comes out is a
-candidate like any other: tested exactly at other sizes, generalised, and proved for all sizes by :class:`.judge.Judge`.
+candidate like any other: tested exactly at other sizes, generalised, and proved for all sizes by
+:class:`.candidate_proofs.CandidateProver`.
 """
 
 from __future__ import annotations
@@ -113,12 +114,12 @@ class Solver:
             if more is not None and self._none(more):
                 self._none(skeleton, known=True)
             for holes in (*skeleton.narrower, skeleton.holes) if self._soluble(skeleton) else ():
-                found = self._solved(Skeleton(skeleton.term, holes))
-                if found is None:
+                rule = self._solved(Skeleton(skeleton.term, holes))
+                if rule is None:
                     continue
-                if found.lhs != found.rhs and self._pays(Skeleton(skeleton.term, holes)):
-                    self.last = found
-                    yield found
+                if rule.lhs != rule.rhs and self._pays(Skeleton(skeleton.term, holes)):
+                    self.last = rule
+                    yield rule
                 break
 
     def _choose_places(self) -> None:
@@ -187,8 +188,8 @@ class Solver:
             rng = np.random.default_rng([self.seed, 5])
             self.first[key] = None
             with suppress(*_UNDECIDED):
-                found = required_weights(self.known[0], skeleton.term, skeleton.holes, rng)
-                self.first[key] = 0 if found is None else 1
+                found_required_weights = required_weights(self.known[0], skeleton.term, skeleton.holes, rng)
+                self.first[key] = 0 if found_required_weights is None else 1
         return self.first[key] == 0
 
     def _price(self, skeleton: Skeleton) -> tuple[float, float] | None:
@@ -208,24 +209,24 @@ class Solver:
     def _solved(self, skeleton: Skeleton) -> Rule | None:
         rng = np.random.default_rng([self.seed, 5])
         wanted: list[dict[str, RequiredWeight]] = []
-        for known in self.known:
-            found = self._required_weights(skeleton, known, rng)
-            if found is None or any(not w.functionals.any() for w in found.values()):
+        for known_evaluated_term in self.known:
+            found_required_weights = self._required_weights(skeleton, known_evaluated_term, rng)
+            if found_required_weights is None or any(not w.functionals.any() for w in found_required_weights.values()):
                 return None
-            wanted.append(found)
+            wanted.append(found_required_weights)
         return self._named(skeleton, wanted)
 
     def _required_weights(
-        self, skeleton: Skeleton, known: EvaluatedTerm, rng: np.random.Generator
+        self, skeleton: Skeleton, known_evaluated_term: EvaluatedTerm, rng: np.random.Generator
     ) -> dict[str, RequiredWeight] | None:
         """What the weights have to be at a place; ``None`` where there are none, which is remembered."""
         try:
-            found = required_weights(known, skeleton.term, skeleton.holes, rng)
+            found_required_weights = required_weights(known_evaluated_term, skeleton.term, skeleton.holes, rng)
         except _UNDECIDED:
             return None
-        if found is None:
-            self.insoluble.append((skeleton, known.place.point.sizes))
-        return found
+        if found_required_weights is None:
+            self.insoluble.append((skeleton, known_evaluated_term.place.point.sizes))
+        return found_required_weights
 
     def _named(self, skeleton: Skeleton, wanted: Sequence[Mapping[str, RequiredWeight]]) -> Rule | None:
         """The skeleton with expressions over the left side's weights in its holes."""
@@ -316,16 +317,18 @@ def assignments_of(problem: Problem, count: int, seed: int) -> list[Assignment]:
         alike &= seen[key]
         algebra = PrimeField(seed + len(chosen))
         kinds = {n: t for n, t in problem.kinds.items() if n in problem.weights}
-        place = Assignment(point, {}, algebra)
-        chosen.append(replace(place, weights={n: algebra.random(rng, place.shape(t)) for n, t in kinds.items()}))
+        assignment = Assignment(point, {}, algebra)
+        chosen.append(
+            replace(assignment, weights={n: algebra.random(rng, assignment.shape(t)) for n, t in kinds.items()})
+        )
     return chosen
 
 
-def _with_order(problem: Problem, place: Assignment, seed: int) -> Assignment:
+def _with_order(problem: Problem, assignment: Assignment, seed: int) -> Assignment:
     """The place with other elements, which have an order."""
     algebra, rng = Ordered(), np.random.default_rng([seed, 9])
-    weights = {n: algebra.random(rng, place.shape(k)) for n, k in problem.kinds.items() if n in problem.weights}
-    return replace(place, weights=weights, algebra=algebra)
+    weights = {n: algebra.random(rng, assignment.shape(k)) for n, k in problem.kinds.items() if n in problem.weights}
+    return replace(assignment, weights=weights, algebra=algebra)
 
 
 def _alike(point: Point) -> set[tuple[str, str | int]]:
@@ -336,8 +339,8 @@ def _alike(point: Point) -> set[tuple[str, str | int]]:
 
 
 def _small(problem: Problem, point: Point) -> bool:
-    place = Assignment(point, {}, PrimeField())
-    shapes = [place.shape(outputs[0]) for outputs in types_of(problem.rule).types.values()]
+    assignment = Assignment(point, {}, PrimeField())
+    shapes = [assignment.shape(outputs[0]) for outputs in types_of(problem.rule).types.values()]
     return all(min(shape, default=1) > 0 and prod(shape) <= _LARGE for shape in shapes)
 
 

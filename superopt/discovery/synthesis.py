@@ -92,7 +92,7 @@ class Table:
         """
         before, start = len(self.items), self.level[-2]
         fresh = self.items[start:before]
-        moved = [made for item in fresh for made in self._moved(item)]
+        moved = [new_item for item in fresh for new_item in self._moved(item)]
         first = self.items[: self.level[1]]
         for a in fresh:
             self.bounds.check()
@@ -129,9 +129,9 @@ class Table:
         if not any(goal):
             return App("ConstantOfShape", (), (("shape", tuple(kind.shape or ())), ("value", 0.0)))
         for count in (1, 2, 3):
-            found = _sum(goal, marked[:_SUMMANDS] if count == 3 else marked, count)
-            if found is not None:
-                return found
+            term = _sum(goal, marked[:_SUMMANDS] if count == 3 else marked, count)
+            if term is not None:
+                return term
         return None
 
     def _marks(self, item: Item, wanted: Sequence[RequiredWeight]) -> Marks:
@@ -154,8 +154,8 @@ class Table:
                 yield "Reshape", (("shape", shape),)
         if len(item.shape) > 1:
             for perm in permutations(range(len(item.shape))):
-                made = tuple(item.shape[a] for a in perm)
-                if perm != tuple(range(len(perm))) and (made in self.wanted or len(perm) == 2):
+                sizes = tuple(item.shape[a] for a in perm)
+                if perm != tuple(range(len(perm))) and (sizes in self.wanted or len(perm) == 2):
                     yield "Transpose", (("perm", perm),)
         for goal in self.goals:
             for pads in _paddings(item.shape, goal):
@@ -166,11 +166,11 @@ class Table:
         try:
             meanings, kind = meanings_of(term, {v.name: i.kind for v, i in self.leaves.items()})
             values = []
-            for number, place in enumerate(self.assignments):
-                made: dict[Term, Array] = {v: i.values[number] for v, i in self.leaves.items()}
+            for number, assignment in enumerate(self.assignments):
+                arrays: dict[Term, Array] = {v: i.values[number] for v, i in self.leaves.items()}
                 for app, outputs in meanings.items():
-                    made[app] = place.value(outputs[0], [None if a is None else made[a] for a in app.args])
-                values.append(made[term])
+                    arrays[app] = assignment.value(outputs[0], [None if a is None else arrays[a] for a in app.args])
+                values.append(arrays[term])
         except (IllTyped, RuleError, Unlucky, NeedsOrder, ZeroDivisionError, KeyError):
             return
         self._insert(Item(term, kind, tuple(values)))
@@ -180,8 +180,8 @@ class Table:
         if len(self.items) >= _MOST or not _fit(left.shape, right.shape):
             return
         values = []
-        for place, a, b in zip(self.assignments, left.values, right.values, strict=True):
-            field = place.algebra
+        for assignment, a, b in zip(self.assignments, left.values, right.values, strict=True):
+            field = assignment.algebra
             second = field.function("mul", field.constant(-1.0), b) if op == "Sub" else b
             values.append(field.function("mul" if op == "Mul" else "add", a, second))
         kind = TensorType(left.kind.dtype, broadcast_dims([left.shape, right.shape]))
@@ -357,13 +357,13 @@ def _fitted(body: Scalar, part: Scalar) -> dict[int, Scalar] | None:
         case Read(operand), _:
             return {operand: part}
         case Call(function, args), Call(other, parts) if function == other and len(args) == len(parts):
-            found: dict[int, Scalar] = {}
-            for inner, given in zip(args, parts, strict=True):
-                read = _fitted(inner, given)
-                if read is None or any(found.get(n, r) != r for n, r in read.items()):
+            scalars: dict[int, Scalar] = {}
+            for inner, given_scalar in zip(args, parts, strict=True):
+                read = _fitted(inner, given_scalar)
+                if read is None or any(scalars.get(n, r) != r for n, r in read.items()):
                     return None
-                found |= read
-            return found
+                scalars |= read
+            return scalars
     return None
 
 

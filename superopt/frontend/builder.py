@@ -240,8 +240,8 @@ class GraphBuilder:
 
     def type_of(self, tensor: Tensor) -> TensorType | None:
         """Declared or inferred type of a value; ``None`` where no operator record covers what made it."""
-        found = self._types.get(tensor.name)
-        if (found is None or found.shape is None) and self._typed < len(self._nodes):
+        tensor_type = self._types.get(tensor.name)
+        if (tensor_type is None or tensor_type.shape is None) and self._typed < len(self._nodes):
             self._types.update(infer(self._graph(outputs=())).types)
             self._typed = len(self._nodes)
         return self._types.get(tensor.name)
@@ -391,8 +391,8 @@ def _checked_types(
     held = tuple(weights[name] for name in kinds if name in weights)
     outputs = tuple(Value(name, None) for name in node.outputs)
     typing = infer(Graph("", fed, outputs, held, (node,), opset))
-    (found,) = typing.nodes
-    if isinstance(found, Barrier) and found.contradiction:
+    (typed_node,) = typing.nodes
+    if isinstance(typed_node, Barrier) and typed_node.contradiction:
         listing = ", ".join(str(kind) for kind in kinds.values())
-        raise UsageError(f"it cannot take {listing}: {found.reason}", where=label(node))
+        raise UsageError(f"it cannot take {listing}: {typed_node.reason}", where=label(node))
     return {name: kind for name in node.outputs if (kind := typing.types.get(name)) is not None}

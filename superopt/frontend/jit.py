@@ -118,7 +118,7 @@ class Jit(Generic[P, R]):
             self.calls["python"] += 1
             return self.function(*args, **named)
         self.calls["traced"] += 1
-        feeds = {name: values[place] for place, name in found.names}
+        feeds = {name: values[position] for position, name in found.names}
         for name, value in found.around:
             feeds[name] = value()
         results = found.run(found.outputs, feeds)
@@ -140,9 +140,9 @@ class Jit(Generic[P, R]):
         given: list[object] = []
         names: list[tuple[int, str]] = []
         try:
-            for place, value in enumerate(values):
+            for position, value in enumerate(values):
                 if isinstance(value, np.ndarray):
-                    names.append((place, self._name_of(place, len(values), named)))
+                    names.append((position, self._name_of(position, len(values), named)))
                     given.append(builder.input(names[-1][1], DType.of(value.dtype).value, value.shape))
                 else:
                     given.append(value)
@@ -152,8 +152,8 @@ class Jit(Generic[P, R]):
             outputs = list(result) if isinstance(result, tuple | list) else [result]
             if type(result) not in (Tensor, tuple, list) or not all(isinstance(t, Tensor) for t in outputs):
                 raise Unsupported("it gives something else than arrays, or a tuple or list of them")
-            for place, tensor in enumerate(outputs):
-                builder.output(tensor, f"result_{place}")
+            for position, tensor in enumerate(outputs):
+                builder.output(tensor, f"result_{position}")
             graph = builder.build()
             session = make_session(to_onnx_bytes(graph))
             around = tuple((f"outside {n}", v) for n, v in arrays.items())
@@ -165,12 +165,12 @@ class Jit(Generic[P, R]):
             return fallback
         return traced
 
-    def _name_of(self, place: int, count: int, named: tuple[str, ...]) -> str:
+    def _name_of(self, position: int, count: int, named: tuple[str, ...]) -> str:
         """What an argument is called."""
         first = count - len(named)
-        if place >= first:
-            return named[place - first]
-        return self._parameters[place] if place < len(self._parameters) else f"argument_{place}"
+        if position >= first:
+            return named[position - first]
+        return self._parameters[position] if position < len(self._parameters) else f"argument_{position}"
 
     def _hold(self, traced: _Traced, values: Sequence[Any], named: tuple[str, ...]) -> None:
         """Call the function itself with copies of the arguments, and compare.
@@ -182,7 +182,7 @@ class Jit(Generic[P, R]):
         want = _called_with(self.function, copies, named)
         if not all(_same(c, v) for c, v in zip(copies, values, strict=True) if isinstance(v, np.ndarray)):
             raise Unsupported("it changes an argument")
-        feeds = {name: values[place] for place, name in traced.names} | {n: v() for n, v in traced.around}
+        feeds = {name: values[position] for position, name in traced.names} | {n: v() for n, v in traced.around}
         got = traced.run(traced.outputs, feeds)
         expected = [want] if traced.kind is Tensor else want
         if (traced.kind is not Tensor and type(want) is not traced.kind) or len(expected) != len(got):

@@ -19,9 +19,9 @@ from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
+from superopt.discovery.candidate_proofs import any_rank, with_lead
 from superopt.discovery.derive import derived, rewrites_of
 from superopt.discovery.generalise import well_typed
-from superopt.discovery.judge import any_rank, with_lead
 from superopt.ir.terms import Var
 from superopt.rules import Rule, parse_rule
 from superopt.rules.library import parse_file, write_rules

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from superopt import cost as costs
+from superopt.discovery.candidate_proofs import CandidateProver
 from superopt.discovery.config import Config
 from superopt.discovery.derive import QUICK_ROUNDS, derived, reached, rewrites_of
 from superopt.discovery.discover import claimed
-from superopt.discovery.judge import Judge
 from superopt.discovery.learn import Learned, applies, learn
 from superopt.discovery.lifting import lifted
 from superopt.discovery.mining import mined
@@ -199,9 +199,9 @@ def test_a_time_limit_holds_within_a_part(tmp_path: Path) -> None:
     candidate = next(Solver(problem).solutions())
     config = Config(0, 4, 8, 10.0, 0, ())
     with pytest.raises(OutOfBounds):
-        Judge(config, theme_of(problem, "part"), Chunks(tmp_path), past).rules(candidate)
+        CandidateProver(config, theme_of(problem, "part"), Chunks(tmp_path), past).rules(candidate)
     assert not list(tmp_path.iterdir())
-    assert Judge(config, theme_of(problem, "part"), Chunks(tmp_path)).rules(candidate)
+    assert CandidateProver(config, theme_of(problem, "part"), Chunks(tmp_path)).rules(candidate)
 
 
 def _normalised() -> tuple[Term, dict[str, TensorType], frozenset[str], dict[str, str]]:

@@ -235,7 +235,7 @@ def test_an_equal_that_is_not_proved_leaves_one_group_to_be_tried(
 ) -> None:
     """For any groups the answer to unit impulses is an equal that nothing proves; in one group there is a shorter."""
     monkeypatch.setattr("superopt.discovery.solved.left_sides", lambda *_, **__: [convolutions(WINDOW, "x")])
-    monkeypatch.setattr("superopt.discovery.judge.prove", proved_in_one_group)
+    monkeypatch.setattr("superopt.discovery.candidate_proofs.prove", proved_in_one_group)
     file = tmp_path / "solving.toml"
     file.write_text('[[theme]]\nname = "s"\nsolve = ["Conv", "Add"]\noperators = 2\nsignals = true\n', "utf-8")
     config = load_config(file)

@@ -241,14 +241,14 @@ class _Goals:
 
     def assumed(self, rule: Rule) -> Conditions:
         """What the types and guards of a rule say."""
-        known = [g.condition for g in rule.where]
-        known += [Condition("ge", d - 1) for s in rule.tensors.values() for d in s.shape]
-        known += [Condition("ge", sym(n) - 1) for n in rule.sizes]
+        known_conditions = [g.condition for g in rule.where]
+        known_conditions += [Condition("ge", d - 1) for s in rule.tensors.values() for d in s.shape]
+        known_conditions += [Condition("ge", sym(n) - 1) for n in rule.sizes]
         for name, scheme in rule.attribute_atoms.items():
             if scheme.kind == "int" and scheme.relation:
                 kind, least = "ne" if scheme.relation == "!=" else "ge", scheme.bound + (scheme.relation == ">")
-                known.append(Condition(kind, sym(name) - least))
-        return frozenset(known)
+                known_conditions.append(Condition(kind, sym(name) - least))
+        return frozenset(known_conditions)
 
     def context(self, rule: Rule, place: int, row: Row) -> None:
         """The rule gives what a derivation assumes, its facts, the right side's well-formedness and type."""

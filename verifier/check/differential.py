@@ -178,25 +178,32 @@ def check_rewrite(
         judge = DifferentialCheck(*read, plan, bench, typing, ran=(before, after))
         if judge.exhaustive:
             return judge.run()
-        places = check_sites(*read, typing, plan, bench)
+        local_checks = check_sites(*read, typing, plan, bench)
         bench.release_memory()
-        if places.disagreement:
-            found = DifferentialCheck(*read, replace(plan, effort=WHOLE), bench, typing, ran=(before, after)).run()
-            if places.hidden and found.verdict == "passed":
-                why = f"{places.disagreement}, on inputs that are alike as none of the whole makes them"
-                return replace(found, verdict="failed", reason=why, where=places.hidden)
-            said = f"checked as a whole: {places.disagreement}"
-            return replace(found, reason="; ".join(r for r in (found.reason, said) if r))
-        if places.late:
-            why = f"time ended the check before {places.late} kinds of rewritten places were run by themselves"
-            return CheckResult("skipped", places.trials, reason=why)
-        if places.power is not None:
+        if local_checks.disagreement:
+            found_check = DifferentialCheck(
+                *read, replace(plan, effort=WHOLE), bench, typing, ran=(before, after)
+            ).run()
+            if local_checks.hidden and found_check.verdict == "passed":
+                why = f"{local_checks.disagreement}, on inputs that are alike as none of the whole makes them"
+                return replace(found_check, verdict="failed", reason=why, where=local_checks.hidden)
+            said = f"checked as a whole: {local_checks.disagreement}"
+            return replace(found_check, reason="; ".join(r for r in (found_check.reason, said) if r))
+        if local_checks.late:
+            why = f"time ended the check before {local_checks.late} kinds of rewritten places were run by themselves"
+            return CheckResult("skipped", local_checks.trials, reason=why)
+        if local_checks.power is not None:
             judge.plan = replace(plan, power=NONE)
-        found = judge.run()
-        if found.verdict != "passed":
-            return found
-        said = "; ".join(r for r in (found.reason, places.note) if r)
-        return replace(found, trials=found.trials + places.trials, power=places.power or found.power, reason=said)
+        found_check = judge.run()
+        if found_check.verdict != "passed":
+            return found_check
+        said = "; ".join(r for r in (found_check.reason, local_checks.note) if r)
+        return replace(
+            found_check,
+            trials=found_check.trials + local_checks.trials,
+            power=local_checks.power or found_check.power,
+            reason=said,
+        )
 
     plan = _plan(seed, _TRIALS, time_limit, patience, sizes, EFFORTS["quick"], QUICK)
     return _bounded(before, after, replace(plan, runtime=runtime, slack=slack), run_check, bench)
@@ -227,8 +234,8 @@ def _bounded(
         typing = infer(read[0], plan.sizes)
         refuse_unbounded(read[0], plan.sizes, typing=typing, copies=_COPIES)
         refuse_unbounded(after, plan.sizes, copies=_COPIES)
-        with bounded_memory(), Bench() if bench is None else nullcontext(bench) as given:
-            return run_check(read, plan, given, typing)
+        with bounded_memory(), Bench() if bench is None else nullcontext(bench) as given_bench:
+            return run_check(read, plan, given_bench, typing)
     except MemoryError:
         return CheckResult("skipped", reason="not enough memory to run the model")
     except (ResourceLimit, Unsupported) as error:
@@ -256,28 +263,28 @@ def check_regions(
             left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
             if left == 0.0:
                 return replace(total, verdict="skipped", reason=f"the time ran out after {position} regions")
-            found = check(
+            found_check = check(
                 before, after, seed=seed + position, trials=trials, time_limit=left, patience=left, runtime=runtime,
                 slack=slack,
             )  # fmt: skip
-            if found.verdict != "failed" or grow is None or turn == _GROWN:
+            if found_check.verdict != "failed" or grow is None or turn == _GROWN:
                 grown = turn  # what it took here it will take at the next, which is often alike
                 break
             size = len(before.nodes)
             before, after = grow((before, after))
             if len(before.nodes) == size:
                 break
-        if found.verdict == "failed":
-            return replace(found, reason=f"region {position}: {found.reason}")
-        if found.verdict == "skipped" and deadline is not None and time.monotonic() > deadline:
-            return replace(found, reason=f"the time ran out in region {position}")
-        if found.verdict == "skipped":
-            return replace(found, reason=f"region {position} was skipped: {found.reason}")
+        if found_check.verdict == "failed":
+            return replace(found_check, reason=f"region {position}: {found_check.reason}")
+        if found_check.verdict == "skipped" and deadline is not None and time.monotonic() > deadline:
+            return replace(found_check, reason=f"the time ran out in region {position}")
+        if found_check.verdict == "skipped":
+            return replace(found_check, reason=f"region {position} was skipped: {found_check.reason}")
         total = CheckResult(
-            "passed", total.trials + found.trials, max(total.max_abs_error, found.max_abs_error),
-            max(total.max_rel_error, found.max_rel_error),
-            "original and float64" if "float64" in found.reference + total.reference else "original",
-            max(total.baseline_error, found.baseline_error),
+            "passed", total.trials + found_check.trials, max(total.max_abs_error, found_check.max_abs_error),
+            max(total.max_rel_error, found_check.max_rel_error),
+            "original and float64" if "float64" in found_check.reference + total.reference else "original",
+            max(total.baseline_error, found_check.baseline_error),
         )  # fmt: skip
     return total
 
@@ -291,8 +298,8 @@ def suspects(before: Graph, after: Graph, feeds: Mapping[str, np.ndarray]) -> li
     types = infer(before).types
     pairs = changed_regions(before, after, types)
     with Bench() as bench:
-        given = _values(before, {v.name for a, _ in pairs for v in a.inputs} - feeds.keys(), types, feeds, bench)
-        found = [(_strays(a, b, given, bench), tuple(v.name for v in a.outputs)) for a, b in pairs]
+        given_arrays = _values(before, {v.name for a, _ in pairs for v in a.inputs} - feeds.keys(), types, feeds, bench)
+        found = [(_strays(a, b, given_arrays, bench), tuple(v.name for v in a.outputs)) for a, b in pairs]
     return [outputs for _, outputs in sorted(found, key=lambda f: -f[0])]
 
 
@@ -304,22 +311,22 @@ def _values(
     declared = {v.name for v in graph.outputs}
     outputs = (*graph.outputs, *(v for v in wanted if v.name not in declared))
     try:
-        made = attempt(bench.session(replace(graph, outputs=outputs, values=()), optimise=False), feeds)
+        arrays = attempt(bench.session(replace(graph, outputs=outputs, values=()), optimise=False), feeds)
     except REFUSALS:
-        made = None
-    return {**feeds, **(made or {})}
+        arrays = None
+    return {**feeds, **(arrays or {})}
 
 
-def _strays(a: Graph, b: Graph, given: Mapping[str, np.ndarray], bench: Bench) -> float:
+def _strays(a: Graph, b: Graph, given_arrays: Mapping[str, np.ndarray], bench: Bench) -> float:
     """How far one region strays; negative if it cannot be run."""
     runs: list[Arrays] = []
     for graph in (a, b):
         try:
-            made = attempt(bench.session(replace(graph, values=()), optimise=False), given)
+            arrays = attempt(bench.session(replace(graph, values=()), optimise=False), given_arrays)
         except REFUSALS:
             return -1.0
-        if made is None:
+        if arrays is None:
             return -1.0
-        runs.append(made)
+        runs.append(arrays)
     kinds = {v.name: v.type.dtype if isinstance(v.type, TensorType) else None for v in a.outputs}
     return max((excess(runs[0][n], runs[1][n], kind) for n, kind in kinds.items()), default=-1.0)

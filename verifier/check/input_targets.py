@@ -380,14 +380,14 @@ def _axes(graph: Graph, node: Node, rank: int) -> Iterator[tuple[int, int]]:
         yield from ((2 + i, k) for i, k in enumerate(kernel) if isinstance(k, int))
 
 
-def _integers(graph: Graph, node: Node, place: int, attribute: str) -> list[int]:
+def _integers(graph: Graph, node: Node, position: int, attribute: str) -> list[int]:
     """A node's whole numbers, from a constant operand or an attribute."""
     held = node.attributes.get(attribute)
     if held is not None:
         return [v for v in (held if isinstance(held, tuple) else (held,)) if isinstance(v, int)]
-    if len(node.inputs) <= place or not node.inputs[place]:
+    if len(node.inputs) <= position or not node.inputs[position]:
         return []
-    return [int(t) for t in numbers_of(graph, node.inputs[place], _FEW_SIZES) if abs(t) < 2**62]
+    return [int(t) for t in numbers_of(graph, node.inputs[position], _FEW_SIZES) if abs(t) < 2**62]
 
 
 def _inner_numbers(graph: Graph) -> Iterator[int]:

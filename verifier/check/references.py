@@ -107,8 +107,8 @@ def displaced(truth: np.ndarray, before: np.ndarray, after: np.ndarray) -> np.nd
         return np.where(same, truth, after)
     with np.errstate(all="ignore"):
         moved = truth.astype(np.float64) + (after.astype(np.float64) - before.astype(np.float64))
-    found = np.where(np.isfinite(moved), moved, after).astype(truth.dtype)
-    return np.where(same, truth, found)
+    array = np.where(np.isfinite(moved), moved, after).astype(truth.dtype)
+    return np.where(same, truth, array)
 
 
 @dataclass

@@ -247,10 +247,15 @@ def elements(trial: Trial, algebra: Exact, rng: np.random.Generator, *, shared: 
 def _few_numbers(trial: Trial, rng: np.random.Generator) -> list[Fraction]:
     """A few numbers: where functions turn, where the rule's own constants turn something, and opposites."""
     named = _turning(trial)
-    places = [*named, *(v + d for v in named for d in (Fraction(1, 8), Fraction(-1, 8)))]
-    places += [v * h for v in named for h in (Fraction(1, 2), Fraction(-1, 2)) if v]  # closer to 0 than a constant is
-    known = [*_TURNS, *places]
-    picked = [(some := places if places and n % 2 == 0 else known)[rng.integers(0, len(some))] for n in range(_FEW - 2)]
+    fractions = [*named, *(v + d for v in named for d in (Fraction(1, 8), Fraction(-1, 8)))]
+    fractions += [
+        v * h for v in named for h in (Fraction(1, 2), Fraction(-1, 2)) if v
+    ]  # closer to 0 than a constant is
+    known_fractions = [*_TURNS, *fractions]
+    picked = [
+        (some := fractions if fractions and n % 2 == 0 else known_fractions)[rng.integers(0, len(some))]
+        for n in range(_FEW - 2)
+    ]
     return [*picked, -picked[0], Fraction(int(rng.integers(-4096, 4097)), 1 << int(rng.choice([3, 12])))]
 
 
@@ -260,8 +265,8 @@ def _turning(trial: Trial) -> list[Fraction]:
     powers = any(isinstance(s, Call) and s.function == "pow" for s in scalars)  # of what is large none is taken
     named = sorted({s.value for s in scalars if isinstance(s, Number) and isinstance(s.value, Fraction)})
     factors = [Fraction(1), *(v for v in named if v)][: _MOST_NAMED + 1]
-    found = {*named, *(f for a in factors for b in factors for f in (a * b, a / b))}
-    return sorted(v for v in found if abs(v) <= (_SMALL if powers else _LARGE)) if named else []
+    fractions = {*named, *(f for a in factors for b in factors for f in (a * b, a / b))}
+    return sorted(v for v in fractions if abs(v) <= (_SMALL if powers else _LARGE)) if named else []
 
 
 def values_of(roots: Sequence[Term], trial: Trial, given: Mapping[str, Array], algebra: Algebra) -> dict[Term, Array]:
@@ -355,11 +360,11 @@ def fails(
     raise Unlucky
 
 
-def _less_defined(rule: Rule, trial: Trial, given: Mapping[str, Array], algebra: Exact) -> bool:
+def _less_defined(rule: Rule, trial: Trial, given_arrays: Mapping[str, Array], algebra: Exact) -> bool:
     """Whether the side that the rule puts in divides by zero at elements where the side that it takes out does not."""
     sides = (trial.lhs, trial.rhs) if rule.forward or not rule.backward else (trial.rhs, trial.lhs)
     try:
-        values_of(sides[0], trial, given, algebra)
+        values_of(sides[0], trial, given_arrays, algebra)
     except Unlucky:
         return False
     return True  # both sides were evaluated before, and one of them does
@@ -380,13 +385,13 @@ def _defined(trial: Trial, roots: Sequence[Term], rng: np.random.Generator) -> b
 def _float_differs(trial: Trial, rng: np.random.Generator) -> bool:
     """Whether the sides differ in floating point at random positive and random signed elements."""
     for shift in (0.0, 2.5):
-        given: dict[str, Array] = {}
+        given_arrays: dict[str, Array] = {}
         for name, kind in trial.variables.items():
             shape = tuple(int(value_at(d, {})) for d in kind.shape or ())
             drawn = rng.uniform(-1.5, 1.5, size=shape) + shift
-            given[name] = drawn if kind.dtype == DType.FLOAT32 else trial.drawn(name, rng, shape)
+            given_arrays[name] = drawn if kind.dtype == DType.FLOAT32 else trial.drawn(name, rng, shape)
         with np.errstate(all="ignore"):
-            values = values_of((*trial.lhs, *trial.rhs), trial, given, FLOAT64)
+            values = values_of((*trial.lhs, *trial.rhs), trial, given_arrays, FLOAT64)
         for a, b in zip(trial.lhs, trial.rhs, strict=True):
             left, right = np.asarray(values[a], float), np.asarray(values[b], float)
             usable = np.isfinite(left) & np.isfinite(right)

@@ -45,8 +45,8 @@ def kernel_points(
     form = RUN_TYPES[dtype]
     for number, site in enumerate(s for s in sites[:_SITES] if s.different and s.counts):
         batch = site.meant(middling(site.counts, _POINTS, rng))
-        for backward, found in Look(site, number, form).kernels(batch, directions):
-            yield site, backward, batch, found
+        for backward, error_analysis in Look(site, number, form).kernels(batch, directions):
+            yield site, backward, batch, error_analysis
 
 
 def with_kernels_specials(sites: Sequence[Site], found: Directions, rng: np.random.Generator) -> Directions:
@@ -64,8 +64,8 @@ def with_kernels_specials(sites: Sequence[Site], found: Directions, rng: np.rand
         }
         batch = site.meant(flooded(some, rng))
         chosen = site.different or range(len(site.pairs))
-        places = list(chosen)[:: max(1, len(chosen) // _ELEMENTS)]
-        made = runtime_results(site, batch, places)
+        positions = list(chosen)[:: max(1, len(chosen) // _ELEMENTS)]
+        made = runtime_results(site, batch, positions)
         if made is None:
             continue
         for left, right in zip(*made, strict=True):

@@ -171,8 +171,8 @@ def without(rule: Rule, verdicts: Directions, broken: Sequence[Breach]) -> Direc
         alternatives = []
         for way in verdict.alternatives or (SafeConditions(),):
             broke = replace(way, finite=breach.condition.finite) == breach.condition
-            kept = _narrower(way, DType(breach.dtype), names) if broke else way
-            alternatives += [] if kept is None else [kept]
+            kept_conditions = _narrower(way, DType(breach.dtype), names) if broke else way
+            alternatives += [] if kept_conditions is None else [kept_conditions]
         by_type[breach.dtype] = replace(
             verdict, verdict="conditional" if alternatives else "unsafe", alternatives=tuple(alternatives), exact=False,
             worst=verdict.worst or breach.point,
@@ -180,13 +180,13 @@ def without(rule: Rule, verdicts: Directions, broken: Sequence[Breach]) -> Direc
     return made
 
 
-def _narrower(way: SafeConditions, dtype: DType, names: Sequence[str]) -> SafeConditions | None:
+def _narrower(conditions: SafeConditions, dtype: DType, names: Sequence[str]) -> SafeConditions | None:
     """A way inside the narrowest window that is worth having; ``None`` if it is there already, or has none."""
     if dtype not in _NARROWEST:
         return None  # float16: what broke inside a window that is narrow already is no matter of windows
     low, high = _NARROWEST[dtype]
     form = FORMATS[dtype]
     least = round(np.log2(form.tiny)) + 1
-    given = {n: way.window.get(n, (least, form.exponents[1])) for n in names}
+    given = {n: conditions.window.get(n, (least, form.exponents[1])) for n in names}
     window = {n: (a if a == least else max(a, low), min(b, high)) for n, (a, b) in given.items()}
-    return None if window == way.window else replace(way, window=window)
+    return None if window == conditions.window else replace(conditions, window=window)

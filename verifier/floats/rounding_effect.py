@@ -74,16 +74,18 @@ def _measure(
     trial: Trial, dtype: DType, rng: np.random.Generator, errors: tuple[list[np.ndarray], list[np.ndarray]]
 ) -> None:
     """Add the errors of both sides' elements at one point."""
-    given: dict[str, np.ndarray] = {}
+    given_arrays: dict[str, np.ndarray] = {}
     for name, kind in trial.variables.items():
         shape = tuple(value_at(d, {}) for d in kind.shape or ())
         if kind.dtype == DType.FLOAT32:
-            given[name] = at_dtype(rng.standard_normal(shape) + 0.5, dtype)
+            given_arrays[name] = at_dtype(rng.standard_normal(shape) + 0.5, dtype)
         else:
-            given[name] = rng.integers(0, trial.below[name], shape).astype(kind.dtype.numpy)
-    wide = {n: a.astype(np.float64) if trial.variables[n].dtype == DType.FLOAT32 else a for n, a in given.items()}
+            given_arrays[name] = rng.integers(0, trial.below[name], shape).astype(kind.dtype.numpy)
+    wide = {
+        n: a.astype(np.float64) if trial.variables[n].dtype == DType.FLOAT32 else a for n, a in given_arrays.items()
+    }
     for side, roots in zip(errors, (trial.lhs, trial.rhs), strict=True):
-        rounded = evaluated(roots, given, dtype)
+        rounded = evaluated(roots, given_arrays, dtype)
         exact = evaluated(roots, wide, DType.FLOAT64)
         for got, want in zip(rounded, exact, strict=True):
             a, b = got.astype(np.float64).ravel(), want.astype(np.float64).ravel()

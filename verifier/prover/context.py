@@ -135,8 +135,8 @@ def context_of(rule: Rule) -> Context:
 
 def exact_part(value: Dim, part: str) -> Dim:
     """``d`` of ``d·part``."""
-    found = coefficient_of(value, part)
-    return 1 if found is None or found == 0 else found
+    size = coefficient_of(value, part)
+    return 1 if size is None or size == 0 else size
 
 
 def _ranges(rule: Rule) -> tuple[dict[str, int], list[Condition], dict[str, int]]:
@@ -168,8 +168,8 @@ def _typed(type_: TensorType, binding: Mapping[str, Dim]) -> TensorType:
 
 
 def _conditions(conditions: Sequence[Condition], binding: Mapping[str, Dim]) -> list[Condition]:
-    made = [normal_condition(Condition(c.kind, substitute(c.size, binding))) for c in conditions]
-    return [c for c in dict.fromkeys(made) if c.known is not True]
+    new_conditions = [normal_condition(Condition(c.kind, substitute(c.size, binding))) for c in conditions]
+    return [c for c in dict.fromkeys(new_conditions) if c.known is not True]
 
 
 def _solution(
@@ -210,8 +210,8 @@ def _multiple(size: Dim, least: Mapping[str, int]) -> tuple[str, Dim, dict[str, 
 def stated(rule: Rule) -> tuple[tuple[Condition, ...], Mapping[str, int]]:
     """What a rule says of its sizes and attributes itself, by types and ``where``: conditions, and least values."""
     least, hypotheses, _ = _ranges(rule)
-    found = _conditions([*hypotheses, *(g.condition for g in rule.where)], {})
-    return tuple(found), least
+    conditions = _conditions([*hypotheses, *(g.condition for g in rule.where)], {})
+    return tuple(conditions), least
 
 
 def witnesses(context: Context, facts: Facts) -> dict[str, set[int]]:
@@ -321,18 +321,18 @@ def derived(rule: Rule, budget: Budget) -> list[str]:
     types = types_of(rule)
     conditions, least = stated(rule)
     facts = Facts(conditions, least, budget)
-    made: dict[str, Condition] = {}
+    new_conditions: dict[str, Condition] = {}
     for c in types.lhs_obligations:
-        if not facts.implied(normal_condition(c), made.values(), 1):
-            made[condition_text(c)] = normal_condition(c)
-    for name, c in list(made.items()):  # what a later one says as well
-        if len(made) > 1 and facts.implied(c, [o for o in made.values() if o is not c], 1):
-            del made[name]
-    texts = list(made)
+        if not facts.implied(normal_condition(c), new_conditions.values(), 1):
+            new_conditions[condition_text(c)] = normal_condition(c)
+    for name, c in list(new_conditions.items()):  # what a later one says as well
+        if len(new_conditions) > 1 and facts.implied(c, [o for o in new_conditions.values() if o is not c], 1):
+            del new_conditions[name]
+    texts = list(new_conditions)
     for at in positions(rule, rule.lhs, types.types):
         if at.below is None:
             texts.append(str(at))
-        elif not facts.implied(normal_condition(ge(at.size - at.below)), made.values()):
+        elif not facts.implied(normal_condition(ge(at.size - at.below)), new_conditions.values()):
             raise Refusal(
                 f"the positions {at.text} are declared below {at.below} and read on an axis of size {at.size}: an "
                 "index beyond its axis is an error"

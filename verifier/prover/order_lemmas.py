@@ -41,8 +41,8 @@ _INCREASING = frozenset({"exp", "floor", "round", "ramp", "positive", "erf", "at
 
 def through_monotone(algebra: Algebra, branch: Branch, maximum: Callable[[Branch], Value]) -> Value | None:
     """The maximum of a branch, moved inside a monotone function of one element; ``None`` where it is not one."""
-    found = {f for m in branch.value for f in _moving(m, set(branch.bound))}
-    core = next(iter(found)) if len(found) == 1 else None
+    elements = {f for m in branch.value for f in _moving(m, set(branch.bound))}
+    core = next(iter(elements)) if len(elements) == 1 else None
     if core is None or branch.value == atom_value(core) or branch.value == scale(atom_value(core), -1):
         return None
     if all(len(m.factors) <= 1 and all(f == core for f, _ in m.factors) for m in branch.value):
@@ -128,14 +128,14 @@ def _reads(factor: Factor, core: Element) -> bool:
 
 def _with(algebra: Algebra, value: Value, core: Element, best: Value) -> Value:
     """A value with the element replaced, built again."""
-    made: list[Value] = []
+    values: list[Value] = []
     for m in value:
         product: Value = (m.of(factors=tuple((f, p) for f, p in m.factors if not _reads(f, core))),)
         for f, p in m.factors:
             if _reads(f, core):
                 product = mul(product, _factor_with(algebra, f, p, core, best))
-        made.append(product)
-    return algebra.tidy(add(*made))
+        values.append(product)
+    return algebra.tidy(add(*values))
 
 
 def _factor_with(algebra: Algebra, factor: Factor, power: Fraction, core: Element, best: Value) -> Value:
@@ -149,20 +149,20 @@ def _factor_with(algebra: Algebra, factor: Factor, power: Fraction, core: Elemen
         case "exp":
             return algebra.exponential(scale(inner, power))
         case "ramp":
-            made = algebra.ramp(inner)
+            value = algebra.ramp(inner)
         case "positive":
-            made = algebra.positive(inner)
+            value = algebra.positive(inner)
         case "sqrt":
-            made = algebra.root(inner)
+            value = algebra.root(inner)
         case "log":
-            made = algebra.logarithm(inner)
+            value = algebra.logarithm(inner)
         case "floor":
-            made = algebra.floor(inner)
+            value = algebra.floor(inner)
         case _:
-            made = algebra.opaque(factor.function, [inner])
+            value = algebra.opaque(factor.function, [inner])
     result = ONE
     for _ in range(int(power)):
-        result = mul(result, made)
+        result = mul(result, value)
     return result
 
 

@@ -146,7 +146,7 @@ def prove_with_steps(rule: Rule, *, time_limit: float = 10.0) -> tuple[ProvedAll
     return verdict, proof
 
 
-def _prove_instance(instance: Rule, budget: Budget, proof: Proof, found: _Assumptions) -> None:
+def _prove_instance(instance: Rule, budget: Budget, proof: Proof, assumptions: _Assumptions) -> None:
     """Prove a rule without ``...``, in every way in which its slices can be clamped.
 
     Raises:
@@ -168,7 +168,7 @@ def _prove_instance(instance: Rule, budget: Budget, proof: Proof, found: _Assump
             if not impossible(context.hypotheses, context.least, budget):
                 raise Refusal("no sizes were found that satisfy the rule's context")
             if added:
-                found.derived[f"not ({when})"] = None
+                assumptions.derived[f"not ({when})"] = None
             possible.append(None)
             continue
         for name, some in taken.items():
@@ -179,13 +179,13 @@ def _prove_instance(instance: Rule, budget: Budget, proof: Proof, found: _Assump
         raise Refusal("its hypotheses contradict each other: no sizes satisfy them")
     always = set.intersection(*map(set, demands.values()))
     for when, conditions in demands.items():
-        found.derived.update(dict.fromkeys(d if d in always else f"{d} where {when}" for d in conditions))
+        assumptions.derived.update(dict.fromkeys(d if d in always else f"{d} where {when}" for d in conditions))
     unforced(instance, values, budget)
     for one in possible:
         if one is None:
             proof.goals.append(None)
         else:
-            found.nonzero.update(dict.fromkeys(_prove_case(*one, budget, proof)))
+            assumptions.nonzero.update(dict.fromkeys(_prove_case(*one, budget, proof)))
 
 
 def _prove_case(case: Rule, context: Context, facts: Facts, budget: Budget, proof: Proof) -> list[str]:
@@ -234,12 +234,12 @@ def _prove_output(
         matcher = Matcher(attempt.algebra, unroll)
         is_zero = matcher.zero(add(attempt.left, scale(attempt.right, -1)))
         extents = tuple(tuple(d) for d in digits)
-        made = Derivation(
+        derivation = Derivation(
             left, right, attempt.facts, attempt.left, attempt.right, tuple(matcher.steps), extents, context.parts,
             facts.established,
         )  # fmt: skip
         if is_zero:
-            proof.goals.append(made)
+            proof.goals.append(derivation)
             return nonzero
         if attempt.longest <= unroll:
             break
@@ -271,21 +271,21 @@ def _common_digits(a: Axis, b: Axis, size: Dim) -> list[Dim]:
     left, right = [e for _, e in a], [e for _, e in b]
     if len(left) < 2 or len(right) < 2:
         return left if len(left) > 1 else right if len(right) > 1 else [size]
-    found: list[Dim] = []
+    sizes: list[Dim] = []
     while left and right:
         x, y = left.pop(), right.pop()
         if x == y:
-            found.append(x)
+            sizes.append(x)
         elif (q := exact_quotient(x, y)) is not None:
-            found.append(y)
+            sizes.append(y)
             left.append(q)
         elif (q := exact_quotient(y, x)) is not None:
-            found.append(x)
+            sizes.append(x)
             right.append(q)
         else:
             return [e for _, e in a]
-    found += list(reversed(left or right))
-    return found[::-1]
+    sizes += list(reversed(left or right))
+    return sizes[::-1]
 
 
 @dataclass
@@ -373,8 +373,10 @@ class _Attempt:
         for (kind, what), value in (*left.items(), *right.items()):
             if (number := constant_of(value)) is not None and (number < 0 or (number == 0 and kind != "nonnegative")):
                 raise Refusal(f"one side is defined only where {readable(what)} is {kind}: nowhere")
-        given, asked = (left, right) if rule.forward or not rule.backward else (right, left)
-        extra = sorted(k for k in asked if k not in given and not self._is_defined(k[0], asked[k], given.keys()))
+        given_values, values = (left, right) if rule.forward or not rule.backward else (right, left)
+        extra = sorted(
+            k for k in values if k not in given_values and not self._is_defined(k[0], values[k], given_values.keys())
+        )
         if extra:
             kind, rendered = extra[0]
             raise CannotProve(f"one side is defined only where {readable(rendered)} is {kind}")
@@ -399,14 +401,14 @@ class _Attempt:
         for size in (*dimensions(self.left), *dimensions(self.right)):
             for atom in _quotients(size):
                 for axis, extents in enumerate(digits):
-                    for place, extent in enumerate(extents):
-                        if coefficient_of(atom.numerator, f"o{axis}.{place}") != 1:
+                    for position, extent in enumerate(extents):
+                        if coefficient_of(atom.numerator, f"o{axis}.{position}") != 1:
                             continue
                         quotient = exact_quotient(extent, atom.denominator)
                         if quotient in (None, 1) or symbols(atom.denominator) - self.facts.least.keys():
                             continue
                         made = [list(e) for e in digits]
-                        made[axis][place : place + 1] = [quotient, atom.denominator]
+                        made[axis][position : position + 1] = [quotient, atom.denominator]
                         return made
         return None
 

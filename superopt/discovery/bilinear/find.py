@@ -108,30 +108,30 @@ def find(tile: Tile, *, seed: int = 0, steps: int = 3_000_000, walks: int = 4) -
     }  # fmt: skip
     if sum(tensor.shape[:2]) <= _SMALL:
         finders["span"] = lambda: by_span(tile, tensor)
-    found: list[Algorithm] = []
+    algorithms: list[Algorithm] = []
     work: dict[str, int] = {}
     for name, finder in finders.items():
-        _take(name, finder(), found, work)
-    for pair in halves(tile) if not found else ():
+        _take(name, finder(), algorithms, work)
+    for pair in halves(tile) if not algorithms else ():
         needed = {t.name: t for t in pair}
         parts = {name: find(t, seed=seed, steps=steps, walks=walks) for name, t in needed.items()}
         for part in parts.values():
             work.update({n: work.get(n, 0) + w for n, w in part.work.items()})
         outer, inner = (parts[t.name].algorithm for t in pair)
         if outer is not None and inner is not None:
-            found.append(nested(tile, outer, inner))
-    if not found:  # neither polynomials nor small: the walks, which take longest
-        _take("flips", by_flips(tile, tensor, seed=seed, steps=steps, walks=walks), found, work)
-    rank = min((a.rank for a in found), default=products)
-    ordered = by_merit([a for a in found if a.rank == rank]) if rank < products else ()
+            algorithms.append(nested(tile, outer, inner))
+    if not algorithms:  # neither polynomials nor small: the walks, which take longest
+        _take("flips", by_flips(tile, tensor, seed=seed, steps=steps, walks=walks), algorithms, work)
+    rank = min((a.rank for a in algorithms), default=products)
+    ordered = by_merit([a for a in algorithms if a.rank == rank]) if rank < products else ()
     best = replace(ordered[0], origin={**ordered[0].origin, "work": sum(work.values())}) if ordered else None
     compared = check_algorithm(best) if best is not None else 0
     seconds = time.process_time() - start
     return Sought(tile, products, best, max(0, len(ordered) - 1), compared, work, seconds)
 
 
-def _take(name: str, normal_form: Candidates, found: list[Algorithm], work: dict[str, int]) -> None:
-    found += normal_form.algorithms
+def _take(name: str, normal_form: Candidates, algorithms: list[Algorithm], work: dict[str, int]) -> None:
+    algorithms += normal_form.algorithms
     work[name] = normal_form.work
 
 
@@ -256,9 +256,9 @@ def by_parts(tile: Tile, tensor: Array) -> Candidates:
         read = np.flatnonzero((part != 0).any(axis=(0, 1)))
         factors, how = _direct(part), "directly"
         if _least(part) < len(factors[0]):
-            found = by_points(tile, part[:, :, read])
-            work += found.work
-            best = next((a for a in found.algorithms if a.rank < len(factors[0])), None)
+            candidates = by_points(tile, part[:, :, read])
+            work += candidates.work
+            best = next((a for a in candidates.algorithms if a.rank < len(factors[0])), None)
             if best is not None:
                 outputs = _scattered(transposed(best.outputs), read.tolist(), tensor.shape[2])
                 factors, how = (best.data, best.weights, outputs), " ".join(best.origin["points"])
@@ -301,12 +301,12 @@ def _direct(part: Array) -> tuple[Matrix, Matrix, Matrix]:
     return data, weights, tuple(tuple(Fraction(v) for v in part[i, j]) for i, j in meets)
 
 
-def _scattered(rows: Matrix, places: Sequence[int], size: int) -> Matrix:
+def _scattered(rows: Matrix, positions: Sequence[int], size: int) -> Matrix:
     """Rows whose elements stand at these places of longer ones."""
     found = []
     for row in rows:
         wide = [Fraction(0)] * size
-        for place, value in zip(places, row, strict=True):
-            wide[place] = value
+        for position, value in zip(positions, row, strict=True):
+            wide[position] = value
         found.append(tuple(wide))
     return tuple(found)

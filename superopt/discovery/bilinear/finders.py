@@ -51,7 +51,7 @@ def by_points(tile: Tile, tensor: Array) -> Candidates:
     tried = 0
     points: list[Fraction | None] = [None, *_points()]
     for rank in range(max(tensor.shape[1:]), sum(tensor.shape)):
-        found: list[Algorithm] = []
+        algorithms: list[Algorithm] = []
         for mode in range(3):
             turned = np.moveaxis(tensor, mode, 0)
             if _geometric(turned) is None:
@@ -61,9 +61,9 @@ def by_points(tile: Tile, tensor: Array) -> Candidates:
             for chosen in _promising(turned, points, sets):
                 vectors = [[_powers(points[n], size) for n in chosen] for size in turned.shape[1:]]
                 algorithm = _interpolated(tile, turned, mode, vectors, [_named(points[n]) for n in chosen])
-                found += [] if algorithm is None else [algorithm]
-        if found:
-            return Candidates(by_merit(found), tried)
+                algorithms += [] if algorithm is None else [algorithm]
+        if algorithms:
+            return Candidates(by_merit(algorithms), tried)
         if rank > _RANKS:
             break
     return Candidates((), tried)
@@ -77,15 +77,15 @@ def by_span(tile: Tile, tensor: Array) -> Candidates:
     flat = np.array([[float(p * q) for p in b for q in g] for b, g in pairs])
     slices = tensor.astype(np.float64).reshape(len(tensor), -1)
     for rank in range(1, int(np.linalg.matrix_rank(slices)) * 3):
-        found: list[Algorithm] = []
+        algorithms: list[Algorithm] = []
         for batch in _batches(combinations(range(len(pairs)), rank), _MOST_SPANS - tried):
             tried += len(batch)
             for chosen in batch[_spanned(flat[batch], slices)]:
                 vectors = [[pairs[n][side] for n in chosen] for side in range(2)]
                 algorithm = _interpolated(tile, tensor, 0, vectors, [])
-                found += [] if algorithm is None else [algorithm]
-        if found or tried >= _MOST_SPANS:
-            return Candidates(by_merit(found), tried)
+                algorithms += [] if algorithm is None else [algorithm]
+        if algorithms or tried >= _MOST_SPANS:
+            return Candidates(by_merit(algorithms), tried)
     return Candidates((), tried)
 
 
@@ -223,17 +223,17 @@ def by_flips(tile: Tile, tensor: Array, *, seed: int, steps: int, walks: int) ->
     """
     if max(tensor.shape) > _WIDE or not all(v in (-1, 0, 1) for v in tensor.flat):
         return Candidates((), 0)
-    found: list[Algorithm] = []
+    algorithms: list[Algorithm] = []
     for number in range(walks):
         walk = _Walk(tensor, random.Random(f"{seed}/{tile.name}/{number}"))
         met, reached = walk.run(steps)
         rank = len(met[0])
-        if rank > min((a.rank for a in found), default=rank):
+        if rank > min((a.rank for a in algorithms), default=rank):
             continue
         origin: dict[str, object] = {"finder": "flips", "seed": seed, "walk": number, "steps": reached}
-        found = [a for a in found if a.rank == rank]
-        found += [_algorithm(tile, state, tensor.shape, origin) for state in met]
-    return Candidates(by_merit(found), steps * walks)
+        algorithms = [a for a in algorithms if a.rank == rank]
+        algorithms += [_algorithm(tile, state, tensor.shape, origin) for state in met]
+    return Candidates(by_merit(algorithms), steps * walks)
 
 
 def _algorithm(

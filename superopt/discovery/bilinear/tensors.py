@@ -36,20 +36,20 @@ class _Form:
         self.terms = {m: c for m, c in terms.items() if c}
 
     def __add__(self, other: _Form) -> _Form:
-        found = dict(self.terms)
+        fractions = dict(self.terms)
         for monomial, value in other.terms.items():
-            found[monomial] = found.get(monomial, Fraction(0)) + value
-        return _Form(found)
+            fractions[monomial] = fractions.get(monomial, Fraction(0)) + value
+        return _Form(fractions)
 
     def __mul__(self, other: _Form) -> _Form:
-        found: dict[_Monomial, Fraction] = {}
+        fractions: dict[_Monomial, Fraction] = {}
         for (i, j), p in self.terms.items():
             for (k, l), q in other.terms.items():
                 if (i >= 0 and k >= 0) or (j >= 0 and l >= 0):
                     raise UsageError("it multiplies data by data, or weights by weights, so it is not bilinear")
                 monomial = max(i, k), max(j, l)
-                found[monomial] = found.get(monomial, Fraction(0)) + p * q
-        return _Form(found)
+                fractions[monomial] = fractions.get(monomial, Fraction(0)) + p * q
+        return _Form(fractions)
 
 
 class _Forms:
@@ -89,10 +89,10 @@ class _Forms:
 
 
 def _objects(values: Array, normal_form: Callable[[Any], _Form]) -> Array:
-    found = np.empty(values.shape, dtype=object)
+    array = np.empty(values.shape, dtype=object)
     for place in np.ndindex(values.shape):
-        found[place] = normal_form(values[place])
-    return found
+        array[place] = normal_form(values[place])
+    return array
 
 
 def tensor_of(tile: Tile) -> Array:
@@ -103,13 +103,13 @@ def tensor_of(tile: Tile) -> Array:
     """
     types = {name: TensorType(DType.FLOAT32, shape) for name, shape in tile.shapes.items()}
     _, meanings = type_terms(tile.terms, types)
-    given = {**_symbols(tile, tile.data, 0), **_symbols(tile, tile.weights, 1)}
+    given_arrays = {**_symbols(tile, tile.data, 0), **_symbols(tile, tile.weights, 1)}
 
     def outputs(app: App, operands: list[Array | None]) -> list[Array]:
         return [evaluate(c, operands, _Forms(), {}) for c in meanings[app].outputs]
 
-    found = computed(tile.terms, given, outputs)
-    forms: list[_Form] = [form for root in tile.terms for form in np.ravel(found[root])]
+    arrays = computed(tile.terms, given_arrays, outputs)
+    forms: list[_Form] = [form for root in tile.terms for form in np.ravel(arrays[root])]
     shape = tile.elements(tile.data), tile.elements(tile.weights), len(forms)
     tensor = np.full(shape, Fraction(0), dtype=object)
     for k, form in enumerate(forms):
@@ -121,14 +121,14 @@ def tensor_of(tile: Tile) -> Array:
 
 
 def _symbols(tile: Tile, names: Mapping[str, str], side: int) -> dict[str, Array]:
-    found: dict[str, Array] = {}
+    arrays: dict[str, Array] = {}
     start = 0
     for name in names:
         shape = tile.shapes[name]
         numbers = start + np.arange(prod(shape)).reshape(shape)
-        found[name] = _objects(numbers, lambda n: _Form({((int(n), -1) if side == 0 else (-1, int(n))): Fraction(1)}))
+        arrays[name] = _objects(numbers, lambda n: _Form({((int(n), -1) if side == 0 else (-1, int(n))): Fraction(1)}))
         start += prod(shape)
-    return found
+    return arrays
 
 
 _Grid = tuple[int, int]  # rows and columns of blocks
@@ -226,8 +226,8 @@ def normal_form(tile: Tile, data: Matrix, weights: Matrix, outputs: Matrix, orig
 def _content(row: Sequence[Fraction]) -> Fraction:
     """What a row of rationals is a multiple of, so that coprime integers are left; the sign is the first element's."""
     some = [v for v in row if v]
-    found = Fraction(gcd(*(v.numerator for v in some)), lcm(*(v.denominator for v in some)))
-    return -found if some[0] < 0 else found
+    fraction = Fraction(gcd(*(v.numerator for v in some)), lcm(*(v.denominator for v in some)))
+    return -fraction if some[0] < 0 else fraction
 
 
 def transposed(matrix: Matrix) -> Matrix:

@@ -66,8 +66,10 @@ def jvp(
     moved = tangents(
         extension, {name: extension.input(f"tangent {name}", extension.expr(name).type) for name in to}, of
     )
-    kept = tuple(extension.graph.outputs) if keep_outputs else ()
-    return extension.result((*kept, *(extension.named(moved[name], f"tangent {name}", "tangent") for name in of)))
+    kept_values = tuple(extension.graph.outputs) if keep_outputs else ()
+    return extension.result(
+        (*kept_values, *(extension.named(moved[name], f"tangent {name}", "tangent") for name in of))
+    )
 
 
 def tangents(extension: Extension, given: Mapping[str, Expr], outputs: Sequence[str]) -> dict[str, Expr]:
@@ -81,24 +83,24 @@ def tangents(extension: Extension, given: Mapping[str, Expr], outputs: Sequence[
     Raises:
         NotDifferentiable: a node on the way has no derivative; names it.
     """
-    found: dict[str, Expr] = dict(given)
+    expressions: dict[str, Expr] = dict(given)
     moving = moving_values(extension, list(given))
     needed = _needed(extension, outputs)
     for step in extension.steps:
-        if needed.isdisjoint(step.node.outputs) or not found.keys() & set(step.node.reads):
+        if needed.isdisjoint(step.node.outputs) or not expressions.keys() & set(step.node.reads):
             continue
-        site = site_of(extension, step, moving & found.keys())
+        site = site_of(extension, step, moving & expressions.keys())
         if not site.wanted or is_still(site):
             continue
         names = [None if a is None else str(a.term) for a in site.args]
-        moved = [found.get(n) if n is not None and p in site.wanted else None for p, n in enumerate(names)]
+        moved = [expressions.get(n) if n is not None and p in site.wanted else None for p, n in enumerate(names)]
         try:
             for name, part in zip(step.node.outputs, push(site, moved), strict=False):
                 if part is not None and name:
-                    found[name] = extension.emit(part, "tangent")
+                    expressions[name] = extension.emit(part, "tangent")
         except SuperoptError as reason:
             raise refusal(step, reason) from None
-    return {name: found.get(name) or _nothing(extension, name) for name in outputs}
+    return {name: expressions.get(name) or _nothing(extension, name) for name in outputs}
 
 
 def _needed(extension: Extension, outputs: Sequence[str]) -> set[str]:
@@ -134,8 +136,8 @@ def hessian_vector(
         raise UsageError(f"a Hessian is of one output; the model has {', '.join(of)}", hint="name one")
     to = chosen_inputs(extension, inputs)
     y = extension.expr(of[0])
-    found = adjoints(extension, {of[0]: number(1, y.dtype, y.shape)}, to)
-    first = extension.result([extension.named(found[name], derivative_name(of, name)) for name in to])
+    expressions = adjoints(extension, {of[0]: number(1, y.dtype, y.shape)}, to)
+    first = extension.result([extension.named(expressions[name], derivative_name(of, name)) for name in to])
     second = jvp(first, None, to)
     names = {f"tangent {derivative_name(of, name)}": f"H tangent {name}" for name in to}
     return _renamed(second, names)

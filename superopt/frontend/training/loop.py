@@ -48,8 +48,8 @@ class TrainingLoop:
 
     def __init__(self, step: TrainingStep, *, threads: int | None = None) -> None:
         state = step.initial()
-        kept = tuple(w for w in step.graph.weights if w.name not in state)
-        session: Any = make_session(to_onnx_bytes(replace(step.graph, weights=kept)), threads=threads)
+        kept_weights = tuple(w for w in step.graph.weights if w.name not in state)
+        session: Any = make_session(to_onnx_bytes(replace(step.graph, weights=kept_weights)), threads=threads)
         self._session = session
         self._loss = step.loss
         self._types = {i.name: i.type for i in session.get_inputs()}
@@ -171,11 +171,11 @@ def rehearse(
     wide_batch = {name: wide(value) for name, value in batch.items()}
     losses, expected = [], []
     for _ in range(steps):
-        found = loaded.run({**batch, **state}, names)
+        arrays = loaded.run({**batch, **state}, names)
         true = run(step.graph, {**wide_batch, **exact})
-        losses.append(float(found[step.loss]))
+        losses.append(float(arrays[step.loss]))
         expected.append(float(true[step.loss]))
-        state, exact = step.next_feeds(found), step.next_feeds(true)
+        state, exact = step.next_feeds(arrays), step.next_feeds(true)
     first = step.initial()
     moved = root_mean_square([exact[n] - first[n] for n in step.parameters])
     apart = root_mean_square([exact[n] - state[n] for n in step.parameters])
@@ -194,15 +194,15 @@ def drawn(values: list[Value], seed: int) -> dict[str, np.ndarray]:
         UsageError: a size is not known.
     """
     source = np.random.default_rng(seed)
-    found = {}
+    arrays = {}
     for value in values:
         kind = value.type
         if not isinstance(kind, TensorType) or not kind.is_static:
             raise UsageError(f"input {value.name!r} is {kind}", hint="fix its sizes, for example --dim N=8")
         shape = tuple(d for d in kind.shape or () if isinstance(d, int))
         array = source.standard_normal(shape) if kind.dtype.is_float else source.integers(0, 2, shape)
-        found[value.name] = np.asarray(array).astype(kind.dtype.numpy)
-    return found
+        arrays[value.name] = np.asarray(array).astype(kind.dtype.numpy)
+    return arrays
 
 
 def wide(array: np.ndarray) -> np.ndarray:

@@ -46,7 +46,7 @@ from superopt.verifier.verdict import (
     verdict_to_json,
 )
 
-__all__ = ["Judge", "Tally", "any_rank", "leading", "one_axis_less", "with_lead"]
+__all__ = ["CandidateProver", "Tally", "any_rank", "leading", "one_axis_less", "with_lead"]
 
 
 @dataclass
@@ -61,7 +61,7 @@ class Tally:
     undecided: list[Mapping[str, object]] = field(default_factory=list)
 
 
-class Judge:
+class CandidateProver:
     """Asks the verifier, remembers its verdicts on disk, and turns candidates into proved rules."""
 
     def __init__(self, config: Config, theme: Theme, chunks: Chunks, bounds: Bounds = UNBOUNDED) -> None:
@@ -93,42 +93,42 @@ class Judge:
             return [free]  # what leaves less to run is wanted so
         every = any_rank(general)
         wide = None if every is None else self._proved_version(every)
-        found = [] if wide is None else [wide]
+        rules = [] if wide is None else [wide]
         kinds = {s.dtype for s in general.tensors.values()}  # a mask may lack leading axes that the data has
-        for version in self._versions(candidate, general) if not found or kinds == {"b", "f"} else ():
-            if found and not version.lead:
+        for version in self._versions(candidate, general) if not rules or kinds == {"b", "f"} else ():
+            if rules and not version.lead:
                 break
-            made = self._proved_version(version)
-            if made is not None:
-                found.append(made)
-        if not self.theme.simplifies and not any(rule.lead for rule in found):
+            new_rule = self._proved_version(version)
+            if new_rule is not None:
+                rules.append(new_rule)
+        if not self.theme.simplifies and not any(rule.lead for rule in rules):
             free = self._for_any_shapes(general)
             if free is not None:
                 return [free]  # of this rank, it says all that the others do
         if self.theme.join:
-            for rule in list(found):
+            for rule in list(rules):
                 pair = joined(rule)
                 if pair is not None and well_typed(pair) and self._quick(pair):
-                    made = self._prove(tidied(pair))
-                    if made is not None:
-                        found.append(made)
-        return found + (self._signals(found) if self.theme.signals else [])
+                    new_rule = self._prove(tidied(pair))
+                    if new_rule is not None:
+                        rules.append(new_rule)
+        return rules + (self._signals(rules) if self.theme.signals else [])
 
     def _for_any_shapes(self, general: Rule) -> Rule | None:
         """The rule for shapes that only have to have as many elements, if that is more and is proved."""
         wider = shape_general(general, lambda rule: isinstance(self._test(rule, self.config.trials), Tested))
         return self._prove(tidied(restricted(wider))) if wider != general else None
 
-    def _signals(self, found: Sequence[Rule]) -> list[Rule]:
+    def _signals(self, rules: Sequence[Rule]) -> list[Rule]:
         """The same with one spatial axis, where that is true as well."""
-        made = []
-        for rule in found:
+        new_rules = []
+        for rule in rules:
             shorter = one_axis_less(rule)
             if shorter is not None and well_typed(shorter) and self._quick(shorter):
                 proved = self._prove(tidied(shorter))
                 if proved is not None:
-                    made.append(proved)
-        return made
+                    new_rules.append(proved)
+        return new_rules
 
     def _proved_version(self, version: Rule) -> Rule | None:
         return self._prove(tidied(restricted(version))) if self._quick(version) else None
@@ -230,8 +230,8 @@ def any_rank(rule: Rule) -> Rule | None:
         else s
         for n, s in rule.forall.items()
     }
-    made = replace(rule, forall=forall)
-    return made if well_typed(made) else None
+    new_rule = replace(rule, forall=forall)
+    return new_rule if well_typed(new_rule) else None
 
 
 def leading(rule: Rule, theme: Theme) -> Iterator[Rule]:
@@ -255,9 +255,9 @@ def leading(rule: Rule, theme: Theme) -> Iterator[Rule]:
         subsets += [frozenset({widest[0], *more}) for r in range(3) for more in combinations(widest[1:], r)]
     found = 0
     for chosen in dict.fromkeys(subsets):
-        made = with_lead(rule, chosen)
-        if made is not None and well_typed(made):
-            yield made
+        new_rule = with_lead(rule, chosen)
+        if new_rule is not None and well_typed(new_rule):
+            yield new_rule
             found += 1
             if found == 2:
                 return
@@ -272,7 +272,7 @@ def with_lead(rule: Rule, chosen: frozenset[str]) -> Rule | None:
     forall: dict[str, TypeScheme] = {
         n: replace(s, lead=True) if n in chosen and isinstance(s, TensorScheme) else s for n, s in rule.forall.items()
     }
-    made: dict[Term, Term] = {}
+    terms: dict[Term, Term] = {}
     wide: set[Term] = set()
     for term in postorder(*rule.lhs, *rule.rhs):
         values = None
@@ -282,8 +282,8 @@ def with_lead(rule: Rule, chosen: frozenset[str]) -> Rule | None:
                 values = tuple((k, _from_end(term, k, v, types[first])) for k, v in term.attributes)
         if any(a in wide for a in children(term)) or (isinstance(term, Var) and term.name in chosen):
             wide.add(term)
-        made[term] = remade(term, made, values)
-    return replace(rule, forall=forall, lhs=tuple(made[t] for t in rule.lhs), rhs=tuple(made[t] for t in rule.rhs))
+        terms[term] = remade(term, terms, values)
+    return replace(rule, forall=forall, lhs=tuple(terms[t] for t in rule.lhs), rhs=tuple(terms[t] for t in rule.rhs))
 
 
 def _from_end(term: App, name: str, value: AttributeValue, first: tuple[TensorType, ...]) -> AttributeValue:
@@ -328,8 +328,8 @@ def one_axis_less(rule: Rule) -> Rule | None:
             forall[name] = replace(scheme, length=scheme.length // 2)
         else:
             forall[name] = scheme
-    made = rebuilt((*rule.lhs, *rule.rhs), lambda app, key, value: _value(app, key, value, types, gone))
-    lhs, rhs = made[: len(rule.lhs)], made[len(rule.lhs) :]
+    terms = rebuilt((*rule.lhs, *rule.rhs), lambda app, key, value: _value(app, key, value, types, gone))
+    lhs, rhs = terms[: len(rule.lhs)], terms[len(rule.lhs) :]
     if lhs == rhs:
         return None
     return restricted(replace(rule, forall=forall, lhs=lhs, rhs=rhs))
@@ -376,8 +376,8 @@ def _value(
     if name in ("strides", "dilations", "kernel_shape", "output_padding", "pads") and len(value) in _HALVES:
         parts = tuple(value[i] for i in _HALVES[len(value)])
     elif name == "shape":
-        kept = types[term][0].shape or ()
-        parts = value[: len(_shorter(kept))]
+        kept_sizes = types[term][0].shape or ()
+        parts = value[: len(_shorter(kept_sizes))]
     elif name in ("axes", "perm"):
         parts = tuple(v for v in value if v != _AXIS)
     return tuple(v if isinstance(v, int | float | str | tuple) else substitute(v, gone) for v in parts)
