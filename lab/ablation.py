@@ -128,9 +128,9 @@ class Ablation:
             row = []
             with costs.for_target(self.target, progress=quiet, sizes=self.sizes or {}) as model_costs:
                 for library, given in self._libraries(source).items():
-                    key = hashlib.sha256(contents + self._told(given)).hexdigest()
+                    key = hashlib.sha256(contents + self._settings_key(given)).hexdigest()
                     found = (known or {}).get(key)
-                    if found is None or not self._kept(found):
+                    if found is None or not self._ready_to_race(found):
                         outcome = Outcome(_name(source), library, key=key)
                         found = self._searched(source, outcome, given, model_costs)
                     row.append(replace(found, library=library))
@@ -150,14 +150,14 @@ class Ablation:
             found[LEARNT] = _Compared(rules, own.admitted, floats)
         return {**found, NONE: _Compared((), (), self.floats)}
 
-    def _told(self, given: _Compared) -> bytes:
+    def _settings_key(self, given: _Compared) -> bytes:
         """What an outcome follows from beside the model and the code."""
         sizes = sorted((self.sizes or {}).items())
         rules = (*given.rules, *given.own)
         floats = "" if given.floats is None or not rules else given.floats.digest
         return json.dumps([self.target, self.time_limit, sizes, sorted(map(rule_text, rules)), floats]).encode()
 
-    def _kept(self, outcome: Outcome) -> bool:
+    def _ready_to_race(self, outcome: Outcome) -> bool:
         """Whether all that a race needs is there: the file of a result that has not been raced."""
         return (
             self.results is None or outcome.ratio is not None or outcome.after_us == outcome.before_us
@@ -174,22 +174,22 @@ class Ablation:
         try:
             graph = load(source)
             limits = SearchOptions(time_limit=self.time_limit, sizes=sizes, cache=False, floats=given.floats)
-            found = search_user_rules_first(
+            search_result = search_user_rules_first(
                 graph, (*given.rules, *given.own), given.own, lambda g, chosen: search(g, chosen, model, limits)
             )
-            if not found.before_us:
-                return replace(outcome, failure=f"not searched: {found.stopped}")
+            if not search_result.before_us:
+                return replace(outcome, failure=f"not searched: {search_result.stopped}")
             before = after = costs.graph_cost(graph, model, sizes=sizes).us
-            if found.graph is not graph:
-                after = costs.graph_cost(found.graph, model, sizes=sizes).us
+            if search_result.graph is not graph:
+                after = costs.graph_cost(search_result.graph, model, sizes=sizes).us
             better = after < before
             outcome = replace(
-                outcome, before_us=before, after_us=min(after, before), stopped=found.stopped, seconds=found.seconds,
-                rules={a.rule: a.count for a in found.applied} if better else {},
+                outcome, before_us=before, after_us=min(after, before), stopped=search_result.stopped,
+                seconds=search_result.seconds, rules={a.rule: a.count for a in search_result.applied} if better else {},
             )  # fmt: skip
             if better and self.results is not None:
                 self.results.mkdir(parents=True, exist_ok=True)
-                formats.save(found.graph, self._file(outcome), force=True)
+                formats.save(search_result.graph, self._file(outcome), force=True)
         except SuperoptError as error:
             return replace(outcome, failure=str(error))
         return outcome
@@ -222,9 +222,9 @@ class Ablation:
             return [replace(o, failure=f"not timed: {error}") for o in row], {}
         made = []
         for outcome in row:
-            place = places.get(outcome.key, len(models) - 1)
+            position = places.get(outcome.key, len(models) - 1)
             made.append(outcome if outcome.failure else replace(
-                outcome, ratio=result.ratios[place], spread=result.spread[place], rounds=result.rounds,
+                outcome, ratio=result.ratios[position], spread=result.spread[position], rounds=result.rounds,
                 before_ms=result.ms[0],
             ))  # fmt: skip
         return made, result.circumstances
@@ -270,34 +270,34 @@ def _parser() -> argparse.ArgumentParser:
 class _Run:
     """One call of the program: what is known by now, written after every model."""
 
-    given: argparse.Namespace
+    arguments: argparse.Namespace
     ablation: Ablation
-    known: dict[str, Outcome]
+    recorded: dict[str, Outcome]
     machine: Mapping[str, Any]
 
     def run(self) -> tuple[dict[str, Any], bool]:
         """The table, and whether all models are in it (and raced, if that was asked for)."""
         start = time.monotonic()
         rows: dict[str, list[Outcome]] = {}
-        sources = {_name(s): s for s in self.given.models}
-        for row in self.ablation.search(self.given.models, known=self.known, progress=_show):
+        sources = {_name(s): s for s in self.arguments.models}
+        for row in self.ablation.search(self.arguments.models, known=self.recorded, progress=_show):
             rows[row[0].model] = row
             self._write(rows)
             if self._late(start) and len(rows) < len(sources):
                 return self._write(rows), False
-        for done, (name, row) in enumerate(rows.items() if self.given.measure else ()):
+        for done, (name, row) in enumerate(rows.items() if self.arguments.measure else ()):
             if all(o.ratio is not None or o.failure for o in row):
                 continue
             if self._late(start):
                 return self._write(rows), False
             _show(done, len(rows), f"racing {name}")
-            rows[name], machine = self.ablation.measured(sources[name], row, time_limit=self.given.race_limit)
+            rows[name], machine = self.ablation.measured(sources[name], row, time_limit=self.arguments.race_limit)
             self.machine = machine or self.machine
             self._write(rows)
         return self._write(rows), True
 
     def _late(self, start: float) -> bool:
-        return self.given.total_limit is not None and time.monotonic() - start > self.given.total_limit
+        return self.arguments.total_limit is not None and time.monotonic() - start > self.arguments.total_limit
 
     def _write(self, rows: Mapping[str, Sequence[Outcome]]) -> dict[str, Any]:
         settings = {
@@ -306,10 +306,13 @@ class _Run:
             "learning": self.ablation.learning,
             "date": time.strftime("%Y-%m-%d", time.gmtime()),
         }  # fmt: skip
-        names = {_name(s) for s in self.given.models}
-        waiting = [o for o in self.known.values() if o.model in names and o.model not in rows]
+        names = {_name(s) for s in self.arguments.models}
+        waiting = [o for o in self.recorded.values() if o.model in names and o.model not in rows]
         data = data_of([*(o for row in rows.values() for o in row), *waiting], settings, self.machine)
-        for path, text in ((self.given.json, json.dumps(data, indent=1) + "\n"), (self.given.markdown, document(data))):
+        for path, text in (
+            (self.arguments.json, json.dumps(data, indent=1) + "\n"),
+            (self.arguments.markdown, document(data)),
+        ):
             if path is not None:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 replace_file(path, text.encode(), force=True)

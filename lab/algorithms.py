@@ -147,13 +147,13 @@ def measured(
     sites = sites_of(graph, costs=model)
     if not sites:
         raise UsageError(f"no algorithm applies to {shape}")
-    kept = _kept(graph, model) if decide else None
+    kept = _chosen_form(graph, model) if decide else None
     direct, *others = alternatives(graph, sites[0], model, GROWTH["standard"])
     timed = [(us, form) for n, (us, form) in enumerate(others) if form and (n < most or form == kept)]
-    made = [rewritten(graph, [Choice(sites[0], form, 0.0, 0.0)]) for _, form in timed]
+    graphs = [rewritten(graph, [Choice(sites[0], form, 0.0, 0.0)]) for _, form in timed]
     forms = (None, *(form for _, form in timed))
     load = os.getloadavg()[0]
-    models, feeds = [formats.to_onnx_bytes(g) for g in (graph, *made)], make_inputs(graph, 0, "normal")
+    models, feeds = [formats.to_onnx_bytes(g) for g in (graph, *graphs)], make_inputs(graph, 0, "normal")
     result = time_loadings(
         lambda: [ONNX_RUNTIME.load(m, threads=threads).bound(feeds) for m in models], loadings=_SITTINGS,
         rounds=rounds, burst=burst, threads=threads, clock=clock_of(threads), time_limit=_SECONDS,
@@ -163,11 +163,11 @@ def measured(
         tuple(ms / result.best_ms[0] for ms in result.best_ms), result.ms[0], None, load,
         forms.index(kept) if decide else None,
     )  # fmt: skip
-    errors = accuracy(graph, made[found.fastest - 1], sizes={}, runtime=ONNX_RUNTIME) if found.fastest else None
+    errors = accuracy(graph, graphs[found.fastest - 1], sizes={}, runtime=ONNX_RUNTIME) if found.fastest else None
     return replace(found, errors=errors)
 
 
-def _kept(graph: Graph, model: CostModel) -> Form | None:
+def _chosen_form(graph: Graph, model: CostModel) -> Form | None:
     """The form that an optimisation of a graph with one site would keep."""
     chosen = choose(graph, model, growth=GROWTH["standard"])
     return chosen[0].form if chosen else None
@@ -281,16 +281,16 @@ def models_table(names: Sequence[str], threads: int) -> list[str]:
     ]
     for name in names:
         load, start = os.getloadavg()[0], time.monotonic()
-        found = optimize(formats.load(f"corpus/{name}.json"), measure=True, threads=threads).report
+        report = optimize(formats.load(f"corpus/{name}.json"), measure=True, threads=threads).report
         seconds = time.monotonic() - start
-        raced, errors, work = found.measured, found.errors, found.work
+        raced, errors, work = report.measured, report.errors, report.work
         times = "| | | " if raced is None else (
             f"| {raced.before_ms:.1f} | **{raced.ratio:.3f}** | {raced.spread:.3f}, {raced.runs} "
         )  # fmt: skip
         accuracies = f"{errors.before:.1e}, {errors.after:.1e}" if errors is not None else ""
         weights = f"{(work.weight_bytes_before or 0) / 1e6:.0f}, {(work.weight_bytes_after or 0) / 1e6:.0f}"
         lines.append(
-            f"| {name} | {len(found.algorithms)} {times}| {accuracies} | {weights} | {seconds:.0f} | {load:.1f} |"
+            f"| {name} | {len(report.algorithms)} {times}| {accuracies} | {weights} | {seconds:.0f} | {load:.1f} |"
         )
         print(lines[-1], flush=True)
     return lines
@@ -307,12 +307,13 @@ def errors_table(names: Sequence[str], seeds: int) -> list[str]:
     ]
     for name in names:
         graph = formats.load(f"corpus/{name}.json")
-        made = optimize(graph, target=PROFILE, time_limit=None)
-        if made.report.algorithms:
-            found = accuracy(graph, made.graph, sizes={}, runtime=ONNX_RUNTIME, inputs=seeds)
+        result = optimize(graph, target=PROFILE, time_limit=None)
+        if result.report.algorithms:
+            errors = accuracy(graph, result.graph, sizes={}, runtime=ONNX_RUNTIME, inputs=seeds)
             lines.append(
-                f"| {name} | {len(made.report.algorithms)} | {found.inputs} | {found.before:.1e}, {found.after:.1e} "
-                f"| {found.after / found.before:.2f} | {'yes' if found.within('standard') else '**no**'} |"
+                f"| {name} | {len(result.report.algorithms)} | {errors.inputs} | {errors.before:.1e}, "
+                f"{errors.after:.1e} | {errors.after / errors.before:.2f} "
+                f"| {'yes' if errors.within('standard') else '**no**'} |"
             )
         else:
             lines.append(f"| {name} | none | | | | |")

@@ -64,8 +64,8 @@ def measured_row(path: Path) -> Row:
     graph = with_values(formats.load(path))
     found = least_memory(graph)
     held = found.before.plan.inputs + found.before.plan.outputs
-    block, arena, scratch = _judged(graph)
-    after = _judged(found.graph) if found.how else (block, arena, scratch)
+    block, arena, scratch = _measured_bytes(graph)
+    after = _measured_bytes(found.graph) if found.how else (block, arena, scratch)
     return Row(path.stem, held, block, arena, scratch, *after, found.before.bound, found.how)
 
 
@@ -112,9 +112,9 @@ def measured_plan(name: str, graph: Graph, share: float, seconds: float, folder:
     """
     start = time.monotonic()
     with for_target("cpu") as model:
-        found = smallest_points(graph, model, share=share, seconds=seconds, rows=int(EFFORTS["thorough"].rows * ROWS))
+        points = smallest_points(graph, model, share=share, seconds=seconds, rows=int(EFFORTS["thorough"].rows * ROWS))
     seconds = time.monotonic() - start
-    given, least = found[0], min(found, key=lambda p: p.bytes)
+    usual, least = points[0], min(points, key=lambda p: p.bytes)
     ratio = doubt = None
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -127,7 +127,7 @@ def measured_plan(name: str, graph: Graph, share: float, seconds: float, folder:
     arena = arena_block(graph, {})
     return StepRow(
         name, len(graph.nodes), len(least.graph.nodes), held.inputs + held.outputs, arena,
-        arena - given.bytes + least.bytes, least.us / given.us - 1.0, ratio, doubt, seconds, least.how or "as it was",
+        arena - usual.bytes + least.bytes, least.us / usual.us - 1.0, ratio, doubt, seconds, least.how or "as it was",
     )  # fmt: skip
 
 
@@ -166,7 +166,7 @@ def _mean(ratios: Sequence[float]) -> float:
     return math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else 1.0
 
 
-def _judged(graph: Graph) -> tuple[int, int, int]:
+def _measured_bytes(graph: Graph) -> tuple[int, int, int]:
     """The block as modelled, and as asked for, and what was asked for besides, in one session."""
     model = formats.to_onnx_bytes(graph)
     feeds = feeds_for(graph)
@@ -223,7 +223,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.race and given.files is None:
         parser.error("--race needs --files")
     if given.share is not None or given.race:
-        _steps(given)
+        _run_steps(given)
         return
     known: dict[str, Row] = {}
     if given.resume.exists():
@@ -247,28 +247,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(rendered(given.title, [known[p.stem] for p in given.models if p.stem in known]))
 
 
-def _steps(given: argparse.Namespace) -> None:
+def _run_steps(arguments: argparse.Namespace) -> None:
     """Plan models, or race those that were planned, and write the table."""
-    resume: Path = given.resume
+    resume: Path = arguments.resume
     resume.parent.mkdir(parents=True, exist_ok=True)
     read = (StepRow(**json.loads(line)) for line in (resume.read_text().splitlines() if resume.exists() else ()))
     known = {r.model: r for r in read}
-    for path in given.models:
-        folder = given.files / path.stem if given.files is not None else None
+    for path in arguments.models:
+        folder = arguments.files / path.stem if arguments.files is not None else None
         row = known.get(path.stem)
         try:
-            if given.race and folder is not None:
+            if arguments.race and folder is not None:
                 if row is None or row.ratio is not None:
                     continue
                 known[path.stem] = raced_row(row, folder)
             elif row is None:
                 graph = with_values(formats.load(path))
-                known[path.stem] = measured_plan(path.stem, graph, given.share, given.seconds, folder)
+                known[path.stem] = measured_plan(path.stem, graph, arguments.share, arguments.seconds, folder)
         except (SuperoptError, NotCovered) as error:
             print(f"{path.stem}: {error}", file=sys.stderr)
             continue
         resume.write_text("".join(json.dumps(asdict(r)) + "\n" for r in known.values()))
-    print(rendered_steps(given.title, [known[p.stem] for p in given.models if p.stem in known]))
+    print(rendered_steps(arguments.title, [known[p.stem] for p in arguments.models if p.stem in known]))
 
 
 if __name__ == "__main__":

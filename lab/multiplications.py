@@ -94,15 +94,18 @@ def parts_of(graph: Graph, chosen: Sequence[Choice], prices: CostModel) -> Parts
     peaks = prices.peaks()
     if peaks is None or peaks.cache_bytes_per_second is None:
         raise UsageError("the profile holds no ceilings", hint="record it anew: superopt profile")
-    made = rewritten(graph, chosen, filled=False)
+    new_graph = rewritten(graph, chosen, filled=False)
     replaced = {node.name for choice in chosen for node in choice.site.nodes}
     kept = {node.name for node in graph.nodes} - replaced
-    taken = _products(graph, made)
-    products, held = {n.name for n in taken}, sum(made.constants[n.inputs[1]].type.nbytes or 0 for n in taken)
-    before, after = _roofs(graph, prices, peaks), _roofs(made, prices, peaks)
+    taken_nodes = _products(graph, new_graph)
+    products, held = (
+        {n.name for n in taken_nodes},
+        sum(new_graph.constants[n.inputs[1]].type.nbytes or 0 for n in taken_nodes),
+    )
+    before, after = _roofs(graph, prices, peaks), _roofs(new_graph, prices, peaks)
     typing = infer(graph)
-    places = [FormSite(c.site.nodes, c.site.node.inputs[0], c.begins) for c in chosen if c.site.pads]
-    more = changes_us(graph, typing, places, prices) - changes_us(graph, typing, [], prices)
+    form_sites = [FormSite(c.site.nodes, c.site.node.inputs[0], c.begins) for c in chosen if c.site.pads]
+    more = changes_us(graph, typing, form_sites, prices) - changes_us(graph, typing, [], prices)
     us = graph_cost(graph, prices, typing).us
     return Parts(
         len(chosen), _sum(before, replaced), _sum(before, kept), _sum(after, products),
@@ -111,10 +114,12 @@ def parts_of(graph: Graph, chosen: Sequence[Choice], prices: CostModel) -> Parts
     )  # fmt: skip
 
 
-def _products(graph: Graph, made: Graph) -> list[Node]:
+def _products(graph: Graph, new_graph: Graph) -> list[Node]:
     """What multiplies by weights among what forms added to a graph."""
     known = {node.name for node in graph.nodes}
-    return [n for n in made.nodes if n.name not in known and n.op == "MatMul" and n.inputs[1] in made.constants]
+    return [
+        n for n in new_graph.nodes if n.name not in known and n.op == "MatMul" and n.inputs[1] in new_graph.constants
+    ]
 
 
 def products_alone(graph: Graph, made: Graph) -> Graph:
@@ -130,11 +135,13 @@ def products_alone(graph: Graph, made: Graph) -> Graph:
 
 def _roofs(graph: Graph, prices: CostModel, peaks: Peaks) -> dict[str, float]:
     """The least milliseconds of each node that runs by itself, with all data in the last cache."""
-    found = graph_cost(graph, prices)
+    found_graph_cost = graph_cost(graph, prices)
     assert peaks.cache_bytes_per_second is not None
     return {
         name: 1e3 * max(flops / peaks.flops_per_second, moved / peaks.cache_bytes_per_second) if estimate.us else 0.0
-        for (name, _, estimate), (flops, moved) in zip(found.per_node, found.per_node_work, strict=True)
+        for (name, _, estimate), (flops, moved) in zip(
+            found_graph_cost.per_node, found_graph_cost.per_node_work, strict=True
+        )
     }
 
 
@@ -226,8 +233,8 @@ def operators_table(shapes: Sequence[tuple[str, Graph]], profile: str, threads: 
                 lines.append(f"| {shape} | none | | | | | | |")
                 continue
             sums = parts_of(graph, chosen, prices)
-            made = rewritten(graph, chosen)
-            raced, load = _raced((graph, made, products_alone(graph, made)), threads), os.getloadavg()[0]
+            new_graph = rewritten(graph, chosen)
+            raced, load = _raced((graph, new_graph, products_alone(graph, new_graph)), threads), os.getloadavg()[0]
             lines.append(
                 f"| {shape} | {named(chosen[0].form)} | {raced.ms[0]:.2f} | {raced.ratios[1]:.3f} "
                 f"| **{raced.ratios[2]:.3f}** | {sums.products / sums.direct:.3f} "

@@ -59,14 +59,14 @@ def drawn(seed: int, each: int, only: Collection[str] = ()) -> Iterator[Question
         if name in _NOT_DRAWN or (only and name not in only):
             continue
         rng = Random(f"{seed} {name}")
-        made: dict[tuple[object, ...], Question] = {}
+        requests: dict[tuple[object, ...], Question] = {}
         for _ in range(_TRIES * each):
-            if len(made) == each:
+            if len(requests) == each:
                 break
-            found = _question(record, rng)
-            if found is not None:
-                made.setdefault(found.key.question, found)
-        yield from made.values()
+            request = _question(record, rng)
+            if request is not None:
+                requests.setdefault(request.key.question, request)
+        yield from requests.values()
 
 
 def plan(folder: Path, seed: int, each: int, only: Collection[str] = ()) -> int:
@@ -85,9 +85,9 @@ def off(known: Profile, told: Profile) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {}
     for record in told.records.values():
         if record.key.question not in held and record.key.op in REGISTRY:
-            asked = question_of(record.key)
-            expected = model.predicted(asked.op, asked.work, asked.key)
-            found.setdefault(asked.op, []).append(log(1e3 * expected.us / record.ns))
+            request = question_of(record.key)
+            expected = model.predicted(request.op, request.work, request.key)
+            found.setdefault(request.op, []).append(log(1e3 * expected.us / record.ns))
     return found
 
 

@@ -77,8 +77,8 @@ class RepVGG(nn.Module):
         blocks: list[nn.Module] = []
         inner = 3
         for width, depth in zip((48, 48, 96, 192, 1280), (1, 2, 4, 14, 1), strict=True):
-            for place in range(depth):
-                blocks.append(RepVGGBlock(inner, width, 2 if place == 0 else 1))
+            for position in range(depth):
+                blocks.append(RepVGGBlock(inner, width, 2 if position == 0 else 1))
                 inner = width
         self.blocks, self.head = nn.Sequential(*blocks), nn.Linear(inner, 1000)
 

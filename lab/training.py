@@ -36,7 +36,7 @@ __all__ = ["Measured", "main", "measured"]
 
 RATE = 0.01
 AGREE = 5  # steps from the same weights whose losses are compared
-WAYS = ("as written", "optimised", "eager", "inductor")
+VARIANTS = ("as written", "optimised", "eager", "inductor")
 _ROUNDS, _LONGEST = 25, 12.0  # of a model's race; seconds
 
 
@@ -55,24 +55,24 @@ class Measured:
     """
 
     name: str
-    ways: tuple[str, ...]
+    variants: tuple[str, ...]
     samples: np.ndarray
     nodes: tuple[int, int]
     losses: tuple[float, ...]
     seconds: tuple[float, float]
     notes: tuple[str, ...]
 
-    def ms(self, way: str) -> float:
+    def ms(self, variant: str) -> float:
         """The median."""
-        return float(np.median(self.samples[:, self.ways.index(way)]))
+        return float(np.median(self.samples[:, self.variants.index(variant)]))
 
-    def ratio(self, way: str, others: Sequence[str]) -> tuple[float, float]:
+    def ratio(self, variant: str, others: Sequence[str]) -> tuple[float, float]:
         """The median over rounds of a way's time ÷ the better of others in the same round, and its standard error.
 
         The better of others is the one with the least median, not the least of each round.
         """
-        other = min((w for w in others if w in self.ways), key=self.ms)
-        each = self.samples[:, self.ways.index(way)] / self.samples[:, self.ways.index(other)]
+        other = min((w for w in others if w in self.variants), key=self.ms)
+        each = self.samples[:, self.variants.index(variant)] / self.samples[:, self.variants.index(other)]
         quarter, three = np.quantile(each, [0.25, 0.75])
         return float(np.median(each)), float(1.253 * (three - quarter) / 1.349 / np.sqrt(len(each)))
 
@@ -123,11 +123,11 @@ def compiler() -> str:
     return next((found for name in ("g++", "clang++", "c++") if (found := shutil.which(name))), "")
 
 
-def first_losses(way: Ours | Theirs) -> tuple[float, ...]:
+def first_losses(variant: Ours | Theirs) -> tuple[float, ...]:
     found = []
     for _ in range(AGREE):
-        way()
-        found.append(way.loss)
+        variant()
+        found.append(variant.loss)
     return tuple(found)
 
 
@@ -182,20 +182,20 @@ def measured(name: str, case: Case, *, search: float, deadline: float) -> Measur
     compiled = time.monotonic() - began
     (fed,) = (v.name for v in written.graph.inputs if v.name not in (*written.state.values(), *written.targets))
     batch = {fed: x.numpy(), written.targets[0]: target.numpy()}
-    ways: dict[str, Ours | Theirs] = {
+    variants: dict[str, Ours | Theirs] = {
         "as written": Ours(written, batch), "optimised": Ours(better, batch), "eager": theirs(case, compiled=False),
     }  # fmt: skip
     if not why:
-        ways["inductor"] = theirs(case, compiled=True)
-    losses = {way: first_losses(run) for way, run in ways.items()}
+        variants["inductor"] = theirs(case, compiled=True)
+    losses = {variant: first_losses(run) for variant, run in variants.items()}
     notes = [f"no inductor: {why}"] if why else []
-    for way, found in losses.items():
+    for variant, found in losses.items():
         if not np.allclose(found, losses["eager"], rtol=2e-3, atol=1e-5):
-            raise NotEquivalent(f"{name}, {way}: losses {found}, eager {losses['eager']}")
-    bound = [Bound(run, list, (run,)) for run in ways.values()]
+            raise NotEquivalent(f"{name}, {variant}: losses {found}, eager {losses['eager']}")
+    bound = [Bound(run, list, (run,)) for run in variants.values()]
     raced = time_bound(bound, rounds=_ROUNDS, burst=2, threads=1, time_limit=_LONGEST, clock="cpu")
     return Measured(
-        name, tuple(ways), np.array(raced.samples), (len(written.graph.nodes), len(better.graph.nodes)),
+        name, tuple(variants), np.array(raced.samples), (len(written.graph.nodes), len(better.graph.nodes)),
         losses["optimised"], (searched, compiled), tuple(notes),
     )  # fmt: skip
 
@@ -208,7 +208,7 @@ def table(found: Sequence[Measured]) -> list[str]:
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for one in found:
-        times = " | ".join(f"{one.ms(way):.2f}" if way in one.ways else "–" for way in WAYS)
+        times = " | ".join(f"{one.ms(variant):.2f}" if variant in one.variants else "–" for variant in VARIANTS)
         own, own_error = one.ratio("optimised", ["as written"])
         peer, peer_error = one.ratio("optimised", ["eager", "inductor"])
         lines.append(
@@ -236,8 +236,8 @@ def main() -> None:
         return
     began = time.monotonic()
     found: list[Measured] = []
-    for place, name in enumerate(chosen.models):
-        left = len(chosen.models) - place
+    for position, name in enumerate(chosen.models):
+        left = len(chosen.models) - position
         now = time.monotonic()
         share = (began + chosen.limit - now) / left
         search = max(min(chosen.search, share - _LONGEST - 15), 5.0)

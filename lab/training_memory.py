@@ -149,8 +149,8 @@ def raced(folder: Path, *, rounds: int, seconds: float) -> Raced:
     error = max(_difference(ours[n], theirs[n]) for n in names)
     del ours, theirs
     bound = [bind(s, feeds, longest=_LONGEST_RUN) for s in sessions]
-    found = measurement_of(time_bound(bound, rounds=rounds, burst=1, threads=1, clock="cpu", time_limit=seconds))
-    return Raced(found.ratio, doubt_of(found), found.runs, len(names), same, error)
+    measurement = measurement_of(time_bound(bound, rounds=rounds, burst=1, threads=1, clock="cpu", time_limit=seconds))
+    return Raced(measurement.ratio, doubt_of(measurement), measurement.runs, len(names), same, error)
 
 
 def _fed(graph: Graph) -> Graph:

@@ -78,23 +78,23 @@ def studied(name: str, folder: Path, *, target: str, seconds: float, seed: int, 
     graph = NETWORKS[name]()
     model, own = folder / f"{name}.onnx", folder / name
     formats.save(graph, model, force=True)
-    found = learn_from([model], out=own, target=target, time_limit=seconds)
-    cost = found.model_us[name]
+    outcome = learn_from([model], out=own, target=target, time_limit=seconds)
+    cost = outcome.model_us[name]
     options = Options(target=target, time_limit=seconds)
     plain = optimize(model, options=options)
     with_rules = (
-        optimize(model, options=Options(target=target, time_limit=seconds, rules=own)) if found.rules else plain
+        optimize(model, options=Options(target=target, time_limit=seconds, rules=own)) if outcome.rules else plain
     )
-    learnt = {r.id for r in found.rules}
-    raced = _raced(graph, plain.graph, with_rules.graph) if measure and found.rules else None
+    learnt = {r.id for r in outcome.rules}
+    raced = _raced(graph, plain.graph, with_rules.graph) if measure and outcome.rules else None
     return Row(
-        name, tuple(map(_equation, found.rules)), found.shortcuts, sum(_refuted(r, seed) for r in found.rules),
-        found.saved_us[name] / cost if cost else 0.0, found.targets, found.looked_at, found.seconds,
+        name, tuple(map(_equation, outcome.rules)), outcome.shortcuts, sum(_refuted(r, seed) for r in outcome.rules),
+        outcome.saved_us[name] / cost if cost else 0.0, outcome.targets, outcome.looked_at, outcome.seconds,
         plain.report.cost.after_us / plain.report.cost.before_us,
         with_rules.report.cost.after_us / with_rules.report.cost.before_us,
         sum(a.count for a in with_rules.report.rules_applied if a.rule in learnt),
         () if raced is None else ((raced.ratios[1], raced.spread[1]), (raced.ratios[2], raced.spread[2])),
-        with_rules.report.notes if found.rules else (),
+        with_rules.report.notes if outcome.rules else (),
     )  # fmt: skip
 
 
@@ -108,9 +108,9 @@ def _equation(rule: Rule) -> str:
 
 def _raced(graph: Graph, *results: Graph) -> PairedTimes:
     """The network and results of it, side by side."""
-    given = with_values(graph)
-    models = [formats.to_onnx_bytes(g) for g in (given, *results)]
-    return time_models(models, feeds_for(given), threads=1, clock="cpu", time_limit=_RACE, rounds=_ROUNDS)
+    given_graph = with_values(graph)
+    models = [formats.to_onnx_bytes(g) for g in (given_graph, *results)]
+    return time_models(models, feeds_for(given_graph), threads=1, clock="cpu", time_limit=_RACE, rounds=_ROUNDS)
 
 
 def rendered(rows: Sequence[Row]) -> str:

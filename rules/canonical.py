@@ -138,27 +138,27 @@ def solve(equations: Sequence[tuple[Poly, Dim]], known: Mapping[str, Dim]) -> di
     Returns:
         The bindings, or ``None`` where an equation has no solution.
     """
-    found = dict(known)
-    waiting = [(w, g) for w, g in equations if not symbols(w) <= found.keys()]
+    sizes = dict(known)
+    waiting = [(w, g) for w, g in equations if not symbols(w) <= sizes.keys()]
     while waiting:
         later: list[tuple[Poly, Dim]] = []
-        for wanted, given in waiting:
-            unknown = symbols(wanted) - found.keys()
+        for wanted, given_size in waiting:
+            unknown = symbols(wanted) - sizes.keys()
             if len(unknown) > 1:
-                later.append((wanted, given))
+                later.append((wanted, given_size))
             elif unknown:
                 name = next(iter(unknown))
-                value = _linear(wanted, given, name, found)
+                value = _linear(wanted, given_size, name, sizes)
                 if value is None:
                     return None
-                found[name] = value
+                sizes[name] = value
         if len(later) == len(waiting):
             break
         waiting = later
-    return found
+    return sizes
 
 
-def _linear(wanted: Poly, given: Dim, name: str, known: Mapping[str, Dim]) -> Dim | None:
+def _linear(wanted: Poly, given_size: Dim, name: str, known_sizes: Mapping[str, Dim]) -> Dim | None:
     """The value of ``name`` in ``slope·name + rest == given``; ``None`` where it is not linear or not whole."""
     slope: Dim = 0
     rest: Dim = 0
@@ -170,11 +170,11 @@ def _linear(wanted: Poly, given: Dim, name: str, known: Mapping[str, Dim]) -> Di
         if times:
             others.remove(name)
         part: Dim = Poly(((tuple(others), coefficient),)) if others else coefficient
-        part = substitute(part, known)
+        part = substitute(part, known_sizes)
         slope, rest = (slope + part, rest) if times else (slope, rest + part)
     if isinstance(slope, int) and slope <= 0:
         return None
-    difference = given - rest
+    difference = given_size - rest
     value = difference // slope
     return value if value * slope == difference else None
 
@@ -192,13 +192,13 @@ Pair = tuple[Dim, Dim]
 def independent(rules: Iterable[Rule]) -> tuple[Rule, ...]:
     """The rules without those that are instances of an earlier one, in the same order."""
     kept: dict[tuple[str, ...], list[Rule]] = defaultdict(list)
-    found = []
+    found_rules = []
     for rule in rules:
         alike = kept[_skeleton(rule)]
         if not any(is_instance(rule, general) for general in alike):
             alike.append(rule)
-            found.append(rule)
-    return tuple(found)
+            found_rules.append(rule)
+    return tuple(found_rules)
 
 
 def is_instance(rule: Rule, general: Rule) -> bool:
@@ -287,16 +287,16 @@ def _sizes(ours: TensorScheme, theirs: TensorScheme) -> list[Pair]:
 
 def _bound(pairs: Sequence[Pair]) -> Mapping[str, Dim] | None:
     """What the general rule's names stand for so that all pairs are equal; ``None`` where they cannot be."""
-    found: dict[str, Dim] = {}
+    sizes: dict[str, Dim] = {}
     left = []
     for ours, theirs in pairs:
         name = next(iter(symbols(ours)), "") if isinstance(ours, Poly) else ""
         if name and ours == sym(name):
-            if found.setdefault(name, theirs) != theirs:
+            if sizes.setdefault(name, theirs) != theirs:
                 return None
         else:
             left.append((ours, theirs))
-    solved = solve([(ours, theirs) for ours, theirs in left if isinstance(ours, Poly)], found)
+    solved = solve([(ours, theirs) for ours, theirs in left if isinstance(ours, Poly)], sizes)
     if solved is None or not all(symbols(ours) <= solved.keys() for ours, _ in left):
         return None
     return solved if all(substitute(ours, solved) == theirs for ours, theirs in left) else None

@@ -21,7 +21,7 @@ from superopt.rules.typing import complete, operator_of, variable_types
 __all__ = ["cases"]
 
 MOST = 64  # cases of one rule: more come only of a dozen slices at unrelated positions, which no rule needs
-Way = tuple[Dim, tuple[Guard, ...]]  # a position counted from the front, and when it lies there
+ClampedPosition = tuple[Dim, tuple[Guard, ...]]  # a position counted from the front, and when it lies there
 
 
 def cases(rule: Rule) -> tuple[Rule, ...]:
@@ -35,11 +35,11 @@ def cases(rule: Rule) -> tuple[Rule, ...]:
     pending, done = [rule], list[Rule]()
     while pending:
         at = pending.pop(0)
-        ways = _first_open(at)
-        if ways is None:
+        positions = _first_open(at)
+        if positions is None:
             done.append(at)
         else:
-            pending = [*ways, *pending]
+            pending = [*positions, *pending]
         if len(pending) + len(done) > MOST:
             raise RuleError(f"its slices may be clamped in more than {MOST} ways", where=f'rule "{rule.id}"')
     return tuple(done)
@@ -77,31 +77,31 @@ def _open(rule: Rule, term: App, types: Mapping[Term, Sequence[object]]) -> list
         if not isinstance(axis, int) or not isinstance(step, int) or step == 0 or not 0 <= axis < len(shape):
             return None
         for name, value in (("starts", start), ("ends", end)):
-            ways = _ways(_Known(rule, shape[axis]), value, name == "ends", step > 0, shape[axis])
-            if ways != [(value, ())]:
-                return [_at(rule, term, name, place, *way) for way in ways]
+            positions = _clamped_positions(_SizeBounds(rule, shape[axis]), value, name == "ends", step > 0, shape[axis])
+            if positions != [(value, ())]:
+                return [_at(rule, term, name, place, *position) for position in positions]
     return None
 
 
-def _at(rule: Rule, term: App, name: str, place: int, value: Dim, guards: tuple[Guard, ...]) -> Rule:
+def _at(rule: Rule, term: App, name: str, position: int, value: Dim, guards: tuple[Guard, ...]) -> Rule:
     """The rule with one position replaced, where the guards hold."""
-    made: dict[Term, Term] = {}
+    terms: dict[Term, Term] = {}
     for t in postorder(*rule.lhs, *rule.rhs):
         attributes: tuple[tuple[str, AttributeValue], ...] | None = None
         if t == term:
-            attributes = tuple((k, _put(v, place, value) if k == name else v) for k, v in term.attributes)
-        made[t] = remade(t, made, attributes)
-    sides = [tuple(made[t] for t in side) for side in (rule.lhs, rule.rhs)]
+            attributes = tuple((k, _put(v, position, value) if k == name else v) for k, v in term.attributes)
+        terms[t] = remade(t, terms, attributes)
+    sides = [tuple(terms[t] for t in side) for side in (rule.lhs, rule.rhs)]
     where = tuple(dict.fromkeys((*rule.where, *guards)))
     return replace(rule, lhs=sides[0], rhs=sides[1], where=where)
 
 
-def _put(values: AttributeValue, place: int, value: Dim) -> AttributeValue:
+def _put(values: AttributeValue, position: int, value: Dim) -> AttributeValue:
     assert isinstance(values, tuple)
-    return (*values[:place], value, *values[place + 1 :])
+    return (*values[:position], value, *values[position + 1 :])
 
 
-class _Known:
+class _SizeBounds:
     """What a rule's ranges and guards say of sizes, as far as it is read off; ``size`` is that of an axis."""
 
     def __init__(self, rule: Rule, size: Dim) -> None:
@@ -109,13 +109,13 @@ class _Known:
         for atom, scheme in rule.attribute_atoms.items():
             if scheme.kind == "int" and scheme.relation in (">=", ">"):
                 self.least[atom] = scheme.bound + (scheme.relation == ">")
-        self.given: list[Dim] = [size - 1]
+        self.assumptions: list[Dim] = [size - 1]
         for guard in rule.where:
             c = guard.condition
-            self.given += [c.size] if c.kind == "ge" else [c.size, -c.size] if c.kind == "eq" else []
+            self.assumptions += [c.size] if c.kind == "ge" else [c.size, -c.size] if c.kind == "eq" else []
 
     def nonnegative(self, size: Dim) -> bool:
-        return self._plainly(size) or any(self._plainly(size - g) for g in self.given)
+        return self._plainly(size) or any(self._plainly(size - g) for g in self.assumptions)
 
     def _plainly(self, size: Dim) -> bool:
         """Whether no coefficient is negative once every name is counted from its least value."""
@@ -129,7 +129,7 @@ class _Known:
         return all(c >= 0 for _, c in shifted.terms) and all(isinstance(a, str) for m, _ in shifted.terms for a in m)
 
 
-def _ways(known: _Known, value: Dim, last: bool, forward: bool, size: Dim) -> list[Way]:
+def _clamped_positions(bounds: _SizeBounds, value: Dim, last: bool, forward: bool, size: Dim) -> list[ClampedPosition]:
     """Where a position of a slice may lie, counted from the front and clamped, and when.
 
     A start behind the axis makes the slice empty, and no tensor of a rule is: it is left where it is, and the meaning's
@@ -137,23 +137,23 @@ def _ways(known: _Known, value: Dim, last: bool, forward: bool, size: Dim) -> li
     """
     if isinstance(value, int) and (abs(value) >= FAR or (value == -1 and last and not forward)):
         return [(value, ())]
-    ways: list[Way] = []
-    if not known.nonnegative(-1 - value):
+    positions: list[ClampedPosition] = []
+    if not bounds.nonnegative(-1 - value):
         high: Dim = size if forward else size - 1
-        sign = () if known.nonnegative(value) else (Guard(value, ">=", 0),)
-        if last != forward or known.nonnegative(high - value):
-            ways.append((value, sign))
+        sign = () if bounds.nonnegative(value) else (Guard(value, ">=", 0),)
+        if last != forward or bounds.nonnegative(high - value):
+            positions.append((value, sign))
         else:
-            if not known.nonnegative(value - high - 1):
-                ways.append((value, (*sign, Guard(value, "<=", high))))
-            ways.append((high, (*sign, Guard(value, ">", high))))
-    if not known.nonnegative(value):
+            if not bounds.nonnegative(value - high - 1):
+                positions.append((value, (*sign, Guard(value, "<=", high))))
+            positions.append((high, (*sign, Guard(value, ">", high))))
+    if not bounds.nonnegative(value):
         back, low = value + size, -1 if last and not forward else 0
-        sign = () if known.nonnegative(-1 - value) else (Guard(value, "<", 0),)
-        if known.nonnegative(back):
-            ways.append((back, sign))
+        sign = () if bounds.nonnegative(-1 - value) else (Guard(value, "<", 0),)
+        if bounds.nonnegative(back):
+            positions.append((back, sign))
         else:
-            if not known.nonnegative(-1 - back):
-                ways.append((back, (*sign, Guard(back, ">=", 0))))
-            ways.append((low, (*sign, Guard(back, "<", 0))))
-    return ways
+            if not bounds.nonnegative(-1 - back):
+                positions.append((back, (*sign, Guard(back, ">=", 0))))
+            positions.append((low, (*sign, Guard(back, "<", 0))))
+    return positions

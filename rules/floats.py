@@ -91,14 +91,14 @@ class FloatVerdict:
     """
 
     verdict: str
-    ways: tuple[SafeConditions, ...] = ()
+    alternatives: tuple[SafeConditions, ...] = ()
     exact: bool = False
     moderate: bool = True
     specials: str = ""
     ratio: float = 0.0
     worst: Mapping[str, object] = field(default_factory=dict, hash=False)
 
-    def ways_in(self, mode: str) -> tuple[SafeConditions, ...]:
+    def alternatives_in(self, mode: str) -> tuple[SafeConditions, ...]:
         """The conditions of which a mode wants one; none: the direction is not used at all.
 
         ``strict``: what is safe whatever the operands, infinities and ``nan`` too. ``standard``: also under
@@ -107,9 +107,9 @@ class FloatVerdict:
         if mode == "strict":
             return (SafeConditions(),) if self.verdict == "safe" and not self.specials else ()
         if mode == "fast":
-            return (SafeConditions(),) if self.moderate else self.ways
-        ways = (SafeConditions(),) if self.verdict == "safe" else self.ways
-        return tuple(replace(w, finite=True) for w in ways) if self.harmful else ways
+            return (SafeConditions(),) if self.moderate else self.alternatives
+        alternatives = (SafeConditions(),) if self.verdict == "safe" else self.alternatives
+        return tuple(replace(w, finite=True) for w in alternatives) if self.harmful else alternatives
 
     @property
     def harmful(self) -> bool:
@@ -122,8 +122,8 @@ class FloatVerdict:
         text = self.verdict
         if self.exact:
             text += ", the same operations"
-        if self.ways:
-            text += f" on {'; or on '.join(map(str, self.ways))}"
+        if self.alternatives:
+            text += f" on {'; or on '.join(map(str, self.alternatives))}"
         if self.ratio:
             text += f"; at worst {self.ratio:g} of what the source's own rounding may do"
         return f"{text}; infinite or nan operands: {self.specials}" if self.specials else text
@@ -139,13 +139,13 @@ class FloatVerdict:
             data["specials"] = self.specials
         if self.ratio:
             data["ratio"] = self.ratio
-        if self.ways:
+        if self.alternatives:
             data["ways"] = [
                 {
                     "rounded": list(w.rounded), "window": {n: list(r) for n, r in sorted(w.window.items())},
                     **({"regular": True} if w.regular else {}),
                 }
-                for w in self.ways
+                for w in self.alternatives
             ]  # fmt: skip
         if self.worst:
             data["worst"] = dict(self.worst)
@@ -158,7 +158,7 @@ class FloatVerdict:
         Raises:
             KeyError, TypeError, ValueError: it is none.
         """
-        ways = tuple(
+        alternatives = tuple(
             SafeConditions(
                 tuple(map(str, w["rounded"])), {str(n): (int(r[0]), int(r[1])) for n, r in w["window"].items()},
                 regular=bool(w.get("regular")),
@@ -166,7 +166,7 @@ class FloatVerdict:
             for w in data.get("ways", ())
         )  # fmt: skip
         return FloatVerdict(
-            str(data["verdict"]), ways, bool(data.get("exact")), bool(data.get("moderate", True)),
+            str(data["verdict"]), alternatives, bool(data.get("exact")), bool(data.get("moderate", True)),
             str(data.get("specials", "")), float(data.get("ratio", 0.0)), dict(data.get("worst", {})),
         )  # fmt: skip
 
@@ -187,7 +187,7 @@ class Floats:
     def digest(self) -> str:
         """Equal for verdicts of which a mode makes the same, in the same mode."""
         rows = sorted(
-            (key, way, str(name), v.verdict, v.ways, v.moderate, v.specials)
+            (key, way, str(name), v.verdict, v.alternatives, v.moderate, v.specials)
             for key, row in self.store.items() for way, by in row.items() for name, v in by.items()
         )  # fmt: skip
         return hashlib.sha256(f"{self.mode} {rows}".encode()).hexdigest()
@@ -196,10 +196,10 @@ class Floats:
         """Of a direction in a type."""
         return verdict_in(self.store.get(float_key(rule), {}).get("backward" if backward else "forward", {}), dtype)
 
-    def ways(self, rule: Rule, *, backward: bool) -> dict[DType, tuple[SafeConditions, ...]]:
+    def alternatives(self, rule: Rule, *, backward: bool) -> dict[DType, tuple[SafeConditions, ...]]:
         """What the mode wants of a match of a direction, by element type."""
         types = (DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16, DType.FLOAT64)
-        return {d: self.verdict(rule, backward=backward, dtype=d).ways_in(self.mode) for d in types}
+        return {d: self.verdict(rule, backward=backward, dtype=d).alternatives_in(self.mode) for d in types}
 
 
 def verdict_in(by_type: Mapping[str, FloatVerdict], dtype: DType) -> FloatVerdict:
@@ -235,11 +235,11 @@ def read_floats(path: Path) -> dict[str, Directions]:
     stamp = (str(path), path.stat().st_mtime_ns, path.stat().st_size)
     if stamp not in _read:
         _read.clear()
-        _read[stamp] = _kept(path)
+        _read[stamp] = _cached_verdicts(path)
     return _read[stamp]
 
 
-def _kept(path: Path) -> dict[str, Directions]:
+def _cached_verdicts(path: Path) -> dict[str, Directions]:
     """The verdicts as an earlier run read this very file with this code, or as it is read now."""
     content = path.read_bytes()
     name = hashlib.sha256(code_digest("rules").encode() + content).hexdigest()

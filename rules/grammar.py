@@ -42,7 +42,7 @@ from superopt.rules.rule import (
     term_symbols,
 )
 from superopt.rules.scanner import RuleError, Scanner, Token
-from superopt.rules.spelling import as_scalar, positional, said, with_defaults
+from superopt.rules.spelling import as_scalar, positional, with_defaults, with_required_attributes
 
 __all__ = [
     "RuleError", "format_dim", "format_guard", "format_rule", "format_scheme", "format_term", "parse_guard",
@@ -196,10 +196,10 @@ class _Parser(Scanner):
     # ---- terms -------------------------------------------------------------------------------------------------
     def term(self) -> Term:
         column = self.next.column
-        made = self.operand()
+        term = self.operand()
         if self.next.kind in _INFIX:
             raise self.infix(column)
-        return made
+        return term
 
     def infix(self, begin: int) -> RuleError:
         """The error that an operator's sign stands between tensors, with what is to be written instead."""
@@ -273,10 +273,10 @@ class _Parser(Scanner):
     def is_integer(self, term: Term) -> bool:
         """Whether a term is of the rule's integers: numbers beside it are, then."""
         while isinstance(term, App) and term.op in REGISTRY and REGISTRY[term.op].of_one_type:
-            found = next((a for a in term.args if a is not None), None)
-            if found is None:
+            found_term = next((a for a in term.args if a is not None), None)
+            if found_term is None:
                 break
-            term = found
+            term = found_term
         if isinstance(term, App):
             return term.op == "ConstantOfShape" and dict(term.attributes).get("dtype") == CLASSES["i"]
         scheme = None if isinstance(term, Project) else (self.forall or {}).get(term.name)
@@ -442,8 +442,8 @@ def _without_unused(rule: Rule) -> Rule:
     A context with one more variable is the same theorem; matching would have nothing to bind it to.
     """
     used = set(variables(*rule.lhs, *rule.rhs))
-    kept = {n: s for n, s in rule.forall.items() if n not in rule.tensors or n in used}
-    smaller = replace(rule, forall=kept)
+    kept_schemes = {n: s for n, s in rule.forall.items() if n not in rule.tensors or n in used}
+    smaller = replace(rule, forall=kept_schemes)
     needed = term_symbols(rule.lhs) | term_symbols(rule.rhs) | {n for g in rule.where for n in g.names}
     return smaller if needed <= {*smaller.sizes, *smaller.attribute_atoms} else rule
 
@@ -537,7 +537,7 @@ def format_term(term: Term, forall: Mapping[str, TypeScheme] | None = None) -> s
         value = scalar_value(app)
         return None if value is None or (forall is None and isinstance(value, Poly)) else format_value(value, vectors)
 
-    return term_text(said(term), lambda value: format_value(value, vectors), number)
+    return term_text(with_required_attributes(term), lambda value: format_value(value, vectors), number)
 
 
 def format_rule(rule: Rule) -> dict[str, object]:

@@ -463,7 +463,7 @@ def parse_rows(path: Path) -> tuple[tuple[Rule, ...], dict[str, RuleError]]:
             f"unknown key {printable(unknown[0])!r}" if unknown else "rule is not a list of tables",
             where=str(path), hint="a library file is a list of [[rule]] tables",
         )  # fmt: skip
-    found: list[Rule] = []
+    rules: list[Rule] = []
     errors: dict[str, RuleError] = {}
     for number, row in enumerate(rows, 1):
         name = str(row.get("id", number))
@@ -472,13 +472,13 @@ def parse_rows(path: Path) -> tuple[tuple[Rule, ...], dict[str, RuleError]]:
         except RuleError as error:
             errors[name] = error
             continue
-        for place, single in enumerate(singles, 1):
-            own = str(single.get("id", name if len(singles) == 1 else f"{number}.{place}"))
+        for position, single in enumerate(singles, 1):
+            own = str(single.get("id", name if len(singles) == 1 else f"{number}.{position}"))
             try:
-                found.append(parse_rule(single, where=f"{path}, rule {printable(own)}", family=path.stem))
+                rules.append(parse_rule(single, where=f"{path}, rule {printable(own)}", family=path.stem))
             except RuleError as error:
                 errors[own] = error
-    return tuple(sorted(found, key=lambda r: r.id)), errors
+    return tuple(sorted(rules, key=lambda r: r.id)), errors
 
 
 def load_library(directory: Path | str | None = None, *, built_in: bool = True) -> Library:

@@ -63,9 +63,9 @@ class Scanner:
         """The token ahead."""
         return self._tokens[self._position]
 
-    def peek(self, ahead: int = 1) -> Token:
-        """A token further ahead."""
-        return self._tokens[min(self._position + ahead, len(self._tokens) - 1)]
+    def peek(self) -> Token:
+        """The token after the next one."""
+        return self._tokens[min(self._position + 1, len(self._tokens) - 1)]
 
     def take(self) -> Token:
         """The token ahead, consumed."""
@@ -89,9 +89,9 @@ class Scanner:
 
     def wrong(self, expected: str) -> RuleError:
         """The error that something else was expected here."""
-        found = self.next
-        shown = found.text if found.kind == "end" else repr(found.text)
-        return self.error(found.column, f"expected {expected}, found {shown}")
+        token = self.next
+        shown = token.text if token.kind == "end" else repr(token.text)
+        return self.error(token.column, f"expected {expected}, found {shown}")
 
     def error(self, column: int, what: str) -> RuleError:
         """An error that shows the text with a caret under the column (counted from 0 here, from 1 in the message)."""

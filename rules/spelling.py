@@ -29,7 +29,7 @@ __all__ = [
     "neutral",
     "positional",
     "respelled",
-    "said",
+    "with_required_attributes",
 ]
 
 
@@ -168,16 +168,16 @@ def _refused(app: App, values: Mapping[str, AttributeValue], types: Sequence[Ten
 def _view(app: App, values: Mapping[str, AttributeValue], types: Sequence[TensorType | None]) -> NodeView:
     """The application as a node of ONNX's, with what is not a tensor as constant inputs."""
     order = _FOREIGN.get(app.op, POSITIONAL.get(app.op, ()))
-    placed = {name: place for place, name in enumerate(order) if name and name in values}
+    placed = {name: position for position, name in enumerate(order) if name and name in values}
     inputs = ["" if t is None else f"x{i}" for i, t in enumerate(types)]
-    known: list[TensorType | None] = list(types)
+    known_tensor_types: list[TensorType | None] = list(types)
     lists: dict[int, AttributeValue] = {}
-    for name, place in placed.items():
-        while len(inputs) <= place:
+    for name, position in placed.items():
+        while len(inputs) <= position:
             inputs.append("")
-            known.append(None)
-        inputs[place] = name
-        lists[place] = values[name]
+            known_tensor_types.append(None)
+        inputs[position] = name
+        lists[position] = values[name]
     attributes: dict[str, Attribute] = {}
     for name, value in values.items():
         if name not in placed and not _left_out(app.op, name, value):
@@ -186,18 +186,18 @@ def _view(app: App, values: Mapping[str, AttributeValue], types: Sequence[Tensor
     count = len(outputs) if isinstance(outputs, tuple) else outputs if isinstance(outputs, int) else 1
     node = Node("rule", app.op, tuple(inputs), tuple(f"y{i}" for i in range(min(count, 64))), attributes)
 
-    def constant(place: int) -> np.ndarray | None:
-        value = lists.get(place)
+    def constant(position: int) -> np.ndarray | None:
+        value = lists.get(position)
         items = value if isinstance(value, tuple) else (value,)
         return None if any(not isinstance(v, int | float) for v in items) else np.asarray(value)
 
-    def integers(place: int) -> tuple[Dim, ...] | None:
-        value = lists.get(place)
+    def integers(position: int) -> tuple[Dim, ...] | None:
+        value = lists.get(position)
         items = value if isinstance(value, tuple) else (value,)
         whole = tuple(v for v in items if isinstance(v, int | Poly))
         return whole if len(whole) == len(items) else None
 
-    return NodeView(node, _OPSET, tuple(known), constant, integers)
+    return NodeView(node, _OPSET, tuple(known_tensor_types), constant, integers)
 
 
 def _left_out(op: str, name: str, value: AttributeValue) -> bool:
@@ -238,7 +238,7 @@ _PLAIN: Mapping[str, Mapping[str, AttributeValue]] = {
     "LRN": {"alpha": _f32(1e-4), "beta": 0.75, "bias": 1.0},
 }  # fmt: skip
 # What operators are here alone, and in ONNX only where it is said: a text has to say it.
-_SAID: Mapping[str, Mapping[str, AttributeValue]] = {"ScatterND": {"reduction": "add"}}
+_REQUIRED: Mapping[str, Mapping[str, AttributeValue]] = {"ScatterND": {"reduction": "add"}}
 _WINDOWS = frozenset({"Conv", "ConvTranspose", "AveragePool", "MaxPool"})
 
 
@@ -255,46 +255,46 @@ def with_defaults(rule: Rule, where: str) -> Rule:
     """
     if all(_complete(t) for t in postorder(*rule.lhs, *rule.rhs) if isinstance(t, App)):
         return rule
-    made: dict[Term, Term] = {}
+    terms: dict[Term, Term] = {}
     shapes: dict[Term, tuple[tuple[Dim, ...], ...] | None] = {}
     for term in postorder(*rule.lhs, *rule.rhs):
         if isinstance(term, Var):
             scheme = rule.tensors[term.name]
-            made[term] = term
+            terms[term] = term
             shapes[term] = None if scheme.lead else (scheme.shape,)
         elif isinstance(term, Project):
-            made[term] = remade(term, made)
+            terms[term] = remade(term, terms)
             outputs = shapes[term.term]
             shapes[term] = None if outputs is None or term.index >= len(outputs) else (outputs[term.index],)
         else:
             kinds = [None if a is None or (s := shapes[a]) is None else s[0] for a in term.args]
             values = _filled(term, kinds, where)
-            args = _indices(term.op, tuple(None if a is None else made[a] for a in term.args))
+            args = _indices(term.op, tuple(None if a is None else terms[a] for a in term.args))
             app = App(term.op, args, tuple(sorted(values.items())))
-            made[term] = app
+            terms[term] = app
             shapes[term] = _shapes(app, kinds)
-    return replace(rule, lhs=tuple(made[t] for t in rule.lhs), rhs=tuple(made[t] for t in rule.rhs))
+    return replace(rule, lhs=tuple(terms[t] for t in rule.lhs), rhs=tuple(terms[t] for t in rule.rhs))
 
 
-def said(term: Term) -> Term:
+def with_required_attributes(term: Term) -> Term:
     """The term with what ONNX does not mean by default, as it is written."""
-    made: dict[Term, Term] = {}
+    terms: dict[Term, Term] = {}
     for each in postorder(term):
-        new = remade(each, made)
-        if isinstance(new, App) and new.op in _SAID:
-            new = App(new.op, new.args, tuple(sorted({**dict(new.attributes), **_SAID[new.op]}.items())))
-        made[each] = new
-    return made[term]
+        new = remade(each, terms)
+        if isinstance(new, App) and new.op in _REQUIRED:
+            new = App(new.op, new.args, tuple(sorted({**dict(new.attributes), **_REQUIRED[new.op]}.items())))
+        terms[each] = new
+    return terms[term]
 
 
-def _unsaid(app: App, where: str) -> dict[str, AttributeValue]:
+def _without_required(app: App, where: str) -> dict[str, AttributeValue]:
     """Attributes without what has to be said.
 
     Raises:
         RuleError: it is not said.
     """
     values = dict(app.attributes)
-    for name, value in _SAID.get(app.op, {}).items():
+    for name, value in _REQUIRED.get(app.op, {}).items():
         if values.pop(name, None) != value:
             raise RuleError(f"{app.op} is only known with {name}={value!r}", where=where, hint="say it")
     return values
@@ -302,7 +302,7 @@ def _unsaid(app: App, where: str) -> dict[str, AttributeValue]:
 
 def _complete(app: App) -> bool:
     return app.op not in REGISTRY or (
-        app.op not in _SAID
+        app.op not in _REQUIRED
         and {k for k, _ in app.attributes} | {"dtype"} >= set(REGISTRY[app.op].attributes)
         and not may_be_onnx(app)
         and _indices(app.op, app.args) == app.args
@@ -323,7 +323,7 @@ def _filled(app: App, shapes: list[tuple[Dim, ...] | None], where: str) -> dict[
     values = dict(app.attributes)
     if app.op not in REGISTRY:
         return values
-    values = neutral(app, _unsaid(app, where))
+    values = neutral(app, _without_required(app, where))
     names = REGISTRY[app.op].attributes
     first = shapes[0] if shapes else None
     for name, default in _PLAIN.get(app.op, {}).items():
@@ -339,10 +339,10 @@ def _filled(app: App, shapes: list[tuple[Dim, ...] | None], where: str) -> dict[
 
 
 def _windows(app: App, values: dict[str, AttributeValue], shapes: list[tuple[Dim, ...] | None], where: str) -> None:
-    known = next((s for s in shapes[:2] if s is not None), None)
+    known_sizes = next((s for s in shapes[:2] if s is not None), None)
     kernel = values.get("kernel_shape")
     stated = next((v for n in ("kernel_shape", "strides", "dilations") if isinstance(v := values.get(n), tuple)), None)
-    rank = len(known) - 2 if known is not None else len(stated) if stated is not None else None
+    rank = len(known_sizes) - 2 if known_sizes is not None else len(stated) if stated is not None else None
     if app.op.startswith("Conv") and kernel is not None:
         weights = shapes[1] if len(shapes) > 1 else None
         if weights is None or tuple(weights[2:]) != kernel:
@@ -386,9 +386,9 @@ def _shapes(app: App, shapes: list[tuple[Dim, ...] | None]) -> tuple[tuple[Dim, 
     for letter in CLASSES:  # the shape is the same for every class that the operator takes
         kinds = [None if s is None else TensorType(DType(CLASSES["f"]), s) for s in shapes]
         if letter != "f" and kinds:
-            place = 0 if letter == "b" else len(kinds) - 1
-            first = kinds[place]
-            kinds[place] = None if first is None else TensorType(DType(CLASSES[letter]), first.shape)
+            position = 0 if letter == "b" else len(kinds) - 1
+            first = kinds[position]
+            kinds[position] = None if first is None else TensorType(DType(CLASSES[letter]), first.shape)
         try:
             _, outputs = REGISTRY[app.op].apply(kinds, values)
         except (IllTyped, ZeroDivisionError):

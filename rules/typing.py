@@ -22,7 +22,7 @@ from superopt.rules.spelling import from_front
 
 __all__ = [
     "DIGEST",
-    "Position",
+    "IndexBound",
     "RuleTypes",
     "complete",
     "instances",
@@ -31,7 +31,7 @@ __all__ = [
     "obligations",
     "operator_of",
     "positions",
-    "shown",
+    "condition_text",
     "type_terms",
     "types_of",
 ]
@@ -94,7 +94,7 @@ def _literal(term: Term | None) -> int | None:
 
 
 @dataclass(frozen=True)
-class Position:
+class IndexBound:
     """Positions that a Gather reads: the bound that their declaration gives (``None``: they are computed), the axis."""
 
     text: str
@@ -105,15 +105,15 @@ class Position:
         return f"positions {self.text} are inside an axis of size {format_dim(self.size)}"
 
 
-def positions(rule: Rule, side: Sequence[Term], types: Types) -> tuple[Position, ...]:
+def positions(rule: Rule, side: Sequence[Term], types: Types) -> tuple[IndexBound, ...]:
     """Every use of positions that are not literal, with what the rule's types say of them."""
-    found: dict[Position, None] = {}
+    found: dict[IndexBound, None] = {}
     for term in postorder(*side):
         if isinstance(term, App) and term.op in _READS_AT and (indices := term.args[1]) is not None:
             for source in _sources(indices):
                 if _literal(source) is None:
                     kind = rule.tensors[source.name] if isinstance(source, Var) else None
-                    found[Position(str(source), None if kind is None else kind.below, _axis(term, types))] = None
+                    found[IndexBound(str(source), None if kind is None else kind.below, _axis(term, types))] = None
     return tuple(found)
 
 
@@ -130,7 +130,7 @@ def _sources(indices: Term) -> list[Term]:
     return list(found)
 
 
-def shown(condition: Condition) -> str:
+def condition_text(condition: Condition) -> str:
     """A condition as a precondition in the grammar of ``where``: ``k <= n`` for ``n - k >= 0``."""
     terms = condition.size.terms if isinstance(condition.size, Poly) else (((), condition.size),)
     above = Poly.make({m: c for m, c in terms if c > 0})
@@ -283,22 +283,22 @@ def _at_rank(rule: Rule, lead: int, strict: bool) -> Rule:
     }
     plain = replace(rule, forall=forall)
     types: dict[Term, tuple[TensorType, ...]] = {}
-    made: dict[Term, Term] = {}
+    terms: dict[Term, Term] = {}
     variables = variable_types(plain)
     for term in postorder(*rule.lhs, *rule.rhs):
         values = None
         if isinstance(term, App):
-            known = (types[made[a]] for a in term.args if a is not None)
+            known = (types[terms[a]] for a in term.args if a is not None)
             rank = next((len(outputs[0].shape or ()) for outputs in known if outputs), 0)
             values = tuple((k, from_front(term.op, k, v, rank, front)) for k, v in term.attributes)
-        made[term] = remade(term, made, values)
+        terms[term] = remade(term, terms, values)
         try:
-            types[made[term]] = _output_types(made[term], types, variables)
+            types[terms[term]] = _output_types(terms[term], types, variables)
         except IllTyped as error:
             if strict:
                 raise RuleError(str(error), where=f'rule "{rule.id}"') from error
-            types[made[term]] = ()
-    return replace(plain, lhs=tuple(made[t] for t in rule.lhs), rhs=tuple(made[t] for t in rule.rhs))
+            types[terms[term]] = ()
+    return replace(plain, lhs=tuple(terms[t] for t in rule.lhs), rhs=tuple(terms[t] for t in rule.rhs))
 
 
 def _output_types(
@@ -354,8 +354,8 @@ def at_sizes(
     def ground(app: App, name: str, value: AttributeValue) -> AttributeValue:
         return _ground(value, operator_of(app).attributes.get(name, ""), binding, reals)
 
-    made = rebuilt((*rule.lhs, *rule.rhs), ground)
-    return made[: len(rule.lhs)], made[len(rule.lhs) :]
+    terms = rebuilt((*rule.lhs, *rule.rhs), ground)
+    return terms[: len(rule.lhs)], terms[len(rule.lhs) :]
 
 
 def _ground(value: AttributeValue, kind: str, binding: Mapping[str, Dim], reals: Mapping[str, float]) -> AttributeValue:

@@ -133,7 +133,7 @@ class Certificate:
         """
         try:
             row = _row(data)
-            found = Certificate(
+            certificate = Certificate(
                 tuple((_text(name), _text(digest)) for name, digest in map(_rows, _rows(row["weights"]))),
                 tuple(
                     Uniform(_text(r["value"]), _whole(r["axis"]), _wholes(r["indices"]), _numbers(r["numbers"]))
@@ -163,7 +163,7 @@ class Certificate:
             )  # fmt: skip
         except (KeyError, TypeError, ValueError) as error:
             raise InvalidModel(f"not a certificate of values: {error!r}") from error
-        return found
+        return certificate
 
 
 def _row(data: object) -> Mapping[str, object]:

@@ -59,16 +59,16 @@ def prove_all(
         )
         for rule in asked
     )
-    found: dict[str, Verdict] = {}
+    verdicts: dict[str, Verdict] = {}
     for outcome in (fleet or Fleet()).each(tasks, kept=kept):
         rule_id = outcome.task.name
         try:
-            found[rule_id] = verdict_from_json(outcome.result())
+            verdicts[rule_id] = verdict_from_json(outcome.result())
         except Lost as error:
-            found[rule_id] = Unknown(f"the prover did not answer: {error.what}")
+            verdicts[rule_id] = Unknown(f"the prover did not answer: {error.what}")
         if progress is not None:
-            progress(rule_id, found[rule_id], len(found), len(asked))
-    return {rule.id: found[rule.id] for rule in asked}
+            progress(rule_id, verdicts[rule_id], len(verdicts), len(asked))
+    return {rule.id: verdicts[rule.id] for rule in asked}
 
 
 def _key(rule: Rule, time_limit: float, seed: int) -> str:

@@ -25,7 +25,7 @@ class ProvedAllSizes:
             ``where`` (``i < j where j <= n``: only there); the search requires it of a match.
         nonzero: scalars whose inverse was cancelled, hence that must not be 0 (text of the expression).
         leading: how ``...`` was proved: "one axis" of any size, which stands for any number of them because every
-            operator was shown to read leading axes in place (``superopt.verifier.prover.rank_lifting``); empty without
+            operator was shown to read leading axes in place (``superopt.verifier.prover.context``); empty without
             ``...``.
         ranks: the numbers of leading axes at which it was proved, each of any size.
         seconds: wall time of the proof.
@@ -108,10 +108,10 @@ def verdict_from_json(data: Mapping[str, object]) -> Verdict:
         raise ValueError(f"{data.get('verdict')!r} is not a verdict")
     values = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items() if k != "verdict"}
     try:
-        made: Verdict = kind(**values)
+        verdict: Verdict = kind(**values)
     except TypeError as error:
         raise ValueError(f"not a {data['verdict']} verdict: {error}") from error
-    return made
+    return verdict
 
 
 def kind_of(verdict: Verdict) -> str:

@@ -22,7 +22,18 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from superopt.cli import algorithms, bench, corpus, gradients, library, memory, models, service, streams, topology
+from superopt.cli import (
+    algorithms,
+    bench,
+    corpus,
+    discovery,
+    gradients,
+    library,
+    models,
+    optimize,
+    service,
+    streams,
+)
 from superopt.cli.settings import defaults, settings_file
 from superopt.fleet import mpi
 from superopt.ir.errors import Interrupted, SuperoptError, UsageError, printable, superopt_error
@@ -98,14 +109,14 @@ def _root(
         context.default_map = defaults(table, getattr(context.command, "commands", {}), str(file))
 
 
-for _command in (*models.COMMANDS, *memory.COMMANDS, *topology.COMMANDS, *service.COMMANDS):
+for _command in (*optimize.COMMANDS, *models.COMMANDS, *service.COMMANDS):
     app.command()(_command)
 app.command("bench")(bench.bench)
 app.add_typer(library.app, name="rules")
 app.add_typer(corpus.app, name="corpus")
 app.add_typer(algorithms.app, name="algorithms")
 app.add_typer(gradients.app, name="gradients")
-app.command()(library.discover)
+app.command()(discovery.discover)
 app.command()(gradients.train_step)
 
 
@@ -160,11 +171,11 @@ def _usage(error: Any, message: str) -> NoReturn:
 
 def _file_error(error: OSError) -> tuple[str, int]:
     """The line and the exit code for an error of the system that nothing more precise was made of."""
-    known: SuperoptError | None = streams.output_error(error)
-    if known is not None:
+    known_error: SuperoptError | None = streams.output_error(error)
+    if known_error is not None:
         streams.stop_output()
-    known = known or superopt_error(error)
-    return str(known), known.exit_code
+    known_error = known_error or superopt_error(error)
+    return str(known_error), known_error.exit_code
 
 
 def _warn(message: Warning | str, *_: object, **__: object) -> None:

@@ -49,8 +49,8 @@ def find(
 
     Everything is checked exactly before it is shown. Equal seeds, steps and walks find the same.
     """
-    from superopt.discovery.bilinear import TILES, log_of, tile_named
-    from superopt.discovery.bilinear import find as look
+    from superopt.discovery.bilinear.find import TILES, log_of, tile_named
+    from superopt.discovery.bilinear.find import find as look
     from superopt.rules.bilinear import save_algorithms
 
     claim({"--out": None if destination is None else str(destination)}, force=force)
@@ -85,7 +85,7 @@ def rules(
     force: Force = False,
 ) -> None:
     """Write what algorithms say about operators of every size, as rules that the prover can be asked about."""
-    from superopt.discovery.bilinear.statement import rule_of
+    from superopt.discovery.bilinear.find import rule_of
     from superopt.rules.bilinear import KEPT, load_algorithms
     from superopt.rules.library import write_rules
 
@@ -126,25 +126,25 @@ def apply(
 
     claim({"-o": output}, [model], force=force)
     with Input(model) as path, Progress() as progress:
-        found = apply_algorithms(
+        outcome = apply_algorithms(
             path, floats=floats, target=target, sizes=parse_dims(dim or []), threads=threads, seed=seed, inputs=inputs,
             progress=progress,
         )  # fmt: skip
         if output is not None:
-            save(found.graph, output, force)
+            save(outcome.graph, output, force)
     console = err() if output == "-" else out()
-    if (made := found.algorithms) is not None:
-        for choice in made.choices:
+    if (substitution := outcome.algorithms) is not None:
+        for choice in substitution.choices:
             name, share = choice.site.node.name or choice.site.output, choice.after / choice.before
             console.print(f"{name}: {named(choice.form)}, modelled x{share:.2f}", markup=False, soft_wrap=True)
-        errors = made.errors
+        errors = substitution.errors
         assert errors is not None, "what is returned was measured"
         text = f"errors against float64: {errors.before:.1e} before, {errors.after:.1e} after, {errors.inputs} inputs"
         console.print(text, markup=False)
-        if (timed := found.measured) is not None:
-            times = f"{timed.before_ms:.2f} ms before, {timed.after_ms:.2f} ms after, x{timed.ratio:.3f}"
-            console.print(f"measured: {times} (spread {timed.spread:.3f}, {timed.runs} runs)", markup=False)
-    console.print((found.reason and f"unchanged: {found.reason}") or "rewritten", markup=False, soft_wrap=True)
+        if (raced := outcome.measured) is not None:
+            times = f"{raced.before_ms:.2f} ms before, {raced.after_ms:.2f} ms after, x{raced.ratio:.3f}"
+            console.print(f"measured: {times} (spread {raced.spread:.3f}, {raced.runs} runs)", markup=False)
+    console.print((outcome.reason and f"unchanged: {outcome.reason}") or "rewritten", markup=False, soft_wrap=True)
 
 
 def show_algorithm(data: Mapping[str, Any], report_json: str | None, *, certificate: bool, force: bool) -> None:

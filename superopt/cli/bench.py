@@ -178,12 +178,12 @@ def _validated(
 
     with Progress() as progress:
         options = pipeline.Options(sizes=parse_dims(dim or []), threads=threads, enable=tuple(enable or ()))
-        found = validation.validate_costs(
+        found_validation = validation.validate_costs(
             models, options=options, pairs=pairs, blocks=blocks, rounds=rounds, keep=keep,
             total_limit=float("inf") if total_limit is None else total_limit, progress=progress,
         )  # fmt: skip
-    show_validation(console, found.json())
-    return found.json()
+    show_validation(console, found_validation.json())
+    return found_validation.json()
 
 
 def _cold(models: list[Path], threads: int, console: Console) -> dict[str, Any]:

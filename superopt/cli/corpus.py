@@ -128,9 +128,9 @@ def run_command(
     with going_on(settings.resume), Progress() as progress:
         run = run_corpus(settings, progress=progress)
         judged = judge(run, settings, None)
-    known = _baseline(settings, needed=False)
-    found = Comparison(judged.run, judged.findings, known, judged.notes)
-    _write(found, report_json, markdown, junit, sarif)
+    known_corpus_run = _baseline(settings, needed=False)
+    comparison = Comparison(judged.run, judged.findings, known_corpus_run, judged.notes)
+    _write(comparison, report_json, markdown, junit, sarif)
     failed = next((r.exit_code for r in run.rows if r.status == "failed"), 0)
     raise typer.Exit(5 if judged.exit_code == 5 else failed)
 
@@ -177,14 +177,14 @@ def compare(
         rules=rules, disable=disable, measure=measure, no_check=no_check, threshold=threshold,
         total_threshold=total_threshold, bisect_limit=bisect_limit,
     )  # fmt: skip
-    known = _baseline(settings, needed=True)
+    known_corpus_run = _baseline(settings, needed=True)
     with going_on(settings.resume), Progress() as progress:
         run = read_run(recorded) if recorded is not None else run_corpus(settings, progress=progress)
-        found = judge(run, settings, known, progress=progress)
-    if known is None:
-        found = replace(found, notes=(*found.notes, _no_baseline(models)))
-    _write(found, report_json, markdown, junit, sarif)
-    raise typer.Exit(found.exit_code)
+        comparison = judge(run, settings, known_corpus_run, progress=progress)
+    if known_corpus_run is None:
+        comparison = replace(comparison, notes=(*comparison.notes, _no_baseline(models)))
+    _write(comparison, report_json, markdown, junit, sarif)
+    raise typer.Exit(comparison.exit_code)
 
 
 @app.command()
@@ -223,9 +223,9 @@ def update(
     old = _baseline(settings, needed=False)
     with going_on(settings.resume), Progress() as progress:
         run = read_run(recorded) if recorded is not None else run_corpus(settings, progress=progress)
-        found = judge(run, settings, None)
-    _show(found)
-    if found.exit_code == 5:
+        comparison = judge(run, settings, None)
+    _show(comparison)
+    if comparison.exit_code == 5:
         raise typer.Exit(5)
     write_run(written, updated(run, old, partial=settings.partial))
     err().print(f"wrote {written}", markup=False)
@@ -275,10 +275,10 @@ def _baseline(settings: CorpusSettings, *, needed: bool) -> CorpusRun | None:
     return read_run(settings.baseline) if needed or settings.baseline.is_file() else None
 
 
-def _show(found: Comparison, *, busy: bool = False) -> None:
+def _show(comparison: Comparison, *, busy: bool = False) -> None:
     from superopt.report.corpus import show
 
-    show(err() if busy else out(), found)
+    show(err() if busy else out(), comparison)
 
 
 def _claim(
@@ -290,7 +290,7 @@ def _claim(
 
 
 def _write(
-    found: Comparison, report_json: str | None, markdown: str | None, junit: str | None, sarif: str | None
+    comparison: Comparison, report_json: str | None, markdown: str | None, junit: str | None, sarif: str | None
 ) -> None:
     """The table, and the files that were asked for."""
     from superopt.gate import run_data
@@ -298,20 +298,20 @@ def _write(
     from superopt.report.corpus import markdown as as_markdown
     from superopt.report.corpus import sarif as as_sarif
 
-    _show(found, busy="-" in (report_json, markdown, junit, sarif))
+    _show(comparison, busy="-" in (report_json, markdown, junit, sarif))
     if report_json is not None:
         verdict = {
-            "exit_code": found.exit_code, "ratio": found.ratio, "notes": list(found.notes),
+            "exit_code": comparison.exit_code, "ratio": comparison.ratio, "notes": list(comparison.notes),
             "findings": [
                 {"kind": f.kind, "level": f.level, "model": f.model, "message": f.message, "before_us": f.before_us,
                  "after_us": f.after_us, "culprit": None if f.culprit is None else vars(f.culprit)}
-                for f in found.findings
+                for f in comparison.findings
             ],
         }  # fmt: skip
-        write_json({**run_data(found.run), "verdict": verdict}, report_json, force=True)
+        write_json({**run_data(comparison.run), "verdict": verdict}, report_json, force=True)
     if markdown is not None:
-        write_text(as_markdown(found), markdown, force=True)
+        write_text(as_markdown(comparison), markdown, force=True)
     if junit is not None:
-        write_text(as_junit(found), junit, force=True)
+        write_text(as_junit(comparison), junit, force=True)
     if sarif is not None:
-        write_text(json.dumps(as_sarif(found), indent=2) + "\n", sarif, force=True)
+        write_text(json.dumps(as_sarif(comparison), indent=2) + "\n", sarif, force=True)

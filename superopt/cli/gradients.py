@@ -37,18 +37,21 @@ def check(
     from superopt.verifier.prover.gradients import check_gradients
 
     claim({"--json": report_json}, force=force)
-    found = []
+    operator_gradients = []
     for checked in check_gradients(operators or ()):
-        found.append(checked)
+        operator_gradients.append(checked)
         err().print(f"{checked.op}: {checked.proved} of {checked.total}", markup=False)
     if report_json is not None:
-        write_json([{**asdict(c), "is_proved": c.is_proved} for c in found], report_json, force)
+        write_json([{**asdict(c), "is_proved": c.is_proved} for c in operator_gradients], report_json, force)
     if report_json != "-":
-        cells = [(c.op, c.how, f"{c.proved} of {c.total}", "; ".join(c.kinks)) for c in found]
+        cells = [(c.op, c.how, f"{c.proved} of {c.total}", "; ".join(c.kinks)) for c in operator_gradients]
         out().print(table("operator", "derivative", "proved", "kinks, and what is taken there", rows=cells))
-    whole = sum(c.is_proved for c in found)
-    err().print(f"{whole} of {len(found)} operators ({whole / len(found):.1%}) proved for all sizes", markup=False)
-    for checked in found:
+    whole = sum(c.is_proved for c in operator_gradients)
+    err().print(
+        f"{whole} of {len(operator_gradients)} operators ({whole / len(operator_gradients):.1%}) proved for all sizes",
+        markup=False,
+    )
+    for checked in operator_gradients:
         for reason in checked.missing:
             err().print(f"not proved: {checked.op}, {reason}", markup=False, soft_wrap=True)
 
@@ -82,15 +85,15 @@ def of_model(
     with Input(model) as path:
         graph, sizes = load(path), parse_dims(dim or [])
         if mode == "vjp":
-            made = vjp(graph, of, to, sizes=sizes)
+            new_graph = vjp(graph, of, to, sizes=sizes)
         else:
             make = jvp if mode == "forward" else gradients
-            made = make(graph, of, to, keep_outputs=keep_outputs, sizes=sizes)
+            new_graph = make(graph, of, to, keep_outputs=keep_outputs, sizes=sizes)
         if output is not None:
-            save(made, output, force)
+            save(new_graph, output, force)
     console = err() if output == "-" else out()
-    console.print(f"{len(graph.nodes)} nodes → {len(made.nodes)}", markup=False)
-    for value in made.outputs:
+    console.print(f"{len(graph.nodes)} nodes → {len(new_graph.nodes)}", markup=False)
+    for value in new_graph.outputs:
         console.print(f"  {value.name}: {value.type}", markup=False)
 
 
@@ -167,11 +170,12 @@ def train_step(
         kind = next(v.type for v in step.graph.inputs if v.name == name)
         console.print(f"  {name}: {kind}", markup=False)
     if try_out:
-        found = rehearse(step, try_out, seed=seed)
-        losses = f"{try_out} steps: loss {found.losses[0]:.6g} → {found.losses[-1]:.6g}"
+        rehearsal = rehearse(step, try_out, seed=seed)
+        losses = f"{try_out} steps: loss {rehearsal.losses[0]:.6g} → {rehearsal.losses[-1]:.6g}"
         weights = (
-            f"weights moved by {found.moved:.2g} (root mean square), {found.apart:.1g} apart from the same in float64"
+            f"weights moved by {rehearsal.moved:.2g} (root mean square), "
+            f"{rehearsal.apart:.1g} apart from the same in float64"
         )
         console.print(f"{losses}; {weights}", markup=False, soft_wrap=True)
-        if not found.is_close:
+        if not rehearsal.is_close:
             raise NotEquivalent("ONNX Runtime's steps stray from those in float64")

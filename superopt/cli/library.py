@@ -4,46 +4,29 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from superopt.cli.algorithms import show_algorithm
-from superopt.cli.extending import extend
-from superopt.cli.floats import float_lines, floats, floats_data
 from superopt.cli.outputs import claim
 from superopt.cli.shell import (
-    MOST_WORKERS,
-    Cluster,
-    Dims,
     Force,
-    Input,
     Json,
-    Progress,
-    Seed,
     err,
-    going_on,
     out,
-    parse_bytes,
-    parse_dims,
     write_json,
 )
 from superopt.ir.errors import NotEquivalent, UsageError, printable
 
 if TYPE_CHECKING:
-    from superopt.rules import Rule, RuleError
+    from superopt.rules import Library, Rule
 
-__all__ = ["app", "discover"]
+__all__ = ["Rules", "app"]
 
 app = typer.Typer(no_args_is_help=True, help="The rule library: list, show, prove, certify, export.")
 
-app.command()(floats)
-app.command()(extend)
-
-LEARNING_SECONDS = 300.0  # of discover --from, where nothing else is said
 
 Rules = Annotated[Path | None, typer.Option("--rules", metavar="DIR", help="a library used besides the built-in one")]
 
@@ -135,7 +118,7 @@ def show(
         return
     data: dict[str, Any] = {"id": rule_id, "family": library[rule_id].family, **format_rule(library[rule_id])}
     data["verdict"] = dict(library.verdicts.get(rule_id, {"verdict": "unknown"}))
-    data["floats"] = floats_data(library, rule_id)
+    data["floats"] = _floats_data(library, rule_id)
     if report_json is not None:
         write_json(data, report_json, force)
     if report_json == "-":
@@ -156,7 +139,7 @@ def show(
                 console.print(f"  rounding in {dtype}: {shown}", markup=False)
         elif value not in ([], "", None) and key != "id":
             console.print(f"  {key}: {json.dumps(value) if isinstance(value, list) else value}", markup=False)
-    for line in float_lines(library, rule_id):
+    for line in _float_lines(library, rule_id):
         console.print(f"  {line}", markup=False, soft_wrap=True)
 
 
@@ -168,112 +151,6 @@ def _show_certificate(rule: Rule) -> None:
         reason = getattr(verdict, "reason", "")
         raise NotEquivalent(f"not proved for all sizes, so it has no certificate: {reason}", where=f'rule "{rule.id}"')
     typer.echo(text, nl=False)
-
-
-@app.command()
-def prove(
-    file: Annotated[
-        Path | None, typer.Argument(metavar="FILE|ID", help="a TOML file of rules, a folder of such files, or a rule")
-    ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="prove the built-in library")] = False,
-    certificates: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="write a certificate per proved rule")
-    ] = None,
-    workers: Annotated[int, typer.Option(min=1, max=MOST_WORKERS, help="processes")] = 2,
-    cluster: Cluster = None,
-    resume: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="keep each verdict there, and continue from them")
-    ] = None,
-    time_limit: Annotated[float, typer.Option(metavar="S", min=0.1, help="seconds for one proof")] = 10.0,
-    seed: Seed = 0,
-    report_json: Json = None,
-    record: Annotated[bool, typer.Option("--record", help="with --all: write the verdicts into the library")] = False,
-    force: Force = False,
-) -> None:
-    """Test rules exactly and prove them for all sizes. Exit code 5 unless every one of them is proved.
-
-    A row of FILE that is not a rule is reported as unknown, with what is wrong, and the others are proved.
-    """
-    from superopt.fleet import Fleet, Journal
-    from superopt.verifier.admission import record_all
-    from superopt.verifier.certificates.certificate import certify
-    from superopt.verifier.store import prove_all
-    from superopt.verifier.verdict import ProvedAllSizes, Unknown, kind_of, verdict_to_json
-
-    if (file is None) != everything or (record and not everything):
-        raise UsageError("name a file of rules, or --all", hint="superopt rules prove FILE | --all [--record]")
-    claim({"--json": report_json}, [file] if file else [], force=force)
-    library, unreadable = _rules_of(file)
-    with going_on(resume), ExitStack() as opened:
-        kept = None if resume is None else opened.enter_context(Journal(resume))
-        fleet = opened.enter_context(Fleet.open(workers, cluster))
-        progress = opened.enter_context(Progress())
-        proofs = prove_all(
-            library.values(), fleet=fleet, time_limit=time_limit, seed=seed, kept=kept,
-            progress=lambda rule_id, _, done, total: progress(done, total, rule_id),
-        )  # fmt: skip
-        found = {**proofs, **{name: Unknown(f"not a rule: {error}") for name, error in unreadable.items()}}
-        if record:
-            record_all(found)
-        proved = [i for i, v in found.items() if isinstance(v, ProvedAllSizes)]
-        for done, rule_id in enumerate(proved if certificates is not None else ()):
-            progress(done, len(proved), f"certificate {rule_id}")
-            assert certificates is not None
-            made = certify(library[rule_id], certificates, time_limit=time_limit)
-            if not isinstance(made, ProvedAllSizes):
-                raise NotEquivalent(f"no certificate: {made.reason}", where=f'rule "{rule_id}"')
-    data = {rule_id: verdict_to_json(verdict) for rule_id, verdict in found.items()}
-    if report_json is not None:
-        write_json({"format": "superopt.verdicts", "version": 1, "verdicts": data}, report_json, force)
-    if report_json != "-":
-        _show_verdicts(data)
-    counts = Counter(kind_of(v) for v in found.values())
-    err().print(f"{len(found)} rules: " + ", ".join(f"{n} {kind}" for kind, n in counts.most_common()))
-    if len(proved) < len(found):
-        raise typer.Exit(NotEquivalent.exit_code)
-
-
-def _rules_of(path: Path | None) -> tuple[dict[str, Rule], dict[str, RuleError]]:
-    """The rules of a file or folder, the library's or one of them, by id; and what is wrong with rows that are none."""
-    from superopt.rules import RuleError, load_library
-    from superopt.rules.library import parse_rows
-
-    if path is None:
-        return dict(load_library()), {}
-    if not path.exists() and str(path) in (library := load_library()):
-        return {str(path): library[str(path)]}, {}
-    if not path.exists():
-        raise RuleError("no such folder, file or rule", where=str(path))
-    rules: dict[str, Rule] = {}
-    errors: dict[str, RuleError] = {}
-    for file in sorted(path.glob("*.toml")) if path.is_dir() else [path]:
-        made, wrong = parse_rows(file)
-        errors.update(wrong)
-        for rule in made:
-            name, count = rule.id, 1
-            while name in rules:  # one id for two rules is an error in a library; here both get a verdict
-                name, count = f"{rule.id}-{count + 1}", count + 1
-            rules[name] = replace(rule, id=name)
-    return rules, errors
-
-
-def _show_verdicts(data: dict[str, dict[str, Any]]) -> None:
-    from superopt.verifier.exact.counterexample import describe
-
-    console = out()
-    for rule_id, verdict in data.items():
-        line = f"{rule_id}: {verdict['verdict']}"
-        if verdict.get("preconditions"):
-            line += f" where {', '.join(verdict['preconditions'])}"
-        if verdict.get("derived"):
-            line += f"; derived: {', '.join(verdict['derived'])}"
-        if verdict.get("nonzero"):
-            line += f"; defined where {', '.join(verdict['nonzero'])}"
-        if verdict["verdict"] == "refuted":
-            line += f" {describe(verdict['counterexample'])}"
-        elif "reason" in verdict:
-            line += f" ({verdict['reason']})"
-        console.print(line, markup=False, soft_wrap=True)
 
 
 @app.command("check-certificate")
@@ -331,50 +208,26 @@ def derive(
     force: Force = False,
 ) -> None:
     """Show which rules of FILE follow from the library, and from which of its rules. Exit code 0 in any case."""
-    from superopt.discovery import derive as look
+    from superopt.discovery.derive import derive as look
     from superopt.rules import load_library
 
     if alone and rules is None:
         raise UsageError("--alone leaves no rules to derive by", hint="name a library with --rules DIR")
     claim({"--json": report_json}, [file], force=force)
-    found = look(file, load_library(rules, built_in=not alone))
+    coverage = look(file, load_library(rules, built_in=not alone))
     if report_json is not None:
-        chains = {rule_id: dict(chain) for rule_id, chain in found.chains.items()}
-        data = {"format": "superopt.coverage", "version": 1, "derived": chains, "missing": dict(found.missing)}
+        chains = {rule_id: dict(chain) for rule_id, chain in coverage.chains.items()}
+        data = {"format": "superopt.coverage", "version": 1, "derived": chains, "missing": dict(coverage.missing)}
         write_json(data, report_json, force)
     if report_json != "-":
-        for rule_id, chain in found.chains.items():
+        for rule_id, chain in coverage.chains.items():
             steps = ", ".join(f"{name} x{count}" for name, count in chain.items()) or "nothing: the sides are alike"
             out().print(f"{rule_id}: derived by {steps}", markup=False, soft_wrap=True)
-        for rule_id, reason in found.missing.items():
+        for rule_id, reason in coverage.missing.items():
             out().print(f"{rule_id}: not derived ({reason})", markup=False, soft_wrap=True)
-    err().print(f"{len(found.chains)} of {len(found.chains) + len(found.missing)} derived ({found.share:.1%})")
-
-
-@app.command()
-def merge(
-    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="folders that superopt discover wrote")],
-    destination: Annotated[Path, typer.Option("--out", metavar="DIR", help="where the library is written")],
-    config: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="the configuration that sets seed and effort")
-    ] = None,
-    workers: Annotated[int, typer.Option(min=1, max=MOST_WORKERS, help="processes")] = 1,
-    cluster: Cluster = None,
-) -> None:
-    """Merge the rules of several runs into one library: minimised together, each proved again.
-
-    So themes can be run one by one, on several machines, and give one folder for `superopt optimize --rules DIR`.
-    """
-    from superopt.discovery import load_config
-    from superopt.discovery import merge as run
-    from superopt.fleet import Fleet
-
-    with Fleet.open(workers, cluster) as fleet:
-        kept, given = run(
-            folders, out=destination, config=load_config(config), fleet=fleet,
-            progress=lambda line: err().print(line, markup=False, soft_wrap=True),
-        )  # fmt: skip
-    out().print(f"{len(kept)} rules of {given}, in {destination}", markup=False)
+    err().print(
+        f"{len(coverage.chains)} of {len(coverage.chains) + len(coverage.missing)} derived ({coverage.share:.1%})"
+    )
 
 
 @app.command()
@@ -402,137 +255,23 @@ def growth(
         show_growth(out(), run)
 
 
-@app.command()
-def gains(
-    folder: Annotated[
-        Path | None, typer.Argument(help="a folder that superopt discover wrote; by default the built-in library")
-    ] = None,
-    record: Annotated[bool, typer.Option("--record", help="price them anew, for a profile recorded since")] = False,
-    report_json: Json = None,
-    force: Force = False,
-) -> None:
-    """Show what each rule gains by itself, by the recorded profile at the sizes of discovery; the most first."""
-    from superopt.report.quantities import time_text
-    from superopt.report.terminal import table
-    from superopt.rules.library import BUILT_IN
+def _floats_data(library: Library, rule_id: str) -> dict[str, Any]:
+    """The recorded verdicts in floating point as JSON data."""
+    from superopt.rules.floats import float_key, row_of
 
-    place = BUILT_IN if folder is None else folder
-    claim({"--json": report_json}, [place / "gains.json"], force=force)
-    try:
-        found = _gains_anew(place) if record else json.loads((place / "gains.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{printable(str(place / 'gains.json'))} cannot be read: {error}") from error
-    if report_json is not None:
-        write_json(found, report_json, force)
-    if report_json == "-":
-        return
-    known = [(r["rhs_us"] / r["lhs_us"], i, r) for i, r in found.items() if r["lhs_us"] and r["rhs_us"] is not None]
-    cells = [
-        (i, time_text(r["lhs_us"]), time_text(r["rhs_us"]), f"x{ratio:.3f}", r["source"])
-        for ratio, i, r in sorted(known, key=lambda row: row[:2])
-    ]
-    out().print(table("rule", "left", "right", "right ÷ left", "source", rows=cells, numeric=(1, 2, 3)))
-    faster = sum(ratio < 0.999 for ratio, _, _ in known)
-    err().print(f"{len(found)} rules, {len(known)} priced, {faster} expected to be faster on the right")
+    row = row_of(rule_id, library.float_store.get(float_key(library[rule_id]), {}))
+    return {way: verdicts for way, verdicts in row.items() if way != "id"}
 
 
-def _gains_anew(folder: Path) -> dict[str, dict[str, Any]]:
-    from superopt.discovery.gain import write_gains
+def _float_lines(library: Library, rule_id: str) -> list[str]:
+    """What is known of both directions in floating point, with the worst point found."""
+    from superopt.rules.floats import float_key
 
-    return write_gains(folder)
-
-
-def discover(
-    models: Annotated[
-        list[str] | None,
-        typer.Option("--from", metavar="MODEL", help="discover rules for parts of this model that the library lacks"),
-    ] = None,
-    config: Annotated[Path | None, typer.Option(metavar="FILE", help="rules/discovery.toml by default")] = None,
-    profile: Annotated[
-        str | None, typer.Option(help="the themes of one profile: default (what is shipped), or taso")
-    ] = None,
-    themes: Annotated[str | None, typer.Option(metavar="A,B", help="only these themes")] = None,
-    operators: Annotated[str | None, typer.Option(metavar="A,B", help="only these operators")] = None,
-    max_operators: Annotated[int | None, typer.Option(min=1, help="operators a side, at most")] = None,
-    destination: Annotated[Path, typer.Option("--out", metavar="DIR", help="where the library is written")] = Path(
-        "discovered"
-    ),
-    workers: Annotated[int, typer.Option(min=1, max=MOST_WORKERS, help="processes")] = 1,
-    cluster: Cluster = None,
-    shards: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            max=4096,
-            metavar="N",
-            help="enumerate each theme by the whole fleet in N ranges: no process holds all of its classes",
-        ),
-    ] = 0,
-    time_limit: Annotated[float | None, typer.Option(metavar="S", min=1)] = None,
-    memory_limit: Annotated[str | None, typer.Option(metavar="B", help="bytes a process may take, or 4G")] = None,
-    target: Annotated[
-        str, typer.Option(help="with --from: whose prices count; a recorded profile makes the result repeatable")
-    ] = "profile:cpu-epyc-2core",
-    dim: Dims = None,
-) -> None:
-    """Discover rules: enumerate terms, find equal ones, generalise, prove for all sizes, keep what nothing derives.
-
-    With --from (once for each model): for the parts of MODEL, cheaper equals are solved for. What is proved, holds in
-    floating point and does not follow from the library is written for `superopt optimize --rules DIR`.
-
-    Without arguments: the library that is shipped, written to the folder `discovered`. A run that was stopped
-    (Ctrl-C, a time limit, a kill) goes on where it was; the result is the same however often it was.
-    """
-    from superopt.discovery import discover as run
-    from superopt.discovery import load_config
-    from superopt.fleet import Fleet
-
-    if models:
-        if models.count("-") > 1:
-            raise UsageError("- is named twice, but standard input can be read only once", hint="name a file for one")
-        if config or profile or themes or operators or max_operators:
-            raise UsageError("--from looks at models, not at a configuration", hint="leave out one of the two")
-        _learn(models, destination, target, time_limit or LEARNING_SECONDS, parse_dims(dim or []))
-        return
-    chosen = load_config(config).select(
-        profile=profile or (None if config or themes else "default"), themes=_names(themes),
-        operators=_names(operators), most=max_operators,
-    )  # fmt: skip
-    with going_on(destination), Fleet.open(workers, cluster) as fleet:
-        result = run(
-            chosen, out=destination, fleet=fleet, shards=shards, time_limit=time_limit,
-            memory_limit=parse_bytes(memory_limit),
-            progress=lambda line: err().print(line, markup=False, soft_wrap=True),
-        )  # fmt: skip
-    out().print(f"{len(result.rules)} rules of {result.proved} proved, in {destination}", markup=False)
-    if result.unfinished:
-        err().print(f"not finished: {', '.join(result.unfinished)}; run again to go on", markup=False)
-
-
-def _learn(models: list[str], out_dir: Path, target: str, seconds: float, sizes: dict[str, int]) -> None:
-    """``discover --from``."""
-    from superopt.pipeline.rule_learning import learn_from
-
-    with going_on(out_dir), ExitStack() as held:
-        paths = [held.enter_context(Input(model)) for model in models]
-        found = learn_from(
-            paths, out=out_dir, target=target, time_limit=seconds, sizes=sizes,
-            say=lambda line: err().print(line, markup=False, soft_wrap=True),
-        )  # fmt: skip
-    for rule in found.rules:
-        out().print(f"{rule.id}: {rule.lhs[0]} = {rule.rhs[0]}", markup=False, soft_wrap=True)
-    for name, saved in found.saved_us.items():
-        whole = found.model_us[name]
-        share = saved / whole if whole else 0.0
-        out().print(
-            f"{name}: would save {saved:.1f} of {whole:.1f} µs ({share:.1%}), modelled by {target}", markup=False
-        )
-    out().print(
-        f"{found.said}, in {out_dir}; {found.looked_at} of "
-        f"{found.targets} parts were looked at, {found.inside} others hold one that an equal was found "
-        f"for; {found.derived} equals follow from the library", markup=False, soft_wrap=True,
-    )  # fmt: skip
-
-
-def _names(text: str | None) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip()) if text else ()
+    lines: list[str] = []
+    for way, by_type in library.float_store.get(float_key(library[rule_id]), {}).items():
+        for dtype, verdict in by_type.items():
+            name = "in every type" if dtype == "any" else f"in {dtype}"
+            lines.append(f"float verdict, {way}, {name}: {verdict.sentence}")
+            if verdict.worst:
+                lines.append(f"  worst point found: {json.dumps(dict(verdict.worst))}")
+    return lines or ["float verdict: unknown, so it is not used"]

@@ -1,4 +1,4 @@
-"""``superopt serve`` and ``superopt worker``."""
+"""``superopt serve`` and ``worker``; ``strip`` and ``apply`` for models that are optimized elsewhere."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from superopt.cli.shell import MOST_WORKERS
+from superopt.cli.outputs import claim
+from superopt.cli.shell import MOST_WORKERS, Force, Input, Model, Seed, err, out, save
 from superopt.ir.errors import UsageError
 
 __all__ = ["COMMANDS"]
@@ -136,4 +137,49 @@ def _settings(data: Path | None, database: str | None, /, **more: Any) -> Any:
     return server.Settings(data=folder, database=database, corpus=server.examples(), **more)
 
 
-COMMANDS = (serve, worker)
+Output = Annotated[str, typer.Option("-o", "--output", metavar="OUT", help=".onnx or .json; - for stdout")]
+
+
+def strip(model: Model, output: Output, force: Force = False) -> None:
+    """Write MODEL's topology: shapes, operators, attributes, integers and single numbers, and no weights.
+
+    Optimize it anywhere (superopt optimize, POST /v1/jobs); superopt apply puts what came back onto MODEL.
+    """
+    from superopt.formats import load
+    from superopt.pipeline.topology import topology
+
+    if output.endswith(".onnx") or output == "-":
+        raise UsageError("a topology is a JSON graph: ONNX has no weights without elements", hint="-o NAME.json")
+    claim({"-o": output}, [model], force=force)
+    with Input(model) as path:
+        save(topology(load(path)), output, force)
+
+
+def apply(
+    model: Model,
+    patch: Annotated[str, typer.Argument(metavar="PATCH", help="what was made of MODEL's topology")],
+    output: Output,
+    seed: Seed = 0,
+    no_check: Annotated[bool, typer.Option("--no-check", help="skip the check against MODEL")] = False,
+    force: Force = False,
+) -> None:
+    """Apply to MODEL what was made of its topology, and compare the result with MODEL (exit 5 where it differs)."""
+    from superopt.formats import load
+    from superopt.pipeline.topology import apply as applied
+
+    claim({"-o": output}, [model, patch], force=force)
+    with Input(model) as first, Input(patch) as second:
+        graph, found_check = applied(load(first), load(second), seed=seed, check=not no_check)
+        save(graph, output, force)
+    console = err() if output == "-" else out()
+    if found_check is not None:
+        console.print(
+            f"check {found_check.verdict}: {found_check.trials} trials, max rel error {found_check.max_rel_error:.2e}, "
+            f"max abs error {found_check.max_abs_error:.2e} {found_check.reason}".rstrip(),
+            markup=False,
+        )
+    if output != "-":
+        console.print(f"wrote {output}", markup=False)
+
+
+COMMANDS = (strip, apply, serve, worker)

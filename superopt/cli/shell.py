@@ -1,11 +1,18 @@
-"""What the commands share: consoles, arguments, safe files, progress."""
+"""What the commands share: consoles, arguments, safe files, progress.
+
+A long command shows a bar on a terminal; elsewhere it writes a plain line on standard error now and then.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Iterator, Mapping
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +20,6 @@ import typer
 from rich.console import Console
 
 from superopt.cli.outputs import refuse_own_files
-from superopt.cli.progress import Progress
 from superopt.cli.streams import copy_input, write_data
 from superopt.ir.errors import Interrupted, SuperoptError, UsageError, printable
 from superopt.ir.temporary import TemporaryFolder
@@ -22,10 +28,34 @@ if TYPE_CHECKING:
     import numpy as np
 
 __all__ = [
-    "LARGEST", "MOST_THREADS", "MOST_WORKERS", "Cluster", "Dims", "Force", "Input", "Json", "Model", "Progress",
-    "Runtime", "Seed", "Target", "Threads", "TimeLimit", "err", "going_on", "npz", "out", "parse_bytes", "parse_dims",
-    "save", "write_json", "write_text", "written_beside",
-]  # fmt: skip
+    "LARGEST",
+    "LINES_EVERY",
+    "MOST_THREADS",
+    "MOST_WORKERS",
+    "Cluster",
+    "Dims",
+    "Force",
+    "Input",
+    "Json",
+    "Lines",
+    "Model",
+    "Progress",
+    "Runtime",
+    "Seed",
+    "Target",
+    "Threads",
+    "TimeLimit",
+    "err",
+    "going_on",
+    "npz",
+    "out",
+    "parse_bytes",
+    "parse_dims",
+    "save",
+    "write_json",
+    "write_text",
+    "written_beside",
+]
 
 LARGEST = 2**63 - 1  # of a size or a seed: ONNX counts in int64
 MOST_THREADS = 1024  # of a measurement: no machine that is measured has more, and a runtime starts what it is told to
@@ -210,3 +240,83 @@ def npz(arrays: Mapping[str, np.ndarray]) -> bytes:
             np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=True)
             archive.writestr(f"{name}.npy", member.getvalue())
     return buffer.getvalue()
+
+
+_TO_STANDARD_ERROR = partial(os.write, 2)
+LINES_EVERY = 30.0  # seconds between plain lines: a log of a two-minute run has four
+
+
+class Progress:
+    """A callback ``(done, total, what)`` for as long as the command runs.
+
+    Args:
+        what: what it begins with.
+    """
+
+    def __init__(self, what: str = "starting") -> None:
+        self.what = what
+
+    def __enter__(self) -> Callable[[int, int | None, str], None]:
+        self.lines: Lines | None = None
+        if not sys.stderr.isatty():
+            self.lines = Lines(self.what)
+            self.lines.start()
+            return self.lines.update
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import Progress as Bar
+
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self.bar = Bar(*columns, console=Console(file=sys.stderr, highlight=False), transient=True)
+        self.task = self.bar.add_task(self.what, total=None)
+        self.bar.start()
+        return self._update
+
+    def _update(self, done: int, total: int | None, what: str) -> None:
+        self.bar.update(self.task, completed=done, total=total, description=printable(what, 60))
+
+    def __exit__(self, *_: Any) -> None:
+        if self.lines is not None:
+            self.lines.end()
+        else:
+            self.bar.stop()
+
+
+class Lines(threading.Thread):
+    """Writes a line every so many seconds until it is ended; it holds nothing that a copy of the process waits for.
+
+    Args:
+        what: what the command begins with.
+        every: seconds.
+        write: takes a line.
+    """
+
+    def __init__(
+        self, what: str, *, every: float = LINES_EVERY, write: Callable[[bytes], object] = _TO_STANDARD_ERROR
+    ) -> None:  # fmt: skip
+        super().__init__(name="superopt-progress", daemon=True)
+        self._state: tuple[int, int | None, str] = (0, None, what)
+        self._every, self._write, self._over = every, write, threading.Event()
+
+    def update(self, done: int, total: int | None, what: str) -> None:
+        """What the command is at."""
+        self._state = done, total, what
+
+    def line(self, seconds: float) -> str:
+        """``superopt: checking (60 s so far)``."""
+        done, total, what = self._state
+        of = f"{done} of {total}, " if total else ""
+        return f"superopt: {printable(what, 100)} ({of}{seconds:.0f} s so far)\n"
+
+    def run(self) -> None:
+        """Until :meth:`end`."""
+        began = time.monotonic()
+        while not self._over.wait(self._every):
+            try:
+                self._write(self.line(time.monotonic() - began).encode("utf-8", "backslashreplace"))
+            except OSError:  # nobody reads standard error: the result matters, not this
+                return
+
+    def end(self) -> None:
+        """No further line is written."""
+        self._over.set()
+        self.join()

@@ -82,10 +82,10 @@ def candidates(theme: Theme, pairs: Iterable[tuple[Term, Term]]) -> list[Rule]:
     for name, scheme in theme.leaves.items():
         groups.setdefault((scheme, name in theme.weights), []).append(name)
     owner = {n: key for key, names in groups.items() for n in names}
-    found: dict[str, Rule] = {}
-    given = {t.term for t in theme.vocabulary if not t.holes}
+    rules: dict[str, Rule] = {}
+    given_terms = {t.term for t in theme.vocabulary if not t.holes}
     for first, second in pairs:
-        if theme.about and not any(_mentions(t, theme.about, given) for t in (first, second)):
+        if theme.about and not any(_mentions(t, theme.about, given_terms) for t in (first, second)):
             continue
         left, right = (first, second) if operator_count(first) >= operator_count(second) else (second, first)
         if theme.simplifies and not simpler(first, second) and not simpler(second, first):
@@ -99,13 +99,13 @@ def candidates(theme: Theme, pairs: Iterable[tuple[Term, Term]]) -> list[Rule]:
         if simpler(a, b) if theme.simplifies else operator_count(a) < operator_count(b):
             a, b = b, a
         text = f"{a} = {b}"
-        if text not in found:
+        if text not in rules:
             rule = restricted(Rule(theme.name, theme.forall, (), (a,), (b,), theme.origin, theme.family))
             if theme.records:
                 rule = _with_sizes(rule)
             if (rule.forward or rule.backward) and a != b and _grounded(rule):
-                found[text] = rule
-    return sorted(found.values(), key=_rank)
+                rules[text] = rule
+    return sorted(rules.values(), key=_rank)
 
 
 def _mentions(root: Term, operators: frozenset[str], leaves: set[Term]) -> bool:
@@ -178,18 +178,18 @@ def _reading_order(root: Term) -> list[str]:
 def tidied(rule: Rule) -> Rule:
     """The rule with the operands of commutative operators in the order of ``forall``: for people, and for one text."""
     place = {n: i for i, n in enumerate(rule.forall)}
-    made: dict[Term, Term] = {}
+    terms: dict[Term, Term] = {}
 
     def first(term: Term) -> tuple[int, str]:
         return min((place[n] for n in variables(term)), default=len(place)), str(term)
 
     for term in postorder(*rule.lhs, *rule.rhs):
-        made[term] = fresh = remade(term, made)
+        terms[term] = fresh = remade(term, terms)
         if isinstance(fresh, App) and operator_of(fresh).commutative:
             present = [a for a in fresh.args if a is not None]
             if len(fresh.args) == len(present) == 2:
-                made[term] = replace(fresh, args=(*sorted(present, key=first),))
-    return replace(rule, lhs=tuple(made[t] for t in rule.lhs), rhs=tuple(made[t] for t in rule.rhs))
+                terms[term] = replace(fresh, args=(*sorted(present, key=first),))
+    return replace(rule, lhs=tuple(terms[t] for t in rule.lhs), rhs=tuple(terms[t] for t in rule.rhs))
 
 
 def joined(rule: Rule) -> Rule | None:

@@ -38,8 +38,8 @@ class Form:
 
     def applied(self, operands: Sequence[Term], output: int) -> Term:
         """An output of the template applied to terms."""
-        (made,) = map_terms((self.term,), dict(zip(self.holes, operands, strict=True)), {})
-        return Project(made, output) if self.several and isinstance(made, App) else made
+        (term,) = map_terms((self.term,), dict(zip(self.holes, operands, strict=True)), {})
+        return Project(term, output) if self.several and isinstance(term, App) else term
 
 
 @dataclass
@@ -64,8 +64,8 @@ class Coincidences:
     def __iter__(self) -> Iterator[tuple[Term, Term]]:
         yield from self.given
         forms = list(self._forms)
-        for members, known, firsts in self._sizes:
-            for member, number, first in zip(members, known.tolist(), firsts, strict=True):
+        for members, known_array, firsts in self._sizes:
+            for member, number, first in zip(members, known_array.tolist(), firsts, strict=True):
                 yield self._term(forms, member), self.classes[number] if number >= 0 else self._term(forms, first)
 
     def _term(self, forms: Sequence[Form], row: Any) -> Term:
@@ -79,12 +79,12 @@ class Coincidences:
             rows: with fields ``group``, ``variant``, ``output`` and ``operands``, which are classes.
             form: of a group and a variant.
         """
-        made = np.zeros(len(rows), [("form", "<i4"), ("output", "i1"), ("operands", "<i4", (self.arity,))])
-        made["output"], made["operands"] = rows["output"], rows["operands"]
+        array = np.zeros(len(rows), [("form", "<i4"), ("output", "i1"), ("operands", "<i4", (self.arity,))])
+        array["output"], array["operands"] = rows["output"], rows["operands"]
         which, inverse = np.unique(rows["group"].astype(np.int64) << 8 | rows["variant"], return_inverse=True)
         numbers = [self._forms.setdefault(form(w >> 8, w & 255), len(self._forms)) for w in which.tolist()]
-        made["form"] = np.array(numbers, np.int32)[inverse.ravel()] if numbers else 0
-        return made
+        array["form"] = np.array(numbers, np.int32)[inverse.ravel()] if numbers else 0
+        return array
 
     def add(self, members: Array, firsts: Array, known: Array) -> None:
         """The pairs of a size, in order: compact rows of the members and of what each coincides with, and the class of

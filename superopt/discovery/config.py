@@ -196,9 +196,11 @@ class Config:
         Raises:
             UsageError: a name is not one of the configuration's, or nothing is left.
         """
-        _known("theme", themes, {t.name for t in self.themes})
-        _known("profile", (profile,) if profile else (), {p for t in self.themes for p in t.profiles})
-        _known("operator", operators, {op for t in self.themes for v in t.vocabulary for op in _operators(v.term)})
+        _refuse_unknown("theme", themes, {t.name for t in self.themes})
+        _refuse_unknown("profile", (profile,) if profile else (), {p for t in self.themes for p in t.profiles})
+        _refuse_unknown(
+            "operator", operators, {op for t in self.themes for v in t.vocabulary for op in _operators(v.term)}
+        )
         chosen = []
         for theme in self.themes:
             if (profile and profile not in theme.profiles) or (themes and theme.name not in themes):
@@ -213,7 +215,7 @@ class Config:
         return Config(self.seed, self.instances, self.trials, self.prove_seconds, self.terms, tuple(chosen))
 
 
-def _known(kind: str, names: tuple[str, ...], known: Set[str]) -> None:
+def _refuse_unknown(kind: str, names: tuple[str, ...], known: Set[str]) -> None:
     """Refuse names that nothing in the configuration has.
 
     Raises:
@@ -290,7 +292,7 @@ def _theme(row: Mapping[str, object], where: str) -> Theme:
         raise RuleError("operators is a positive integer", where=where)
     solve = tuple(map(str, _listed(row, "solve")))
     made_of = tuple(map(str, _listed(row, "records")))
-    _known("operator", solve, set(REGISTRY))
+    _refuse_unknown("operator", solve, set(REGISTRY))
     weights = frozenset(WEIGHTS if solve else map(str, _listed(row, "weights")))
     return Theme(
         name, str(row.get("family", name)), tuple(map(str, _listed(row, "profiles"))), operators, leaves,

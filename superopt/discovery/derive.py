@@ -42,8 +42,8 @@ __all__ = [
     "derive",
     "derived",
     "distinct_point",
-    "moves_of",
-    "moves_of_all",
+    "rewrites_of",
+    "all_rewrites_of",
     "parts_of",
     "reached",
 ]
@@ -80,7 +80,7 @@ class Coverage:
 
 
 @lru_cache(maxsize=4096)
-def _moves(rule: Rule, parts: tuple[int, ...]) -> RewriteSet:
+def _rewrites(rule: Rule, parts: tuple[int, ...]) -> RewriteSet:
     if len(rule.lhs) == 2 and rule.forward:
         return RewriteSet(tuple(_several(rule, parts)))
     return _prepared((rule,), parts)
@@ -92,20 +92,20 @@ def _prepared(rules: tuple[Rule, ...], parts: tuple[int, ...]) -> RewriteSet:
     return compile_rewrites(rules, Program(Graph("", (), (), (), (), {}), steps, {}, frozenset(), {})).every
 
 
-def moves_of(rules: Iterable[Rule], parts: tuple[int, ...] = ()) -> RewriteSet:
+def rewrites_of(rules: Iterable[Rule], parts: tuple[int, ...] = ()) -> RewriteSet:
     """What saturation may do with these rules; ``parts``: arities above 2 that Concat and Split have.
 
     Search merges whole groups of siblings in an order of its own. Here a rule with several outputs is a pattern with
     several roots instead, for two of them and for as many as ``parts`` says.
     """
-    each = [_moves(r, parts) for r in rules]
+    each = [_rewrites(r, parts) for r in rules]
     return RewriteSet(tuple(p for m in each for p in m.patterns))
 
 
-def moves_of_all(rules: Sequence[Rule], parts: tuple[int, ...] = ()) -> RewriteSet:
+def all_rewrites_of(rules: Sequence[Rule], parts: tuple[int, ...] = ()) -> RewriteSet:
     """:func:`moves_of` of a whole library, in another order: what a search prepares at once is kept on disk."""
     single = tuple(r for r in rules if len(r.lhs) == 1)
-    rest = moves_of([r for r in rules if len(r.lhs) > 1], parts)
+    rest = rewrites_of([r for r in rules if len(r.lhs) > 1], parts)
     return RewriteSet((*_prepared(single, parts).patterns, *rest.patterns))
 
 
@@ -241,8 +241,8 @@ class Universe:
             head = self.graph.heads[node[0]]
             assert head.operator is not None
             meaning, _ = head.operator.apply(self.graph.argument_types(node), dict(head.attributes))
-            found = evaluate(meaning.outputs[0], [self.values[b] for b in below], FLOAT64, {})
-            self.values[current] = np.array(found, dtype=np.float64)
+            array = evaluate(meaning.outputs[0], [self.values[b] for b in below], FLOAT64, {})
+            self.values[current] = np.array(array, dtype=np.float64)
         return self.values[identity]
 
 
@@ -387,10 +387,10 @@ def derive(rules_file: Path | str, library: Library | Iterable[Rule]) -> Coverag
             continue
         parts = parts_of(rule)
         near = [r for r in rules if r.operators <= rule.operators]
-        chain = derived(rule, moves_of(near, parts)) if near else None
+        chain = derived(rule, rewrites_of(near, parts)) if near else None
         for detours in range(DETOURS + 1):  # over operators of its own first, which is quick
             if chain is None:
-                chain = derived(rule, moves_of(rules, parts), detours=detours)
+                chain = derived(rule, rewrites_of(rules, parts), detours=detours)
         if chain is None:
             missing[rule.id] = "saturation by the library does not bring the sides together"
         else:

@@ -93,8 +93,8 @@ def discover(
     folder = Path(out)
     say, fleet = progress or _silent, fleet or Fleet()
     bounds = Bounds(None if time_limit is None else time.time() + time_limit, memory_limit)
-    with claimed(folder) as asked:
-        return _discovered(config, folder, asked, fleet, bounds, shards, say)
+    with claimed(folder) as journal:
+        return _discovered(config, folder, journal, fleet, bounds, shards, say)
 
 
 def claimed(folder: Path) -> Journal:
@@ -123,7 +123,7 @@ def _written(file: Path) -> bool:
 
 
 def _discovered(
-    config: Config, folder: Path, asked: Journal, fleet: Fleet, bounds: Bounds, shards: int, say: Progress
+    config: Config, folder: Path, journal: Journal, fleet: Fleet, bounds: Bounds, shards: int, say: Progress
 ) -> DiscoveryResult:
     started, cpu = time.monotonic(), _cpu_seconds()
     chunks = folder / ".chunks"
@@ -136,9 +136,9 @@ def _discovered(
     for theme, rule in ((t, r) for t in config.themes if t.name in explored for r in explored[t.name].rules):
         sources.setdefault(text_digest(rule), theme.source)
     phases.ended("explore")
-    kept = _minimised(proved, _paying(done, config), chunks, asked, fleet, say)
+    kept_rules = _minimised(proved, _paying(done, config), chunks, journal, fleet, say)
     phases.ended("minimise")
-    rules, verdicts = _proved_again(_identified(kept, config, sources), config, chunks, fleet, say)
+    rules, verdicts = _proved_again(_identified(kept_rules, config, sources), config, chunks, fleet, say)
     phases.ended("prove")
     write_library(folder, rules, verdicts, done, config)
     phases.ended("write")
@@ -164,8 +164,8 @@ def finished(
         say: called with lines of text.
         sources: by the digest of a rule's text, where it is from (``Theme.source``), which its origin then says.
     """
-    kept = _minimised(proved, paying, chunks, asked, fleet, say)
-    return _proved_again(_identified(kept, config, sources or {}), config, chunks, fleet, say)
+    kept_rules = _minimised(proved, paying, chunks, asked, fleet, say)
+    return _proved_again(_identified(kept_rules, config, sources or {}), config, chunks, fleet, say)
 
 
 def merge(
@@ -190,20 +190,20 @@ def merge(
         RuleError: a folder is not there or has no rules, or they do not parse.
         UsageError: another run writes ``out``, or it holds other things.
     """
-    found: dict[str, Rule] = {}
+    rules: dict[str, Rule] = {}
     for folder in folders:
         for rule in load_library(folder, built_in=False).values():  # of one rule under several names, the first name
             digest = text_digest(rule)
-            found[digest] = min(rule, found.get(digest, rule), key=lambda r: r.id)
-    given = [found[digest] for digest in sorted(found)]
-    paying = frozenset(n for n, rule in enumerate(given) if SHORTCUT in rule.origin)
+            rules[digest] = min(rule, rules.get(digest, rule), key=lambda r: r.id)
+    given_rules = [rules[digest] for digest in sorted(rules)]
+    paying = frozenset(n for n, rule in enumerate(given_rules) if SHORTCUT in rule.origin)
     say, chunks, fleet = progress or _silent, out / ".chunks", fleet or Fleet()
-    with claimed(out) as asked:
-        kept = {text_digest(rule) for rule in _minimised(given, paying, chunks, asked, fleet, say)}
-    named = sorted((rule for digest, rule in found.items() if digest in kept), key=lambda rule: rule.id)
+    with claimed(out) as journal:
+        kept = {text_digest(rule) for rule in _minimised(given_rules, paying, chunks, journal, fleet, say)}
+    named = sorted((rule for digest, rule in rules.items() if digest in kept), key=lambda rule: rule.id)
     proved, verdicts = _proved_again(named, config, chunks, fleet, say)
     write_library(out, proved, verdicts, (), config)
-    return proved, len(given)
+    return proved, len(given_rules)
 
 
 def _silent(_: str) -> None:
@@ -242,22 +242,24 @@ def _explore_all(
     config: Config, chunks: Path, bounds: Bounds, fleet: Fleet, shards: int, say: Progress
 ) -> dict[str, Explored]:
     """Explored themes by name, in any order; those out of bounds are left out."""
-    found: dict[str, Explored] = {}
-    known: tuple[Rule, ...] = ()
-    kept = Chunks(chunks)
+    explorations: dict[str, Explored] = {}
+    known_rules: tuple[Rule, ...] = ()
+    kept_chunks = Chunks(chunks)
     traffic: dict[str, Traffic] = {}
 
     def task(theme: Theme) -> Task[dict[str, object]]:
         told = say if fleet.alone else None
-        key = key_of(theme, config, known)
-        enumerated, packed = None, ahead.made.pop(theme.name, None)
-        if shards and not theme.solve and kept.get(key) is None and not bounds.passed():
+        key = key_of(theme, config, known_rules)
+        enumerated, packed = None, ahead.prepared.pop(theme.name, None)
+        if shards and not theme.solve and kept_chunks.get(key) is None and not bounds.passed():
             enumerated, traffic[theme.name] = _sharded(theme, config, shards, fleet, chunks, say)
-        return Task(_explored, (theme, config, str(chunks), told, bounds, known, enumerated, packed), theme.name, key)
+        return Task(
+            _explored, (theme, config, str(chunks), told, bounds, known_rules, enumerated, packed), theme.name, key
+        )
 
     base = {t.name: t for t in config.themes if t.base}
     rest = [t for t in config.themes if not t.base]
-    ahead = _Ahead(config, bounds, [] if fleet.alone or shards else [t for t in rest if not t.solve])
+    ahead = _PreparedAhead(config, bounds, [] if fleet.alone or shards else [t for t in rest if not t.solve])
 
     def line() -> Iterator[Task[Any] | None]:
         for theme in base.values():
@@ -271,56 +273,56 @@ def _explore_all(
 
     ended: set[str] = set()
     started = time.monotonic()
-    for outcome in fleet.each(line(), kept=kept):
+    for outcome in fleet.each(line(), kept=kept_chunks):
         if ahead.took(outcome):
             continue
-        _finish(found, outcome, say)
+        _finish(explorations, outcome, say)
         name = outcome.task.name
         ended.add(name)
         if name in base:
-            known += found[name].rules if name in found else ()
+            known_rules += explorations[name].rules if name in explorations else ()
             started = time.monotonic()
         elif not fleet.alone:
             done = len(ended) - len(base)
             left = (time.monotonic() - started) / done * (len(rest) - done)
-            got = f"{len(found[name].rules)} rules" if name in found else "no result"
+            got = f"{len(explorations[name].rules)} rules" if name in explorations else "no result"
             say(f"{name}: {got}; {done} of {len(rest)} themes on {fleet.where}, about {left:.0f} s to go")
     for name, took in traffic.items():
-        if name in found:
-            found[name] = replace(found[name], log={**found[name].log, **took.as_json()})
-    return found
+        if name in explorations:
+            explorations[name] = replace(explorations[name], log={**explorations[name].log, **took.as_json()})
+    return explorations
 
 
 def _explored(
-    theme: Theme, config: Config, chunks: str, say: Progress | None, bounds: Bounds, known: Sequence[Rule],
+    theme: Theme, config: Config, chunks: str, say: Progress | None, bounds: Bounds, known_rules: Sequence[Rule],
     enumerated: Enumerated | None, packed: bytes | None,
 ) -> dict[str, object]:  # fmt: skip
     """A theme's results as data, gone on with from what it was prepared to. Verdicts on the way are kept where this
     process sees the run's folder."""
     folder = chunks if Path(chunks).parent.is_dir() else None
     given = enumerated if packed is None else pickle.loads(packed)
-    return explore(theme, config, folder, say, bounds, known, given).as_json()
+    return explore(theme, config, folder, say, bounds, known_rules, given).as_json()
 
 
 @dataclass
-class _Ahead:
+class _PreparedAhead:
     """What workers do for other themes while they wait for a base theme's rules: all that does not depend on them.
 
     Attributes:
         themes: for which nothing is made yet, the first ones first.
-        made: pickled :class:`Prepared` by theme: nobody but the worker that goes on with it opens it.
+        prepared: pickled :class:`Prepared` by theme: nobody but the worker that goes on with it opens it.
         under_way: names of those that are being made.
     """
 
     config: Config
     bounds: Bounds
     themes: list[Theme]
-    made: dict[str, bytes] = field(default_factory=dict)
+    prepared: dict[str, bytes] = field(default_factory=dict)
     under_way: set[str] = field(default_factory=set)
 
     def next(self) -> Task[Any] | None:
         """The next one's task; none where too much is held already."""
-        if not self.themes or sum(map(len, self.made.values())) >= _HELD:
+        if not self.themes or sum(map(len, self.prepared.values())) >= _HELD:
             return None
         theme = self.themes.pop(0)
         self.under_way.add(theme.name)
@@ -332,7 +334,7 @@ class _Ahead:
             return False
         self.under_way.discard(outcome.task.name)
         if outcome.error is None:
-            self.made[outcome.task.name] = outcome.result()
+            self.prepared[outcome.task.name] = outcome.result()
         return True
 
 
@@ -346,16 +348,16 @@ def _sharded(
     """A theme's terms, enumerated by the whole fleet."""
     points = fingerprint_points(theme, config)
     chunks.mkdir(parents=True, exist_ok=True)
-    found, traffic = enumerate_sharded(
+    enumeration, traffic = enumerate_sharded(
         theme, points, config.seed, config.terms, shards=shards, fleet=fleet, kept=Chunks(chunks), folder=chunks,
         progress=lambda level: say(f"{theme.name}: {level}, in {shards} ranges on {fleet.where}"),
     )  # fmt: skip
-    return Enumerated(found.pairs, tuple(found.levels), found.complete), traffic
+    return Enumerated(enumeration.pairs, tuple(enumeration.levels), enumeration.complete), traffic
 
 
-def _finish(found: dict[str, Explored], outcome: Outcome[dict[str, object]], say: Progress) -> None:
+def _finish(explorations: dict[str, Explored], outcome: Outcome[dict[str, object]], say: Progress) -> None:
     try:
-        found[outcome.task.name] = Explored.from_json(outcome.result())
+        explorations[outcome.task.name] = Explored.from_json(outcome.result())
     except OutOfBounds as why:
         say(f"{outcome.task.name}: not finished: out of {why}")
     except Lost as why:
@@ -376,7 +378,7 @@ def _paying(explored: Sequence[Explored], config: Config) -> frozenset[int]:
 
 
 def _minimised(
-    rules: Sequence[Rule], paying: Container[int], folder: Path, asked: Journal, fleet: Fleet, say: Progress
+    rules: Sequence[Rule], paying: Container[int], folder: Path, journal: Journal, fleet: Fleet, say: Progress
 ) -> tuple[Rule, ...]:
     chunks = Chunks(folder)
     described = [(rule_text(r), r.origin, number in paying) for number, r in enumerate(rules)]
@@ -388,17 +390,17 @@ def _minimised(
         return tuple(parse_rule({k: v for k, v in row.items() if k != "family"}, where="chunk", family=row["family"])
                      for row in rows)  # fmt: skip
     named = [replace(r, id=f"r{i}") for i, r in enumerate(rules)]
-    kept = minimised(named, say, {r.id for i, r in enumerate(named) if i in paying}, fleet=fleet, kept=asked)
-    chunks.put(key, {"rules": [{**format_rule(r), "family": r.family} for r in kept]})
-    return kept
+    kept_rules = minimised(named, say, {r.id for i, r in enumerate(named) if i in paying}, fleet=fleet, kept=journal)
+    chunks.put(key, {"rules": [{**format_rule(r), "family": r.family} for r in kept_rules]})
+    return kept_rules
 
 
 def _identified(rules: Sequence[Rule], config: Config, sources: Mapping[str, str]) -> tuple[Rule, ...]:
     """Stable ids (family and digest of the text) and the origin; sorted by id."""
-    made: dict[str, Rule] = {}
+    identified: dict[str, Rule] = {}
     for rule in rules:
         digest = text_digest(rule)
-        width = next(w for w in range(4, 65) if f"{rule.family}-{digest[:w]}" not in made)
+        width = next(w for w in range(4, 65) if f"{rule.family}-{digest[:w]}" not in identified)
         origin = rule.origin
         if origin != DEFINITION:
             notes = ["a shortcut"] if origin == SHORTCUT else []
@@ -406,8 +408,8 @@ def _identified(rules: Sequence[Rule], config: Config, sources: Mapping[str, str
             notes += ["for any number of siblings"] if n_ary(rule) else []
             origin = f"discovered ({', '.join([*notes, f'config {config.digest[:12]}'])})"
         name = f"{rule.family}-{digest[:width]}"
-        made[name] = replace(rule, id=name, origin=origin)
-    return tuple(made[i] for i in sorted(made))
+        identified[name] = replace(rule, id=name, origin=origin)
+    return tuple(identified[i] for i in sorted(identified))
 
 
 _NOTHING = "nothing"  # the file of a run that found no rule

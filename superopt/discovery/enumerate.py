@@ -264,20 +264,20 @@ class Builder:
         """The outputs of all calls at one point, batch axis first; intermediate applications of a template too."""
         point = self.points[place]
         sizes: dict[str, int | Array] = {**point.sizes, **self.reals[place]}
-        given: dict[Term, Array] = {}
+        given_arrays: dict[Term, Array] = {}
         for position, hole in enumerate(form.holes):
-            given[Var(hole)] = np.stack([self.values_of(c)[place] for c in calls[:, position].tolist()])
+            given_arrays[Var(hole)] = np.stack([self.values_of(c)[place] for c in calls[:, position].tolist()])
         results: list[Array] = []
         for term in postorder(form.term):
             if isinstance(term, Var):
-                if term not in given:
+                if term not in given_arrays:
                     leaf = self.values_of(self.leaf_class(term.name))[place]
-                    given[term] = np.broadcast_to(leaf, (len(calls), *leaf.shape))
+                    given_arrays[term] = np.broadcast_to(leaf, (len(calls), *leaf.shape))
                 continue
             assert isinstance(term, App)
-            operands = [None if a is None else given[a] for a in term.args]
+            operands = [None if a is None else given_arrays[a] for a in term.args]
             results = [evaluate(batched(c, len(calls)), operands, self.algebra, sizes) for c in form.meanings[term]]
-            given[term] = results[0]
+            given_arrays[term] = results[0]
         return results
 
     def values_of(self, number: int) -> tuple[Array, ...]:

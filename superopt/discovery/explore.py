@@ -11,13 +11,13 @@ from pathlib import Path
 
 import numpy as np
 
+from superopt.discovery.candidate_proofs import CandidateProver, Tally
 from superopt.discovery.candidates import candidates, operator_count
 from superopt.discovery.coincidences import Pairs
 from superopt.discovery.config import Config, Theme
-from superopt.discovery.derive import QUICK_ROUNDS, SHORTCUT, Universe, derived, moves_of
+from superopt.discovery.derive import QUICK_ROUNDS, SHORTCUT, Universe, derived, rewrites_of
 from superopt.discovery.enumerate import Level, enumerate_terms, points_of
 from superopt.discovery.gain import expected, oriented
-from superopt.discovery.judge import Judge, Tally
 from superopt.discovery.solved import solve_all
 from superopt.discovery.store import UNBOUNDED, Bounds, Chunks, code_digest, digest_of
 from superopt.ops.meaning import IllTyped
@@ -153,33 +153,36 @@ def key_of(theme: Theme, config: Config, known: Sequence[Rule]) -> str:
 
 
 def _explored(
-    theme: Theme, config: Config, chunks: Chunks, say: Callable[[str], None], bounds: Bounds, known: Sequence[Rule],
-    enumerated: Enumerated | Prepared | None,
+    theme: Theme, config: Config, chunks: Chunks, say: Callable[[str], None], bounds: Bounds,
+    known_rules: Sequence[Rule], enumerated: Enumerated | Prepared | None,
 ) -> Explored:  # fmt: skip
     bounds.check()
     started = time.process_time()
     if theme.solve:
-        return _solved(theme, config, chunks, say, bounds, known, started)
+        return _solved(theme, config, chunks, say, bounds, known_rules, started)
     if enumerated is None:
         enumerated = prepared(theme, config, say, bounds)
     started = time.process_time()
-    given = enumerated.prepared(theme)
+    enumeration = enumerated.prepared(theme)
     del enumerated
-    proposals, log = given.candidates, dict(given.log)
+    proposals, log = enumeration.candidates, dict(enumeration.log)
     say(f"{theme.name}: {len(proposals)} candidates")
-    judge = Judge(config, theme, chunks, bounds)
-    kept, followed = _select(theme, fingerprint_points(theme, config)[0], proposals, judge, say, bounds, known)
-    tally: Tally = judge.tally
+    prover = CandidateProver(config, theme, chunks, bounds)
+    kept_rules, followed = _select(
+        theme, fingerprint_points(theme, config)[0], proposals, prover, say, bounds, known_rules
+    )
+    tally: Tally = prover.tally
     log |= {
         "seconds": log.get("seconds", 0.0) + time.process_time() - started,
         "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }  # fmt: skip
-    for name, some in (("candidates", proposals), ("rules", kept)):
+    for name, some in (("candidates", proposals), ("rules", kept_rules)):
         for size, count in Counter(max(operator_count(*r.lhs), operator_count(*r.rhs)) for r in some).items():
             log[f"size_{size}_{name}"] = count
     return Explored(
-        theme.name, tuple(kept), given.levels, given.complete, len(proposals), followed, tally.tested, tally.refuted,
-        tally.unknown, tally.proved, tuple(tally.near_misses), tuple(tally.undecided), log,
+        theme.name, tuple(kept_rules), enumeration.levels, enumeration.complete, len(proposals),
+        followed, tally.tested, tally.refuted, tally.unknown, tally.proved, tuple(tally.near_misses),
+        tuple(tally.undecided), log,
     )  # fmt: skip
 
 
@@ -200,28 +203,30 @@ def prepared(
         log[f"size_{level.size}_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         bounds.check()
 
-    found = enumerate_terms(theme, fingerprint_points(theme, config), config.seed, config.terms, level_done)
+    enumeration = enumerate_terms(theme, fingerprint_points(theme, config), config.seed, config.terms, level_done)
     log["enumerate_seconds"] = time.process_time() - started
-    made = tuple(candidates(theme, found.pairs))
+    rules = tuple(candidates(theme, enumeration.pairs))
     log["seconds"] = time.process_time() - started
-    return Prepared(made, tuple(found.levels), found.complete, log)
+    return Prepared(rules, tuple(enumeration.levels), enumeration.complete, log)
 
 
 def _solved(
-    theme: Theme, config: Config, chunks: Chunks, say: Callable[[str], None], bounds: Bounds, known: Sequence[Rule],
-    started: float,
+    theme: Theme, config: Config, chunks: Chunks, say: Callable[[str], None], bounds: Bounds,
+    known_rules: Sequence[Rule], started: float,
 ) -> Explored:  # fmt: skip
     """A theme whose right sides are solved for."""
-    given = [replace(r, id=f"known-{i}") for i, r in enumerate(known) if len(r.lhs) == 1]
-    found = solve_all(theme, config, chunks, say, bounds, lambda rule, kept: _follows(rule, [*given, *kept]))
+    given_rules = [replace(r, id=f"known-{i}") for i, r in enumerate(known_rules) if len(r.lhs) == 1]
+    solution = solve_all(
+        theme, config, chunks, say, bounds, lambda rule, kept_rules: _follows(rule, [*given_rules, *kept_rules])
+    )
     log = {
         "seconds": time.process_time() - started, "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-        "insoluble": float(found.without[0]), "unnamed": float(found.without[1]),
+        "insoluble": float(solution.without[0]), "unnamed": float(solution.without[1]),
     }  # fmt: skip
-    tally = found.tally
+    tally = solution.tally
     return Explored(
-        theme.name, tuple(found.rules), tuple(found.levels), True, found.candidates, found.derived, tally.tested,
-        tally.refuted, tally.unknown, tally.proved, tuple(tally.near_misses), tuple(tally.undecided), log,
+        theme.name, tuple(solution.rules), tuple(solution.levels), True, solution.candidates, solution.derived,
+        tally.tested, tally.refuted, tally.unknown, tally.proved, tuple(tally.near_misses), tuple(tally.undecided), log,
     )  # fmt: skip
 
 
@@ -229,10 +234,10 @@ def _silent(_: str) -> None:
     return None
 
 
-def _follows(candidate: Rule, kept: Sequence[Rule]) -> bool:
+def _follows(candidate: Rule, kept_rules: Sequence[Rule]) -> bool:
     """Whether the rules kept so far derive a candidate in a few steps, on an e-graph of its own."""
-    moves = moves_of([r for r in kept if len(r.lhs) == 1])
-    return bool(kept) and derived(candidate, moves, rounds=_LOCAL_ROUNDS, nodes=_LOCAL_NODES) is not None
+    rewrite_set = rewrites_of([r for r in kept_rules if len(r.lhs) == 1])
+    return bool(kept_rules) and derived(candidate, rewrite_set, rounds=_LOCAL_ROUNDS, nodes=_LOCAL_NODES) is not None
 
 
 def _runs(candidate: Rule, theme: Theme) -> bool:
@@ -240,28 +245,28 @@ def _runs(candidate: Rule, theme: Theme) -> bool:
     return not all(theme.is_weight(n) for n in candidate.tensors)
 
 
-def _shortens(candidate: Rule, theme: Theme, kept: Sequence[Rule]) -> bool:
+def _shortens(candidate: Rule, theme: Theme, kept_rules: Sequence[Rule]) -> bool:
     """Whether a candidate that others derive pays, and takes more than a few rounds to derive."""
     found = expected(candidate, frozenset(n for n in candidate.tensors if theme.is_weight(n)))
     if found is None or min(found) > _PAYS * max(found):
         return False
-    moves = moves_of([r for r in kept if len(r.lhs) == 1])
-    return derived(candidate, moves, rounds=QUICK_ROUNDS) is None
+    rewrite_set = rewrites_of([r for r in kept_rules if len(r.lhs) == 1])
+    return derived(candidate, rewrite_set, rounds=QUICK_ROUNDS) is None
 
 
 def _select(
-    theme: Theme, point: Point, proposals: Sequence[Rule], judge: Judge, say: Callable[[str], None], bounds: Bounds,
-    known: Sequence[Rule],
+    theme: Theme, point: Point, proposals: Sequence[Rule], prover: CandidateProver, say: Callable[[str], None],
+    bounds: Bounds, known_rules: Sequence[Rule],
 ) -> tuple[list[Rule], int]:  # fmt: skip
     """The proved rules that the earlier ones do not derive, and how many candidates they derived."""
     universe = Universe(theme.frame(), point)
     places = [_placed(universe, candidate) for candidate in proposals]
     universe.fold()
     alike = {n for n, place in enumerate(places) if place is not None and universe.same(place)}  # at this point only
-    given = [replace(r, id=f"known-{i}") for i, r in enumerate(known) if len(r.lhs) == 1]
-    if given:
-        universe.grow(moves_of(given), nodes=len(universe.graph) + 4 * _GROWTH, rounds=2, matches=_MATCHES)
-    kept: list[Rule] = []
+    given_rules = [replace(r, id=f"known-{i}") for i, r in enumerate(known_rules) if len(r.lhs) == 1]
+    if given_rules:
+        universe.grow(rewrites_of(given_rules), nodes=len(universe.graph) + 4 * _GROWTH, rounds=2, matches=_MATCHES)
+    kept_rules: list[Rule] = []
     followed = 0
     started = time.monotonic()
     for number, (candidate, place) in enumerate(zip(proposals, places, strict=True), 1):
@@ -269,27 +274,27 @@ def _select(
         bounds.check()
         if place is None or not (theme.weights_alone or _runs(candidate, theme)):
             continue
-        follows = (told_apart and universe.same(place)) or _follows(candidate, [*given, *kept])
-        shortcut = follows and theme.shortcuts and _shortens(candidate, theme, [*given, *kept])
+        follows = (told_apart and universe.same(place)) or _follows(candidate, [*given_rules, *kept_rules])
+        shortcut = follows and theme.shortcuts and _shortens(candidate, theme, [*given_rules, *kept_rules])
         if follows and not shortcut:
             followed += 1
         else:
-            made = judge.rules(candidate)
+            rules = prover.rules(candidate)
             origin = SHORTCUT if shortcut else theme.origin
             fresh = [
-                replace(oriented(r, theme), id=f"{theme.name}-{len(kept) + i}", origin=origin)
-                for i, r in enumerate(made)
+                replace(oriented(r, theme), id=f"{theme.name}-{len(kept_rules) + i}", origin=origin)
+                for i, r in enumerate(rules)
             ]
-            kept += fresh
-            moves = moves_of([r for r in fresh if len(r.lhs) == 1])
+            kept_rules += fresh
+            rewrite_set = rewrites_of([r for r in fresh if len(r.lhs) == 1])
             if fresh:
-                universe.grow(moves, nodes=len(universe.graph) + _GROWTH, rounds=1, matches=_MATCHES)
+                universe.grow(rewrite_set, nodes=len(universe.graph) + _GROWTH, rounds=1, matches=_MATCHES)
                 say(f"{theme.name}: {_equation(fresh[0])}")
         if number % 50 == 0 or number == len(proposals):
             rate = number / max(time.monotonic() - started, 1e-9)
-            say(f"{theme.name}: {number}/{len(proposals)} candidates, {len(kept)} rules; {rate:.0f} candidates/s, "
-                f"at most {(len(proposals) - number) / rate:.0f} s to go")  # fmt: skip
-    return kept, followed
+            say(f"{theme.name}: {number}/{len(proposals)} candidates, {len(kept_rules)} rules; "
+                f"{rate:.0f} candidates/s, at most {(len(proposals) - number) / rate:.0f} s to go")  # fmt: skip
+    return kept_rules, followed
 
 
 def _placed(universe: Universe, candidate: Rule) -> list[tuple[int, int]] | None:

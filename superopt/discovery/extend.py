@@ -25,8 +25,8 @@ from superopt.discovery.derive import (
     ROUNDS,
     Universe,
     distinct_point,
-    moves_of,
     reached,
+    rewrites_of,
 )
 from superopt.discovery.gain import priced, recorded
 from superopt.discovery.generalise import with_sizes
@@ -83,16 +83,16 @@ def _joins(rule: Rule, others: Sequence[Rule]) -> bool:
     """Whether less runs on the right side than what the other rules make of the left; siblings that become one, what
     an operator is by definition and what the profile says is twice as fast, where the others do not make that."""
     if len(rule.lhs) > 1 or (rule.origin.startswith("definition") and operator_count(rule.lhs[0]) == 1):
-        return not reached(rule, moves_of(near_to(rule, others)), rounds=ROUNDS)
+        return not reached(rule, rewrites_of(near_to(rule, others)), rounds=ROUNDS)
     data = _data(rule)
     left, right = work(rule.lhs, data), work(rule.rhs, data)
     if data.isdisjoint(variables(*rule.rhs)) or sized_by_data(rule, data):
         return False
     if not right < left:
         faster = right[0] == left[0] and _halves(rule, data)
-        return faster and not reached(rule, moves_of(near_to(rule, others)), rounds=ROUNDS)
-    for known in (near_to(rule, others), others):  # few rules first, which is quick
-        least = _least(rule, data, moves_of(known))
+        return faster and not reached(rule, rewrites_of(near_to(rule, others)), rounds=ROUNDS)
+    for known_rules in (near_to(rule, others), others):  # few rules first, which is quick
+        least = _least(rule, data, rewrites_of(known_rules))
         if least is not None and least <= right:
             return False
     return True
@@ -126,7 +126,7 @@ def _data(rule: Rule) -> frozenset[str]:
     return data_beside_weights(rule)
 
 
-def _least(rule: Rule, data: AbstractSet[str], moves: RewriteSet) -> tuple[int, int] | None:
+def _least(rule: Rule, data: AbstractSet[str], rewrite_set: RewriteSet) -> tuple[int, int] | None:
     """The least that runs of what a search's few rounds make of the left side, at each number of leading axes.
 
     ``None``: not known.
@@ -141,7 +141,7 @@ def _least(rule: Rule, data: AbstractSet[str], moves: RewriteSet) -> tuple[int, 
             [(root, _)] = universe.add(replace(instance, rhs=instance.lhs))
         except (IllTyped, ZeroDivisionError):
             return None
-        universe.saturate(moves, nodes=NODES, rounds=QUICK_ROUNDS)
+        universe.saturate(rewrite_set, nodes=NODES, rounds=QUICK_ROUNDS)
         found.append(_cheapest(universe.graph, root))
     return max(found, default=None)
 
@@ -191,8 +191,8 @@ def extend(
         RuleError: a folder is not there or has no rules, they do not parse, or one that would join is not proved.
     """
     library = load_library() if to == BUILT_IN else load_library(to, built_in=False)
-    given = [rule for folder in folders for rule in load_library(folder, built_in=False).values()]
-    joined = _identified(extended(tuple(library.values()), sorted(given, key=lambda r: r.id), progress), library)
+    given_rules = [rule for folder in folders for rule in load_library(folder, built_in=False).values()]
+    joined = _identified(extended(tuple(library.values()), sorted(given_rules, key=lambda r: r.id), progress), library)
     for rule in joined:
         _insist(rule, progress)
     for family in sorted({rule.family for rule in joined}):
@@ -222,13 +222,13 @@ def _insist(rule: Rule, progress: Callable[[str], None] | None) -> None:
 def _identified(rules: Sequence[Rule], library: Mapping[str, Rule]) -> tuple[Rule, ...]:
     """The rules under ids that nothing else has: their family and as many digits of their digest as that takes."""
     taken = set(library)
-    made: list[Rule] = []
+    new_rules: list[Rule] = []
     for rule in rules:
         digest = text_digest(rule)
         names = (f"{rule.family}-{digest[:width]}" for width in range(4, 65))
-        made.append(replace(rule, id=next(n for n in names if n not in taken)))
-        taken.add(made[-1].id)
-    return tuple(made)
+        new_rules.append(replace(rule, id=next(n for n in names if n not in taken)))
+        taken.add(new_rules[-1].id)
+    return tuple(new_rules)
 
 
 def _heading(file: Path) -> str:

@@ -103,14 +103,14 @@ def _nominal(rule: Rule) -> tuple[Rule, Types, Mapping[str, Dim]] | None:
     """The rule with one leading axis, its types, and the sizes and attributes at which its sides are compared."""
     try:
         plain = instances(rule, (1,))[0]
-        found = types_of(plain)
+        rule_types = types_of(plain)
     except (RuleError, IllTyped, ZeroDivisionError):
         return None
     nominal: dict[str, Dim] = dict.fromkeys(plain.attribute_atoms, ATTRIBUTE)
     for name in plain.sizes:
         nominal[name] = NOMINAL.get(name.rstrip("0123456789_"), SIZE)
     nominal |= {n: 0 for n, s in plain.attribute_atoms.items() if s.relation == ">=" and s.bound == 0}
-    return plain, found.types, nominal
+    return plain, rule_types.types, nominal
 
 
 def _sides(rule: Rule, weights: frozenset[str], cost: Cost) -> tuple[float, float] | None:
@@ -132,9 +132,9 @@ def _side(roots: tuple[Term, ...], weights: frozenset[str], cost: Cost) -> float
             constant.add(term)
             continue
         if isinstance(term, App):
-            made = moving[0]
-            alone = len(moving) == 1 and isinstance(made, App) and readers[made] == 1
-            found = cost(term, frozenset(constant), made.op if alone and isinstance(made, App) else None)
+            new_term = moving[0]
+            alone = len(moving) == 1 and isinstance(new_term, App) and readers[new_term] == 1
+            found = cost(term, frozenset(constant), new_term.op if alone and isinstance(new_term, App) else None)
             if found is None:
                 return None
             total += found

@@ -28,7 +28,7 @@ __all__ = [
 
 _MOST_SUBSETS = 80
 _MOST_PLACES = 5  # positions that one size may be in
-Place = tuple[object, ...]  # ("leaf", name, axis) or ("attribute", app, key, position)
+Occurrence = tuple[object, ...]  # ("leaf", name, axis) or ("attribute", app, key, position)
 
 
 def well_typed(rule: Rule) -> bool:
@@ -54,14 +54,14 @@ def variable_general(rule: Rule, holds: Callable[[Rule], bool]) -> Rule:
     while progress:
         progress = False
         for name in rule.tensors:
-            wider = _variable_apart(rule, name, holds)
+            wider = _split_variable(rule, name, holds)
             if wider is not None:
                 rule, progress = wider, True
                 break
     return rule
 
 
-def _variable_apart(rule: Rule, name: str, holds: Callable[[Rule], bool]) -> Rule | None:
+def _split_variable(rule: Rule, name: str, holds: Callable[[Rule], bool]) -> Rule | None:
     left, right = (_occurrences(side, name) for side in (rule.lhs, rule.rhs))
     if left < 2 or right < 1 or left > 4 or right > 4:
         return None
@@ -94,20 +94,20 @@ def _occurrences(roots: tuple[Term, ...], name: str) -> int:
 
 def _written(roots: tuple[Term, ...]) -> list[App]:
     """Applications as often as they are written, in a fixed order; those under several projections once."""
-    found: list[App] = []
-    seen: set[App] = set()
+    apps: list[App] = []
+    seen_apps: set[App] = set()
     stack: list[Term] = list(reversed(roots))
     while stack:
         term = stack.pop()
         if isinstance(term, Project):
-            if term.term in seen:
+            if term.term in seen_apps:
                 continue
-            seen.add(term.term)
+            seen_apps.add(term.term)
             term = term.term
         if isinstance(term, App):
-            found.append(term)
+            apps.append(term)
             stack.extend(a for a in reversed(term.args) if a is not None)
-    return found
+    return apps
 
 
 def _with_fresh(roots: tuple[Term, ...], name: str, fresh: str, chosen: frozenset[int]) -> tuple[Term, ...]:
@@ -144,12 +144,12 @@ def size_general(rule: Rule, holds: Callable[[Rule], bool]) -> Rule:
     while progress:
         progress = False
         for name in rule.sizes:
-            wider = _apart(rule, name, holds)
+            wider = _split_size(rule, name, holds)
             if wider is not None:
                 rule, progress = wider, True
                 break
         if not progress:
-            wider = _axis_apart(rule, holds)
+            wider = _split_axis(rule, holds)
             if wider is not None:
                 rule, progress = wider, True
     return rule
@@ -164,25 +164,25 @@ def whole_sizes(rule: Rule, holds: Callable[[Rule], bool]) -> Rule:
         rule: a rule whose types are symbolic.
         holds: a quick exact test.
     """
-    wider = next((made for made in _with_fewer_sums(rule) if well_typed(made) and holds(made)), None)
+    wider = next((new_rule for new_rule in _with_fewer_sums(rule) if well_typed(new_rule) and holds(new_rule)), None)
     return rule if wider is None else whole_sizes(wider, holds)
 
 
 def _with_fewer_sums(rule: Rule) -> Iterator[Rule]:
     """The rule with two names as one wherever they occur, and with one axis' sum as a name of its own."""
-    written = (v for _, v in _attribute_places(rule))
+    written = (v for _, v in _attribute_occurrences(rule))
     for total in dict.fromkeys(v for v in written if isinstance(v, Poly) and len(v.terms) > 1):
         for first, second in combinations(sorted(symbols(total) & {*rule.attribute_atoms}), 2):
-            made = with_sizes(_reaching(rule, first, second), {first: sym(first) - sym(second)})
-            if second not in made.sizes and second not in made.attribute_atoms:
-                yield made
+            new_rule = with_sizes(_reaching(rule, first, second), {first: sym(first) - sym(second)})
+            if second not in new_rule.sizes and second not in new_rule.attribute_atoms:
+                yield new_rule
     for name, scheme in rule.tensors.items():
         for axis, dim in enumerate(scheme.shape):
             names = sorted(symbols(dim)) if isinstance(dim, Poly) and len(dim.terms) > 1 else []
             for first, second in combinations(names, 2):
-                made = with_sizes(rule, {first: sym(first) - sym(second)})
-                if second not in made.sizes and second not in made.attribute_atoms:
-                    yield made
+                new_rule = with_sizes(rule, {first: sym(first) - sym(second)})
+                if second not in new_rule.sizes and second not in new_rule.attribute_atoms:
+                    yield new_rule
             if names:
                 fresh = next(n for n in (f"n{i}" for i in range(99)) if n not in {*rule.sizes, *rule.forall})
                 shape = tuple(sym(fresh) if n == axis else d for n, d in enumerate(scheme.shape))
@@ -246,8 +246,8 @@ def _shaped(rule: Rule, shape: tuple[Dim, ...], names: Sequence[str], stay: Cont
     """The rule with names for the sizes of a shape, but for those that stay."""
     forall: dict[str, TypeScheme] = {**rule.forall, **dict.fromkeys(names, AttributeScheme("int", None, ">=", 1))}
     fresh = tuple(d if n in stay else sym(n) for n, d in zip(names, shape, strict=True))
-    made = rebuilt((*rule.lhs, *rule.rhs), partial(_reshaped, shape=shape, fresh=fresh))
-    return restricted(replace(rule, forall=forall, lhs=made[: len(rule.lhs)], rhs=made[len(rule.lhs) :]))
+    terms = rebuilt((*rule.lhs, *rule.rhs), partial(_reshaped, shape=shape, fresh=fresh))
+    return restricted(replace(rule, forall=forall, lhs=terms[: len(rule.lhs)], rhs=terms[len(rule.lhs) :]))
 
 
 def _fixed(rule: Rule, names: Sequence[str], shape: Sequence[Dim]) -> frozenset[str]:
@@ -256,8 +256,8 @@ def _fixed(rule: Rule, names: Sequence[str], shape: Sequence[Dim]) -> frozenset[
         types = types_of(instances(rule)[0])
     except (RuleError, IllTyped, ZeroDivisionError):
         return frozenset()
-    asked = {o.size for o in (*types.lhs_obligations, *types.rhs_obligations) if o.kind == "eq"}
-    return frozenset(n for n, d in zip(names, shape, strict=True) if {d - sym(n), sym(n) - d} & asked)
+    sizes = {o.size for o in (*types.lhs_obligations, *types.rhs_obligations) if o.kind == "eq"}
+    return frozenset(n for n, d in zip(names, shape, strict=True) if {d - sym(n), sym(n) - d} & sizes)
 
 
 def _reshaped(
@@ -266,11 +266,11 @@ def _reshaped(
     return fresh if key == "shape" and term.args and value == shape else value
 
 
-def _apart(rule: Rule, name: str, holds: Callable[[Rule], bool]) -> Rule | None:
-    leaves: list[Place] = [
+def _split_size(rule: Rule, name: str, holds: Callable[[Rule], bool]) -> Rule | None:
+    leaves: list[Occurrence] = [
         ("leaf", n, axis) for n, s in rule.tensors.items() for axis, d in enumerate(s.shape) if name in symbols(d)
     ]
-    places = [p for p, v in _attribute_places(rule) if isinstance(v, Poly) and name in symbols(v)]
+    places = [p for p, v in _attribute_occurrences(rule) if isinstance(v, Poly) and name in symbols(v)]
     if len(leaves) < 2 or len(places) > 6:
         return None
     fresh = next(f"{name}{i}" for i in range(1, 99) if f"{name}{i}" not in {*rule.sizes, *rule.forall})
@@ -287,7 +287,7 @@ def _apart(rule: Rule, name: str, holds: Callable[[Rule], bool]) -> Rule | None:
     return None
 
 
-def _attribute_places(rule: Rule) -> list[tuple[Place, AttributeValue]]:
+def _attribute_occurrences(rule: Rule) -> list[tuple[Occurrence, AttributeValue]]:
     """Every value of an attribute on either side, with its place."""
     return [
         (("attribute", term, key, position), part)
@@ -298,13 +298,13 @@ def _attribute_places(rule: Rule) -> list[tuple[Place, AttributeValue]]:
     ]
 
 
-def _axis_apart(rule: Rule, holds: Callable[[Rule], bool]) -> Rule | None:
+def _split_axis(rule: Rule, holds: Callable[[Rule], bool]) -> Rule | None:
     """The rule with a name of its own for the size of one tensor's axis, in the type and in positions behind it.
 
     ``Slice(Concat(x, y), ends=[a + a])`` with ``f[a]`` twice says of a ``y`` of any size where it ends: at ``b + a``.
     """
     dims = [(name, axis, dim) for name, s in rule.tensors.items() for axis, dim in enumerate(s.shape)]
-    every = _attribute_places(rule)
+    every = _attribute_occurrences(rule)
     for name, axis, dim in dims:
         places = [p for p, v in every if isinstance(v, Poly) and _holds_sum(v, dim)]
         if not places and not any(symbols(d) & symbols(dim) for n, a, d in dims if (n, a) != (name, axis)):
@@ -317,8 +317,8 @@ def _axis_apart(rule: Rule, holds: Callable[[Rule], bool]) -> Rule | None:
         forall: dict[str, TypeScheme] = {**rule.forall, name: replace(scheme, shape=shape)}
         for some in chain.from_iterable(combinations(places, r) for r in range(len(places), -1, -1)):
             chosen = frozenset(some)
-            made = rebuilt((*rule.lhs, *rule.rhs), partial(_moved, chosen=chosen, difference=sym(fresh) - dim))
-            lhs, rhs = made[: len(rule.lhs)], made[len(rule.lhs) :]
+            terms = rebuilt((*rule.lhs, *rule.rhs), partial(_moved, chosen=chosen, difference=sym(fresh) - dim))
+            lhs, rhs = terms[: len(rule.lhs)], terms[len(rule.lhs) :]
             wider = restricted(replace(rule, forall=forall, lhs=lhs, rhs=rhs))
             other = symbols(dim) & {*wider.sizes, *wider.attribute_atoms}  # else it is the same rule in other words
             if other and well_typed(wider) and holds(wider):
@@ -332,7 +332,9 @@ def _holds_sum(value: Poly, dim: Dim) -> bool:
     return rest >= -1 if isinstance(rest, int) else all(c > 0 for monomial, c in rest.terms if monomial)
 
 
-def _moved(term: App, key: str, value: AttributeValue, chosen: frozenset[Place], difference: Dim) -> AttributeValue:
+def _moved(
+    term: App, key: str, value: AttributeValue, chosen: frozenset[Occurrence], difference: Dim
+) -> AttributeValue:
     parts = value if isinstance(value, tuple) else (value,)
     made = tuple(
         p + difference if isinstance(p, Poly) and ("attribute", term, key, i) in chosen else p
@@ -341,7 +343,7 @@ def _moved(term: App, key: str, value: AttributeValue, chosen: frozenset[Place],
     return made if isinstance(value, tuple) else made[0]
 
 
-def _renamed_at(rule: Rule, chosen: set[Place], name: str, fresh: str) -> Rule:
+def _renamed_at(rule: Rule, chosen: set[Occurrence], name: str, fresh: str) -> Rule:
     binding: Mapping[str, Dim] = {name: sym(fresh)}
     forall: dict[str, TypeScheme] = {}
     for variable, scheme in rule.forall.items():
@@ -353,12 +355,12 @@ def _renamed_at(rule: Rule, chosen: set[Place], name: str, fresh: str) -> Rule:
             forall[variable] = replace(scheme, shape=shape)
         else:
             forall[variable] = scheme
-    made = rebuilt((*rule.lhs, *rule.rhs), lambda app, key, value: _value_at(app, key, value, chosen, binding))
-    return replace(rule, forall=forall, lhs=made[: len(rule.lhs)], rhs=made[len(rule.lhs) :])
+    terms = rebuilt((*rule.lhs, *rule.rhs), lambda app, key, value: _value_at(app, key, value, chosen, binding))
+    return replace(rule, forall=forall, lhs=terms[: len(rule.lhs)], rhs=terms[len(rule.lhs) :])
 
 
 def _value_at(
-    term: App, key: str, value: AttributeValue, chosen: set[Place], binding: Mapping[str, Dim]
+    term: App, key: str, value: AttributeValue, chosen: set[Occurrence], binding: Mapping[str, Dim]
 ) -> AttributeValue:
     parts = value if isinstance(value, tuple) else (value,)
     made = tuple(
@@ -413,11 +415,11 @@ def specialised(rule: Rule) -> Iterator[Rule]:
                     forall[name] = replace(scheme, shape=tuple(substitute(d, binding) for d in scheme.shape))
                 elif name not in names:
                     forall[name] = scheme
-            made = replace(
+            new_rule = replace(
                 rule, forall=forall, lhs=map_terms(rule.lhs, {}, binding), rhs=map_terms(rule.rhs, {}, binding)
             )
-            if well_typed(made):
-                yield restricted(made)
+            if well_typed(new_rule):
+                yield restricted(new_rule)
     if len(neutral) >= 2:
         for first, second in combinations(neutral, 2):
             a, b = rule.attributes[first], rule.attributes[second]

@@ -18,15 +18,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from superopt.cost import CostModel, graph_cost
-from superopt.discovery.agenda import Agenda, Entry
 from superopt.discovery.candidates import restricted
 from superopt.discovery.config import WEIGHTS, Config, Theme
-from superopt.discovery.derive import QUICK_ROUNDS, derived, moves_of, moves_of_all, parts_of, reached
+from superopt.discovery.derive import QUICK_ROUNDS, all_rewrites_of, derived, parts_of, reached, rewrites_of
 from superopt.discovery.discover import finished, write_library
 from superopt.discovery.explore import Explored
 from superopt.discovery.gain import priced_at
 from superopt.discovery.lifting import Problem, lifted
-from superopt.discovery.mining import Target, mined
+from superopt.discovery.mining import Agenda, Entry, Target, mined
 from superopt.discovery.solved import Solved, solve_one
 from superopt.discovery.solving import Solver
 from superopt.discovery.store import UNBOUNDED, Bounds, Chunks, OutOfBounds, code_digest, digest_of
@@ -127,7 +126,7 @@ class Learned:
     seconds: float = 0.0
 
     @property
-    def said(self) -> str:
+    def summary(self) -> str:
         """How many rules, and of which kind, in words."""
         own = len(self.rules) - self.shortcuts
         shortcuts = f", and {self.shortcuts} that it derives but no search reaches" if self.shortcuts else ""
@@ -159,9 +158,9 @@ def learn(
     """
     cpu, end = time.process_time(), time.time() + seconds
     config = _config(models, target, seed)
-    found = Learned()
-    agenda = Agenda(_targets(models, left or {}, prices, sizes or {}, found), _LEAST_SHARE)
-    found.targets = len(agenda.waiting)
+    outcome = Learned()
+    agenda = Agenda(_targets(models, left or {}, prices, sizes or {}, outcome), _LEAST_SHARE)
+    outcome.targets = len(agenda.waiting)
     school = _School(library, prices, config, Chunks(out / ".chunks"), target)
     lessons: list[_Taught] = []
     while (entry := agenda.next()) is not None:
@@ -172,21 +171,21 @@ def learn(
         except OutOfBounds:
             if time.time() < until:
                 continue  # others are not kept from their turn by one
-            say(f"out of time after {found.looked_at} of {found.targets} parts; run again to go on")
+            say(f"out of time after {outcome.looked_at} of {outcome.targets} parts; run again to go on")
             break
-        found.looked_at += 1
-        found.derived += lesson.derived
-        found.left_out += lesson.unusable
+        outcome.looked_at += 1
+        outcome.derived += lesson.derived
+        outcome.left_out += lesson.unusable
         if lesson.candidates:
             agenda.settle(entry, saving)
         if lesson.rules:
             lessons.append(_Taught(entry.source, entry.part, lesson, saving))
             say(f"{entry.source[0]}: {lesson.rules[0].lhs[0]} = {lesson.rules[0].rhs[0]}")
-    found.inside = agenda.inside
-    _finish(found, lessons, config, out, asked, say)
-    found.seconds = time.process_time() - cpu
-    _log(found, out)
-    return found
+    outcome.inside = agenda.inside
+    _finish(outcome, lessons, config, out, asked, say)
+    outcome.seconds = time.process_time() - cpu
+    _log(outcome, out)
+    return outcome
 
 
 def _config(models: Mapping[str, Graph], target: str, seed: int) -> Config:
@@ -197,14 +196,18 @@ def _config(models: Mapping[str, Graph], target: str, seed: int) -> Config:
 
 
 def _targets(
-    models: Mapping[str, Graph], left: Mapping[str, Graph], prices: CostModel, given: Mapping[str, int], found: Learned
+    models: Mapping[str, Graph],
+    left: Mapping[str, Graph],
+    prices: CostModel,
+    given: Mapping[str, int],
+    outcome: Learned,
 ) -> list[Entry]:
     """The models' parts that are worth looking at, and those of what the library leaves of them."""
     every: list[Entry] = []
     for name, graph in models.items():
         sizes = sizes_fed(graph, given)  # parts are mined at sizes, and lifted to any
         typing = infer(graph, sizes)
-        whole = found.model_us[name] = graph_cost(graph, prices, typing, sizes=sizes).us
+        whole = outcome.model_us[name] = graph_cost(graph, prices, typing, sizes=sizes).us
         programs = [(False, graph, typing)]
         if name in left:
             typed = infer(left[name], sizes)
@@ -228,8 +231,8 @@ def applies(rule: Rule, candidate: Rule, sizes: Mapping[str, int]) -> bool:
     (left,), (right,) = (map_terms(side, {}, sizes) for side in (candidate.lhs, candidate.rhs))
     here = restricted(Rule("candidate", forall, (), (left,), (right,)))
     weights = frozenset(n for n in here.tensors if n in WEIGHTS)
-    moves = moves_of([replace(rule, id="learnt")], parts_of(here))
-    return reached(here, moves, rounds=QUICK_ROUNDS, weights=weights)
+    rewrite_set = rewrites_of([replace(rule, id="learnt")], parts_of(here))
+    return reached(here, rewrite_set, rounds=QUICK_ROUNDS, weights=weights)
 
 
 def _lighter(
@@ -311,7 +314,7 @@ class _School:
         return self.known[key]
 
     def _learnt(self, problem: Problem, sizes: Mapping[str, int], us: float, most: float) -> Lesson:
-        found = Solved()
+        solution = Solved()
         solver = Solver(
             problem, cost=lambda rule: self.price(rule, sizes, us), most=most, seed=self.config.seed, bounds=self.bounds
         )
@@ -320,19 +323,19 @@ class _School:
             return solver.last is not None and applies(rule, solver.last, sizes) and self._borne(rule)
 
         try:
-            solve_one(solver, self.config, self.chunks, FAMILY, self._finds, found, usable)
+            solve_one(solver, self.config, self.chunks, FAMILY, self._finds, solution, usable)
         except (IllTyped, RuleError):
             return Lesson((), None, 0, 0, 0, 0)
-        insoluble, unnamed = found.without
-        shortcut = bool(found.rules) and solver.last is not None and self._derives(solver.last)
+        insoluble, unnamed = solution.without
+        shortcut = bool(solution.rules) and solver.last is not None and self._derives(solver.last)
         return Lesson(
-            tuple(found.rules),
+            tuple(solution.rules),
             solver.last,
-            found.candidates,
-            found.derived,
+            solution.candidates,
+            solution.derived,
             insoluble,
             unnamed,
-            found.unusable,
+            solution.unusable,
             shortcut,
         )
 
@@ -360,8 +363,10 @@ class _School:
         if key not in self.answers:
             self.bounds.check()
             weights = frozenset(n for n in rule.tensors if n in WEIGHTS)
-            moves = moves_of(self._near(rule), parts_of(rule))
-            self.answers[key] = reached(replace(rule, id="candidate"), moves, rounds=QUICK_ROUNDS, weights=weights)
+            rewrite_set = rewrites_of(self._near(rule), parts_of(rule))
+            self.answers[key] = reached(
+                replace(rule, id="candidate"), rewrite_set, rounds=QUICK_ROUNDS, weights=weights
+            )
         self.asked = time.time()
         return self.answers[key]
 
@@ -369,10 +374,10 @@ class _School:
         """Whether the library derives a candidate, both sides of which it is given, by whichever of its rules."""
         named, parts = replace(rule, id="candidate"), parts_of(rule)
         self.bounds.check()
-        if derived(named, moves_of(self._near(rule), parts)) is not None:
+        if derived(named, rewrites_of(self._near(rule), parts)) is not None:
             return True
         self.bounds.check()
-        every = moves_of_all([self.library[i] for i in self.library], parts)
+        every = all_rewrites_of([self.library[i] for i in self.library], parts)
         return derived(named, every) is not None
 
     def _near(self, rule: Rule) -> list[Rule]:
@@ -382,33 +387,33 @@ class _School:
         """Whether floating point bears a rule from the model's side to the cheaper one, under conditions or always."""
         self.proving += time.time() - self.asked
         self.bounds.check()
-        found = Floats({float_key(rule): float_verdicts(rule)})
+        floats = Floats({float_key(rule): float_verdicts(rule)})
         self.asked = time.time()
-        return bool(found.verdict(rule, backward=False, dtype=DType.FLOAT32).ways_in("standard"))
+        return bool(floats.verdict(rule, backward=False, dtype=DType.FLOAT32).alternatives_in("standard"))
 
 
 def _finish(
-    found: Learned, lessons: Sequence[_Taught], config: Config, out: Path, asked: Journal, say: Say
+    outcome: Learned, lessons: Sequence[_Taught], config: Config, out: Path, journal: Journal, say: Say
 ) -> None:  # fmt: skip
     """Rules minimised, checked afresh, and written."""
     proved = [r for taught in lessons for r in taught.lesson.rules]
     every = frozenset(range(len(proved)))
-    rules, verdicts = finished(proved, every, config, out / ".chunks", asked, Fleet(), say)
+    rules, verdicts = finished(proved, every, config, out / ".chunks", journal, Fleet(), say)
     origin = f"discovered (weights solved for, from {', '.join(sorted({t.source[0] for t in lessons}))})"
-    found.rules = tuple(replace(r, origin=origin) for r in rules)
-    found.solved = len(lessons)
+    outcome.rules = tuple(replace(r, origin=origin) for r in rules)
+    outcome.solved = len(lessons)
     kept = {text_digest(r) for r in rules}
-    found.shortcuts = len(kept & {text_digest(r) for t in lessons if t.lesson.shortcut for r in t.lesson.rules})
-    write_library(out, found.rules, {r.id: verdicts[r.id] for r in rules}, [_explored(found, lessons)], config)
-    for name in found.model_us:
-        found.saved_us[name] = max(_saved([t for t in lessons if t.source == (name, way)]) for way in (False, True))
+    outcome.shortcuts = len(kept & {text_digest(r) for t in lessons if t.lesson.shortcut for r in t.lesson.rules})
+    write_library(out, outcome.rules, {r.id: verdicts[r.id] for r in rules}, [_explored(outcome, lessons)], config)
+    for name in outcome.model_us:
+        outcome.saved_us[name] = max(_saved([t for t in lessons if t.source == (name, way)]) for way in (False, True))
 
 
 def _saved(lessons: Sequence[_Taught]) -> float:
     """What rewriting saves, the best places first, each step rewritten at most once."""
     taken: set[int] = set()
     total = 0.0
-    offers = [(taught.saving, place) for taught in lessons for place in taught.part.places]
+    offers = [(taught.saving, place) for taught in lessons for place in taught.part.occurrences]
     for gain, place in sorted(offers, key=lambda o: (-o[0], sorted(o[1]))):
         if gain > 0 and not place & taken:
             taken |= place
@@ -416,16 +421,16 @@ def _saved(lessons: Sequence[_Taught]) -> float:
     return total
 
 
-def _explored(found: Learned, lessons: Sequence[_Taught]) -> Explored:
+def _explored(outcome: Learned, lessons: Sequence[_Taught]) -> Explored:
     """The run in the form of a theme's, for the library's own files."""
     candidates = sum(taught.lesson.candidates for taught in lessons)
     return Explored(
-        FAMILY, found.rules, (), True, candidates, found.derived, candidates, 0, 0, len(found.rules), (), (), {}
+        FAMILY, outcome.rules, (), True, candidates, outcome.derived, candidates, 0, 0, len(outcome.rules), (), (), {}
     )
 
 
-def _log(found: Learned, out: Path) -> None:
+def _log(outcome: Learned, out: Path) -> None:
     usage = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    data = {k: v for k, v in vars(found).items() if k != "rules"}
-    text = json.dumps({**data, "rules": [r.id for r in found.rules], "peak_mb": round(usage, 1)}, indent=1)
+    data = {k: v for k, v in vars(outcome).items() if k != "rules"}
+    text = json.dumps({**data, "rules": [r.id for r in outcome.rules], "peak_mb": round(usage, 1)}, indent=1)
     replace_file(out / "run.json", f"{text}\n".encode(), force=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import combinations_with_replacement, islice, permutations, product
 
 from superopt.discovery.config import WEIGHTS
-from superopt.discovery.lifting import Problem, fresh_shape, settled, with_symbols
+from superopt.discovery.lifting import Problem, fresh_shape, with_equal_sizes, with_symbols
 from superopt.ir.terms import App, AttributeValue, Term, Var, postorder, variables
 from superopt.ir.types import DType, TensorType
 from superopt.ops import REGISTRY
@@ -21,7 +21,7 @@ from superopt.ops.meaning import IllTyped
 from superopt.ops.record import Operator
 from superopt.rules.rule import Rule, TensorScheme, TypeScheme
 from superopt.rules.scanner import RuleError
-from superopt.rules.spelling import said, with_defaults
+from superopt.rules.spelling import with_defaults, with_required_attributes
 from superopt.rules.typing import operator_of, type_terms
 
 __all__ = ["DATA", "left_sides"]
@@ -49,7 +49,7 @@ class _State:
         """One of the terms, with sizes made to fit."""
         used = set(variables(term))
         forall = {n: s for n, s in self.forall.items() if n in used or not isinstance(s, TensorScheme)}
-        return settled(Problem(forall, frozenset(self.weights) & used, term))
+        return with_equal_sizes(Problem(forall, frozenset(self.weights) & used, term))
 
 
 def _kind(problem: Problem) -> TensorType:
@@ -80,7 +80,9 @@ def left_sides(
         shape = fresh_shape([1 if single and axis == 0 else None for axis in range(rank)], False, set())
         states = [_State({DATA: TensorScheme("f", shape)}, (), (Var(DATA),))]
         for _ in range(most):
-            states = [after for state in states for op in operators for after in _steps(state, op, broadcast, biased)]
+            states = [
+                after for state in states for op in operators for after in _extended(state, op, broadcast, biased)
+            ]
             fresh = {f"{s.made} {s.forall}": s for s in reversed(states)}
             states = list(fresh.values())
             for state in states:
@@ -99,7 +101,7 @@ def _whole(state: _State, seen: set[str]) -> Iterator[Problem]:
         yield problem
 
 
-def _steps(state: _State, op: str, broadcast: bool, biased: bool) -> Iterator[_State]:
+def _extended(state: _State, op: str, broadcast: bool, biased: bool) -> Iterator[_State]:
     """The state after one more application."""
     record = REGISTRY[op]
     count = sum(not i.endswith(("?", "*")) for i in record.inputs)
@@ -127,10 +129,10 @@ def _steps(state: _State, op: str, broadcast: bool, biased: bool) -> Iterator[_S
             app = App(op, (operand, *map(Var, names)))
             for mode in _MODES if windows else _MODES[:1]:
                 for sizes in _ranks(record, kind, broadcast, len(names)):
-                    made = _with_weights(state, app, names, sizes, kind, mode)
-                    found = [s for s in made if s.rank == len(kind.shape or ())]
-                    yield from found
-                    if found and record.family != "elementwise":
+                    new_states = _with_weights(state, app, names, sizes, kind, mode)
+                    states = [s for s in new_states if s.rank == len(kind.shape or ())]
+                    yield from states
+                    if states and record.family != "elementwise":
                         break
 
 
@@ -181,9 +183,9 @@ def _applied(
             kinds = [kind, *(TensorType(DType.FLOAT32, s.shape) for a in app.args[1:] if isinstance(a, Var)
                              and isinstance(s := state.forall[a.name], TensorScheme))]  # fmt: skip
             whole, schemes = with_symbols(whole, kinds, taken, {})
-    made = _State({**state.forall, **schemes}, state.weights, (*state.made, whole))
-    if made.problem(whole) is not None:
-        yield made
+    new_state = _State({**state.forall, **schemes}, state.weights, (*state.made, whole))
+    if new_state.problem(whole) is not None:
+        yield new_state
 
 
 def _complete(state: _State, app: App, kind: TensorType | None) -> App | None:
@@ -202,10 +204,10 @@ def _complete(state: _State, app: App, kind: TensorType | None) -> App | None:
         given = (*given, ("axis", rank - 1))
     operands = (Var("data"), *app.args[1:])
     try:
-        side = said(App(app.op, operands, tuple(sorted(given))))
+        side = with_required_attributes(App(app.op, operands, tuple(sorted(given))))
         whole = with_defaults(Rule("", forall, (), (side,), (Var("data"),)), app.op)
     except (RuleError, IllTyped):
         return None
-    found = whole.lhs[0]
-    complete = isinstance(found, App) and {k for k, _ in found.attributes} == set(record.attributes)
-    return App(app.op, app.args, found.attributes) if complete and isinstance(found, App) else None
+    term = whole.lhs[0]
+    complete = isinstance(term, App) and {k for k, _ in term.attributes} == set(record.attributes)
+    return App(app.op, app.args, term.attributes) if complete and isinstance(term, App) else None

@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import inf
 
-from superopt.discovery.along import along
-from superopt.discovery.sliced import cropped, has_steps, phase, short_of
+from superopt.discovery.data_movement import along, cropped, has_steps, phase, short_of
 from superopt.ir.poly import Dim, Poly, Quotient, atoms, substitute, sym, symbols, value_at
 from superopt.ir.terms import App, AttributeValue, Term, Var, postorder, rebuilt
 from superopt.ir.types import DType, TensorType
@@ -24,7 +23,7 @@ from superopt.rules.rule import CLASSES, AttributeScheme, Rule, TensorScheme, Ty
 from superopt.rules.scanner import RuleError
 from superopt.rules.typing import complete, operator_of
 
-__all__ = ["Problem", "fresh_shape", "lifted", "orders", "settled", "with_symbols"]
+__all__ = ["Problem", "fresh_shape", "lifted", "orders", "with_equal_sizes", "with_symbols"]
 
 _MOST_EQUATIONS = 40
 _LETTERS: Mapping[tuple[bool, int], str] = {
@@ -100,7 +99,7 @@ def with_symbols(
         values: of attribute atoms; new ones are added.
         stay: attributes that stay numbers.
     """
-    made: dict[str, TypeScheme] = {}
+    schemes: dict[str, TypeScheme] = {}
     current = dict(term.attributes)
     kinds_of = operator_of(term).attributes
     for key, value in sorted(term.attributes, key=lambda a: kinds_of[a[0]] != "ints"):  # what flags are about first
@@ -114,11 +113,11 @@ def with_symbols(
         atoms_of = [name] if scheme.length is None else [f"{name}_{i}" for i in range(scheme.length)]
         symbolic: AttributeValue = sym(name) if scheme.length is None else tuple(map(sym, atoms_of))
         if _accepts(replace(term, attributes=tuple(sorted({**current, key: symbolic}.items()))), kinds):
-            current[key], made[name] = symbolic, scheme
+            current[key], schemes[name] = symbolic, scheme
             taken |= {name, *atoms_of}
             flat = value if isinstance(value, tuple) else (value,)
             values.update({a: v for a, v in zip(atoms_of, flat, strict=True) if isinstance(v, int | float)})
-    return replace(term, attributes=tuple(sorted(current.items()))), made
+    return replace(term, attributes=tuple(sorted(current.items()))), schemes
 
 
 def _scheme_of(kind: str, value: AttributeValue, least: int) -> AttributeScheme | None:
@@ -143,7 +142,7 @@ def _accepts(term: App, kinds: Sequence[TensorType | None]) -> bool:
 # ── sizes that operators demand to be equal ───────────────────────────────────────────────────────────────────────────
 
 
-def settled(problem: Problem, values: dict[str, float] | None = None) -> Problem | None:
+def with_equal_sizes(problem: Problem, values: dict[str, float] | None = None) -> Problem | None:
     """The problem with sizes made equal wherever its operators demand it; ``None`` where that is not found.
 
     Args:
@@ -188,11 +187,11 @@ def _equation(problem: Problem, values: Mapping[str, int] | None) -> Dim | None:
     Raises:
         IllTyped: an operator does not accept its operands, for another reason.
     """
-    known: dict[Term, TensorType] = {Var(n): t for n, t in problem.kinds.items()}
+    known_tensor_types: dict[Term, TensorType] = {Var(n): t for n, t in problem.kinds.items()}
     for term in postorder(problem.term):
         if not isinstance(term, App):
             continue
-        kinds = [None if a is None else known[a] for a in term.args]
+        kinds = [None if a is None else known_tensor_types[a] for a in term.args]
         if term.op == "Reshape" and values is not None and kinds[0] is not None:
             run = next(_regrouped(kinds[0].shape or (), dict(term.attributes)["shape"], values), None)
             if run is not None:
@@ -202,9 +201,9 @@ def _equation(problem: Problem, values: Mapping[str, int] | None) -> Dim | None:
             wanted = asked if isinstance(asked, tuple) else ()
             wide = replace(kinds[0], shape=tuple(d for d in wanted if isinstance(d, int | Poly)))
             differing = _aligned([kinds[0], wide])
-            found = next((d for d in differing if _may_be_zero(d, values)), None)
-            if found is not None:
-                return found
+            size = next((d for d in differing if _may_be_zero(d, values)), None)
+            if size is not None:
+                return size
         if term.op == "Slice" and kinds[0] is not None and has_steps(term):
             beyond = short_of(kinds[0].shape or (), dict(term.attributes))
             if beyond is not None:
@@ -215,14 +214,14 @@ def _equation(problem: Problem, values: Mapping[str, int] | None) -> Dim | None:
             raise
         except IllTyped:
             differing = _aligned([k for k in kinds if k is not None])
-            found = next((d for d in differing if _may_be_zero(d, values)), None)
-            if found is None:
+            size = next((d for d in differing if _may_be_zero(d, values)), None)
+            if size is None:
                 raise
-            return found
+            return size
         for condition in meaning.obligations:
             if condition.kind == "eq":
                 return condition.size
-        known[term] = outputs[0]
+        known_tensor_types[term] = outputs[0]
     return None
 
 
@@ -291,16 +290,16 @@ def _solution(equation: Poly, problem: Problem, values: Mapping[str, int] | None
     order = {name: n for n, name in enumerate(problem.rule.sizes)}
     free = sorted(symbols(equation) - schemes.keys())  # names that only a reshape has come first
     for name in sorted(free, key=lambda n: order.get(n, len(order)), reverse=True):
-        found = _linear(equation, name)
-        if found is not None:
-            return {name: found}
+        size = _linear(equation, name)
+        if size is not None:
+            return {name: size}
     for name in _entangled(equation):
         if name in schemes and (values is None or values.get(name) == schemes[name].bound):
             return {name: schemes[name].bound}
     for name in sorted(symbols(equation) & schemes.keys()):
-        found = _linear(equation, name)
-        if found is not None:
-            return {name: found}
+        size = _linear(equation, name)
+        if size is not None:
+            return {name: size}
     return None
 
 
@@ -345,8 +344,8 @@ def _linear(equation: Poly, name: str) -> Dim | None:
     if len(mine) != 1 or mine[0][0] != (name,) or abs(mine[0][1]) != 1:
         return None
     rest = equation - mine[0][1] * sym(name)
-    found = -rest if mine[0][1] == 1 else rest
-    return None if isinstance(found, int) and found < 0 else found
+    size = -rest if mine[0][1] == 1 else rest
+    return None if isinstance(size, int) and size < 0 else size
 
 
 # ── an expression of a model ──────────────────────────────────────────────────────────────────────────────────────────
@@ -431,11 +430,11 @@ def _lifted(
         shape = fresh_shape([None, *sizes[1:]] if one else sizes, name in weights, taken)
         forall[name] = TensorScheme(classes[name], shape)
         values.update({str(s): float(d) for s, d in zip(shape, sizes, strict=True) if s != 1 and d is not None})
-    made: dict[Term, Term] = {}
+    terms: dict[Term, Term] = {}
     types: dict[Term, TensorType] = {Var(n): t for n, t in kinds.items()}
     try:
         for part in postorder(term):
-            made[part] = part
+            terms[part] = part
             if isinstance(part, App):
                 operands = [None if a is None else types[a] for a in part.args]
                 types[part] = operator_of(part).apply(operands, complete(part))[1][0]
@@ -443,26 +442,26 @@ def _lifted(
                     k for k, v in part.attributes if neutral and (k != "pads" or not moving) and _does_nothing(v)
                 )
                 if part.op == "Reshape":
-                    made[part] = _reshaping(part, operands, batch, taken, values)
+                    terms[part] = _reshaping(part, operands, batch, taken, values)
                     continue
                 if part.op == "Expand":
-                    made[part], schemes = _repeating(part, operands, taken, values)
+                    terms[part], schemes = _repeating(part, operands, taken, values)
                     forall |= schemes
                     continue
                 if part.op == "Slice" and moving:
-                    made[part] = cropped(part, forall, kinds)
+                    terms[part] = cropped(part, forall, kinds)
                 if part.op == "Slice":
-                    made[part] = phase(part, operands, lambda: fresh_name("t", taken), values) or made[part]
-                if made[part] is not part:
+                    terms[part] = phase(part, operands, lambda: fresh_name("t", taken), values) or terms[part]
+                if terms[part] is not part:
                     continue
-                made[part], schemes = with_symbols(part, operands, taken, values, stay)
+                terms[part], schemes = with_symbols(part, operands, taken, values, stay)
                 forall |= schemes
     except (IllTyped, RuleError, ZeroDivisionError):
         return None
-    new = {t: dict(m.attributes) for t, m in made.items() if isinstance(t, App) and isinstance(m, App)}
+    new = {t: dict(m.attributes) for t, m in terms.items() if isinstance(t, App) and isinstance(m, App)}
     (whole,) = rebuilt((term,), lambda app, key, _: new[app][key])
-    found = settled(Problem(forall, weights, whole), values)
-    return None if found is None or not _determined(found) else (found, values)
+    problem = with_equal_sizes(Problem(forall, weights, whole), values)
+    return None if problem is None or not _determined(problem) else (problem, values)
 
 
 def _determined(problem: Problem) -> bool:

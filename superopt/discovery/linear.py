@@ -27,7 +27,7 @@ from superopt.runtime.evaluate import Array, evaluate
 from superopt.verifier.exact.algebra import MODULUS, PrimeField, Unlucky
 from superopt.verifier.exact.sampling import Point
 
-__all__ = ["Known", "Place", "Undecided", "Wanted", "asked", "meanings_of", "residues"]
+__all__ = ["EvaluatedTerm", "Assignment", "Undecided", "RequiredWeight", "required_weights", "meanings_of", "residues"]
 
 _FUNCTIONALS = 2
 _SPARE = 8  # equations more than unknowns: what they add would show a right side that is no solution
@@ -47,7 +47,7 @@ def residues(x: Array) -> Array:
 
 
 @dataclass(frozen=True)
-class Place:
+class Assignment:
     """One concrete assignment of sizes and attributes, with random elements for the weights."""
 
     point: Point
@@ -68,7 +68,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class RequiredWeight:
     """What is known of an unknown weight at one place.
 
     Attributes:
@@ -96,7 +96,7 @@ def meanings_of(root: Term, kinds: Mapping[str, TensorType]) -> tuple[dict[App, 
     return {term: meaning.outputs for term, meaning in meanings.items()}, types[root][0]
 
 
-class Known:
+class EvaluatedTerm:
     """An expression without unknowns at a place, and every term over its leaves, at samples of the data drawn once.
 
     Args:
@@ -109,7 +109,9 @@ class Known:
         IllTyped: the expression is not well-formed.
     """
 
-    def __init__(self, term: Term, kinds: Mapping[str, TensorType], place: Place, rng: np.random.Generator) -> None:
+    def __init__(
+        self, term: Term, kinds: Mapping[str, TensorType], place: Assignment, rng: np.random.Generator
+    ) -> None:
         self.term = term
         self.kinds = kinds
         self.place = place
@@ -204,9 +206,9 @@ class Known:
                 values[term] = self.place.value(self._single[term.term][term.index], operands)
 
 
-def asked(
-    known: Known, unknown: Term, holes: Mapping[str, TensorType], rng: np.random.Generator
-) -> dict[str, Wanted] | None:
+def required_weights(
+    known: EvaluatedTerm, unknown: Term, holes: Mapping[str, TensorType], rng: np.random.Generator
+) -> dict[str, RequiredWeight] | None:
     """What the holes of ``unknown`` have to be for it to equal ``known`` at its place.
 
     Args:
@@ -248,7 +250,9 @@ def asked(
 class _Linear:
     """A term with holes, evaluated at all unit vectors of its holes at once; what has no hole is evaluated once."""
 
-    def __init__(self, known: Known, root: Term, meanings: Meanings, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    def __init__(
+        self, known: EvaluatedTerm, root: Term, meanings: Meanings, shapes: Mapping[str, tuple[int, ...]]
+    ) -> None:
         self.known = known
         self.root = root
         self.meanings = meanings
@@ -275,7 +279,7 @@ class _Linear:
         Raises:
             Undecided: the outputs are not linear in the unknowns.
         """
-        place, count = self.known.place, self.count
+        assignment, count = self.known.place, self.count
         probe = rng.integers(0, MODULUS // 2, size=count)
         units = np.concatenate([np.zeros((1, count), dtype=np.int64), np.eye(count, dtype=np.int64), probe[None]])
         values: dict[Term, Array] = {}
@@ -283,7 +287,7 @@ class _Linear:
         for hole, shape in self.shapes.items():
             width = prod(shape)
             part = units[:, start : start + width]
-            values[Var(hole)] = place.algebra.integers(part).reshape(self.batch, *shape)
+            values[Var(hole)] = assignment.algebra.integers(part).reshape(self.batch, *shape)
             start += width
         for term in self.open:
             if isinstance(term, Var):
@@ -291,7 +295,7 @@ class _Linear:
             app = term.term if isinstance(term, Project) else term
             operands = [None if a is None else self._operand(a, values, sample) for a in app.args]
             index = term.index if isinstance(term, Project) else 0
-            values[term] = place.value(self.batches[app][index], operands)
+            values[term] = assignment.value(self.batches[app][index], operands)
         out = residues(self._operand(self.root, values, sample)).reshape(self.batch, -1)
         offset = out[0]
         matrix = (out[1:-1] - offset).T % MODULUS
@@ -337,13 +341,13 @@ def _reduced(matrix: Array, goals: Array) -> tuple[Array, Array, list[int]] | No
 def _separated(
     rows: Array, goals: Array, pivots: list[int], sizes: Mapping[str, int], shapes: Mapping[str, tuple[int, ...]],
     rng: np.random.Generator,
-) -> dict[str, Wanted]:  # fmt: skip
+) -> dict[str, RequiredWeight]:  # fmt: skip
     """The equations of each unknown by itself.
 
     Raises:
         Undecided: one speaks of several.
     """
-    found: dict[str, Wanted] = {}
+    found_required_weights: dict[str, RequiredWeight] = {}
     start = 0
     for hole, width in sizes.items():
         inside = range(start, start + width)
@@ -356,6 +360,6 @@ def _separated(
         functionals = np.stack([_times(own.T, m) for m in mixed]) if mine else np.zeros((_FUNCTIONALS, width), np.int64)
         values = tuple(int(_times(m, goals[mine])) for m in mixed)
         whole = goals[mine].reshape(shapes[hole]) if len(mine) == width else None
-        found[hole] = Wanted(functionals, values, whole)
+        found_required_weights[hole] = RequiredWeight(functionals, values, whole)
         start += width
-    return found
+    return found_required_weights

@@ -14,8 +14,8 @@ from superopt.discovery.derive import (
     ROUNDS,
     SHORTCUT,
     derived,
-    moves_of,
     reached,
+    rewrites_of,
 )
 from superopt.discovery.store import code_digest
 from superopt.fleet import Checkpoints, Fleet, Task, digest
@@ -49,13 +49,13 @@ def minimised(
     unique = {text_digest(r): r for r in reversed(rules)}
     ordered = [rule for _, rule in sorted(unique.items(), key=lambda item: (*rank(item[1]), item[0]))]
     ask = _Derivable(fleet or Fleet(), kept, paying)
-    found: list[Rule] = []
-    for number, (rule, follows) in enumerate(ask.each(ordered, found)):
+    found_rules: list[Rule] = []
+    for number, (rule, follows) in enumerate(ask.each(ordered, found_rules)):
         if not follows:
-            found.append(rule)
+            found_rules.append(rule)
         if progress is not None and number % 20 == 0:
-            progress(f"minimising: {number + 1}/{len(ordered)} rules, {len(found)} kept")
-    least = _without_special_cases(found, progress, ask)
+            progress(f"minimising: {number + 1}/{len(ordered)} rules, {len(found_rules)} kept")
+    least = _without_special_cases(found_rules, progress, ask)
     dropped = [rule for rule in ordered if rule not in least]
     for number, (rule, follows) in enumerate(ask.each(dropped, least)):  # it may rest on what was dropped after it
         if not follows:
@@ -76,9 +76,9 @@ class _Derivable:
     """
 
     fleet: Fleet
-    kept: Checkpoints | None
+    checkpoints: Checkpoints | None
     paying: Container[str]
-    known: dict[tuple[str, tuple[str, ...]], bool] = field(default_factory=dict)
+    derivable: dict[tuple[str, tuple[str, ...]], bool] = field(default_factory=dict)
     packed: dict[str, bytes] = field(default_factory=dict)  # rules as they are sent, by their ids
 
     def each(self, ordered: Sequence[Rule], kept: Sequence[Rule]) -> Iterator[tuple[Rule, bool]]:
@@ -103,7 +103,7 @@ class _Derivable:
                 under_way = set(given.values())
                 for rule in ordered[position : position + _AHEAD * self.fleet.size]:
                     asked = asked_of(rule)
-                    if asked not in self.known and asked not in under_way:
+                    if asked not in self.derivable and asked not in under_way:
                         by_id = {r.id: r for r in kept}
                         task = self._task(rule, [by_id[i] for i in asked[1]])
                         given[id(task)] = asked
@@ -112,18 +112,18 @@ class _Derivable:
                 else:
                     yield None  # by the next answer there may be more
 
-        answers = self.fleet.each(questions(), kept=self.kept)
+        outcomes = self.fleet.each(questions(), kept=self.checkpoints)
         for rule in ordered:
-            while asked_of(rule) not in self.known:
-                answer = next(answers)  # the rule's own question is under way, or the next to be asked
-                self.known[given.pop(id(answer.task))] = answer.result()["follows"]
-            yield rule, self.known[asked_of(rule)]
+            while asked_of(rule) not in self.derivable:
+                outcome = next(outcomes)  # the rule's own question is under way, or the next to be asked
+                self.derivable[given.pop(id(outcome.task))] = outcome.result()["follows"]
+            yield rule, self.derivable[asked_of(rule)]
             position += 1
 
     def _task(self, rule: Rule, near: Sequence[Rule]) -> Task[dict[str, bool]]:
         rounds = QUICK_ROUNDS if rule.origin == SHORTCUT or rule.id in self.paying else ROUNDS
         key = ""
-        if self.kept is not None:
+        if self.checkpoints is not None:
             key = digest(
                 "follows", code_digest(whole=True), rule_text(rule), rule.origin, rounds, list(map(rule_text, near))
             )
@@ -159,20 +159,20 @@ def _derive(rule: Rule, near: Sequence[Rule], rounds: int) -> dict[str, bool]:
     if rule.origin == DEFINITION:
         return {"follows": False}
     if len(rule.lhs) > 1:
-        return {"follows": reached(rule, moves_of(near), rounds=rounds)}
-    return {"follows": derived(rule, moves_of(near), rounds=rounds) is not None}
+        return {"follows": reached(rule, rewrites_of(near), rounds=rounds)}
+    return {"follows": derived(rule, rewrites_of(near), rounds=rounds) is not None}
 
 
 def _without_special_cases(rules: list[Rule], progress: Callable[[str], None] | None, ask: _Derivable) -> list[Rule]:
     """A short rule may be kept before the general ones that derive it: look again, the most special first."""
-    kept = list(rules)
+    kept_rules = list(rules)
     ordered = sorted(rules, key=special)
-    for number, (rule, follows) in enumerate(ask.each(ordered, kept)):
+    for number, (rule, follows) in enumerate(ask.each(ordered, kept_rules)):
         if follows:
-            kept.remove(rule)
+            kept_rules.remove(rule)
         if progress is not None and number % 20 == 0:
-            progress(f"minimising again: {number + 1}/{len(rules)} rules, {len(kept)} kept")
-    return kept
+            progress(f"minimising again: {number + 1}/{len(rules)} rules, {len(kept_rules)} kept")
+    return kept_rules
 
 
 def special(rule: Rule) -> tuple[int, int, int, str]:

@@ -1,12 +1,15 @@
-"""Connected parts of a model as left sides: what occurs often and costs much comes first.
+"""Connected parts of models as left sides, and the order in which they are looked at.
 
-A part has one result, is computed from values outside it, and nothing else reads what is inside: a rewrite of it takes
-its place. Parts that are the same up to the names of their leaves are one *target*, as often as it occurs. Besides all
-parts of a few operators, there is the widest part with each result in which every operator is affine in its data: such
-a part may be one product, however long it is; and each operator by itself that sums without a weight, for the same
-reason: a mean over channels takes a kernel for reductions three times as long as a convolution with the same result;
-each that does nothing but give elements of its data, whose time is a matter of the axes that it is told; and each that
-sums products of two tensors, or works along an axis of one, and may do so with matrices.
+Parts that occur often and cost much come first. A part has one result, is
+computed from values outside it, and nothing else reads what is inside: a rewrite of it takes its place. Parts that are
+the same up to the names of their leaves are one *target*, as often as it occurs. Besides all parts of a few operators,
+there is the widest part with each result in which every operator is affine in its data: such a part may be one product,
+however long it is; and each operator by itself that sums without a weight, for the same reason: a mean over channels
+takes a kernel for reductions three times as long as a convolution with the same result; each that does nothing but give
+elements of its data, whose time is a matter of the axes that it is told; and each that sums products of two tensors, or
+works along an axis of one, and may do so with matrices.
+
+An :class:`Agenda` orders the parts of several models, and says how much a cheaper equal of each has to save.
 """
 
 from __future__ import annotations
@@ -17,9 +20,8 @@ from math import inf
 
 from superopt.cost import CostModel
 from superopt.cost.fusion import groups
-from superopt.discovery.along import along
 from superopt.discovery.config import WEIGHTS
-from superopt.discovery.contractions import contracts
+from superopt.discovery.data_movement import along, contracts
 from superopt.discovery.skeletons import OPERATORS
 from superopt.ir.terms import App, Term, Var
 from superopt.ir.types import TensorType
@@ -28,7 +30,7 @@ from superopt.ops.meaning import Call, Comprehension, IllTyped, Read, Reduce, Sc
 from superopt.ops.record import FLOATS
 from superopt.program.program import Program
 
-__all__ = ["Target", "mined"]
+__all__ = ["Agenda", "Entry", "Target", "mined"]
 
 _DATA = tuple(f"x{c}" for c in "abcdefghijklmnop")
 _MOST_PARTS = 60  # with one result
@@ -45,7 +47,7 @@ class Target:
         kinds: static types of its leaves.
         us: what its operators cost where they are, fused with each other and with what is around them, once;
             ``dearest`` is the price of the one that costs most, 0 where there is one only.
-        places: positions of the steps that it is, each time it occurs.
+        occurrences: positions of the steps that it is, each time it occurs.
         name: of a node where it ends, for people.
         affine: whether each of its operators is affine in its data, so that it may be one product.
     """
@@ -54,7 +56,7 @@ class Target:
     kinds: Mapping[str, TensorType]
     us: float
     dearest: float
-    places: tuple[frozenset[int], ...]
+    occurrences: tuple[frozenset[int], ...]
     name: str
     affine: bool = False
 
@@ -72,7 +74,7 @@ def mined(program: Program, model: CostModel) -> list[Target]:
     """The targets of a program, by frequency times cost."""
     prices = _prices(program, model)
     straight = {p for p in prices if _is_affine(program, p)}
-    found: dict[str, Target] = {}
+    targets: dict[str, Target] = {}
     for root in prices:
         wide = _widest(program, root, straight)
         single = (root in straight and _says_it_all(program, root)) or _is_for_matrices(program, root)
@@ -81,10 +83,12 @@ def mined(program: Program, model: CostModel) -> list[Target]:
             own = [prices[p] for p in part]
             target = _target(program, root, part, sum(own), max(own) if len(own) > 1 else 0.0)
             if target is not None:
-                known = found.get(target.text)
-                places = () if known is None else known.places
-                found[target.text] = replace(known or target, places=(*places, part), affine=part <= straight)
-    return sorted(found.values(), key=lambda t: (-len(t.places) * t.us, t.text))
+                known_target = targets.get(target.text)
+                occurrences = () if known_target is None else known_target.occurrences
+                targets[target.text] = replace(
+                    known_target or target, occurrences=(*occurrences, part), affine=part <= straight
+                )
+    return sorted(targets.values(), key=lambda t: (-len(t.occurrences) * t.us, t.text))
 
 
 def _usable(program: Program, position: int) -> bool:
@@ -226,23 +230,103 @@ def _parts(program: Program, root: int, usable: Set[int]) -> Iterator[frozenset[
 
 def _target(program: Program, root: int, part: frozenset[int], us: float, dearest: float) -> Target | None:
     """The part as a term, its leaves numbered in order of first use."""
-    made: dict[str, Term] = {}
+    terms: dict[str, Term] = {}
     kinds: dict[str, TensorType] = {}
     data, weights = iter(_DATA), iter(WEIGHTS)
 
     def value(name: str) -> Term:
-        if name not in made:
+        if name not in terms:
             own = next(weights if name in program.constant else data)
-            made[name], kinds[own] = Var(own), program.types[name]
-        return made[name]
+            terms[name], kinds[own] = Var(own), program.types[name]
+        return terms[name]
 
     try:
         for position in sorted(part):
             step = program.steps[position]
             # a list, because a generator makes another error of what says that names have run out
             args = tuple([None if a is None else value(program.same.get(a, a)) for a in step.args])
-            made[step.outputs[0]] = App(step.op, args, tuple(step.attributes))
+            terms[step.outputs[0]] = App(step.op, args, tuple(step.attributes))
     except StopIteration:
         return None
     step = program.steps[root]
-    return Target(made[step.outputs[0]], kinds, us, dearest, (), step.name)
+    return Target(terms[step.outputs[0]], kinds, us, dearest, (), step.name)
+
+
+Source = tuple[str, bool]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A part that waits to be looked at.
+
+    Attributes:
+        source: the model, and whether the part is of what the library's search left of it.
+        part: with its places and prices.
+        whole: what the model costs, in microseconds.
+        reach: what equals of parts of it save, in microseconds at one place: an equal of the whole has to save more.
+    """
+
+    source: Source
+    part: Target
+    whole: float
+    reach: float = 0.0
+
+    @property
+    def gain_share(self) -> float:
+        """What there is to gain, as a share of the model: all operators but the dearest, less what is in reach."""
+        return len(self.part.occurrences) * (self.part.us - self.part.dearest - self.reach) / self.whole
+
+    @property
+    def rank(self) -> tuple[object, ...]:
+        """What may be one product first, as an equal of anything else has all but one or two of its operators; of these
+        what there is to gain by operator, most first."""
+        size = len(self.part.occurrences[0])
+        return not self.part.affine, -self.gain_share / size, size, self.source, self.part.text
+
+
+class Agenda:
+    """Parts, the one from which there is most to gain first, as far as is known by then.
+
+    Args:
+        entries: all parts.
+        least: what there has to be to gain, as a share of a model.
+    """
+
+    def __init__(self, entries: Sequence[Entry], least: float) -> None:
+        self.least = least
+        self.waiting = [e for e in entries if e.gain_share >= least]
+        self.settled: dict[Source, list[tuple[float, frozenset[int]]]] = {}
+        self.inside = 0  # parts of which nothing is left to gain beside what is known of their own parts
+
+    def next(self) -> Entry | None:
+        """The next part; ``None`` when none is left."""
+        if not self.waiting:
+            return None
+        best = min(self.waiting, key=lambda e: e.rank)
+        self.waiting.remove(best)
+        return best
+
+    def settle(self, entry: Entry, saving: float) -> None:
+        """An equal of a part is known, which saves so much at each of its places."""
+        known = self.settled.setdefault(entry.source, [])
+        known.extend((saving, p) for p in entry.part.occurrences)
+        left: list[Entry] = []
+        for other in self.waiting:
+            place = other.part.occurrences[0]
+            if other.source == entry.source and any(p < place for p in entry.part.occurrences):
+                other = replace(other, reach=_most_disjoint(known, place))
+            if other.gain_share >= self.least:
+                left.append(other)
+        self.inside += len(self.waiting) - len(left)
+        self.waiting = left
+
+
+def _most_disjoint(settled: Sequence[tuple[float, frozenset[int]]], whole: frozenset[int]) -> float:
+    """What equals of parts of a whole save together, the best ones first, each step rewritten at most once."""
+    taken: set[int] = set()
+    total = 0.0
+    for saving, place in sorted(settled, key=lambda s: (-s[0], sorted(s[1]))):
+        if saving > 0 and place <= whole and not place & taken:
+            taken |= place
+            total += saving
+    return total

@@ -27,9 +27,9 @@ _CLOSE = 1e-9
 def pair(residue: Array, number: Array) -> Array:
     """Elements from residues and floats."""
     first, second = np.broadcast_arrays(residue, number)
-    made = np.empty(first.shape, PAIR)
-    made["r"], made["f"] = first, second
-    return made
+    array = np.empty(first.shape, PAIR)
+    array["r"], array["f"] = first, second
+    return array
 
 
 def _nonzero(x: Array) -> Array:

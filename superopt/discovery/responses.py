@@ -14,10 +14,10 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from math import prod
 
+from superopt.discovery.applications import Skeleton
+from superopt.discovery.data_movement import rearranged
 from superopt.discovery.lifting import Problem
-from superopt.discovery.linear import Place, Wanted, meanings_of, residues
-from superopt.discovery.rearranged import rearranged
-from superopt.discovery.skeletons import Skeleton
+from superopt.discovery.linear import Assignment, RequiredWeight, meanings_of, residues
 from superopt.discovery.template import size_at
 from superopt.ir.poly import Dim, Poly, substitute, sym, symbols
 from superopt.ir.terms import App, AttributeValue, Term, Var, postorder, remade, variables
@@ -65,7 +65,7 @@ class Probe:
 
 
 def response(
-    problem: Problem, skeleton: Skeleton, hole: str, wanted: Sequence[Wanted], places: Sequence[Place]
+    problem: Problem, skeleton: Skeleton, hole: str, wanted: Sequence[RequiredWeight], places: Sequence[Assignment]
 ) -> Term | None:
     """A weight's elements in another order, or the left side's own answer, for a hole of a skeleton; ``None`` where
     neither is the weight that is asked for.
@@ -83,25 +83,25 @@ def response(
         for name, kind in problem.kinds.items() if name in problem.weights
         for term in rearranged(Var(name), kind.shape or (), shape, joined=kind.shape == shape)
     )  # fmt: skip
-    for made in chain(moved, _responses(problem, skeleton, hole)):
-        values = [_value(made, problem, place) for place in places]
+    for new_term in chain(moved, _responses(problem, skeleton, hole)):
+        values = [_value(new_term, problem, assignment) for assignment in places]
         if all(v is not None and w.values == w.marks(v) for v, w in zip(values, wanted, strict=True)):
-            return made
+            return new_term
     return None
 
 
-def _value(term: Term, problem: Problem, place: Place) -> Array | None:
+def _value(term: Term, problem: Problem, assignment: Assignment) -> Array | None:
     """A term over the weights at a place, as residues; ``None`` where it is not defined."""
-    made: dict[Term, Array] = {Var(n): v for n, v in place.weights.items()}
+    arrays: dict[Term, Array] = {Var(n): v for n, v in assignment.weights.items()}
     try:
         meanings, _ = meanings_of(term, {n: k for n, k in problem.kinds.items() if n in problem.weights})
         for app, outputs in meanings.items():
-            if len(outputs) > 1 or any(size_at(d, place.point) < 0 for d in outputs[0].shape):
+            if len(outputs) > 1 or any(size_at(d, assignment.point) < 0 for d in outputs[0].shape):
                 return None  # a window that is larger than the input, say
-            made[app] = place.value(outputs[0], [None if a is None else made[a] for a in app.args])
+            arrays[app] = assignment.value(outputs[0], [None if a is None else arrays[a] for a in app.args])
     except _UNDEFINED:
         return None
-    return residues(made[term])
+    return residues(arrays[term])
 
 
 def _responses(problem: Problem, skeleton: Skeleton, hole: str) -> Iterator[Term]:
@@ -112,13 +112,13 @@ def _responses(problem: Problem, skeleton: Skeleton, hole: str) -> Iterator[Term
     for app in postorder(skeleton.term):
         if isinstance(app, App) and Var(hole) in app.args:
             for probe, base in _probes(problem, skeleton, app, hole):
-                nothing = _answer(problem, problem.term, probe)
+                nothing = _response_at(problem, problem.term, probe)
                 if probe.term is None:
                     yield probe.weight(nothing)
                     continue
-                made = _with_probe(problem, base)
-                yield probe.weight(_answer(problem, _without_addends(problem, made), probe))
-                yield probe.weight(App("Sub", (_answer(problem, made, probe), nothing)))
+                term = _with_probe(problem, base)
+                yield probe.weight(_response_at(problem, _without_addends(problem, term), probe))
+                yield probe.weight(App("Sub", (_response_at(problem, term, probe), nothing)))
 
 
 def _with_probe(problem: Problem, base: Term | None) -> Term:
@@ -126,21 +126,21 @@ def _with_probe(problem: Problem, base: Term | None) -> Term:
 
     What was rearranged is no part of the left side; ones stay ones when they are only moved.
     """
-    made: dict[Term, Term] = {}
+    terms: dict[Term, Term] = {}
     inside = base in set(postorder(problem.term))
     names = set() if inside or base is None else set(variables(base)) - problem.weights
     for term in postorder(problem.term):
-        made[term] = Var(_PROBE) if term == base else remade(term, made)
+        terms[term] = Var(_PROBE) if term == base else remade(term, terms)
         if isinstance(term, Var) and term.name in names:
-            made[term] = _constant(problem.kinds[term.name].shape or (), 1.0)
-    return made[problem.term]
+            terms[term] = _constant(problem.kinds[term.name].shape or (), 1.0)
+    return terms[problem.term]
 
 
 def _without_addends(problem: Problem, root: Term) -> Term:
     """A term without the weights that it adds to data, as summands or as optional operands of operators."""
-    made: dict[Term, Term] = {}
+    terms: dict[Term, Term] = {}
     for term in postorder(root):
-        made[term] = fresh = remade(term, made)
+        terms[term] = fresh = remade(term, terms)
         if not isinstance(term, App) or not isinstance(fresh, App):
             continue
         fixed = [a is None or set(variables(a)) <= problem.weights for a in term.args]
@@ -150,13 +150,13 @@ def _without_addends(problem: Problem, root: Term) -> Term:
         if term.op in ("Add", "Sub") and any(fixed):
             (moving,) = (a for a, f in zip(fresh.args, fixed, strict=True) if not f)
             assert moving is not None
-            made[term] = App("Neg", (moving,)) if term.op == "Sub" and fixed[0] else moving
+            terms[term] = App("Neg", (moving,)) if term.op == "Sub" and fixed[0] else moving
         elif fixed[-1] and len(fixed) == len(inputs) and inputs[-1].endswith("?"):
-            made[term] = replace(fresh, args=fresh.args[:-1])
-    return made[root]
+            terms[term] = replace(fresh, args=fresh.args[:-1])
+    return terms[root]
 
 
-def _answer(problem: Problem, root: Term, probe: Probe) -> Term:
+def _response_at(problem: Problem, root: Term, probe: Probe) -> Term:
     """A term of the left side at the probe, where all other data are zeros."""
     names: dict[str, Term] = {
         n: _constant(_at(k.shape or (), probe.sizes), 0.0) for n, k in problem.kinds.items() if n not in problem.weights
@@ -171,7 +171,7 @@ def _answer(problem: Problem, root: Term, probe: Probe) -> Term:
 
 def _probes(problem: Problem, skeleton: Skeleton, app: App, hole: str) -> Iterator[tuple[Probe, Term | None]]:
     """Inputs at which an application of the skeleton is its hole's weight, and the data that they stand for."""
-    place, shape = app.args.index(Var(hole)), skeleton.holes[hole].shape or ()
+    position, shape = app.args.index(Var(hole)), skeleton.holes[hole].shape or ()
     types = type_terms([problem.term], problem.kinds)[0]
     target = types[problem.term][0].shape or ()
     free = {n for k in problem.kinds.values() for d in k.shape or () for n in symbols(d)}
@@ -179,33 +179,33 @@ def _probes(problem: Problem, skeleton: Skeleton, app: App, hole: str) -> Iterat
         n for w in problem.weights & problem.kinds.keys() for d in problem.kinds[w].shape or () for n in symbols(d)
     }
     free -= {n for d in shape for n in symbols(d)}
-    if app.op == "Add" or (app.op == "Conv" and place == 2):
+    if app.op == "Add" or (app.op == "Conv" and position == 2):
         yield from ((p, None) for p in _zeros(target, shape, 0 if app.op == "Add" else len(target) - 2, free))
         return
     base = next((a for a in app.args if a is not None and not set(variables(a)) & set(skeleton.holes)), None)
-    known = None if base is None else types.get(base)
-    if base is not None and known is None and app.op == "Mul":
-        known = type_terms([base], problem.kinds)[0][base]
-    if known is not None and app.op in _INPUTS:
-        found = _INPUTS[app.op](app, place, known[0].shape or (), shape, free)
-        if found is not None:
-            yield found, base
+    known_tensor_types = None if base is None else types.get(base)
+    if base is not None and known_tensor_types is None and app.op == "Mul":
+        known_tensor_types = type_terms([base], problem.kinds)[0][base]
+    if known_tensor_types is not None and app.op in _INPUTS:
+        probe = _INPUTS[app.op](app, position, known_tensor_types[0].shape or (), shape, free)
+        if probe is not None:
+            yield probe, base
 
 
 def _chosen(shape: Sequence[Dim], wanted: Sequence[Dim], free: set[str]) -> dict[str, Dim] | None:
     """What free sizes have to be for a shape to be another; ``None`` where that is not so for any."""
-    found: dict[str, Dim] = {}
+    sizes: dict[str, Dim] = {}
     for size, want in zip(shape, wanted, strict=True):
         if size == want:
             continue
         name = next((n for n in sorted(symbols(size) & free) if size == _factor_of(size, n) * sym(n)), "")
         whole = want // _factor_of(size, name) if name else 0
-        if not name or _factor_of(size, name) * whole != want or found.get(name, whole) != whole:
+        if not name or _factor_of(size, name) * whole != want or sizes.get(name, whole) != whole:
             return None
         if symbols(want) & free:
             return None
-        found[name] = whole
-    return found
+        sizes[name] = whole
+    return sizes
 
 
 def _factor_of(size: Dim, name: str) -> Dim:
@@ -221,11 +221,11 @@ def _zeros(target: Sequence[Dim], shape: tuple[Dim, ...], behind: int, free: set
         yield Probe(sizes, None, shape, {n: 0 for n, (d, a) in enumerate(zip(left, aligned, strict=True)) if d != a})
 
 
-def _square(app: App, place: int, base: tuple[Dim, ...], shape: tuple[Dim, ...], free: set[str]) -> Probe | None:
+def _square(app: App, position: int, base: tuple[Dim, ...], shape: tuple[Dim, ...], free: set[str]) -> Probe | None:
     """A product with the identity, on either side."""
     if len(shape) != 2 or len(base) < 2:
         return None
-    size = base[-1] if place == 1 else base[-2]
+    size = base[-1] if position == 1 else base[-2]
     input_shape = (*(1,) * (len(base) - 2), size, size)
     sizes = _chosen(base, input_shape, free)
     return None if sizes is None else Probe(sizes, _identity(size, input_shape), shape)
@@ -301,8 +301,8 @@ def _single(app: App, place: int, base: tuple[Dim, ...], shape: tuple[Dim, ...],
     none = [_nothing(p) for p in pads]
     if sizes is None or None in none:
         return None
-    for known in none:
-        sizes |= known or {}
+    for known_sizes in none:
+        sizes |= known_sizes or {}
     return Probe(sizes, _identity(channels, (channels, channels, *(1,) * rank)), shape)
 
 

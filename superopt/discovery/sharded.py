@@ -66,9 +66,9 @@ class Step:
 
     blocks: list[Cost] = field(default_factory=list)
     joins: list[Cost] = field(default_factory=list)
-    given: float = 0.0
-    taken: float = 0.0
-    ended: float = 0.0
+    submitting: float = 0.0
+    collecting: float = 0.0
+    finishing: float = 0.0
 
 
 @dataclass
@@ -95,7 +95,7 @@ class Traffic:
             "block_seconds": sum(c.seconds for c in blocks), "join_seconds": sum(c.seconds for c in joins),
             "block_bytes": sum(c.sent + c.received for c in blocks),
             "join_bytes": sum(c.sent + c.received for c in joins),
-            "client_seconds": sum(s.given + s.taken + s.ended for s in self.steps),
+            "client_seconds": sum(s.submitting + s.collecting + s.finishing for s in self.steps),
         }  # fmt: skip
 
 
@@ -156,7 +156,7 @@ class _Sharded:
         self.values = {}
         self.step = Step()
         self.traffic.steps.append(self.step)
-        first, place = self.traffic.rows, 0
+        first, position = self.traffic.rows, 0
         source, more = self._timed(self._blocks(size, _BLOCK if last else _VALUED)), True
 
         def tasks() -> Iterator[Task[dict[str, Any]]]:
@@ -171,32 +171,32 @@ class _Sharded:
             more = False
             for outcome in self.fleet.map(tasks(), kept=self.kept):
                 clock = time.thread_time()
-                made, block = _unpacked(outcome.result()), outcome.task.arguments[2]
-                rows = made["rows"]
-                rows["place"] = np.arange(place, place + len(rows))
+                arrays, block = _unpacked(outcome.result()), outcome.task.arguments[2]
+                rows = arrays["rows"]
+                rows["place"] = np.arange(position, position + len(rows))
                 rows["group"] += block.first
-                for kind in range(int(made["kinds"])):
-                    each = zip(*(made[f"values-{kind}-{n}"] for n in range(len(self.builder.points))), strict=True)
-                    self.values.update(zip((made[f"firsts-{kind}"] + place).tolist(), each, strict=True))
-                place += len(rows)
+                for kind in range(int(arrays["kinds"])):
+                    each = zip(*(arrays[f"values-{kind}-{n}"] for n in range(len(self.builder.points))), strict=True)
+                    self.values.update(zip((arrays[f"firsts-{kind}"] + position).tolist(), each, strict=True))
+                position += len(rows)
                 self._spool(rows, ranges)
                 sent = sum(v.nbytes for _, values in block.values for v in values)
-                self.step.blocks.append(_cost(sent, len(rows), outcome.result(), made))
-                self.step.taken += time.thread_time() - clock
-            self.builder.terms = self.builder.terms - self._pending + place - (self.traffic.rows - first)
-            self.traffic.rows = first + place
+                self.step.blocks.append(_cost(sent, len(rows), outcome.result(), arrays))
+                self.step.collecting += time.thread_time() - clock
+            self.builder.terms = self.builder.terms - self._pending + position - (self.traffic.rows - first)
+            self.traffic.rows = first + position
         self._joined(size, last, ranges)
 
-    def _timed(self, made: Iterator[_Block | None]) -> Iterator[_Block | None]:
+    def _timed(self, blocks: Iterator[_Block | None]) -> Iterator[_Block | None]:
         """What making them takes is the client's own time."""
         while True:
             clock = time.thread_time()
             try:
-                block = next(made)
+                block = next(blocks)
             except StopIteration:
                 return
             finally:
-                self.step.given += time.thread_time() - clock
+                self.step.submitting += time.thread_time() - clock
             yield block
 
     def _blocks(self, size: int, most: int) -> Iterator[_Block | None]:
@@ -258,7 +258,7 @@ class _Sharded:
 
     def _joined(self, size: int, last: bool, ranges: Path) -> None:
         """Coincidences and classes of a size, from the ranges."""
-        builder, found = self.builder, self.builder.found
+        builder, enumeration = self.builder, self.builder.found
         earlier = self._earlier()
         home = _range_of(earlier, self.shards)
 
@@ -275,14 +275,14 @@ class _Sharded:
 
         pairs, new, fresh = list[tuple[Array, Array, Array, Array]](), [], 0
         for outcome in self.fleet.each(tasks(), kept=self.kept):
-            made = _unpacked(outcome.result())
-            rows, first = made["members"], made["first"]
+            arrays = _unpacked(outcome.result())
+            rows, first = arrays["members"], arrays["first"]
             member, other = (self.pairs.compact(r, self._written) for r in (rows, first))
             pairs.append((rows["place"].copy(), first["place"].copy(), member, other))
-            new.append(made["new"])
-            fresh += int(made["count"])
+            new.append(arrays["new"])
+            fresh += int(arrays["count"])
             given = outcome.task.arguments[0]
-            self.step.joins.append(_cost(given.nbytes, len(given), outcome.result(), made))
+            self.step.joins.append(_cost(given.nbytes, len(given), outcome.result(), arrays))
         clock = time.thread_time()
         classes = len(builder.index)
         numbers: dict[int, int] = {}
@@ -292,24 +292,26 @@ class _Sharded:
         if pairs:
             places, others, members, firsts = map(np.concatenate, zip(*pairs, strict=True))
             self._coincide(places, others, members, firsts, numbers)
-        if found.complete:
-            found.levels.append(Level(size, builder.terms, classes + fresh, len(found.pairs)))
-        self.step.ended = time.thread_time() - clock
+        if enumeration.complete:
+            enumeration.levels.append(Level(size, builder.terms, classes + fresh, len(enumeration.pairs)))
+        self.step.finishing = time.thread_time() - clock
 
     def _stack(self) -> None:
         """Put the values of new classes into their types' stacks: one array takes less than thousands."""
         fresh: dict[TensorType, list[Class]] = {}
         held = Counter({kind: len(stacks[0]) for kind, stacks in self.stacks.items()})
-        for found in self.builder.found.classes[len(self.rows) :]:
-            self.rows.append(held[found.type])
-            held[found.type] += 1
-            fresh.setdefault(found.type, []).append(found)
+        for found_class in self.builder.found.classes[len(self.rows) :]:
+            self.rows.append(held[found_class.type])
+            held[found_class.type] += 1
+            fresh.setdefault(found_class.type, []).append(found_class)
         for kind, some in fresh.items():
             more = [np.stack(each) for each in zip(*(c.values for c in some), strict=True)]
-            known = self.stacks.get(kind)
-            self.stacks[kind] = tuple(more if known is None else map(np.concatenate, zip(known, more, strict=True)))
-            for found in some:
-                found.values = ()
+            known_arrays = self.stacks.get(kind)
+            self.stacks[kind] = tuple(
+                more if known_arrays is None else map(np.concatenate, zip(known_arrays, more, strict=True))
+            )
+            for found_class in some:
+                found_class.values = ()
         self.values = {}
 
     def _coincide(
@@ -319,10 +321,10 @@ class _Sharded:
         and the classes of this size by their places."""
         order = np.argsort(places, kind="stable")
         others = others[order]
-        known = np.where(others < 0, others - _EARLIER, -1)
+        known_array = np.where(others < 0, others - _EARLIER, -1)
         if numbers:
-            known[others >= 0] = [numbers[p] for p in others[others >= 0].tolist()]
-        self.pairs.add(members[order], firsts[order], known)
+            known_array[others >= 0] = [numbers[p] for p in others[others >= 0].tolist()]
+        self.pairs.add(members[order], firsts[order], known_array)
 
     def _earlier(self) -> Array:
         """Classes of earlier sizes as rows."""
@@ -383,7 +385,7 @@ class _Recorder(Builder):
 
     def __init__(self, theme: Theme, points: Sequence[Point], block: _Block, dtype: np.dtype[Any]) -> None:
         super().__init__(theme, points, np.random.default_rng(0), most=0)
-        self.given = {c: each for alike, values in block.values for c, *each in zip(alike, *values, strict=True)}
+        self.submitting = {c: each for alike, values in block.values for c, *each in zip(alike, *values, strict=True)}
         self.use(algebra_of(theme))
         self.group = 0
         self.variants: dict[int, int] = {}
@@ -395,7 +397,7 @@ class _Recorder(Builder):
         self.own: dict[int, list[tuple[int, tuple[Array, ...]]]] = {}  # by type: rows and values
 
     def values_of(self, number: int) -> tuple[Array, ...]:
-        return tuple(self.given[number])
+        return tuple(self.submitting[number])
 
     def typing(self, number: int, types: tuple[TensorType, ...]) -> list[Typed]:
         found = super().typing(number, types)
@@ -420,14 +422,16 @@ class _Recorder(Builder):
 
     def rows(self) -> Array:
         """The terms as rows, in order; their places are the client's to say."""
-        found = np.zeros(len(self.kinds), self.row_type)
-        found["kind"] = self.kinds
-        found["mark"] = np.frombuffer(bytes(self.marks), np.uint64).reshape(len(found), -1) if len(found) else 0
-        made = np.array(self.made, np.int32).reshape(len(found), 3)
-        for place, name in enumerate(("group", "variant", "output")):
-            found[name] = made[:, place]
-        found["operands"] = np.array(self.operands, np.int32).reshape(len(found), self.arity)
-        return found
+        found_array = np.zeros(len(self.kinds), self.row_type)
+        found_array["kind"] = self.kinds
+        found_array["mark"] = (
+            np.frombuffer(bytes(self.marks), np.uint64).reshape(len(found_array), -1) if len(found_array) else 0
+        )
+        new_array = np.array(self.made, np.int32).reshape(len(found_array), 3)
+        for position, name in enumerate(("group", "variant", "output")):
+            found_array[name] = new_array[:, position]
+        found_array["operands"] = np.array(self.operands, np.int32).reshape(len(found_array), self.arity)
+        return found_array
 
 
 def _evaluated(
@@ -516,6 +520,6 @@ def _unpacked(data: Mapping[str, Any]) -> dict[str, Array]:
         return {name: found[name] for name in found.files}
 
 
-def _cost(sent: int, rows: int, data: Mapping[str, Any], made: Mapping[str, Array]) -> Cost:
-    received = sum(a.nbytes for a in made.values())
+def _cost(sent: int, rows: int, data: Mapping[str, Any], arrays: Mapping[str, Array]) -> Cost:
+    received = sum(a.nbytes for a in arrays.values())
     return Cost(float(data["seconds"]), sent, received, rows, int(data["worker"]))

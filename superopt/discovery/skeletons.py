@@ -3,63 +3,39 @@
 A skeleton is made of operators alone: what stands in its holes is solved for (:mod:`superopt.discovery.linear`) and
 synthesised (:mod:`superopt.discovery.synthesis`). Shapes of holes are those at which the operator accepts its operands
 and gives the left side's type, of the sizes that the left side has.
+
+A product with a weight sums over the elements of a row, and its weight may have its rows in any order: of all orders in
+which the data can be taken apart, the one that a device moves quickest is as good; so for the columns
+(:func:`reordered`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import replace
 from itertools import combinations, product
 from math import inf
 
-from superopt.discovery.along import along_matrices
-from superopt.discovery.contractions import as_products
+from superopt.discovery.applications import Skeleton, applied, broadcasting, looks_through
+from superopt.discovery.data_movement import along_matrices, as_products, rearranged
+from superopt.discovery.data_movement import rearranged as _orders_of
 from superopt.discovery.lifting import Problem, orders
-from superopt.discovery.rearranged import rearranged as _orders_of
-from superopt.discovery.reordered import reordered
 from superopt.discovery.synthesis import extents
-from superopt.discovery.windows import looks_through
-from superopt.ir.poly import Dim, Poly, substitute, sym, symbols, value_at
-from superopt.ir.terms import App, AttributeValue, Project, Term, Var, postorder, remade, replaced, variables
+from superopt.ir.poly import Dim, Poly
+from superopt.ir.terms import App, Project, Term, Var, postorder, remade, replaced, variables
 from superopt.ir.types import TensorType
 from superopt.ops import REGISTRY
 from superopt.ops.forms import product as elements_of
-from superopt.ops.meaning import Condition, IllTyped
-from superopt.rules.rule import Rule, TensorScheme
+from superopt.ops.meaning import IllTyped
 from superopt.rules.scanner import RuleError
-from superopt.rules.spelling import said, with_defaults
-from superopt.rules.typing import complete, operator_of, type_terms
+from superopt.rules.typing import operator_of, type_terms
 
-__all__ = ["OPERATORS", "Skeleton", "skeletons"]
+__all__ = ["OPERATORS", "reordered", "skeletons"]
 
 OPERATORS = ("Conv", "MatMul", "Mul", "Add")
 _HOLE = "?"
-_MOST_RANK = 5
 _STEPS = 2  # applications of a problem that are left out, or exchanged with the next
 _MOST_REARRANGED = 48
-_MOST_SHAPES = 24  # of the holes of one application
-Shapes = tuple[tuple[Dim, ...], ...]
-_DATA = Var("data")
-
-
-@dataclass(frozen=True)
-class Skeleton:
-    """A term with holes, and the types of these.
-
-    Attributes:
-        narrower: the same term with smaller holes, each of which broadcasts to this one's: where no weights in these
-            holes will do, none in those will.
-    """
-
-    term: Term
-    holes: Mapping[str, TensorType]
-    narrower: tuple[Mapping[str, TensorType], ...] = ()
-
-    @property
-    def least(self) -> Skeleton:
-        """With the smallest holes: what it costs at least."""
-        return Skeleton(self.term, (*self.narrower, self.holes)[0])
 
 
 Price = Callable[[Skeleton], float | None]
@@ -134,12 +110,12 @@ def _singles(
     """One of the operators applied to one term, or the window through which the problem looks at it."""
     prefix = f"{_HOLE}a"
     for op in operators:
-        yield from _applied(problem, op, base, kind, target, sizes, prefix)
+        yield from applied(problem, op, base, kind, target, sizes, prefix)
     look = looks_through(problem, base.name) if isinstance(base, Var) else None
     if look is not None:
         op, attributes, window = look
         more = tuple(dict.fromkeys((*sizes, *window)))
-        yield from _applied(problem, op, base, kind, target, more, prefix, (tuple(sorted(attributes.items())),))
+        yield from applied(problem, op, base, kind, target, more, prefix, (tuple(sorted(attributes.items())),))
 
 
 def _below(price: float | None, limit: float) -> bool:
@@ -161,7 +137,7 @@ def _with_addend(single: Skeleton, target: TensorType) -> Skeleton:
     """A weight added to what a skeleton gives, where the operator does not add one itself; of one shape with its own,
     if that broadcasts as well."""
     hole = f"{_HOLE}z"
-    *fewer, widest = _broadcasting(target)
+    *fewer, widest = broadcasting(target)
     alike = tuple({**some, hole: kind} for some in single.narrower for kind in some.values())
     narrower = (*alike, *({**single.holes, hole: kind} for kind in fewer))
     return Skeleton(App("Add", (single.term, Var(hole))), {**single.holes, hole: widest}, narrower)
@@ -197,10 +173,10 @@ def _with_other(
 
 
 def _renamed(root: Term, names: Mapping[str, str]) -> Term:
-    made: dict[Term, Term] = {}
+    terms: dict[Term, Term] = {}
     for term in postorder(root):
-        made[term] = Var(names.get(term.name, term.name)) if isinstance(term, Var) else remade(term, made)
-    return made[root]
+        terms[term] = Var(names.get(term.name, term.name)) if isinstance(term, Var) else remade(term, terms)
+    return terms[root]
 
 
 def _adds(term: Term) -> bool:
@@ -221,21 +197,21 @@ def _data(problem: Problem) -> list[Term]:
 def _neutral(problem: Problem) -> dict[Term, TensorType]:
     """Applications with their weights left out or made 1: what a normalisation is without its affine part."""
     kinds = problem.kinds
-    found: dict[Term, TensorType] = {}
+    tensor_types: dict[Term, TensorType] = {}
     for term in (*_data(problem), problem.term):
         if not isinstance(term, App) or operator_of(term).family in ("elementwise", "conv", "linear"):
             continue
         if any(i.endswith("*") for i in REGISTRY[term.op].inputs):
             continue  # of operands of any number none does nothing
-        places = [n for n, a in enumerate(term.args) if a is not None and set(variables(a)) <= problem.weights]
-        if not places or len(places) == len(term.args):
+        positions = [n for n, a in enumerate(term.args) if a is not None and set(variables(a)) <= problem.weights]
+        if not positions or len(positions) == len(term.args):
             continue
-        made = _without(term, places, kinds)
+        app = _without(term, positions, kinds)
         try:
-            found[made] = type_terms([made], kinds)[0][made][0]
+            tensor_types[app] = type_terms([app], kinds)[0][app][0]
         except (IllTyped, RuleError):
             continue
-    return found
+    return tensor_types
 
 
 def _rearranged(problem: Problem) -> dict[Term, TensorType]:
@@ -247,18 +223,18 @@ def _rearranged(problem: Problem) -> dict[Term, TensorType]:
     and which of the two leaves less to do is a matter of sizes. Only what has the problem's own type for all sizes
     counts.
     """
-    found: dict[Term, TensorType] = {}
+    tensor_types: dict[Term, TensorType] = {}
     target = _accepted(problem.term, problem.kinds)
     if target is None:
-        return found
+        return tensor_types
     latest = [problem.term]
     for _ in range(_STEPS):
         made = dict.fromkeys(t for term in latest for t in _neighbours(term, problem.weights))
         latest = [
-            t for t in made if t not in found and t != problem.term and _accepted(t, problem.kinds) == target
-        ][: _MOST_REARRANGED - len(found)]  # fmt: skip
-        found |= dict.fromkeys(latest, target)
-    return found
+            t for t in made if t not in tensor_types and t != problem.term and _accepted(t, problem.kinds) == target
+        ][: _MOST_REARRANGED - len(tensor_types)]  # fmt: skip
+        tensor_types |= dict.fromkeys(latest, target)
+    return tensor_types
 
 
 def _neighbours(root: Term, weights: Set[str]) -> Iterator[Term]:
@@ -297,9 +273,9 @@ def _in_order(problem: Problem, target: TensorType) -> Iterator[Skeleton]:
 def _once(shape: Sequence[Dim]) -> Iterator[tuple[Dim, ...]]:
     """A shape with some of its axes of one element."""
     for keep in product((False, True), repeat=len(shape)):
-        made = tuple(d if k else 1 for k, d in zip(keep, shape, strict=True))
-        if made != tuple(shape) and sum(d == 1 for d in made) == keep.count(False):
-            yield made
+        sizes = tuple(d if k else 1 for k, d in zip(keep, shape, strict=True))
+        if sizes != tuple(shape) and sum(d == 1 for d in sizes) == keep.count(False):
+            yield sizes
 
 
 def _contracted(problem: Problem) -> Iterator[Skeleton]:
@@ -351,16 +327,16 @@ def _pointwise(operators: Sequence[str]) -> tuple[str, ...]:
     return tuple(op for op in operators if REGISTRY[op].family == "elementwise")
 
 
-def _without(term: App, places: Sequence[int], kinds: Mapping[str, TensorType]) -> App:
+def _without(term: App, positions: Sequence[int], kinds: Mapping[str, TensorType]) -> App:
     """The application with arguments that may be absent left out, and the others 1."""
     record = operator_of(term)
     types = type_terms([term], kinds)[0]
     args: list[Term | None] = list(term.args)
-    for place in places:
-        argument = term.args[place]
+    for position in positions:
+        argument = term.args[position]
         assert argument is not None
         one = App("ConstantOfShape", (), (("shape", types[argument][0].shape or ()), ("value", 1.0)))
-        args[place] = None if record.inputs[place].endswith("?") else one
+        args[position] = None if record.inputs[position].endswith("?") else one
     while args and args[-1] is None:
         args.pop()
     return App(term.op, tuple(args), term.attributes)
@@ -385,160 +361,45 @@ def _sizes(problem: Problem, types: Mapping[Term, tuple[TensorType, ...]]) -> tu
 # ── one application with holes ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _applied(
-    problem: Problem, op: str, base: Term, kind: TensorType, target: TensorType, sizes: tuple[Dim, ...], prefix: str,
-    given: Sequence[tuple[tuple[str, AttributeValue], ...]] = (),
-) -> Iterator[Skeleton]:  # fmt: skip
-    """The operator applied to data, with weights as its other operands, and ``given`` attributes if there are any."""
-    record = REGISTRY[op]
-    required = [n for n, i in enumerate(record.inputs) if not i.endswith(("?", "*"))]
-    optional = [n for n, i in enumerate(record.inputs) if i.endswith("?")]
-    for place in required[: 1 if record.commutative else None]:
-        for some in (s for r in range(len(optional) + 1) for s in combinations(optional, r)):
-            places = [n for n in (*required, *some) if n != place]
-            args: list[Term] = [Var(f"{prefix}{n}") for n in range(max((place, *places)) + 1)]
-            args[place] = base
-            for attributes in given or _attributes(problem, op, tuple(args), base, kind, places, prefix):
-                app = App(op, tuple(args), attributes)
-                if record.family == "elementwise":
-                    yield from _elementwise(app, f"{prefix}{places[0]}", kind, target)
-                    continue
-                alike = replace(app, args=tuple(_DATA if a == base else a for a in args))
-                for shapes in _hole_shapes(alike, place, kind, target, sizes):
-                    holes = {f"{prefix}{n}": TensorType(target.dtype, s) for n, s in zip(places, shapes, strict=True)}
-                    yield Skeleton(app, holes)
+_CORE = Var("@core")
 
 
-def _elementwise(app: App, hole: str, kind: TensorType, target: TensorType) -> Iterator[Skeleton]:
-    """An elementwise operator with a weight that broadcasts to its other operand."""
-    if kind == target and len(app.args) == 2:
-        *fewer, widest = _broadcasting(target)
-        yield Skeleton(app, {hole: widest}, tuple({hole: k} for k in fewer))
+def reordered(problem: Problem) -> Iterator[Term]:
+    """The problem with other movements of elements before its operators with weights, or behind them.
 
-
-def _attributes(
-    problem: Problem, op: str, args: tuple[Term, ...], base: Term, kind: TensorType, places: Sequence[int], prefix: str
-) -> Iterator[tuple[tuple[str, AttributeValue], ...]]:
-    """What an operator does by default, or with attributes of the left side; whole numbers may be sizes of the data."""
-    record = REGISTRY[op]
-    given = [dict(t.attributes) for t in postorder(problem.term) if isinstance(t, App)]
-    overlays = [{}, *({k: v for k, v in g.items() if k in record.attributes} for g in given)]
-    if len({str(g["dilations"]) for g in given if "dilations" in g}) > 1:  # windows of different spacing
-        overlays += [{k: v for k, v in o.items() if k != "dilations"} for o in overlays]
-    rank = len(kind.shape or ())
-    seen: dict[tuple[tuple[str, AttributeValue], ...], None] = {}
-    for overlay in overlays:
-        forall = {_DATA.name: TensorScheme("f", kind.shape or ())}
-        forall |= {f"{prefix}{n}": TensorScheme("f", (1,) * rank) for n in places}
-        operands = tuple(_DATA if a == base else a for a in args)
-        app = said(App(op, operands, tuple(sorted(overlay.items()))))
-        try:
-            whole = with_defaults(Rule("", forall, (), (app,), (app,)), op).lhs[0]
-        except RuleError:
-            continue
-        assert isinstance(whole, App)
-        if {k for k, _ in whole.attributes} != set(record.attributes):
-            continue
-        seen[whole.attributes] = None
-        for key, value in whole.attributes:
-            if record.attributes[key] == "int" and value == 1:
-                for size in kind.shape or ():
-                    if isinstance(size, Poly):
-                        seen[tuple(sorted({**dict(whole.attributes), key: size}.items()))] = None
-    yield from seen
-
-
-@lru_cache(maxsize=4096)
-def _hole_shapes(
-    app: App, place: int, kind: TensorType, target: TensorType, sizes: tuple[Dim, ...]
-) -> tuple[Shapes, ...]:
-    """Shapes of the holes at which the application is well-formed and of the target's type."""
-    count = len(app.args) - 1
-    found: list[Shapes] = []
-    for ranks in product(range(1, _MOST_RANK), repeat=count):
-        names = [[f"@{n}_{axis}" for axis in range(rank)] for n, rank in enumerate(ranks)]
-        types: list[TensorType | None] = [TensorType(target.dtype, tuple(map(sym, some))) for some in names]
-        types.insert(place, kind)
-        conditions = _conditions(app, types, target)
-        if conditions is None:
-            continue
-        flat = [n for some in names for n in some]
-        wanted = [(c, symbols(c) & set(flat)) for c in conditions]
-        if any(c != 0 for c, open_names in wanted if not open_names):
-            continue
-        for chosen in _fitting(flat, wanted, sizes):
-            if len(found) == _MOST_SHAPES:
-                return tuple(found)
-            found.append(tuple(tuple(chosen[n] for n in some) for some in names))
-    return tuple(found)
-
-
-def _conditions(app: App, types: Sequence[TensorType | None], target: TensorType) -> list[Dim] | None:
-    """Sizes that have to be 0 for the application to be of a type; ``None`` where it cannot be."""
-    try:
-        meaning, outputs = operator_of(app).apply(types, complete(app))
-    except (IllTyped, ZeroDivisionError):
-        return None
-    shape, wanted = outputs[0].shape or (), target.shape or ()
-    if len(shape) != len(wanted) or len(outputs) > 1:
-        return None
-    equations: list[Condition] = [c for c in meaning.obligations if c.kind == "eq"]
-    return [c.size for c in equations] + [a - b for a, b in zip(shape, wanted, strict=True)]
-
-
-def _fitting(
-    names: Sequence[str], conditions: Sequence[tuple[Dim, frozenset[str]]], sizes: Sequence[Dim]
-) -> Iterator[dict[str, Dim]]:
-    """Sizes for the names at which all conditions (with the names in them) are 0, whatever the symbols stand for."""
-    if not names:
-        if all(c == 0 for c, _ in conditions):
-            yield {}
+    Args:
+        problem: the left side; nothing where it is not movements around operators that each have one operand of data.
+    """
+    outer, core = _moved(problem, problem.term)
+    inner = core
+    while isinstance(inner, App) and operator_of(inner).family != "shape" and (below := _data_read(problem, inner)):
+        inner = below
+    if inner == core:
         return
-    name, *rest = names
-    kept = [(c, n) for c, n in conditions if name not in n]
-    mine = sorted(((c, n - {name}) for c, n in conditions if name in n), key=lambda c: len(c[1]))
-    alone = [c for c, others in mine if not others]
-    for size in _candidates(name, alone, sizes):
-        if not all(_zero_somewhere(c, name, size) for c in alone):
-            continue  # numbers are much quicker than symbols
-        bound: list[tuple[Dim, frozenset[str]]] = []
-        for condition, others in mine:
-            made = substitute(condition, {name: size})
-            if not others and made != 0:
-                break
-            bound.append((made, others))
-        else:
-            for more in _fitting(rest, [*kept, *bound], sizes):
-                yield {name: size, **more}
+    _, leaf = _moved(problem, inner)
+    types = type_terms([problem.term], problem.kinds)[0]
+    if isinstance(leaf, Var) and leaf != inner:
+        for term in rearranged(leaf, types[leaf][0].shape or (), types[inner][0].shape or (), joined=True):
+            yield replaced(problem.term, inner, term)
+    if outer:
+        shape, wanted = types[core][0].shape or (), types[problem.term][0].shape or ()
+        for term in rearranged(_CORE, shape, wanted, joined=True):
+            yield replaced(term, _CORE, core)
 
 
-def _zero_somewhere(condition: Dim, name: str, size: Dim) -> bool:
-    """Whether a condition is 0 at one choice of all its symbols, as it has to be at every."""
-    others = sorted((symbols(condition) | symbols(size)) - {name})
-    point = {n: 61 + 30 * k + k * k for k, n in enumerate(others)}
-    try:
-        return value_at(condition, {**point, name: value_at(size, point)}) == 0
-    except ZeroDivisionError:
-        return True
+def _moved(problem: Problem, term: Term) -> tuple[bool, Term]:
+    """Whether a term is movements of the elements of another, and which."""
+    found_term = term
+    while (
+        isinstance(found_term, App)
+        and operator_of(found_term).family == "shape"
+        and (below := _data_read(problem, found_term))
+    ):
+        found_term = below
+    return found_term != term, found_term
 
 
-def _candidates(name: str, conditions: Sequence[Dim], sizes: Sequence[Dim]) -> Sequence[Dim]:
-    """The sizes, or the one of them that a condition in the name alone leaves."""
-    for condition in conditions:
-        zero, one, two = (substitute(condition, {name: n}) for n in range(3))
-        slope = one - zero
-        if two - one == slope and slope in (1, -1):
-            only = zero if slope == -1 else 0 - zero
-            return [only] if only in sizes else []
-    return sizes
-
-
-def _broadcasting(target: TensorType) -> list[TensorType]:
-    """Types that broadcast to a target, the target itself last; sizes of 1 in front left out."""
-    found: dict[tuple[Dim, ...], None] = {}
-    for keep in product((False, True), repeat=len(target.shape or ())):
-        made = [d if k else 1 for k, d in zip(keep, target.shape or (), strict=True)]
-        while made and made[0] == 1:
-            made.pop(0)
-        found[tuple(made)] = None
-    return [TensorType(target.dtype, s) for s in sorted((s for s in found if s != target.shape), key=len)] + [target]
+def _data_read(problem: Problem, app: App) -> Term | None:
+    """The operand that depends on data, if there is one alone."""
+    terms = [a for a in app.args if a is not None and not set(variables(a)) <= problem.weights]
+    return terms[0] if len(terms) == 1 else None

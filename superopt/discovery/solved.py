@@ -1,26 +1,31 @@
-"""A theme without a vocabulary: left sides from a list of operators, right sides solved for."""
+"""A theme without a vocabulary: left sides from a list of operators, right sides solved for.
+
+A left side that is an instance of one that was solved for, at sizes and attributes of its own, is passed over.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from superopt.discovery.candidate_proofs import CandidateProver, Tally
 from superopt.discovery.candidates import operator_count, restricted, sized_by_data
 from superopt.discovery.config import WEIGHTS, Config, Theme
 from superopt.discovery.enumerate import Level
 from superopt.discovery.gain import priced, recorded
-from superopt.discovery.instances import is_instance
-from superopt.discovery.judge import Judge, Tally
 from superopt.discovery.leftsides import DATA, left_sides
-from superopt.discovery.lifting import Problem, settled
+from superopt.discovery.lifting import Problem, with_equal_sizes
 from superopt.discovery.solving import Cost, Solver, theme_of
 from superopt.discovery.store import Bounds, Chunks
-from superopt.ir.terms import App, Term, Var, postorder, variables
+from superopt.ir.poly import Dim, Poly, substitute, symbols
+from superopt.ir.terms import App, AttributeValue, Project, Term, Var, postorder, variables
+from superopt.ir.types import TensorType
 from superopt.rules.rule import Rule, attribute_symbols
+from superopt.rules.typing import operator_of, type_terms
 
-__all__ = ["SOLVED", "Solved", "data_beside_weights", "facing", "solve_all", "solve_one"]
+__all__ = ["SOLVED", "Solved", "data_beside_weights", "facing", "is_instance", "solve_all", "solve_one"]
 
 SOLVED = "solved"  # origin of a rule whose right side's weights were solved for
 
@@ -74,7 +79,7 @@ def _running(roots: Sequence[Term], theme: Theme) -> set[str]:
     return {t.op for t in _applied(roots, theme)}
 
 
-def _way(roots: Sequence[Term], theme: Theme) -> frozenset[tuple[str, str]]:
+def _applications(roots: Sequence[Term], theme: Theme) -> frozenset[tuple[str, str]]:
     """How operators are applied to data, whatever the weights are."""
     return frozenset((t.op, str(t.attributes)) for t in _applied(roots, theme))
 
@@ -103,12 +108,12 @@ def solve_one(
     problem = solver.problem
     batch = max(len(t.shape or ()) for t in problem.kinds.values()) < 4
     theme = theme_of(problem, name, batch=batch, signals=signals)
-    judge = Judge(config, theme, chunks, solver.bounds)
-    judge.tally = found.tally
+    prover = CandidateProver(config, theme, chunks, solver.bounds)
+    prover.tally = found.tally
     some = False
     ways: list[frozenset[tuple[str, str]]] = []
     for candidate in solver.solutions():
-        way = _way(candidate.rhs, theme)
+        way = _applications(candidate.rhs, theme)
         if any(way >= known for known in ways):
             continue  # it does more than one that was found
         some = True
@@ -117,7 +122,7 @@ def solve_one(
         if answered:
             found.derived += 1
         else:
-            proved = [replace(facing(r, candidate, theme), origin=SOLVED, family=name) for r in judge.rules(candidate)]
+            proved = [replace(facing(r, candidate, theme), origin=SOLVED, family=name) for r in prover.rules(candidate)]
             borne = [r for r in proved if usable(r)]
             found.unusable += len(proved) - len(borne)
             found.rules += [replace(r, id=f"{name}-{len(found.rules) + n}") for n, r in enumerate(borne)]
@@ -150,31 +155,31 @@ def solve_all(
     Raises:
         OutOfBounds: time or memory is used up.
     """
-    found = Solved()
+    solution = Solved()
     by_size: Counter[int] = Counter()
     solved: Counter[int] = Counter()
-    known: list[Problem] = []
+    known_problems: list[Problem] = []
     seen: set[str] = set()
     sides = left_sides(
         theme.solve, theme.operators, theme.data, broadcast=theme.broadcast, biased=theme.biased, single=theme.single
     )
     cost = _by_profile(theme.profile) if theme.profile else None
-    for given in sides:
-        used = {t.op for t in postorder(given.term) if isinstance(t, App)}
+    for given_problem in sides:
+        used = {t.op for t in postorder(given_problem.term) if isinstance(t, App)}
         if theme.about and theme.about.isdisjoint(used):
             continue
-        if theme.branches and (not used.issuperset(theme.solve) or not _branches(given)):
+        if theme.branches and (not used.issuperset(theme.solve) or not _branches(given_problem)):
             continue
         answered: list[Problem] = []
-        for number, problem in enumerate((given, *_narrower(given))):
+        for number, problem in enumerate((given_problem, *_narrower(given_problem))):
             bounds.check()
             text = f"{problem.term} {sorted(map(str, problem.kinds.values()))}"
-            if text in seen or any(is_instance(problem, k) for k in known):
+            if text in seen or any(is_instance(problem, k) for k in known_problems):
                 continue  # what is equal to a part of it says the same
             seen.add(text)
             size = operator_count(problem.term)
             by_size[size] += 1
-            before, derived = len(found.rules), found.derived
+            before, derived = len(solution.rules), solution.derived
             solver = Solver(
                 _named(problem),
                 cost,
@@ -184,22 +189,22 @@ def solve_all(
                 alternatives=theme.alternatives,
             )
             some = solve_one(
-                solver, config, chunks, theme.family, lambda r: follows(r, found.rules), found,
+                solver, config, chunks, theme.family, lambda r: follows(r, solution.rules), solution,
                 partial(_light, problem.weights), theme.signals,
             )  # fmt: skip
             if some:
                 solved[size] += 1
                 answered.append(solver.problem)
-            for rule in found.rules[before:]:
+            for rule in solution.rules[before:]:
                 say(f"{theme.name}: {rule.lhs[0]} = {rule.rhs[0]}")
-            if number == 0 and (len(found.rules) > before or found.derived > derived):
+            if number == 0 and (len(solution.rules) > before or solution.derived > derived):
                 break  # an equal that was not proved may have one that is where an attribute does nothing
-        known += answered
+        known_problems += answered
     for size in sorted(by_size):
         upto = [s for s in by_size if s <= size]
-        found.levels.append(Level(size, sum(by_size[s] for s in upto), sum(by_size[s] for s in upto),
+        solution.levels.append(Level(size, sum(by_size[s] for s in upto), sum(by_size[s] for s in upto),
                                   sum(solved[s] for s in upto)))  # fmt: skip
-    return found
+    return solution
 
 
 def _by_profile(name: str) -> Cost:
@@ -225,11 +230,123 @@ def _narrower(problem: Problem) -> Iterator[Problem]:
         if scheme.kind == "int":
             value = scheme.bound if scheme.relation == ">=" else 0
             bound = problem.bound(dict.fromkeys(attribute_symbols(name, scheme), value))
-            made = settled(replace(bound, forall={n: s for n, s in bound.forall.items() if n != name}))
-            if made is not None:
-                yield made
+            new_problem = with_equal_sizes(replace(bound, forall={n: s for n, s in bound.forall.items() if n != name}))
+            if new_problem is not None:
+                yield new_problem
 
 
 def _named(problem: Problem) -> Problem:
     """The problem without attribute variables that nothing mentions any more."""
     return replace(problem, forall=restricted(problem.rule).forall)
+
+
+Binding = dict[str, Term | Dim]  # leaves to terms, names of sizes and attributes to sizes
+
+
+def is_instance(problem: Problem, general: Problem) -> bool:
+    """Whether a part of a problem is the general one's term, for some terms as its data and weights as its weights.
+
+    The whole problem counts if an equal of the general one leaves its data as they are, for there are weights to work
+    on, or if they are leaves: ``Conv(x, k) + Conv(x, k)`` is ``y + y`` for a ``y`` that an equal may open.
+
+    Args:
+        problem: the expression that is looked at.
+        general: one of which an equal is known.
+    """
+    types = type_terms([problem.term], problem.kinds)[0]
+    return any(
+        (part != problem.term or general.weights or _leaves(binding)) and _typed(general, binding, types)
+        for part in postorder(problem.term)
+        for binding in _matches(general.term, part, {}, general, problem.weights)
+    )
+
+
+def _leaves(binding: Binding) -> bool:
+    return all(isinstance(bound, Var | int | Poly) for bound in binding.values())
+
+
+def _matches(
+    pattern: Term, term: Term, binding: Binding, general: Problem, weights: frozenset[str]
+) -> Iterator[Binding]:
+    """Ways to read a term as a pattern, with operands of commutative operators in either order."""
+    if isinstance(pattern, Var):
+        bound = binding.get(pattern.name)
+        constant = set(variables(term)) <= weights
+        if (bound is None and (constant or pattern.name not in general.weights)) or bound == term:
+            yield {**binding, pattern.name: term}
+    elif isinstance(pattern, Project):
+        if isinstance(term, Project) and term.index == pattern.index:
+            yield from _matches(pattern.term, term.term, binding, general, weights)
+    elif isinstance(term, App) and term.op == pattern.op and len(term.args) == len(pattern.args):
+        attributes = _attributes(pattern, term, binding)
+        if attributes is None:
+            return
+        orders = [term.args, term.args[::-1]] if operator_of(term).commutative else [term.args]
+        for order in orders:
+            some = [attributes]
+            for mine, theirs in zip(pattern.args, order, strict=True):
+                if mine is None or theirs is None:
+                    some = some if mine is theirs else []
+                else:
+                    some = [more for b in some for more in _matches(mine, theirs, b, general, weights)]
+            yield from some
+
+
+def _attributes(pattern: App, term: App, binding: Binding) -> Binding | None:
+    given = dict(term.attributes)
+    if {k for k, _ in pattern.attributes} != set(given):
+        return None
+    found: Binding | None = binding
+    for key, value in pattern.attributes:
+        found = None if found is None else _value(value, given[key], found)
+    return found
+
+
+def _value(value: AttributeValue, given: AttributeValue, binding: Binding) -> Binding | None:
+    if isinstance(value, tuple) and isinstance(given, tuple):
+        found: Binding | None = binding if len(value) == len(given) else None
+        for mine, theirs in zip(value, given, strict=False):
+            found = None if found is None else _value(mine, theirs, found)
+        return found
+    name = _name(value)
+    if name is not None and isinstance(given, int | Poly):
+        return {**binding, name: given} if binding.get(name, given) == given else None
+    return binding if value == given else None
+
+
+def _name(value: object) -> str | None:
+    """The name that a size is, by itself."""
+    if isinstance(value, Poly) and len(value.terms) == 1:
+        ((monomial, coefficient),) = value.terms
+        if coefficient == 1 and len(monomial) == 1 and isinstance(monomial[0], str):
+            return monomial[0]
+    return None
+
+
+def _typed(general: Problem, binding: Binding, types: Mapping[Term, tuple[TensorType, ...]]) -> bool:
+    """Whether the terms that leaves are bound to have the leaves' types, for some sizes."""
+    sizes: dict[str, Dim] = {n: v for n, v in binding.items() if isinstance(v, int | Poly)}
+    wanted: list[tuple[Dim, Dim]] = []
+    for name, kind in general.kinds.items():
+        term = binding.get(name)
+        if term is None or isinstance(term, int | Poly):
+            continue
+        have = types[term][0]
+        if have.dtype != kind.dtype or len(have.shape or ()) != len(kind.shape or ()):
+            return False
+        wanted += zip(kind.shape or (), have.shape or (), strict=True)
+    for size, given_size in sorted(wanted, key=lambda pair: _name(pair[0]) is None):
+        left = substitute(size, sizes)
+        free = sorted(symbols(left))
+        if not free:
+            if left != given_size:
+                return False
+            continue
+        zero, one = (substitute(left, {free[0]: n}) for n in (0, 1))
+        slope = one - zero
+        if slope == 0:
+            return False
+        sizes[free[0]] = (given_size - zero) // slope
+        if substitute(left, sizes) != given_size:
+            return False
+    return True

@@ -3,7 +3,8 @@
 The left side is any expression over data and weights. For each skeleton over its data (:mod:`.skeletons`), cheapest
 first, the weights in the skeleton's holes are found by comparing coefficients at concrete places (:mod:`.linear`), and
 expressions over the left side's weights that have these values are synthesised (:mod:`.synthesis`). What comes out is a
-candidate like any other: tested exactly at other sizes, generalised, and proved for all sizes by :class:`.judge.Judge`.
+candidate like any other: tested exactly at other sizes, generalised, and proved for all sizes by
+:class:`.candidate_proofs.CandidateProver`.
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ from math import prod
 
 import numpy as np
 
+from superopt.discovery.applications import Skeleton
 from superopt.discovery.candidates import operator_count, restricted, tidied
 from superopt.discovery.config import Theme
 from superopt.discovery.gain import expected
 from superopt.discovery.lifting import Problem
-from superopt.discovery.linear import Known, Place, Undecided, Wanted, asked
+from superopt.discovery.linear import Assignment, EvaluatedTerm, RequiredWeight, Undecided, required_weights
 from superopt.discovery.ordered import Ordered
 from superopt.discovery.responses import response
-from superopt.discovery.skeletons import OPERATORS, Skeleton, skeletons
+from superopt.discovery.skeletons import OPERATORS, skeletons
 from superopt.discovery.store import UNBOUNDED, Bounds
 from superopt.discovery.synthesis import Table
 from superopt.ir.poly import Dim, Poly
@@ -37,9 +39,9 @@ from superopt.rules.typing import types_of
 from superopt.verifier.exact.algebra import NeedsOrder, PrimeField, Unlucky
 from superopt.verifier.exact.sampling import Point, draw
 
-__all__ = ["PLACES", "Solver", "places_of", "theme_of"]
+__all__ = ["ASSIGNMENTS", "Solver", "assignments_of", "theme_of"]
 
-PLACES = 3  # concrete assignments of sizes and attributes
+ASSIGNMENTS = 3  # concrete assignments of sizes and attributes
 _SPARE = 2  # more, in place of those at which the left side reads less than elsewhere
 _DRAWS = 60
 _LARGE = 300  # elements of one tensor at a place
@@ -81,8 +83,8 @@ class Solver:
     bounds: Bounds = UNBOUNDED
     insoluble: list[tuple[Skeleton, Mapping[str, int]]] = field(default_factory=list)
     unnamed: list[Skeleton] = field(default_factory=list)
-    places: list[Place] = field(default_factory=list)
-    known: list[Known] = field(default_factory=list)
+    assignments: list[Assignment] = field(default_factory=list)
+    known: list[EvaluatedTerm] = field(default_factory=list)
     last: Rule | None = None
     tables: dict[tuple[tuple[Dim, ...], ...], Table] = field(default_factory=dict)
     first: dict[Key, int | None] = field(default_factory=dict)
@@ -98,10 +100,10 @@ class Solver:
             OutOfBounds: time or memory is used up.
         """
         try:
-            self.places = places_of(self.problem, PLACES + _SPARE, self.seed)
+            self.assignments = assignments_of(self.problem, ASSIGNMENTS + _SPARE, self.seed)
         except (RuleError, ZeroDivisionError):
             return
-        if len(self.places) < PLACES or not self._computable():
+        if len(self.assignments) < ASSIGNMENTS or not self._computable():
             return
         self._choose_places()
         cheaper = self._cheaper(self.known[0].needed())
@@ -112,12 +114,12 @@ class Solver:
             if more is not None and self._none(more):
                 self._none(skeleton, known=True)
             for holes in (*skeleton.narrower, skeleton.holes) if self._soluble(skeleton) else ():
-                found = self._solved(Skeleton(skeleton.term, holes))
-                if found is None:
+                rule = self._solved(Skeleton(skeleton.term, holes))
+                if rule is None:
                     continue
-                if found.lhs != found.rhs and self._pays(Skeleton(skeleton.term, holes)):
-                    self.last = found
-                    yield found
+                if rule.lhs != rule.rhs and self._pays(Skeleton(skeleton.term, holes)):
+                    self.last = rule
+                    yield rule
                 break
 
     def _choose_places(self) -> None:
@@ -127,16 +129,16 @@ class Solver:
         """
         read = [k.needed() for k in self.known]
         every = set().union(*read)
-        order = sorted(range(len(read)), key=lambda n: read[n] != every)[:PLACES]
-        self.places, self.known = [self.places[n] for n in order], [self.known[n] for n in order]
+        order = sorted(range(len(read)), key=lambda n: read[n] != every)[:ASSIGNMENTS]
+        self.assignments, self.known = [self.assignments[n] for n in order], [self.known[n] for n in order]
 
     def _computable(self) -> bool:
         """Whether the left side can be evaluated at the places, in a field or in one whose elements have an order."""
         for self.ordered in (False, True):
             if self.ordered:
-                self.places = [_with_order(self.problem, p, self.seed + n) for n, p in enumerate(self.places)]
+                self.assignments = [_with_order(self.problem, p, self.seed + n) for n, p in enumerate(self.assignments)]
             rng = np.random.default_rng([self.seed, 7])
-            self.known = [Known(self.problem.term, self.problem.kinds, p, rng) for p in self.places]
+            self.known = [EvaluatedTerm(self.problem.term, self.problem.kinds, p, rng) for p in self.assignments]
             try:
                 self.known[0].goal(0)
             except Unlucky:
@@ -173,7 +175,7 @@ class Solver:
     def _soluble(self, skeleton: Skeleton) -> bool:
         """Whether weights make the skeleton equal at the first place, where its holes are as large as they get."""
         if self._none(skeleton):
-            self.insoluble.append((skeleton, self.places[0].point.sizes))
+            self.insoluble.append((skeleton, self.assignments[0].point.sizes))
             return False
         return self.first[_key(skeleton.term, skeleton.holes)] == 1
 
@@ -186,8 +188,8 @@ class Solver:
             rng = np.random.default_rng([self.seed, 5])
             self.first[key] = None
             with suppress(*_UNDECIDED):
-                found = asked(self.known[0], skeleton.term, skeleton.holes, rng)
-                self.first[key] = 0 if found is None else 1
+                found_required_weights = required_weights(self.known[0], skeleton.term, skeleton.holes, rng)
+                self.first[key] = 0 if found_required_weights is None else 1
         return self.first[key] == 0
 
     def _price(self, skeleton: Skeleton) -> tuple[float, float] | None:
@@ -206,25 +208,27 @@ class Solver:
 
     def _solved(self, skeleton: Skeleton) -> Rule | None:
         rng = np.random.default_rng([self.seed, 5])
-        wanted: list[dict[str, Wanted]] = []
-        for known in self.known:
-            found = self._asked(skeleton, known, rng)
-            if found is None or any(not w.functionals.any() for w in found.values()):
+        wanted: list[dict[str, RequiredWeight]] = []
+        for known_evaluated_term in self.known:
+            found_required_weights = self._required_weights(skeleton, known_evaluated_term, rng)
+            if found_required_weights is None or any(not w.functionals.any() for w in found_required_weights.values()):
                 return None
-            wanted.append(found)
+            wanted.append(found_required_weights)
         return self._named(skeleton, wanted)
 
-    def _asked(self, skeleton: Skeleton, known: Known, rng: np.random.Generator) -> dict[str, Wanted] | None:
+    def _required_weights(
+        self, skeleton: Skeleton, known_evaluated_term: EvaluatedTerm, rng: np.random.Generator
+    ) -> dict[str, RequiredWeight] | None:
         """What the weights have to be at a place; ``None`` where there are none, which is remembered."""
         try:
-            found = asked(known, skeleton.term, skeleton.holes, rng)
+            found_required_weights = required_weights(known_evaluated_term, skeleton.term, skeleton.holes, rng)
         except _UNDECIDED:
             return None
-        if found is None:
-            self.insoluble.append((skeleton, known.place.point.sizes))
-        return found
+        if found_required_weights is None:
+            self.insoluble.append((skeleton, known_evaluated_term.place.point.sizes))
+        return found_required_weights
 
-    def _named(self, skeleton: Skeleton, wanted: Sequence[Mapping[str, Wanted]]) -> Rule | None:
+    def _named(self, skeleton: Skeleton, wanted: Sequence[Mapping[str, RequiredWeight]]) -> Rule | None:
         """The skeleton with expressions over the left side's weights in its holes."""
         names: dict[str, Term] = {}
         values = {h: _whole([w[h] for w in wanted], k) for h, k in skeleton.holes.items()}
@@ -232,14 +236,14 @@ class Solver:
             self.unnamed.append(skeleton)
             return None
         shapes = tuple(t.shape or () for t in skeleton.holes.values())
-        table = self.tables.setdefault(shapes, Table(self.problem, self.places, shapes, self.bounds))
+        table = self.tables.setdefault(shapes, Table(self.problem, self.assignments, shapes, self.bounds))
         for level in range(_LEVELS):
             for hole, kind in skeleton.holes.items():
                 if hole not in names:
                     own = [w[hole] for w in wanted]
                     term = table.find(kind, own)
                     if term is None and level == _LEVELS - 1:
-                        term = response(self.problem, skeleton, hole, own, self.places)
+                        term = response(self.problem, skeleton, hole, own, self.assignments)
                     if term is not None:
                         names[hole] = term
             if len(names) == len(skeleton.holes) or level == _LEVELS - 1:
@@ -277,13 +281,13 @@ def _without_one(skeleton: Skeleton) -> Iterator[Key]:
             yield _key(replace(term, args=term.args[:-1]), holes)
 
 
-def _whole(wanted: Sequence[Wanted], kind: TensorType) -> tuple[TensorType, bytes] | None:
+def _whole(wanted: Sequence[RequiredWeight], kind: TensorType) -> tuple[TensorType, bytes] | None:
     """A weight's values at all places; ``None`` where they are not determined."""
     values = [w.whole for w in wanted]
     return None if any(v is None for v in values) else (kind, b"".join(v.tobytes() for v in values if v is not None))
 
 
-def places_of(problem: Problem, count: int, seed: int) -> list[Place]:
+def assignments_of(problem: Problem, count: int, seed: int) -> list[Assignment]:
     """Concrete assignments at which the expression is well-formed, as different and as small as were drawn.
 
     Raises:
@@ -297,7 +301,7 @@ def places_of(problem: Problem, count: int, seed: int) -> list[Place]:
         point = draw(rule, 0, rng, conditions, 3 + attempt % 4)
         if point is not None and _small(problem, point):
             drawn.setdefault(tuple(point.sizes.items()), point)
-    chosen: list[Place] = []
+    chosen: list[Assignment] = []
     seen = {key: _alike(point) for key, point in drawn.items()}
     alike = {pair for pairs in seen.values() for pair in pairs}
     while drawn and len(chosen) < count:
@@ -313,16 +317,18 @@ def places_of(problem: Problem, count: int, seed: int) -> list[Place]:
         alike &= seen[key]
         algebra = PrimeField(seed + len(chosen))
         kinds = {n: t for n, t in problem.kinds.items() if n in problem.weights}
-        place = Place(point, {}, algebra)
-        chosen.append(replace(place, weights={n: algebra.random(rng, place.shape(t)) for n, t in kinds.items()}))
+        assignment = Assignment(point, {}, algebra)
+        chosen.append(
+            replace(assignment, weights={n: algebra.random(rng, assignment.shape(t)) for n, t in kinds.items()})
+        )
     return chosen
 
 
-def _with_order(problem: Problem, place: Place, seed: int) -> Place:
+def _with_order(problem: Problem, assignment: Assignment, seed: int) -> Assignment:
     """The place with other elements, which have an order."""
     algebra, rng = Ordered(), np.random.default_rng([seed, 9])
-    weights = {n: algebra.random(rng, place.shape(k)) for n, k in problem.kinds.items() if n in problem.weights}
-    return replace(place, weights=weights, algebra=algebra)
+    weights = {n: algebra.random(rng, assignment.shape(k)) for n, k in problem.kinds.items() if n in problem.weights}
+    return replace(assignment, weights=weights, algebra=algebra)
 
 
 def _alike(point: Point) -> set[tuple[str, str | int]]:
@@ -333,8 +339,8 @@ def _alike(point: Point) -> set[tuple[str, str | int]]:
 
 
 def _small(problem: Problem, point: Point) -> bool:
-    place = Place(point, {}, PrimeField())
-    shapes = [place.shape(outputs[0]) for outputs in types_of(problem.rule).types.values()]
+    assignment = Assignment(point, {}, PrimeField())
+    shapes = [assignment.shape(outputs[0]) for outputs in types_of(problem.rule).types.values()]
     return all(min(shape, default=1) > 0 and prod(shape) <= _LARGE for shape in shapes)
 
 

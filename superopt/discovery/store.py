@@ -97,6 +97,6 @@ class Chunks:
         """Keep a chunk."""
         if self.folder is None:
             return
-        place = self.folder / key[:2]
-        place.mkdir(parents=True, exist_ok=True)
-        replace_file(place / f"{key}.json", json.dumps(data).encode(), force=True)
+        path = self.folder / key[:2]
+        path.mkdir(parents=True, exist_ok=True)
+        replace_file(path / f"{key}.json", json.dumps(data).encode(), force=True)

@@ -18,7 +18,7 @@ from math import prod
 
 from superopt.discovery.candidates import operator_count
 from superopt.discovery.lifting import Problem
-from superopt.discovery.linear import Place, Wanted, meanings_of, residues
+from superopt.discovery.linear import Assignment, RequiredWeight, meanings_of, residues
 from superopt.discovery.store import UNBOUNDED, Bounds
 from superopt.ir.poly import Dim, Poly, symbols
 from superopt.ir.terms import App, AttributeValue, Term, Var, variables
@@ -63,9 +63,13 @@ class Table:
     """
 
     def __init__(
-        self, problem: Problem, places: Sequence[Place], shapes: Sequence[tuple[Dim, ...]], bounds: Bounds = UNBOUNDED
+        self,
+        problem: Problem,
+        assignments: Sequence[Assignment],
+        shapes: Sequence[tuple[Dim, ...]],
+        bounds: Bounds = UNBOUNDED,
     ) -> None:
-        self.places = places
+        self.assignments = assignments
         self.bounds = bounds
         self.goals = tuple(dict.fromkeys(shapes))
         self.wanted = tuple(dict.fromkeys(s for g in self.goals for s in _broadcasts(g)))
@@ -74,7 +78,7 @@ class Table:
         self.level: list[int] = [0]
         kinds = problem.kinds
         for name in sorted(problem.weights & kinds.keys()):
-            self._place(Item(Var(name), kinds[name], tuple(p.weights[name] for p in places)))
+            self._insert(Item(Var(name), kinds[name], tuple(p.weights[name] for p in assignments)))
         self.leaves = {Var(i.term.name): i for i in self.items if isinstance(i.term, Var)}
         for term in (*seeds(problem), *self._constants()):
             self._term(term)
@@ -88,7 +92,7 @@ class Table:
         """
         before, start = len(self.items), self.level[-2]
         fresh = self.items[start:before]
-        moved = [made for item in fresh for made in self._moved(item)]
+        moved = [new_item for item in fresh for new_item in self._moved(item)]
         first = self.items[: self.level[1]]
         for a in fresh:
             self.bounds.check()
@@ -117,7 +121,7 @@ class Table:
             if left.shape and right.shape and left.shape[-1] == right.shape[max(0, len(right.shape) - 2)]:
                 self._apply("MatMul", (left, right), ())
 
-    def find(self, kind: TensorType, wanted: Sequence[Wanted]) -> Term | None:
+    def find(self, kind: TensorType, wanted: Sequence[RequiredWeight]) -> Term | None:
         """A term that is the weight asked for at all places: one of the table, or a sum of two or three."""
         goal = tuple(v for w in wanted for v in w.values)
         fitting = sorted((i for i in self.items if i.kind == kind), key=lambda i: operator_count(i.term))
@@ -125,12 +129,12 @@ class Table:
         if not any(goal):
             return App("ConstantOfShape", (), (("shape", tuple(kind.shape or ())), ("value", 0.0)))
         for count in (1, 2, 3):
-            found = _sum(goal, marked[:_SUMMANDS] if count == 3 else marked, count)
-            if found is not None:
-                return found
+            term = _sum(goal, marked[:_SUMMANDS] if count == 3 else marked, count)
+            if term is not None:
+                return term
         return None
 
-    def _marks(self, item: Item, wanted: Sequence[Wanted]) -> Marks:
+    def _marks(self, item: Item, wanted: Sequence[RequiredWeight]) -> Marks:
         return tuple(m for v, w in zip(item.values, wanted, strict=True) for m in w.marks(residues(v)))
 
     # ---- building ------------------------------------------------------------------------------------------------
@@ -150,8 +154,8 @@ class Table:
                 yield "Reshape", (("shape", shape),)
         if len(item.shape) > 1:
             for perm in permutations(range(len(item.shape))):
-                made = tuple(item.shape[a] for a in perm)
-                if perm != tuple(range(len(perm))) and (made in self.wanted or len(perm) == 2):
+                sizes = tuple(item.shape[a] for a in perm)
+                if perm != tuple(range(len(perm))) and (sizes in self.wanted or len(perm) == 2):
                     yield "Transpose", (("perm", perm),)
         for goal in self.goals:
             for pads in _paddings(item.shape, goal):
@@ -162,26 +166,26 @@ class Table:
         try:
             meanings, kind = meanings_of(term, {v.name: i.kind for v, i in self.leaves.items()})
             values = []
-            for number, place in enumerate(self.places):
-                made: dict[Term, Array] = {v: i.values[number] for v, i in self.leaves.items()}
+            for number, assignment in enumerate(self.assignments):
+                arrays: dict[Term, Array] = {v: i.values[number] for v, i in self.leaves.items()}
                 for app, outputs in meanings.items():
-                    made[app] = place.value(outputs[0], [None if a is None else made[a] for a in app.args])
-                values.append(made[term])
+                    arrays[app] = assignment.value(outputs[0], [None if a is None else arrays[a] for a in app.args])
+                values.append(arrays[term])
         except (IllTyped, RuleError, Unlucky, NeedsOrder, ZeroDivisionError, KeyError):
             return
-        self._place(Item(term, kind, tuple(values)))
+        self._insert(Item(term, kind, tuple(values)))
 
     def _combined(self, op: str, left: Item, right: Item) -> None:
         """An elementwise operator on two values whose shapes are equal or broadcast by sizes that are 1."""
         if len(self.items) >= _MOST or not _fit(left.shape, right.shape):
             return
         values = []
-        for place, a, b in zip(self.places, left.values, right.values, strict=True):
-            field = place.algebra
+        for assignment, a, b in zip(self.assignments, left.values, right.values, strict=True):
+            field = assignment.algebra
             second = field.function("mul", field.constant(-1.0), b) if op == "Sub" else b
             values.append(field.function("mul" if op == "Mul" else "add", a, second))
         kind = TensorType(left.kind.dtype, broadcast_dims([left.shape, right.shape]))
-        self._place(Item(App(op, (left.term, right.term)), kind, tuple(values)))
+        self._insert(Item(App(op, (left.term, right.term)), kind, tuple(values)))
 
     def _apply(self, op: str, operands: tuple[Item, ...], attributes: tuple[tuple[str, AttributeValue], ...]) -> None:
         if len(self.items) >= _MOST:
@@ -192,13 +196,13 @@ class Table:
             if any(c.kind == "eq" for c in meaning.obligations):
                 return
             values = tuple(
-                p.value(meaning.outputs[0], [i.values[n] for i in operands]) for n, p in enumerate(self.places)
+                p.value(meaning.outputs[0], [i.values[n] for i in operands]) for n, p in enumerate(self.assignments)
             )
         except (IllTyped, RuleError, Unlucky, NeedsOrder, ZeroDivisionError, KeyError):
             return
-        self._place(Item(term, outputs[0], values))
+        self._insert(Item(term, outputs[0], values))
 
-    def _place(self, item: Item) -> None:
+    def _insert(self, item: Item) -> None:
         key = (item.kind, b"".join(residues(v).tobytes() for v in item.values))
         if key not in self.known and len(self.items) < _MOST:
             self.known[key] = len(self.items)
@@ -328,9 +332,9 @@ def _as_term(part: Scalar, operands: Sequence[Term | None]) -> tuple[Term, tuple
             return (scalar(size), ()) if named else None
         case Read(operand, index, None):
             term = operands[operand]
-            places = tuple(i for i in index if isinstance(i, int | Poly))
-            plain = len(places) == len(index) and all(isinstance(i, Poly) and _is_name(i) for i in places)
-            return (term, places) if term is not None and plain and len(set(places)) == len(places) else None
+            positions = tuple(i for i in index if isinstance(i, int | Poly))
+            plain = len(positions) == len(index) and all(isinstance(i, Poly) and _is_name(i) for i in positions)
+            return (term, positions) if term is not None and plain and len(set(positions)) == len(positions) else None
         case Call():
             for body, operator in _operators():
                 if (read := _fitted(body, part)) is None:
@@ -353,13 +357,13 @@ def _fitted(body: Scalar, part: Scalar) -> dict[int, Scalar] | None:
         case Read(operand), _:
             return {operand: part}
         case Call(function, args), Call(other, parts) if function == other and len(args) == len(parts):
-            found: dict[int, Scalar] = {}
-            for inner, given in zip(args, parts, strict=True):
-                read = _fitted(inner, given)
-                if read is None or any(found.get(n, r) != r for n, r in read.items()):
+            scalars: dict[int, Scalar] = {}
+            for inner, given_scalar in zip(args, parts, strict=True):
+                read = _fitted(inner, given_scalar)
+                if read is None or any(scalars.get(n, r) != r for n, r in read.items()):
                     return None
-                found |= read
-            return found
+                scalars |= read
+            return scalars
     return None
 
 

@@ -69,27 +69,27 @@ def typed(
 def _applications(
     template: Template, root: Term, types: tuple[TensorType, ...], theme: Theme
 ) -> Iterator[tuple[App, Meaning, tuple[TensorType, ...]]]:
-    known: dict[Term, TensorType] = {Var(h): t for h, t in zip(template.holes, types, strict=True)}
+    known_tensor_types: dict[Term, TensorType] = {Var(h): t for h, t in zip(template.holes, types, strict=True)}
     for name, scheme in theme.leaves.items():
-        known.setdefault(Var(name), TensorType(DType(CLASSES[scheme.dtype]), scheme.shape))
+        known_tensor_types.setdefault(Var(name), TensorType(DType(CLASSES[scheme.dtype]), scheme.shape))
     for term in postorder(root):
         if isinstance(term, App):
             meaning, outputs = operator_of(term).apply(
-                [None if a is None else known[a] for a in term.args], complete(term)
+                [None if a is None else known_tensor_types[a] for a in term.args], complete(term)
             )
-            known[term] = outputs[0]
+            known_tensor_types[term] = outputs[0]
             yield term, meaning, outputs
 
 
 def obligations_of(template: Template, types: tuple[TensorType, ...], theme: Theme) -> list[Condition]:
     """Inequalities of sizes that the template needs at these operand types; none where it cannot be applied."""
-    found: list[Condition] = []
+    conditions: list[Condition] = []
     try:
         for _, meaning, _ in _applications(template, template.term, types, theme):
-            found += meaning.obligations
+            conditions += meaning.obligations
     except (IllTyped, ZeroDivisionError, KeyError):
         return []
-    return [] if any(c.kind == "eq" for c in found) else found
+    return [] if any(c.kind == "eq" for c in conditions) else conditions
 
 
 def _alike(template: Template, types: tuple[TensorType, ...]) -> bool:
@@ -135,10 +135,10 @@ def _summands(size: Dim) -> list[AttributeValue]:
 
 
 def size_at(size: Dim, point: Point) -> int:
-    found = substitute(size, point.sizes)
-    if isinstance(found, Poly):
-        raise KeyError(str(found))
-    return found
+    found_size = substitute(size, point.sizes)
+    if isinstance(found_size, Poly):
+        raise KeyError(str(found_size))
+    return found_size
 
 
 def concrete(kind: TensorType, point: Point) -> tuple[int, ...]:
@@ -147,18 +147,18 @@ def concrete(kind: TensorType, point: Point) -> tuple[int, ...]:
 
 def batched(comprehension: Comprehension, count: int) -> Comprehension:
     """The same for ``count`` operands of each kind at once, along a new first axis of everything."""
-    made: dict[int, Scalar] = {}
+    scalars: dict[int, Scalar] = {}
     for part in subexpressions(comprehension.body):
         match part:
             case Read(operand, index, outside):
-                inner = tuple(made[id(i)] if isinstance(i, Scalar) else i for i in index)
-                made[id(part)] = Read(operand, (sym(BATCH_AXIS), *inner), outside)
+                inner = tuple(scalars[id(i)] if isinstance(i, Scalar) else i for i in index)
+                scalars[id(part)] = Read(operand, (sym(BATCH_AXIS), *inner), outside)
             case Call(function, args):
-                made[id(part)] = Call(function, tuple(made[id(a)] for a in args))
+                scalars[id(part)] = Call(function, tuple(scalars[id(a)] for a in args))
             case Reduce(kind, variable, extent, body):
-                made[id(part)] = Reduce(kind, variable, extent, made[id(body)])
+                scalars[id(part)] = Reduce(kind, variable, extent, scalars[id(body)])
             case Where(conditions, then, otherwise):
-                made[id(part)] = Where(conditions, made[id(then)], made[id(otherwise)])
+                scalars[id(part)] = Where(conditions, scalars[id(then)], scalars[id(otherwise)])
             case _:
-                made[id(part)] = part
-    return Comprehension((((BATCH_AXIS, count),), *comprehension.axes), made[id(comprehension.body)])
+                scalars[id(part)] = part
+    return Comprehension((((BATCH_AXIS, count),), *comprehension.axes), scalars[id(comprehension.body)])

@@ -344,7 +344,7 @@ def _match_conditions(rule: Rule, backward: bool, floats: Floats | None) -> _Mat
     """What a match of a direction must meet, by element type; ``None``: nothing beyond the rule itself."""
     if floats is None:
         return None
-    return {str(dtype): ways for dtype, ways in floats.ways(rule, backward=backward).items()}
+    return {str(dtype): ways for dtype, ways in floats.alternatives(rule, backward=backward).items()}
 
 
 def _side(

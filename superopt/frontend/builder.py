@@ -1,4 +1,7 @@
-"""``GraphBuilder``: append operators one by one, get a checked :class:`superopt.ir.graph.Graph`."""
+"""``GraphBuilder``: append operators one by one, get a checked :class:`superopt.ir.graph.Graph`.
+
+The operators' records give the types of a graph under construction, where they exist.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,12 @@ import numpy as np
 
 from superopt.formats.tensors import RandomData
 from superopt.frontend.tensor import Operand, Tensor
-from superopt.frontend.types import checked_types, infer_types
 from superopt.ir.drawing import svg
 from superopt.ir.errors import UsageError
-from superopt.ir.graph import ArrayData, Attribute, Graph, Node, OpaqueAttribute, Value, Weight, constant
+from superopt.ir.graph import ArrayData, Attribute, Graph, Node, OpaqueAttribute, Value, Weight, constant, label
 from superopt.ir.poly import Dim, Poly, sym
 from superopt.ir.types import DType, TensorType
+from superopt.ops.infer import Barrier, infer
 
 __all__ = ["GraphBuilder"]
 
@@ -73,7 +76,7 @@ class GraphBuilder:
         """A graph input. A string in the shape is a symbolic size: the same string is the same size everywhere."""
         tensor_type = TensorType(_dtype(dtype, name), _dims(shape, name))
         self._inputs.append(Value(self._claim(name), tensor_type))
-        return self._known(name, tensor_type)
+        return self._typed_tensor(name, tensor_type)
 
     def weight(
         self,
@@ -111,14 +114,14 @@ class GraphBuilder:
         tensor_type = TensorType(kind, sizes)
         data = RandomData(tensor_type, made, float(scale), float(offset), distribution)
         self._weights[full] = Weight(full, tensor_type, data)
-        return self._known(full, tensor_type)
+        return self._typed_tensor(full, tensor_type)
 
     def shape_only(self, name: str, shape: Sequence[int], dtype: str = "float32") -> Tensor:
         """A weight without values: it can be costed and optimised, not run."""
         full = self._claim(self._prefix + name)
         kind = TensorType(_dtype(dtype, full), _dims(shape, full))
         self._weights[full] = Weight(full, kind, None)
-        return self._known(full, kind)
+        return self._typed_tensor(full, kind)
 
     def constant(self, value: np.ndarray | np.generic | Sequence[int] | float, name: str = "") -> Tensor:
         """A weight that holds ``value``; unnamed equal constants are made once.
@@ -131,7 +134,7 @@ class GraphBuilder:
             return self._literals[key]
         full = self._claim(self._prefix + name) if name else self._fresh("constant", scoped=False)
         self._weights[full] = constant(full, array)
-        tensor = self._known(full, self._weights[full].type)
+        tensor = self._typed_tensor(full, self._weights[full].type)
         if not name:
             self._literals[key] = tensor
         return tensor
@@ -184,7 +187,7 @@ class GraphBuilder:
         made = (full, *(self._claim(f"{full}.{i}") for i in range(1, outputs)))
         read = {key: _attribute(key, v, full) for key, v in attributes.items() if v is not None}
         node = Node(full, op, reads, made, read, domain=domain)
-        self._types.update(checked_types(node, self._types, self._weights, self._opset))
+        self._types.update(_checked_types(node, self._types, self._weights, self._opset))
         self._nodes.append(node)
         if full not in self._types and op in _KEEPS_DTYPE and beside is not None:
             near = self._types.get(beside.name)
@@ -237,9 +240,9 @@ class GraphBuilder:
 
     def type_of(self, tensor: Tensor) -> TensorType | None:
         """Declared or inferred type of a value; ``None`` where no operator record covers what made it."""
-        found = self._types.get(tensor.name)
-        if (found is None or found.shape is None) and self._typed < len(self._nodes):
-            self._types.update(infer_types(self._graph(outputs=())))
+        tensor_type = self._types.get(tensor.name)
+        if (tensor_type is None or tensor_type.shape is None) and self._typed < len(self._nodes):
+            self._types.update(infer(self._graph(outputs=())).types)
             self._typed = len(self._nodes)
         return self._types.get(tensor.name)
 
@@ -268,7 +271,7 @@ class GraphBuilder:
         weights = tuple(self._weights.values())
         return Graph(self.name, tuple(self._inputs), outputs, weights, tuple(self._nodes), dict(self._opset))
 
-    def _known(self, name: str, kind: TensorType) -> Tensor:
+    def _typed_tensor(self, name: str, kind: TensorType) -> Tensor:
         self._types[name] = kind
         return Tensor(self, name)
 
@@ -371,3 +374,25 @@ def _sequence(key: str, items: list[Attribute], where: str) -> Attribute:
         where=f"node {where!r}",
         hint="leave the attribute out for an empty list",
     )
+
+
+def _checked_types(
+    node: Node, types: Mapping[str, TensorType | None], weights: Mapping[str, Weight], opset: Mapping[str, int]
+) -> dict[str, TensorType]:
+    """Types of a node's outputs from those of its inputs, where these are known; none where they are not.
+
+    Raises:
+        UsageError: no runtime could run the node on such inputs.
+    """
+    kinds = {name: types.get(name) for name in node.inputs if name}
+    if any(kind is None or kind.shape is None for kind in kinds.values()):
+        return {}
+    fed = tuple(Value(name, kind) for name, kind in kinds.items() if name not in weights)
+    held = tuple(weights[name] for name in kinds if name in weights)
+    outputs = tuple(Value(name, None) for name in node.outputs)
+    typing = infer(Graph("", fed, outputs, held, (node,), opset))
+    (typed_node,) = typing.nodes
+    if isinstance(typed_node, Barrier) and typed_node.contradiction:
+        listing = ", ".join(str(kind) for kind in kinds.values())
+        raise UsageError(f"it cannot take {listing}: {typed_node.reason}", where=label(node))
+    return {name: kind for name in node.outputs if (kind := typing.types.get(name)) is not None}

@@ -77,8 +77,8 @@ def from_jax(function: Callable[..., Any], *examples: Any) -> Graph:
         for (path, _), var in zip(leaves, closed.jaxpr.invars, strict=True)
     ]
     outputs = writer.run(closed.jaxpr, [writer.constant(c) for c in closed.consts], inputs)
-    for place, ((path, _), tensor) in enumerate(zip(results, outputs, strict=True)):
-        writer.builder.output(tensor, _name("y", path, place if len(results) > 1 and not path else None))
+    for position, ((path, _), tensor) in enumerate(zip(results, outputs, strict=True)):
+        writer.builder.output(tensor, _name("y", path, position if len(results) > 1 and not path else None))
     return writer.builder.build()
 
 
@@ -108,16 +108,16 @@ class _Writer:
         Raises:
             Unsupported: an equation has no operators.
         """
-        known: dict[Any, Tensor] = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *inputs), strict=True))
+        known_tensors: dict[Any, Tensor] = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *inputs), strict=True))
 
         def read(atom: Any) -> Tensor:
             literal = isinstance(atom, Literal)
-            return self.constant(np.asarray(atom.val, atom.aval.dtype)) if literal else known[atom]
+            return self.constant(np.asarray(atom.val, atom.aval.dtype)) if literal else known_tensors[atom]
 
         for equation in jaxpr.eqns:
-            found = self.equation(equation, [read(a) for a in equation.invars])
-            for var, tensor in zip(equation.outvars, found, strict=True):
-                known[var] = tensor
+            tensors = self.equation(equation, [read(a) for a in equation.invars])
+            for var, tensor in zip(equation.outvars, tensors, strict=True):
+                known_tensors[var] = tensor
         return [read(a) for a in jaxpr.outvars]
 
     def equation(self, equation: Any, operands: list[Tensor]) -> Sequence[Tensor]:
@@ -207,9 +207,13 @@ def _pool(op: str) -> Write:
             raise Unsupported("a window over all axes, or all but one")
         first = whole[:2]
         perm = (*first, *(a for a in range(len(window)) if a not in first))
-        places = perm[2:]
-        pads = [padding[a][0] for a in places] + [padding[a][1] for a in places]
-        settings = {"kernel_shape": [window[a] for a in places], "strides": [strides[a] for a in places], "pads": pads}
+        positions = perm[2:]
+        pads = [padding[a][0] for a in positions] + [padding[a][1] for a in positions]
+        settings = {
+            "kernel_shape": [window[a] for a in positions],
+            "strides": [strides[a] for a in positions],
+            "pads": pads,
+        }
         y = permute_dims(x[0], perm)
         if op == "MaxPool":
             y = w.op(op, y, **settings)
@@ -235,16 +239,16 @@ def _gather(w: _Writer, p: Params, x: Sequence[Tensor]) -> Tensor:
         raise Unsupported("its result has another order of axes")
     at = indices.squeeze(count)
     most = sizes[axis] - 1
-    made = w.op("Gather", data, astype(clip(astype(at, np.int64), 0, most), np.int64), axis=axis)
+    tensor = w.op("Gather", data, astype(clip(astype(at, np.int64), 0, most), np.int64), axis=axis)
     if "FILL" not in str(p["mode"]).upper():
-        return made
+        return tensor
     fill = p.get("fill_value")
     if fill is None:
         fill = float("nan") if np.issubdtype(p["out"].dtype, np.floating) else 0
     inside = w.op("And", at >= 0, at <= most)
-    full = [1] * made.ndim
+    full = [1] * tensor.ndim
     full[axis : axis + count] = _shape(at)
-    return where(inside.reshape(*full), made, fill)
+    return where(inside.reshape(*full), tensor, fill)
 
 
 def _slice(w: _Writer, p: Params, x: Sequence[Tensor]) -> Tensor:

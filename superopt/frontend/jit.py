@@ -4,30 +4,33 @@ What a function does with arrays is recorded by calling it with symbolic ones, a
 among them; numbers and strings are constants of the graph, and a guard: where one is another, it is traced again. A
 function that looks at an element (``if x.sum() > 0``), calls what is no operator, reads what can change unseen (an
 object, a list) or gives something else than its graph at the first call is not traced: it runs as it is, and says why.
+
+A trace holds as long as what the function reads besides its arguments is the same (:class:`Captured`).
 """
 
 from __future__ import annotations
 
+import dis
 import functools
 import inspect
+import sys
 import traceback
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
-from types import CellType, FunctionType, MethodType
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import numpy as np
 
 from superopt.formats import to_onnx_bytes
 from superopt.frontend.builder import GraphBuilder
-from superopt.frontend.captured import Captured, token
 from superopt.frontend.tensor import Tensor
-from superopt.ir.errors import Unsupported, UsageError
+from superopt.ir.errors import Unsupported, UsageError, printable
 from superopt.ir.graph import Graph
 from superopt.ir.types import DType
 from superopt.runtime.onnx_runtime import make_session
 
-__all__ = ["Fallback", "Jit", "jit"]
+__all__ = ["Captured", "Fallback", "Jit", "jit", "token"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -71,7 +74,7 @@ class Jit(Generic[P, R]):
     fallbacks: list[Fallback] = field(default_factory=list)
     calls: dict[str, int] = field(default_factory=lambda: {"traced": 0, "python": 0})
     why: list[str] = field(default_factory=list)
-    _known: dict[Hashable, _Traced | Fallback] = field(default_factory=dict)
+    _traces: dict[Hashable, _Traced | Fallback] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not isinstance(self.function, FunctionType | MethodType):
@@ -101,12 +104,12 @@ class Jit(Generic[P, R]):
         values = (*args, *named.values()) if named else args
         try:
             key: Hashable = (tuple(map(token, values)), tuple(named), self._around.now())
-            found = self._known.get(key)
+            found = self._traces.get(key)
             if found is None:
                 self._around = self._captured()  # functions that it calls may be others by now
                 key = (tuple(map(token, values)), tuple(named), self._around.now())
-                found = self._known.get(key) or self._trace(values, tuple(named), key)
-                self._known[key] = found
+                found = self._traces.get(key) or self._trace(values, tuple(named), key)
+                self._traces[key] = found
         except Unsupported as reason:
             found = Fallback(reason.what, self._plain.__code__.co_firstlineno, "")
             if found not in self.fallbacks:
@@ -115,7 +118,7 @@ class Jit(Generic[P, R]):
             self.calls["python"] += 1
             return self.function(*args, **named)
         self.calls["traced"] += 1
-        feeds = {name: values[place] for place, name in found.names}
+        feeds = {name: values[position] for position, name in found.names}
         for name, value in found.around:
             feeds[name] = value()
         results = found.run(found.outputs, feeds)
@@ -124,22 +127,22 @@ class Jit(Generic[P, R]):
     @property
     def graphs(self) -> tuple[Graph, ...]:
         """The graphs that have been traced, in order."""
-        return tuple(f.graph for f in self._known.values() if isinstance(f, _Traced))
+        return tuple(f.graph for f in self._traces.values() if isinstance(f, _Traced))
 
     def _captured(self) -> Captured:
         """What the function reads now besides its arguments."""
         return Captured(self._plain, self.function.__self__ if isinstance(self.function, MethodType) else None)
 
     def _trace(self, values: Sequence[Any], named: tuple[str, ...], key: Hashable) -> _Traced | Fallback:
-        if self._known:
+        if self._traces:
             self.why.append(self._changed(key))
         builder = GraphBuilder(self.function.__name__, opset=self.opset)
         given: list[object] = []
         names: list[tuple[int, str]] = []
         try:
-            for place, value in enumerate(values):
+            for position, value in enumerate(values):
                 if isinstance(value, np.ndarray):
-                    names.append((place, self._name_of(place, len(values), named)))
+                    names.append((position, self._name_of(position, len(values), named)))
                     given.append(builder.input(names[-1][1], DType.of(value.dtype).value, value.shape))
                 else:
                     given.append(value)
@@ -149,8 +152,8 @@ class Jit(Generic[P, R]):
             outputs = list(result) if isinstance(result, tuple | list) else [result]
             if type(result) not in (Tensor, tuple, list) or not all(isinstance(t, Tensor) for t in outputs):
                 raise Unsupported("it gives something else than arrays, or a tuple or list of them")
-            for place, tensor in enumerate(outputs):
-                builder.output(tensor, f"result_{place}")
+            for position, tensor in enumerate(outputs):
+                builder.output(tensor, f"result_{position}")
             graph = builder.build()
             session = make_session(to_onnx_bytes(graph))
             around = tuple((f"outside {n}", v) for n, v in arrays.items())
@@ -162,12 +165,12 @@ class Jit(Generic[P, R]):
             return fallback
         return traced
 
-    def _name_of(self, place: int, count: int, named: tuple[str, ...]) -> str:
+    def _name_of(self, position: int, count: int, named: tuple[str, ...]) -> str:
         """What an argument is called."""
         first = count - len(named)
-        if place >= first:
-            return named[place - first]
-        return self._parameters[place] if place < len(self._parameters) else f"argument_{place}"
+        if position >= first:
+            return named[position - first]
+        return self._parameters[position] if position < len(self._parameters) else f"argument_{position}"
 
     def _hold(self, traced: _Traced, values: Sequence[Any], named: tuple[str, ...]) -> None:
         """Call the function itself with copies of the arguments, and compare.
@@ -179,7 +182,7 @@ class Jit(Generic[P, R]):
         want = _called_with(self.function, copies, named)
         if not all(_same(c, v) for c, v in zip(copies, values, strict=True) if isinstance(v, np.ndarray)):
             raise Unsupported("it changes an argument")
-        feeds = {name: values[place] for place, name in traced.names} | {n: v() for n, v in traced.around}
+        feeds = {name: values[position] for position, name in traced.names} | {n: v() for n, v in traced.around}
         got = traced.run(traced.outputs, feeds)
         expected = [want] if traced.kind is Tensor else want
         if (traced.kind is not Tensor and type(want) is not traced.kind) or len(expected) != len(got):
@@ -197,7 +200,7 @@ class Jit(Generic[P, R]):
 
     def _changed(self, key: Any) -> str:
         """What is another than at the most similar call that is known."""
-        known: list[Any] = [k for k in self._known if len(k[0]) == len(key[0])]  # type: ignore[index]
+        known: list[Any] = [k for k in self._traces if len(k[0]) == len(key[0])]  # type: ignore[index]
         if not known:
             return f"{len(key[0])} arguments"
 
@@ -263,3 +266,132 @@ def jit(function: Callable[P, R]) -> Jit[P, R]:
     ['MatMul', 'Tanh', 'Mul']
     """
     return Jit(function)
+
+
+_BY_VALUE = frozenset({int, str, bool, bytes, type(None), type(Ellipsis)})
+_STAYING = frozenset({"numpy", "superopt", *sys.stdlib_module_names})  # what these define is taken to stay as it is
+_READS = frozenset({"LOAD_GLOBAL", "LOAD_NAME"})
+
+
+def token(value: Any) -> Hashable:
+    """What stands for an argument in a signature: equal for values that give the same trace.
+
+    Raises:
+        Unsupported: it can change and be the same object.
+    """
+    kind = type(value)
+    if kind is np.ndarray:
+        return value.dtype, value.shape
+    if kind in _BY_VALUE:
+        return kind, value
+    if kind is float:  # 0.0 and -0.0 are equal, and NaN is not itself
+        return kind, value.hex()
+    if isinstance(value, np.generic | complex):
+        return kind, str(np.asarray(value).dtype), np.asarray(value).tobytes()
+    if kind is tuple:
+        return (kind, *(_constant(v) for v in value))
+    if isinstance(value, np.dtype | np.ufunc | slice) or _stays(value):
+        return kind, str(value) if kind is slice else value
+    raise Unsupported(
+        f"{printable(kind.__name__, 40)} can change from call to call: give its arrays and numbers instead"
+    )
+
+
+def _constant(value: Any) -> Hashable:
+    """As :func:`token`, by its elements for an array, which is a constant of the trace."""
+    return (value.dtype, value.shape, value.tobytes()) if type(value) is np.ndarray else token(value)
+
+
+def _stays(value: Any) -> bool:
+    """Whether it is a module, class or function of Python's library, NumPy's or superopt's."""
+    if not isinstance(value, ModuleType | type | FunctionType | BuiltinFunctionType):
+        return False
+    name = value.__name__ if isinstance(value, ModuleType) else value.__module__ or "builtins"
+    return name.partition(".")[0] in _STAYING
+
+
+class Captured:
+    """The variables that a function reads from around it, and those of the functions among them.
+
+    Attributes:
+        reason: why a trace would not hold; "" where it would.
+
+    Args:
+        function: the function.
+        owner: the object that it is a method of.
+    """
+
+    def __init__(self, function: FunctionType, owner: object = None) -> None:
+        self._places: list[tuple[str, Callable[[], Any], bool]] = []
+        self._seen: set[int] = set()
+        self.reason = ""
+        if owner is not None:
+            self.reason = f"it is a method, and its {type(owner).__name__} can change from call to call"
+            return
+        try:
+            self._gather(function, own=True)
+        except Unsupported as reason:
+            self.reason = reason.what
+
+    def now(self) -> Hashable:
+        """What is read as it is now.
+
+        Raises:
+            Unsupported: a trace would not hold.
+        """
+        if self.reason:
+            raise Unsupported(self.reason)
+        return tuple(_read(value(), fed) for _, value, fed in self._places)
+
+    def arrays(self) -> dict[str, Callable[[], np.ndarray]]:
+        """The arrays that the function itself reads, by the names that it has for them: they are fed, not kept."""
+        return {name: value for name, value, fed in self._places if fed and type(value()) is np.ndarray}
+
+    def _gather(self, function: FunctionType, *, own: bool) -> None:
+        if id(function) in self._seen:
+            return
+        self._seen.add(id(function))
+        scope = function.__globals__
+        found: dict[str, Callable[[], Any]] = {}
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            found[name] = _of_cell(cell)
+        for name in dict.fromkeys(_globals(function.__code__)):
+            if name in scope:
+                found.setdefault(name, _of_scope(scope, name))
+        for name, value in found.items():
+            held = inspect.unwrap(value()) if callable(value()) else value()
+            self._places.append((name, value, own))
+            if isinstance(held, FunctionType) and not _stays(held):
+                if held.__defaults__ or held.__kwdefaults__:
+                    _read((*(held.__defaults__ or ()), *(held.__kwdefaults__ or {}).values()), False)
+                self._gather(held, own=False)
+                continue
+            try:
+                _read(held, own)
+            except Unsupported as reason:
+                raise Unsupported(f"it reads {printable(name, 40)}, and a {reason.what}") from None
+
+
+def _read(value: Any, fed: bool) -> Hashable:
+    held = inspect.unwrap(value) if callable(value) else value
+    if isinstance(held, FunctionType):
+        return held  # by itself; what it reads is read, too
+    return token(held) if fed else _constant(held)
+
+
+def _of_cell(cell: CellType) -> Callable[[], Any]:
+    return lambda: cell.cell_contents
+
+
+def _of_scope(scope: dict[str, Any], name: str) -> Callable[[], Any]:
+    return lambda: scope.get(name, inspect.Parameter.empty)
+
+
+def _globals(code: CodeType) -> Iterator[str]:
+    """Names of the global variables that code reads, and the functions that it makes."""
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in _READS:
+            yield instruction.argval
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _globals(inner)

@@ -125,18 +125,18 @@ class Tensor:
 
     def __getitem__(self, key: int | slice | tuple[int | slice, ...]) -> Tensor:
         """Basic indexing by known integers and slices, one for each of the first axes."""
-        found, axis = self, 0
+        tensor, axis = self, 0
         for part in key if isinstance(key, tuple) else (key,):
             if isinstance(part, slice):
                 step = part.step or 1
                 first = (0 if step > 0 else -1) if part.start is None else part.start
                 last = (2**63 - 1 if step > 0 else -(2**63) + 1) if part.stop is None else part.stop
                 if part != slice(None):
-                    found = found.slice(axis, first, last, step)
+                    tensor = tensor.slice(axis, first, last, step)
                 axis += 1
             else:
-                found = found.take(axis, part)
-        return found
+                tensor = tensor.take(axis, part)
+        return tensor
 
     def __array_namespace__(self, *, api_version: str | None = None) -> ModuleType:
         """Functions of the array API for symbolic tensors."""

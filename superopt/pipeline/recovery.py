@@ -84,7 +84,7 @@ class Recovery:
         check = candidate.check
         ranks = dict.fromkeys(check.where, 0)
         if check.feeds and not ranks:
-            from superopt.verifier.check.divergence import suspects  # here, because few checks fail
+            from superopt.verifier.check.differential import suspects  # here, because few checks fail
 
             for rank, outputs in enumerate(suspects(self._context.task.graph, candidate.graph, check.feeds)):
                 ranks.update(dict.fromkeys(outputs, rank))

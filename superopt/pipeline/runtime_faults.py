@@ -34,7 +34,7 @@ from superopt.verifier.check.input_generation import LEVELS, fed_types
 from superopt.verifier.check.rounding_noise import Disturbed, is_exact
 from superopt.verifier.check.sessions import Arrays, Bench, attempt
 from superopt.verifier.check.steered_inputs import steered
-from superopt.verifier.check.tolerance import FACTOR, ULPS, Moves, element_type, equal, scales
+from superopt.verifier.check.tolerance import FACTOR, ULPS, Displacement, element_type, equal, scales
 
 if TYPE_CHECKING:
     from superopt.runtime.protocol import Loaded
@@ -252,7 +252,7 @@ class Unoptimised:
 
     def _moved(self, name: str, old: np.ndarray, feeds: Arrays) -> Iterator[np.ndarray]:
         """How far the model's own rounding moves an output on inputs, by more and more runs."""
-        moves, done = Moves(old), 0
+        moves, done = Displacement(old), 0
         for count in _SAMPLES:
             inputs, inside = self._disturbed.samples(
                 feeds, range(done, count), tiny=False, time_limit=self._longest(), together=False

@@ -341,7 +341,7 @@ def test_no_folder_is_made_for_what_is_not_learnt(run: Run, monkeypatch: pytest.
     def refuses(**how: object) -> None:
         raise OSError("there is no room")
 
-    monkeypatch.setattr("superopt.cli.models.TemporaryFolder", refuses)
+    monkeypatch.setattr("superopt.cli.optimize.TemporaryFolder", refuses)
     assert run("optimize", "m.onnx")[0] == 0
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from superopt.cli import app
-from superopt.cli.progress import Lines, Progress
+from superopt.cli.shell import Lines, Progress
 from superopt.ir.errors import InvalidModel, UsageError
 
 ROOT = Path(__file__).resolve().parents[2]

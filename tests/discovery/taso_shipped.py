@@ -19,9 +19,9 @@ from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
-from superopt.discovery.derive import derived, moves_of
+from superopt.discovery.candidate_proofs import any_rank, with_lead
+from superopt.discovery.derive import derived, rewrites_of
 from superopt.discovery.generalise import well_typed
-from superopt.discovery.ranks import any_rank, with_lead
 from superopt.ir.terms import Var
 from superopt.rules import Rule, parse_rule
 from superopt.rules.library import parse_file, write_rules
@@ -92,7 +92,7 @@ def strongest(rules: Sequence[Rule]) -> list[Rule]:
     kept: list[Rule] = []
     for rule in ordered:
         near = [r for r in kept if len(r.lhs) == len(rule.lhs) and r.operators <= rule.operators]
-        if not near or derived(rule, moves_of(near), rounds=1) is None:
+        if not near or derived(rule, rewrites_of(near), rounds=1) is None:
             kept.append(rule)
     return sorted(kept, key=lambda r: r.id)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from superopt.discovery.bilinear import TILES, find, tile_named
+from superopt.discovery.bilinear.find import TILES, find, tile_named
 from superopt.discovery.bilinear.tensors import tensor_of
 from superopt.ir.errors import NotEquivalent, UsageError
 from superopt.rules.bilinear import (

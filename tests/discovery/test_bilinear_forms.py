@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from superopt import formats
-from superopt.discovery.bilinear.statement import rule_of
+from superopt.discovery.bilinear.find import rule_of
 from superopt.ir.graph import Graph, Node, Value
 from superopt.ir.types import DType, TensorType
 from superopt.passes.fast_algorithms.conv import Axis, ConvForm, Kernel, write_conv

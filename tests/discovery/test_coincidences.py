@@ -9,8 +9,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from superopt.discovery import load_config
 from superopt.discovery.coincidences import Coincidences
+from superopt.discovery.config import load_config
 from superopt.discovery.enumerate import enumerate_terms, points_of
 from superopt.discovery.sharded import enumerate_sharded
 from superopt.fleet import Fleet

@@ -9,8 +9,7 @@ import pytest
 
 import superopt
 from superopt import cost as costs
-from superopt.discovery.along import along, along_matrices
-from superopt.discovery.contractions import as_products, contracts
+from superopt.discovery.data_movement import along, along_matrices, as_products, contracts
 from superopt.discovery.discover import claimed
 from superopt.discovery.learn import Learned, learn
 from superopt.discovery.lifting import lifted

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from superopt.discovery.derive import derive, derived, moves_of
+from superopt.discovery.derive import derive, derived, rewrites_of
 from superopt.rules.grammar import parse_rule
 from superopt.rules.library import write_rules
 from superopt.rules.rule import Rule
@@ -39,7 +39,7 @@ def rule(row: Mapping[str, object]) -> Rule:
 def test_one_move_that_makes_more_work_may_follow_another(tmp_path: Path) -> None:
     library = [rule(row) for row in (SOLVED, QUOTIENT, TWICE)]
     goal = rule(DIVIDED)
-    assert derived(goal, moves_of(library)) is None  # a search would not go there
+    assert derived(goal, rewrites_of(library)) is None  # a search would not go there
     write_rules(tmp_path / "goal.toml", [goal])
     found = derive(tmp_path / "goal.toml", library)
     assert not found.missing

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from superopt.discovery import Config, DiscoveryResult, derive, discover, load_config
-from superopt.discovery.derive import derived, moves_of
+from superopt.discovery.config import Config, load_config
+from superopt.discovery.derive import derive, derived, rewrites_of
+from superopt.discovery.discover import DiscoveryResult, discover
 from superopt.discovery.explore import explore
 from superopt.discovery.minimise import minimised
 from superopt.discovery.store import Chunks
@@ -111,7 +112,9 @@ def test_finds_general_proved_rules(run: Run) -> None:
     result = run.result
     for row in (QKV, DISTRIBUTIVE):
         wanted = parse_rule(row)
-        assert any(derived(wanted, moves_of([r])) and wanted.operators == r.operators for r in result.rules), row["id"]
+        assert any(derived(wanted, rewrites_of([r])) and wanted.operators == r.operators for r in result.rules), row[
+            "id"
+        ]
     assert all(isinstance(prove(r), ProvedAllSizes) for r in result.rules)
     assert all(r.origin.startswith("discovered (") for r in result.rules)
     assert any("any number of siblings" in r.origin for r in result.rules)
@@ -149,7 +152,8 @@ def test_goes_on_after_a_kill(run: Run, tiny: Config, tiny_file: Path, tmp_path:
     partial = tmp_path / "partial"
     script = (
         "import os, sys\n"
-        "from superopt.discovery import discover, load_config\n"
+        "from superopt.discovery.config import load_config\n"
+        "from superopt.discovery.discover import discover\n"
         "def die(line):\n"
         "    if 'clipping: size 1' in line:\n"
         "        os._exit(9)\n"

@@ -9,7 +9,7 @@ import pytest
 from heldout import false, sound
 from tour import tour
 
-from superopt.discovery.derive import derived, moves_of, parts_of
+from superopt.discovery.derive import derived, parts_of, rewrites_of
 from superopt.rules import Rule
 from superopt.rules.library import BUILT_IN, parse_file
 from superopt.verifier.exact.counterexample import replay
@@ -31,13 +31,13 @@ def taso() -> tuple[Rule, ...]:
 
 
 def test_sound_identities_over_tasos_vocabulary_are_derived(taso: tuple[Rule, ...]) -> None:
-    moves = moves_of(taso)
+    moves = rewrites_of(taso)
     missing = [f"{r.lhs[0]} = {r.rhs[0]}" for r in sound() if derived(r, moves) is None]
     assert not missing
 
 
 def test_false_ones_are_not(taso: tuple[Rule, ...]) -> None:
-    moves = moves_of(taso)
+    moves = rewrites_of(taso)
     assert not [r.id for r in false() if derived(r, moves) is not None]
 
 
@@ -62,4 +62,4 @@ def test_at_most_a_third_of_tasos_rules(taso: tuple[Rule, ...]) -> None:
 @pytest.mark.slow
 def test_the_tour_is_derived() -> None:
     rules = recorded(BUILT_IN)
-    assert not [r.id for r in tour() if derived(r, moves_of(rules, parts_of(r))) is None]
+    assert not [r.id for r in tour() if derived(r, rewrites_of(rules, parts_of(r))) is None]

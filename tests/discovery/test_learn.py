@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from superopt import cost as costs
+from superopt.discovery.candidate_proofs import CandidateProver
 from superopt.discovery.config import Config
-from superopt.discovery.derive import QUICK_ROUNDS, derived, moves_of, reached
+from superopt.discovery.derive import QUICK_ROUNDS, derived, reached, rewrites_of
 from superopt.discovery.discover import claimed
-from superopt.discovery.judge import Judge
 from superopt.discovery.learn import Learned, applies, learn
 from superopt.discovery.lifting import lifted
 from superopt.discovery.mining import mined
@@ -62,10 +62,10 @@ def test_parts_of_a_model_by_frequency_and_cost() -> None:
         targets = mined(program_of(graph, infer(graph)), prices)
     texts = {str(t.term): t for t in targets}
     part = next(t for s, t in texts.items() if s.startswith("BatchNormalization(Add(MatMul(xa, wa), wb)"))
-    assert len(part.places) == 3
+    assert len(part.occurrences) == 3
     assert part.weights == {"wa", "wb", "wc", "wd", "we", "wf"}
-    assert all(2 <= len(p) <= 6 for t in targets for p in t.places)
-    totals = [len(t.places) * t.us for t in targets]
+    assert all(2 <= len(p) <= 6 for t in targets for p in t.occurrences)
+    totals = [len(t.occurrences) * t.us for t in targets]
     assert totals == sorted(totals, reverse=True)
 
 
@@ -174,7 +174,7 @@ def test_an_operator_that_sums_without_weights_is_a_part_by_itself() -> None:
     b.output(y.mean([1]), "out")
     with costs.for_target(PRICES) as prices:
         found = mined(program_of(graph := b.build(), infer(graph)), prices)
-    alone = [t for t in found if len(t.places[0]) == 1]
+    alone = [t for t in found if len(t.occurrences[0]) == 1]
     assert [str(t.term) for t in alone] == ["ReduceMean(xa, axes=[1], keepdims=1)"]
     assert alone[0].affine
     assert alone[0].us > alone[0].dearest == 0.0  # all of it may be gained
@@ -199,9 +199,9 @@ def test_a_time_limit_holds_within_a_part(tmp_path: Path) -> None:
     candidate = next(Solver(problem).solutions())
     config = Config(0, 4, 8, 10.0, 0, ())
     with pytest.raises(OutOfBounds):
-        Judge(config, theme_of(problem, "part"), Chunks(tmp_path), past).rules(candidate)
+        CandidateProver(config, theme_of(problem, "part"), Chunks(tmp_path), past).rules(candidate)
     assert not list(tmp_path.iterdir())
-    assert Judge(config, theme_of(problem, "part"), Chunks(tmp_path)).rules(candidate)
+    assert CandidateProver(config, theme_of(problem, "part"), Chunks(tmp_path)).rules(candidate)
 
 
 def _normalised() -> tuple[Term, dict[str, TensorType], frozenset[str], dict[str, str]]:
@@ -219,7 +219,7 @@ def test_what_a_search_does_not_reach_is_no_answer_of_the_library() -> None:
     forall = {"x": "f[1, m, k]", "w": "f[m, n]"}
     rule = parse_rule({"id": "candidate", "forall": forall, "lhs": [turned], "rhs": [right]})
     library = load_library()
-    near = moves_of([r for r in library.values() if r.operators <= rule.operators])
+    near = rewrites_of([r for r in library.values() if r.operators <= rule.operators])
     assert derived(rule, near, rounds=QUICK_ROUNDS) is not None
     assert not reached(rule, near, rounds=QUICK_ROUNDS, weights=frozenset("w"))
     assert reached(replace(rule, rhs=rule.lhs), near, rounds=QUICK_ROUNDS, weights=frozenset("w"))

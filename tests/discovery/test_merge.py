@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from superopt.discovery import load_config, merge
+from superopt.discovery.config import load_config
+from superopt.discovery.discover import merge
 from superopt.rules.grammar import parse_rule
 from superopt.rules.library import parse_file, write_rules
 from superopt.rules.rule import Rule

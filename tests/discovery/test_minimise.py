@@ -6,7 +6,7 @@ import pickle
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from superopt.discovery.derive import derived, moves_of
+from superopt.discovery.derive import derived, rewrites_of
 from superopt.discovery.minimise import minimised
 from superopt.fleet import Fleet, Outcome
 from superopt.rules import Rule, load_library, parse_rule
@@ -48,7 +48,7 @@ def test_every_rule_that_is_dropped_is_derived() -> None:
     doubled = [*rules, *(parse_like(r) for r in rules)]
     kept = minimised(doubled)
     assert 0 < len(kept) <= len(rules)
-    moves = moves_of(kept)
+    moves = rewrites_of(kept)
     assert all(derived(r, moves) is not None for r in doubled)
 
 

@@ -11,7 +11,7 @@ from superopt import cost as costs
 from superopt.discovery.discover import claimed
 from superopt.discovery.learn import Learned, learn
 from superopt.discovery.lifting import lifted
-from superopt.discovery.reordered import reordered
+from superopt.discovery.skeletons import reordered
 from superopt.frontend import GraphBuilder
 from superopt.ir.graph import Graph
 from superopt.ir.terms import App, Term, Var, postorder

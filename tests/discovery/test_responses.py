@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from superopt import cost as costs
-from superopt.discovery.agenda import Agenda, Entry
 from superopt.discovery.lifting import Problem, lifted
-from superopt.discovery.mining import Target, mined
+from superopt.discovery.mining import Agenda, Entry, Target, mined
 from superopt.discovery.solving import Solver
 from superopt.frontend import GraphBuilder
 from superopt.ir.terms import App, Var, postorder
@@ -94,8 +93,8 @@ def test_long_affine_parts_are_mined_whole() -> None:
     graph = b.build()
     with costs.for_target("profile:cpu-epyc-2core") as prices:
         targets = mined(program_of(graph, infer(graph)), prices)
-    longest = max(targets, key=lambda t: len(t.places[0]))
-    assert len(longest.places[0]) == 10
+    longest = max(targets, key=lambda t: len(t.occurrences[0]))
+    assert len(longest.occurrences[0]) == 10
     assert str(longest.term).startswith("MatMul(Transpose(")
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from superopt.discovery import load_config
-from superopt.discovery.config import Theme
+from superopt.discovery.config import Theme, load_config
 from superopt.discovery.enumerate import Enumeration, enumerate_terms, points_of
 from superopt.discovery.sharded import enumerate_sharded
 from superopt.discovery.store import Chunks

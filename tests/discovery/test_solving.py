@@ -8,16 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from superopt.discovery.applications import Skeleton
 from superopt.discovery.candidates import restricted, sized_by_data
 from superopt.discovery.config import Config, load_config
 from superopt.discovery.explore import explore
-from superopt.discovery.instances import is_instance
 from superopt.discovery.leftsides import left_sides
 from superopt.discovery.lifting import Problem, lifted
-from superopt.discovery.linear import Known, Place, Undecided, asked
-from superopt.discovery.skeletons import Skeleton, skeletons
-from superopt.discovery.solved import SOLVED, _narrower, data_beside_weights, solve_all
-from superopt.discovery.solving import Solver, places_of
+from superopt.discovery.linear import Assignment, EvaluatedTerm, Undecided, required_weights
+from superopt.discovery.skeletons import skeletons
+from superopt.discovery.solved import SOLVED, _narrower, data_beside_weights, is_instance, solve_all
+from superopt.discovery.solving import Solver, assignments_of
 from superopt.discovery.store import UNBOUNDED, Chunks
 from superopt.ir.poly import sym
 from superopt.ir.terms import App, Var, postorder, variables
@@ -84,11 +84,11 @@ def test_a_nonlinear_skeleton_is_not_solved() -> None:
     n = sym("n")
     kinds = {"x": TensorType(DType.FLOAT32, (n,))}
     hole = {"?a": TensorType(DType.FLOAT32, (n,))}
-    place = Place(Point({"n": 3}, {}), {}, PrimeField())
+    place = Assignment(Point({"n": 3}, {}), {}, PrimeField())
     square = App("Mul", (Var("x"), App("Mul", (Var("?a"), Var("?a")))))
     rng = np.random.default_rng(0)
     with pytest.raises(Undecided, match="not linear"):
-        asked(Known(Var("x"), kinds, place, rng), square, hole, rng)
+        required_weights(EvaluatedTerm(Var("x"), kinds, place, rng), square, hole, rng)
 
 
 def test_what_a_weight_has_to_be() -> None:
@@ -97,10 +97,10 @@ def test_what_a_weight_has_to_be() -> None:
     kind = TensorType(DType.FLOAT32, (n,))
     field = PrimeField()
     weight = field.integers(np.arange(3) + 5)
-    place = Place(Point({"n": 3}, {}), {"w": weight}, field)
+    place = Assignment(Point({"n": 3}, {}), {"w": weight}, field)
     known, unknown = App("Mul", (Var("x"), Var("w"))), App("Mul", (Var("x"), Var("?a")))
     rng = np.random.default_rng(0)
-    found = asked(Known(known, {"x": kind, "w": kind}, place, rng), unknown, {"?a": kind}, rng)
+    found = required_weights(EvaluatedTerm(known, {"x": kind, "w": kind}, place, rng), unknown, {"?a": kind}, rng)
     assert found is not None
     wanted = found["?a"]
     assert wanted.whole is not None
@@ -156,7 +156,7 @@ def test_a_branch_beside_the_data_itself(tmp_path: Path) -> None:
 
 def test_solving_draws_places_that_differ() -> None:
     row = TOUR["LoRA"]
-    places = places_of(Problem(row.forall, frozenset("wab"), row.lhs[0]), 3, 0)
+    places = assignments_of(Problem(row.forall, frozenset("wab"), row.lhs[0]), 3, 0)
     assert len({tuple(p.point.sizes.items()) for p in places}) == 3
 
 
@@ -165,7 +165,7 @@ def test_places_have_no_negative_sizes() -> None:
     drawn = 0
     for problem in left_sides(("ConvTranspose",), 1, (4,)):
         shapes = [o[0] for o in types_of(problem.rule).types.values()]
-        for place in (place for seed in range(10) for place in places_of(problem, 5, seed)):
+        for place in (place for seed in range(10) for place in assignments_of(problem, 5, seed)):
             drawn += 1
             assert all(min(place.shape(shape)) > 0 for shape in shapes)
     assert drawn > 50
@@ -235,7 +235,7 @@ def test_an_equal_that_is_not_proved_leaves_one_group_to_be_tried(
 ) -> None:
     """For any groups the answer to unit impulses is an equal that nothing proves; in one group there is a shorter."""
     monkeypatch.setattr("superopt.discovery.solved.left_sides", lambda *_, **__: [convolutions(WINDOW, "x")])
-    monkeypatch.setattr("superopt.discovery.judge.prove", proved_in_one_group)
+    monkeypatch.setattr("superopt.discovery.candidate_proofs.prove", proved_in_one_group)
     file = tmp_path / "solving.toml"
     file.write_text('[[theme]]\nname = "s"\nsolve = ["Conv", "Add"]\noperators = 2\nsignals = true\n', "utf-8")
     config = load_config(file)
@@ -276,8 +276,8 @@ def test_what_cannot_be_equal_or_cheaper_is_not_built() -> None:
         "lhs": ["Add(Add(MatMul(x, a), y), c)"], "rhs": ["y"],
     })  # fmt: skip
     problem = Problem(row.forall, frozenset("ac"), row.lhs[0])
-    place = places_of(problem, 1, 0)[0]
-    needed = Known(problem.term, problem.kinds, place, np.random.default_rng(0)).needed()
+    place = assignments_of(problem, 1, 0)[0]
+    needed = EvaluatedTerm(problem.term, problem.kinds, place, np.random.default_rng(0)).needed()
     assert needed == {"x", "y"}
     every = list(skeletons(problem))
     reads = [s for s in every if needed <= set(variables(s.term))]
@@ -298,8 +298,8 @@ def test_data_that_cancel_are_not_needed() -> None:
         "forall": {"x": "f[m, k]", "y": "f[m, k]"}, "lhs": ["Add(Sub(x, y), y)"], "rhs": ["x"],
     })  # fmt: skip
     problem = Problem(row.forall, frozenset(), row.lhs[0])
-    place = places_of(problem, 1, 0)[0]
-    assert Known(problem.term, problem.kinds, place, np.random.default_rng(0)).needed() == {"x"}
+    place = assignments_of(problem, 1, 0)[0]
+    assert EvaluatedTerm(problem.term, problem.kinds, place, np.random.default_rng(0)).needed() == {"x"}
 
 
 def test_no_weights_as_large_as_an_image_are_solved_for() -> None:
@@ -323,8 +323,8 @@ def test_no_weights_as_large_as_an_image_are_solved_for() -> None:
 
 
 def test_axes_are_moved_in_every_way_and_by_a_profile_some_pay(tmp_path: Path) -> None:
-    asked = {p.term for p in left_sides(["Transpose"], 1, [3], single=True)}
-    assert len(asked) == 5  # of six, one moves nothing
+    required_weights = {p.term for p in left_sides(["Transpose"], 1, [3], single=True)}
+    assert len(required_weights) == 5  # of six, one moves nothing
     config = load_config(ROOT / "docs" / "later.toml").select(themes=("transposed-single",))
     (theme,) = config.themes
     known: list[str] = []

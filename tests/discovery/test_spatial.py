@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from superopt.discovery.candidate_proofs import one_axis_less
 from superopt.discovery.generalise import well_typed
-from superopt.discovery.spatial import one_axis_less
 from superopt.rules import Rule, format_rule, parse_rule
 from superopt.verifier import ProvedAllSizes, prove
 

@@ -8,13 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from superopt.discovery.candidate_proofs import CandidateProver, any_rank, leading
 from superopt.discovery.candidates import candidates, joined
 from superopt.discovery.config import Config, load_config
 from superopt.discovery.enumerate import enumerate_terms, points_of
 from superopt.discovery.generalise import shape_general, size_general, specialised, variable_general, well_typed
-from superopt.discovery.judge import Judge
 from superopt.discovery.ordered import Ordered
-from superopt.discovery.ranks import any_rank, leading
 from superopt.discovery.store import Chunks
 from superopt.rules import Rule, parse_rule
 from superopt.rules.typing import instances
@@ -110,7 +109,7 @@ def test_elements_have_every_sign_on_both_sides_of_one(shape: tuple[int, ...]) -
 def test_an_elementwise_rule_is_stated_once_for_every_rank(config: Config, tmp_path: Path) -> None:
     """``f[...]`` holds for ranks 0 to 5: another for ``f[..., m, n]`` says nothing new."""
     rule = parse_rule({"id": "r", "forall": {"x": "f[m, n]"}, "lhs": ["Relu(Relu(x))"], "rhs": ["Relu(x)"]})
-    found = Judge(config, config.themes[0], Chunks(tmp_path)).rules(rule)
+    found = CandidateProver(config, config.themes[0], Chunks(tmp_path)).rules(rule)
     assert [len(r.tensors["x"].shape) for r in found] == [0]
     assert all(r.tensors["x"].lead for r in found)
 
@@ -182,7 +181,7 @@ def test_preconditions_are_found_where_the_general_rule_is_false(config: Config,
         "rhs": ["x"],
     })  # fmt: skip
     assert [r.attributes for r in specialised(rule)] == [{}]
-    judge = Judge(config, config.themes[1], Chunks(tmp_path))
+    judge = CandidateProver(config, config.themes[1], Chunks(tmp_path))
     (found,) = judge.rules(rule)
     assert not found.attributes
     assert isinstance(prove(found), ProvedAllSizes)

@@ -14,7 +14,7 @@ from taso_rules import Untypable, stated
 from taso_shipped import axioms, shipped, strongest, widened
 
 from superopt.discovery.config import load_config
-from superopt.discovery.derive import derive, derived, moves_of, parts_of
+from superopt.discovery.derive import derive, derived, parts_of, rewrites_of
 from superopt.rules import Rule, parse_rule
 from superopt.rules.library import BUILT_IN, parse_file
 from superopt.verifier.exact.testing import test as exact
@@ -78,7 +78,7 @@ def sound() -> tuple[Rule, ...]:
 
 def followed(rule: Rule, library: tuple[Rule, ...]) -> bool:
     near = [r for r in library if r.operators <= rule.operators]
-    return any(derived(rule, moves_of(some, parts_of(rule))) is not None for some in (near, library))
+    return any(derived(rule, rewrites_of(some, parts_of(rule))) is not None for some in (near, library))
 
 
 def test_what_tasos_method_finds_is_derived(library: tuple[Rule, ...], sound: tuple[Rule, ...]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from superopt.discovery.config import Theme, load_config
-from superopt.discovery.derive import derived, moves_of
+from superopt.discovery.derive import derived, rewrites_of
 from superopt.discovery.discover import discover
 from superopt.discovery.generalise import size_general, whole_sizes
 from superopt.ir.terms import App, format_term, postorder
@@ -60,7 +60,7 @@ def test_what_is_found_says_where_it_is_from(tmp_path: Path) -> None:
     theme(tmp_path, enumerate=["Abs", "Neg"])
     result = discover(load_config(tmp_path / "some.toml"), out=tmp_path / "out")
     wanted = parse_rule({"id": "even", "forall": {"x": "f[...]"}, "lhs": ["Abs(Neg(x))"], "rhs": ["Abs(x)"]})
-    assert derived(wanted, moves_of(result.rules)) is not None
+    assert derived(wanted, rewrites_of(result.rules)) is not None
     assert all(isinstance(prove(r), ProvedAllSizes) for r in result.rules)
     assert all("enumerated from Abs, Neg" in r.origin for r in result.rules)
 
@@ -102,7 +102,7 @@ def test_a_size_that_stands_for_two_is_told_apart() -> None:
         lhs=["Slice(Concat(x, y, axis=0), axes=[0], ends=[n + p + q], starts=[n + p], steps=[1])"],
         rhs=["Slice(y, axes=[0], ends=[p + q], starts=[p], steps=[1])"],
     )  # fmt: skip
-    assert derived(wanted, moves_of([found])) is not None
+    assert derived(wanted, rewrites_of([found])) is not None
 
 
 def test_a_bound_above_another_is_matched() -> None:
@@ -114,7 +114,7 @@ def test_a_bound_above_another_is_matched() -> None:
             forall={"x": "f[n]", "c": "real", "g": "real>0"}, lhs=[f"Max(Min(x, {bound}), c)"],
             rhs=[f"Clip(x, max=c {'+' if expected else '-'} g, min=c)"],
         )  # fmt: skip
-        assert (derived(wanted, moves_of([found])) is not None) is expected
+        assert (derived(wanted, rewrites_of([found])) is not None) is expected
 
 
 def test_one_is_a_size(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_one_is_a_size(tmp_path: Path) -> None:
     wanted = row(
         forall={"x": "f[m, 1]"}, lhs=["Slice(x, axes=[1], ends=[-1], starts=[0], steps=[-1])"], rhs=["x"]
     )  # fmt: skip
-    assert derived(wanted, moves_of(result.rules)) is not None
+    assert derived(wanted, rewrites_of(result.rules)) is not None
 
 
 def texts(tmp_path: Path, **row: object) -> set[str]:

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from superopt import cost as costs
+from superopt.discovery.applications import looks_through
+from superopt.discovery.data_movement import rearranged
 from superopt.discovery.lifting import Problem, lifted
 from superopt.discovery.mining import mined
-from superopt.discovery.rearranged import rearranged
 from superopt.discovery.solving import Solver
-from superopt.discovery.windows import looks_through
 from superopt.frontend import GraphBuilder, Tensor
 from superopt.ir.poly import sym
 from superopt.ir.terms import Var
@@ -65,7 +65,7 @@ def forms(made: Callable[[GraphBuilder, Tensor], Tensor]) -> list[Problem]:
     b.output(made(b, b.input("x", "float32", (2, 4, 32))), "y")
     graph = b.build()
     with costs.for_target("profile:cpu-epyc-2core") as prices:
-        target = max(mined(program_of(graph, infer(graph)), prices), key=lambda t: len(t.places[0]))
+        target = max(mined(program_of(graph, infer(graph)), prices), key=lambda t: len(t.occurrences[0]))
     return [p for p, _ in lifted(target.term, target.kinds, target.weights, dict.fromkeys(target.kinds, "f"))]
 
 

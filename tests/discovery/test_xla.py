@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from superopt.discovery.config import load_config
-from superopt.discovery.derive import derived, moves_of
+from superopt.discovery.derive import derived, rewrites_of
 from superopt.discovery.discover import discover
 from superopt.rules.library import load_library, parse_file
 from superopt.rules.rule import Rule
@@ -52,5 +52,5 @@ def test_a_generated_vocabulary_finds_what_rows_follow_from(theme: str, tmp_path
     for row in rows.values():
         near = [r for r in (*library, *found.rules) if r.operators <= row.operators]
         alone = [r for r in library if r.operators <= row.operators]
-        assert derived(row, moves_of(alone)) is None
-        assert derived(row, moves_of(near)) is not None
+        assert derived(row, rewrites_of(alone)) is None
+        assert derived(row, rewrites_of(near)) is not None

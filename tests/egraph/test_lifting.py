@@ -78,14 +78,14 @@ def test_a_number_that_stands_for_the_two_copies_is_not_lifted():
 
 def test_many_sums_beside_each_other_are_not_looked_for_in_every_order():
     """Eight sums have 256 orders of operands; a NASRNN's search took 80 seconds instead of 4."""
-    from superopt.discovery.derive import moves_of
+    from superopt.discovery.derive import rewrites_of
     from superopt.rules import parse_rule
 
     def of_parts(operator, count):
         row = {"id": "apart", "forall": dict.fromkeys("abcd", "f[m, n]"),
                "lhs": [f"Concat({operator}(a, b), {operator}(c, d), axis=0)"],
                "rhs": [f"{operator}(Concat(a, c, axis=0), Concat(b, d, axis=0))"]}  # fmt: skip
-        patterns = moves_of([parse_rule(row)], parts=(count,)).patterns
+        patterns = rewrites_of([parse_rule(row)], parts=(count,)).patterns
         return sum(len(p.rule.tensors) == 2 * count and p.rule.lhs[0].op == "Concat" for p in patterns)
 
     assert of_parts("Add", 4) == of_parts("Sub", 4) == of_parts("Sub", 8) == 1

@@ -18,8 +18,9 @@ from typing import Any
 import fleet_tasks as work
 import pytest
 
-from superopt.discovery import discover, load_config
 from superopt.discovery import store as discovery_store
+from superopt.discovery.config import load_config
+from superopt.discovery.discover import discover
 from superopt.fleet import Fleet, Journal, Lost, Task, digest
 from superopt.fleet.child import Crew, packed, unpacked
 from superopt.fleet.fleet import memory

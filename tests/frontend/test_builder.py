@@ -12,7 +12,7 @@ import pytest
 import superopt.frontend
 from superopt import formats
 from superopt.formats.tensors import RandomData
-from superopt.frontend import GraphBuilder, Tensor, builder, tensor, trace, tracing
+from superopt.frontend import GraphBuilder, Tensor, builder, tensor, trace
 from superopt.ir.errors import InvalidModel, UsageError
 from superopt.ir.graph import Graph, structural_hash
 from superopt.ir.poly import sym
@@ -26,7 +26,7 @@ def run(graph: Graph, **inputs: np.ndarray) -> list[np.ndarray]:
     return list(session.run(None, inputs))
 
 
-@pytest.mark.parametrize("module", [superopt.frontend, builder, tensor, tracing], ids=lambda m: m.__name__)
+@pytest.mark.parametrize("module", [superopt.frontend, builder, tensor], ids=lambda m: m.__name__)
 def test_examples_run(module: object) -> None:
     result = doctest.testmod(module)  # type: ignore[arg-type]
     assert result.attempted > 0

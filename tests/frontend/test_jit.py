@@ -140,7 +140,7 @@ def test_a_warm_call_costs_little_beside_the_runtime() -> None:
         return np.tanh(x @ w)
 
     f(X, W)
-    (traced,) = f._known.values()
+    (traced,) = f._traces.values()
 
     def least(call) -> float:
         found = []

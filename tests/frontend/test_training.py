@@ -16,7 +16,7 @@ from superopt.formats import load, save, to_onnx_bytes
 from superopt.frontend import GraphBuilder
 from superopt.frontend.autodiff.extension import at_sizes
 from superopt.frontend.training import SGD, Adam, AdamW, rehearse, train_step
-from superopt.frontend.training.rehearsal import drawn, wide
+from superopt.frontend.training.loop import drawn, wide
 from superopt.frontend.training.step import with_loss
 from superopt.ir.errors import SuperoptError, UsageError
 from superopt.ir.graph import Graph

@@ -19,7 +19,7 @@ from superopt.ops.derivative.modes import is_still, pull, push
 from superopt.ops.infer import Applied, infer
 from superopt.ops.record import Operator
 from superopt.runtime.reference import evaluate_application, run
-from superopt.verifier.prover.gradients import moving_operators
+from superopt.verifier.prover.gradients import cases
 
 STEP = 1e-6
 
@@ -62,7 +62,7 @@ def evaluated(exprs: Sequence[Expr], given: dict[str, tuple[np.ndarray, TensorTy
 def test_both_modes_agree_with_differences_and_each_other(sample: Any) -> None:
     operator, site, arrays = site_of(sample)
     if not site.wanted or is_still(site):
-        assert operator.name not in moving_operators() or rounds(sample) or not site.wanted
+        assert operator.name not in cases() or rounds(sample) or not site.wanted
         return
     source = np.random.default_rng(3)
     tangents = [source.standard_normal(a.shape) if p in site.wanted else None for p, a in enumerate(arrays)]
@@ -129,7 +129,7 @@ def test_second_order_agrees_with_differences_of_gradients(sample: Any) -> None:
 
 
 def test_every_operator_has_a_statement_or_does_not_move(samples: list[Any]) -> None:
-    stated = set(moving_operators())
+    stated = set(cases())
     assert stated <= set(REGISTRY)
     still = set(REGISTRY) - stated
     seen = dict.fromkeys(still, 0)

@@ -10,7 +10,7 @@ from graphs import assert_equivalent, f32, graph, linear_stack, op, qkv, siamese
 from roofline import Roofline
 from rules_for_tests import rules
 
-from lab.baselines import modelled
+from lab.compare import modelled
 from superopt import cost
 from superopt.frontend import GraphBuilder
 from superopt.ir.graph import Node, OpaqueAttribute, constant

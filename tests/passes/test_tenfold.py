@@ -8,7 +8,7 @@ from graphs import linear_stack, qkv, siamese
 from roofline import Roofline
 from rules_for_tests import rules
 
-from lab.baselines import modelled
+from lab.compare import modelled
 from superopt import formats
 from superopt.passes import SearchOptions, search
 from superopt.rules import load_library

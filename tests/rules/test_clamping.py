@@ -10,7 +10,7 @@ from superopt.ir.types import DType, TensorType
 from superopt.ops import REGISTRY
 from superopt.rules import parse_rule
 from superopt.rules.clamping import cases
-from superopt.rules.typing import instances, shown, types_of
+from superopt.rules.typing import condition_text, instances, types_of
 from superopt.runtime.evaluate import FLOAT64, evaluate
 from superopt.verifier.exact.sampling import holds
 
@@ -84,7 +84,7 @@ def _number(value: object, at: dict[str, int]) -> int:
 
 def test_conditions_are_shown_in_the_grammar_of_where() -> None:
     rule = parse_rule({"forall": {"x": "f[n, c, h, w]", "k": "f[o, c, u, v]"}, "lhs": ["Conv(x, k)"], "rhs": ["x"]})
-    texts = [shown(c) for c in types_of(rule).lhs_obligations]
+    texts = [condition_text(c) for c in types_of(rule).lhs_obligations]
     assert texts == ["u >= 1", "v >= 1", "u <= h", "v <= w"]
     row = {"forall": {"x": "f[n, c, h, w]", "k": "f[o, c, u, v]"}, "where": texts, "lhs": ["Conv(x, k)"], "rhs": ["x"]}
     again = parse_rule(row)

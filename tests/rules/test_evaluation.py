@@ -7,10 +7,10 @@ import pytest
 
 from superopt.ir.terms import Var
 from superopt.ir.types import DType
-from superopt.rules.evaluation import evaluated
 from superopt.rules.grammar import parse_rule
 from superopt.rules.rule import Rule
 from superopt.rules.scanner import RuleError
+from superopt.verifier.floats.rounding_effect import evaluated
 
 
 def rule(lhs: list[str], rhs: list[str]) -> Rule:

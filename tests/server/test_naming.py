@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
 from superopt.cli import app
-from superopt.discovery import derive
+from superopt.discovery.derive import derive
 from superopt.report.naming import KNOWN, RuleIndex, rule_name
 from superopt.rules import load_library, parse_rule
 

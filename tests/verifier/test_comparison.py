@@ -21,8 +21,7 @@ from superopt.pipeline import optimize
 from superopt.runtime.onnx_runtime import OrtValue, bind, make_session, run, writable_feeds
 from superopt.verifier.check import tolerance
 from superopt.verifier.check.deviation import Explanations, Overflow, Trial
-from superopt.verifier.check.differential import check
-from superopt.verifier.check.divergence import suspects
+from superopt.verifier.check.differential import check, suspects
 from superopt.verifier.check.input_targets import input_targets
 from superopt.verifier.check.power import mutants
 from superopt.verifier.check.rounding_noise import Disturbed

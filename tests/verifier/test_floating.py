@@ -57,7 +57,7 @@ def test_deliberate_rounding_is_not_rewritten_away(text: str) -> None:
     for dtype in ("float32", "float16", "bfloat16"):
         found = verdict(text, dtype)
         assert found.verdict in ("unsafe", "unknown")  # 12582912 is infinite in float16: nothing to compare
-        assert not found.ways_in("standard")
+        assert not found.alternatives_in("standard")
     assert verdict(text).verdict == "unsafe"
 
 
@@ -72,13 +72,13 @@ def test_what_cancels_by_chance_is_no_deliberate_rounding() -> None:
     }  # fmt: skip
     chain = rule(f"Conv(Conv(x, a, {none}), k, {conv}) = Conv(x, {kernel}, {conv})", forall)
     found = recording.verified_verdicts(chain)["forward"]["float32"]
-    assert any(not way.rounded and way.generous for way in found.ways)
+    assert any(not way.rounded and way.generous for way in found.alternatives)
 
 
 def test_a_product_of_sum_and_difference_needs_operands_that_are_rounded() -> None:
     found = verdict("Mul(Add(x, y), Sub(x, y)) = Sub(Mul(x, x), Mul(y, y))")
     assert found.verdict == "conditional"
-    assert all(way.rounded for way in found.ways)  # of inputs and weights, which are exact, it is unsafe
+    assert all(way.rounded for way in found.alternatives)  # of inputs and weights, which are exact, it is unsafe
     assert found.ratio > 1000
     assert verdict("Mul(Add(x, y), Sub(x, y)) = Sub(Mul(x, x), Mul(y, y))", backward=True).verdict == "safe"
 
@@ -87,9 +87,9 @@ def test_distributing_is_conditional_on_the_range() -> None:
     text = "Add(Mul(x, y), Mul(x, z)) = Mul(x, Add(y, z))"
     wide, narrow = verdict(text), verdict(text, "float16")
     assert wide.verdict == narrow.verdict == "conditional"
-    assert any(not way.rounded and way.generous and way.window for way in wide.ways)
-    assert not any(way.generous for way in narrow.ways)  # float16 has no window that ordinary data cannot leave
-    assert all(way.rounded for way in verdict(text, backward=True).ways)
+    assert any(not way.rounded and way.generous and way.window for way in wide.alternatives)
+    assert not any(way.generous for way in narrow.alternatives)  # float16 has no window that ordinary data cannot leave
+    assert all(way.rounded for way in verdict(text, backward=True).alternatives)
 
 
 def test_small_factors_underflow_together_in_float16() -> None:
@@ -99,10 +99,12 @@ def test_small_factors_underflow_together_in_float16() -> None:
 
 
 def test_softmax_is_put_together_but_not_taken_apart() -> None:
-    assert verdict(SOFTMAX).ways_in("standard")
+    assert verdict(SOFTMAX).alternatives_in("standard")
     apart = verdict(SOFTMAX, backward=True)
-    assert not any(way.generous for way in apart.ways)
-    assert apart.ways_in("fast") == apart.ways  # moderate numbers become nan: not without a bound of them
+    assert not any(way.generous for way in apart.alternatives)
+    assert (
+        apart.alternatives_in("fast") == apart.alternatives
+    )  # moderate numbers become nan: not without a bound of them
 
 
 @pytest.mark.parametrize(
@@ -117,7 +119,7 @@ def test_softmax_is_put_together_but_not_taken_apart() -> None:
 )
 def test_which_directions_keep_to_the_range(text: str, forward: bool, backward: bool) -> None:
     found = verdict(text), verdict(text, backward=True)
-    assert [SafeConditions() in v.ways_in("fast") for v in found] == [forward, backward]
+    assert [SafeConditions() in v.alternatives_in("fast") for v in found] == [forward, backward]
 
 
 def test_the_same_operations_elsewhere_are_exact() -> None:
@@ -126,14 +128,14 @@ def test_the_same_operations_elsewhere_are_exact() -> None:
     for backward in (False, True):
         found = verdict(text, backward=backward, **shapes)
         assert found.exact
-        assert found.ways_in("strict") == (SafeConditions(),)
+        assert found.alternatives_in("strict") == (SafeConditions(),)
 
 
 def test_products_of_a_sum_are_merged_but_not_split() -> None:
     shapes = {"x": "f[m, k]", "a": "f[k, l]", "b": "f[k, l]"}
     text = "Add(MatMul(x, a), MatMul(x, b)) = MatMul(x, Add(a, b))"
-    assert any(not way.rounded and way.generous for way in verdict(text, **shapes).ways)
-    assert all(way.rounded for way in verdict(text, backward=True, **shapes).ways)
+    assert any(not way.rounded and way.generous for way in verdict(text, **shapes).alternatives)
+    assert all(way.rounded for way in verdict(text, backward=True, **shapes).alternatives)
 
 
 WINDOW = "count_include_pad=1, dilations=[1], kernel_shape=[p_0 + p_1 + 1], pads=p, strides=[1]"
@@ -144,7 +146,7 @@ def test_a_sum_as_long_as_a_window_is_held_to_one_bound_also_where_it_has_two_te
     shapes = {"x": "f[b, c, k]", "w": "f[k, n]", "p": "ints[2]>=0"}
     mean, kernel = f"AveragePool(x, {WINDOW})", f"AveragePool({EYE}, {WINDOW})"
     text = f"MatMul({mean}, w) = MatMul(x, Reshape(MatMul({kernel}, w), shape=[k, n]))"
-    assert any(not way.rounded and way.generous for way in verdict(text, **shapes).ways)
+    assert any(not way.rounded and way.generous for way in verdict(text, **shapes).alternatives)
 
 
 @pytest.mark.parametrize(
@@ -155,13 +157,13 @@ def test_a_sum_as_long_as_a_window_is_held_to_one_bound_also_where_it_has_two_te
     ],
 )
 def test_a_sum_that_has_two_terms_at_every_size_is_exact_where_they_cancel(text: str) -> None:
-    assert all(way.rounded for way in verdict(text, x="f[m, k]", y="f[m, k]", w="f[k, n]").ways)
+    assert all(way.rounded for way in verdict(text, x="f[m, k]", y="f[m, k]", w="f[k, n]").alternatives)
 
 
 def test_an_operand_that_is_multiplied_by_0_may_be_infinite() -> None:
     found = verdict("Mul(x, 0.0) = Sub(Mul(x, 0.0), Mul(x, 0.0))")
     assert found.verdict == "safe"
-    assert not verdict("Add(y, 0.0) = Add(y, Mul(x, 0.0))", x="f[m]", y="f[m]", backward=True).ways_in("strict")
+    assert not verdict("Add(y, 0.0) = Add(y, Mul(x, 0.0))", x="f[m]", y="f[m]", backward=True).alternatives_in("strict")
 
 
 SAFE = {way: {"any": FloatVerdict("safe", exact=True)} for way in ("forward", "backward")}
@@ -174,7 +176,7 @@ def test_kernels_that_choose_must_agree_at_infinities_and_nan() -> None:
     for by_type in found.values():
         assert by_type["any"].verdict == "unsafe"  # ONNX Runtime's pools drop a NaN, its reductions keep it
         assert by_type["any"].worst["by"] == "ONNX Runtime"
-        assert by_type["any"].ways_in("standard") == ()
+        assert by_type["any"].alternatives_in("standard") == ()
     turned = "GlobalMaxPool(Transpose(x, perm=[0, 1, 3, 2])) = GlobalMaxPool(x)"
     assert with_specials(rule(turned, {"x": "f[b, c, h, w]"}), SAFE) == SAFE
 
@@ -183,9 +185,9 @@ def test_a_choice_may_become_a_product_of_what_is_finite_by_how_it_is_made() -> 
     it = rule('Mul(x, Cast(c, to="float32")) = Where(c, x, 0.0)', {"x": "f[m, n]", "c": "b[m, n]"})
     found = with_specials(it, examine(it))["backward"]["float32"]
     assert found.verdict == "conditional"
-    assert found.ways == (SafeConditions(regular=True),)
-    assert found.ways_in("strict") == ()
-    assert found.ways_in("standard") == (SafeConditions(regular=True, finite=True),)
+    assert found.alternatives == (SafeConditions(regular=True),)
+    assert found.alternatives_in("strict") == ()
+    assert found.alternatives_in("standard") == (SafeConditions(regular=True, finite=True),)
     assert FloatVerdict.of(found.as_data()) == found
 
 

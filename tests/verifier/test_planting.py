@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from superopt import cli
-from superopt.discovery import load_config
+from superopt.discovery.config import load_config
 from superopt.discovery.discover import _proved_again
 from superopt.fleet import Fleet
 from superopt.ops import REGISTRY

@@ -91,8 +91,8 @@ def _derivation(d: Derivation) -> dict[str, Any]:
         "parts": {_safe(n): format_dim(_dim(v)) for n, v in d.parts.items()},
         "left": written.value(d.left), "right": written.value(d.right), "steps": [written.step(s) for s in d.steps],
         "facts": [
-            {"given": _rows(_conditions(given)), "goal": None if goal is None else _rows(_conditions([goal]))[0]}
-            for given, goal in dict.fromkeys((*d.wellformed, *facts.established))
+            {"given": _rows(_conditions(conditions)), "goal": None if goal is None else _rows(_conditions([goal]))[0]}
+            for conditions, goal in dict.fromkeys((*d.wellformed, *facts.established))
         ],
     }  # fmt: skip
 

@@ -51,14 +51,23 @@ def _one(work: tuple[Rule, Path | None]) -> tuple[str, str, Row]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "certificate.json"
         path.write_text(text, encoding="utf-8")
-        found = check_certificate(path)
+        certificate_result = check_certificate(path)
     if directory is not None:
         (directory / f"{rule.id}.json").write_text(text, encoding="utf-8")
         (directory / f"{rule.id}.smt2").write_text(json.loads(text)["smt2"], encoding="utf-8")
-    row |= {"goals": found.goals, "steps": found.steps, "points": found.points, "bytes": len(text)}
-    unanswered = {solver: found.goals - count for solver, count in found.solvers.items() if count < found.goals}
-    row |= {"unanswered": unanswered} if found.valid and unanswered else {}
-    return digest, "" if found.valid else f"rejected: {found.reason}", row
+    row |= {
+        "goals": certificate_result.goals,
+        "steps": certificate_result.steps,
+        "points": certificate_result.points,
+        "bytes": len(text),
+    }
+    unanswered = {
+        solver: certificate_result.goals - count
+        for solver, count in certificate_result.solvers.items()
+        if count < certificate_result.goals
+    }
+    row |= {"unanswered": unanswered} if certificate_result.valid and unanswered else {}
+    return digest, "" if certificate_result.valid else f"rejected: {certificate_result.reason}", row
 
 
 def circumstances() -> dict[str, Any]:

@@ -30,7 +30,7 @@ from superopt.ops.meaning import Condition
 from superopt.rules import Guard, Rule, parse_rule
 from superopt.rules.clamping import cases
 from superopt.rules.grammar import format_guard
-from superopt.rules.typing import instances, meaning_digest, positions, shown, types_of
+from superopt.rules.typing import condition_text, instances, meaning_digest, positions, types_of
 from superopt.verifier.certificates.normal_forms import (
     Bag,
     Rejected,
@@ -218,40 +218,42 @@ class _Goals:
         Raises:
             Rejected: positions that the left side reads are nowhere said to be inside its axes.
         """
-        self.assumptions = self.given(rule)
+        self.assumptions = self.assumed(rule)
         text = " and ".join(map(format_guard, added))
         if not possible and f"not ({text})" not in stated:
             self.refuted(self.assumptions, [])
             return
         types = types_of(rule)
         tail = f" where {text}" if added else ""
-        shown_ = {c for c in types.lhs_obligations if shown(c) in stated or shown(c) + tail in stated}
+        stated_obligations = {
+            c for c in types.lhs_obligations if condition_text(c) in stated or condition_text(c) + tail in stated
+        }
         for c in types.lhs_obligations:
-            if possible and c not in shown_:
-                self.implied(c, frozenset(shown_))
+            if possible and c not in stated_obligations:
+                self.implied(c, frozenset(stated_obligations))
         for at in positions(rule, rule.lhs, types.types):
             if at.below is not None and possible:
-                self.implied(Condition("ge", at.size - at.below), frozenset(shown_))
+                self.implied(Condition("ge", at.size - at.below), frozenset(stated_obligations))
             elif possible and not {text := str(at), text + tail} & stated:
                 raise Rejected(f"that the positions {at.text} are inside their axis is a hypothesis that is not stated")
         if not possible:
             self.refuted(self.assumptions | frozenset(types.lhs_obligations), [])
 
-    def given(self, rule: Rule) -> Conditions:
+    def assumed(self, rule: Rule) -> Conditions:
         """What the types and guards of a rule say."""
-        known = [g.condition for g in rule.where]
-        known += [Condition("ge", d - 1) for s in rule.tensors.values() for d in s.shape]
-        known += [Condition("ge", sym(n) - 1) for n in rule.sizes]
+        known_conditions = [g.condition for g in rule.where]
+        known_conditions += [Condition("ge", d - 1) for s in rule.tensors.values() for d in s.shape]
+        known_conditions += [Condition("ge", sym(n) - 1) for n in rule.sizes]
         for name, scheme in rule.attribute_atoms.items():
             if scheme.kind == "int" and scheme.relation:
                 kind, least = "ne" if scheme.relation == "!=" else "ge", scheme.bound + (scheme.relation == ">")
-                known.append(Condition(kind, sym(name) - least))
-        return frozenset(known)
+                known_conditions.append(Condition(kind, sym(name) - least))
+        return frozenset(known_conditions)
 
     def context(self, rule: Rule, place: int, row: Row) -> None:
         """The rule gives what a derivation assumes, its facts, the right side's well-formedness and type."""
         types = types_of(rule)
-        self.assumptions = self.given(rule) | frozenset(types.lhs_obligations)
+        self.assumptions = self.assumed(rule) | frozenset(types.lhs_obligations)
         for c in types.rhs_obligations:
             self.implied(c)
         left, right = types.lhs[place], types.rhs[place]
@@ -279,10 +281,10 @@ class _Goals:
             goal = None if fact["goal"] is None else next(iter(conditions([fact["goal"]])))
             self.implied(goal, conditions(fact["given"]))
 
-    def inside(self, value: Bag, shapes: Mapping[str, tuple[Dim, ...]], given: Conditions = frozenset()) -> None:
+    def inside(self, value: Bag, shapes: Mapping[str, tuple[Dim, ...]], assumed: Conditions = frozenset()) -> None:
         """Ask that every element that a normal form reads is inside its tensor."""
         for m in value:
-            here = given | m.guards
+            here = assumed | m.guards
             for factor, _ in m.factors:
                 if factor[0] == "element":
                     for i, extent in zip(factor[2], shapes[factor[1].removeprefix("?")], strict=True):
@@ -291,16 +293,16 @@ class _Goals:
                 for part in factor[2] if factor[0] == "apply" else factor[1:]:
                     self.inside(part if isinstance(part, Bag) else Bag(()), shapes, here)
 
-    def implied(self, goal: Condition | None, given: Conditions = frozenset()) -> None:
+    def implied(self, goal: Condition | None, assumed: Conditions = frozenset()) -> None:
         """Ask that what is known and given implies a condition (``None``: that it is contradictory)."""
-        if goal is None or not (goal.known or goal in given | self.assumptions):
-            self.refuted(given, [] if goal is None else [frozenset((goal,))])
+        if goal is None or not (goal.known or goal in assumed | self.assumptions):
+            self.refuted(assumed, [] if goal is None else [frozenset((goal,))])
 
-    def refuted(self, given: Conditions, pieces: Iterable[Conditions]) -> None:
+    def refuted(self, assumed: Conditions, pieces: Iterable[Conditions]) -> None:
         """Ask that what is known and given cannot hold outside of all pieces."""
         clauses = [[_negated(c) for c in sorted(p, key=str)] for p in pieces]
-        names = {n for c in (*given, *(c for p in clauses for c in p)) for n in symbols(c.size)}
-        chosen, rest = sorted(given, key=str), sorted(self.assumptions - given, key=str)
+        names = {n for c in (*assumed, *(c for p in clauses for c in p)) for n in symbols(c.size)}
+        chosen, rest = sorted(assumed, key=str), sorted(self.assumptions - assumed, key=str)
         while near := [c for c in rest if symbols(c.size) & names]:  # leaving hypotheses out only makes it harder
             chosen += near
             names |= {n for c in near for n in symbols(c.size)}

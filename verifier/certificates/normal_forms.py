@@ -61,10 +61,10 @@ def size(text: str) -> Dim:
 
 def conditions(rows: Iterable[tuple[str, str]]) -> frozenset[Condition]:
     """Conditions from their JSON rows."""
-    found = frozenset(Condition(kind, size(text)) for kind, text in rows)
-    if any(c.kind not in ("ge", "eq", "ne") for c in found):
+    found_conditions = frozenset(Condition(kind, size(text)) for kind, text in rows)
+    if any(c.kind not in ("ge", "eq", "ne") for c in found_conditions):
         raise Rejected("an unknown condition")
-    return found
+    return found_conditions
 
 
 def read(item: Any) -> Any:
@@ -127,16 +127,16 @@ def _meaning(axes: Any, names: Mapping[str, int], tensors: Any, index: Any, valu
     return Comprehension(axes, _scalar(replaced(value, names), tensors, index))
 
 
-def _agree(trial: Trial, place: int, sides: list[Comprehension], steps: list[Any], rng: np.random.Generator) -> bool:
+def _agree(trial: Trial, position: int, sides: list[Comprehension], steps: list[Any], rng: np.random.Generator) -> bool:
     """Whether elements were found at which all is defined; there, sides and steps have the values that they claim."""
-    terms = trial.lhs[place], trial.rhs[place]
-    exact = algebra_for(trial, 0)
-    for algebra, given in ((exact, elements(trial, exact, rng)), (FLOAT64, _floats(trial, rng))):
+    terms = trial.lhs[position], trial.rhs[position]
+    exact = algebra_for(trial)
+    for algebra, given_arrays in ((exact, elements(trial, exact, rng)), (FLOAT64, _floats(trial, rng))):
         reals: dict[str, Any] = {n: algebra.constant(Fraction(v)) for n, v in trial.point.reals.items()}
-        at = partial(evaluate, operands=list(given.values()), algebra=algebra, sizes=reals)
+        at = partial(evaluate, operands=list(given_arrays.values()), algebra=algebra, sizes=reals)
         try:
-            found = values_of(terms, trial, given, algebra)
-            pairs = [(f"the {n} normal form", at(sides[i]), found[terms[i]]) for i, n in enumerate(("left", "right"))]
+            arrays = values_of(terms, trial, given_arrays, algebra)
+            pairs = [(f"the {n} normal form", at(sides[i]), arrays[terms[i]]) for i, n in enumerate(("left", "right"))]
             for number, (before, after, factor, power) in enumerate(steps):
                 scaled = at(before)
                 for _ in range(power):
@@ -156,11 +156,13 @@ def _agree(trial: Trial, place: int, sides: list[Comprehension], steps: list[Any
 
 
 def _floats(trial: Trial, rng: np.random.Generator) -> dict[str, Array]:
-    given: dict[str, Array] = {}
+    given_arrays: dict[str, Array] = {}
     for name, kind in trial.variables.items():
         shape = tuple(value_at(d, {}) for d in kind.shape or ())
-        given[name] = rng.uniform(0.5, 1.5, shape) if kind.dtype.is_float else rng.integers(0, trial.below[name], shape)
-    return given
+        given_arrays[name] = (
+            rng.uniform(0.5, 1.5, shape) if kind.dtype.is_float else rng.integers(0, trial.below[name], shape)
+        )
+    return given_arrays
 
 
 def _same(x: Array, y: Array, algebra: Any) -> bool:

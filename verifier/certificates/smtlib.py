@@ -33,24 +33,25 @@ def script(clauses: Iterable[Iterable[Condition]]) -> str:
     Where sizes are multiplied, what follows from the clauses by one multiplication is written beside them: solvers
     then mostly need no more than linear arithmetic.
     """
-    made = _Script()
+    new_script = _Script()
     stated = [list(clause) for clause in clauses]
     stated += ([c] for c in _products([cs[0] for cs in stated if len(cs) == 1], [c for cs in stated for c in cs]))
     claims = [
-        "(or " + " ".join(c) + ")" if len(c) != 1 else c[0] for c in ([made.condition(c) for c in cs] for cs in stated)
+        "(or " + " ".join(c) + ")" if len(c) != 1 else c[0]
+        for c in ([new_script.condition(c) for c in cs] for cs in stated)
     ]
-    return made.text(["false" if c == "(or )" else c for c in claims])
+    return new_script.text(["false" if c == "(or )" else c for c in claims])
 
 
-def _products(given: Sequence[Condition], written: Sequence[Condition]) -> list[Condition]:
+def _products(given_conditions: Sequence[Condition], written: Sequence[Condition]) -> list[Condition]:
     """Products of two conditions ``≥ 0``, of those whose products of names are already written: no new unknowns."""
     terms = {m for c in written if isinstance(c.size, Poly) for m, _ in c.size.terms if len(m) > 1}
     found: dict[Condition, None] = {}
-    for a, b in combinations_with_replacement((c.size for c in given if c.kind == "ge") if terms else (), 2):
+    for a, b in combinations_with_replacement((c.size for c in given_conditions if c.kind == "ge") if terms else (), 2):
         size = a * b
         if isinstance(size, Poly) and {m for m, _ in size.terms if len(m) > 1} <= terms:
             found[Condition("ge", size)] = None
-    return [c for c in found if c not in given]
+    return [c for c in found if c not in given_conditions]
 
 
 class _Script:

@@ -20,13 +20,12 @@ from superopt.runtime import reference
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME, InferenceSession
 from superopt.runtime.onnx_runtime import run as run_session
 from superopt.verifier.check.check_plan import ORIGINAL, RESULT, CheckResult, Plan
-from superopt.verifier.check.cross_runtime import CrossRuntime, displaced
 from superopt.verifier.check.deviation import Explanations, Trial
-from superopt.verifier.check.exact_arithmetic import unrounded_in_all
 from superopt.verifier.check.input_generation import KINDS, LEVELS, choose_sizes, fed_types, make_inputs
 from superopt.verifier.check.input_targets import MOST, size_candidates
 from superopt.verifier.check.input_values import handles_special
 from superopt.verifier.check.power import Power, measure_power
+from superopt.verifier.check.references import CrossRuntime, displaced, unrounded_in_all
 from superopt.verifier.check.sessions import LARGE, Arrays, Bench, attempt
 from superopt.verifier.check.steered_inputs import Feed, changed_rows, steered
 from superopt.verifier.check.tolerance import JUMP, Comparison, agrees_with_reals, compare, equal, excess
@@ -207,9 +206,9 @@ class DifferentialCheck:
             if not self._survives(self.original, feed):
                 self._note(f"not tried: {feed.name}, at which ONNX Runtime ends the process that runs the original")
                 continue
-            made = attempt(self._session(), feed.arrays, time_limit=plan.longest())
-            if made is not None:
-                yield Trial(feed, made)
+            arrays = attempt(self._session(), feed.arrays, time_limit=plan.longest())
+            if arrays is not None:
+                yield Trial(feed, arrays)
 
     @cached_property
     def deliberate(self) -> bool:
@@ -273,10 +272,10 @@ class DifferentialCheck:
             self.bench.drop(self.result)
         if trial.feed.special:
             return self._not_finite(trial, number, results[-1][0], names, total)
-        for made, optimised in results:
-            total = self._compared(trial, number, made, names, total, optimised=optimised)
+        for arrays, optimised in results:
+            total = self._compared(trial, number, arrays, names, total, optimised=optimised)
             if total.verdict != "failed" and not optimised:  # what the runtime's optimiser breaks excuses the result
-                total = self._unexplained(trial, made, names, total)
+                total = self._unexplained(trial, arrays, names, total)
             if total.verdict == "failed":
                 return total
         if self._is_broken(trial, number, names) and only:
@@ -285,12 +284,12 @@ class DifferentialCheck:
             return total
         return self._compare_in_runtime(trial, number, names, total)
 
-    def _unexplained(self, trial: Trial, made: Arrays, names: Sequence[str], total: CheckResult) -> CheckResult:
+    def _unexplained(self, trial: Trial, arrays: Arrays, names: Sequence[str], total: CheckResult) -> CheckResult:
         """Elements that jump where neither model rounds: at a tie, the original's moves explain either side."""
         if trial.feed.scaled or self.work > self.plan.effort.reference:
             return total
         for name in names:
-            old, new, dtype = trial.original[name], made[name], self.types[name]
+            old, new, dtype = trial.original[name], arrays[name], self.types[name]
             if not excess(old, new, dtype) > JUMP:
                 continue
             sides = (self.before, self.typing), (self.after, self.typing_after)
@@ -307,10 +306,10 @@ class DifferentialCheck:
         return infer(self.after, self.plan.sizes)
 
     def _not_finite(
-        self, trial: Trial, number: int, made: Arrays, names: Sequence[str], total: CheckResult
+        self, trial: Trial, number: int, arrays: Arrays, names: Sequence[str], total: CheckResult
     ) -> CheckResult:
         """Compare NaN and infinities: a difference fails if a model handles them explicitly; else it is reported."""
-        for name, one in self.outputs_compared(trial, number, made, names).items():
+        for name, one in self.outputs_compared(trial, number, arrays, names).items():
             if one.problem is not None and self.deliberate:
                 return _with_comparison(total, one, name, trial.feed.name)
             if one.problem is not None:
@@ -325,48 +324,52 @@ class DifferentialCheck:
         ran = self.explanations.optimised(trial, number) if moved and not trial.feed.scaled else None
         for name in moved if ran is not None else ():
             assert ran is not None
-            found = self.outputs_compared(trial, number, {name: ran[name]}, [name])[name]
-            if found.problem is not None and np.isfinite(found.absolute):
-                said = f"ONNX Runtime's own optimisations move output {name!r} of the original by {found.absolute:.2g}"
-                self.broken.setdefault(name, said)
+            comparison = self.outputs_compared(trial, number, {name: ran[name]}, [name])[name]
+            if comparison.problem is not None and np.isfinite(comparison.absolute):
+                move = f"of the original by {comparison.absolute:.2g}"
+                self.broken.setdefault(name, f"ONNX Runtime's own optimisations move output {name!r} {move}")
         return bool(moved)
 
     def _unoptimised(self, trial: Trial, number: int, names: Sequence[str], total: CheckResult) -> CheckResult:
         """Compare the result with the runtime's optimisations off: what they break in the original excuses nothing."""
         try:
             session = self.bench.session(self.result, optimise=False)
-            made = self._run(session, trial)
+            arrays = self._run(session, trial)
         except (InvalidModel, Unsupported, UsageError) as error:
             return replace(total, verdict="failed", reason=f"the result fails where the original runs: {error.what}")
-        return self._compared(trial, number, made, names, total)
+        return self._compared(trial, number, arrays, names, total)
 
     def _run(self, session: InferenceSession, trial: Trial) -> Arrays:
-        made = run_session(session, trial.feed.arrays, time_limit=self.plan.longest())
+        arrays = run_session(session, trial.feed.arrays, time_limit=self.plan.longest())
         self._release()
-        return made
+        return arrays
 
     def _compare_in_runtime(self, trial: Trial, number: int, names: Sequence[str], total: CheckResult) -> CheckResult:
         """The result in the runtime that it is made for: by ONNX Runtime's truth or, where that runtime does not keep
         to it on the original itself, by how far it is from what that runtime makes of the original."""
-        made, longest = self.cross_runtime, self.plan.longest
-        after, why = made.after(trial.feed.arrays, longest())
+        cross_runtime, longest = self.cross_runtime, self.plan.longest
+        after, why = cross_runtime.after(trial.feed.arrays, longest())
         if after is None:
-            before, whence = made.before(trial.feed.arrays, longest())
+            before, whence = cross_runtime.before(trial.feed.arrays, longest())
             if before is not None:
                 return replace(total, verdict="failed", reason=f"the result fails where the original runs: {why}")
-            self._note(f"not run in {made.name} on some inputs or at all, as it refuses the original, too: {whence}")
+            self._note(
+                f"not run in {cross_runtime.name} on some inputs or at all, as it refuses the original, too: {whence}"
+            )
             return total
-        found = self._compared(trial, number, after, names, total, optimised=True)
-        if found.verdict != "failed":
-            return found
-        before, _ = made.before(trial.feed.arrays, longest())
+        check = self._compared(trial, number, after, names, total, optimised=True)
+        if check.verdict != "failed":
+            return check
+        before, _ = cross_runtime.before(trial.feed.arrays, longest())
         if before is None or self._compared(trial, number, before, names, total, optimised=True).verdict != "failed":
-            return replace(found, reason=f"in {made.name}: {found.reason}")
+            return replace(check, reason=f"in {cross_runtime.name}: {check.reason}")
         moved = {name: displaced(trial.original[name], before[name], after[name]) for name in names}
         again = self._compared(trial, number, moved, names, total, optimised=True)
         if again.verdict == "failed":
-            return replace(again, reason=f"in {made.name}, against the original there: {again.reason}")
-        self._note(f"{made.name} strays from ONNX Runtime on the original itself, and the result was held to it there")
+            return replace(again, reason=f"in {cross_runtime.name}, against the original there: {again.reason}")
+        self._note(
+            f"{cross_runtime.name} strays from ONNX Runtime on the original itself, and the result was held to it there"
+        )
         return again
 
     def _note(self, text: str) -> None:
@@ -374,20 +377,20 @@ class DifferentialCheck:
             self.notes.append(text)
 
     def _compared(
-        self, trial: Trial, number: int, made: Arrays, names: Sequence[str], total: CheckResult, *,
+        self, trial: Trial, number: int, arrays: Arrays, names: Sequence[str], total: CheckResult, *,
         optimised: bool = False,
     ) -> CheckResult:  # fmt: skip
-        found = self.outputs_compared(trial, number, made, names, optimised=optimised)
-        for name, one in found.items():
+        comparisons = self.outputs_compared(trial, number, arrays, names, optimised=optimised)
+        for name, one in comparisons.items():
             total = _with_comparison(total, one, name, trial.feed.name, counts=not trial.feed.scaled)
             if one.excused:
                 total = _with_beyond(total, _OVERFLOWS, name, one.excused)
             if total.verdict == "failed":
                 return total
-        differing = [n for n, one in found.items() if one.differs]
+        differing = [n for n, one in comparisons.items() if one.differs]
         wanted = self.plan.full and number < self.plan.trials
         if wanted or (differing and self.work <= self.plan.effort.reference and number < self.plan.trials):
-            total = self._against_reals(trial, number, made, names if wanted else differing, total, optimised)
+            total = self._against_reals(trial, number, arrays, names if wanted else differing, total, optimised)
         return total
 
     def outputs_compared(
@@ -396,15 +399,15 @@ class DifferentialCheck:
         """Each output by the first criterion, with as much evidence as it needs."""
         assert self.explanations is not None
         old, mixed = trial.original, trial.feed.mixed
-        found = {n: compare(old[n], made[n], self.types[n], mixed=mixed, slack=self.slack) for n in names}
-        apart = [n for n, c in found.items() if c.problem is not None and made[n].shape == old[n].shape]
-        odd = [n for n in apart if np.isinf(found[n].absolute)]
+        comparisons = {n: compare(old[n], made[n], self.types[n], mixed=mixed, slack=self.slack) for n in names}
+        apart = [n for n, c in comparisons.items() if c.problem is not None and made[n].shape == old[n].shape]
+        odd = [n for n in apart if np.isinf(comparisons[n].absolute)]
         exact = (self._exact(trial, odd)[0] or {}) if odd else {}
         for n in apart:
-            found[n] = self.explanations.explain(
-                trial, number, n, made[n], self.types[n], found[n], exact.get(n), optimised=optimised
+            comparisons[n] = self.explanations.explain(
+                trial, number, n, made[n], self.types[n], comparisons[n], exact.get(n), optimised=optimised
             )
-        return found
+        return comparisons
 
     def _exact(self, trial: Trial, names: Sequence[str]) -> tuple[Arrays | None, str]:
         """The float64 outputs, or the reason why there are none."""
@@ -416,7 +419,7 @@ class DifferentialCheck:
             return None, f"compared with the original only, since the reference cannot run: {error}"
 
     def _against_reals(
-        self, trial: Trial, number: int, made: Arrays, names: Sequence[str], total: CheckResult, optimised: bool
+        self, trial: Trial, number: int, arrays: Arrays, names: Sequence[str], total: CheckResult, optimised: bool
     ) -> CheckResult:
         """The second criterion."""
         exact, why = self._exact(trial, names)
@@ -426,13 +429,13 @@ class DifferentialCheck:
         total = replace(total, reference="original and float64")
         for name in names:
             assert self.explanations is not None
-            given = self.explanations.all_moves(trial, number, name)
-            found = agrees_with_reals(
-                trial.original[name], made[name], exact[name], self.types[name], given, slack=self.slack,
+            given_displacement = self.explanations.all_moves(trial, number, name)
+            comparison = agrees_with_reals(
+                trial.original[name], arrays[name], exact[name], self.types[name], given_displacement, slack=self.slack,
                 optimised=optimised,
             )  # fmt: skip
-            if found.problem is not None:
-                said = f"output {name!r} ({trial.feed.name}) against float64: {found.problem}"
+            if comparison.problem is not None:
+                said = f"output {name!r} ({trial.feed.name}) against float64: {comparison.problem}"
                 return replace(total, verdict="failed", culprit_output=name, reason=said)
         return total
 
@@ -441,14 +444,14 @@ class DifferentialCheck:
         if not self.plan.power.work:
             return None
 
-        def fails(number: int, made: Arrays) -> bool | None:
+        def fails(number: int, arrays: Arrays) -> bool | None:
             trial = tried[number]
             if trial.feed.special and not self.deliberate:
                 return False
-            if any(made[n].shape != trial.original[n].shape for n in names):
+            if any(arrays[n].shape != trial.original[n].shape for n in names):
                 return None
-            found = self.outputs_compared(trial, number, made, names)
-            return any(c.problem is not None for c in found.values())
+            comparisons = self.outputs_compared(trial, number, arrays, names)
+            return any(c.problem is not None for c in comparisons.values())
 
         runs = [t.feed.arrays for t in tried]
         given: dict[str, Any] = {
@@ -484,8 +487,8 @@ class DifferentialCheck:
                 why = f"neither ONNX Runtime nor the reference can run the original: {refusal}; {error.what}"
                 return CheckResult("skipped", reason=why, refused=ORIGINAL)
             for name in names:
-                found = agrees_with_reals(None, new[name], old[name], self.types[name], slack=self.slack)
-                total = _with_comparison(total, found, name, f"{kind} inputs")
+                comparison = agrees_with_reals(None, new[name], old[name], self.types[name], slack=self.slack)
+                total = _with_comparison(total, comparison, name, f"{kind} inputs")
                 if total.verdict == "failed":
                     return replace(total, trials=number + 1, feeds=feeds)
             total = replace(total, trials=number + 1)
@@ -525,15 +528,17 @@ def _with_beyond(total: CheckResult, kind: str, name: str, said: str) -> CheckRe
 
 
 def _with_comparison(
-    total: CheckResult, found: Comparison, name: str, kind: str, *, counts: bool = True
+    total: CheckResult, comparison: Comparison, name: str, kind: str, *, counts: bool = True
 ) -> CheckResult:
     """The result with one comparison added; its distances count unless ``counts`` is false and nothing is wrong."""
-    if counts or found.problem is not None:
+    if counts or comparison.problem is not None:
         total = replace(
-            total, max_abs_error=max(total.max_abs_error, found.absolute),
-            max_rel_error=max(total.max_rel_error, found.relative),
-            baseline_error=max(total.baseline_error, found.baseline),
+            total, max_abs_error=max(total.max_abs_error, comparison.absolute),
+            max_rel_error=max(total.max_rel_error, comparison.relative),
+            baseline_error=max(total.baseline_error, comparison.baseline),
         )  # fmt: skip
-    if found.problem is None:
+    if comparison.problem is None:
         return total
-    return replace(total, verdict="failed", culprit_output=name, reason=f"output {name!r} ({kind}): {found.problem}")
+    return replace(
+        total, verdict="failed", culprit_output=name, reason=f"output {name!r} ({kind}): {comparison.problem}"
+    )

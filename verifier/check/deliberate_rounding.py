@@ -67,8 +67,8 @@ class _Form:
 def outputs_rounded_on_purpose(graph: Graph, typing: Typing) -> frozenset[str]:
     """Names of the values of a graph that a deliberate rounding may lead to."""
     forms = _Forms(graph, typing)
-    for place, node in enumerate(graph.nodes):
-        forms.add(place, [o for o in node.outputs if o])
+    for position, node in enumerate(graph.nodes):
+        forms.add(position, [o for o in node.outputs if o])
     return frozenset(name for name, form in forms.known.items() if form.meant)
 
 
@@ -135,7 +135,7 @@ class _Forms:
     def _other(self, node: Applied, forms: Sequence[_Form], outputs: Sequence[str], meant: bool) -> None:
         """An operator that is no sum: it moves the atoms of its one operand, or makes an atom of its own."""
         head = (node.operator.name, tuple((n, repr(v)) for n, v in sorted(node.attributes.items())))
-        rounded, moves = any(f.rounded for f in forms), self._moves(node)
+        rounded, moves = any(f.rounded for f in forms), self._moves_elements(node)
         picked = moves and node.operator.name not in _WHOLE_MOVES
         if len(forms) == 1 and len(outputs) == 1 and moves:
             plain = node.operator.name in _COPIES
@@ -143,8 +143,8 @@ class _Forms:
             self.magnitudes.update((atoms[a], self.magnitudes[a]) for a in atoms if a in self.magnitudes)
             for old, new in atoms.items():
                 if old != new:
-                    known = self._of(old)
-                    self.made[new] = _Atom(known.sources, known.summed, known.picked or picked)
+                    known_atom = self._of(old)
+                    self.made[new] = _Atom(known_atom.sources, known_atom.summed, known_atom.picked or picked)
             self.known[outputs[0]] = _Form({atoms[a]: c for a, c in forms[0].terms.items()}, rounded, meant)
             return
         keys = [tuple(sorted(f.terms.items())) for f in forms]
@@ -170,7 +170,7 @@ class _Forms:
         name = node.operator.name
         if name in _SUMS:
             share = 1.0 / len(forms) if name == "Mean" else 1.0
-            return [-1.0 if name == "Sub" and place else share for place in range(len(forms))]
+            return [-1.0 if name == "Sub" and position else share for position in range(len(forms))]
         if name == "Neg":
             return [-1.0]
         if name in ("Mul", "Div") and len(forms) == 2:
@@ -196,8 +196,8 @@ class _Forms:
         met = [[self._of(a) for a in form.terms] for form in forms]
         return any(
             (one.summed or other.summed) and (one.picked or other.picked) and not one.sources.isdisjoint(other.sources)
-            for place, some in enumerate(met)
-            for others in met[place + 1 :]
+            for position, some in enumerate(met)
+            for others in met[position + 1 :]
             for one in some
             for other in others
         )
@@ -208,7 +208,7 @@ class _Forms:
         except (IllTyped, ArithmeticError):
             return Rounding(exact=False, jumps=True, narrows=True)
 
-    def _moves(self, node: Applied) -> bool:
+    def _moves_elements(self, node: Applied) -> bool:
         try:
             return node.operator.moves(self._types(node), node.attributes)
         except (IllTyped, ArithmeticError):

@@ -24,7 +24,7 @@ from superopt.verifier.check.deliberate_rounding import outputs_rounded_on_purpo
 from superopt.verifier.check.rounding_noise import ELEMENTARY, REALS, Disturbed, is_exact, live_values
 from superopt.verifier.check.sessions import REFUSALS, Arrays, Bench, attempt
 from superopt.verifier.check.steered_inputs import Feed
-from superopt.verifier.check.tolerance import Comparison, Moves, compare, element_type
+from superopt.verifier.check.tolerance import Comparison, Displacement, compare, element_type
 
 __all__ = ["Explanations", "leading_to", "NEAR", "Overflow", "Trial"]
 
@@ -141,24 +141,24 @@ def leading_to(graph: Graph, output: str) -> Graph:
     """The part of a graph that an output is computed by."""
     import networkx as nx  # here, because few checks come this far
 
-    made = graph.producer.get(output)
+    node = graph.producer.get(output)
     drawn = graph.to_networkx()
-    places = {i for i, n in enumerate(graph.nodes) if n is made}
-    places |= {p for end in places for p in nx.ancestors(drawn, end) if isinstance(p, int)}
-    kept = tuple(n for i, n in enumerate(graph.nodes) if i in places)
-    return replace(graph, nodes=kept, outputs=tuple(v for v in graph.outputs if v.name == output))
+    positions = {i for i, n in enumerate(graph.nodes) if n is node}
+    positions |= {p for end in positions for p in nx.ancestors(drawn, end) if isinstance(p, int)}
+    kept_nodes = tuple(n for i, n in enumerate(graph.nodes) if i in positions)
+    return replace(graph, nodes=kept_nodes, outputs=tuple(v for v in graph.outputs if v.name == output))
 
 
-def _large(made: np.ndarray, limit: float, operands: list[np.ndarray], node: Node) -> np.ndarray:
-    large: np.ndarray = np.abs(made) >= limit  # not a NaN
+def _large(array: np.ndarray, limit: float, operands: list[np.ndarray], node: Node) -> np.ndarray:
+    large: np.ndarray = np.abs(array) >= limit  # not a NaN
     if node.op in _POLES:
-        large &= np.isfinite(made)
+        large &= np.isfinite(array)
     for operand in operands:
         infinite = np.isinf(operand)
-        if operand.shape == made.shape:
+        if operand.shape == array.shape:
             large &= ~infinite
         elif infinite.any():
-            return np.zeros(made.shape, bool)
+            return np.zeros(array.shape, bool)
     return large
 
 
@@ -178,7 +178,7 @@ _EVIDENCE_BYTES = 1 << 26  # bytes of outputs that are kept for other comparison
 _UNEXPLAINABLE = {1: 2.0**10, 2: 2.0**7, 4: 2.0**4, 12: 1.0, 36: 1.0}
 
 
-_Compared = Callable[[Moves | None, np.ndarray | None], Comparison]  # by moves, without the elements of a mask
+_Compared = Callable[[Displacement | None, np.ndarray | None], Comparison]  # by moves, without the elements of a mask
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,9 @@ class _Evidence:
     optimised: tuple[Arrays | None, ...] = ()
     count: int = 0
     runs: tuple[list[Arrays], list[Arrays]] = field(default_factory=lambda: ([], []))
-    moves: dict[str, tuple[int, Moves]] = field(default_factory=dict)  # by output, with the runs that are in it
+    displacements: dict[str, tuple[int, Displacement]] = field(
+        default_factory=dict
+    )  # by output, with the runs that are in it
     near: dict[str, np.ndarray] = field(default_factory=dict)
     reals: dict[str, np.ndarray | None] = field(default_factory=dict)
 
@@ -204,7 +206,7 @@ class _Evidence:
         """Bytes."""
         arrays = [a for r in (*self.runs[0], *self.runs[1], *filter(None, self.optimised)) for a in r.values()]
         arrays += [a for a in (*self.near.values(), *self.reals.values()) if a is not None]
-        return sum(a.nbytes for a in arrays) + sum(m.nbytes for _, m in self.moves.values())
+        return sum(a.nbytes for a in arrays) + sum(m.nbytes for _, m in self.displacements.values())
 
 
 class Explanations:
@@ -252,7 +254,7 @@ class Explanations:
             optimised: the result ran with the runtime's optimisations on.
         """
 
-        def look(moved: Moves | None, full: np.ndarray | None) -> Comparison:
+        def look(moved: Displacement | None, full: np.ndarray | None) -> Comparison:
             return compare(
                 trial.original[name], made, dtype, moved, mixed=trial.feed.mixed, exact=exact, full=full,
                 slack=self._slack, optimised=optimised,
@@ -263,53 +265,55 @@ class Explanations:
             return found
         return self._nearer_to_reals(trial, number, name, made, found, look)
 
-    def _explained(self, trial: Trial, number: int, name: str, found: Comparison, compared: _Compared) -> Comparison:
+    def _explained(
+        self, trial: Trial, number: int, name: str, comparison: Comparison, compared: _Compared
+    ) -> Comparison:
         """With the original's own moves, and where it overflows, for an explanation."""
         full: np.ndarray | None = None
         excused = ""
 
-        def look(moved: Moves | None) -> Comparison:
+        def look(moved: Displacement | None) -> Comparison:
             looked = compared(moved, full)
             return replace(looked, excused=excused) if looked.problem is None and excused else looked
 
-        if np.isinf(found.absolute):  # NaNs and infinities: no rounding explains them
-            full, excused = self._overflow_mask(trial, number, name), found.problem or ""
-            found = look(None)
-            if np.isinf(found.absolute):
-                return found
-        moved: Moves | None = None
-        for count, moved in self._moves(trial, number, name):
-            found = look(moved)
-            if found.problem is None:
-                return found
-            if moved.disturbed and found.excess > _UNEXPLAINABLE[count] and self._is_smooth(name):
+        if np.isinf(comparison.absolute):  # NaNs and infinities: no rounding explains them
+            full, excused = self._overflow_mask(trial, number, name), comparison.problem or ""
+            comparison = look(None)
+            if np.isinf(comparison.absolute):
+                return comparison
+        moved: Displacement | None = None
+        for count, moved in self._displacements(trial, number, name):
+            comparison = look(moved)
+            if comparison.problem is None:
+                return comparison
+            if moved.disturbed and comparison.excess > _UNEXPLAINABLE[count] and self._is_smooth(name):
                 if full is None:
-                    full, excused = self._overflow_mask(trial, number, name), found.problem
-                    found = look(moved)
-                if found.problem is None or found.excess > _UNEXPLAINABLE[count]:
-                    return found
+                    full, excused = self._overflow_mask(trial, number, name), comparison.problem
+                    comparison = look(moved)
+                if comparison.problem is None or comparison.excess > _UNEXPLAINABLE[count]:
+                    return comparison
         if full is None:
-            full, excused = self._overflow_mask(trial, number, name), found.problem or ""
-            found = look(moved)
-        return found
+            full, excused = self._overflow_mask(trial, number, name), comparison.problem or ""
+            comparison = look(moved)
+        return comparison
 
     def _nearer_to_reals(
-        self, trial: Trial, number: int, name: str, made: np.ndarray, found: Comparison, compared: _Compared
+        self, trial: Trial, number: int, name: str, array: np.ndarray, comparison: Comparison, compared: _Compared
     ) -> Comparison:
         """Without the elements that are no further from the reals than the original's, where its intermediates'
         rounding explains the distance: moved inputs do not show all of it (``(a + b) + (a - b)`` rounds ``a`` alike,
         wherever in its binade ``b`` is). Not so where a rounding may be meant."""
         if self._reals is None or name in self._meant:
-            return found
+            return comparison
         near = self._overflow_mask(trial, number, name)
-        for count, moved in self._moves(trial, number, name):
+        for count, moved in self._displacements(trial, number, name):
             looked = compared(moved.of_intermediates(), near)
             if looked.problem is None:
                 break
             if moved.disturbed and looked.excess > _UNEXPLAINABLE[count]:
-                return found
+                return comparison
         else:
-            return found
+            return comparison
         if self._inside:
             return looked
         reals = self._evidence_of(number).reals
@@ -317,42 +321,52 @@ class Explanations:
             reals[name] = self._reals(trial, name)
         truth, old = reals[name], trial.original[name]
         if truth is None or truth.shape != old.shape:
-            return found
-        closer = _error(made, truth) <= _error(old, truth) + _untold(moved.of_intermediates(), old)
+            return comparison
+        closer = _error(array, truth) <= _error(old, truth) + _untold(moved.of_intermediates(), old)
         return compared(moved, near | closer)
 
     @cached_property
     def _meant(self) -> frozenset[str]:
         return outputs_rounded_on_purpose(self._graph, self._typing)
 
-    def all_moves(self, trial: Trial, number: int, name: str) -> Moves | None:
+    def all_moves(self, trial: Trial, number: int, name: str) -> Displacement | None:
         """The moves of an output that were gathered so far; ``None`` if none were."""
-        known = self._evidence.get(number)
-        return None if known is None or name not in known.moves else known.moves[name][1]
+        known_evidence = self._evidence.get(number)
+        return (
+            None
+            if known_evidence is None or name not in known_evidence.displacements
+            else known_evidence.displacements[name][1]
+        )
 
     def broken(self, number: int, name: str) -> float:
         """The distance by which the runtime's optimiser moves an output of the original, if it is more than another
         order of sums explains; else 0."""
-        known = self._evidence.get(number)
-        return 0.0 if known is None or name not in known.moves else known.moves[name][1].broken
+        known_evidence = self._evidence.get(number)
+        return (
+            0.0
+            if known_evidence is None or name not in known_evidence.displacements
+            else known_evidence.displacements[name][1].broken
+        )
 
-    def _moves(self, trial: Trial, number: int, name: str) -> Iterator[tuple[int, Moves]]:
+    def _displacements(self, trial: Trial, number: int, name: str) -> Iterator[tuple[int, Displacement]]:
         """More and more evidence of an output's moves, beginning with the stored evidence."""
-        known = self._evidence_of(number)
-        if name not in known.moves:
-            known.moves[name] = (0, Moves(trial.original[name], tiny=trial.feed.tiny))
-        done, moved = known.moves[name]
+        known_evidence = self._evidence_of(number)
+        if name not in known_evidence.displacements:
+            known_evidence.displacements[name] = (0, Displacement(trial.original[name], tiny=trial.feed.tiny))
+        done, moved = known_evidence.displacements[name]
         if not moved.has_optimised and (ran := self.optimised(trial, number)) is not None:
             moved.add_optimised(ran[name])
         yield done, moved
         for count in _SAMPLES:
             if count > done:
-                for upto in [*range(known.count + 1, count + 1)] or [count]:  # outputs may be large: one is held
+                for upto in [*range(known_evidence.count + 1, count + 1)] or [
+                    count
+                ]:  # outputs may be large: one is held
                     inputs, inside = self._samples(trial, number, upto)
                     moved.add(
                         [r.pop(name) for r in inputs[moved.inputs :]], [r.pop(name) for r in inside[moved.inside :]]
                     )
-                known.moves[name] = (count, moved)
+                known_evidence.displacements[name] = (count, moved)
                 yield count, moved
 
     def _evidence_of(self, number: int) -> _Evidence:
@@ -370,25 +384,25 @@ class Explanations:
 
     def optimised(self, trial: Trial, number: int) -> Arrays | None:
         """The original's outputs with the runtime's optimisations on."""
-        known = self._evidence_of(number)
-        if not known.optimised:
+        known_evidence = self._evidence_of(number)
+        if not known_evidence.optimised:
             self._release()
-            known.optimised = (self._noise().optimised(trial.feed.arrays, self._longest()),)
+            known_evidence.optimised = (self._noise().optimised(trial.feed.arrays, self._longest()),)
             self._release()
-        return known.optimised[0]
+        return known_evidence.optimised[0]
 
     def _samples(self, trial: Trial, number: int, count: int) -> tuple[list[Arrays], list[Arrays]]:
         """At least so many disturbed runs of each kind; stored outputs of earlier runs are reused."""
-        known = self._evidence_of(number)
-        if known.count < count:
+        known_evidence = self._evidence_of(number)
+        if known_evidence.count < count:
             self._release()
             more = self._noise().samples(
-                trial.feed.arrays, range(known.count, count), tiny=trial.feed.tiny, time_limit=self._longest(),
+                trial.feed.arrays, range(known_evidence.count, count), tiny=trial.feed.tiny, time_limit=self._longest(),
                 together=not self._large,
             )  # fmt: skip
-            known.runs = (known.runs[0] + more[0], known.runs[1] + more[1])
-            known.count = count
-        return known.runs
+            known_evidence.runs = (known_evidence.runs[0] + more[0], known_evidence.runs[1] + more[1])
+            known_evidence.count = count
+        return known_evidence.runs
 
     def _overflow_mask(self, trial: Trial, number: int, name: str) -> np.ndarray:
         """Elements of an output at which the original overflows or nearly does."""
@@ -408,11 +422,11 @@ class Explanations:
             end = self._graph.producer.get(name)
             ends = [i for i, n in enumerate(self._graph.nodes) if n is end]
             leading = {*ends, *(p for e in ends for p in nx.ancestors(drawn, e) if isinstance(p, int))}
-            self._smooth[name] = not any(_jumps(self._typing, place) for place in leading)
+            self._smooth[name] = not any(_jumps(self._typing, position) for position in leading)
         return self._smooth[name]
 
 
-def _untold(moved: Moves, old: np.ndarray) -> np.ndarray:
+def _untold(moved: Displacement, old: np.ndarray) -> np.ndarray:
     """How much of the original's own rounding float64 does not resolve; 0 where that is its type."""
     dtype = element_type(old)
     if dtype is None or dtype is DType.FLOAT64:
@@ -421,19 +435,19 @@ def _untold(moved: Moves, old: np.ndarray) -> np.ndarray:
     return share * moved.largest().astype(np.float64)
 
 
-def _error(made: np.ndarray, truth: np.ndarray) -> np.ndarray:
+def _error(array: np.ndarray, truth: np.ndarray) -> np.ndarray:
     with np.errstate(invalid="ignore"):  # infinity less infinity is no number, and no smaller than any
-        return np.asarray(np.abs(made.astype(np.float64) - truth.astype(np.float64)))
+        return np.asarray(np.abs(array.astype(np.float64) - truth.astype(np.float64)))
 
 
-def _jumps(typing: Typing, place: int) -> bool:
+def _jumps(typing: Typing, position: int) -> bool:
     """Whether a node's result jumps somewhere; a node without a meaning may jump."""
-    node = typing.nodes[place]
+    node = typing.nodes[position]
     if not isinstance(node, Applied):
         return True
     types = tuple(None if a is None else typing.types.get(a) for a in node.args)
     try:
-        known = node.operator.rounding(types, node.attributes)
+        known_rounding = node.operator.rounding(types, node.attributes)
     except (IllTyped, ArithmeticError):
         return True
-    return known.jumps or known.narrows
+    return known_rounding.jumps or known_rounding.narrows

@@ -31,7 +31,7 @@ Moved inputs do not show all rounding: ``(a + b) + (a - b)`` rounds ``a`` alike 
 element that is no further from the float64 reference than the original's passes where the rounded intermediates' moves
 explain the distance, unless the original may round on purpose there
 (:mod:`superopt.verifier.check.deliberate_rounding`). And where neither model rounds anything
-(:mod:`superopt.verifier.check.exact_arithmetic`), nothing explains that an element jumps: at a tie, say.
+(:mod:`superopt.verifier.check.references`), nothing explains that an element jumps: at a tie, say.
 
 Where a budget of errors is given (``slack``: algorithms with fewer multiplications), a share of an output's largest
 magnitude is a free distance as well, by both criteria, at the places that use it and in the whole model.
@@ -39,6 +39,8 @@ magnitude is a free distance as well, by both criteria, at the places that use i
 A result that will run in another runtime is run there as well and held to the same bound. Where that runtime strays
 from it on the *original* (it rounds otherwise, or reads an edge of a definition otherwise), the result may be as far
 from what that runtime makes of the original as the bound says, and the check says so.
+
+The changed regions at which two graphs begin to differ, each run alone on the original's values.
 """
 
 from __future__ import annotations
@@ -48,8 +50,12 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 
+import numpy as np
+
+from superopt.ir.diff import changed_regions
 from superopt.ir.errors import ResourceLimit, Unsupported
-from superopt.ir.graph import Graph
+from superopt.ir.graph import Graph, Value
+from superopt.ir.types import TensorType
 from superopt.ops.infer import Typing, infer
 from superopt.runtime.limits import bounded_memory, refuse_unbounded
 from superopt.runtime.numeric_libraries import one_blas_thread
@@ -60,15 +66,24 @@ from superopt.verifier.check.comparison import DifferentialCheck
 from superopt.verifier.check.input_generation import make_inputs
 from superopt.verifier.check.local_checks import check_sites
 from superopt.verifier.check.power import EFFORTS, NONE, Effort, Power
-from superopt.verifier.check.sessions import Bench
-from superopt.verifier.check.tolerance import FACTOR, MARGIN
+from superopt.verifier.check.sessions import REFUSALS, Arrays, Bench, attempt
+from superopt.verifier.check.tolerance import FACTOR, MARGIN, excess
 from superopt.verifier.equivalence.inlining import inlined
 from superopt.verifier.equivalence.signatures import interface_difference, signature_difference, unified
 
 __all__ = [
-    "EXACT", "FACTOR", "MARGIN", "CheckResult", "Power", "Slack", "check", "check_regions", "check_rewrite",
+    "EXACT",
+    "FACTOR",
+    "MARGIN",
+    "CheckResult",
+    "Power",
+    "Slack",
+    "check",
+    "check_regions",
+    "check_rewrite",
     "make_inputs",
-]  # fmt: skip
+    "suspects",
+]
 
 Pair = tuple[Graph, Graph]
 _GROWN = 2  # times that a place which fails is grown
@@ -113,12 +128,12 @@ def check(
             or not the result is nearer to the reals, where no rounding of the original is meant.
     """
 
-    def judged(read: Pair, plan: Plan, bench: Bench, typing: Typing) -> CheckResult:
+    def run_check(read: Pair, plan: Plan, bench: Bench, typing: Typing) -> CheckResult:
         return DifferentialCheck(*read, plan, bench, typing, ran=(before, after)).run()
 
     plan = _plan(seed, max(trials, 1), time_limit, patience, sizes, EFFORTS[power])
     plan = replace(plan, full=full, runtime=runtime, slack=slack, beyond=unify, inside=inside)
-    return _bounded(before, after, plan, judged, unify=unify)
+    return _bounded(before, after, plan, run_check, unify=unify)
 
 
 @one_blas_thread()
@@ -159,32 +174,39 @@ def check_rewrite(
         the whole got less than all steered ones.
     """
 
-    def judged(read: Pair, plan: Plan, bench: Bench, typing: Typing) -> CheckResult:
+    def run_check(read: Pair, plan: Plan, bench: Bench, typing: Typing) -> CheckResult:
         judge = DifferentialCheck(*read, plan, bench, typing, ran=(before, after))
         if judge.exhaustive:
             return judge.run()
-        places = check_sites(*read, typing, plan, bench)
+        local_checks = check_sites(*read, typing, plan, bench)
         bench.release_memory()
-        if places.disagreement:
-            found = DifferentialCheck(*read, replace(plan, effort=WHOLE), bench, typing, ran=(before, after)).run()
-            if places.hidden and found.verdict == "passed":
-                why = f"{places.disagreement}, on inputs that are alike as none of the whole makes them"
-                return replace(found, verdict="failed", reason=why, where=places.hidden)
-            said = f"checked as a whole: {places.disagreement}"
-            return replace(found, reason="; ".join(r for r in (found.reason, said) if r))
-        if places.late:
-            why = f"time ended the check before {places.late} kinds of rewritten places were run by themselves"
-            return CheckResult("skipped", places.trials, reason=why)
-        if places.power is not None:
+        if local_checks.disagreement:
+            found_check = DifferentialCheck(
+                *read, replace(plan, effort=WHOLE), bench, typing, ran=(before, after)
+            ).run()
+            if local_checks.hidden and found_check.verdict == "passed":
+                why = f"{local_checks.disagreement}, on inputs that are alike as none of the whole makes them"
+                return replace(found_check, verdict="failed", reason=why, where=local_checks.hidden)
+            said = f"checked as a whole: {local_checks.disagreement}"
+            return replace(found_check, reason="; ".join(r for r in (found_check.reason, said) if r))
+        if local_checks.late:
+            why = f"time ended the check before {local_checks.late} kinds of rewritten places were run by themselves"
+            return CheckResult("skipped", local_checks.trials, reason=why)
+        if local_checks.power is not None:
             judge.plan = replace(plan, power=NONE)
-        found = judge.run()
-        if found.verdict != "passed":
-            return found
-        said = "; ".join(r for r in (found.reason, places.note) if r)
-        return replace(found, trials=found.trials + places.trials, power=places.power or found.power, reason=said)
+        found_check = judge.run()
+        if found_check.verdict != "passed":
+            return found_check
+        said = "; ".join(r for r in (found_check.reason, local_checks.note) if r)
+        return replace(
+            found_check,
+            trials=found_check.trials + local_checks.trials,
+            power=local_checks.power or found_check.power,
+            reason=said,
+        )
 
     plan = _plan(seed, _TRIALS, time_limit, patience, sizes, EFFORTS["quick"], QUICK)
-    return _bounded(before, after, replace(plan, runtime=runtime, slack=slack), judged, bench)
+    return _bounded(before, after, replace(plan, runtime=runtime, slack=slack), run_check, bench)
 
 
 def _plan(
@@ -198,7 +220,7 @@ def _plan(
 
 
 def _bounded(
-    before: Graph, after: Graph, plan: Plan, judged: Callable[[Pair, Plan, Bench, Typing], CheckResult],
+    before: Graph, after: Graph, plan: Plan, run_check: Callable[[Pair, Plan, Bench, Typing], CheckResult],
     bench: Bench | None = None, *, unify: bool = False,
 ) -> CheckResult:  # fmt: skip
     """A check within bounds of time and memory: of the models as they run, and with their functions inlined."""
@@ -212,8 +234,8 @@ def _bounded(
         typing = infer(read[0], plan.sizes)
         refuse_unbounded(read[0], plan.sizes, typing=typing, copies=_COPIES)
         refuse_unbounded(after, plan.sizes, copies=_COPIES)
-        with bounded_memory(), Bench() if bench is None else nullcontext(bench) as given:
-            return judged(read, plan, given, typing)
+        with bounded_memory(), Bench() if bench is None else nullcontext(bench) as given_bench:
+            return run_check(read, plan, given_bench, typing)
     except MemoryError:
         return CheckResult("skipped", reason="not enough memory to run the model")
     except (ResourceLimit, Unsupported) as error:
@@ -241,27 +263,70 @@ def check_regions(
             left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
             if left == 0.0:
                 return replace(total, verdict="skipped", reason=f"the time ran out after {position} regions")
-            found = check(
+            found_check = check(
                 before, after, seed=seed + position, trials=trials, time_limit=left, patience=left, runtime=runtime,
                 slack=slack,
             )  # fmt: skip
-            if found.verdict != "failed" or grow is None or turn == _GROWN:
+            if found_check.verdict != "failed" or grow is None or turn == _GROWN:
                 grown = turn  # what it took here it will take at the next, which is often alike
                 break
             size = len(before.nodes)
             before, after = grow((before, after))
             if len(before.nodes) == size:
                 break
-        if found.verdict == "failed":
-            return replace(found, reason=f"region {position}: {found.reason}")
-        if found.verdict == "skipped" and deadline is not None and time.monotonic() > deadline:
-            return replace(found, reason=f"the time ran out in region {position}")
-        if found.verdict == "skipped":
-            return replace(found, reason=f"region {position} was skipped: {found.reason}")
+        if found_check.verdict == "failed":
+            return replace(found_check, reason=f"region {position}: {found_check.reason}")
+        if found_check.verdict == "skipped" and deadline is not None and time.monotonic() > deadline:
+            return replace(found_check, reason=f"the time ran out in region {position}")
+        if found_check.verdict == "skipped":
+            return replace(found_check, reason=f"region {position} was skipped: {found_check.reason}")
         total = CheckResult(
-            "passed", total.trials + found.trials, max(total.max_abs_error, found.max_abs_error),
-            max(total.max_rel_error, found.max_rel_error),
-            "original and float64" if "float64" in found.reference + total.reference else "original",
-            max(total.baseline_error, found.baseline_error),
+            "passed", total.trials + found_check.trials, max(total.max_abs_error, found_check.max_abs_error),
+            max(total.max_rel_error, found_check.max_rel_error),
+            "original and float64" if "float64" in found_check.reference + total.reference else "original",
+            max(total.baseline_error, found_check.baseline_error),
         )  # fmt: skip
     return total
+
+
+def suspects(before: Graph, after: Graph, feeds: Mapping[str, np.ndarray]) -> list[tuple[str, ...]]:
+    """The outputs of each changed region, ordered by how far the region strays on these inputs, the farthest first.
+
+    A place strays by the largest distance of its outputs from the original's over the distance that needs no
+    explanation, both sides being fed the original's values. Places that cannot be run come last.
+    """
+    types = infer(before).types
+    pairs = changed_regions(before, after, types)
+    with Bench() as bench:
+        given_arrays = _values(before, {v.name for a, _ in pairs for v in a.inputs} - feeds.keys(), types, feeds, bench)
+        found = [(_strays(a, b, given_arrays, bench), tuple(v.name for v in a.outputs)) for a, b in pairs]
+    return [outputs for _, outputs in sorted(found, key=lambda f: -f[0])]
+
+
+def _values(
+    graph: Graph, names: set[str], types: Mapping[str, TensorType | None], feeds: Mapping[str, np.ndarray], bench: Bench
+) -> Arrays:
+    """The original's values on the inputs."""
+    wanted = tuple(Value(n, types.get(n)) for n in sorted(names) if n in graph.producer)
+    declared = {v.name for v in graph.outputs}
+    outputs = (*graph.outputs, *(v for v in wanted if v.name not in declared))
+    try:
+        arrays = attempt(bench.session(replace(graph, outputs=outputs, values=()), optimise=False), feeds)
+    except REFUSALS:
+        arrays = None
+    return {**feeds, **(arrays or {})}
+
+
+def _strays(a: Graph, b: Graph, given_arrays: Mapping[str, np.ndarray], bench: Bench) -> float:
+    """How far one region strays; negative if it cannot be run."""
+    runs: list[Arrays] = []
+    for graph in (a, b):
+        try:
+            arrays = attempt(bench.session(replace(graph, values=()), optimise=False), given_arrays)
+        except REFUSALS:
+            return -1.0
+        if arrays is None:
+            return -1.0
+        runs.append(arrays)
+    kinds = {v.name: v.type.dtype if isinstance(v.type, TensorType) else None for v in a.outputs}
+    return max((excess(runs[0][n], runs[1][n], kind) for n, kind in kinds.items()), default=-1.0)

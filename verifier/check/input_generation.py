@@ -223,7 +223,7 @@ def accepted(graph: Graph, name: str, array: np.ndarray) -> np.ndarray:
 
 def _not_zero(graph: Graph, name: str) -> bool:
     return any(
-        len(node.inputs) > (place := _NOT_ZERO.get(node.op, len(node.inputs))) and node.inputs[place] == current
+        len(node.inputs) > (position := _NOT_ZERO.get(node.op, len(node.inputs))) and node.inputs[position] == current
         for node, current in _readers(graph, name)
     )
 
@@ -292,8 +292,8 @@ def domain_of(graph: Graph, name: str) -> Domain:
             continue
         seen.add(current)
         for node in graph.consumers.get(current, ()):
-            places = _SIZES.get(node.op, ())
-            if any(p < len(node.inputs) and node.inputs[p] == current for p in places):
+            positions = _SIZES.get(node.op, ())
+            if any(p < len(node.inputs) and node.inputs[p] == current for p in positions):
                 return Domain(small=True)
             real = node.op == "Cast" and node.attributes.get("to") not in _INTEGERS
             if node.op not in _REALS and not real:

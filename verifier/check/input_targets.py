@@ -105,8 +105,8 @@ def constant_array(graph: Graph, name: str) -> np.ndarray | None:
         if node is None or node.domain not in ("", "ai.onnx"):
             return None
         if node.op == "Constant" and len(node.attributes) == 1:
-            [(attribute, given)] = node.attributes.items()
-            return attribute_array(attribute, given)
+            [(key, value)] = node.attributes.items()
+            return attribute_array(key, value)
         if node.op not in _RESPELLED:
             return None
         name = node.inputs[0]
@@ -170,15 +170,15 @@ def _sites(graph: Graph, node: Node) -> Iterator[tuple[str, list[float]]]:
 
 
 def _knees(node: Node) -> list[float]:
-    def given(name: str, default: float) -> float:
+    def attribute(name: str, default: float) -> float:
         value = node.attributes.get(name)
         return float(value) if isinstance(value, int | float) else default
 
     if node.op == "ThresholdedRelu":
-        return [given("alpha", 1.0)]
+        return [attribute("alpha", 1.0)]
     if node.op == "Shrink":
-        return [given("lambd", 0.5), -given("lambd", 0.5)]
-    alpha, beta = given("alpha", 0.2), given("beta", 0.5)
+        return [attribute("lambd", 0.5), -attribute("lambd", 0.5)]
+    alpha, beta = attribute("alpha", 0.2), attribute("beta", 0.5)
     return [-beta / alpha, (1 - beta) / alpha] if alpha else []
 
 
@@ -190,7 +190,7 @@ class _Backwards:
     types: Mapping[str, ValueType | None] = field(default_factory=dict)
     targets: dict[str, dict[float, None]] = field(default_factory=dict)
     sizes: dict[str, dict[int, None]] = field(default_factory=dict)
-    seen: set[tuple[str, float]] = field(default_factory=set)
+    visited: set[tuple[str, float]] = field(default_factory=set)
     steps: int = 0
 
     def __post_init__(self) -> None:
@@ -200,9 +200,9 @@ class _Backwards:
         stack = [(name, target, 0)]
         while stack and self.steps < _STEPS:
             current, wanted, depth = stack.pop()
-            if (current, wanted) in self.seen or not math.isfinite(wanted) or depth > _DEPTH:
+            if (current, wanted) in self.visited or not math.isfinite(wanted) or depth > _DEPTH:
                 continue
-            self.seen.add((current, wanted))
+            self.visited.add((current, wanted))
             self.steps += 1
             if current in self.fed:
                 self.targets.setdefault(current, {})[wanted] = None
@@ -364,9 +364,9 @@ def _size_sites(graph: Graph, node: Node, types: Types) -> Iterator[tuple[str, i
 def _axes(graph: Graph, node: Node, rank: int) -> Iterator[tuple[int, int]]:
     """Axes of a node's first operand, with lengths at which it does otherwise."""
     if node.op == "Slice":
-        given = {k: _integers(graph, node, p, k) for p, k in enumerate(("starts", "ends", "axes"), 1)}
-        axes = given["axes"] or range(rank)
-        for numbers in (given["starts"], given["ends"]):
+        operands = {k: _integers(graph, node, p, k) for p, k in enumerate(("starts", "ends", "axes"), 1)}
+        axes = operands["axes"] or range(rank)
+        for numbers in (operands["starts"], operands["ends"]):
             yield from ((axis, abs(k)) for axis, k in zip(axes, numbers, strict=False))
     elif node.op in ("Gather", "GatherElements"):
         axis = node.attributes.get("axis", 0)
@@ -380,14 +380,14 @@ def _axes(graph: Graph, node: Node, rank: int) -> Iterator[tuple[int, int]]:
         yield from ((2 + i, k) for i, k in enumerate(kernel) if isinstance(k, int))
 
 
-def _integers(graph: Graph, node: Node, place: int, attribute: str) -> list[int]:
+def _integers(graph: Graph, node: Node, position: int, attribute: str) -> list[int]:
     """A node's whole numbers, from a constant operand or an attribute."""
     held = node.attributes.get(attribute)
     if held is not None:
         return [v for v in (held if isinstance(held, tuple) else (held,)) if isinstance(v, int)]
-    if len(node.inputs) <= place or not node.inputs[place]:
+    if len(node.inputs) <= position or not node.inputs[position]:
         return []
-    return [int(t) for t in numbers_of(graph, node.inputs[place], _FEW_SIZES) if abs(t) < 2**62]
+    return [int(t) for t in numbers_of(graph, node.inputs[position], _FEW_SIZES) if abs(t) < 2**62]
 
 
 def _inner_numbers(graph: Graph) -> Iterator[int]:

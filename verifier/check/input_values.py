@@ -47,10 +47,10 @@ Fill = Callable[[str, DType, np.ndarray, np.random.Generator], np.ndarray]
 def in_parts(array: np.ndarray, make: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
     """An array of independent elements, computed part by part."""
     flat = array.reshape(-1)
-    made = np.empty_like(flat)
+    new_array = np.empty_like(flat)
     for part in pieces(flat.size):
-        made[part] = make(flat[part]).astype(array.dtype)
-    return made.reshape(array.shape)
+        new_array[part] = make(flat[part]).astype(array.dtype)
+    return new_array.reshape(array.shape)
 
 
 def around(targets: Sequence[float], dtype: DType, ordinary: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -62,12 +62,12 @@ def around(targets: Sequence[float], dtype: DType, ordinary: np.ndarray, rng: np
         up, down = (next_number(exact, dtype, way) for way in (1, -1))
         wide = chosen + rng.standard_normal(ordinary.shape)
         near = chosen * (1 + 1e-3 * rng.standard_normal(ordinary.shape))
-        made = np.select(
+        array = np.select(
             [kind == 0, kind == 1, kind == 2, kind == 3, kind == 4],
             [exact.astype(float), up.astype(float), down.astype(float), wide, near],
             np.where(kind == 5, 2 * chosen, ordinary.astype(float)),
         )
-        out = made.astype(dtype.numpy)
+        out = array.astype(dtype.numpy)
     return np.asarray(np.where(np.isfinite(out.astype(float)), out, ordinary))
 
 

@@ -118,27 +118,31 @@ class _LocalChecker:
 
     def run(self) -> LocalChecks:
         regions = changed_regions(self.before, self.after, self.typing.types, self.fixed)
-        found = [_changed_region(p, self.plan.sizes) for p in regions]
-        places = list({p.identity: p for p in sorted(found, key=lambda p: -p.cost) if p.pair[0].outputs}.values())[::-1]
+        found_changed_regions = [_changed_region(p, self.plan.sizes) for p in regions]
+        places = list(
+            {p.identity: p for p in sorted(found_changed_regions, key=lambda p: -p.cost) if p.pair[0].outputs}.values()
+        )[::-1]
         first = {p.kind: p for p in reversed(places)}
         powers: list[Power] = []
         checked = leading = 0
-        for place in sorted(places, key=lambda p: first[p.kind] is not p):  # stable: by cost, the first of a kind first
+        for changed_region in sorted(
+            places, key=lambda p: first[p.kind] is not p
+        ):  # stable: by cost, the first of a kind first
             share = NONE
-            if first[place.kind] is place:
+            if first[changed_region.kind] is changed_region:
                 share = Effort(_nth_share(_MUTANTS, len(first), leading), _WORK / 2 / len(first))
                 leading += 1
             if self.plan.late():
                 self.late += share is not NONE
                 continue
-            if place.unit_work > self._remaining_work(share):
+            if changed_region.unit_work > self._remaining_work(share):
                 continue
             checked += 1
-            found_here = self._check_site(place, share)
+            found_here = self._check_site(changed_region, share)
             self.bench.release_if_grown()
             powers += [] if found_here.power is None else [found_here.power]
             if found_here.disagreement:
-                made = tuple(o for n in place.pair[0].nodes for o in n.outputs if o)
+                made = tuple(o for n in changed_region.pair[0].nodes for o in n.outputs if o)
                 return LocalChecks(
                     self.trials, checked, len(places), combined(powers), found_here.disagreement,
                     made if found_here.cancelling else (),
@@ -156,35 +160,35 @@ class _LocalChecker:
         names = ", ".join(self.only_in_context[:_NAMED]) + (f" and {more} more" if more > 0 else "")
         return f"equal only together with what makes their inputs: {names}"
 
-    def _check_site(self, place: _ChangedRegion, share: Effort) -> _SiteResult:
+    def _check_site(self, changed_region: _ChangedRegion, share: Effort) -> _SiteResult:
         """The disagreement at a region, if any, and its power if it has a share of the work."""
-        found = self._disagreement(place, share)
-        name = printable(place.pair[0].outputs[0].name)
-        for _ in range(_GROWN if found.disagreement and not found.cancelling else 0):
-            more = grown(self.before, self.after, place.pair, self.typing.types, self.fixed)
+        site_result = self._disagreement(changed_region, share)
+        name = printable(changed_region.pair[0].outputs[0].name)
+        for _ in range(_GROWN if site_result.disagreement and not site_result.cancelling else 0):
+            more = grown(self.before, self.after, changed_region.pair, self.typing.types, self.fixed)
             larger = _changed_region(more, self.plan.sizes)
-            if larger.pair[0].nodes == place.pair[0].nodes or larger.unit_work > self._remaining_work(share):
-                return found
-            place = larger
-            again = self._disagreement(place, share)
+            if larger.pair[0].nodes == changed_region.pair[0].nodes or larger.unit_work > self._remaining_work(share):
+                return site_result
+            changed_region = larger
+            again = self._disagreement(changed_region, share)
             if not again.disagreement:
                 self.only_in_context.append(name)
                 return again
             if again.cancelling:
                 return again
-        return found
+        return site_result
 
-    def _disagreement(self, place: _ChangedRegion, share: Effort) -> _SiteResult:
+    def _disagreement(self, changed_region: _ChangedRegion, share: Effort) -> _SiteResult:
         """What disagrees at a place as it stands. A large one gets numbers close together alone: the whole gets others.
         If it differs there, others tell whether it does so everywhere, as its inputs are not free."""
         leads = share is not NONE
-        if place.unit_work > self.work_left:
-            found = self._run(place, share, 0)
-            if not found.cancelling:
-                return found
-        return self._run(place, share, self.plan.trials if leads else 1)
+        if changed_region.unit_work > self.work_left:
+            site_result = self._run(changed_region, share, 0)
+            if not site_result.cancelling:
+                return site_result
+        return self._run(changed_region, share, self.plan.trials if leads else 1)
 
-    def _run(self, place: _ChangedRegion, share: Effort, trials: int) -> _SiteResult:
+    def _run(self, changed_region: _ChangedRegion, share: Effort, trials: int) -> _SiteResult:
         """What disagrees at a place on so many unsteered inputs, and steered ones."""
         leads = share is not NONE
         effort = Thoroughness(share.work, reference=_REFERENCE, both=_REFERENCE if leads else 0.0, cancelling=leads)
@@ -192,23 +196,23 @@ class _LocalChecker:
             self.plan, seed=self.plan.seed + self.trials, trials=trials, power=share, effort=effort,
             runtime=ONNX_RUNTIME,
         )  # fmt: skip
-        outputs = ", ".join(v.name for v in place.pair[0].outputs[:2])
+        outputs = ", ".join(v.name for v in changed_region.pair[0].outputs[:2])
         try:
-            found = DifferentialCheck(*place.pair, plan, self.bench, place.typing).run()
+            check = DifferentialCheck(*changed_region.pair, plan, self.bench, changed_region.typing).run()
         except OutOfTime:
             raise
         except (Unsupported, ResourceLimit) as error:
             return _SiteResult(f"what makes {outputs} cannot be run by itself ({error.what})")
-        self.trials += found.trials
-        ran = found.trials + (2 * found.power.mutants if found.power is not None else 0)
-        taken = _ALONE * place.cost * ran + place.sessions * (1 + (ran - found.trials) / 2)
+        self.trials += check.trials
+        ran = check.trials + (2 * check.power.mutants if check.power is not None else 0)
+        taken = _ALONE * changed_region.cost * ran + changed_region.sessions * (1 + (ran - check.trials) / 2)
         if taken > self.work_left:
             self.work_of_large_sites -= taken
         else:
             self.work_left -= taken
-        if found.verdict != "passed":
-            return _SiteResult(f"what makes {outputs} differs by itself ({found.reason})", found.cancelling)
-        return _SiteResult(power=found.power)
+        if check.verdict != "passed":
+            return _SiteResult(f"what makes {outputs} differs by itself ({check.reason})", check.cancelling)
+        return _SiteResult(power=check.power)
 
 
 def _nth_share(whole: int, parts: int, number: int) -> int:

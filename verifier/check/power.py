@@ -77,9 +77,9 @@ def mutants(graph: Graph, seed: int, places: Sequence[str], most: int) -> Iterat
             options += [(kind, weight) for kind in _weight_kinds(weight)]
     for number in rng.permutation(len(options))[:most]:
         kind, target = options[int(number)]
-        made = _weight(graph, target, kind, rng) if isinstance(target, Weight) else _node(graph, target, kind, rng)
-        if made is not None:
-            yield made
+        mutant = _weight(graph, target, kind, rng) if isinstance(target, Weight) else _node(graph, target, kind, rng)
+        if mutant is not None:
+            yield mutant
 
 
 def _kinds(graph: Graph, node: Node) -> Iterator[str]:
@@ -132,9 +132,9 @@ def _weight(graph: Graph, weight: Weight, kind: str, rng: np.random.Generator) -
     where = ""
     with np.errstate(over="ignore", invalid="ignore"):
         if kind == "element":
-            place = int(rng.integers(flat.size))
-            where = f"[{', '.join(map(str, np.unravel_index(place, array.shape)))}]" if array.ndim else ""
-            flat[place] = _changed(flat[place], step, weight.type.dtype)
+            position = int(rng.integers(flat.size))
+            where = f"[{', '.join(map(str, np.unravel_index(position, array.shape)))}]" if array.ndim else ""
+            flat[position] = _changed(flat[position], step, weight.type.dtype)
         elif kind == "row":
             row = int(rng.integers(len(array)))
             where = f"[{row}]"
@@ -229,18 +229,18 @@ def _shifted(
 ) -> int | float | tuple[int, ...] | tuple[float, ...]:  # fmt: skip
     """A number moved by one, or by a tenth; one number of several; a switch the other way."""
     if isinstance(value, tuple) and isinstance(value[0], float):
-        place = int(rng.integers(len(value)))
-        return tuple(v + 1.0 if i == place else v for i, v in enumerate(value))
+        position = int(rng.integers(len(value)))
+        return tuple(v + 1.0 if i == position else v for i, v in enumerate(value))
     if isinstance(value, tuple):
-        place = int(rng.integers(len(value)))
+        position = int(rng.integers(len(value)))
         changed = [int(v) for v in value]
         if name == "perm":
-            other = (place + 1) % len(value)
-            changed[place], changed[other] = changed[other], changed[place]
-        elif name in _POSITIVE and changed[place] > 1 and rng.random() < 0.5:
-            changed[place] -= 1
+            other = (position + 1) % len(value)
+            changed[position], changed[other] = changed[other], changed[position]
+        elif name in _POSITIVE and changed[position] > 1 and rng.random() < 0.5:
+            changed[position] -= 1
         else:
-            changed[place] += 1
+            changed[position] += 1
         return tuple(changed)
     if name in _SWITCHES:
         return int(not value)
@@ -358,8 +358,8 @@ def _caught(
     except REFUSALS:
         return None
     for number, feeds in enumerate(runs):
-        made = attempt(session, feeds)
-        verdict = None if made is None else fails(number, made)
+        arrays = attempt(session, feeds)
+        verdict = None if arrays is None else fails(number, arrays)
         if verdict is None:
             return None if number == 0 else True
         if verdict:
@@ -445,11 +445,11 @@ def _unreached(before: Graph, after: Graph, runs: Sequence[Mapping[str, np.ndarr
         return []
     left = list(sites)
     for feeds in runs:
-        made = attempt(session, feeds)
-        if made is None:
+        arrays = attempt(session, feeds)
+        if arrays is None:
             continue
         for site in left:
-            array = made.get(site.value, feeds.get(site.value))
+            array = arrays.get(site.value, feeds.get(site.value))
             if array is not None:
                 site.see(array)
         left = [s for s in left if s.description() is not None]
@@ -497,7 +497,7 @@ def _sites(graph: Graph, node: Node) -> Iterator[_Site]:
     elif node.op in _COMPARE:
         yield _Site(node.outputs[0], name, ("it is never false", "it is never true"))
     elif node.op == "Clip":
-        low, high = (_number(graph, node, place, key) for place, key in ((1, "min"), (2, "max")))
+        low, high = (_number(graph, node, position, key) for position, key in ((1, "min"), (2, "max")))
         marks = [(low, "its lower bound is never reached"), (high, "its upper bound is never reached")]
         if low is not None and high is not None:
             yield _Site(node.inputs[0], name, (marks[0][1], "", marks[1][1]), (low, high))
@@ -516,11 +516,11 @@ def _sites(graph: Graph, node: Node) -> Iterator[_Site]:
             yield _Site(node.inputs[1], f"table {node.inputs[0]!r}", rows=rows)
 
 
-def _number(graph: Graph, node: Node, place: int, attribute: str) -> float | None:
+def _number(graph: Graph, node: Node, position: int, attribute: str) -> float | None:
     held = node.attributes.get(attribute)
     if isinstance(held, int | float):
         return float(held)
-    weight = graph.constants.get(node.inputs[place]) if len(node.inputs) > place else None
+    weight = graph.constants.get(node.inputs[position]) if len(node.inputs) > position else None
     if weight is None or weight.data is None or weight.type.elements != 1 or weight.type.dtype is DType.BOOL:
         return None
     return float(weight.data.numpy().reshape(-1)[0])

@@ -128,17 +128,17 @@ def noise(places: Sequence[NoiseInput], sizes: Mapping[str, int], number: int) -
     """
     rng = np.random.default_rng(number)
     alike: dict[tuple[str, DType, int], list[tuple[str, tuple[int, ...]]]] = {}
-    for place in places:
-        shape, summed = (tuple(value_at(d, sizes) for d in dims) for dims in (place.shape, place.summed))
+    for noise_input in places:
+        shape, summed = (tuple(value_at(d, sizes) for d in dims) for dims in (noise_input.shape, noise_input.summed))
         terms = prod(summed) // max(1, prod(shape)) if summed else 1
-        alike.setdefault((place.kind, place.dtype, terms), []).append((place.name, shape))
-    given: Arrays = {}
+        alike.setdefault((noise_input.kind, noise_input.dtype, terms), []).append((noise_input.name, shape))
+    given_arrays: Arrays = {}
     for (kind, dtype, terms), shapes in alike.items():
         pool = _pool(rng, kind, dtype, max(prod(shape) for _, shape in shapes) + _STRIDE * _ALIGNED, terms)
         starts = rng.integers(0, _STRIDE, len(shapes)) * _ALIGNED
         for start, (name, shape) in zip(starts.tolist(), shapes, strict=True):
-            given[name] = pool[start : start + prod(shape)].reshape(shape)
-    return given
+            given_arrays[name] = pool[start : start + prod(shape)].reshape(shape)
+    return given_arrays
 
 
 def _pool(rng: np.random.Generator, kind: str, dtype: DType, size: int, terms: int) -> np.ndarray:
@@ -195,11 +195,13 @@ class Builder:
         extra = [Value(n, TensorType(DType.of(a.dtype), a.shape)) for n, a in constants.items() if n not in fed]
         extra += [Value(p.name, TensorType(p.dtype, p.shape)) for p in self.noise_inputs]
         made = {v.name for v in extra}
-        kept = [
+        kept_nodes = [
             replace(n, outputs=tuple(f"{_PREFIX}unread.{o}" if o in made else o for o in n.outputs)) for n in self.nodes
         ]
         weights = (*(w for w in self.graph.weights if w.name not in made), *self.amplitudes.values())
-        return replace(self.graph, nodes=tuple(kept), inputs=(*self.graph.inputs, *extra), weights=weights, values=())
+        return replace(
+            self.graph, nodes=tuple(kept_nodes), inputs=(*self.graph.inputs, *extra), weights=weights, values=()
+        )
 
     def _add(self, node: Node) -> None:
         running = any(r in self.live for r in node.reads)
@@ -210,9 +212,9 @@ class Builder:
         inputs = list(node.inputs)
         if self.inside and (node.domain or node.op not in ELEMENTARY):
             added = () if node.domain else _ADDED.get(node.op, ())
-            for place, name in enumerate(inputs):
-                if (name in self.live or (name and place in added)) and (dtype := self._kind(name)) is not None:
-                    inputs[place] = self._disturbed(name, name, dtype, (_RELATIVE,))
+            for position, name in enumerate(inputs):
+                if (name in self.live or (name and position in added)) and (dtype := self._kind(name)) is not None:
+                    inputs[position] = self._disturbed(name, name, dtype, (_RELATIVE,))
         # its terms move by as much as its result would, but for what ends near the smallest numbers
         moved = inputs != list(node.inputs) and node.op not in _RANGED
         kinds = [_RELATIVE] if self.inside and not moved else []
@@ -222,10 +224,10 @@ class Builder:
         kinds += [_ABSOLUTE] if self.inside and self.tiny else []
         outputs = list(node.outputs)
         later: list[tuple[str, str, DType]] = []
-        for place, name in enumerate(outputs):
+        for position, name in enumerate(outputs):
             if name and kinds and (dtype := self._kind(name)) is not None:
-                outputs[place] = f"{_PREFIX}raw.{name}"
-                later.append((outputs[place], name, dtype))
+                outputs[position] = f"{_PREFIX}raw.{name}"
+                later.append((outputs[position], name, dtype))
         self.nodes.append(replace(node, inputs=tuple(inputs), outputs=tuple(outputs)))
         for raw, name, dtype in later:
             self._disturbed(raw, name, dtype, kinds, output=name, summed=summed or ())
@@ -356,15 +358,17 @@ class Disturbed:
         run = partial(attempt, time_limit=time_limit)
         with ThreadPoolExecutor(1, "disturbed") as beside:  # a run of either kind at once; neither sees the other
             for number in numbers:
-                given = {n: _moved(a, np.random.default_rng([number, i])) for i, (n, a) in enumerate(feeds.items())}
+                given_arrays = {
+                    n: _moved(a, np.random.default_rng([number, i])) for i, (n, a) in enumerate(feeds.items())
+                }
                 if moving.session is not None:
-                    given |= {**self._shifted.of(number), **noise(moving.noise_inputs, sizes, number)}
-                first = beside.submit(run, moving.session or self._plain, given)
+                    given_arrays |= {**self._shifted.of(number), **noise(moving.noise_inputs, sizes, number)}
+                first = beside.submit(run, moving.session or self._plain, given_arrays)
                 if not together:
                     wait((first,))
                 if disturbing.session is not None:
-                    given = {**feeds, **self._constants, **noise(disturbing.noise_inputs, sizes, number)}
-                    inside.append(run(disturbing.session, given))
+                    given_arrays = {**feeds, **self._constants, **noise(disturbing.noise_inputs, sizes, number)}
+                    inside.append(run(disturbing.session, given_arrays))
                 moved.append(first.result())
         return [m for m in moved if m is not None], [m for m in inside if m is not None]
 
@@ -372,9 +376,9 @@ class Disturbed:
         """A disturbed model, with a session where ONNX Runtime takes it."""
         if (inside, tiny) not in self._models:
             building = Builder(self._graph, self._typing, self._live, inside, tiny)
-            made, session = building.build(self._constants), None
+            graph, session = building.build(self._constants), None
             with suppress(*REFUSALS):
-                session = self._bench.session(made, optimise=False)
+                session = self._bench.session(graph, optimise=False)
             self._models[inside, tiny] = _Noisy(session, tuple(building.noise_inputs))
         return self._models[inside, tiny]
 
@@ -399,10 +403,10 @@ def constants_read(
     names = [n for n in wanted if _is_small(typing.types.get(n), most, reals)]
     if not reals and len(names) < len(wanted):
         return None
-    found = {n: w.data.numpy() for n in names if (w := graph.weight.get(n)) is not None and w.data is not None}
+    arrays = {n: w.data.numpy() for n in names if (w := graph.weight.get(n)) is not None and w.data is not None}
     computed = [n for n in names if n not in graph.weight]
     if not computed:
-        return found
+        return arrays
     nodes, needed = [], set(computed)
     for node in reversed(graph.nodes):
         if needed.intersection(node.outputs):
@@ -413,10 +417,10 @@ def constants_read(
         nodes=tuple(reversed(nodes)), weights=tuple(w for w in graph.weights if w.name in needed),
     )  # fmt: skip
     try:
-        made = attempt(bench.session(part, optimise=False), {})
+        new_arrays = attempt(bench.session(part, optimise=False), {})
     except REFUSALS:
-        made = None
-    return {**found, **made} if made is not None else found if reals else None
+        new_arrays = None
+    return {**arrays, **new_arrays} if new_arrays is not None else arrays if reals else None
 
 
 def _is_small(kind: object, most: int, reals: bool) -> bool:
@@ -472,7 +476,7 @@ class _Shifted:
 
     def of(self, number: int) -> Arrays:
         """The constants as the run of this number reads them."""
-        made: Arrays = {}
+        arrays: Arrays = {}
         key = np.uint32((number + 1) * 0x9E3779B9 & 0xFFFFFFFF)
         for alike, *aside in self._by_type:
             bits, drawn, movable = (data.numpy() for data in aside)
@@ -485,9 +489,9 @@ class _Shifted:
                 moved[part] = bits[part] + steps * movable[part]
             start = 0
             for name, array in alike.items():
-                made[name] = moved[start : start + array.size].view(array.dtype).reshape(array.shape)
+                arrays[name] = moved[start : start + array.size].view(array.dtype).reshape(array.shape)
                 start += array.size
-        return made
+        return arrays
 
 
 def _mixed(bits: np.ndarray, dtype: DType) -> tuple[np.ndarray, np.ndarray]:

@@ -197,8 +197,8 @@ class Bench:
         return with_values(replace(graph, weights=weights))
 
     def _filled(self, weight: Weight) -> Weight:
-        made, self._fillings = without_elements(weight), self._fillings + 1
-        assert made.data is not None
+        new_weight, self._fillings = without_elements(weight), self._fillings + 1
+        assert new_weight.data is not None
         start, size = self._fillings * _PAGE, expected_bytes(weight.type)
         name, length = "filling", start + size
         with (self._directory / name).open("ab") as file:
@@ -206,8 +206,8 @@ class Bench:
                 block = np.random.default_rng(end).random(_BLOCK, dtype=np.float32) + 0.5
                 for _ in range(_AGAIN):
                     file.write(block.tobytes())
-        self._positions[id(made.data)] = (made.data, None, (name, start, size))
-        return made
+        self._positions[id(new_weight.data)] = (new_weight.data, None, (name, start, size))
+        return new_weight
 
     def is_large(self, graph: Graph) -> bool:
         """Whether what a session of it holds is worth the time that giving it back or making it again takes."""

@@ -127,11 +127,11 @@ def steered(
     if special:
         yield from aim.not_finite()
     tried: set[str] = set()
-    for made in islice(aim.feeds(), max(most, 0)):
-        tried.add(made.name)
-        yield made
+    for feed in islice(aim.feeds(), max(most, 0)):
+        tried.add(feed.name)
+        yield feed
     close = islice(aim.close(), _CLOSE + len(aim.sums) if cancelling else 0)
-    yield from (made for made in close if made.name not in tried)
+    yield from (feed for feed in close if feed.name not in tried)
 
 
 class _Aim:
@@ -251,9 +251,9 @@ class _Aim:
                 numbers = special(dtype, safe=risky and turn % 2 == 1) if name in free else []
                 return spread(numbers, array, turn if name == free[0] else -1, rng) if numbers else array
 
-            made = self._feed(f"ends of integer types {turn + 1}", fill, mixed=True, own=_ENDS + turn, risky=risky)
-            yield made
-            reached = ((turn + 1) * made.arrays[n].size / len(special(self.types[n].dtype, safe=False)) for n in free)
+            feed = self._feed(f"ends of integer types {turn + 1}", fill, mixed=True, own=_ENDS + turn, risky=risky)
+            yield feed
+            reached = ((turn + 1) * feed.arrays[n].size / len(special(self.types[n].dtype, safe=False)) for n in free)
             if turn and min(reached) >= 1:
                 return
 
@@ -316,18 +316,18 @@ class _Aim:
         if not dtype.is_float:
             return array
         offset, spread = closeness(dtype)
-        made: np.ndarray = np.array(array, np.float64 if dtype.bits > 32 else np.float32)  # of a standard normal
-        np.multiply(made, offset * spread, out=made)
-        np.add(made, offset, out=made)
-        made[rng.random(array.shape, dtype=np.float32) < 0.1] = offset
-        return made
+        new_array: np.ndarray = np.array(array, np.float64 if dtype.bits > 32 else np.float32)  # of a standard normal
+        np.multiply(new_array, offset * spread, out=new_array)
+        np.add(new_array, offset, out=new_array)
+        new_array[rng.random(array.shape, dtype=np.float32) < 0.1] = offset
+        return new_array
 
     def _opposed(self, turned: Collection[str]) -> Fill:
         """Numbers close together, far from 0, and of the other sign in some inputs."""
 
         def fill(name: str, dtype: DType, array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-            made = self._close_numbers(name, dtype, array, rng)
-            return -made if dtype.is_float and name in turned else made
+            new_array = self._close_numbers(name, dtype, array, rng)
+            return -new_array if dtype.is_float and name in turned else new_array
 
         return fill
 
@@ -341,8 +341,8 @@ class _Aim:
                 return array
             if name not in signs:
                 return array * math.prod(closeness(dtype))
-            made = self._close_numbers(name, dtype, array, rng)
-            scaled = made * (len(signs) - 1) if name == last else made
+            new_array = self._close_numbers(name, dtype, array, rng)
+            scaled = new_array * (len(signs) - 1) if name == last else new_array
             return -scaled if signs[name] != (name == last) else scaled
 
         return fill
@@ -461,7 +461,7 @@ def _narrows(node: Node) -> bool:
 
 def changed_rows(before: Graph, after: Graph) -> dict[str, np.ndarray]:
     """By input that indexes a table along its first axis: the rows that differ between the two graphs' tables."""
-    found: dict[str, np.ndarray] = {}
+    arrays: dict[str, np.ndarray] = {}
     for node in before.nodes:
         if node.op != "Gather" or node.attributes.get("axis", 0) != 0:
             continue
@@ -473,8 +473,8 @@ def changed_rows(before: Graph, after: Graph) -> dict[str, np.ndarray]:
         odd = (a != b) & ~((a != a) & (b != b))
         rows = np.flatnonzero(odd.reshape(len(a), -1).any(axis=1))
         if rows.size:
-            found[index] = rows
-    return found
+            arrays[index] = rows
+    return arrays
 
 
 def _counterpart(table: Weight, before: Graph, after: Graph) -> Weight | None:

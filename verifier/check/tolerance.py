@@ -18,7 +18,7 @@ __all__ = [
     "MARGIN",
     "ULPS",
     "Comparison",
-    "Moves",
+    "Displacement",
     "agrees_with_reals",
     "compare",
     "element_type",
@@ -68,7 +68,7 @@ class Comparison:
     excused: str = ""
 
 
-class Moves:
+class Displacement:
     """How far an output of the original moved, by element, in all disturbed runs so far.
 
     Args:
@@ -111,8 +111,8 @@ class Moves:
             for run in runs:
                 same = run.shape == self._old.shape
                 moved = self._moved(run) if same else np.full(self._old.shape, np.inf, self._move_type)
-                known = self._kinds.setdefault(kind, moved)
-                np.maximum(known, moved, out=known)
+                known_array = self._kinds.setdefault(kind, moved)
+                np.maximum(known_array, moved, out=known_array)
 
     def add_optimised(self, run: np.ndarray) -> None:
         """The output with the runtime's optimisations on."""
@@ -124,15 +124,15 @@ class Moves:
             self.broken = float(np.max(self._optimised, where=self._optimised > JUMP * free, initial=0.0))
 
     def _moved(self, run: np.ndarray) -> np.ndarray:
-        found = np.empty(self._old.shape, self._move_type)
+        array = np.empty(self._old.shape, self._move_type)
         with np.errstate(over="ignore"):  # what is beyond the largest number explains what no number can tell
             for part in _parts(self._old.shape):
-                found[part] = _distance(self._old[part], run[part])
-        return found
+                array[part] = _distance(self._old[part], run[part])
+        return array
 
-    def of_intermediates(self) -> Moves:
+    def of_intermediates(self) -> Displacement:
         """The same, of the runs with disturbed intermediates alone."""
-        alone = Moves(self._old)
+        alone = Displacement(self._old)
         alone._kinds = {kind: moved for kind, moved in self._kinds.items() if kind == "inside"}
         alone._optimised, alone._reordered = self._optimised, self._reordered
         return alone
@@ -143,12 +143,12 @@ class Moves:
         inside = self._kinds.get("inside")
         kinds = [inside] if self._tiny and inside is not None else list(self._kinds.values())
         moved: np.ndarray = np.minimum.reduce(kinds) if kinds else np.zeros(self._old.shape, self._move_type)
-        known = self._optimised if optimised else self._reordered
-        return moved if known is None else np.maximum(moved, known)
+        known_array = self._optimised if optimised else self._reordered
+        return moved if known_array is None else np.maximum(moved, known_array)
 
 
 def compare(
-    old: np.ndarray, new: np.ndarray, dtype: DType | None, moves: Moves | None = None, *, mixed: bool = False,
+    old: np.ndarray, new: np.ndarray, dtype: DType | None, moves: Displacement | None = None, *, mixed: bool = False,
     exact: np.ndarray | None = None, full: np.ndarray | None = None, slack: float = 0.0, optimised: bool = False,
 ) -> Comparison:  # fmt: skip
     """Compare an output of the result with the original's.
@@ -176,15 +176,15 @@ def compare(
     if all(np.isfinite(x[part]).all() for part in _parts(old.shape) for x in (old, new)):
         moved = None if moves is None else moves.largest(optimised)
         return _Distances(old, new, dtype, mixed, slack).comparison(moved, full)
-    first, made = old.astype(np.float64, copy=False), new.astype(np.float64, copy=False)
-    wrong = _not_finite(first, made, dtype, exact, full)
+    first, array = old.astype(np.float64, copy=False), new.astype(np.float64, copy=False)
+    wrong = _not_finite(first, array, dtype, exact, full)
     if wrong.any():
         place = _first(wrong)
-        said = f"at {place} the original gives {first[place]} and the result {made[place]}"
+        said = f"at {place} the original gives {first[place]} and the result {array[place]}"
         return Comparison(np.inf, np.inf, differs=True, problem=said, position=place)
-    usable = np.isfinite(first) & np.isfinite(made)
+    usable = np.isfinite(first) & np.isfinite(array)
     moved = None if moves is None else moves.largest(optimised)
-    distances = _Distances(np.where(usable, first, 0.0), np.where(usable, made, 0.0), dtype, mixed, slack)
+    distances = _Distances(np.where(usable, first, 0.0), np.where(usable, array, 0.0), dtype, mixed, slack)
     return distances.comparison(moved, full)
 
 
@@ -222,11 +222,11 @@ class _Distances:
         near = None if moved is None or self.mixed else _Groups(moved, 2)
         most = 0.0 if moved is None else float(moved.max())
         over = [one for part in self.parts for one in self._largest_excess(part, moved, near, most, full)]
-        found = Comparison(worst, worst / self.scale, base / self.scale, True)
+        comparison = Comparison(worst, worst / self.scale, base / self.scale, True)
         if not over:
-            return found
+            return comparison
         _, _, place, said = max(over, key=lambda one: one[0])
-        return replace(found, problem=said, position=place, excess=max(far for _, far, _, _ in over))
+        return replace(comparison, problem=said, position=place, excess=max(far for _, far, _, _ in over))
 
     def _largest_excess(
         self, part: _Part, moved: np.ndarray | None, near: _Groups | None, most: float, full: np.ndarray | None
@@ -258,10 +258,10 @@ class _Distances:
 def _plainly_near(old: np.ndarray, new: np.ndarray, dtype: DType) -> tuple[float, float] | None:
     """The largest distance, and the largest magnitude (1 if that is 0), where all numbers are finite and no farther
     apart than their own size allows, which is the least that is free; a part at a time."""
-    first, made = old.reshape(-1), new.reshape(-1)
+    first, array = old.reshape(-1), new.reshape(-1)
     worst = scale = 0.0
     for part in pieces(first.size):
-        a, b = (x[part].astype(np.float64) for x in (first, made))
+        a, b = (x[part].astype(np.float64) for x in (first, array))
         if not (np.isfinite(a).all() and np.isfinite(b).all()):
             return None
         distance, size = np.abs(b - a), np.abs(a)
@@ -288,27 +288,27 @@ def excess(old: np.ndarray, new: np.ndarray, dtype: DType | None) -> float:
     dtype = dtype or element_type(old)
     if dtype is None or not dtype.is_float:
         return 0.0 if equal(old, new) else float("inf")
-    first, made = old.astype(np.float64), new.astype(np.float64)
-    if not np.array_equal(np.isfinite(first), np.isfinite(made)):
+    first, array = old.astype(np.float64), new.astype(np.float64)
+    if not np.array_equal(np.isfinite(first), np.isfinite(array)):
         return float("inf")
-    return float(np.max(_distance(first, made) / _free(first, dtype, False), initial=0.0))
+    return float(np.max(_distance(first, array) / _free(first, dtype, False), initial=0.0))
 
 
 def _not_finite(
-    first: np.ndarray, made: np.ndarray, dtype: DType, exact: np.ndarray | None, full: np.ndarray | None
+    first: np.ndarray, array: np.ndarray, dtype: DType, exact: np.ndarray | None, full: np.ndarray | None
 ) -> np.ndarray:
     """Where NaNs and infinities are not as allowed."""
     odd = ~np.isfinite(first)
-    same = (np.isnan(made) & np.isnan(first)) | (made == first)
-    wrong: np.ndarray = np.asarray((odd & ~same) | (~odd & ~np.isfinite(made)))
+    same = (np.isnan(array) & np.isnan(first)) | (array == first)
+    wrong: np.ndarray = np.asarray((odd & ~same) | (~odd & ~np.isfinite(array)))
     if not wrong.any():
         return wrong
     if exact is not None and exact.shape == first.shape:
         truth = exact.astype(np.float64)
         with np.errstate(invalid="ignore", over="ignore"):
-            near = np.abs(made - truth) <= MARGIN.get(dtype, _NARROW) * _epsilon(dtype) * np.abs(truth)
+            near = np.abs(array - truth) <= MARGIN.get(dtype, _NARROW) * _epsilon(dtype) * np.abs(truth)
             over = np.abs(truth) > float(ml_dtypes.finfo(dtype.numpy).max)  # type: ignore[no-untyped-call]
-        right = np.isfinite(truth) & (near | (over & np.isinf(made) & (np.sign(made) == np.sign(truth))))
+        right = np.isfinite(truth) & (near | (over & np.isinf(array) & (np.sign(array) == np.sign(truth))))
         wrong &= ~(odd & right)
     return wrong if full is None else np.asarray(wrong & ~full)
 
@@ -360,10 +360,10 @@ class _Groups:
 
     def least(self, part: _Part) -> np.ndarray:
         """Of each element of a part, the least of the groups that it is in; of the same rank."""
-        found = self.groups[0][self._within(part, self.groups[0])]
+        array = self.groups[0][self._within(part, self.groups[0])]
         for group in self.groups[1:]:
-            found = np.minimum(found, group[self._within(part, group)])
-        return found
+            array = np.minimum(array, group[self._within(part, group)])
+        return array
 
     @staticmethod
     def _within(part: _Part, group: np.ndarray) -> _Part:
@@ -412,7 +412,7 @@ def _distance(old: np.ndarray, run: np.ndarray) -> np.ndarray:
 
 
 def _discrete(
-    old: np.ndarray, new: np.ndarray, moves: np.ndarray | None, full: np.ndarray | None
+    old: np.ndarray, new: np.ndarray, array: np.ndarray | None, full: np.ndarray | None
 ) -> Comparison:  # fmt: skip
     """Outputs that are not reals: equal, but for elements that the original's own rounding flips, and as far."""
     if equal(old, new):
@@ -420,7 +420,7 @@ def _discrete(
     if new.dtype == object or old.dtype.kind not in "biu":
         return Comparison(np.inf, np.inf, differs=True, problem="its elements differ from the original's")
     distance = np.maximum(np.abs(new.astype(np.float64) - old.astype(np.float64)), new != old)  # float64 holds 2^53
-    moved = np.zeros(old.shape) if moves is None else moves
+    moved = np.zeros(old.shape) if array is None else array
     over = distance > FACTOR * moved if full is None else (distance > FACTOR * moved) & ~full
     scale = float(np.abs(old.astype(np.float64)).max(initial=0.0)) or 1.0
     worst, base = float(distance.max()), float(np.max(moved, where=np.isfinite(moved), initial=0.0)) / scale
@@ -432,7 +432,7 @@ def _discrete(
 
 
 def agrees_with_reals(
-    old: np.ndarray | None, new: np.ndarray, exact: np.ndarray, dtype: DType | None, moves: Moves | None = None,
+    old: np.ndarray | None, new: np.ndarray, exact: np.ndarray, dtype: DType | None, moves: Displacement | None = None,
     *, slack: float = 0.0, optimised: bool = False,
 ) -> Comparison:  # fmt: skip
     """The second criterion: against a float64 reference, an error of at most ``FACTOR`` times the original's own.
@@ -457,9 +457,9 @@ def agrees_with_reals(
         if old is not None or equal(new, exact):  # the original has judged
             return Comparison()
         return Comparison(np.inf, np.inf, problem="its elements differ from the reference's")
-    truth, made = exact.astype(np.float64, copy=False), new.astype(np.float64, copy=False)
-    usable = np.isfinite(truth) & np.isfinite(made)
-    if old is None and not np.array_equal(np.isfinite(truth), np.isfinite(made)):
+    truth, array = exact.astype(np.float64, copy=False), new.astype(np.float64, copy=False)
+    usable = np.isfinite(truth) & np.isfinite(array)
+    if old is None and not np.array_equal(np.isfinite(truth), np.isfinite(array)):
         return Comparison(np.inf, np.inf, problem="it is not finite where the reference is, or the other way round")
     base = (0.0, 0.0)
     if old is not None:
@@ -473,12 +473,12 @@ def agrees_with_reals(
             moved = moves.largest(optimised)
             usable &= (moved <= JUMP * _free(first, dtype, False)) & (FACTOR * moved <= tolerance)
         base = _errors(first, truth, usable)
-    error = _errors(made, truth, usable)
+    error = _errors(array, truth, usable)
     allowed = max(FACTOR * base[0], tolerance), max(FACTOR * base[1], tolerance)
     over = scale or 1.0
-    found = Comparison(error[0], error[0] / over, base[0] / over)
+    comparison = Comparison(error[0], error[0] / over, base[0] / over)
     if error[0] <= allowed[0] and error[1] <= allowed[1]:
-        return found
+        return comparison
     said = (
         f"its error is {error[0]:.3g} (root mean square {error[1]:.3g}) where {allowed[0]:.3g} ({allowed[1]:.3g}) "
         f"is allowed; values reach {scale:.3g}, the original's error is {base[0]:.3g}"

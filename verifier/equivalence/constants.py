@@ -75,12 +75,12 @@ class ModelConstants:
     @cached_property
     def weights(self) -> Mapping[str, Weight]:
         stored = {n: w for n, w in self.graph.constants.items() if w.data is not None}
-        made = {
+        weights = {
             n: Weight(n, TensorType(DType.of(a.dtype), tuple(map(int, a.shape))), ArrayData(a))
             for n, a in self.computed.arrays.items()
             if a.dtype.kind in "fiub"
         }
-        return {**made, **stored}
+        return {**weights, **stored}
 
     @cached_property
     def arrays(self) -> Mapping[str, tuple[np.ndarray, DType]]:
@@ -148,13 +148,13 @@ def _written(
     record = form.operator
     kinds = [t if isinstance(t, TensorType) else None for t in (typing.types.get(a) if a else None for a in form.args)]
     try:
-        made = record.write(dict(form.attributes), kinds, opset.get(record.domain, 1))
+        node_form = record.write(dict(form.attributes), kinds, opset.get(record.domain, 1))
     except NotCovered:
         return node, ()
-    names = {place: f"{node.outputs[0]}/{place}" for place in made.literals}
-    inputs = made.names(form.args, names)
-    literals = tuple(constant(names[place], array) for place, array in made.literals.items())
-    return Node(node.name, record.name, inputs, node.outputs, dict(made.attributes), record.domain), literals
+    names = {position: f"{node.outputs[0]}/{position}" for position in node_form.literals}
+    inputs = node_form.names(form.args, names)
+    literals = tuple(constant(names[position], array) for position, array in node_form.literals.items())
+    return Node(node.name, record.name, inputs, node.outputs, dict(node_form.attributes), record.domain), literals
 
 
 def _small(kind: ValueType | None) -> bool:
@@ -197,18 +197,18 @@ def _one_by_one(graph: Graph, typing: Typing, nodes: list[Node]) -> dict[str, np
 def stored(graph: Graph) -> Graph:
     """The model with its Constants as weights: how a number is spelled says nothing of how it was rounded."""
     given = {v.name for v in graph.outputs}
-    found: dict[str, Weight] = {}
+    found_weights: dict[str, Weight] = {}
     for node in graph.nodes:
         if node.op == "Constant" and not node.domain and len(node.attributes) == 1 and node.outputs[0] not in given:
             [(attribute, held)] = node.attributes.items()
             array = attribute_array(attribute, held)
             if array is not None:
-                found[node.outputs[0]] = constant(node.outputs[0], array)
-    if not found:
+                found_weights[node.outputs[0]] = constant(node.outputs[0], array)
+    if not found_weights:
         return graph
-    nodes = tuple(n for n in graph.nodes if n.outputs[0] not in found)
-    values = tuple(v for v in graph.values if v.name not in found)
-    return replace(graph, nodes=nodes, weights=(*graph.weights, *found.values()), values=values).checked()
+    nodes = tuple(n for n in graph.nodes if n.outputs[0] not in found_weights)
+    values = tuple(v for v in graph.values if v.name not in found_weights)
+    return replace(graph, nodes=nodes, weights=(*graph.weights, *found_weights.values()), values=values).checked()
 
 
 def with_folded_jumps(graph: Graph) -> Graph:
@@ -216,12 +216,12 @@ def with_folded_jumps(graph: Graph) -> Graph:
     typing = infer(graph)
     if not any(jumps(n, typing.types) for n in graph.nodes):
         return graph
-    found = constants_of(graph, typing)
-    folded = [n for n in graph.nodes if found.make(n) and jumps(n, typing.types)]
+    constants = constants_of(graph, typing)
+    folded = [n for n in graph.nodes if constants.make(n) and jumps(n, typing.types)]
     made = {o: None for n in folded for o in n.outputs if o}
     if not made:
         return graph
-    weights: tuple[Weight, ...] = tuple(constant(o, found.arrays[o]) for o in made)
+    weights: tuple[Weight, ...] = tuple(constant(o, constants.arrays[o]) for o in made)
     nodes = tuple(n for n in graph.nodes if n not in folded)
     values = tuple(v for v in graph.values if v.name not in made)
     return replace(graph, nodes=nodes, weights=(*graph.weights, *weights), values=values).checked()

@@ -56,21 +56,21 @@ def chained(known: ModelConstants, made: Mapping[str, tuple[Applied, int]]) -> I
         for arg in dict.fromkeys(form.args):
             if arg is not None and position == 0:
                 readers.setdefault(arg, []).append((output, form))
-    seen: set[Term] = set()
+    seen_terms: set[Term] = set()
     for output, (form, _) in made.items():
         core = _core(known, output, form)
         if core is None:
             continue
         for state in _states(known, core, output, readers):
             for term in _terms(core, state):
-                if term not in seen:
-                    seen.add(term)
+                if term not in seen_terms:
+                    seen_terms.add(term)
                     yield term, evaluated(term, known.arrays).value
 
 
-def _core(known: ModelConstants, output: str, form: Applied) -> _Core | None:
+def _core(known_constants: ModelConstants, output: str, form: Applied) -> _Core | None:
     name, args = form.operator.name, form.args
-    kind = known.typing.types.get(output)
+    kind = known_constants.typing.types.get(output)
     if (
         not isinstance(kind, TensorType)
         or kind.shape is None
@@ -78,12 +78,12 @@ def _core(known: ModelConstants, output: str, form: Applied) -> _Core | None:
     ):
         return None
     weight = args[1]
-    if weight is None or weight not in known.weights or args[0] in known.weights:
+    if weight is None or weight not in known_constants.weights or args[0] in known_constants.weights:
         return None
-    shape = known.arrays[weight][0].shape
+    shape = known_constants.arrays[weight][0].shape
     rank = len(kind.shape)
     bias = args[2] if len(args) > 2 else None
-    if bias is not None and bias not in known.weights:
+    if bias is not None and bias not in known_constants.weights:
         return None
     held = None if bias is None else Var(bias)
     if name == "Conv":
@@ -96,14 +96,14 @@ def _core(known: ModelConstants, output: str, form: Applied) -> _Core | None:
         return None if len(shape) < 2 else _Core(weight, None, shape[-1], rank - 1, rank, (shape[-1],), len(shape) == 2)
     if form.attributes.get("alpha") != 1.0 or (bias is not None and form.attributes.get("beta") != 1.0):
         return None
-    if bias is not None and known.arrays[bias][0].ndim != 1:
+    if bias is not None and known_constants.arrays[bias][0].ndim != 1:
         return None
     turned = form.attributes.get("transB") == 1
     return _Core(weight, held, shape[0 if turned else 1], 1, 2, (shape[0], 1) if turned else (shape[1],), True)
 
 
 def _states(
-    known: ModelConstants, core: _Core, output: str, readers: Mapping[str, list[tuple[str, Applied]]]
+    known_constants: ModelConstants, core: _Core, output: str, readers: Mapping[str, list[tuple[str, Applied]]]
 ) -> Iterator[_Affine]:  # fmt: skip
     """What follows the operator channel by channel, as far as only constants are involved."""
     waiting = [(_Affine(output, None, None), 0)]
@@ -113,19 +113,19 @@ def _states(
             yield state
         if depth < _DEPTH:
             for following, form in readers.get(state.value, ()):
-                found = _next(known, core, state, following, form)
+                found = _next(known_constants, core, state, following, form)
                 if found is not None:
                     waiting.append((found, depth + 1))
 
 
-def _next(known: ModelConstants, core: _Core, state: _Affine, output: str, form: Applied) -> _Affine | None:
+def _next(known_constants: ModelConstants, core: _Core, state: _Affine, output: str, form: Applied) -> _Affine | None:
     name, args = form.operator.name, form.args
     if name == "BatchNormalization" and args[0] == state.value and core.axis == 1:
-        vectors = [_vector(known, core, a, per_channel=True) for a in args[1:5]]
+        vectors = [_vector(known_constants, core, a, per_channel=True) for a in args[1:5]]
         if any(v is None for v in vectors):
             return None
         scale, beta, mean, variance = (v for v in vectors if v is not None)
-        dtype = known.arrays[str(args[1])][1]
+        dtype = known_constants.arrays[str(args[1])][1]
         epsilon = App(
             "Constant",
             (),
@@ -136,7 +136,7 @@ def _next(known: ModelConstants, core: _Core, state: _Affine, output: str, form:
     if name not in ("Add", "Sub", "Mul", "Div") or len(args) != 2 or args[0] == args[1]:
         return None
     front = args[0] == state.value
-    other = _vector(known, core, args[1] if front else args[0], per_channel=False)
+    other = _vector(known_constants, core, args[1] if front else args[0], per_channel=False)
     if other is None or (name == "Div" and not front):
         return None
     if name in ("Mul", "Div"):
@@ -145,14 +145,14 @@ def _next(known: ModelConstants, core: _Core, state: _Affine, output: str, form:
         return _shifted(state, output, name, other)
     negative = _Affine(
         output,
-        _op("Neg", state.scale) if state.scale is not None else _op("Neg", _ones(known, core)),
+        _op("Neg", state.scale) if state.scale is not None else _op("Neg", _ones(known_constants, core)),
         None if state.shift is None else _op("Neg", state.shift),
     )
     return _shifted(negative, output, "Add", other)
 
 
-def _ones(known: ModelConstants, core: _Core) -> Term:
-    dtype = str(known.arrays[core.weight][1])
+def _ones(known_constants: ModelConstants, core: _Core) -> Term:
+    dtype = str(known_constants.arrays[core.weight][1])
     return App("Constant", (), (("dtype", dtype), ("shape", (1,)), ("values", (1.0,))))
 
 
@@ -168,11 +168,11 @@ def _shifted(state: _Affine, output: str, op: str, other: Term) -> _Affine:
     return _Affine(output, state.scale, _op(op, state.shift, other))
 
 
-def _vector(known: ModelConstants, core: _Core, name: str | None, *, per_channel: bool) -> Term | None:
+def _vector(known_constants: ModelConstants, core: _Core, name: str | None, *, per_channel: bool) -> Term | None:
     """A constant as a vector over the channels, or of one element where it is the same for all."""
-    if name is None or name not in known.weights:
+    if name is None or name not in known_constants.weights:
         return None
-    shape = known.arrays[name][0].shape
+    shape = known_constants.arrays[name][0].shape
     if per_channel:
         return Var(name) if shape == (core.channels,) else None
     padded = (*(1,) * (core.rank - len(shape)), *shape)
@@ -250,9 +250,9 @@ class Folds:
     def guesses(self, array: np.ndarray, dtype: DType) -> Iterator[Term]:
         """Expressions whose value may be these elements, the simplest first."""
         if dtype.is_float and array.size == 1:
-            found = irrational(float(array.reshape(-1)[0]), dtype, array.shape)
-            if found is not None:
-                yield found
+            found_term = irrational(float(array.reshape(-1)[0]), dtype, array.shape)
+            if found_term is not None:
+                yield found_term
         yield from self._copies(array, dtype)
         if not dtype.is_float or not array.size:
             return

@@ -142,9 +142,9 @@ def _matmul(parts: _Parts) -> None:
     if parts.integer("transBatchA", 0) or parts.integer("transBatchB", 0):
         raise _Other
     names = []
-    for place, attribute in enumerate(("transA", "transB")):
-        name = parts.input(place)
-        if parts.integer(attribute, 0) and (rank := parts.rank(place)) > 1:
+    for position, attribute in enumerate(("transA", "transB")):
+        name = parts.input(position)
+        if parts.integer(attribute, 0) and (rank := parts.rank(position)) > 1:
             name = parts.op("Transpose", name, perm=(*range(rank - 2), rank - 1, rank - 2))
         names.append(name)
     alpha = parts.real("alpha", 1.0)

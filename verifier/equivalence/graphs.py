@@ -44,6 +44,7 @@ __all__ = ["POLICY", "PROVED", "ROUNDED", "GraphVerdict", "Policy", "Region", "c
 
 ROUNDING = "rounding"  # a difference that rounding inside explains, and does not show when inputs are moved
 _PATIENCE = 60.0  # seconds after which no other inputs are tried against two models that were not proved equal
+_REGION_SECONDS = 2.0  # for the proof of one region of a result; many regions share the total
 
 
 @dataclass(frozen=True)
@@ -123,9 +124,7 @@ class GraphVerdict:
         return self.same > 0 and self.proved == self.tested == 0
 
 
-def certify_result(
-    before: Graph, after: Graph, *, total: float, seed: int = 0, time_limit: float = 2.0, slack: float = 0.0
-) -> GraphVerdict:
+def certify_result(before: Graph, after: Graph, *, total: float, seed: int = 0, slack: float = 0.0) -> GraphVerdict:
     """:func:`verify` for ``optimize --verify certify``: the result of an optimisation, within a total time.
 
     Regions that the time does not suffice for count as tested.
@@ -133,7 +132,7 @@ def certify_result(
     Raises:
         UsageError: inputs or outputs differ in names, order or types.
     """
-    return verify(before, after, seed=seed, time_limit=time_limit, total=total, power="quick", slack=slack)
+    return verify(before, after, seed=seed, time_limit=_REGION_SECONDS, total=total, power="quick", slack=slack)
 
 
 @one_blas_thread()
@@ -167,7 +166,7 @@ def verify(
     ran = _run_both(a, b, seed, trials, allowed)
     given: dict[str, Any] = {"seed": seed, "trials": trials, "slack": allowed, "unify": True}
     rounded = _rounded_further(a, b, ran, **given)
-    ran = ran if rounded is None else rounded.found
+    ran = ran if rounded is None else rounded.check
     read = inlined(a)
     first, second, found = _opened(read, unified(read, inlined(b)))
     if ran.verdict == "failed" and structural_hash(a) != structural_hash(b):  # runtimes may run one graph in two ways
@@ -202,11 +201,11 @@ class _Rounded:
     """A check that passed where the first model's own rounding, as it shows, does not explain what the second gives.
 
     Attributes:
-        found: what it found.
+        check: its result.
         turned: it asked whether the first model is another way to compute the second.
     """
 
-    found: CheckResult
+    check: CheckResult
     turned: bool
 
 
@@ -217,18 +216,18 @@ def _rounded_further(a: Graph, b: Graph, ran: CheckResult, **given: Any) -> _Rou
         return None
     meant = any(outputs_rounded_on_purpose(g, infer(g)) & {v.name for v in g.outputs} for g in (a, b))
     for turned in (True,) if meant else (False, True):
-        found = check(*((b, a) if turned else (a, b)), inside=not meant, **given)
-        if found.verdict == "passed":
-            return _Rounded(replace(found, beyond=(*ran.beyond, f"{ROUNDING}: {ran.reason}")), turned)
+        found_check = check(*((b, a) if turned else (a, b)), inside=not meant, **given)
+        if found_check.verdict == "passed":
+            return _Rounded(replace(found_check, beyond=(*ran.beyond, f"{ROUNDING}: {ran.reason}")), turned)
     return None
 
 
 def _powered(a: Graph, b: Graph, rounded: _Rounded, power: str, given: Mapping[str, Any]) -> CheckResult:
     """A check that passed, with the power of its inputs."""
-    found = check(*((b, a) if rounded.turned else (a, b)), power=power, inside=True, **given).power
-    if found is not None and rounded.turned:
-        found = replace(found, of_original=not found.of_original)
-    return replace(rounded.found, power=found)
+    found_power = check(*((b, a) if rounded.turned else (a, b)), power=power, inside=True, **given).power
+    if found_power is not None and rounded.turned:
+        found_power = replace(found_power, of_original=not found_power.of_original)
+    return replace(rounded.check, power=found_power)
 
 
 def _with_least_power(verdict: GraphVerdict, policy: Policy) -> GraphVerdict:
@@ -257,13 +256,13 @@ def _run_both(a: Graph, b: Graph, seed: int, trials: int, slack: Slack) -> Check
     """
     if _large(a, b):
         types = infer(a).types
-        found = check_regions(
+        found_check = check_regions(
             changed_regions(a, b, types), seed=seed, slack=slack,
             grow=lambda pair: grown(a, b, pair, types),
         )  # fmt: skip
-        if found.verdict == "passed":
+        if found_check.verdict == "passed":
             why = f"run place by place, because the models' weights are more than {LARGE >> 30} GiB"
-            return replace(found, reason="; ".join(r for r in (why, found.reason) if r))
+            return replace(found_check, reason="; ".join(r for r in (why, found_check.reason) if r))
     return check(a, b, seed=seed, trials=trials, slack=slack, unify=True)
 
 
@@ -272,8 +271,8 @@ def _opened(a: Graph, b: Graph) -> tuple[Side, Side, dict[str, float]]:
     bodies = bodies_of(a) | bodies_of(b)
     a, b = with_folded_jumps(unfused(a, bodies)), with_folded_jumps(unfused(b, bodies))
     typing = infer(a)
-    known = ModelConstants(a, typing, constants_of(a, typing))
-    found = unfolded(known, b, frozenset(contents_of(w) for w in known.weights.values()))
+    known_constants = ModelConstants(a, typing, constants_of(a, typing))
+    found = unfolded(known_constants, b, frozenset(contents_of(w) for w in known_constants.weights.values()))
     a, own = _decimals(a, b, found)
     first, second = Side(a, own.values), Side(found.graph, found.values)
     table: dict[str, str] = {}
@@ -296,10 +295,10 @@ def _decimals(a: Graph, b: Graph, found: Unfolded) -> tuple[Graph, Unfolded]:
         if term is None or contents_of(weight) in theirs:
             continue
         try:
-            made, extra = written(term, weight.name, {}, a.opset.get("", 1))
+            new_nodes, extra = written(term, weight.name, {}, a.opset.get("", 1))
         except NotCovered:
             continue
-        nodes += made
+        nodes += new_nodes
         added += extra
         off[weight.name] = deviation(array, weight.type.dtype, evaluated(term, {}))
     weights = (*(w for w in a.weights if w.name not in off), *added)

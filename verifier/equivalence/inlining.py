@@ -34,10 +34,10 @@ def inlined(graph: Graph) -> Graph:
     fed = {v.name for v in graph.inputs}
     bare = replace(graph, weights=tuple(w if w.name in fed else replace(w, data=None) for w in graph.weights))
     try:
-        made = from_onnx(inline_local_functions(to_onnx(bare)))
+        new_graph = from_onnx(inline_local_functions(to_onnx(bare)))
     except (SuperoptError, RuntimeError):
         return graph
-    weights = (*graph.weights, *(w for w in made.weights if w.name not in graph.weight))
+    weights = (*graph.weights, *(w for w in new_graph.weights if w.name not in graph.weight))
     extras = {k: v for k, v in graph.extras.items() if not k.startswith(_OWN)}
-    extras |= {k: v for k, v in made.extras.items() if k.startswith(_OWN)}
-    return replace(made, inputs=graph.inputs, outputs=graph.outputs, weights=weights, extras=extras).checked()
+    extras |= {k: v for k, v in new_graph.extras.items() if k.startswith(_OWN)}
+    return replace(new_graph, inputs=graph.inputs, outputs=graph.outputs, weights=weights, extras=extras).checked()

@@ -83,10 +83,10 @@ def unfolded(known: ModelConstants, b: Graph, theirs: frozenset[str]) -> Unfolde
         if found is None:
             continue
         try:
-            made, extra = written(found[0], weight.name, known.weights, opset)
+            new_nodes, extra = written(found[0], weight.name, known.weights, opset)
         except _FAILS:
             continue  # an operator that the model's opset does not have
-        nodes += made
+        nodes += new_nodes
         added.update((w.name, w) for w in extra)
         ulps[weight.name] = found[1]
     weights = (*(w for w in b.weights if w.name not in ulps), *added.values())
@@ -94,12 +94,14 @@ def unfolded(known: ModelConstants, b: Graph, theirs: frozenset[str]) -> Unfolde
     return Unfolded(graph, frozenset(o for n in nodes for o in n.outputs if o), ulps, refused)
 
 
-def _from_note(weight: Weight, known: ModelConstants, refused: dict[str, str]) -> tuple[Term, float] | None:
+def _from_note(weight: Weight, known_constants: ModelConstants, refused: dict[str, str]) -> tuple[Term, float] | None:
     """What a weight's note says it is, and how far it is from that; why the note does not hold goes to ``refused``."""
     if NOTE not in weight.metadata or weight.data is None:
         return None
     try:
-        found = _explained(weight, np.asarray(weight.data.numpy()), [_parsed(weight.metadata[NOTE], known)], known)
+        found = _explained(
+            weight, np.asarray(weight.data.numpy()), [_parsed(weight.metadata[NOTE], known_constants)], known_constants
+        )
     except _Refused as error:
         found = str(error)
     if isinstance(found, str):
@@ -109,17 +111,17 @@ def _from_note(weight: Weight, known: ModelConstants, refused: dict[str, str]) -
 
 
 def _explained(
-    weight: Weight, array: np.ndarray, terms: Iterable[Term], known: ModelConstants
+    weight: Weight, array: np.ndarray, terms: Iterable[Term], known_constants: ModelConstants
 ) -> tuple[Term, float] | str:  # fmt: skip
     """The first expression that a weight is within the limit of, and how far it is; else why the last one is not it."""
     reason = "nothing in the first model explains it"
     for term in terms:
-        missing = [n for n in sources(term) if n not in known.weights]
+        missing = [n for n in sources(term) if n not in known_constants.weights]
         if missing:
             reason = f"it was computed from {missing[0]}, which is no constant of the first model"
             continue
         try:
-            distance = deviation(array, weight.type.dtype, evaluated(term, known.arrays))
+            distance = deviation(array, weight.type.dtype, evaluated(term, known_constants.arrays))
         except _FAILS as error:
             reason = str(error)
             continue
@@ -135,32 +137,32 @@ def _limit(term: Term) -> float:
     return 1.0 if len(steps) == 1 and steps[0] in _ROUND_ONCE else LIMIT
 
 
-def _parsed(text: str, known: ModelConstants) -> Term:
+def _parsed(text: str, known_constants: ModelConstants) -> Term:
     """The expression that a note states. Results that it says are the runtime's are the first model's constants.
 
     Raises:
         _Refused: it cannot be read, or goes through an operator that jumps, where only the runtime's value counts.
     """
-    made: dict[str, Term] = {}
+    terms: dict[str, Term] = {}
     try:
         data = json.loads(text)
         steps = list(data["steps"])
         if not steps or len(steps) > _MOST_STEPS or any(str(s[0]) not in REGISTRY for s in steps):
             raise _Refused("its note has an unknown operator or too many steps")
-        settled = {str(n) for n in data.get("runtime", ())} & set(known.weights)
+        settled = {str(n) for n in data.get("runtime", ())} & set(known_constants.weights)
         for op, args, attributes, outputs in steps:
             app = App(
                 str(op),
-                tuple(None if x is None else made.get(str(x), Var(str(x))) for x in args),
+                tuple(None if x is None else terms.get(str(x), Var(str(x))) for x in args),
                 tuple(sorted((str(k), _value(v)) for k, v in attributes.items())),
             )
             several = len(REGISTRY[app.op].outputs) > 1 or REGISTRY[app.op].outputs[0].endswith("*")
             for position, output in enumerate(map(str, outputs)):
-                made[output] = Var(output) if output in settled else Project(app, position) if several else app
-        found = made[str(data["output"])]
-        if jumping := sorted({t.op for t in postorder(found) if isinstance(t, App)} & JUMPS):
+                terms[output] = Var(output) if output in settled else Project(app, position) if several else app
+        term = terms[str(data["output"])]
+        if jumping := sorted({t.op for t in postorder(term) if isinstance(t, App)} & JUMPS):
             raise _Refused(f"its note goes through {jumping[0]}, which jumps")
-        return found
+        return term
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise _Refused(f"its note cannot be read: {error}") from error
 

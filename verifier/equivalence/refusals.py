@@ -39,10 +39,10 @@ def verdict_on_invalid(a: Graph, path: Path, error: InvalidModel) -> GraphVerdic
         raise error
     why = _refusal(to_onnx_bytes(a))
     if why is not None:
-        found = CheckResult("skipped", reason=f"ONNX Runtime refuses A: {why}", refused=ORIGINAL)
-        return GraphVerdict("unknown", check=found, reason=f"{found.reason}; nor is B valid: {error.what}")
-    found = CheckResult("failed", reason=f"ONNX Runtime loads A but refuses B: {refusal}", refused=RESULT)
-    return GraphVerdict("refuted", check=found, reason=f"{found.reason}; {error.where}: {error.what}")
+        found_check = CheckResult("skipped", reason=f"ONNX Runtime refuses A: {why}", refused=ORIGINAL)
+        return GraphVerdict("unknown", check=found_check, reason=f"{found_check.reason}; nor is B valid: {error.what}")
+    found_check = CheckResult("failed", reason=f"ONNX Runtime loads A but refuses B: {refusal}", refused=RESULT)
+    return GraphVerdict("refuted", check=found_check, reason=f"{found_check.reason}; {error.where}: {error.what}")
 
 
 def _is_model(path: Path) -> bool:

@@ -174,7 +174,7 @@ class Work:
             self.note(output, "tested", [output], next((r for r in reasons if r), ""))
             return
         inner, other = held
-        moved = self._moves(self.b, inner) and self._moves(self.a, other)
+        moved = self._moves_elements(self.b, inner) and self._moves_elements(self.a, other)
         if moved and self.exact.issuperset(inner.leaves) and not self._tainted(output):
             self.exact.add(output)
         read = [*inner.nodes, *inner.leaves, *other.nodes, *other.leaves]
@@ -192,11 +192,13 @@ class Work:
         classes = self.a.classes
         names = {classes[self.partners[n]] for n in inner.leaves}
         cuts = [names | {classes[p] for n, p in self.partners.items() if leaf(n)}, names] if wide else [names]
-        for place, cut in enumerate(cuts):
+        for position, cut in enumerate(cuts):
             other = _Walk([goal])
             left: Term | None = self._leaf(goal)
             if classes[goal] not in names:  # else the value is computed from one that equals it already
-                left, why, other = self._term(self.a, goal, self._within(goal, cut), min(most, _FAR) if place else most)
+                left, why, other = self._term(
+                    self.a, goal, self._within(goal, cut), min(most, _FAR) if position else most
+                )
             reasons.append(why)
             if left is None:
                 continue
@@ -208,11 +210,11 @@ class Work:
             if names <= read:
                 continue
             # The second model reads aligned values that the first computes farther on: start where the first does.
-            nearer, why, found = self._term(self.b, output, self._among(output, read, leaf), most)
+            nearer, why, walk = self._term(self.b, output, self._among(output, read, leaf), most)
             if nearer is not None:
                 shown, why = self._equal(left, nearer)
             if shown:
-                return found, other
+                return walk, other
             reasons.append(why)
         return None
 
@@ -241,7 +243,7 @@ class Work:
         return name not in self.b.opened
 
     @staticmethod
-    def _moves(side: Side, walk: _Walk) -> bool:
+    def _moves_elements(side: Side, walk: _Walk) -> bool:
         return all(isinstance(f := side.producers[n][1], Applied) and f.operator.name in _MOVES for n in walk.nodes)
 
     def note(self, output: str, verdict: str, nodes: Sequence[str], reason: str, reads: Iterable[str] = ()) -> None:
@@ -269,12 +271,12 @@ class Work:
             if name in terms:
                 continue
             if leaf(name) or name not in side.producers:
-                found = self._end(side, name)
-                if found is None:
+                term = self._end(side, name)
+                if term is None:
                     return None, f"the value {name} is only in the second model", used
                 if side is self.a or name in self.partners:
                     used.leaves.append(name)
-                terms[name] = found
+                terms[name] = term
                 continue
             node, form, position = side.producers[name]
             if isinstance(form, Barrier):
@@ -353,15 +355,15 @@ def _letter(dtype: DType) -> str:
 
 def _put(term: Term, numbers: Mapping[str, Term]) -> Term:
     """The term with numbers for some variables."""
-    made: dict[Term, Term] = {}
+    terms: dict[Term, Term] = {}
     for t in postorder(term):
-        made[t] = numbers.get(t.name, t) if isinstance(t, Var) else remade(t, made)
-    return made[term]
+        terms[t] = numbers.get(t.name, t) if isinstance(t, Var) else remade(t, terms)
+    return terms[term]
 
 
 def _renamed(term: Term, names: Mapping[str, str]) -> Term:
     """The term with variables renamed and element types left to the rule."""
-    made: dict[Term, Term] = {}
+    terms: dict[Term, Term] = {}
     for t in postorder(term):
         attributes = None
         if isinstance(t, App):
@@ -370,5 +372,5 @@ def _renamed(term: Term, names: Mapping[str, str]) -> Term:
                 for k, v in t.attributes
                 if not (k == "dtype" and v in ("float32", "float16", "bfloat16", "float64"))
             )
-        made[t] = Var(names[t.name]) if isinstance(t, Var) else remade(t, made, attributes)
-    return made[term]
+        terms[t] = Var(names[t.name]) if isinstance(t, Var) else remade(t, terms, attributes)
+    return terms[term]

@@ -176,12 +176,12 @@ def written(
         else:
             operator, attributes = REGISTRY[sub.op], dict(sub.attributes)
             kinds = [None if a is None else types[a][0] for a in sub.args]
-            _, made = operator.apply(kinds, attributes)
+            _, tensor_types = operator.apply(kinds, attributes)
             form = operator.write(attributes, kinds, opset)
-            literals = {place: f"{name}/{number}/{place}" for place in form.literals}
-            weights += [constant(literals[place], array) for place, array in form.literals.items()]
+            literals = {position: f"{name}/{number}/{position}" for position in form.literals}
+            weights += [constant(literals[position], array) for position, array in form.literals.items()]
             inputs = form.names([None if a is None else labels[a][0] for a in sub.args], literals)
-            labels[sub], types[sub] = tuple(f"{name}/{number}.{p}" for p in range(len(made))), made
+            labels[sub], types[sub] = tuple(f"{name}/{number}.{p}" for p in range(len(tensor_types))), tensor_types
             nodes.append(
                 Node(f"{name}/step{number}", operator.name, inputs, labels[sub], dict(form.attributes), operator.domain)
             )

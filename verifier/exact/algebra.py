@@ -115,10 +115,10 @@ class PrimeField:
 
     def floats(self, values: Array) -> Array:
         """Finite floats as what they are exactly, m · 2ᵉ: part by part, as large weights would be copied ten times."""
-        flat, found = np.ascontiguousarray(values).ravel(), np.empty(np.shape(values), np.int64)
+        flat, array = np.ascontiguousarray(values).ravel(), np.empty(np.shape(values), np.int64)
         for part in pieces(flat.size):
-            found.reshape(-1)[part] = self._floats(flat[part].astype(np.float64), flat.itemsize > 4)
-        return found
+            array.reshape(-1)[part] = self._floats(flat[part].astype(np.float64), flat.itemsize > 4)
+        return array
 
     @staticmethod
     def _floats(values: Array, long: bool) -> Array:
@@ -129,8 +129,8 @@ class PrimeField:
         parts = []
         for modulus in (MODULUS, _HALF):
             powers = _powers_of_two(modulus)
-            made = high * powers.take(at)  # below 2^50, and what low makes below 2^55
-            parts.append((made if low is None else made + low * powers.take(at - 29)) % modulus)
+            array = high * powers.take(at)  # below 2^50, and what low makes below 2^55
+            parts.append((array if low is None else array + low * powers.take(at - 29)) % modulus)
         return _pack(*parts)
 
     def positions(self, values: Array) -> Array:

@@ -46,8 +46,8 @@ def check_algorithm(algorithm: Algorithm) -> int:
     _must_fit(algorithm, sizes)
     for i in range(sizes[0]):
         for j in range(sizes[1]):
-            given = {**_unit(tile, tile.data, i), **_unit(tile, tile.weights, j)}
-            direct = _values(tile.terms, meanings, given)
+            given_arrays = {**_unit(tile, tile.data, i), **_unit(tile, tile.weights, j)}
+            direct = _values(tile.terms, meanings, given_arrays)
             for k, value in enumerate(direct):
                 terms = (g * a[i] * b[j] for g, a, b in zip(
                     algorithm.outputs[k], algorithm.data, algorithm.weights, strict=True
@@ -121,22 +121,24 @@ def _same_degree(degrees: Sequence[_Degree], tile: Tile) -> _Degree:
     return next(iter(some), None)
 
 
-def _unit(tile: Tile, names: Mapping[str, str], place: int) -> dict[str, Array]:
+def _unit(tile: Tile, names: Mapping[str, str], position: int) -> dict[str, Array]:
     """The unit vector of all elements of these variables that is 1 at one place."""
-    found: dict[str, Array] = {}
+    arrays: dict[str, Array] = {}
     for name in names:
         count = prod(tile.shapes[name])
         array = np.full(count, Fraction(0), dtype=object)
-        if 0 <= place < count:
-            array[place] = Fraction(1)
-        place -= count
-        found[name] = array.reshape(tile.shapes[name])
-    return found
+        if 0 <= position < count:
+            array[position] = Fraction(1)
+        position -= count
+        arrays[name] = array.reshape(tile.shapes[name])
+    return arrays
 
 
-def _values(roots: Sequence[Term], meanings: Mapping[App, Meaning], given: Mapping[str, Array]) -> list[Fraction]:
+def _values(
+    roots: Sequence[Term], meanings: Mapping[App, Meaning], given_arrays: Mapping[str, Array]
+) -> list[Fraction]:
     def outputs(app: App, operands: list[Array | None]) -> list[Array]:
         return [evaluate(c, operands, Rationals(), {}) for c in meanings[app].outputs]
 
-    found = computed(roots, given, outputs)
-    return [Fraction(v) for root in roots for v in np.ravel(found[root]).tolist()]
+    arrays = computed(roots, given_arrays, outputs)
+    return [Fraction(v) for root in roots for v in np.ravel(arrays[root]).tolist()]

@@ -68,7 +68,7 @@ def _smaller(instance: Rule, point: Point) -> list[Point]:
     except RuleError:
         conditions = ()
     floors = {n: 1 if s is None else max(s.bound + (s.relation == ">"), 0) for n, s in names_of(instance)}
-    found: list[Point] = []
+    points: list[Point] = []
     steps = [
         {name: value}
         for name, current in point.sizes.items()
@@ -81,10 +81,10 @@ def _smaller(instance: Rule, point: Point) -> list[Point]:
         sizes = {**point.sizes, **step}
         try:
             if allowed(instance, sizes, conditions):
-                found.append(replace(point, sizes=sizes))
+                points.append(replace(point, sizes=sizes))
         except (KeyError, ZeroDivisionError):
             continue
-    return found
+    return points
 
 
 def _simpler(failure: Failure) -> Failure:
@@ -92,7 +92,7 @@ def _simpler(failure: Failure) -> Failure:
     trial, values, difference = failure
     if difference is None:
         return failure
-    algebra = algebra_for(trial, 0)
+    algebra = algebra_for(trial)
     budget = 200
 
     def still(candidate: dict[str, Array]) -> Difference | None:
@@ -104,9 +104,9 @@ def _simpler(failure: Failure) -> Failure:
     for name, array in list(values.items()):
         for value in (0, 1):
             candidate = {**values, name: algebra.integers(np.full(array.shape, value))}
-            found = still(candidate)
-            if found is not None:
-                values, difference = candidate, found
+            found_difference = still(candidate)
+            if found_difference is not None:
+                values, difference = candidate, found_difference
                 break
     simple = {algebra.show(algebra.integers(np.asarray(v)))[0]: v for v in (0, 1)}
     for name in values:
@@ -118,9 +118,9 @@ def _simpler(failure: Failure) -> Failure:
                 budget -= 1
                 array = values[name].copy()
                 array.reshape(-1)[position : position + 1] = algebra.integers(np.asarray([value]))
-                found = still({**values, name: array})
-                if found is not None:
-                    values, difference = {**values, name: array}, found
+                found_difference = still({**values, name: array})
+                if found_difference is not None:
+                    values, difference = {**values, name: array}, found_difference
                     break
     return trial, values, difference
 
@@ -135,7 +135,7 @@ def _as_json(rule: Rule, point: Point, failure: Failure) -> dict[str, object]:
     }
     if difference is None:
         return {**data, "reason": trial.ill_typed}
-    algebra = algebra_for(trial, 0)
+    algebra = algebra_for(trial)
     return {
         **data,
         "arithmetic": algebra.name,
@@ -169,7 +169,7 @@ def replay(data: Mapping[str, Any]) -> bool:
             return True
         if "elements" not in data:
             return _failure(instance, point, np.random.default_rng(0), _DRAWN) is not None
-        algebra = algebra_for(trial, 0)
+        algebra = algebra_for(trial)
         values = {n: _elements(data["elements"][n], trial, n, algebra) for n in trial.variables}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RuleError(f"not a counterexample: {error}") from error

@@ -47,10 +47,10 @@ def holds(condition: Condition, sizes: Mapping[str, int]) -> bool:
 
 
 def _number(value: Dim, sizes: Mapping[str, int]) -> int:
-    found = substitute(value, sizes)
-    if isinstance(found, Poly):
-        raise KeyError(str(found))
-    return found
+    size = substitute(value, sizes)
+    if isinstance(size, Poly):
+        raise KeyError(str(size))
+    return size
 
 
 def draw(

@@ -39,9 +39,9 @@ def reaches(rule: Rule) -> Mapping[str, int]:
                 for name in symbols(size):
                     found[name] = max(found.get(name, 0), need)
         else:
-            for place, arg in enumerate(term.args):
+            for position, arg in enumerate(term.args):
                 if arg is not None:
-                    wanted = _backwards(term, rule, need) if place == 0 else _WANTED
+                    wanted = _backwards(term, rule, need) if position == 0 else _WANTED
                     needs[arg] = max(wanted, needs.get(arg, 0))
     kernels = _kernel_names(rule)
     return {n: v for n, v in found.items() if v > _WANTED and n not in kernels}

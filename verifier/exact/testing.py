@@ -247,10 +247,15 @@ def elements(trial: Trial, algebra: Exact, rng: np.random.Generator, *, shared: 
 def _few_numbers(trial: Trial, rng: np.random.Generator) -> list[Fraction]:
     """A few numbers: where functions turn, where the rule's own constants turn something, and opposites."""
     named = _turning(trial)
-    places = [*named, *(v + d for v in named for d in (Fraction(1, 8), Fraction(-1, 8)))]
-    places += [v * h for v in named for h in (Fraction(1, 2), Fraction(-1, 2)) if v]  # closer to 0 than a constant is
-    known = [*_TURNS, *places]
-    picked = [(some := places if places and n % 2 == 0 else known)[rng.integers(0, len(some))] for n in range(_FEW - 2)]
+    fractions = [*named, *(v + d for v in named for d in (Fraction(1, 8), Fraction(-1, 8)))]
+    fractions += [
+        v * h for v in named for h in (Fraction(1, 2), Fraction(-1, 2)) if v
+    ]  # closer to 0 than a constant is
+    known_fractions = [*_TURNS, *fractions]
+    picked = [
+        (some := fractions if fractions and n % 2 == 0 else known_fractions)[rng.integers(0, len(some))]
+        for n in range(_FEW - 2)
+    ]
     return [*picked, -picked[0], Fraction(int(rng.integers(-4096, 4097)), 1 << int(rng.choice([3, 12])))]
 
 
@@ -260,8 +265,8 @@ def _turning(trial: Trial) -> list[Fraction]:
     powers = any(isinstance(s, Call) and s.function == "pow" for s in scalars)  # of what is large none is taken
     named = sorted({s.value for s in scalars if isinstance(s, Number) and isinstance(s.value, Fraction)})
     factors = [Fraction(1), *(v for v in named if v)][: _MOST_NAMED + 1]
-    found = {*named, *(f for a in factors for b in factors for f in (a * b, a / b))}
-    return sorted(v for v in found if abs(v) <= (_SMALL if powers else _LARGE)) if named else []
+    fractions = {*named, *(f for a in factors for b in factors for f in (a * b, a / b))}
+    return sorted(v for v in fractions if abs(v) <= (_SMALL if powers else _LARGE)) if named else []
 
 
 def values_of(roots: Sequence[Term], trial: Trial, given: Mapping[str, Array], algebra: Algebra) -> dict[Term, Array]:
@@ -305,9 +310,9 @@ def _functions(meanings: Mapping[App, Meaning]) -> frozenset[str]:
     return frozenset(found)
 
 
-def algebra_for(trial: Trial, key: int, *, odd: bool = False) -> Exact:
+def algebra_for(trial: Trial, *, odd: bool = False) -> Exact:
     """The rationals where the result depends on order, else the prime field; ``odd`` elements are awkward ones."""
-    return (Rationals if _functions(trial.meanings) & ORDERED else PrimeField)(key, odd=odd)
+    return (Rationals if _functions(trial.meanings) & ORDERED else PrimeField)(odd=odd)
 
 
 def fails(
@@ -330,7 +335,7 @@ def fails(
     if _functions(trial.meanings) & ORDERED and not frozenset(_turning(trial)) <= _COMMON:
         wanted += _CONSTANT_DRAWS
     for _ in range(wanted + _UNLUCKY):
-        algebra = algebra_for(trial, 0, odd=agreed > 0)
+        algebra = algebra_for(trial, odd=agreed > 0)
         values = elements(trial, algebra, rng, shared=agreed % 2 == 1 or agreed >= usual)
         try:
             difference = compare(trial, values, algebra)
@@ -355,11 +360,11 @@ def fails(
     raise Unlucky
 
 
-def _less_defined(rule: Rule, trial: Trial, given: Mapping[str, Array], algebra: Exact) -> bool:
+def _less_defined(rule: Rule, trial: Trial, given_arrays: Mapping[str, Array], algebra: Exact) -> bool:
     """Whether the side that the rule puts in divides by zero at elements where the side that it takes out does not."""
     sides = (trial.lhs, trial.rhs) if rule.forward or not rule.backward else (trial.rhs, trial.lhs)
     try:
-        values_of(sides[0], trial, given, algebra)
+        values_of(sides[0], trial, given_arrays, algebra)
     except Unlucky:
         return False
     return True  # both sides were evaluated before, and one of them does
@@ -367,7 +372,7 @@ def _less_defined(rule: Rule, trial: Trial, given: Mapping[str, Array], algebra:
 
 def _defined(trial: Trial, roots: Sequence[Term], rng: np.random.Generator) -> bool:
     """Whether terms can be evaluated at some of a few random elements."""
-    algebra = algebra_for(trial, 0)
+    algebra = algebra_for(trial)
     for _ in range(6):
         try:
             values_of(roots, trial, elements(trial, algebra, rng), algebra)
@@ -380,13 +385,13 @@ def _defined(trial: Trial, roots: Sequence[Term], rng: np.random.Generator) -> b
 def _float_differs(trial: Trial, rng: np.random.Generator) -> bool:
     """Whether the sides differ in floating point at random positive and random signed elements."""
     for shift in (0.0, 2.5):
-        given: dict[str, Array] = {}
+        given_arrays: dict[str, Array] = {}
         for name, kind in trial.variables.items():
             shape = tuple(int(value_at(d, {})) for d in kind.shape or ())
             drawn = rng.uniform(-1.5, 1.5, size=shape) + shift
-            given[name] = drawn if kind.dtype == DType.FLOAT32 else trial.drawn(name, rng, shape)
+            given_arrays[name] = drawn if kind.dtype == DType.FLOAT32 else trial.drawn(name, rng, shape)
         with np.errstate(all="ignore"):
-            values = values_of((*trial.lhs, *trial.rhs), trial, given, FLOAT64)
+            values = values_of((*trial.lhs, *trial.rhs), trial, given_arrays, FLOAT64)
         for a, b in zip(trial.lhs, trial.rhs, strict=True):
             left, right = np.asarray(values[a], float), np.asarray(values[b], float)
             usable = np.isfinite(left) & np.isfinite(right)
@@ -425,7 +430,7 @@ def test(rule: Rule, *, seed: int = 0, trials: int = 8) -> Verdict:  # noqa: PT0
             trial = trial_at(instance, point)
             assert trial is not None
             passed += 1
-            bound = max(bound, error_bound(trial.lhs, trial.rhs, trial.meanings, algebra_for(trial, 0).choices))
+            bound = max(bound, error_bound(trial.lhs, trial.rhs, trial.meanings, algebra_for(trial).choices))
             continue
         trial, _, difference = found
         functions = _functions(trial.meanings)

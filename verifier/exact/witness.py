@@ -95,9 +95,9 @@ def _run_both(trial: Trial, rng: np.random.Generator) -> tuple[list[np.ndarray],
             for side in (trial.lhs, trial.rhs):
                 graph = side_graph(side, trial.variables, opset)
                 session = make_session(to_onnx_bytes(graph), threads=1, optimise=False)
-                given = {i.name: feeds[i.name] for i in graph.inputs}
-                made = run(session, given)
-                results.append([np.asarray(made[o.name]) for o in graph.outputs])
+                given_arrays = {i.name: feeds[i.name] for i in graph.inputs}
+                arrays = run(session, given_arrays)
+                results.append([np.asarray(arrays[o.name]) for o in graph.outputs])
         except (NotCovered, SuperoptError):
             continue
         return results[0], results[1]
@@ -125,15 +125,15 @@ def side_graph(roots: tuple[Term, ...], variables: Mapping[str, TensorType], ops
             kinds = [None if a is None else types[a][0] for a in term.args]
             form = record.write(complete(term), kinds, opset)
             label = f"n{len(nodes)}"
-            literals = {place: f"{label}_c{place}" for place in form.literals}
-            weights += [constant(literals[place], array) for place, array in form.literals.items()]
+            literals = {position: f"{label}_c{position}" for position in form.literals}
+            weights += [constant(literals[position], array) for position, array in form.literals.items()]
             inputs = form.names([None if a is None else names[a] for a in term.args], literals)
             outputs[term] = tuple(f"{label}_{i}" for i in range(len(types[term])))
             names[term] = outputs[term][0]
             nodes.append(Node(label, record.name, inputs, outputs[term], dict(form.attributes), record.domain))
     results: list[Value] = []
-    for place, root in enumerate(roots):
-        nodes.append(Node(f"r{place}", "Identity", (names[root],), (f"y{place}",)))
-        results.append(Value(f"y{place}", types[root][0]))
+    for position, root in enumerate(roots):
+        nodes.append(Node(f"r{position}", "Identity", (names[root],), (f"y{position}",)))
+        results.append(Value(f"y{position}", types[root][0]))
     inputs_ = tuple(Value(n, t) for n, t in variables.items())
     return Graph("rule", inputs_, tuple(results), tuple(weights), tuple(nodes), {"": opset}).checked()

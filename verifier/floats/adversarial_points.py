@@ -73,7 +73,7 @@ def mutated(points: Points, children: int, form: Format, rng: np.random.Generato
     ulps = flat * (1 + 2 * form.unit * rng.integers(-4, 5, (total, number)))
     other = np.take_along_axis(flat, rng.integers(0, total, (1, number)), 0) * rng.choice([-1.0, 1.0], number)
     fresh = flat * rng.uniform(0.5, 2.0, (total, number))
-    made = np.select(
+    array = np.select(
         [kind == 0, kind == 1, kind == 2, kind == 3, kind == 4],
         [
             np.where(one, ulps, flat), np.where(group, flat * power, flat), np.where(one, other, flat),
@@ -81,7 +81,7 @@ def mutated(points: Points, children: int, form: Format, rng: np.random.Generato
         ],
         np.where(one, fresh, flat),
     )  # fmt: skip
-    return _split(_fit(made, form), counts)
+    return _split(_fit(array, form), counts)
 
 
 def ordinary(counts: Mapping[str, int], number: int, form: Format, rng: np.random.Generator) -> Points:
@@ -124,7 +124,7 @@ def middling(counts: Mapping[str, int], number: int, rng: np.random.Generator) -
 def confined(points: Points, window: Mapping[str, tuple[int, int]], form: Format, rng: np.random.Generator) -> Points:
     """Points inside a window: exponents wrapped around into it, and at half of the points each variable at one of its
     ends. The ends of a variable without a window are those of the type."""
-    found: Points = {}
+    arrays: Points = {}
     least = int(_range(form)[0])
     for name, array in points.items():
         low, high = window.get(name, (least, form.exponents[1]))
@@ -139,8 +139,8 @@ def confined(points: Points, window: Mapping[str, tuple[int, int]], form: Format
         shift = np.where(end == 0, high - top, np.where(end == 1, low - bottom, 0))
         with np.errstate(over="ignore"):
             moved = np.ldexp(fraction.astype(np.float64), np.clip(power + shift, low, high) + 1)
-        found[name] = np.where(there, _fit(moved, form), array)
-    return found
+        arrays[name] = np.where(there, _fit(moved, form), array)
+    return arrays
 
 
 def joined(batches: Sequence[Points]) -> Points:

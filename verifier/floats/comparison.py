@@ -35,7 +35,7 @@ class ErrorAnalysis:
             own = np.abs(self.source.astype(np.longdouble) - self.exact).astype(np.float64)
         return replace(self, allowance=self.allowance + np.where(np.isfinite(own) & ~self.deliberate, own, 0.0))
 
-    def shown(self, at: int) -> dict[str, object]:
+    def point_data(self, at: int) -> dict[str, object]:
         """A point and its results, as JSON data."""
         kind = (
             "the source rounds on purpose" if self.deliberate[at]
@@ -83,11 +83,11 @@ def analyse_errors(
         short = np.maximum(form.largest * (1.0 + form.unit / 2) - size, 0.0)
         reached = np.isinf(target) & (np.sign(target) == np.sign(exact)) & (short <= FACTOR * allowance)
         off = np.where(np.isfinite(target), off, np.where(reached, short, np.inf))
-        known = np.isfinite(exact) & np.isfinite(bound)
-        fine = known & np.isfinite(source)
+        known_array = np.isfinite(exact) & np.isfinite(bound)
+        fine = known_array & np.isfinite(source)
         # a source that leaves the range: the target may be anything but nan. Where the exact result is infinite
         # (a division by 0) reals have nothing to say, and the target may be anything
-        off = np.where(fine, off, np.where(known & np.isinf(source) & np.isnan(target), np.inf, 0.0))
+        off = np.where(fine, off, np.where(known_array & np.isinf(source) & np.isnan(target), np.inf, 0.0))
         units = np.nan_to_num(sens, nan=0.0, posinf=1e300) * form.unit
         explained = roundings * (size * form.unit + units.sum(axis=0) + form.tiny)
         deliberate = fine & ~lost & (own > FACTOR * explained) & (off < FACTOR * allowance)

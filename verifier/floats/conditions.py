@@ -102,19 +102,21 @@ class Against:
         self._remember(found, batch, bad, low, high, site, why)
 
     def _remember(
-        self, found: ErrorAnalysis, batch: Points, bad: Array, low: Array, high: Array, site: int, why: str
+        self, error_analysis: ErrorAnalysis, batch: Points, bad: Array, low: Array, high: Array, site: int, why: str
     ) -> None:  # fmt: skip
         """Keep the most telling point: of moderate magnitudes rather than far out, and of those the worst."""
         with np.errstate(all="ignore"):
-            ratios = np.minimum(np.nan_to_num(found.error[bad] / found.allowance[bad], nan=1e30, posinf=1e30), 1e30)
+            ratios = np.minimum(
+                np.nan_to_num(error_analysis.error[bad] / error_analysis.allowance[bad], nan=1e30, posinf=1e30), 1e30
+            )
         reach = np.maximum(-low.min(axis=0, initial=0), high.max(axis=0, initial=0))
         score = np.log10(1.0 + ratios) / 30 + 2.0 * (reach <= 10) + 1.0 * (reach <= 40)
         at = int(np.argmax(score))
         if score[at] <= self.worst[0]:
             return
-        place = int(bad[at])
-        worst: dict[str, Any] = {"site": site, **found.shown(place)}
-        worst |= {n: list(map(plain, a[:8, place])) for n, a in batch.items()}
+        position = int(bad[at])
+        worst: dict[str, Any] = {"site": site, **error_analysis.point_data(position)}
+        worst |= {n: list(map(plain, a[:8, position])) for n, a in batch.items()}
         if why:
             worst["by"] = why
         self.worst = (float(score[at]), worst)
@@ -145,10 +147,10 @@ def verdict_of(table: Against, form: Format, sites: Sequence[Site]) -> FloatVerd
         point = sites[int(worst.pop("site"))].trial.point
         worst["sizes"] = {**point.sizes, **point.reals}
     data = _Rows(*(np.concatenate([r[i] for r in table.rows], axis=-1) for i in range(5)))
-    ways = tuple(_minimal_conditions(table, data, form))
+    alternatives = tuple(_minimal_conditions(table, data, form))
     return FloatVerdict(
-        "conditional" if ways else "unsafe", ways, moderate=not table.nonfinite, specials=specials, ratio=ratio,
-        worst=worst,
+        "conditional" if alternatives else "unsafe", alternatives, moderate=not table.nonfinite, specials=specials,
+        ratio=ratio, worst=worst,
     )  # fmt: skip
 
 
@@ -167,14 +169,14 @@ def finished(verdict: FloatVerdict, dtype: DType, names: Sequence[str]) -> Float
         return verdict
     last = _HIGHS[dtype][3]
     kept = []
-    for way in verdict.ways:
-        if all(_is_wide(window, dtype) for window in way.window.values()):
-            window = {n: (low, min(high, last)) for n, (low, high) in way.window.items()}
-            if way.rounded:
+    for conditions in verdict.alternatives:
+        if all(_is_wide(window, dtype) for window in conditions.window.values()):
+            window = {n: (low, min(high, last)) for n, (low, high) in conditions.window.items()}
+            if conditions.rounded:
                 low = max((w[0] for w in window.values()), default=_LOWS[dtype][0])
                 window = dict.fromkeys(names, (low, min((w[1] for w in window.values()), default=last)))
-            kept.append(replace(way, window=window))
-    return replace(verdict, verdict="conditional" if kept else "unsafe", ways=tuple(kept))
+            kept.append(replace(conditions, window=window))
+    return replace(verdict, verdict="conditional" if kept else "unsafe", alternatives=tuple(kept))
 
 
 def _is_wide(window: tuple[int, int], dtype: DType) -> bool:

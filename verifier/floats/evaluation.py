@@ -139,8 +139,8 @@ _STEPS = frozenset({"floor", "ceil", "round", "cast_int", "sign"})  # exact, but
 def _named(name: str, args: Sequence[Array], real: type) -> Array:
     if name == "select":
         return np.where(args[0] != 0, args[1], args[2])
-    found = _FUNCTIONS[name](*args)
-    return found.astype(real) if name in _LOGICAL or found.dtype != real else found
+    array = _FUNCTIONS[name](*args)
+    return array.astype(real) if name in _LOGICAL or array.dtype != real else array
 
 
 def _constant(value: Fraction | float, real: type) -> Array:
@@ -153,24 +153,24 @@ def _constant(value: Fraction | float, real: type) -> Array:
 
 def kernel_values(nodes: Sequence[Node], order: Sequence[int], inputs: Inputs, dtype: DType) -> dict[int, Array]:
     """Every node's values as kernels of a type round them, held in float32: [point] each."""
-    found: dict[int, Array] = {}
+    arrays: dict[int, Array] = {}
     with np.errstate(all="ignore"):
         for number in order:
             name, *args = nodes[number]
             if name == "read":
-                found[number] = inputs[args[0]][args[1]]
+                arrays[number] = inputs[args[0]][args[1]]
             elif name == "const":
-                found[number] = _constant(args[0], np.float32)
+                arrays[number] = _constant(args[0], np.float32)
             elif name == "to_type":
-                found[number] = rounded(found[args[0]], dtype)
+                arrays[number] = rounded(arrays[args[0]], dtype)
             elif name == "sum":
-                total = found[args[0]] + found[args[1]]
+                total = arrays[args[0]] + arrays[args[1]]
                 for part in args[2:]:
-                    total = total + found[part]
-                found[number] = total
+                    total = total + arrays[part]
+                arrays[number] = total
             else:
-                found[number] = _named(name, [found[a] for a in args], np.float32)
-    return found
+                arrays[number] = _named(name, [arrays[a] for a in args], np.float32)
+    return arrays
 
 
 @dataclass(frozen=True)
@@ -198,12 +198,12 @@ def wide_values(nodes: Sequence[Node], order: Sequence[int], inputs: Inputs, for
                 exact = stored(values[number]) == values[number]
                 errors[number] = zero if exact else abs(values[number].astype(np.float64)) * form.inner
             else:
-                given = [values[a] for a in args]
+                given_arrays = [values[a] for a in args]
                 for a in args:
                     if a not in sizes:
                         sizes[a] = np.abs(values[a]).astype(np.float64)
                 beside = [sizes[a] for a in args], [errors[a] for a in args]
-                values[number], errors[number] = _step_with_error(name, given, *beside, nodes, args, form)
+                values[number], errors[number] = _step_with_error(name, given_arrays, *beside, nodes, args, form)
     return Wide(values, errors)
 
 
@@ -283,7 +283,7 @@ def sensitivities(nodes: Sequence[Node], order: Sequence[int], wide: Wide, root:
     A variable that occurs twice and cancels contributes what remains: the derivative of ``a − (a − x)`` by ``a`` is 0.
     """
     adjoint: dict[int, Array] = {root: np.ones((), WIDE)}
-    found: dict[str, Array] = {}
+    arrays: dict[str, Array] = {}
     values = wide.values
     with np.errstate(all="ignore"):
         for number in reversed(order):
@@ -293,13 +293,13 @@ def sensitivities(nodes: Sequence[Node], order: Sequence[int], wide: Wide, root:
                 continue
             if name == "read":
                 size = np.abs(above * values[number]).astype(np.float64)
-                found[args[0]] = found[args[0]] + size if args[0] in found else size
+                arrays[args[0]] = arrays[args[0]] + size if args[0] in arrays else size
                 continue
             for arg, slope in zip(args, _slopes(name, [values[a] for a in args], values[number]), strict=True):
                 if slope is not None:
                     part = above * slope
                     adjoint[arg] = adjoint[arg] + part if arg in adjoint else part
-    return found
+    return arrays
 
 
 def _slopes(name: str, args: Sequence[Array], value: Array) -> list[Array | None]:

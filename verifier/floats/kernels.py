@@ -45,8 +45,8 @@ def kernel_points(
     form = RUN_TYPES[dtype]
     for number, site in enumerate(s for s in sites[:_SITES] if s.different and s.counts):
         batch = site.meant(middling(site.counts, _POINTS, rng))
-        for backward, found in Look(site, number, form).kernels(batch, directions):
-            yield site, backward, batch, found
+        for backward, error_analysis in Look(site, number, form).kernels(batch, directions):
+            yield site, backward, batch, error_analysis
 
 
 def with_kernels_specials(sites: Sequence[Site], found: Directions, rng: np.random.Generator) -> Directions:
@@ -64,8 +64,8 @@ def with_kernels_specials(sites: Sequence[Site], found: Directions, rng: np.rand
         }
         batch = site.meant(flooded(some, rng))
         chosen = site.different or range(len(site.pairs))
-        places = list(chosen)[:: max(1, len(chosen) // _ELEMENTS)]
-        made = runtime_results(site, batch, places)
+        positions = list(chosen)[:: max(1, len(chosen) // _ELEMENTS)]
+        made = runtime_results(site, batch, positions)
         if made is None:
             continue
         for left, right in zip(*made, strict=True):
@@ -86,9 +86,11 @@ def _stated(
     said = "; ".join(sorted(specials | set(filter(None, verdict.specials.split("; ")))))
     if all(_chooses(s, backward=backward) for s in sites):
         if verdict.verdict in ("safe", "conditional") and specials <= HARMFUL:
-            ways = tuple(replace(w, regular=True) for w in verdict.ways or (SafeConditions(),))
-            return replace(verdict, verdict="conditional", ways=ways, exact=False, specials=said, worst=dict(worst))
-        return replace(verdict, verdict="unsafe", ways=(), exact=False, specials=said, worst=dict(worst))
+            alternatives = tuple(replace(w, regular=True) for w in verdict.alternatives or (SafeConditions(),))
+            return replace(
+                verdict, verdict="conditional", alternatives=alternatives, exact=False, specials=said, worst=dict(worst)
+            )
+        return replace(verdict, verdict="unsafe", alternatives=(), exact=False, specials=said, worst=dict(worst))
     return replace(verdict, specials=said)
 
 
@@ -112,4 +114,4 @@ def _first_difference(source: Array, target: Array, batch: Points, site: Site) -
         return {}
     at = int(there[0])
     sides = {"source": plain(source[at]), "target": plain(target[at])}
-    return {"what": "specials", **sides, **site.shown(batch, at), "by": "ONNX Runtime"}
+    return {"what": "specials", **sides, **site.point_data(batch, at), "by": "ONNX Runtime"}

@@ -77,15 +77,15 @@ def breaches(
     """
     rng = np.random.default_rng([seed, int(float_key(rule)[:8], 16)])
     sites = [s for s in sites_of(rule, rng) if s.different and s.counts]
-    found: list[Breach] = []
+    found_breaches: list[Breach] = []
     for dtype in dtypes if sites else ():
         asked = [(b, w) for b in directions_used(rule) for w in _conditions(verdicts, dtype, backward=b)]
         worst = _worst(asked, sites, FORMATS[dtype], rng, points)
-        found += _broken(rule, dtype, asked, worst)
+        found_breaches += _broken(rule, dtype, asked, worst)
     for dtype in RUN_TYPES if sites else ():
         asked = [(b, w) for b in directions_used(rule) for w in _conditions(verdicts, dtype, backward=b)]
-        found += _broken(rule, dtype, asked, _worst_run(asked, sites, dtype, rng))
-    return found
+        found_breaches += _broken(rule, dtype, asked, _worst_run(asked, sites, dtype, rng))
+    return found_breaches
 
 
 def _broken(
@@ -97,7 +97,7 @@ def _broken(
 
 def _conditions(verdicts: Directions, dtype: DType, *, backward: bool) -> tuple[SafeConditions, ...]:
     verdict = verdict_in(verdicts.get("backward" if backward else "forward", {}), dtype)
-    return verdict.ways_in("standard")
+    return verdict.alternatives_in("standard")
 
 
 def check_all(
@@ -141,10 +141,10 @@ def _worst(
     """
     worst: list[Worst] = [(0.0, {})] * len(asked)
     windows: dict[tuple[tuple[str, tuple[int, int]], ...], list[int]] = {}
-    for number, (_, way) in enumerate(asked):
-        windows.setdefault(tuple(sorted(way.window.items())), []).append(number)
+    for number, (_, conditions) in enumerate(asked):
+        windows.setdefault(tuple(sorted(conditions.window.items())), []).append(number)
     each = max(1, points // len(sites))
-    for place, site in enumerate(sites):
+    for position, site in enumerate(sites):
         held = {w: numbers for w, numbers in windows.items() if _attributes_inside(site, dict(w))}
         if not held:
             continue
@@ -153,9 +153,9 @@ def _worst(
             for window, numbers in held.items():
                 batch = site.meant(confined(free, dict(window), form, rng))
                 sources = {asked[n][0] for n in numbers}
-                for backward, points_there, found in _suspects(site, place, form, batch, sources):
+                for backward, points_there, error_analysis in _suspects(site, position, form, batch, sources):
                     for number in (n for n in numbers if asked[n][0] == backward):
-                        worst[number] = _worse(worst[number], asked[number][1], found, points_there, site)
+                        worst[number] = _worse(worst[number], asked[number][1], error_analysis, points_there, site)
     return worst
 
 
@@ -165,42 +165,46 @@ def _worst_run(
     """The largest error of each condition at points around 1, as ONNX Runtime's kernels of a type make it."""
     worst: list[Worst] = [(0.0, {})] * len(asked)
     directions = sorted({b for b, _ in asked})
-    for site, backward, batch, found in kernel_points(sites, dtype, rng, directions) if asked else ():
-        for number, (of, way) in enumerate(asked):
-            if of == backward and _attributes_inside(site, way.window):
-                worst[number] = _worse(worst[number], way, found, batch, site, by="ONNX Runtime")
+    for site, backward, batch, error_analysis in kernel_points(sites, dtype, rng, directions) if asked else ():
+        for number, (of, conditions) in enumerate(asked):
+            if of == backward and _attributes_inside(site, conditions.window):
+                worst[number] = _worse(worst[number], conditions, error_analysis, batch, site, by="ONNX Runtime")
     return worst
 
 
 def _suspects(
-    site: Site, place: int, form: Format, batch: Points, directions: Iterable[bool]
+    site: Site, position: int, form: Format, batch: Points, directions: Iterable[bool]
 ) -> Iterator[tuple[bool, Points, ErrorAnalysis]]:  # fmt: skip
     """The points of a batch that are against a direction if no variable is rounded, with what is allowed there."""
-    look = Look(site, place, form, ())
+    look = Look(site, position, form, ())
     for backward in directions:
         yield from ((backward, *found) for found in look.against(batch, backward=backward))
 
 
 def _worse(
-    before: Worst, way: SafeConditions, found: ErrorAnalysis, batch: Points, site: Site, **more: object
+    before: Worst, conditions: SafeConditions, error_analysis: ErrorAnalysis, batch: Points, site: Site, **more: object
 ) -> Worst:
     """The largest error in allowances where a way's windows hold, if it is larger than one before, and its point."""
     low, high = exponents(batch)
     names = list(site.counts)
-    inside = np.ones(found.error.shape, bool)
-    for name, (first, last) in way.window.items():
+    inside = np.ones(error_analysis.error.shape, bool)
+    for name, (first, last) in conditions.window.items():
         if name in names:
             number = names.index(name)
             inside &= (low[number] >= first) & (high[number] <= last)
     if not inside.any():
         return before
-    rounded = [names.index(n) for n in way.rounded if n in names]
-    error = np.where(found.deliberate, np.inf, found.error)
+    rounded = [names.index(n) for n in conditions.rounded if n in names]
+    error = np.where(error_analysis.deliberate, np.inf, error_analysis.error)
     with np.errstate(all="ignore"):
-        ratio = error / (found.allowance + found.units[rounded].sum(axis=0))
+        ratio = error / (error_analysis.allowance + error_analysis.units[rounded].sum(axis=0))
     ratio = np.where(inside, np.nan_to_num(ratio, nan=np.inf, posinf=np.inf), 0.0)
     at = int(np.argmax(ratio))
-    return (float(ratio[at]), {**found.shown(at), **site.shown(batch, at), **more}) if ratio[at] > before[0] else before
+    return (
+        (float(ratio[at]), {**error_analysis.point_data(at), **site.point_data(batch, at), **more})
+        if ratio[at] > before[0]
+        else before
+    )
 
 
 def _attributes_inside(site: Site, window: Window) -> bool:

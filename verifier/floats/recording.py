@@ -80,7 +80,7 @@ def census(library: Library) -> Census:
             for dtype in FORMATS:
                 verdict = floats.verdict(rule, backward=backward, dtype=dtype)
                 counts[str(dtype), kind_of(verdict)] += 1
-                if dtype == DType.FLOAT32 and not verdict.ways_in("standard"):
+                if dtype == DType.FLOAT32 and not verdict.alternatives_in("standard"):
                     lost.append((rule, backward, verdict))
     return Census(counts, tuple(lost))
 
@@ -91,11 +91,11 @@ def kind_of(verdict: FloatVerdict) -> str:
         return "safe: the same operations"
     if verdict.verdict != "conditional":
         return verdict.verdict
-    if any(w.regular for w in verdict.ways):
+    if any(w.regular for w in verdict.alternatives):
         return "conditional: finite by how it is made"
-    if any(not w.rounded and w.generous for w in verdict.ways):
+    if any(not w.rounded and w.generous for w in verdict.alternatives):
         return "conditional: wide window"
-    if any(w.generous for w in verdict.ways):
+    if any(w.generous for w in verdict.alternatives):
         return "conditional: rounded operand"
     return "conditional: narrow window"
 
@@ -168,25 +168,25 @@ def without(rule: Rule, verdicts: Directions, broken: Sequence[Breach]) -> Direc
         verdict = verdict_in(by_type, DType(breach.dtype))
         if verdict.verdict == "unsafe":  # another point of the same type has left it out
             continue
-        ways = []
-        for way in verdict.ways or (SafeConditions(),):
+        alternatives = []
+        for way in verdict.alternatives or (SafeConditions(),):
             broke = replace(way, finite=breach.condition.finite) == breach.condition
-            kept = _narrower(way, DType(breach.dtype), names) if broke else way
-            ways += [] if kept is None else [kept]
+            kept_conditions = _narrower(way, DType(breach.dtype), names) if broke else way
+            alternatives += [] if kept_conditions is None else [kept_conditions]
         by_type[breach.dtype] = replace(
-            verdict, verdict="conditional" if ways else "unsafe", ways=tuple(ways), exact=False,
+            verdict, verdict="conditional" if alternatives else "unsafe", alternatives=tuple(alternatives), exact=False,
             worst=verdict.worst or breach.point,
         )  # fmt: skip
     return made
 
 
-def _narrower(way: SafeConditions, dtype: DType, names: Sequence[str]) -> SafeConditions | None:
+def _narrower(conditions: SafeConditions, dtype: DType, names: Sequence[str]) -> SafeConditions | None:
     """A way inside the narrowest window that is worth having; ``None`` if it is there already, or has none."""
     if dtype not in _NARROWEST:
         return None  # float16: what broke inside a window that is narrow already is no matter of windows
     low, high = _NARROWEST[dtype]
     form = FORMATS[dtype]
     least = round(np.log2(form.tiny)) + 1
-    given = {n: way.window.get(n, (least, form.exponents[1])) for n in names}
+    given = {n: conditions.window.get(n, (least, form.exponents[1])) for n in names}
     window = {n: (a if a == least else max(a, low), min(b, high)) for n, (a, b) in given.items()}
-    return None if window == way.window else replace(way, window=window)
+    return None if window == conditions.window else replace(conditions, window=window)

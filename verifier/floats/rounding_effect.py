@@ -8,22 +8,23 @@ element and the root mean square of its tensor, so that a cancellation to nearly
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from superopt.ir.errors import SuperoptError
 from superopt.ir.poly import value_at
-from superopt.ir.types import DType
+from superopt.ir.terms import App, Project, Term, Var, postorder
+from superopt.ir.types import DType, TensorType
 from superopt.ops.meaning import IllTyped
 from superopt.rules.canonical import rule_text
-from superopt.rules.evaluation import evaluated
 from superopt.rules.rule import Rule
-from superopt.rules.typing import instances, types_of
-from superopt.runtime.reference import at_dtype
+from superopt.rules.typing import complete, instances, operator_of, types_of
+from superopt.runtime.reference import at_dtype, evaluate_application
 from superopt.verifier.exact.sampling import draw
 from superopt.verifier.exact.testing import Trial, trial_at
 
-__all__ = ["rounding_of"]
+__all__ = ["evaluated", "rounding_of"]
 
 _PRECISION = {DType.FLOAT32: 23, DType.FLOAT16: 10, DType.BFLOAT16: 7}  # stored bits of the fraction
 _POINTS = 2
@@ -73,16 +74,18 @@ def _measure(
     trial: Trial, dtype: DType, rng: np.random.Generator, errors: tuple[list[np.ndarray], list[np.ndarray]]
 ) -> None:
     """Add the errors of both sides' elements at one point."""
-    given: dict[str, np.ndarray] = {}
+    given_arrays: dict[str, np.ndarray] = {}
     for name, kind in trial.variables.items():
         shape = tuple(value_at(d, {}) for d in kind.shape or ())
         if kind.dtype == DType.FLOAT32:
-            given[name] = at_dtype(rng.standard_normal(shape) + 0.5, dtype)
+            given_arrays[name] = at_dtype(rng.standard_normal(shape) + 0.5, dtype)
         else:
-            given[name] = rng.integers(0, trial.below[name], shape).astype(kind.dtype.numpy)
-    wide = {n: a.astype(np.float64) if trial.variables[n].dtype == DType.FLOAT32 else a for n, a in given.items()}
+            given_arrays[name] = rng.integers(0, trial.below[name], shape).astype(kind.dtype.numpy)
+    wide = {
+        n: a.astype(np.float64) if trial.variables[n].dtype == DType.FLOAT32 else a for n, a in given_arrays.items()
+    }
     for side, roots in zip(errors, (trial.lhs, trial.rhs), strict=True):
-        rounded = evaluated(roots, given, dtype)
+        rounded = evaluated(roots, given_arrays, dtype)
         exact = evaluated(roots, wide, DType.FLOAT64)
         for got, want in zip(rounded, exact, strict=True):
             a, b = got.astype(np.float64).ravel(), want.astype(np.float64).ravel()
@@ -91,3 +94,32 @@ def _measure(
             nonzero = scale > 0
             _, exponent = np.frexp(scale[nonzero])
             side.append(np.abs(a - b)[fine][nonzero] / np.ldexp(1.0, exponent - 1 - _PRECISION[dtype]))
+
+
+def evaluated(roots: Sequence[Term], given: Mapping[str, np.ndarray], dtype: DType = DType.FLOAT32) -> list[np.ndarray]:
+    """The roots' arrays; sums inside one operator are accumulated in float64. What overflows is infinite or ``nan``.
+
+    Args:
+        roots: terms without sizes or attributes that are not known.
+        given: an array for every variable, at its own element type.
+        dtype: the element type that the rule's class ``f`` stands for: what an omitted ``dtype`` attribute means.
+
+    Raises:
+        RuleError: superopt has no such operator, or not with such an attribute.
+        IllTyped: an operator does not accept these types or attributes.
+    """
+    found: dict[Term, tuple[np.ndarray | None, ...]] = {}
+    for term in postorder(*roots):
+        if isinstance(term, Var):
+            found[term] = (given[term.name],)
+        elif isinstance(term, Project):
+            found[term] = (found[term.term][term.index],)
+        else:
+            found[term] = _applied(term, [None if a is None else found[a][0] for a in term.args], dtype)
+    return [np.asarray(found[r][0]) for r in roots]
+
+
+def _applied(term: App, arrays: Sequence[np.ndarray | None], dtype: DType) -> tuple[np.ndarray | None, ...]:
+    types = [None if a is None else TensorType(DType.of(a.dtype), a.shape) for a in arrays]
+    with np.errstate(all="ignore"):
+        return evaluate_application(operator_of(term), complete(term, dtype), arrays, types)

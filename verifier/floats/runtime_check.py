@@ -66,7 +66,7 @@ def _elements(
         graph = _in_double(graph)
     session = make_session(to_onnx_bytes(graph), threads=1, optimise=False)
     count = next((a.shape[1] for a in batch.values()), 1)
-    found = [np.empty(count, dtype.numpy) for _ in wanted]
+    arrays = [np.empty(count, dtype.numpy) for _ in wanted]
     names = {i.name for i in graph.inputs}
     shapes = {n: tuple(int(d) for d in k.shape or ()) for n, k in trial.variables.items()}  # type: ignore[arg-type]
     fixed = {
@@ -78,10 +78,10 @@ def _elements(
         feeds = fixed | {
             n: np.ascontiguousarray(a[:, point], dtype.numpy).reshape(shapes[n]) for n, a in batch.items() if n in names
         }
-        made = run(session, feeds)
-        for place, (root, at) in enumerate(wanted):
-            found[place][point] = np.asarray(made[outputs[root]]).reshape(-1)[at]
-    return found
+        new_arrays = run(session, feeds)
+        for position, (root, at) in enumerate(wanted):
+            arrays[position][point] = np.asarray(new_arrays[outputs[root]]).reshape(-1)[at]
+    return arrays
 
 
 def _in_double(graph: Graph) -> Graph:

@@ -379,17 +379,17 @@ def _exactly(function: str, values: Sequence[Fraction | float]) -> Fraction | fl
 def _index_at(comprehension: Comprehension, flat: int) -> dict[str, Dim]:
     """The index variables of an element by its position in row-major order."""
     digits = [(v, _integer(e, {})) for axis in comprehension.axes for v, e in axis]
-    place: dict[str, Dim] = {}
+    sizes: dict[str, Dim] = {}
     for variable, extent in reversed(digits):
-        flat, place[variable] = divmod(flat, extent)
-    return place
+        flat, sizes[variable] = divmod(flat, extent)
+    return sizes
 
 
 def _integer(value: Dim, at: Mapping[str, Dim]) -> int:
-    found = substitute(value, at)
-    if isinstance(found, Poly):
+    size = substitute(value, at)
+    if isinstance(size, Poly):
         raise TooLarge
-    return found
+    return size
 
 
 def _holds(condition: Condition, at: Mapping[str, Dim]) -> bool:

@@ -105,7 +105,7 @@ class Site:
         """The points as the operators' documentation lets them be."""
         return {n: np.abs(a) if n in self.variances else a for n, a in batch.items()}
 
-    def shown(self, batch: Points, at: int) -> dict[str, object]:
+    def point_data(self, batch: Points, at: int) -> dict[str, object]:
         """A point, as JSON data: the first elements of each variable, the sizes and the attributes."""
         point = self.trial.point
         return {"sizes": {**point.sizes, **point.reals}} | {n: list(map(plain, a[:8, at])) for n, a in batch.items()}
@@ -136,15 +136,15 @@ def sites_of(rule: Rule, rng: np.random.Generator, number: int = _SITES) -> list
     # two thirds with as few axes of one or two elements as may be: what there is to lose is seldom lost there
     varied = sorted(trials, key=lambda t: [sum(v < least for v in t.point.sizes.values()) for least in (2, 3)])
     ordered = [t for pair in zip(varied, varied[1:], trials, strict=False) for t in pair]
-    found: dict[str, Site] = {}
+    sites: dict[str, Site] = {}
     for trial in ordered:
-        if str(trial.point) not in found:
+        if str(trial.point) not in sites:
             site = _site(trial, rng)
             if site is not None:
-                found[str(trial.point)] = site
-        if len(found) == number:
+                sites[str(trial.point)] = site
+        if len(sites) == number:
             break
-    return list(found.values())
+    return list(sites.values())
 
 
 def _site(trial: Trial, rng: np.random.Generator) -> Site | None:
@@ -225,8 +225,8 @@ def examine(rule: Rule, *, seed: int = 0, points: int = POINTS, runtime: bool = 
         same = FloatVerdict("safe", exact=True)
         return {way: {"any": same} for way in ("forward", "backward")}
     found: dict[str, dict[str, FloatVerdict]] = {"forward": {}, "backward": {}}
-    for place, form in enumerate(FORMATS.values()):
-        rng = np.random.default_rng([seed, own, place])
+    for position, form in enumerate(FORMATS.values()):
+        rng = np.random.default_rng([seed, own, position])
         single = form.dtype == DType.FLOAT32
         number = points if single else points // 2  # most of what is found does not depend on the type
         tables = measured(sites, form, rng, points=number, runtime=runtime and single)
@@ -242,7 +242,7 @@ def _confirmed(
     asked: set[frozenset[tuple[str, tuple[int, int]]]] = set()
     while True:
         verdicts = [verdict_of(table, form, sites) for table in tables]
-        windows = {frozenset(w.window.items()): w.window for v in verdicts for w in v.ways if w.window}
+        windows = {frozenset(w.window.items()): w.window for v in verdicts for w in v.alternatives if w.window}
         new = [window for key, window in windows.items() if key not in asked]
         if not new or len(asked) > _WINDOWS:
             return verdicts
@@ -327,8 +327,8 @@ class Look:
                 values = {n: _at(v, chosen) for n, v in wide.values.items()}
                 there = Wide(values, {n: _at(e, chosen) for n, e in wide.errors.items()})
                 results = {n: _at(v, chosen) for n, v in floats.items()}
-                found = self._direction(source, target, results, there, chosen.size)
-                yield {n: a[:, chosen] for n, a in batch.items()}, found
+                error_analysis = self._direction(source, target, results, there, chosen.size)
+                yield {n: a[:, chosen] for n, a in batch.items()}, error_analysis
 
     def at(self, batch: Points) -> Array:
         """Note the points that are against a direction; scores of all: [direction and allowance, point]."""
@@ -343,9 +343,9 @@ class Look:
         for pair in pairs:
             for backward, table in enumerate(self.tables):
                 source, target = pair[::-1] if backward else pair
-                found = self._direction(source, target, floats, wide, count)
-                table.note(found, batch, self.number, self.site.attributes, self.form)
-                plain, eased = found.score()
+                error_analysis = self._direction(source, target, floats, wide, count)
+                table.note(error_analysis, batch, self.number, self.site.attributes, self.form)
+                plain, eased = error_analysis.score()
                 scores[2 * backward] = np.maximum(scores[2 * backward], plain)
                 scores[2 * backward + 1] = np.maximum(scores[2 * backward + 1], eased)
         return scores
@@ -358,30 +358,34 @@ class Look:
         sens = sensitivities(nodes, below, wide, source)
         names = tuple(self.site.counts)
         each = np.stack([_wide(sens.get(n, np.zeros(())), count) for n in names]) if names else np.zeros((0, count))
-        found = analyse_errors(
+        error_analysis = analyse_errors(
             _wide(floats[source], count), _wide(floats[target], count), _wide(wide.values[source], count),
             _wide(wide.errors[source], count), each, form, self._roundings(source),
             _lost(nodes, below, floats, wide, form, count),
         )  # fmt: skip
-        return found if not found.deliberate.any() else self._by_chance(found, source, below, wide)
+        return (
+            error_analysis
+            if not error_analysis.deliberate.any()
+            else self._by_chance(error_analysis, source, below, wide)
+        )
 
-    def _by_chance(self, found: ErrorAnalysis, source: int, below: Sequence[int], wide: Wide) -> ErrorAnalysis:
+    def _by_chance(self, error_analysis: ErrorAnalysis, source: int, below: Sequence[int], wide: Wide) -> ErrorAnalysis:
         """Without purpose in what rounds no more than its terms add up to without their signs.
 
         A trick adds and takes away the same number, so that without signs nothing of it is left either. Terms of
         different variables cancel by chance, in a product of three matrices to all orders that are looked at.
         """
-        nodes, at = self.site.program.nodes, np.flatnonzero(found.deliberate)
+        nodes, at = self.site.program.nodes, np.flatnonzero(error_analysis.deliberate)
         sizes: dict[str, dict[int, Array]] = {}
         for number in below:
             if nodes[number][0] == "read":
                 name, element = nodes[number][1:]
                 sizes.setdefault(name, {})[element] = np.abs(_at(wide.values[number], at))
         whole = np.abs(wide_values(nodes, below, sizes, self.form).values[source])
-        own = np.abs(found.source[at].astype(np.longdouble) - found.exact[at])
-        deliberate = found.deliberate.copy()
+        own = np.abs(error_analysis.source[at].astype(np.longdouble) - error_analysis.exact[at])
+        deliberate = error_analysis.deliberate.copy()
         deliberate[at] = ~(own <= FACTOR * self._roundings(source) * self.form.unit * whole)
-        return replace(found, deliberate=deliberate)
+        return replace(error_analysis, deliberate=deliberate)
 
     def _roundings(self, source: int) -> float:
         """How many roundings a side makes, and two."""
@@ -400,12 +404,12 @@ class Look:
         order = cone(nodes, (n for pair in pairs for n in pair))
         floats = kernel_values(nodes, order, batch, self.form.dtype)
         wide = wide_values(nodes, order, batch, self.form)
-        for place, (left, right) in enumerate(pairs):
-            sides = {**floats, left: made[0][place], right: made[1][place]}
+        for position, (left, right) in enumerate(pairs):
+            sides = {**floats, left: made[0][position], right: made[1][position]}
             for backward, table in enumerate(self.tables):
                 source, target = (right, left) if backward else (left, right)
-                found = self._direction(source, target, sides, wide, count).with_actual_error()
-                table.note(found, batch, self.number, self.site.attributes, self.form, "ONNX Runtime")
+                error_analysis = self._direction(source, target, sides, wide, count).with_actual_error()
+                table.note(error_analysis, batch, self.number, self.site.attributes, self.form, "ONNX Runtime")
 
     def kernels(self, batch: Points, directions: Iterable[bool]) -> Iterator[tuple[bool, ErrorAnalysis]]:
         """What ONNX Runtime's kernels of the type make of directions, with what the source is really off by allowed.
@@ -423,8 +427,8 @@ class Look:
         count = next(a.shape[1] for a in batch.values())
         floats = kernel_values(nodes, order, batch, DType.FLOAT32)
         wide = wide_values(nodes, order, batch, form)
-        for place, (left, right) in enumerate(pairs):
-            sides = {**floats, left: made[0][place], right: made[1][place]}
+        for position, (left, right) in enumerate(pairs):
+            sides = {**floats, left: made[0][position], right: made[1][position]}
             for backward in directions:
                 source, target = (right, left) if backward else (left, right)
                 yield backward, self._direction(source, target, sides, wide, count).with_actual_error()

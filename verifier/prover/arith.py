@@ -142,19 +142,19 @@ class Facts:
         rest = [c for c in (*extra, *self.hypotheses) if c.kind != "ne"]
         if any(self._sum_nonnegative(condition.size - c.size) for c in rest if c.kind == "ge"):
             return True
-        seen: set[Dim] = set()
-        found = self._eliminate(condition.size, _intervals(rest, set(self.least)), 12, seen)
-        self.budget.spend(len(seen) / _ELIMINATIONS)
+        seen_sizes: set[Dim] = set()
+        found = self._eliminate(condition.size, _intervals(rest, set(self.least)), 12, seen_sizes)
+        self.budget.spend(len(seen_sizes) / _ELIMINATIONS)
         return found
 
     def _eliminate(
-        self, size: Dim, intervals: Mapping[str, tuple[list[Dim], list[Dim]]], fuel: int, seen: set[Dim]
+        self, size: Dim, intervals: Mapping[str, tuple[list[Dim], list[Dim]]], fuel: int, seen_sizes: set[Dim]
     ) -> bool:
         if self._sum_nonnegative(size):
             return True
-        if fuel == 0 or not isinstance(size, Poly) or size in seen or len(seen) > _TRIED:
+        if fuel == 0 or not isinstance(size, Poly) or size in seen_sizes or len(seen_sizes) > _TRIED:
             return False
-        seen.add(size)
+        seen_sizes.add(size)
         for name in sorted(symbols(size) & intervals.keys()):
             coefficient = _linear_in(size, name)
             if coefficient is None:
@@ -167,7 +167,7 @@ class Facts:
                 ends = upper
             else:
                 continue
-            return any(self._eliminate(rest + coefficient * end, intervals, fuel - 1, seen) for end in ends[:3])
+            return any(self._eliminate(rest + coefficient * end, intervals, fuel - 1, seen_sizes) for end in ends[:3])
         return False
 
     def _sum_nonnegative(self, size: Dim) -> bool:
@@ -230,8 +230,8 @@ class Facts:
     # Rungs 1 to 3: Z3.
 
     def _solve(self, extra: list[Condition], goal: Condition | None, effort: int) -> bool:
-        asked = [goal] if goal is not None else []
-        seeds = [c.size for c in asked] or [c.size for c in extra]
+        conditions = [goal] if goal is not None else []
+        seeds = [c.size for c in conditions] or [c.size for c in extra]
         relevant = _relevant(seeds, [*extra, *self.hypotheses])
         for rung in range(1, effort + 1):
             self.tick()

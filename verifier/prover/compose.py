@@ -88,8 +88,8 @@ class Composer:
         """The element of a term's output at an index, one dimension per axis."""
         if isinstance(term, Var):
             name = f"?{term.name}" if term.name in self.booleans else term.name
-            place = tuple(self._plain(i, s) for i, s in zip(index, self.shapes[term.name], strict=True))
-            return atom_value(Element(name, place))
+            sizes = tuple(self._plain(i, s) for i, s in zip(index, self.shapes[term.name], strict=True))
+            return atom_value(Element(name, sizes))
         key = (term, index, self._scope)
         if key not in self._memo:
             app, output = (term.term, term.index) if isinstance(term, Project) else (term, 0)
@@ -107,16 +107,16 @@ class Composer:
 
     def digits(self, axis: Axis, position: Dim) -> dict[str, Dim]:
         """The digits of a position inside an axis, most significant first."""
-        found: dict[str, Dim] = {}
+        sizes: dict[str, Dim] = {}
         rest = position
         for number, (name, extent) in enumerate(reversed(axis)):
             if number == len(axis) - 1:
-                found[name] = rest
+                sizes[name] = rest
             else:
                 high = self._divided(rest, extent)
-                found[name] = rest - high * extent
+                sizes[name] = rest - high * extent
                 rest = high
-        return found
+        return sizes
 
     def _divided(self, size: Dim, divisor: Dim) -> Dim:
         """``⌊size/divisor⌋``; the part below the divisor is dropped where it is known to be in range."""
@@ -205,7 +205,7 @@ class Composer:
         if isinstance(extent, int) and kind in ("sum", "max"):
             self.extents.add(extent)
         if isinstance(extent, int) and 1 < extent <= self.unroll and kind in ("sum", "max"):
-            parts = [self.scalar(body, {**names, variable: place}, app) for place in range(extent)]
+            parts = [self.scalar(body, {**names, variable: position}, app) for position in range(extent)]
             if not any(map(has_infinity, parts)):
                 return self.algebra.tidy(add(*parts)) if kind == "sum" else reduce(self._larger, parts)
         name = fresh()
@@ -285,12 +285,12 @@ class Composer:
         return self.meanings[app].outputs[output].shape
 
 
-def _selector(name: str, place: Value, size: Dim) -> Value:
+def _selector(name: str, value: Value, size: Dim) -> Value:
     """1 where the variable is the position, else 0."""
-    known = dimension_of(place)
-    if known is not None:
-        return guarded(ONE, [Condition("eq", sym(name) - known)])
-    return atom_value(Apply("at", (size_value(sym(name)), sealed(place), size_value(size))))
+    known_size = dimension_of(value)
+    if known_size is not None:
+        return guarded(ONE, [Condition("eq", sym(name) - known_size)])
+    return atom_value(Apply("at", (size_value(sym(name)), sealed(value), size_value(size))))
 
 
 def _atoms(size: Dim) -> set[object]:

@@ -1,30 +1,57 @@
 """A rule's context: its sizes and attributes, the conditions that it assumes, and those that its right side needs.
 
 An assumed condition is stated, or derived from the left side. The context is refused if it is contradictory.
+
+Leading axes ``...`` as one axis of any size: why a proof at rank 1 is a proof at every rank. If every operator of a
+rule reads its operands at exactly the leading positions of the element that it computes, an element of a term depends
+only on the slices of the variables at those positions, however many axes they are written in. So the term at positions
+``(i0, i1, …)`` is the term with one leading axis at the position ``L`` that stands for them. That is checked here on
+the meanings themselves: at each rank, with the run ``i0, i1, …`` written as ``L``, they must be the meaning at rank 1,
+and no leading position or size may occur in any other way.
 """
 
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import z3
 
 from superopt.ir.poly import Dim, Poly, Quotient, substitute, sym, symbols, value_at
-from superopt.ir.terms import App, Term
+from superopt.ir.terms import App, Term, postorder
 from superopt.ir.types import TensorType
 from superopt.ops.meaning import Condition, Meaning
-from superopt.rules import Rule
 from superopt.rules.canonical import map_terms
-from superopt.rules.rule import AttributeScheme
-from superopt.rules.typing import obligations, positions, shown, type_terms, types_of, variable_types
+from superopt.rules.rule import AttributeScheme, Rule
+from superopt.rules.scanner import RuleError
+from superopt.rules.typing import (
+    condition_text,
+    instances,
+    obligations,
+    positions,
+    type_terms,
+    types_of,
+    variable_types,
+)
 from superopt.verifier.prover.arith import Facts, ge, normal_condition
 from superopt.verifier.prover.budget import Budget
 from superopt.verifier.prover.factors import CannotProve
 from superopt.verifier.prover.simplify import coefficient_of
 
-__all__ = ["Context", "Refusal", "context_of", "derived", "impossible", "stated", "unforced", "witnesses"]
+__all__ = [
+    "RANKS",
+    "Context",
+    "Refusal",
+    "context_of",
+    "derived",
+    "impossible",
+    "one_axis",
+    "stated",
+    "unforced",
+    "witnesses",
+]
 
 _TRIES = 300
 _RESOURCES = 3_000_000  # of Z3's own count, for sizes that satisfy a context
@@ -108,8 +135,8 @@ def context_of(rule: Rule) -> Context:
 
 def exact_part(value: Dim, part: str) -> Dim:
     """``d`` of ``d·part``."""
-    found = coefficient_of(value, part)
-    return 1 if found is None or found == 0 else found
+    size = coefficient_of(value, part)
+    return 1 if size is None or size == 0 else size
 
 
 def _ranges(rule: Rule) -> tuple[dict[str, int], list[Condition], dict[str, int]]:
@@ -141,8 +168,8 @@ def _typed(type_: TensorType, binding: Mapping[str, Dim]) -> TensorType:
 
 
 def _conditions(conditions: Sequence[Condition], binding: Mapping[str, Dim]) -> list[Condition]:
-    made = [normal_condition(Condition(c.kind, substitute(c.size, binding))) for c in conditions]
-    return [c for c in dict.fromkeys(made) if c.known is not True]
+    new_conditions = [normal_condition(Condition(c.kind, substitute(c.size, binding))) for c in conditions]
+    return [c for c in dict.fromkeys(new_conditions) if c.known is not True]
 
 
 def _solution(
@@ -183,8 +210,8 @@ def _multiple(size: Dim, least: Mapping[str, int]) -> tuple[str, Dim, dict[str, 
 def stated(rule: Rule) -> tuple[tuple[Condition, ...], Mapping[str, int]]:
     """What a rule says of its sizes and attributes itself, by types and ``where``: conditions, and least values."""
     least, hypotheses, _ = _ranges(rule)
-    found = _conditions([*hypotheses, *(g.condition for g in rule.where)], {})
-    return tuple(found), least
+    conditions = _conditions([*hypotheses, *(g.condition for g in rule.where)], {})
+    return tuple(conditions), least
 
 
 def witnesses(context: Context, facts: Facts) -> dict[str, set[int]]:
@@ -294,20 +321,64 @@ def derived(rule: Rule, budget: Budget) -> list[str]:
     types = types_of(rule)
     conditions, least = stated(rule)
     facts = Facts(conditions, least, budget)
-    made: dict[str, Condition] = {}
+    new_conditions: dict[str, Condition] = {}
     for c in types.lhs_obligations:
-        if not facts.implied(normal_condition(c), made.values(), 1):
-            made[shown(c)] = normal_condition(c)
-    for name, c in list(made.items()):  # what a later one says as well
-        if len(made) > 1 and facts.implied(c, [o for o in made.values() if o is not c], 1):
-            del made[name]
-    texts = list(made)
+        if not facts.implied(normal_condition(c), new_conditions.values(), 1):
+            new_conditions[condition_text(c)] = normal_condition(c)
+    for name, c in list(new_conditions.items()):  # what a later one says as well
+        if len(new_conditions) > 1 and facts.implied(c, [o for o in new_conditions.values() if o is not c], 1):
+            del new_conditions[name]
+    texts = list(new_conditions)
     for at in positions(rule, rule.lhs, types.types):
         if at.below is None:
             texts.append(str(at))
-        elif not facts.implied(normal_condition(ge(at.size - at.below)), made.values()):
+        elif not facts.implied(normal_condition(ge(at.size - at.below)), new_conditions.values()):
             raise Refusal(
                 f"the positions {at.text} are declared below {at.below} and read on an axis of size {at.size}: an "
                 "index beyond its axis is an error"
             )
     return texts
+
+
+RANKS = (2, 3, 4)  # numbers of leading axes that are compared with one
+
+
+def one_axis(rule: Rule) -> bool:
+    """Whether every meaning in the rule treats leading axes at every rank of :data:`RANKS` as it treats one."""
+    try:
+        wanted = _meanings(rule, 1)
+        return wanted is not None and all(_meanings(rule, rank) == wanted for rank in RANKS)
+    except RuleError:
+        return False
+
+
+def _meanings(rule: Rule, rank: int) -> Sequence[str] | None:
+    """The meanings of the rule's applications with leading positions as ``L``; ``None`` where that cannot be done."""
+    (instance,) = instances(rule, (rank,))
+    typed = types_of(instance)
+    found = [
+        _folded(str(output), rank)
+        for term in postorder(*instance.lhs, *instance.rhs) if isinstance(term, App)
+        for output in typed.meanings[term].outputs
+    ]  # fmt: skip
+    found += [_folded(str(o), rank) for meaning in typed.meanings.values() for o in meaning.obligations]
+    texts = [t for t in found if t is not None]
+    return texts if len(texts) == len(found) else None
+
+
+def _folded(text: str, rank: int) -> str | None:
+    """The text of a meaning with the run of leading positions as ``L``, and the other positions numbered from it."""
+    first = re.match(r"\[i(\d+) <", text)
+    start = int(first.group(1)) if first else 0  # positions are numbered on over the outputs of an operator
+    text = re.sub(r"\bi(\d+)\b", lambda m: f"i{int(m.group(1)) - start}", text)
+    axes = ", ".join(f"i{n} < lead_{n}" for n in range(rank))
+    made = text.replace(axes, "L < lead")
+    if made == text:  # no leading axes here, hence no leading positions either
+        return None if re.search(r"\blead_", text) else text
+    if rank == 1:
+        made = re.sub(r"(?<=\[)i0(?=[,\]])", "L", made)
+    else:
+        made = re.sub(r"(?<=\[)" + ", ".join(f"i{n}" for n in range(rank)) + r"(?=[,\]])", "L", made)
+    if re.search(r"\blead_", made) or any(re.search(rf"\bi{n}\b", made) for n in range(rank)):
+        return None
+    return re.sub(r"\bi(\d+)\b", lambda m: f"j{int(m.group(1)) - rank}", made)

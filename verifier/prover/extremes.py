@@ -15,7 +15,6 @@ from superopt.ops.meaning import Condition
 from superopt.verifier.prover.arith import ge, negated, normal_condition
 from superopt.verifier.prover.factors import INFINITY, CannotProve, has_infinity, sealed
 from superopt.verifier.prover.functions import Algebra
-from superopt.verifier.prover.monotone import through_monotone
 from superopt.verifier.prover.normal import (
     ONE,
     Apply,
@@ -36,6 +35,7 @@ from superopt.verifier.prover.normal import (
     replace,
     scale,
 )  # fmt: skip
+from superopt.verifier.prover.order_lemmas import through_monotone
 from superopt.verifier.prover.simplify import coefficient_of, exact_quotient, guarded, simplify_monomial
 
 __all__ = ["reduced"]
@@ -67,11 +67,11 @@ def _flat(kind: str, branch: Branch) -> list[Branch]:
     inner = _extreme_of(branch.value, kind)
     if inner is None:
         return [branch]
-    made = []
+    branches = []
     for b in inner.branches:
         renamed = _branch_of(rename_apart(_carrier(b)))
-        made.append(Branch(branch.bound + renamed.bound, branch.guards | renamed.guards, renamed.value))
-    return made
+        branches.append(Branch(branch.bound + renamed.bound, branch.guards | renamed.guards, renamed.value))
+    return branches
 
 
 def _carrier(branch: Branch) -> Monomial:
@@ -87,10 +87,10 @@ def _branch_of(carrier: Monomial) -> Branch:
 
 def _simplified(algebra: Algebra, kind: str, branch: Branch) -> list[Branch]:
     """Equations solved and guards dropped; unused variables dropped from a maximum where their range is inhabited."""
-    made = [_branch_of(m) for m in simplify_monomial(_carrier(branch), algebra.facts, counting=False)]
+    branches = [_branch_of(m) for m in simplify_monomial(_carrier(branch), algebra.facts, counting=False)]
     if kind != "max":
-        return made
-    return [_without_unused(algebra, _overlapped(algebra, _merged_windows(algebra, b))) for b in made]
+        return branches
+    return [_without_unused(algebra, _overlapped(algebra, _merged_windows(algebra, b))) for b in branches]
 
 
 def _overlapped(algebra: Algebra, branch: Branch) -> Branch:
@@ -119,8 +119,8 @@ def _projected(guards: frozenset[Condition], name: str) -> frozenset[Condition] 
         ends[c].append(g.size - c * sym(name))
     if len(ends[1]) * len(ends[-1]) > _MOST_PAIRS:
         return None
-    made = {normal_condition(ge(low + high)) for low in ends[1] for high in ends[-1]}
-    return guards.difference(own) | {g for g in made if not g.known}
+    conditions = {normal_condition(ge(low + high)) for low in ends[1] for high in ends[-1]}
+    return guards.difference(own) | {g for g in conditions if not g.known}
 
 
 def _merged_windows(algebra: Algebra, branch: Branch) -> Branch:
@@ -143,9 +143,9 @@ def _merged_windows(algebra: Algebra, branch: Branch) -> Branch:
         guards = {normal_condition(Condition(g.kind, substitute(g.size, binding))) for g in rest}
         guards |= others | _span(name, stride * ranges[high] + ranges[low])
         bound = (*(n for n in branch.bound if n not in (low, high)), name)
-        made = Branch(bound, frozenset(guards), replace(branch.value, binding))
-        if high not in made.free:
-            return _merged_windows(algebra, made)
+        new_branch = Branch(bound, frozenset(guards), replace(branch.value, binding))
+        if high not in new_branch.free:
+            return _merged_windows(algebra, new_branch)
     return branch
 
 
@@ -166,16 +166,16 @@ def _upper_end(branch: Branch, name: str) -> Dim | None:
 
 def _stride(sizes: list[Dim], low: str, high: str) -> Dim | None:
     """``s`` where the two names occur only as ``c·(s·high + low)``."""
-    found: Dim | None = None
+    found_size: Dim | None = None
     for size in sizes:
         a, b = coefficient_of(size, low), coefficient_of(size, high)
         if a == 0 and b == 0 and a is not None and b is not None:
             continue
         ratio = None if a is None or b is None or a == 0 or b == 0 else exact_quotient(b, a)
-        if ratio is None or (found is not None and found != ratio):
+        if ratio is None or (found_size is not None and found_size != ratio):
             return None
-        found = ratio
-    return found
+        found_size = ratio
+    return found_size
 
 
 def _without_unused(algebra: Algebra, branch: Branch) -> Branch:
@@ -275,7 +275,7 @@ def _by_guard(algebra: Algebra, kind: str, branches: list[Branch], guard: Condit
     for condition in (guard, negated(guard)):
         if algebra.facts.contradictory((condition,), 1):
             continue
-        kept = []
+        kept_branches = []
         for b in branches:
             if negated(condition) in b.guards:
                 continue
@@ -283,8 +283,8 @@ def _by_guard(algebra: Algebra, kind: str, branches: list[Branch], guard: Condit
             if not algebra.facts.contradictory((*left, condition), 1):
                 outer = {g for g in left if not symbols(g.size) & set(b.bound)}
                 implied = {g for g in outer if algebra.facts.implied(g, (condition,), 1)}
-                kept.append(Branch(b.bound, left - implied, b.value))
-        parts.append(guarded(extreme_of(algebra, kind, kept), (condition,)))
+                kept_branches.append(Branch(b.bound, left - implied, b.value))
+        parts.append(guarded(extreme_of(algebra, kind, kept_branches), (condition,)))
     return add(*parts)
 
 
@@ -305,10 +305,10 @@ def _extracted(algebra: Algebra, branch: Branch) -> Value:
         if m.coefficient > 0 and (least == 2 or (least == 1 and algebra.inhabited(branch.bound, branch.guards))):
             scaled = m.coefficient
             body: Value = (Monomial(Fraction(1), (), frozenset(), inner),)
-            made = _inner(algebra, branch, body)
+            value = _inner(algebra, branch, body)
             if outer:
-                made = tuple(v.of(factors=merge_factors(v.factors, outer)) for v in made)
-            return add(fixed, scale(made, scaled))
+                value = tuple(v.of(factors=merge_factors(v.factors, outer)) for v in value)
+            return add(fixed, scale(value, scaled))
         if m.coefficient < 0 and m.coefficient != -1:  # max(-c·v) = c·max(-v)
             return add(fixed, scale(_inner(algebra, branch, (m.of(coefficient=Fraction(-1)),)), -m.coefficient))
     return add(fixed, _inner(algebra, branch, moving))
@@ -316,10 +316,10 @@ def _extracted(algebra: Algebra, branch: Branch) -> Value:
 
 def _inner(algebra: Algebra, branch: Branch, body: Value) -> Value:
     """The maximum of what is left in a branch; a maximum of maxima once more where that is what is left."""
-    made = Branch(branch.bound, branch.guards, body)
+    new_branch = Branch(branch.bound, branch.guards, body)
     if body != branch.value and _extreme_of(body, "max") is not None:
-        return extreme_of(algebra, "max", [made])
-    return atom_value(Extreme("max", (_sealed_branch(made),)))
+        return extreme_of(algebra, "max", [new_branch])
+    return atom_value(Extreme("max", (_sealed_branch(new_branch),)))
 
 
 def _unfolded(algebra: Algebra, branch: Branch) -> list[Branch]:
@@ -332,8 +332,8 @@ def _unfolded(algebra: Algebra, branch: Branch) -> list[Branch]:
                 return [branch]
             low = tuple(o for o in branch.value if o is not m)
             high = algebra.tidy(add(low, scale(factor.args[0], m.coefficient)))
-            made = [Branch(branch.bound, branch.guards, v) for v in (low, high)]
-            return [u for b in made for u in _unfolded(algebra, b)]
+            branches = [Branch(branch.bound, branch.guards, v) for v in (low, high)]
+            return [u for b in branches for u in _unfolded(algebra, b)]
     return [branch]
 
 

@@ -164,14 +164,14 @@ def is_binary(value: Value) -> bool:
 
 def with_bit(value: Value, bit: Factor, number: int) -> Value:
     shown = bit.show({})
-    kept = []
+    kept_monomials = []
     for m in value:
         if any(f.show({}) == shown for f, _ in m.factors):
             if number:
-                kept.append(m.of(factors=tuple((f, p) for f, p in m.factors if f.show({}) != shown)))
+                kept_monomials.append(m.of(factors=tuple((f, p) for f, p in m.factors if f.show({}) != shown)))
         else:
-            kept.append(m)
-    return add(tuple(kept))
+            kept_monomials.append(m)
+    return add(tuple(kept_monomials))
 
 
 def is_bit(factor: Factor) -> bool:
@@ -187,10 +187,10 @@ def exact_root(number: int) -> int | None:
 
 def product_of(m: Monomial) -> Value:
     """The monomial with like factors merged, its roots squared and its positive sums expanded."""
-    made: Value = (m.of(factors=()),)
+    value: Value = (m.of(factors=()),)
     for factor, power in m.factors:
-        made = mul(made, ((Monomial(Fraction(1), (), frozenset(), ((factor, power),)),)))
-    return made
+        value = mul(value, ((Monomial(Fraction(1), (), frozenset(), ((factor, power),)),)))
+    return value
 
 
 def idempotent(m: Monomial) -> Monomial:

@@ -54,11 +54,10 @@ from superopt.verifier.prover.normal import (
     size_value,
     text,
 )  # fmt: skip
-from superopt.verifier.prover.order import Order
-from superopt.verifier.prover.signs import absolute
+from superopt.verifier.prover.signs import Order, absolute
 from superopt.verifier.prover.simplify import guarded, simplified
 
-__all__ = ["Algebra", "CannotProve", "INFINITY", "has_infinity", "sealed"]
+__all__ = ["INFINITY", "Algebra", "CannotProve", "has_infinity", "sealed"]
 
 _ODD = frozenset({"erf", "sin", "tan", "asin", "atan", "asinh", "atanh", "round"})
 _EVEN = frozenset({"cos"})
@@ -156,10 +155,10 @@ class Algebra(Order):
                 kept.append((f, p))
         if not extra:
             return (m,)
-        made: Value = (m.of(factors=tuple(kept)),)
+        new_value: Value = (m.of(factors=tuple(kept)),)
         for value in extra:
-            made = mul(made, value)
-        return self.tidy(made)
+            new_value = mul(new_value, value)
+        return self.tidy(new_value)
 
     # Case splits
 
@@ -169,13 +168,13 @@ class Algebra(Order):
 
     def _by_position(self, args: Sequence[Value], apply: Callable[[Sequence[Value]], Value]) -> Value:
         """``f(… Σ_d at(d, i)·g(d) …) = Σ_e at(e, i)·f(… g(e) …)`` for a position ``i`` that is inside its axis."""
-        found = next(
+        factor = next(
             (f for a in args for m in a for f, _ in m.factors if is_selector(f) and f.free & set(m.bound)), None
         )
-        if found is None:
+        if factor is None:
             return self._by_bits(args, apply)
-        assert isinstance(found, Apply)
-        _, position, size = found.args
+        assert isinstance(factor, Apply)
+        _, position, size = factor.args
         if free(position) & bound_names(args):
             return self._by_bits(args, apply)
         self.cases += 1
@@ -224,7 +223,7 @@ class Algebra(Order):
 
     def assume(self, value: Value, case: Sequence[Condition]) -> Value:
         """The value where the conditions hold: closed guards decided as far as they can be."""
-        kept: list[Monomial] = []
+        kept_monomials: list[Monomial] = []
         for m in value:
             closed = set(closed_guards(m))
             if any(g in case or negated(g) in case for g in closed):
@@ -235,8 +234,8 @@ class Algebra(Order):
             if closed and self.facts.contradictory((*case, *closed), 1):
                 continue
             implied = {g for g in closed if self.facts.implied(g, case, 1)}
-            kept.append(m.of(guards=m.guards - implied) if implied else m)
-        return add(tuple(kept))
+            kept_monomials.append(m.of(guards=m.guards - implied) if implied else m)
+        return add(tuple(kept_monomials))
 
     # Functions of unguarded values
 
@@ -326,8 +325,8 @@ class Algebra(Order):
         if len(args) == 1 and function in _ODD | _EVEN and args[0]:
             lead = leading(args[0])
             if lead < 0:
-                made = atom_value(Apply(function, (sealed(scale(args[0], -1)),)))
-                return scale(made, -1) if function in _ODD else made
+                value = atom_value(Apply(function, (sealed(scale(args[0], -1)),)))
+                return scale(value, -1) if function in _ODD else value
         if len(args) == 1 and function in _ODD and not args[0]:
             return ZERO
         return atom_value(Apply(function, tuple(sealed(a) for a in args)))
@@ -355,26 +354,26 @@ class Algebra(Order):
         if not base:
             raise CannotProve("division by zero")
         content, rest = content_of(base)
-        made = Monomial(
+        monomial = Monomial(
             content.coefficient**exponent, (), frozenset(), tuple((f, p * exponent) for f, p in content.factors)
         )
         factors = [f for f, p in content.factors]
         if rest != ONE:
             atom = SumBase(sealed(rest))
             factors.append(atom)
-            made = made.of(factors=(*made.factors, (atom, Fraction(exponent))))
+            monomial = monomial.of(factors=(*monomial.factors, (atom, Fraction(exponent))))
         for factor in factors:
-            self._demand("nonzero", factor)
-        return product_of(made)
+            self._demand_nonzero(factor)
+        return product_of(monomial)
 
-    def _demand(self, condition: str, factor: Factor) -> None:
+    def _demand_nonzero(self, factor: Factor) -> None:
         value = factor.value if isinstance(factor, SumBase) else atom_value(factor)
         if isinstance(factor, Apply) and factor.function == "sqrt":
             value = factor.args[0]  # a root is 0 where its radicand is
         if (inner := absolute(value)) is not None:
             value = inner  # so is an absolute value
         if self.sign(value) != 2:
-            self._record(condition, value)
+            self._record("nonzero", value)
 
     def _record(self, condition: str, value: Value) -> None:
         """A condition on the domain, for all indices alike: names of index variables are hidden."""

@@ -33,7 +33,7 @@ from superopt.rules.typing import complete, instances, type_terms, variable_type
 from superopt.verifier.prover.prover import prove
 from superopt.verifier.verdict import ProvedAllSizes
 
-__all__ = ["OperatorGradient", "Statement", "cases", "check_gradients", "moving_operators", "statements"]
+__all__ = ["OperatorGradient", "Statement", "cases", "check_gradients", "statements"]
 
 SECONDS = 20.0  # of work that a proof may take
 
@@ -77,14 +77,10 @@ class OperatorGradient:
 
 @cache
 def cases() -> Mapping[str, tuple[str, ...]]:
-    """The cases of every operator that moves, as text."""
+    """The cases, as text, of every operator with a real result that depends on a real operand and is not constant
+    between jumps."""
     table = tomllib.loads((files("superopt.verifier") / "gradients.toml").read_text("utf-8"))
     return {name: tuple(texts) for name, texts in table["case"].items()}
-
-
-def moving_operators() -> tuple[str, ...]:
-    """Operators with a real result that depends on a real operand and is not constant between jumps."""
-    return tuple(cases())
 
 
 def check_gradients(names: Iterable[str] = ()) -> Iterator[OperatorGradient]:
@@ -151,11 +147,11 @@ def _case(text: str) -> Rule:
 def _listed(text: str) -> Iterator[str]:
     """Parts between commas that are outside brackets."""
     depth, start = 0, 0
-    for place, character in enumerate(text):
+    for position, character in enumerate(text):
         depth += (character == "[") - (character == "]")
         if character == "," and not depth:
-            yield text[start:place]
-            start = place + 1
+            yield text[start:position]
+            start = position + 1
     yield text[start:]
 
 
@@ -174,43 +170,45 @@ def _of_application(name: str, case: str, rule: Rule, term: App) -> Iterator[Sta
     def derivative(tangents: Sequence[Term | None]) -> App:
         return App(PREFIX + name, (*term.args, *tangents), attribute_items)
 
-    tangents = [_numbered_variable(a, "d", p) if p in moving else None for p, a in enumerate(args)]
+    tangents = [_tangent(a, p) if p in moving else None for p, a in enumerate(args)]
     outputs = site.outputs()
     several = len(outputs) > 1
-    for place, moved in enumerate(push(site, tangents)):
+    for position, moved in enumerate(push(site, tangents)):
         body = derivative([None if t is None else t.term for t in tangents])
-        whole: Term = Project(body, place) if several else body
+        whole: Term = Project(body, position) if several else body
         if moved is not None:
-            what = f"pushforward of output {place}" if several else "pushforward"
+            what = f"pushforward of output {position}" if several else "pushforward"
             yield _statement(name, case, what, rule, whole, moved.term, tangents)
-    given = cotangents = [variable(f"c{place}", y.type) for place, y in enumerate(outputs)]
+    given_expressions = cotangents = [variable(f"c{position}", y.type) for position, y in enumerate(outputs)]
 
-    def adjoint(what: str, pulled: Mapping[int, Expr], places: Sequence[int], given: Sequence[Expr]) -> Statement:
+    def adjoint(
+        what: str, pulled: Mapping[int, Expr], positions: Sequence[int], given_expressions: Sequence[Expr]
+    ) -> Statement:
         """That cotangents of these operands, with their tangents, are what the derivative is with the given ones."""
-        chosen = [tangent if p in places else None for p, tangent in enumerate(tangents)]
+        chosen = [tangent if p in positions else None for p, tangent in enumerate(tangents)]
         body = derivative([None if t is None else t.term for t in chosen])
         parts = [Expr(Project(body, p) if several else body, y.type) for p, y in enumerate(outputs)]
-        left = added([_inner(c, part) for c, part in zip(given, parts, strict=True)])
+        left = added([_inner(c, part) for c, part in zip(given_expressions, parts, strict=True)])
         there = [(p, t) for p, t in enumerate(chosen) if t is not None]
         right = added([_inner(pulled[p], t) for p, t in there if p in pulled]) or constant(0, there[0][1].dtype)
         assert left is not None
         return _statement(name, case, what, rule, left.term, right.term, [*(t for _, t in there), *cotangents])
 
-    together = pull(site, given)
-    alone = {p: pull(replace(site, wanted=frozenset({p})), given) for p in sorted(moving)}
-    for place, found in alone.items():
-        yield adjoint(f"pullback of {term.args[place]}", found, [place], given)
-    if any(together.get(p) != found.get(p) for p, found in alone.items()):
-        yield adjoint("pullback of all together", together, sorted(moving), given)
-    if not several and given[0].rank > 1:  # what a cotangent is made of may be read from it
-        numbers = variable("numbers", TensorType(given[0].dtype, given[0].shape[1:2]))
-        known = by_channel(given[0], numbers)
-        cotangents = [*given, numbers]
-        for place in sorted(moving):
-            alike = replace(site, wanted=frozenset({place}))
-            apart = pull(alike, [known])
-            if apart != pull(alike, [replace(known, channels=None)]):
-                yield adjoint(f"pullback of {term.args[place]} by channel", apart, [place], [known])
+    together = pull(site, given_expressions)
+    alone = {p: pull(replace(site, wanted=frozenset({p})), given_expressions) for p in sorted(moving)}
+    for position, expressions in alone.items():
+        yield adjoint(f"pullback of {term.args[position]}", expressions, [position], given_expressions)
+    if any(together.get(p) != expressions.get(p) for p, expressions in alone.items()):
+        yield adjoint("pullback of all together", together, sorted(moving), given_expressions)
+    if not several and given_expressions[0].rank > 1:  # what a cotangent is made of may be read from it
+        numbers = variable("numbers", TensorType(given_expressions[0].dtype, given_expressions[0].shape[1:2]))
+        known_expression = by_channel(given_expressions[0], numbers)
+        cotangents = [*given_expressions, numbers]
+        for position in sorted(moving):
+            alike = replace(site, wanted=frozenset({position}))
+            apart = pull(alike, [known_expression])
+            if apart != pull(alike, [replace(known_expression, channels=None)]):
+                yield adjoint(f"pullback of {term.args[position]} by channel", apart, [position], [known_expression])
 
 
 def _site(term: App, types: Mapping[str, TensorType]) -> Site:
@@ -229,9 +227,9 @@ def _operand(term: Term | None, types: Mapping[str, TensorType]) -> Expr | None:
     return apply(term.op, **complete(term))
 
 
-def _numbered_variable(x: Expr | None, prefix: str, place: int) -> Expr:
+def _tangent(x: Expr | None, position: int) -> Expr:
     assert x is not None
-    return variable(f"{prefix}{place}", x.type)
+    return variable(f"d{position}", x.type)
 
 
 def _inner(a: Expr, b: Expr) -> Expr:
@@ -264,5 +262,5 @@ def _derivatives(rule: Rule) -> list[Operator]:
 
 def _count(rule: Rule, op: str) -> int:
     """How many operands the derivative's operator has in a rule."""
-    found = next(t for t in postorder(*rule.lhs, *rule.rhs) if isinstance(t, App) and t.op == op)
-    return len(found.args) // 2
+    app = next(t for t in postorder(*rule.lhs, *rule.rhs) if isinstance(t, App) and t.op == op)
+    return len(app.args) // 2

@@ -3,7 +3,9 @@
 Two monomials ``Σ_u G₁ f`` and ``Σ_v G₂ g`` with ``f = g∘σ`` for an affine bijection ``σ: u ↦ v`` of the integers are
 combined on ``G₁ ∧ G₂∘σ``; the residues on ``G₁ ∧ ¬G₂∘σ`` and ``G₂∘σ ∧ ¬G₁`` stay. Range splits, shifts and the zero
 extension of kernels are found by this alone. What is left goes to the pointwise lemma
-(:mod:`superopt.verifier.prover.pointwise`).
+(:mod:`superopt.verifier.prover.order_lemmas`).
+
+Sums over a range of known size are written out, element by element.
 """
 
 from __future__ import annotations
@@ -32,12 +34,11 @@ from superopt.verifier.prover.normal import (
     rename_apart,
     scale,
     substitute_factors,
-)  # fmt: skip
-from superopt.verifier.prover.pointwise import pointwise_zero
-from superopt.verifier.prover.simplify import simplify_monomial
-from superopt.verifier.prover.sum_unrolling import written_out
+)
+from superopt.verifier.prover.order_lemmas import pointwise_zero
+from superopt.verifier.prover.simplify import digit_size, simplify_monomial
 
-__all__ = ["Matcher", "Step"]
+__all__ = ["Matcher", "Step", "constant_range", "written_out"]
 
 Conditions = tuple[Condition, ...]
 
@@ -97,10 +98,10 @@ class Matcher:
         finally:
             self.depth -= 1
 
-    def _continued(self, value: Value, given: Conditions) -> bool:
+    def _continued(self, value: Value, given_conditions: Conditions) -> bool:
         self.depth -= 1  # the multiplied value continues this proof, it is not a part of another
         try:
-            return self.zero(value, given)
+            return self.zero(value, given_conditions)
         finally:
             self.depth += 1
 
@@ -108,7 +109,7 @@ class Matcher:
         if self.depth == 1 and step.before != step.after:
             self.steps.append(step)
 
-    def _cancelled(self, value: Value, given: Conditions) -> Value:
+    def _cancelled(self, value: Value, given_conditions: Conditions) -> Value:
         """What is left after matching."""
         facts = self.algebra.facts
         pending = sorted(value, key=lambda m: (-len(m.factors), m.key))
@@ -118,7 +119,7 @@ class Matcher:
                 break
             facts.tick()
             current = pending.pop(0)
-            if facts.contradictory((*given, *current.guards), 1):
+            if facts.contradictory((*given_conditions, *current.guards), 1):
                 self._record(Step("drop", (current,), ()))
                 continue
             partners = sorted(
@@ -126,32 +127,38 @@ class Matcher:
                 key=lambda p: (current.coefficient + p.coefficient != 0, abs(len(p.guards) - len(current.guards))),
             )
             for partner in partners:
-                made = self._combined(current, partner, given)
-                if made is not None:
+                new_value = self._combined(current, partner, given_conditions)
+                if new_value is not None:
                     pending = [p for p in pending if p is not partner]
                     stuck = [p for p in stuck if p is not partner]
-                    pending = sorted(add(tuple(pending), made), key=lambda m: (-len(m.factors), m.key))
+                    pending = sorted(add(tuple(pending), new_value), key=lambda m: (-len(m.factors), m.key))
                     break
             else:
-                if current.guards and facts.contradictory((*given, *current.guards), 3):
+                if current.guards and facts.contradictory((*given_conditions, *current.guards), 3):
                     self._record(Step("drop", (current,), ()))
                 else:
                     stuck.append(current)
         return add(tuple(stuck), tuple(pending))
 
-    def _combined(self, a: Monomial, b: Monomial, given: Conditions) -> Value | None:
+    def _combined(self, a: Monomial, b: Monomial, given_conditions: Conditions) -> Value | None:
         """``a + b`` as residues and a combined overlap, if some bijection matches their factors on an overlap."""
         b = rename_apart(b)
-        for bijection in self._bijections(a, b, given):
+        for bijection in self._bijections(a, b, given_conditions):
             moved = _moved(b, bijection, a.bound)
             if moved is None:
                 continue
             facts = self.algebra.facts
-            only_b = [g for g in sorted(moved.guards - a.guards, key=str) if not facts.implied(g, (*given, *a.guards))]
-            only_a = [
-                g for g in sorted(a.guards - moved.guards, key=str) if not facts.implied(g, (*given, *moved.guards))
+            only_b = [
+                g
+                for g in sorted(moved.guards - a.guards, key=str)
+                if not facts.implied(g, (*given_conditions, *a.guards))
             ]
-            overlap = (*given, *a.guards, *only_b)
+            only_a = [
+                g
+                for g in sorted(a.guards - moved.guards, key=str)
+                if not facts.implied(g, (*given_conditions, *moved.guards))
+            ]
+            overlap = (*given_conditions, *a.guards, *only_b)
             if facts.contradictory(overlap, 1) or not self._factors_equal(a, moved, overlap):
                 continue
             both = a.of(guards=a.guards | set(only_b), coefficient=a.coefficient + b.coefficient)
@@ -163,13 +170,13 @@ class Matcher:
                     tuple(p.guards for p in left), tuple(p.guards for p in right),
                 )
             )  # fmt: skip
-            empty = [p for p in (*left, *right) if facts.contradictory((*given, *p.guards), 2)]
+            empty = [p for p in (*left, *right) if facts.contradictory((*given_conditions, *p.guards), 2)]
             for p in empty:
                 self._record(Step("drop", (p,), ()))
-            kept = tuple(p for p in parts if not any(p is e for e in empty))
-            made = add(*(simplify_monomial(p, facts) for p in kept))
-            self._record(Step("simplify", kept, made))
-            return made
+            kept_value = tuple(p for p in parts if not any(p is e for e in empty))
+            value = add(*(simplify_monomial(p, facts) for p in kept_value))
+            self._record(Step("simplify", kept_value, value))
+            return value
         return None
 
     # Bijections
@@ -192,7 +199,7 @@ class Matcher:
 
     # Equality of factors
 
-    def _factors_equal(self, a: Monomial, b: Monomial, given: Conditions) -> bool:
+    def _factors_equal(self, a: Monomial, b: Monomial, given_conditions: Conditions) -> bool:
         left = [(f, p) for f, p in a.factors]
         right = {(f.show({}), p): (f, p) for f, p in b.factors}
         unmatched: list[tuple[Factor, Fraction]] = []
@@ -202,53 +209,53 @@ class Matcher:
         others = list(right.values())
         for f, p in unmatched:
             for other in others:
-                if other[1] == p and other[0].head == f.head and self._factor_equal(f, other[0], given):
+                if other[1] == p and other[0].head == f.head and self._factor_equal(f, other[0], given_conditions):
                     others.remove(other)
                     break
             else:
                 return False
         return not others
 
-    def _factor_equal(self, a: Factor, b: Factor, given: Conditions) -> bool:
+    def _factor_equal(self, a: Factor, b: Factor, given_conditions: Conditions) -> bool:
         facts = self.algebra.facts
         match a, b:
             case Element(_, index), Element(_, other):
-                return all(facts.implied(_equal(i, j), given) for i, j in zip(index, other, strict=True))
+                return all(facts.implied(_equal(i, j), given_conditions) for i, j in zip(index, other, strict=True))
             case SizeFactor(size), SizeFactor(other_size):
-                return facts.implied(_equal(size, other_size), given)
+                return facts.implied(_equal(size, other_size), given_conditions)
             case Apply(_, args), Apply(_, others):
-                return all(self.zero(add(x, scale(y, -1)), given) for x, y in zip(args, others, strict=True))
+                return all(self.zero(add(x, scale(y, -1)), given_conditions) for x, y in zip(args, others, strict=True))
             case SumBase(value), SumBase(other_value):
-                return self.zero(add(value, scale(other_value, -1)), given)
+                return self.zero(add(value, scale(other_value, -1)), given_conditions)
             case Extreme(_, branches), Extreme(_, other_branches):
-                return self._branches_equal(list(branches), list(other_branches), given)
+                return self._branches_equal(list(branches), list(other_branches), given_conditions)
         return False
 
-    def _branches_equal(self, left: list[Branch], right: list[Branch], given: Conditions) -> bool:
+    def _branches_equal(self, left: list[Branch], right: list[Branch], given_conditions: Conditions) -> bool:
         """Each branch is a re-indexing of one of the other side: then the families have the same values."""
         if len(left) != len(right):
             return False
         for branch in left:
             for other in right:
-                if self._branch_equal(branch, other, given):
+                if self._branch_equal(branch, other, given_conditions):
                     right.remove(other)
                     break
             else:
                 return False
         return True
 
-    def _branch_equal(self, left: Branch, right: Branch, given: Conditions) -> bool:
+    def _branch_equal(self, left: Branch, right: Branch, given_conditions: Conditions) -> bool:
         if len(left.bound) != len(right.bound):
             return False
         a, b = _as_monomial(left), rename_apart(_as_monomial(right))
-        for bijection in self._bijections(a, b, given):
+        for bijection in self._bijections(a, b, given_conditions):
             moved = _moved(b, bijection, a.bound)
             if moved is None:
                 continue
             facts = self.algebra.facts
-            same = all(facts.implied(g, (*given, *a.guards)) for g in moved.guards - a.guards)
-            same = same and all(facts.implied(g, (*given, *moved.guards)) for g in a.guards - moved.guards)
-            if same and self._factors_equal(a, moved, (*given, *a.guards)):
+            same = all(facts.implied(g, (*given_conditions, *a.guards)) for g in moved.guards - a.guards)
+            same = same and all(facts.implied(g, (*given_conditions, *moved.guards)) for g in a.guards - moved.guards)
+            if same and self._factors_equal(a, moved, (*given_conditions, *a.guards)):
                 return True
         return False
 
@@ -263,7 +270,7 @@ class Matcher:
                 shown = f.show({})
                 if any(shown == g.show({}) and g.free & set(o.bound) for o in value for g, _ in o.factors):
                     continue
-                made: list[Value] = []
+                values: list[Value] = []
                 for o in value:
                     own = next((q for g, q in o.factors if g.show({}) == shown), Fraction(0))
                     times = -p + min(own, Fraction(0)) if own > p else Fraction(0)
@@ -274,8 +281,8 @@ class Matcher:
                     product: Value = (o.of(factors=kept),)
                     for _ in range(int(times)):
                         product = mul(product, tuple(rename_apart(x) for x in f.value))
-                    made.append(product)
-                cleared = self.algebra.tidy(add(*made))
+                    values.append(product)
+                cleared = self.algebra.tidy(add(*values))
                 self._record(Step("multiply", value, cleared, factor=f.value, power=int(-p)))
                 return cleared
         return None
@@ -309,5 +316,29 @@ def _moved(b: Monomial, bijection: Bijection, bound: tuple[str, ...]) -> Monomia
     if any(g.known is False for g in guards):
         return None
     guards = frozenset(g for g in guards if g.known is None)
-    made = list(substitute_factors(b.of(guards=guards), bijection))
-    return made[0].of(bound=bound) if len(made) == 1 and made[0].coefficient == b.coefficient else None
+    monomials = list(substitute_factors(b.of(guards=guards), bijection))
+    return monomials[0].of(bound=bound) if len(monomials) == 1 and monomials[0].coefficient == b.coefficient else None
+
+
+def written_out(value: Value, most: int) -> Value:
+    """Sums over a bound variable ``0 ≤ v < n`` of a known size ``n ≤ most`` written out, place by place."""
+    pending, done = list(value), []
+    while pending:
+        m = pending.pop()
+        name = next((n for n in m.bound if 1 < constant_range(m, n) <= most), None)
+        if name is None:
+            done.append(m)
+            continue
+        bound = tuple(n for n in m.bound if n != name)
+        for position in range(constant_range(m, name)):
+            guards = {normal_condition(Condition(g.kind, substitute(g.size, {name: position}))) for g in m.guards}
+            if all(g.known is not False for g in guards):
+                left = m.of(bound=bound, guards=frozenset(g for g in guards if g.known is None))
+                pending += substitute_factors(left, {name: position})
+    return add(*((m,) for m in done))
+
+
+def constant_range(m: Monomial, name: str) -> int:
+    """``n`` where ``0 ≤ name < n`` is a guard of a known ``n``; else 0."""
+    size = digit_size(m, name)
+    return size if isinstance(size, int) else 0

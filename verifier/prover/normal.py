@@ -48,14 +48,14 @@ def size_value(size: Dim) -> Value:
     """A polynomial as a number."""
     if isinstance(size, int):
         return constant(size)
-    made: list[Monomial] = []
+    monomials: list[Monomial] = []
     for monomial, coefficient in size.terms:
         counts: dict[Factor, Fraction] = {}
         for atom in monomial:
             factor = SizeFactor(Poly((((atom,), 1),)))
             counts[factor] = counts.get(factor, Fraction(0)) + 1
-        made.append(Monomial(Fraction(coefficient), (), frozenset(), _sorted(counts)))
-    return tuple(made)
+        monomials.append(Monomial(Fraction(coefficient), (), frozenset(), _sorted(counts)))
+    return tuple(monomials)
 
 
 def _sorted(counts: Mapping[Factor, Fraction]) -> Factors:
@@ -75,14 +75,14 @@ def merge_factors(*groups: Factors) -> Factors:
 
 def add(*values: Value) -> Value:
     """The sum, with like monomials (by key) combined."""
-    found: dict[str, Monomial] = {}
+    monomials: dict[str, Monomial] = {}
     for monomial in itertools.chain(*values):
-        known = found.get(monomial.key)
-        if known is None:
-            found[monomial.key] = monomial
+        known_monomial = monomials.get(monomial.key)
+        if known_monomial is None:
+            monomials[monomial.key] = monomial
         else:
-            found[monomial.key] = known.of(coefficient=known.coefficient + monomial.coefficient)
-    return tuple(m for m in found.values() if m.coefficient)
+            monomials[monomial.key] = known_monomial.of(coefficient=known_monomial.coefficient + monomial.coefficient)
+    return tuple(m for m in monomials.values() if m.coefficient)
 
 
 def scale(value: Value, number: Fraction | int) -> Value:
@@ -134,15 +134,15 @@ def _factor(factor: Factor, binding: Mapping[str, Dim]) -> Factor:
         case Element(tensor, index):
             return Element(tensor, tuple(substitute(i, binding) for i in index))
         case SizeFactor(size):
-            made = substitute(size, binding)
+            new_size = substitute(size, binding)
             if (
-                not isinstance(made, Poly)
-                or len(made.terms) != 1
-                or made.terms[0][1] != 1
-                or len(made.terms[0][0]) != 1
+                not isinstance(new_size, Poly)
+                or len(new_size.terms) != 1
+                or new_size.terms[0][1] != 1
+                or len(new_size.terms[0][0]) != 1
             ):
                 raise AssertionError("a size became a sum")
-            return SizeFactor(made)
+            return SizeFactor(new_size)
         case Apply(function, args):
             return Apply(function, tuple(replace(a, binding) for a in args))
         case SumBase(value):
@@ -167,13 +167,13 @@ def replace(value: Value, binding: Mapping[str, Dim]) -> Value:
     """Substitute dimensions for free names, without capture; false guards drop their monomials."""
     if not binding:
         return value
-    made: list[Value] = []
+    values: list[Value] = []
     for monomial in value:
         if not (monomial.free & binding.keys()):
-            made.append((monomial,))
+            values.append((monomial,))
             continue
-        made.append(tuple(_replace_monomial(monomial, binding)))
-    return add(*made)
+        values.append(tuple(_replace_monomial(monomial, binding)))
+    return add(*values)
 
 
 def _replace_monomial(monomial: Monomial, binding: Mapping[str, Dim]) -> Iterator[Monomial]:
@@ -188,13 +188,13 @@ def _replace_monomial(monomial: Monomial, binding: Mapping[str, Dim]) -> Iterato
 
 
 def _undecided_guards(guards: Iterable[Condition]) -> frozenset[Condition] | None:
-    kept = set()
+    kept_conditions = set()
     for guard in guards:
         if guard.known is False:
             return None
         if guard.known is None:
-            kept.add(guard)
-    return frozenset(kept)
+            kept_conditions.add(guard)
+    return frozenset(kept_conditions)
 
 
 def substitute_factors(monomial: Monomial, binding: Mapping[str, Dim]) -> Iterator[Monomial]:
@@ -256,11 +256,11 @@ def _map_factor(factor: Factor, change: Callable[[Dim], Dim]) -> Factor:
         case SumBase(value):
             return SumBase(map_dimensions(value, change))
         case Extreme(kind, branches):
-            made = []
+            new_branches = []
             for b in branches:
                 guards = frozenset(normal_condition(Condition(g.kind, change(g.size))) for g in b.guards)
-                made.append(Branch(b.bound, guards, map_dimensions(b.value, change)))
-            return Extreme(kind, tuple(made))
+                new_branches.append(Branch(b.bound, guards, map_dimensions(b.value, change)))
+            return Extreme(kind, tuple(new_branches))
     return factor
 
 

@@ -86,10 +86,10 @@ class Slices:
     def _is(self, whole: Term, span: _Span, part: Term) -> bool:
         key = whole, span, part
         if key not in self._memo:
-            self._memo[key] = self._shown(whole, span, part)
+            self._memo[key] = self._slice_proved(whole, span, part)
         return self._memo[key]
 
-    def _shown(self, whole: Term, span: _Span, part: Term) -> bool:
+    def _slice_proved(self, whole: Term, span: _Span, part: Term) -> bool:
         if (span.low, span.high) == (0, self.size(whole, span.axis)):
             return _same(whole, part)
         if span.low < 0 or span.high > self.size(whole, span.axis):
@@ -116,30 +116,30 @@ class Slices:
         low = span.low - (cut.low if cut is not None and cut.axis == span.axis else 0)
         needed: list[tuple[Term, _Span, Term]] = []
         args: list[Term | None] = []
-        for own, given in zip(whole.args, part.args, strict=True):
-            if own is None or given is None or _same(own, given):
-                if own is not given and (own is None or given is None):
+        for own, given_term in zip(whole.args, part.args, strict=True):
+            if own is None or given_term is None or _same(own, given_term):
+                if own is not given_term and (own is None or given_term is None):
                     return False
                 args.append(own)
                 continue
-            at = self._guess(own, given, low, self.size(whole, span.axis))
+            at = self._guess(own, given_term, low, self.size(whole, span.axis))
             if at is None:
                 return False
-            needed.append((own, at, given))
+            needed.append((own, at, given_term))
             args.append(at.of(own))
-        made: Term = App(part.op, tuple(args), part.attributes)
+        term: Term = App(part.op, tuple(args), part.attributes)
         leaves = {a for a in whole.args if a is not None}
-        if not self._lemma(span.of(whole), made if cut is None else cut.of(made), leaves):
+        if not self._lemma(span.of(whole), term if cut is None else cut.of(term), leaves):
             return False
         return all(self._is(*n) for n in needed)
 
-    def _guess(self, own: Term, given: Term, low: int, size: int) -> _Span | None:
+    def _guess(self, own: Term, given_term: Term, low: int, size: int) -> _Span | None:
         """Which slice of an operand a part reads, whose own result begins at ``low`` of ``size`` positions."""
-        before, after = self.types[own][0].shape or (), self.types[given][0].shape or ()
+        before, after = self.types[own][0].shape or (), self.types[given_term][0].shape or ()
         axes = [i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b]
         if len(before) != len(after) or len(axes) != 1 or not size:
             return None
-        whole, part = self.size(own, axes[0]), self.size(given, axes[0])
+        whole, part = self.size(own, axes[0]), self.size(given_term, axes[0])
         start = low * whole // size if low * whole % size == 0 else low * round(whole / size)
         return _Span(axes[0], start, start + part)
 
@@ -195,12 +195,12 @@ def prove_joined(rule: Rule, *, time_limit: float = 10.0) -> ProvedAllSizes | Un
     verdict = prove(rule, time_limit=min(time_limit, _WHOLE) if parts else time_limit)
     if isinstance(verdict, ProvedAllSizes) or not parts or verdict.refused:
         return verdict
-    found = verdict
+    found_verdict = verdict
     for whole, axis, low, part in parts:
         sliced = slice_of(whole, axis, low, low + slices.size(part, axis))
         verdict = prove(replace(rule, lhs=(sliced,), rhs=(part,)), time_limit=time_limit)
         if not isinstance(verdict, ProvedAllSizes):
-            return found
+            return found_verdict
     return verdict
 
 

@@ -18,7 +18,7 @@ from superopt.ops.meaning import Axis, Condition, IllTyped
 from superopt.rules import Rule, RuleError
 from superopt.rules.clamping import cases
 from superopt.rules.grammar import format_guard
-from superopt.rules.typing import instances, leads_of, shown
+from superopt.rules.typing import condition_text, instances, leads_of
 from superopt.verifier.prover.arith import Facts, ge, normal_condition
 from superopt.verifier.prover.budget import Budget, OutOfTimeError, StoppedError
 from superopt.verifier.prover.compose import Composer, Unbounded
@@ -28,13 +28,14 @@ from superopt.verifier.prover.context import (
     context_of,
     derived,
     impossible,
+    one_axis,
     stated,
     unforced,
     witnesses,
 )
 from superopt.verifier.prover.factors import CannotProve, constant_of, dimension_of, is_selector
 from superopt.verifier.prover.functions import Algebra
-from superopt.verifier.prover.match_sums import Matcher, Step
+from superopt.verifier.prover.match_sums import Matcher, Step, constant_range
 from superopt.verifier.prover.normal import (
     Apply,
     Element,
@@ -47,10 +48,8 @@ from superopt.verifier.prover.normal import (
     scale,
     text,
 )
-from superopt.verifier.prover.rank_lifting import one_axis
 from superopt.verifier.prover.simplify import coefficient_of, exact_quotient
 from superopt.verifier.prover.structure import restart_names
-from superopt.verifier.prover.sum_unrolling import constant_range
 from superopt.verifier.verdict import ProvedAllSizes, Unknown
 
 __all__ = ["Derivation", "Proof", "prove", "prove_with_steps"]
@@ -97,7 +96,7 @@ class _Assumptions:
 
 class _Conditional(Exception):  # not a fault: the rule holds under more conditions than it states
     def __init__(self, conditions: Sequence[Condition]) -> None:
-        self.conditions = tuple(shown(c) for c in conditions)
+        self.conditions = tuple(condition_text(c) for c in conditions)
         super().__init__("the right side is well-formed only where " + " and ".join(self.conditions))
 
 
@@ -147,7 +146,7 @@ def prove_with_steps(rule: Rule, *, time_limit: float = 10.0) -> tuple[ProvedAll
     return verdict, proof
 
 
-def _prove_instance(instance: Rule, budget: Budget, proof: Proof, found: _Assumptions) -> None:
+def _prove_instance(instance: Rule, budget: Budget, proof: Proof, assumptions: _Assumptions) -> None:
     """Prove a rule without ``...``, in every way in which its slices can be clamped.
 
     Raises:
@@ -169,7 +168,7 @@ def _prove_instance(instance: Rule, budget: Budget, proof: Proof, found: _Assump
             if not impossible(context.hypotheses, context.least, budget):
                 raise Refusal("no sizes were found that satisfy the rule's context")
             if added:
-                found.derived[f"not ({when})"] = None
+                assumptions.derived[f"not ({when})"] = None
             possible.append(None)
             continue
         for name, some in taken.items():
@@ -180,13 +179,13 @@ def _prove_instance(instance: Rule, budget: Budget, proof: Proof, found: _Assump
         raise Refusal("its hypotheses contradict each other: no sizes satisfy them")
     always = set.intersection(*map(set, demands.values()))
     for when, conditions in demands.items():
-        found.derived.update(dict.fromkeys(d if d in always else f"{d} where {when}" for d in conditions))
+        assumptions.derived.update(dict.fromkeys(d if d in always else f"{d} where {when}" for d in conditions))
     unforced(instance, values, budget)
     for one in possible:
         if one is None:
             proof.goals.append(None)
         else:
-            found.nonzero.update(dict.fromkeys(_prove_case(*one, budget, proof)))
+            assumptions.nonzero.update(dict.fromkeys(_prove_case(*one, budget, proof)))
 
 
 def _prove_case(case: Rule, context: Context, facts: Facts, budget: Budget, proof: Proof) -> list[str]:
@@ -233,14 +232,14 @@ def _prove_output(
         attempt.check_positions(rule)
         nonzero = attempt.check_domain(rule)
         matcher = Matcher(attempt.algebra, unroll)
-        shown = matcher.zero(add(attempt.left, scale(attempt.right, -1)))
+        is_zero = matcher.zero(add(attempt.left, scale(attempt.right, -1)))
         extents = tuple(tuple(d) for d in digits)
-        made = Derivation(
+        derivation = Derivation(
             left, right, attempt.facts, attempt.left, attempt.right, tuple(matcher.steps), extents, context.parts,
             facts.established,
         )  # fmt: skip
-        if shown:
-            proof.goals.append(made)
+        if is_zero:
+            proof.goals.append(derivation)
             return nonzero
         if attempt.longest <= unroll:
             break
@@ -272,21 +271,21 @@ def _common_digits(a: Axis, b: Axis, size: Dim) -> list[Dim]:
     left, right = [e for _, e in a], [e for _, e in b]
     if len(left) < 2 or len(right) < 2:
         return left if len(left) > 1 else right if len(right) > 1 else [size]
-    found: list[Dim] = []
+    sizes: list[Dim] = []
     while left and right:
         x, y = left.pop(), right.pop()
         if x == y:
-            found.append(x)
+            sizes.append(x)
         elif (q := exact_quotient(x, y)) is not None:
-            found.append(y)
+            sizes.append(y)
             left.append(q)
         elif (q := exact_quotient(y, x)) is not None:
-            found.append(x)
+            sizes.append(x)
             right.append(q)
         else:
             return [e for _, e in a]
-    found += list(reversed(left or right))
-    return found[::-1]
+    sizes += list(reversed(left or right))
+    return sizes[::-1]
 
 
 @dataclass
@@ -356,10 +355,10 @@ class _Attempt:
             if scheme.below is not None:
                 known.append((name, substitute(scheme.below, self.binding)))
         for value, size in self.right_promises:
-            shown = hidden_text(value)
-            plain = chosen_from(value) or shown
-            if not any(k in (shown, plain) and self.facts.implied(ge(size - below)) for k, below in known):
-                raise CannotProve(f"a position {shown} is not shown to be below {size}")
+            rendered = hidden_text(value)
+            plain = chosen_from(value) or rendered
+            if not any(k in (rendered, plain) and self.facts.implied(ge(size - below)) for k, below in known):
+                raise CannotProve(f"a position {rendered} is not shown to be below {size}")
 
     def check_domain(self, rule: Rule) -> list[str]:
         """The side that the rule puts in is defined wherever the side that it takes out is.
@@ -374,12 +373,14 @@ class _Attempt:
         for (kind, what), value in (*left.items(), *right.items()):
             if (number := constant_of(value)) is not None and (number < 0 or (number == 0 and kind != "nonnegative")):
                 raise Refusal(f"one side is defined only where {readable(what)} is {kind}: nowhere")
-        given, asked = (left, right) if rule.forward or not rule.backward else (right, left)
-        extra = sorted(k for k in asked if k not in given and not self._is_defined(k[0], asked[k], given.keys()))
+        given_values, values = (left, right) if rule.forward or not rule.backward else (right, left)
+        extra = sorted(
+            k for k in values if k not in given_values and not self._is_defined(k[0], values[k], given_values.keys())
+        )
         if extra:
-            kind, shown = extra[0]
-            raise CannotProve(f"one side is defined only where {readable(shown)} is {kind}")
-        return sorted({f"{readable(shown)} is {kind}" for kind, shown in (*left, *right)})
+            kind, rendered = extra[0]
+            raise CannotProve(f"one side is defined only where {readable(rendered)} is {kind}")
+        return sorted({f"{readable(rendered)} is {kind}" for kind, rendered in (*left, *right)})
 
     def _is_defined(self, kind: str, value: Value, given: Set[tuple[str, str]]) -> bool:
         """Whether a product is positive (not negative, not 0) because each of its factors is said to be."""
@@ -388,10 +389,10 @@ class _Attempt:
         for factor, power in value[0].factors:
             base = factor.value if isinstance(factor, SumBase) else atom_value(factor)
             names: dict[str, Dim] = {n: sym("_") for n in free(base) if "~" in n or "." in n}
-            shown = text(base, names)
+            rendered = text(base, names)
             enough = ("positive",) if kind == "positive" else ("positive", kind)
             even = power % 2 == 0 and kind == "nonnegative"
-            if not (even or self.algebra.sign(base) == 2 or any((k, shown) in given for k in enough)):
+            if not (even or self.algebra.sign(base) == 2 or any((k, rendered) in given for k in enough)):
                 return False
         return True
 
@@ -400,14 +401,14 @@ class _Attempt:
         for size in (*dimensions(self.left), *dimensions(self.right)):
             for atom in _quotients(size):
                 for axis, extents in enumerate(digits):
-                    for place, extent in enumerate(extents):
-                        if coefficient_of(atom.numerator, f"o{axis}.{place}") != 1:
+                    for position, extent in enumerate(extents):
+                        if coefficient_of(atom.numerator, f"o{axis}.{position}") != 1:
                             continue
                         quotient = exact_quotient(extent, atom.denominator)
                         if quotient in (None, 1) or symbols(atom.denominator) - self.facts.least.keys():
                             continue
                         made = [list(e) for e in digits]
-                        made[axis][place : place + 1] = [quotient, atom.denominator]
+                        made[axis][position : position + 1] = [quotient, atom.denominator]
                         return made
         return None
 
@@ -424,9 +425,9 @@ def chosen_from(value: Value) -> str | None:
     return rest[0].tensor
 
 
-def readable(shown: str) -> str:
+def readable(rendered: str) -> str:
     """A value's text for people: factors of 1 and the number of its bound variables, where that is 0, left out."""
-    return re.sub(r"(\d)\*0(?=[^\d.])", r"\1*", re.sub(r"(?<![\w/.])1\*0(?=[^\d.])", "", shown)).replace("+ -", "- ")
+    return re.sub(r"(\d)\*0(?=[^\d.])", r"\1*", re.sub(r"(?<![\w/.])1\*0(?=[^\d.])", "", rendered)).replace("+ -", "- ")
 
 
 def hidden_text(value: Value) -> str:

@@ -1,4 +1,7 @@
-"""Which values are surely positive, or surely not negative; which ranges surely hold something."""
+"""Which values are surely positive, or surely not negative; which ranges surely hold something.
+
+:class:`Order` writes everything piecewise linear with ``ramp(v) = max(v, 0)``.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,18 @@ from fractions import Fraction
 from superopt.ir.poly import Dim, Poly, substitute, sym, symbols
 from superopt.ops.meaning import Condition
 from superopt.verifier.prover.arith import Facts, ge
-from superopt.verifier.prover.factors import BINARY_VALUED, dimension_of
+from superopt.verifier.prover.factors import (
+    BINARY_VALUED,
+    constant_of,
+    content_of,
+    dimension_of,
+    leading,
+    sealed,
+    single_factor,
+)
 from superopt.verifier.prover.normal import (
+    ONE,
+    ZERO,
     Apply,
     Element,
     Extreme,
@@ -20,11 +33,14 @@ from superopt.verifier.prover.normal import (
     SumBase,
     Value,
     add,
+    atom_value,
+    mul,
     scale,
+    size_value,
 )
 from superopt.verifier.prover.simplify import coefficient_of
 
-__all__ = ["Signs", "absolute"]
+__all__ = ["Order", "Signs", "absolute"]
 
 
 def absolute(value: Value) -> Value | None:
@@ -117,3 +133,60 @@ class Signs:
             case Extreme("max", branches):
                 return 2 if all(self.sign(b.value) == 2 and self.inhabited(b.bound, b.guards) for b in branches) else 0
         return 1 if power % 2 == 0 else 0
+
+
+@dataclass
+class Order(Signs):
+    """Positive parts and comparisons with 0, of unguarded values."""
+
+    def ramp(self, value: Value) -> Value:
+        """``max(value, 0)`` with a leading coefficient of 1: ``ramp(-v) = ramp(v) - v``."""
+        if not value:
+            return ZERO
+        if self.sign(value) >= 1:
+            return value
+        if self.sign(scale(value, -1)) >= 1:
+            return ZERO
+        lead = leading(value)
+        if lead < 0:
+            return add(self.ramp(scale(value, -1)), value)
+        content, _ = content_of(value)
+        outer = tuple((f, p) for f, p in content.factors if self.sign(atom_value(f, p)) >= 1)
+        if outer:  # ramp(c·v) = c·ramp(v) for c ≥ 0
+            inverse = Monomial(Fraction(1), (), frozenset(), tuple((f, -p) for f, p in outer))
+            plain = self.ramp(add(mul(value, (inverse,))))
+            return mul((Monomial(Fraction(1), (), frozenset(), outer),), plain)
+        return scale(atom_value(Apply("ramp", (sealed(scale(value, 1 / lead)),))), lead)
+
+    def positive(self, value: Value) -> Value:
+        """1 where the value is above 0, else 0."""
+        number = constant_of(value)
+        if number is not None:
+            return ONE if number > 0 else ZERO
+        if self.sign(value) == 2:
+            return ONE
+        if self.sign(scale(value, -1)) >= 1:
+            return ZERO
+        return atom_value(Apply("positive", (sealed(scale(value, 1 / abs(leading(value)))),)))
+
+    def zero(self, value: Value) -> Value:
+        """1 where the value is 0, else 0."""
+        number = constant_of(value)
+        if number is not None:
+            return ZERO if number else ONE
+        if self.sign(value) == 2 or self.sign(scale(value, -1)) == 2:
+            return ZERO
+        return self._at_position(value) or atom_value(Apply("zero", (sealed(scale(value, 1 / leading(value))),)))
+
+    def _at_position(self, value: Value) -> Value | None:
+        """``[i - d = 0]`` for a position ``i`` that is an element of a tensor of positions: ``at(d, i)``."""
+        chosen = next((m for m in value if isinstance(single_factor(m.of(coefficient=Fraction(1))), Element)), None)
+        if chosen is None or abs(chosen.coefficient) != 1:
+            return None
+        element = single_factor(chosen.of(coefficient=Fraction(1)))
+        assert isinstance(element, Element)
+        size = dimension_of(scale(tuple(m for m in value if m is not chosen), -chosen.coefficient))
+        below = self.naturals.get(element.tensor)
+        if below is None or size is None:
+            return None
+        return atom_value(Apply("at", (size_value(size), atom_value(element), size_value(below))))

@@ -68,9 +68,9 @@ def guarded(value: Value, guards: Iterable[Condition], bound: tuple[str, ...] = 
     return add(*((m.of(bound=m.bound + bound, guards=m.guards | extra),) for m in value))
 
 
-def simplified(value: Value, facts: Facts, *, counting: bool = True) -> Value:
+def simplified(value: Value, facts: Facts) -> Value:
     """Every monomial simplified, and like ones combined."""
-    return add(*(simplify_monomial(m, facts, counting=counting) for m in value))
+    return add(*(simplify_monomial(m, facts) for m in value))
 
 
 def simplify_monomial(monomial: Monomial, facts: Facts, *, counting: bool = True) -> Value:
@@ -81,15 +81,15 @@ def simplify_monomial(monomial: Monomial, facts: Facts, *, counting: bool = True
             break
         facts.tick()
         current = pending.pop()
-        made = _step(current, facts, counting)
-        if made is None:
+        monomials = _simplified_once(current, facts, counting)
+        if monomials is None:
             done.append(current)
         else:
-            pending.extend(made)
+            pending.extend(monomials)
     return add(*((m,) for m in (*done, *pending)))
 
 
-def _step(m: Monomial, facts: Facts, counting: bool) -> list[Monomial] | None:
+def _simplified_once(m: Monomial, facts: Facts, counting: bool) -> list[Monomial] | None:
     """One simplification, or ``None`` where nothing applies."""
     if not m.coefficient or any(g.known is False for g in m.guards):
         return []
@@ -98,9 +98,9 @@ def _step(m: Monomial, facts: Facts, counting: bool) -> list[Monomial] | None:
     if m.guards and facts.contradictory(m.guards, 0):
         return []
     for rule in (_equations, _multiples, _split_digits, _solve, _quotients, _drop_implied, _merge_digits, _shift):
-        made = rule(m, facts)
-        if made is not None:
-            return made
+        monomials = rule(m, facts)
+        if monomials is not None:
+            return monomials
     return _count(m, facts) if counting else None
 
 
@@ -184,8 +184,8 @@ def _eliminate(m: Monomial, name: str, solution: Dim, used: Condition) -> list[M
     if any(g.known is False for g in guards):
         return []
     bound = tuple(n for n in m.bound if n != name)
-    kept = m.of(bound=bound, guards=frozenset(g for g in guards if g.known is None))
-    return list(substitute_factors(kept, binding))
+    kept_monomial = m.of(bound=bound, guards=frozenset(g for g in guards if g.known is None))
+    return list(substitute_factors(kept_monomial, binding))
 
 
 def _quotients(m: Monomial, facts: Facts) -> list[Monomial] | None:
@@ -238,8 +238,8 @@ def _multiples(m: Monomial, facts: Facts) -> list[Monomial] | None:
                 name = fresh()
                 less = [sym(b) for b in m.bound if isinstance(d, int) and coefficient_of(n, b) == d - 1 > 1]
                 q = sym(name) + sum(less[:1])  # (d - 1)·b + … = d·(q + b) gives b
-                made = map_monomial(m, lambda size, a=atom, q=q: _without(size, a, q))  # type: ignore[misc]
-                return [r.of(bound=(*r.bound, name)) for r in made]
+                monomials = map_monomial(m, lambda size, a=atom, q=q: _without(size, a, q))  # type: ignore[misc]
+                return [r.of(bound=(*r.bound, name)) for r in monomials]
     return None
 
 
@@ -310,9 +310,9 @@ def _merge_digits(m: Monomial, facts: Facts) -> list[Monomial] | None:
             continue
         for high in m.bound:
             if high != low and high not in symbols(range_low):
-                made = _merged(m, high, low, range_low)
-                if made is not None:
-                    return made
+                monomials = _merged(m, high, low, range_low)
+                if monomials is not None:
+                    return monomials
     return None
 
 
@@ -334,16 +334,16 @@ def _merged(m: Monomial, high: str, low: str, size: Dim) -> list[Monomial] | Non
     own = {ge(sym(low)), ge(size - 1 - sym(low))}
     guards: set[Condition] = set()
     for g in m.guards - own:
-        made = substitute(g.size, binding)
-        if high in symbols(made):
+        new_size = substitute(g.size, binding)
+        if high in symbols(new_size):
             c = coefficient_of(g.size, high)
             if low in symbols(g.size) or g.kind != "ge" or c not in (1, -1):
                 return None
             rest = g.size - c * sym(high)  # high ≥ -rest, or high ≤ rest
-            made = sym(merged) + rest * size if c == 1 else rest * size + size - 1 - sym(merged)
-            if high in symbols(made):
+            new_size = sym(merged) + rest * size if c == 1 else rest * size + size - 1 - sym(merged)
+            if high in symbols(new_size):
                 return None
-        guards.add(normal_condition(Condition(g.kind, made)))
+        guards.add(normal_condition(Condition(g.kind, new_size)))
     if not any(low in f.free or high in f.free for f, _ in m.factors):
         return None
     if any(

@@ -93,9 +93,9 @@ class Apply:
     args: tuple[Value, ...]
 
     def show(self, names: Mapping[str, Dim]) -> str:
-        return _shown(self, names)
+        return _cached_text(self, names)
 
-    def shown(self, names: Mapping[str, Dim]) -> str:
+    def rendered(self, names: Mapping[str, Dim]) -> str:
         return f"{self.function}({'; '.join(text(a, names) for a in self.args)})"
 
     @cached_property
@@ -114,9 +114,9 @@ class SumBase:
     value: Value
 
     def show(self, names: Mapping[str, Dim]) -> str:
-        return _shown(self, names)
+        return _cached_text(self, names)
 
-    def shown(self, names: Mapping[str, Dim]) -> str:
+    def rendered(self, names: Mapping[str, Dim]) -> str:
         return f"({text(self.value, names)})"
 
     @cached_property
@@ -141,9 +141,9 @@ class Branch:
         return (free(self.value) | frozenset(n for g in self.guards for n in symbols(g.size))) - set(self.bound)
 
     def show(self, names: Mapping[str, Dim]) -> str:
-        return _shown(self, names)
+        return _cached_text(self, names)
 
-    def shown(self, names: Mapping[str, Dim]) -> str:
+    def rendered(self, names: Mapping[str, Dim]) -> str:
         inner = {**names, **_local_names(self, names)}
         return f"{len(self.bound)}{_guards_text(self.guards, inner)}{text(self.value, inner)}"
 
@@ -156,9 +156,9 @@ class Extreme:
     branches: tuple[Branch, ...]
 
     def show(self, names: Mapping[str, Dim]) -> str:
-        return _shown(self, names)
+        return _cached_text(self, names)
 
-    def shown(self, names: Mapping[str, Dim]) -> str:
+    def rendered(self, names: Mapping[str, Dim]) -> str:
         return f"{self.kind}{{{' | '.join(sorted(b.show(names) for b in self.branches))}}}"
 
     @cached_property
@@ -197,9 +197,9 @@ class Monomial:
 
     def show(self, names: Mapping[str, Dim]) -> str:
         """The key with free names replaced."""
-        return _shown(self, names)
+        return _cached_text(self, names)
 
-    def shown(self, names: Mapping[str, Dim]) -> str:
+    def rendered(self, names: Mapping[str, Dim]) -> str:
         inner = {**names, **_local_names(self, names)}
         factors = " ".join(sorted(f"{f.show(inner)}^{p}" if p != 1 else f.show(inner) for f, p in self.factors))
         return f"{len(self.bound)}{_guards_text(self.guards, inner)}{factors}"
@@ -229,7 +229,7 @@ ZERO: Value = ()
 ONE: Value = (Monomial(Fraction(1), (), frozenset(), ()),)
 
 
-def _shown(item: Apply | SumBase | Branch | Extreme | Monomial, names: Mapping[str, Dim]) -> str:
+def _cached_text(item: Apply | SumBase | Branch | Extreme | Monomial, names: Mapping[str, Dim]) -> str:
     """The item's text, made once for what it depends on: its own free names, and the first number for bound ones.
 
     A value that is read twice is one object, and its text may double with each level: beyond ``_LONGEST`` characters
@@ -239,16 +239,16 @@ def _shown(item: Apply | SumBase | Branch | Extreme | Monomial, names: Mapping[s
     key = (first, tuple((n, names[n]) for n in sorted(item.free) if n in names))
     known: dict[object, str] = item.__dict__.setdefault("_texts", {})
     if key not in known:
-        made = item.shown(names)
+        made = item.rendered(names)
         known[key] = made if len(made) <= _LONGEST else hashlib.sha256(made.encode()).hexdigest()
     return known[key]
 
 
 def _guards_text(guards: frozenset[Condition], names: Mapping[str, Dim]) -> str:
-    shown = sorted(
+    rendered = sorted(
         str(normal_condition(Condition(g.kind, substitute(g.size, names)))) if names else str(g) for g in guards
     )
-    return f"[{' & '.join(shown)}]" if shown else ""
+    return f"[{' & '.join(rendered)}]" if rendered else ""
 
 
 def _local_names(item: Monomial | Branch, outer: Mapping[str, Dim]) -> dict[str, Dim]:
@@ -283,8 +283,8 @@ def _appearance(item: Monomial | Branch) -> list[str]:
 
 def text(value: Value, names: Mapping[str, Dim] | None = None) -> str:
     """The key of a value."""
-    shown = ((m.show(names) if names else m.key, m.coefficient) for m in value)
-    return " + ".join(f"{c}*{k}" for k, c in sorted(shown)) or "0"
+    rendered = ((m.show(names) if names else m.key, m.coefficient) for m in value)
+    return " + ".join(f"{c}*{k}" for k, c in sorted(rendered)) or "0"
 
 
 def free(value: Value) -> frozenset[str]:

@@ -102,11 +102,11 @@ class _Check:
         self.certificate, self.seed, self.deadline = certificate, seed, deadline
         self.claims: dict[str, Claims] = {}
         for u in certificate.uniform:
-            known = self.claims.get(u.value, Claims())
-            self.claims[u.value] = Claims((*known.uniform, u), known.equal)
+            known_claims = self.claims.get(u.value, Claims())
+            self.claims[u.value] = Claims((*known_claims.uniform, u), known_claims.equal)
         for e in certificate.equal:
-            known = self.claims.get(e.value, Claims())
-            self.claims[e.value] = Claims(known.uniform, (*known.equal, e))
+            known_claims = self.claims.get(e.value, Claims())
+            self.claims[e.value] = Claims(known_claims.uniform, (*known_claims.equal, e))
         self.same = {s.value: s.other for s in certificate.same}
         self.shapes = Shapes(self.before, certificate, self.claims)
         self.values = Evaluation(self.before, self.claims, self.same)
@@ -218,19 +218,19 @@ class _Check:
                 for operand in self.before.applied(name).args:
                     if operand is not None and not self.before.constant(operand):
                         draws.value(operand)
-                made = self.values.evaluated(self.before, [name], draws.drawn, draws)[name]
+                array = self.values.evaluated(self.before, [name], draws.drawn, draws)[name]
             except NeedsOrder:
                 continue
             wanted = draws.value(other)
-            alike = _close(made, wanted, _EXACT_ENOUGH) if algebra is None else algebra.equal(made, wanted).all()
+            alike = _close(array, wanted, _EXACT_ENOUGH) if algebra is None else algebra.equal(array, wanted).all()
             if not alike:
                 raise NotEquivalent(f"{name!r} is not {other!r}")
 
     # ---- places -----------------------------------------------------------------------------------------------------
     def untouched(self, name: str) -> bool:
         """Whether the same node makes a value from the same values."""
-        old, new, place = self.before.node(name), self.after.node(name), self.holds[name]
-        if old is None or new is None or place.slices is not None:
+        old, new, site = self.before.node(name), self.after.node(name), self.holds[name]
+        if old is None or new is None or site.slices is not None:
             return False
         alike = (old.op, old.domain, old.overload, old.outputs, dict(old.attributes), len(old.inputs)) == (
             new.op, new.domain, new.overload, new.outputs, dict(new.attributes), len(new.inputs)
@@ -252,8 +252,8 @@ class _Check:
         if old is None and new is None:
             return other in self.holds and self.holds[other].slices is None
         if old is None and new is not None and name in self.before.size_values:
-            known, data = self.before.size_values[name], None if new.data is None else new.data.numpy()
-            return data is not None and data.dtype == known.dtype and np.array_equal(data, known)
+            known_array, data = self.before.size_values[name], None if new.data is None else new.data.numpy()
+            return data is not None and data.dtype == known_array.dtype and np.array_equal(data, known_array)
         return old is new or (
             old is not None and new is not None and old.type == new.type and old.data is not None
             and new.data is not None and old.data.digest == new.data.digest
@@ -276,30 +276,30 @@ class _Check:
     def holding(self, place: _Site, leaves: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> bool:
         for algebra in (PrimeField(self.seed), None):
             try:
-                made, wanted, drawn = self.both(place, leaves, algebra, shapes)
+                array, wanted, drawn = self.both(place, leaves, algebra, shapes)
             except NeedsOrder:
                 continue
-            if made.shape != wanted.shape:
-                raise NotEquivalent(f"{place.after!r} has the shape {made.shape}, and not {wanted.shape}")
+            if array.shape != wanted.shape:
+                raise NotEquivalent(f"{place.after!r} has the shape {array.shape}, and not {wanted.shape}")
             if algebra is not None:
-                if algebra.equal(made, wanted).all():
+                if algebra.equal(array, wanted).all():
                     return True
                 if not self.rounded(place, drawn):
                     raise NotEquivalent(f"{place.after!r} does not hold what it keeps of {place.before!r}")
                 continue
             plain = place.before in self.moved and self.claims.keys().isdisjoint(drawn)
             plain = plain and all(self.before.kind(n).dtype.is_float for n in drawn)
-            if plain and made.dtype == wanted.dtype and made.tobytes() == wanted.tobytes():
+            if plain and array.dtype == wanted.dtype and array.tobytes() == wanted.tobytes():
                 return True  # of what is drawn no two elements are equal, so each comes from its own place
-            if not _close(made, wanted, self.rounded(place, drawn) or _EXACT_ENOUGH):
+            if not _close(array, wanted, self.rounded(place, drawn) or _EXACT_ENOUGH):
                 raise NotEquivalent(f"{place.after!r} does not hold what it keeps of {place.before!r}")
         return False
 
     def rounded(self, place: _Site, drawn: Iterable[str]) -> float:
         """The share of the largest element by which sums of weights and factors may be off; 0 where there are none."""
         factored = [f for f in self.certificate.factored if f.value == place.before]
-        found = [self.claims[n] for n in drawn if n in self.claims]
-        if not factored and not any(c.equal or any(any(u.numbers) for u in c.uniform) for c in found):
+        claims = [self.claims[n] for n in drawn if n in self.claims]
+        if not factored and not any(c.equal or any(any(u.numbers) for u in c.uniform) for c in claims):
             return 0.0
         own = _ROUNDING.get(self.before.kind(place.before).dtype, 2.0**-20)
         return max([own, *(_FACTORED * f.error for f in factored)])
@@ -311,13 +311,13 @@ class _Check:
             rng = np.random.default_rng((self.seed, attempt))
             draws = Draws(self.before, self.claims, algebra, rng, shapes)
             try:
-                given = {n: _cut(draws.value(self.holds[n].before), self.holds[n].slices) for n in leaves}
+                given_arrays = {n: _cut(draws.value(self.holds[n].before), self.holds[n].slices) for n in leaves}
                 if place.before in self.moved:
                     for operand in self.operands(place, leaves):
                         draws.value(operand)
                 wanted = self.values.evaluated(self.before, [place.before], draws.drawn, draws)[place.before]
-                made = self.values.evaluated(self.after, [place.after], given, draws)[place.after]
-                return made, _cut(wanted, place.slices), tuple(draws.drawn)
+                array = self.values.evaluated(self.after, [place.after], given_arrays, draws)[place.after]
+                return array, _cut(wanted, place.slices), tuple(draws.drawn)
             except Unlucky:
                 continue
         raise NotEquivalent(f"no draw for {place.before!r} has an inverse where one is needed")
@@ -396,8 +396,8 @@ class _Check:
         raise NotEquivalent(f"no draw for {name!r} has an inverse where one is needed")
 
 
-def _cut(array: Array, kept: KeptSlices | None) -> Array:
-    for axis, indices in kept.axes if kept is not None else ():
+def _cut(array: Array, kept_slices: KeptSlices | None) -> Array:
+    for axis, indices in kept_slices.axes if kept_slices is not None else ():
         array = np.take(array, np.asarray(indices, dtype=np.int64), axis=axis)
     return array
 

@@ -77,10 +77,10 @@ class Side:
     def weight(self, name: str) -> np.ndarray | None:
         """Elements of a weight that the caller cannot override, of a Constant, or of what follows from sizes alone."""
         if name not in self.arrays:
-            found = weight_named(self.graph, name)
-            if found is None or found.data is None:
+            weight = weight_named(self.graph, name)
+            if weight is None or weight.data is None:
                 return self.size_values.get(name)
-            self.arrays[name] = found.data.numpy()
+            self.arrays[name] = weight.data.numpy()
         return self.arrays[name]
 
     def constant(self, name: str) -> bool:
@@ -253,10 +253,10 @@ class Shapes:
                 if missing:
                     stack += missing
                     continue
-                given = [None if a is None else types[a] for a in how.args]
-                made = how.operator.apply(given, self.before.attributes(how))[1]
+                given_tensor_types = [None if a is None else types[a] for a in how.args]
+                tensor_types = how.operator.apply(given_tensor_types, self.before.attributes(how))[1]
                 outputs = self.before.graph.nodes[self.before.nodes[name]].outputs
-                types.update((o, t) for o, t in zip(outputs, made, strict=False) if o)
+                types.update((o, t) for o, t in zip(outputs, tensor_types, strict=False) if o)
         except (IllTyped, SuperoptError):
             return False
         kept = {(k.value, a) for k in self.certificate.kept for a, _ in k.axes}
@@ -288,37 +288,37 @@ class Evaluation:
         self, side: Side, wanted: Sequence[str], given: Mapping[str, Array], draws: Draws
     ) -> dict[str, Array]:
         """Values from those given; inputs of the model on the way are drawn."""
-        found: dict[str, Array] = dict(given)
+        arrays: dict[str, Array] = dict(given)
         stack = list(wanted)
         while stack:
             name = stack[-1]
-            if name in found:
+            if name in arrays:
                 stack.pop()
                 continue
             weight = side.weight(name)
             if weight is not None:
-                found[name] = _elements(side, name, weight, draws)
+                arrays[name] = _elements(side, name, weight, draws)
                 continue
             if side.node(name) is None or (side is self.before and name not in wanted and self.is_determined(name)):
-                found[name] = draws.value(name)
+                arrays[name] = draws.value(name)
                 continue
             if side is self.before and name not in wanted and name in self.same:
-                if self.same[name] in found:
-                    found[name] = found[self.same[name]]
+                if self.same[name] in arrays:
+                    arrays[name] = arrays[self.same[name]]
                 else:
                     stack.append(self.same[name])
                 continue
             node = side.node(name) if side.overwrites(name) else None
             how = None if node is not None else side.applied(name)
             read = node.inputs if node is not None else how.args if how is not None else ()
-            missing = [a for a in read if a is not None and a not in found]
+            missing = [a for a in read if a is not None and a not in arrays]
             if missing:
                 stack += missing
             elif node is not None:
-                found[name] = _overwritten(node, [found[a] for a in read if a is not None], draws.algebra)
+                arrays[name] = _overwritten(node, [arrays[a] for a in read if a is not None], draws.algebra)
             elif how is not None:
-                found.update(_applied(side, name, how, found, draws))
-        return {n: found[n] for n in wanted}
+                arrays.update(_applied(side, name, how, arrays, draws))
+        return {n: arrays[n] for n in wanted}
 
     def static_values_between(self, name: str, sources: set[str]) -> list[str]:
         """Static values between sources and a value computed from them."""
@@ -348,12 +348,12 @@ def _elements(side: Side, name: str, weight: np.ndarray, draws: Draws) -> Array:
     return side.residues[name]
 
 
-def _applied(side: Side, name: str, how: Applied, found: Mapping[str, Array], draws: Draws) -> Mapping[str, Array]:
+def _applied(side: Side, name: str, how: Applied, arrays: Mapping[str, Array], draws: Draws) -> Mapping[str, Array]:
     """The outputs of a node from its operands."""
-    operands = [None if a is None else found[a] for a in how.args]
-    types = [None if a is None else TensorType(side.kind(a).dtype, tuple(map(int, found[a].shape))) for a in how.args]
+    operands = [None if a is None else arrays[a] for a in how.args]
+    types = [None if a is None else TensorType(side.kind(a).dtype, tuple(map(int, arrays[a].shape))) for a in how.args]
     try:
-        meaning, made = how.operator.apply(types, side.attributes(how))
+        meaning, tensor_types = how.operator.apply(types, side.attributes(how))
     except IllTyped as error:
         raise NotEquivalent(f"what makes {name!r} does not fit the slices that are kept: {error}") from None
     operands += [None] * (len(how.operator.inputs) - len(operands))
@@ -361,7 +361,7 @@ def _applied(side: Side, name: str, how: Applied, found: Mapping[str, Array], dr
     algebra = draws.algebra or FLOAT64
     return {
         o: np.array(evaluate(c, operands, algebra, {})).reshape(fixed_shape(t))
-        for o, c, t in zip(outputs, meaning.outputs, made, strict=False)
+        for o, c, t in zip(outputs, meaning.outputs, tensor_types, strict=False)
         if o
     }
 
@@ -373,20 +373,20 @@ def _overwritten(node: Node, operands: Sequence[Array], algebra: PrimeField | No
     data, indices, updates = operands
     where = np.asarray(indices, dtype=np.int64)
     if node.op == "ScatterND":
-        places = [where[..., axis] for axis in range(where.shape[-1])]
+        arrays = [where[..., axis] for axis in range(where.shape[-1])]
         shape = (*where.shape[:-1], *data.shape[where.shape[-1] :])
     else:
-        places, shape = list(np.indices(where.shape)), where.shape
+        arrays, shape = list(np.indices(where.shape)), where.shape
         axis = node.attributes.get("axis", 0)
-        places[axis if isinstance(axis, int) else data.ndim] = where
-    made, times = np.array(data, dtype=np.float64), np.zeros(data.shape[: len(places)], dtype=np.int64)
-    if shape != updates.shape or len(places) > data.ndim:
+        arrays[axis if isinstance(axis, int) else data.ndim] = where
+    array, times = np.array(data, dtype=np.float64), np.zeros(data.shape[: len(arrays)], dtype=np.int64)
+    if shape != updates.shape or len(arrays) > data.ndim:
         raise NotEquivalent(f"what is written into {node.outputs[0]!r} has another shape")
     try:
-        np.add.at(times, tuple(places), 1)
+        np.add.at(times, tuple(arrays), 1)
     except IndexError as error:
         raise NotEquivalent(f"what {node.outputs[0]!r} is written to is not there: {error}") from None
     if (times > 1).any():
         raise NotEquivalent(f"a place of {node.outputs[0]!r} is written to twice")
-    made[tuple(places)] = updates
-    return made
+    array[tuple(arrays)] = updates
+    return array

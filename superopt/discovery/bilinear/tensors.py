@@ -1,10 +1,16 @@
-"""A tile's tensor of coefficients, read off the operators' meanings by evaluating them over formal bilinear forms."""
+"""Tensors of tiles: read off meanings, nested in blocks, and solved for exactly.
+
+A tile's tensor of coefficients is read off the operators' meanings by evaluating them over formal bilinear forms.
+
+Algorithms for products of large blocks are nested from those for small ones: blocks of blocks (Strassen 1969). Linear
+algebra is exact, over small rationals.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
-from math import isfinite, prod
+from math import gcd, isfinite, lcm, prod
 from typing import Any
 
 import numpy as np
@@ -12,11 +18,11 @@ import numpy as np
 from superopt.ir.errors import UsageError
 from superopt.ir.terms import App, computed
 from superopt.ir.types import DType, TensorType
-from superopt.rules.bilinear import Tile
+from superopt.rules.bilinear import Algorithm, Matrix, Tile, matmul_tile
 from superopt.rules.typing import type_terms
 from superopt.runtime.evaluate import Array, evaluate
 
-__all__ = ["tensor_of"]
+__all__ = ["halves", "normal_form", "nested", "solved", "tensor_of", "transposed"]
 
 _Monomial = tuple[int, int]  # element of the data and of the weights, or -1 for neither
 
@@ -30,20 +36,20 @@ class _Form:
         self.terms = {m: c for m, c in terms.items() if c}
 
     def __add__(self, other: _Form) -> _Form:
-        found = dict(self.terms)
+        fractions = dict(self.terms)
         for monomial, value in other.terms.items():
-            found[monomial] = found.get(monomial, Fraction(0)) + value
-        return _Form(found)
+            fractions[monomial] = fractions.get(monomial, Fraction(0)) + value
+        return _Form(fractions)
 
     def __mul__(self, other: _Form) -> _Form:
-        found: dict[_Monomial, Fraction] = {}
+        fractions: dict[_Monomial, Fraction] = {}
         for (i, j), p in self.terms.items():
             for (k, l), q in other.terms.items():
                 if (i >= 0 and k >= 0) or (j >= 0 and l >= 0):
                     raise UsageError("it multiplies data by data, or weights by weights, so it is not bilinear")
                 monomial = max(i, k), max(j, l)
-                found[monomial] = found.get(monomial, Fraction(0)) + p * q
-        return _Form(found)
+                fractions[monomial] = fractions.get(monomial, Fraction(0)) + p * q
+        return _Form(fractions)
 
 
 class _Forms:
@@ -82,11 +88,11 @@ class _Forms:
         return self.reduce("sum", self.function("mul", a[..., :, :, None], b[..., None, :, :]), (a.ndim - 1,))
 
 
-def _objects(values: Array, made: Callable[[Any], _Form]) -> Array:
-    found = np.empty(values.shape, dtype=object)
+def _objects(values: Array, normal_form: Callable[[Any], _Form]) -> Array:
+    array = np.empty(values.shape, dtype=object)
     for place in np.ndindex(values.shape):
-        found[place] = made(values[place])
-    return found
+        array[place] = normal_form(values[place])
+    return array
 
 
 def tensor_of(tile: Tile) -> Array:
@@ -97,13 +103,13 @@ def tensor_of(tile: Tile) -> Array:
     """
     types = {name: TensorType(DType.FLOAT32, shape) for name, shape in tile.shapes.items()}
     _, meanings = type_terms(tile.terms, types)
-    given = {**_symbols(tile, tile.data, 0), **_symbols(tile, tile.weights, 1)}
+    given_arrays = {**_symbols(tile, tile.data, 0), **_symbols(tile, tile.weights, 1)}
 
     def outputs(app: App, operands: list[Array | None]) -> list[Array]:
         return [evaluate(c, operands, _Forms(), {}) for c in meanings[app].outputs]
 
-    found = computed(tile.terms, given, outputs)
-    forms: list[_Form] = [form for root in tile.terms for form in np.ravel(found[root])]
+    arrays = computed(tile.terms, given_arrays, outputs)
+    forms: list[_Form] = [form for root in tile.terms for form in np.ravel(arrays[root])]
     shape = tile.elements(tile.data), tile.elements(tile.weights), len(forms)
     tensor = np.full(shape, Fraction(0), dtype=object)
     for k, form in enumerate(forms):
@@ -115,11 +121,115 @@ def tensor_of(tile: Tile) -> Array:
 
 
 def _symbols(tile: Tile, names: Mapping[str, str], side: int) -> dict[str, Array]:
-    found: dict[str, Array] = {}
+    arrays: dict[str, Array] = {}
     start = 0
     for name in names:
         shape = tile.shapes[name]
         numbers = start + np.arange(prod(shape)).reshape(shape)
-        found[name] = _objects(numbers, lambda n: _Form({((int(n), -1) if side == 0 else (-1, int(n))): Fraction(1)}))
+        arrays[name] = _objects(numbers, lambda n: _Form({((int(n), -1) if side == 0 else (-1, int(n))): Fraction(1)}))
         start += prod(shape)
-    return found
+    return arrays
+
+
+_Grid = tuple[int, int]  # rows and columns of blocks
+
+
+def halves(tile: Tile) -> Iterator[tuple[Tile, Tile]]:
+    """Two smaller products of matrices that make up one, every size of both at least 2."""
+    if tile.roots != ("MatMul(x, w)",):
+        return
+    (rows, inner), (_, columns) = (tile.shapes[name] for name in ("x", "w"))
+    for p in _factors(rows):
+        for q in _factors(inner):
+            for s in _factors(columns):
+                yield matmul_tile(p, q, s), matmul_tile(rows // p, inner // q, columns // s)
+
+
+def _factors(size: int) -> list[int]:
+    return [n for n in range(2, size // 2 + 1) if size % n == 0]
+
+
+def nested(tile: Tile, outer: Algorithm, inner: Algorithm) -> Algorithm:
+    """The outer algorithm on blocks, whose products the inner one takes."""
+    (p, q), (_, s) = outer.tile.shapes.values()
+    (a, b), (_, c) = inner.tile.shapes.values()
+    outputs = _kronecker(transposed(outer.outputs), transposed(inner.outputs), (p, s), (a, c))
+    return Algorithm(
+        tile, _kronecker(outer.data, inner.data, (p, q), (a, b)),
+        _kronecker(outer.weights, inner.weights, (q, s), (b, c)), transposed(outputs),
+        {"finder": "nested", "of": [outer.tile.name, inner.tile.name]},
+    )  # fmt: skip
+
+
+def _kronecker(first: Matrix, second: Matrix, outer: _Grid, inner: _Grid) -> Matrix:
+    """Products of rows; each is over the elements of a matrix of blocks, and then of one block, row by row."""
+    return tuple(_product(one, two, outer, inner) for one in first for two in second)
+
+
+def _product(one: Sequence[Fraction], two: Sequence[Fraction], outer: _Grid, inner: _Grid) -> tuple[Fraction, ...]:
+    wide = outer[1] * inner[1]
+    normal_form = [Fraction(0)] * (len(one) * len(two))
+    for i, p in enumerate(one):
+        for j, q in enumerate(two):
+            (row, column), (within, across) = divmod(i, outer[1]), divmod(j, inner[1])
+            normal_form[(row * inner[0] + within) * wide + column * inner[1] + across] = p * q
+    return tuple(normal_form)
+
+
+def solved(columns: Sequence[Sequence[Fraction]], targets: Sequence[Sequence[Fraction]]) -> Matrix | None:
+    """For every target, its coefficients as a sum of the columns; ``None`` where one is no such sum.
+
+    Free coefficients, where the columns depend on each other, are 0.
+    """
+    rows = len(columns[0])
+    table = [[c[i] for c in columns] + [t[i] for t in targets] for i in range(rows)]
+    pivots: list[int] = []
+    for column in range(len(columns)):
+        at = len(pivots)
+        chosen = next((i for i in range(at, rows) if table[i][column]), None)
+        if chosen is None:
+            continue
+        table[at], table[chosen] = table[chosen], table[at]
+        head = table[at][column]
+        table[at] = [v / head for v in table[at]]
+        for i in range(rows):
+            if i != at and (factor := table[i][column]):
+                table[i] = [v - factor * u for v, u in zip(table[i], table[at], strict=True)]
+        pivots.append(column)
+    if any(v for row in table[len(pivots) :] for v in row[len(columns) :]):
+        return None
+    found = []
+    for number in range(len(targets)):
+        coefficients = [Fraction(0)] * len(columns)
+        for at, column in enumerate(pivots):
+            coefficients[column] = table[at][len(columns) + number]
+        found.append(tuple(coefficients))
+    return tuple(found)
+
+
+def normal_form(tile: Tile, data: Matrix, weights: Matrix, outputs: Matrix, origin: dict[str, object]) -> Algorithm:
+    """An algorithm in a normal form: the factors that scale a product to and fro are with the weights.
+
+    What runs at inference, the transforms of data and outputs, has coprime integers in every product (the first of a
+    row of the data positive); what that takes is left to the weights, which are transformed beforehand in more bits.
+    """
+    columns = list(zip(*outputs, strict=True))
+    rows_a, rows_b, columns_g = [], [], []
+    for a, b, g in zip(data, weights, columns, strict=True):
+        p, q = _content(a), _content(g)
+        rows_a.append(tuple(v / p for v in a))
+        columns_g.append(tuple(v / q for v in g))
+        rows_b.append(tuple(v * p * q for v in b))
+    return Algorithm(tile, tuple(rows_a), tuple(rows_b), tuple(zip(*columns_g, strict=True)), origin)
+
+
+def _content(row: Sequence[Fraction]) -> Fraction:
+    """What a row of rationals is a multiple of, so that coprime integers are left; the sign is the first element's."""
+    some = [v for v in row if v]
+    fraction = Fraction(gcd(*(v.numerator for v in some)), lcm(*(v.denominator for v in some)))
+    return -fraction if some[0] < 0 else fraction
+
+
+def transposed(matrix: Matrix) -> Matrix:
+    """Rows as columns."""
+    return tuple(zip(*matrix, strict=True))

@@ -44,7 +44,7 @@ def at_sizes(graph: Graph, sizes: Mapping[str, int]) -> Graph:
 
 
 @dataclass(frozen=True)
-class Step:
+class SymbolicNode:
     """A node of the graph as its record reads it, with the operands as expressions."""
 
     node: Node
@@ -63,7 +63,7 @@ class Extension:
         typing = infer(graph)
         self.opset = graph.opset.get("", graph.opset.get("ai.onnx", 1))
         self.types: dict[str, TensorType | None] = dict(typing.types)
-        self.steps = [Step(n, a) for n, a in zip(graph.nodes, typing.nodes, strict=True)]
+        self.steps = [SymbolicNode(n, a) for n, a in zip(graph.nodes, typing.nodes, strict=True)]
         self.nodes: list[Node] = []
         self.weights: dict[str, Weight] = {}
         self.inputs: list[Value] = []
@@ -85,8 +85,8 @@ class Extension:
         term = App(applied.operator.name, args, tuple(sorted(applied.attributes.items())))
         if len(node.outputs) == 1 and not applied.operator.outputs[-1].endswith("*"):
             self._made.setdefault(term, node.outputs[0])
-        for place, name in enumerate(node.outputs):
-            self._made.setdefault(Project(term, place), name)
+        for position, name in enumerate(node.outputs):
+            self._made.setdefault(Project(term, position), name)
 
     # ── reading
 
@@ -169,9 +169,9 @@ class Extension:
         }
         node = Node(outputs[0], record.name, form.names(names, literals), outputs, dict(form.attributes), record.domain)
         self.nodes.append(node)
-        for place, (output, kind) in enumerate(zip(outputs, types, strict=True)):
+        for position, (output, kind) in enumerate(zip(outputs, types, strict=True)):
             self.types[output] = kind
-            self._made[Project(term, place)] = output
+            self._made[Project(term, position)] = output
         if len(types) == 1:
             self._made[term] = outputs[0]
 
@@ -239,8 +239,8 @@ class Extension:
 
     def named(self, expr: Expr, name: str, stem: str = "gradient") -> Value:
         """A value under a name of its own, to be an output."""
-        made = self.emit(expr, stem)
-        source = str(made.term)
+        expression = self.emit(expr, stem)
+        source = str(expression.term)
         self._claim(name)
         self.nodes.append(Node(name, "Identity", (source,), (name,)))
         self.types[name] = expr.type
@@ -260,14 +260,14 @@ class Extension:
             inputs: all inputs; by default those that the graph had and those that were added.
         """
         wanted = tuple(outputs)
-        made = {o: n for n in (*self.graph.nodes, *self.nodes) for o in n.outputs if o}
+        new_nodes = {o: n for n in (*self.graph.nodes, *self.nodes) for o in n.outputs if o}
         needed: set[str] = set()
         stack = [v.name for v in wanted]
         while stack:
             value = stack.pop()
             if value not in needed:
                 needed.add(value)
-                stack += made[value].reads if value in made else ()
+                stack += new_nodes[value].reads if value in new_nodes else ()
         nodes, renamed = _unnamed((*self.graph.nodes, *self.nodes), {v.name for v in wanted}, needed)
         fed = {v.name for v in self.graph.inputs}
         weights = [w for w in (*self.graph.weights, *self.weights.values()) if w.name in needed or w.name in fed]
@@ -281,11 +281,11 @@ class Extension:
 
 def _unnamed(nodes: Sequence[Node], outputs: set[str], needed: set[str]) -> tuple[tuple[Node, ...], set[str]]:
     """Needed nodes; an Identity that only gives a new value of its own an output's name gives it to its maker."""
-    kept = [n for n in nodes if any(o in needed for o in n.outputs)]
-    makers = {o for n in kept for o in n.outputs}
+    kept_nodes = [n for n in nodes if any(o in needed for o in n.outputs)]
+    makers = {o for n in kept_nodes for o in n.outputs}
     renames: dict[str, str] = {}
     gone: set[str] = set()
-    for node in kept:
+    for node in kept_nodes:
         own = node.op == "Identity" and node.name == node.outputs[0] and node.outputs[0] in outputs
         source = node.inputs[0] if own else ""
         if own and source in makers and source not in outputs and source not in renames:
@@ -295,9 +295,9 @@ def _unnamed(nodes: Sequence[Node], outputs: set[str], needed: set[str]) -> tupl
     def new(names: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(renames.get(n, n) for n in names)
 
-    left = [n for n in kept if n.name not in gone]
+    left = [n for n in kept_nodes if n.name not in gone]
     if any(name in renames for node in left for name in node.captures):
-        return tuple(kept), set()
+        return tuple(kept_nodes), set()
     return tuple(replace(n, inputs=new(n.inputs), outputs=new(n.outputs)) for n in left), set(renames)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from superopt.frontend.autodiff.extension import Extension, Step, at_sizes
+from superopt.frontend.autodiff.extension import Extension, SymbolicNode, at_sizes
 from superopt.ir.errors import SuperoptError, UsageError, printable
 from superopt.ir.graph import Graph, Node, Value, Weight, label
 from superopt.ir.types import TensorType
@@ -58,10 +58,10 @@ def gradients(
     extension = Extension(at_sizes(graph, sizes or {}))
     of, to = chosen_outputs(extension, outputs), chosen_inputs(extension, inputs)
     seeds = {name: constant(1, extension.expr(name).dtype, extension.expr(name).shape) for name in of}
-    found = adjoints(extension, seeds, to)
-    kept = tuple(extension.graph.outputs) if keep_outputs else ()
-    made = [extension.named(found[name], derivative_name(of, name)) for name in to]
-    return extension.result((*kept, *made))
+    expressions = adjoints(extension, seeds, to)
+    kept_values = tuple(extension.graph.outputs) if keep_outputs else ()
+    values = [extension.named(expressions[name], derivative_name(of, name)) for name in to]
+    return extension.result((*kept_values, *values))
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,8 @@ def seeded(graph: Graph, outputs: Sequence[str], inputs: Sequence[str]) -> Added
     extension = Extension(graph)
     of, to = chosen_outputs(extension, outputs), chosen_inputs(extension, inputs)
     seeds = {name: constant(1, extension.expr(name).dtype, extension.expr(name).shape) for name in of}
-    found = adjoints(extension, seeds, to)
-    names = tuple(str(extension.emit(found[name]).term) for name in to)
+    expressions = adjoints(extension, seeds, to)
+    names = tuple(str(extension.emit(expressions[name]).term) for name in to)
     fresh = {o for n in extension.nodes for o in n.outputs} | {w.name for w in extension.weights.values()}
     types = {name: extension.types.get(name) for name in fresh}
     return Added(tuple(extension.nodes), tuple(extension.weights.values()), types, names)
@@ -100,8 +100,8 @@ def vjp(
     extension = Extension(at_sizes(graph, sizes or {}))
     of, to = chosen_outputs(extension, outputs), chosen_inputs(extension, inputs)
     seeds = {name: extension.input(f"cotangent {name}", extension.expr(name).type) for name in of}
-    found = adjoints(extension, seeds, to)
-    return extension.result([extension.named(found[name], f"d/d {name}") for name in to])
+    expressions = adjoints(extension, seeds, to)
+    return extension.result([extension.named(expressions[name], f"d/d {name}") for name in to])
 
 
 def derivative_name(outputs: Sequence[str], name: str) -> str:
@@ -133,16 +133,16 @@ def adjoints(extension: Extension, seeds: Mapping[str, Expr], inputs: Sequence[s
         return whole.get(name)
 
     for step in reversed(extension.steps):
-        given = [adjoint(name) for name in step.node.outputs]
-        if all(g is None for g in given) or not moving.intersection(step.node.reads):
+        given_expressions = [adjoint(name) for name in step.node.outputs]
+        if all(g is None for g in given_expressions) or not moving.intersection(step.node.reads):
             continue
         site = site_of(extension, step, moving, makers)
         if not site.wanted or is_still(site):
             continue
         try:
-            found = pull(site, given[: len(site.outputs())])
-            for place, part in sorted(found.items()):
-                name = str(site.arg(place).term)
+            expressions = pull(site, given_expressions[: len(site.outputs())])
+            for position, part in sorted(expressions.items()):
+                name = str(site.arg(position).term)
                 parts.setdefault(name, []).append(extension.emit(part))
         except SuperoptError as reason:
             raise refusal(step, reason) from None
@@ -155,12 +155,12 @@ def _nothing(extension: Extension, name: str) -> Expr:
     return constant(0, x.dtype, x.shape) if x.type.is_static else apply("Sub", x, x)
 
 
-def refusal(step: Step, reason: SuperoptError) -> NotDifferentiable:
+def refusal(step: SymbolicNode, reason: SuperoptError) -> NotDifferentiable:
     """Why a node cannot be differentiated, with its name and what to do."""
     return NotDifferentiable(reason.what, where=label(step.node), hint=reason.hint or NO_WAY)
 
 
-def made_for_one(extension: Extension, seeds: Collection[str]) -> dict[str, Step]:
+def made_for_one(extension: Extension, seeds: Collection[str]) -> dict[str, SymbolicNode]:
     """Values that one node reads, once, and that get no other cotangent: with the nodes that make them."""
     reads = Counter(name for step in extension.steps for name in step.node.reads)
     return {
@@ -172,7 +172,10 @@ def made_for_one(extension: Extension, seeds: Collection[str]) -> dict[str, Step
 
 
 def site_of(
-    extension: Extension, step: Step, moving: set[str], makers: Mapping[str, Step] = MappingProxyType({})
+    extension: Extension,
+    step: SymbolicNode,
+    moving: set[str],
+    makers: Mapping[str, SymbolicNode] = MappingProxyType({}),
 ) -> Site:
     """A node as a site of differentiation.
 

@@ -72,11 +72,11 @@ class RuntimeSizes:
         }
         form = record.write(fixed, [None if k is None else _at(k, binding) for k in kinds], opset)
         computed: dict[int, str] = {}
-        for place, array in form.literals.items():
+        for position, array in form.literals.items():
             dims = lists.get(tuple(array.reshape(-1).tolist()))
             if dims is not None and array.dtype == np.int64:
                 vector = self.vector(dims)
-                computed[place] = vector if array.ndim else self.node("Squeeze", (vector,), {})
+                computed[position] = vector if array.ndim else self.node("Squeeze", (vector,), {})
         held = {_listed(v) for v in fixed.values()} & lists.keys()
         written = {tuple(a.reshape(-1).tolist()) for a in form.literals.values()}
         if not held <= written:

@@ -116,11 +116,11 @@ def explain(model: Callable[..., Any], inputs: Sequence[Any]) -> Explanation:
         model: a module or a function.
         inputs: its positional arguments.
     """
-    found = Explanation()
+    explanation = Explanation()
     copies = [v.detach().clone().requires_grad_(v.requires_grad) if isinstance(v, torch.Tensor) else v for v in inputs]
     buffers = list(model.buffers()) if isinstance(model, torch.nn.Module) else []
     before = [v.clone() for v in buffers]
-    _watched.append(found)
+    _watched.append(explanation)
     try:
         torch._dynamo.reset()
         with torch.random.fork_rng(devices=[]):
@@ -129,9 +129,9 @@ def explain(model: Callable[..., Any], inputs: Sequence[Any]) -> Explanation:
         with torch.no_grad():
             for value, old in zip(buffers, before, strict=True):
                 value.copy_(old)
-        _watched.remove(found)
+        _watched.remove(explanation)
         torch._dynamo.reset()
-    return found
+    return explanation
 
 
 class _Callable:
@@ -203,36 +203,38 @@ class _Compiled:
         if any("_enter_dual_level" in name for name in region.operators):  # an export that fails would not leave it
             raise Unsupported("it differentiates in forward mode")
         self.tensors = [p for p in range(len(inputs)) if p not in fixed]
-        found = trial(module, inputs)
-        if found.drawn:
+        found_trial = trial(module, inputs)
+        if found_trial.drawn:
             raise Unsupported("it draws random numbers")
-        if found.shared:
+        if found_trial.shared:
             raise Unsupported("a result is a view of an input, or of another result")
-        if any(inputs[p].requires_grad for p in found.changed):
+        if any(inputs[p].requires_grad for p in found_trial.changed):
             raise Unsupported("it changes an input that has a gradient")
-        for value in found.results:
+        for value in found_trial.results:
             check_type(value, "result")
         self.module, self.region, self.rewrite = module, region, rewrite
-        self.changed = tuple(found.changed)
+        self.changed = tuple(found_trial.changed)
         self.pure = Pure(module, fixed, len(inputs), self.changed)
         plain = tuple(v.detach().clone() for v in given)
         graph = exported(self.pure, plain)
         if len(graph.inputs) != len(given):
             raise Unsupported(f"of {len(given)} inputs {len(graph.inputs)} are left in what is exported")
-        if len(graph.outputs) != len(found.results) + len(found.changed):
+        if len(graph.outputs) != len(found_trial.results) + len(found_trial.changed):
             raise Unsupported("some results are not left in what is exported")
         self.graph = graph
         self.names = [v.name for v in graph.inputs]
         self.outputs = [v.name for v in graph.outputs]
-        self.count = len(found.results)
+        self.count = len(found_trial.results)
         better = rewrite(graph)
         self.session = make_session(to_onnx_bytes(better))
         self.shape = shape_of(module.module, self.count)
         self.back: dict[tuple[bool, ...], _Backward | None] = {}
         self.moving: tuple[bool, ...] = ()
-        self.like = {n: torch.empty_like(v, device="meta") for n, v in zip(self.outputs, found.results, strict=False)}
-        self.strides = [v.stride() for v in (*found.results, *found.changed.values())]
-        self.check(self.run(self.session, self.outputs, plain), (*found.results, *found.changed.values()))
+        self.like = {
+            n: torch.empty_like(v, device="meta") for n, v in zip(self.outputs, found_trial.results, strict=False)
+        }
+        self.strides = [v.stride() for v in (*found_trial.results, *found_trial.changed.values())]
+        self.check(self.run(self.session, self.outputs, plain), (*found_trial.results, *found_trial.changed.values()))
         region.graph = better
 
     def check(self, found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> None:
@@ -275,9 +277,9 @@ class _Compiled:
 
     def write(self, given: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
         """Give what the region changes its new value."""
-        for place, value in zip(self.changed, values[self.count :], strict=True):
+        for position, value in zip(self.changed, values[self.count :], strict=True):
             with torch.no_grad():
-                given[self.tensors.index(place)].copy_(value)
+                given[self.tensors.index(position)].copy_(value)
 
     def run(self, session: Any, outputs: Sequence[str], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Outputs of a session; those of the region, which come first, are laid out in memory as it does."""

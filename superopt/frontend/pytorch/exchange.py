@@ -58,8 +58,8 @@ def leaves_of(value: torch.Tensor) -> set[int]:
 
 
 def array_of(value: torch.Tensor) -> np.ndarray:
-    found: np.ndarray = value.detach().resolve_conj().resolve_neg().contiguous().numpy()
-    return found
+    array: np.ndarray = value.detach().resolve_conj().resolve_neg().contiguous().numpy()
+    return array
 
 
 def tensor_of(value: Any) -> torch.Tensor:

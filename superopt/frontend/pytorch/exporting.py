@@ -55,8 +55,8 @@ def from_torch(module: torch.nn.Module, example_inputs: Sequence[Any] | torch.Te
     weights = [constant(names.get(v.name, v.name), a.detach().numpy().copy()) for v, a in arrays]
     nodes = tuple(replace(n, inputs=new(n.inputs)) for n in graph.nodes)
     used = {name for n in nodes for name in n.inputs}
-    kept = tuple(w for w in (*weights, *graph.weights) if w.name in used)
-    return replace(graph, inputs=graph.inputs[: len(inputs)], nodes=nodes, weights=kept).checked()
+    kept_weights = tuple(w for w in (*weights, *graph.weights) if w.name in used)
+    return replace(graph, inputs=graph.inputs[: len(inputs)], nodes=nodes, weights=kept_weights).checked()
 
 
 @contextlib.contextmanager
@@ -189,16 +189,16 @@ def tried(module: Callable[..., Any], inputs: tuple[Any, ...]) -> None:
         Unsupported: it does.
     """
     try:
-        found = trial(module, inputs)
+        found_trial = trial(module, inputs)
     except Exception as error:  # whatever the module raises of its own
         raise UsageError(
             f"the module cannot be called with them: {printable(str(error).strip() or type(error).__name__, 300)}",
             where="example_inputs",
         ) from error
-    if found.drawn:
+    if found_trial.drawn:
         raise Unsupported("it draws random numbers")
-    if found.changed:
-        raise Unsupported(f"it changes its input {min(found.changed)}")
+    if found_trial.changed:
+        raise Unsupported(f"it changes its input {min(found_trial.changed)}")
 
 
 def tensors(value: Any) -> list[torch.Tensor]:
@@ -256,8 +256,8 @@ class Pure(torch.nn.Module):
     def forward(self, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
         given = iter(values)
         whole = [self.fixed[p] if p in self.fixed else next(given) for p in range(self.count)]
-        for place in self.changed:
-            whole[place] = whole[place].clone()
+        for position in self.changed:
+            whole[position] = whole[position].clone()
         with SpelledOut():
             results = tensors(self.module(*whole))
         return (*results, *(whole[p] for p in self.changed))

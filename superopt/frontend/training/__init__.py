@@ -1,9 +1,8 @@
 """Training steps as graphs: forward pass, loss, backward pass and update of the weights, in one model."""
 
-from superopt.frontend.training.loop import TrainingLoop
+from superopt.frontend.training.loop import Rehearsal, TrainingLoop, rehearse
 from superopt.frontend.training.losses import LOSSES
 from superopt.frontend.training.optimisers import SGD, Adam, AdamW, Optimiser
-from superopt.frontend.training.rehearsal import Rehearsal, rehearse
 from superopt.frontend.training.step import TrainingStep, train_step
 
 __all__ = [

@@ -69,12 +69,12 @@ class TrainingStep:
 
     def initial(self) -> dict[str, np.ndarray]:
         """The state to start from."""
-        found = {}
+        arrays = {}
         for name in self.state.values():
             data = self.graph.weight[name].data
             assert data is not None
-            found[name] = data.numpy()
-        return found
+            arrays[name] = data.numpy()
+        return arrays
 
     def next_feeds(self, outputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The state to feed next, from the outputs of a step."""
@@ -119,14 +119,14 @@ def train_step(
     extension = Extension(forward)
     parameters = _parameters(extension, name_of_loss, train, freeze)
     y = extension.expr(name_of_loss)
-    found = adjoints(extension, {name_of_loss: ones(1, y.dtype)}, parameters)
+    expressions = adjoints(extension, {name_of_loss: ones(1, y.dtype)}, parameters)
     state: dict[str, str] = {}
-    kept: list[Weight] = []
+    kept_weights: list[Weight] = []
 
     def stated(name: str, array: np.ndarray) -> Expr:
         """An input of the step with a value to start from."""
         made = extension.input(name, constant("", array).type)
-        kept.append(constant(str(made.term), array))
+        kept_weights.append(constant(str(made.term), array))
         return made
 
     made = [v for v in forward.outputs if v.name == name_of_loss]
@@ -138,16 +138,18 @@ def train_step(
         slots = [f"{slot} {name}" for slot in chosen.kept]
         zeros = np.zeros(tuple(d for d in weight.shape if isinstance(d, int)), weight.dtype.numpy)
         beside = tuple(stated(slot, zeros) for slot in slots)
-        moved, after = chosen.update(weight, found[name], beside, cast(rate, weight.dtype), count)
+        moved, after = chosen.update(weight, expressions[name], beside, cast(rate, weight.dtype), count)
         pairs += [(name, moved), *zip(slots, after, strict=True)]
     pairs += [(name, extension.expr(value)) for name, value in followed.items()]
     for name, expr in pairs:
         made.append(extension.named(expr, f"next {name}", "update"))
         state[f"next {name}"] = name
     fed = [Value(name, extension.expr(name).type) for name in (*parameters, *followed)]
-    given = [v for v in forward.inputs if v.name not in {*parameters, *followed}]
-    result = extension.result(made, name=f"{graph.name}, training step", inputs=(*given, *fed, *extension.inputs))
-    weights = [*(w for w in result.weights if w.name not in {k.name for k in kept}), *kept]
+    given_values = [v for v in forward.inputs if v.name not in {*parameters, *followed}]
+    result = extension.result(
+        made, name=f"{graph.name}, training step", inputs=(*given_values, *fed, *extension.inputs)
+    )
+    weights = [*(w for w in result.weights if w.name not in {k.name for k in kept_weights}), *kept_weights]
     told = {"loss": name_of_loss, "parameters": parameters, "targets": targets, "state": state}
     metadata = {**graph.metadata, TRAINING: json.dumps(told)}
     return TrainingStep(
