@@ -14,7 +14,6 @@ import numpy as np
 
 from superopt.formats.tensors import RandomData
 from superopt.frontend.tensor import Operand, Tensor
-from superopt.ir.drawing import svg
 from superopt.ir.errors import UsageError
 from superopt.ir.graph import ArrayData, Attribute, Graph, Node, OpaqueAttribute, Value, Weight, constant, label
 from superopt.ir.poly import Dim, Poly, sym
@@ -251,7 +250,7 @@ class GraphBuilder:
 
     def _repr_svg_(self) -> str:
         """What has been built so far, as notebooks show it."""
-        return svg(self._graph(tuple(self._outputs)))
+        return self._graph(tuple(self._outputs))._repr_svg_()
 
     def build(self) -> Graph:
         """The graph, checked; output types that were not declared are inferred where the records cover them.

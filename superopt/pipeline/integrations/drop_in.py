@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from superopt import formats
-from superopt.frontend.autodiff.extension import at_sizes
 from superopt.ir.errors import InvalidOption, SuperoptError, printable
 from superopt.ir.graph import Graph
 from superopt.ir.poly import Poly, symbols
@@ -223,7 +222,11 @@ def with_input_shapes(graph: Graph, shapes: Shapes) -> Graph:
                     f"input {printable(name)!r} has {fixed} where {size} is given", option="input_shapes",
                     hint="only open dimensions can be fixed",
                 )  # fmt: skip
-    return at_sizes(graph, binding).checked() if binding else graph
+    if not binding:
+        return graph
+    from superopt.frontend.autodiff.extension import at_sizes  # here, because few calls fix sizes
+
+    return at_sizes(graph, binding).checked()
 
 
 def _parsed_shapes(shapes: Shapes) -> dict[str, list[int]]:
