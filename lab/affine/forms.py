@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -74,7 +75,7 @@ class Form:
     def depthwise(self, sizes: Sizes) -> bool:
         return self.operator == "AveragePool" or self.attributes.get("group") == 0
 
-    def given(self, sizes: Sizes) -> dict[str, Attribute]:
+    def given(self, sizes: Sizes) -> dict[str, Any]:
         """Attributes as a node has them: a group of 0 stands for one a channel."""
         return {k: sizes.inner if k == "group" and v == 0 else v for k, v in self.attributes.items()}
 

@@ -165,8 +165,9 @@ class Pattern:
         """Variables by which one of the sides divides."""
         found: set[str] = set()
         for term in postorder(*self.source, *self.target):
-            if isinstance(term, App) and term.op in ("Div", "Reciprocal"):
-                found.update(t.name for t in postorder(*filter(None, term.args[-1:])) if isinstance(t, Var))
+            divisor = term.args[-1] if isinstance(term, App) and term.op in ("Div", "Reciprocal") else None
+            if divisor is not None:
+                found.update(t.name for t in postorder(divisor) if isinstance(t, Var))
         return frozenset(found)
 
     @cached_property
