@@ -33,15 +33,16 @@ from superopt.discovery.generalise import with_sizes
 from superopt.discovery.minimise import near_to, rank, special
 from superopt.discovery.solved import SOLVED, data_beside_weights
 from superopt.egraph.egraph import ABSENT, LEAF, PROJECT, EGraph, ENode
-from superopt.egraph.rewrites import data_of
+from superopt.egraph.rewrites import data_of, flowing
 from superopt.egraph.saturation import RewriteSet
 from superopt.ir.poly import sym
-from superopt.ir.terms import variables
+from superopt.ir.terms import App, postorder, variables
 from superopt.ops.meaning import IllTyped
 from superopt.rules.canonical import text_digest
 from superopt.rules.library import ADMISSIBLE, BUILT_IN, load_library, parse_file, write_rules
 from superopt.rules.rule import Guard, Rule
 from superopt.rules.scanner import RuleError
+from superopt.rules.spelling import default_of
 from superopt.rules.typing import instances
 from superopt.verifier.admission import check
 from superopt.verifier.exact.counterexample import describe
@@ -50,6 +51,7 @@ from superopt.verifier.verdict import Refuted, kind_of
 __all__ = ["extend", "extended"]
 
 _ENDLESS = (1 << 30, 1 << 30)
+_AFFINE = frozenset({"Add", "Mul"})  # operators as which an affine one is written
 
 
 def extended(
@@ -82,7 +84,8 @@ def extended(
 def _joins(rule: Rule, others: Sequence[Rule]) -> bool:
     """Whether less runs on the right side than what the other rules make of the left; siblings that become one, what
     an operator is by definition and what the profile says is twice as fast, where the others do not make that."""
-    if len(rule.lhs) > 1 or (rule.origin.startswith("definition") and operator_count(rule.lhs[0]) == 1):
+    definition = rule.origin.startswith("definition") and operator_count(rule.lhs[0]) == 1
+    if len(rule.lhs) > 1 or definition or _is_affine_form(rule):
         return not reached(rule, rewrites_of(near_to(rule, others)), rounds=ROUNDS)
     data = _data(rule)
     left, right = work(rule.lhs, data), work(rule.rhs, data)
@@ -96,6 +99,28 @@ def _joins(rule: Rule, others: Sequence[Rule]) -> bool:
         if least is not None and least <= right:
             return False
     return True
+
+
+def _is_affine_form(rule: Rule) -> bool:
+    """Whether one side is a single operator, and the other the sums and products that it is, or the same operator with
+    more attributes at their defaults: other rules are about those forms."""
+    data = _data(rule)
+    for side, other in ((rule.lhs, rule.rhs), (rule.rhs, rule.lhs)):
+        applied = [t for t in postorder(*side) if isinstance(t, App)]
+        if len(applied) != 1:
+            continue
+        (single,), running = applied, flowing(other, data)
+        operators = {t.op for t in running}
+        if operators and single.op not in _AFFINE and operators <= _AFFINE:
+            return True
+        if operators == {single.op} and len(running) == 1 and _defaults(running[0]) > _defaults(single):
+            return True
+    return False
+
+
+def _defaults(app: App) -> int:
+    """How many attributes are at the operator's defaults."""
+    return sum(value == default_of(app.op, name) for name, value in app.attributes)
 
 
 def _halves(rule: Rule, data: AbstractSet[str]) -> bool:

@@ -23,7 +23,7 @@ from superopt.ir.types import DType, TensorType
 from superopt.ops import REGISTRY
 from superopt.ops.forms import surely_nonnegative
 from superopt.ops.meaning import Condition
-from superopt.program.value_analysis import ValueFacts, conditions_hold
+from superopt.program.value_analysis import ValueFacts, conditions_hold, stands_for_rounded
 from superopt.rules.canonical import solve
 from superopt.rules.floats import SafeConditions
 from superopt.rules.rule import AttributeScheme, Guard, Rule
@@ -159,6 +159,16 @@ class Pattern:
         )
         kinds = {t.op for t in postorder(*self.source) if isinstance(t, App)}
         return max(0, before - after - 1) + (before == after and len(kinds) > 1)
+
+    @cached_property
+    def divisors(self) -> frozenset[str]:
+        """Variables by which one of the sides divides."""
+        found: set[str] = set()
+        for term in postorder(*self.source, *self.target):
+            divisor = term.args[-1] if isinstance(term, App) and term.op in ("Div", "Reciprocal") else None
+            if divisor is not None:
+                found.update(t.name for t in postorder(divisor) if isinstance(t, Var))
+        return frozenset(found)
 
     @cached_property
     def anyway(self) -> frozenset[str]:
@@ -394,7 +404,7 @@ def match_of(graph: EGraph, pattern: Pattern, slots: Sequence[int], values: tupl
     if pattern.bounded and not _in_bounds(graph, pattern.rule, tensors, sizes):
         return None
     ways = pattern.floats
-    if ways is not None and not _as_good(graph, ways, pattern.anyway, tensors, sizes):
+    if ways is not None and not _as_good(graph, ways, pattern.anyway, pattern.divisors, tensors, sizes):
         return None
     return Match(tuple([slots[r] for r in pattern.roots]), tensors, sizes)
 
@@ -479,11 +489,11 @@ def turns(graph: EGraph, pattern: Pattern, match: Match) -> bool:
     """Whether the side that was found is as good in floating point as what is made of it: whether either may stand for
     the other."""
     ways = pattern.opposite
-    return ways is None or _as_good(graph, ways, pattern.turned_anyway, match.tensors, match.sizes)
+    return ways is None or _as_good(graph, ways, pattern.turned_anyway, pattern.divisors, match.tensors, match.sizes)
 
 
 def _as_good(
-    graph: EGraph, by_type: Mapping[str, tuple[SafeConditions, ...]], anyway: frozenset[str],
+    graph: EGraph, by_type: Mapping[str, tuple[SafeConditions, ...]], anyway: frozenset[str], divisors: frozenset[str],
     tensors: Mapping[str, int], sizes: Sizes,
 ) -> bool:  # fmt: skip
     """Whether a condition is met under which a direction is as good in floating point."""
@@ -497,7 +507,14 @@ def _as_good(
     known = {n: g.facts for n, g in groups.items()}
     known |= {n: ValueFacts(most=abs(v), least=abs(v)) for n, v in sizes.items() if isinstance(v, int | float)}
     types = {n: g.type for n, g in groups.items() if isinstance(g.type, TensorType)}
-    return conditions_hold(ways, known, types, DType(str(dtype)))
+    element = DType(str(dtype))
+    if conditions_hold(ways, known, types, element):
+        return True
+    fixed = {n for n, g in groups.items() if g.constant}
+    moving = frozenset(types.keys() - fixed)
+    if len(moving) != 1 or not stands_for_rounded({n: known[n] for n in fixed}, divisors, element):
+        return False
+    return conditions_hold(ways, known, types, element, moving)
 
 
 def _in_range(scheme: AttributeScheme, value: AttributeValue) -> bool:

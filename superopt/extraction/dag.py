@@ -82,6 +82,7 @@ def problem_of(graph: EGraph, frame: ExtractionInput, pricer: Pricer) -> Problem
     """The problem of computing what a frame wants from a rebuilt e-graph, at these prices."""
     wanted = tuple(dict.fromkeys(graph.find(r) for r in frame.roots))
     drafts: dict[int, list[Candidate]] = {}
+    growth = _Growth(graph, frame.stored_constants)
     stack = [r for r in wanted if not graph.constant(r)]
     while stack:
         owner = stack.pop()
@@ -95,9 +96,7 @@ def problem_of(graph: EGraph, frame: ExtractionInput, pricer: Pricer) -> Problem
             us = 0.0 if node in frame.within else pricer.node(graph, node, kept=node in frame.input_nodes).us
             if us == FORBIDDEN:
                 continue
-            us += sum(
-                _bytes(graph, a) * pricer.byte_us for a in args if graph.constant(a) and a not in frame.stored_constants
-            )
+            us += pricer.byte_us * sum(growth.of(a) for a in args if graph.constant(a))
             us += 0.0 if graph.heads[node[0]].op in (LEAF, PROJECT) or node in frame.within else NODE_US
             us += 0.0 if node in frame.input_nodes else max((frame.inner.get(a, 0.0) for a in args), default=0.0)
             needs = tuple(a for a in args if not graph.constant(a))
@@ -109,6 +108,37 @@ def problem_of(graph: EGraph, frame: ExtractionInput, pricer: Pricer) -> Problem
 def _bytes(graph: EGraph, identity: int) -> int:
     kind = graph.type(identity)
     return sum(t.nbytes or 0 for t in (kind if isinstance(kind, tuple) else (kind,)))
+
+
+class _Growth:
+    """Bytes by which the model grows with a constant, if what it is computed from is read no more.
+
+    What else still reads these is not known to a region: selection of plans counts it (``Weights.grown``).
+    """
+
+    def __init__(self, graph: EGraph, stored: frozenset[int]) -> None:
+        self._graph, self._stored = graph, stored
+        self._sources: dict[int, frozenset[int]] = {}
+
+    def of(self, identity: int) -> int:
+        """None where the model stores the constant."""
+        if identity in self._stored:
+            return 0
+        replaced = sum(_bytes(self._graph, s) for s in self._stored_sources(identity))
+        return max(0, _bytes(self._graph, identity) - replaced)
+
+    def _stored_sources(self, identity: int) -> frozenset[int]:
+        """Stored constants from which the first form of a constant is computed; none where that is circular."""
+        found = self._sources.get(identity)
+        if found is None:
+            self._sources[identity] = frozenset()
+            nodes = self._graph.classes[identity].nodes
+            first = min(nodes, key=nodes.__getitem__)
+            args = [self._graph.find(a) for a in first[1:] if a != ABSENT]
+            inner = [self._stored_sources(a) for a in args if a not in self._stored]
+            found = frozenset(a for a in args if a in self._stored).union(*inner)
+            self._sources[identity] = found
+        return found
 
 
 def _feasible(drafts: Mapping[int, Sequence[Candidate]]) -> dict[int, list[Candidate]]:

@@ -8,7 +8,7 @@ computed it and only data movement followed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from math import ceil, inf, isfinite, log2, sqrt
 from typing import NamedTuple
 
@@ -18,7 +18,10 @@ from superopt.ir.terms import AttributeValue
 from superopt.ir.types import DType, TensorType
 from superopt.rules.floats import GENEROUS, SafeConditions
 
-__all__ = ["ANYTHING", "ValueFacts", "rounded_facts", "result_facts", "array_facts", "conditions_hold", "merged"]
+__all__ = [
+    "ANYTHING", "ValueFacts", "rounded_facts", "result_facts", "array_facts", "conditions_hold", "merged",
+    "stands_for_rounded",
+]  # fmt: skip
 
 
 class ValueFacts(NamedTuple):
@@ -45,9 +48,16 @@ NOT_NEGATIVE, POSITIVE = 1, 2
 ANYTHING = ValueFacts()
 OPAQUE = ValueFacts(regular=False)  # what an operator makes of which nothing is known
 _LARGEST = 1 << 26  # bytes of a weight up to which its elements are looked at
+_FEW = 1 << 12  # elements of a constant whose least magnitude is looked at: those of axes, not those of matrices
+_RUNGS = (-20, -10, -4)  # exponents by which least magnitudes of float32 are told apart
 _ORDINARY = 2.0 ** (GENEROUS[1] + 1)
+# Constants beside which an operand that nothing rounded may stand where a verdict wants a rounded one. A unit of its
+# rounding, times constants up to 2⁷ or divided by ones from 2⁻¹⁰ (a variance: a deviation of 2⁻⁵), moves a result of
+# magnitude 1 by at most 2⁷ units of float32: 7.6e-6, less than the errors that `standard` allows fast algorithms.
+_MOST_BESIDE = 2.0**7
+_LEAST_DIVISOR = 2.0**-10
 # Exponents by which bounds of float32 are told apart: the ends of windows.
-_LADDER = (-60, -48, -40, -30, -20, 3, 4, 5, 6, 8, 10, 20, 30, 40, 48, 62, 80, 100, 120, 124, 126, 127, 128)
+_LADDER = (-60, -48, -40, -30, -20, 3, 4, 5, 6, 7, 8, 10, 20, 30, 40, 48, 62, 80, 100, 120, 124, 126, 127, 128)
 # Data is moved, or chosen; -1 and max(x, 0) are exact too.
 _EXACT = frozenset({
     "Abs", "Clip", "Concat", "DepthToSpace", "Dropout", "Expand", "Flatten", "Gather", "GatherElements", "GatherND",
@@ -87,7 +97,7 @@ def array_facts(array: np.ndarray) -> ValueFacts:
     top = max(float(wide.max()), -bottom)
     if not isfinite(top):
         return ValueFacts(finite=False, regular=False)
-    least = 0.0
+    least = float(np.abs(wide).min()) if array.size <= _FEW else 0.0
     if array.dtype.itemsize <= 2:  # float16 and bfloat16: underflow is near
         sizes = np.abs(wide)
         least = float(np.min(sizes, where=sizes > 0, initial=inf))
@@ -187,6 +197,8 @@ def _bounds(op: str, real: Sequence[ValueFacts], types: Sequence[TensorType | No
         return sum(each), 0.0
     if op == "Mul":
         return _product(each), _product([a.least for a in real])
+    if op in ("Div", "Reciprocal") and real[-1].sign == POSITIVE and real[-1].least > 0:
+        return (each[0] if op == "Div" else 1.0) / real[-1].least, 0.0
     if op in ("MatMul", "Conv", "Gemm", "ReduceSum"):
         terms = _terms(op, types)
         extra = each[2] if len(each) > 2 else 0.0
@@ -237,30 +249,63 @@ def rounded_facts(known: ValueFacts, dtype: DType) -> ValueFacts:
     if dtype == DType.FLOAT16:
         least = 2.0 ** (ceil(log2(known.least)) - 1) if 0 < known.least < inf else 0.0
         return known._replace(most=_above(known.most, range(-30, 17)), least=least)
-    return known._replace(most=_above(known.most, _LADDER), least=0.0)
+    least = next((2.0**e for e in reversed(_RUNGS) if known.least >= 2.0**e), 0.0)
+    return known._replace(most=_above(known.most, _LADDER), least=least)
 
 
 def _above(size: float, exponents: Sequence[int]) -> float:
     return next((2.0**e for e in exponents if size < 2.0**e), inf)
 
 
+def stands_for_rounded(constants: Mapping[str, ValueFacts], divisors: Set[str], dtype: DType) -> bool:
+    """Whether the constants of a match are such that its other operands need not be results of inexact arithmetic.
+
+    A verdict that wants a rounded operand says that a unit of its rounding explains all that the direction does to the
+    result. What a unit amounts to follows from the constants, and here they are known.
+
+    Args:
+        constants: facts of the constant operands.
+        divisors: names of those by which something is divided.
+        dtype: the element type.
+    """
+    if dtype not in (DType.FLOAT32, DType.FLOAT64):
+        return False
+    return all(
+        k.finite
+        and k.most <= _MOST_BESIDE
+        and (n not in divisors or (k.sign == POSITIVE and k.least >= _LEAST_DIVISOR))
+        for n, k in constants.items()
+    )
+
+
 def conditions_hold(
-    ways: Sequence[SafeConditions], known: Mapping[str, ValueFacts], types: Mapping[str, TensorType], dtype: DType
-) -> bool:
+    ways: Sequence[SafeConditions], known: Mapping[str, ValueFacts], types: Mapping[str, TensorType], dtype: DType,
+    as_rounded: Set[str] = frozenset(),
+) -> bool:  # fmt: skip
     """Whether some way's conditions hold of the operands.
 
     A window that ordinary data does not leave is only held against an operand that is known to leave it: the result's
     check, whose inputs have several magnitudes, has the last word. Any other has to be known.
+
+    Args:
+        ways: of which one has to hold.
+        known: facts of the operands.
+        types: their types.
+        dtype: the element type.
+        as_rounded: operands that may stand for rounded ones (:func:`stands_for_rounded`).
     """
-    return any(_meets(way, known, types, dtype) for way in ways)
+    return any(_meets(way, known, types, dtype, as_rounded) for way in ways)
 
 
-def _meets(way: SafeConditions, known: Mapping[str, ValueFacts], types: Mapping[str, TensorType], dtype: DType) -> bool:
+def _meets(
+    way: SafeConditions, known: Mapping[str, ValueFacts], types: Mapping[str, TensorType], dtype: DType,
+    as_rounded: Set[str],
+) -> bool:  # fmt: skip
     if way.finite and not all(k.finite for k in known.values()):
         return False
     if way.regular and not all(_is_regular(known[n]) for n, t in types.items() if n in known and t.dtype.is_float):
         return False
-    if not all(known[n].rounded for n in way.rounded if n in known):
+    if not all(known[n].rounded or n in as_rounded for n in way.rounded if n in known):
         return False
     narrow = dtype == DType.FLOAT16
     margin = max((_longest(t) for t in types.values()), default=1.0) if narrow else 1.0

@@ -15,6 +15,7 @@ from operator import or_
 import numpy as np
 
 from superopt.egraph.egraph import ABSENT, EGraph, is_multi
+from superopt.ir.poly import Dim
 from superopt.ir.types import TensorType
 from superopt.ops.meaning import Condition, IllTyped
 from superopt.ops.record import Operator
@@ -186,6 +187,7 @@ def lower(region: Region, operators: Mapping[str, Operator]) -> Lowered:
         args = tuple(ABSENT if a is None else classes[a] for a in step.args)
         made = graph.add(step.op, step.attributes, args)
         origin.setdefault(made, position)
+        _add_narrow_constants(graph, step, args, made)
         under = [below.get(a, (0, 0)) for a in step.args if a is not None]
         mine = (1 + max((d for d, _ in under), default=0), reduce(or_, (m for _, m in under), 0) | 1 << position)
         for index, output in enumerate(step.outputs):
@@ -197,6 +199,33 @@ def lower(region: Region, operators: Mapping[str, Operator]) -> Lowered:
     for known in classes.values():
         graph.classes[graph.find(known)].original = True
     return Lowered(graph, tuple(classes[n] for n in region.values), origin)
+
+
+def _add_narrow_constants(graph: EGraph, step: ProgramStep, args: tuple[int, ...], made: int) -> None:
+    """Read the constants of an elementwise operator without their leading axes of one element as well.
+
+    Broadcasting puts such axes in front of a constant of fewer axes, so both forms are equal by definition; rules are
+    about the one with the fewest axes.
+    """
+    if graph.operators[step.op].family != "elementwise" or "Reshape" not in graph.operators:
+        return
+    shapes = [_shape(graph, a) for a in args if a != ABSENT and not graph.constant(a)]
+    rank = max((len(s) for s in shapes), default=0)
+    narrow = tuple(_narrowed(graph, a, rank) if a != ABSENT and graph.constant(a) else a for a in args)
+    if narrow != args:
+        graph.union(made, graph.add(step.op, step.attributes, narrow), "")
+
+
+def _narrowed(graph: EGraph, constant: int, rank: int) -> int:
+    """A constant of at most so many axes without its leading axes of one element."""
+    shape = _shape(graph, constant)
+    ones = next((n for n, size in enumerate(shape) if size != 1), len(shape))
+    return graph.add("Reshape", (("shape", shape[ones:]),), (constant,)) if ones and len(shape) <= rank else constant
+
+
+def _shape(graph: EGraph, identity: int) -> tuple[Dim, ...]:
+    kind = graph.type(identity)
+    return (kind.shape or ()) if isinstance(kind, TensorType) else ()
 
 
 def _constant_facts(step: ProgramStep) -> LeafFacts | None:

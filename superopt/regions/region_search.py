@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import sqrt
 
-from superopt.egraph.egraph import EGraph, ENode
+from superopt.egraph.egraph import ABSENT, EGraph, ENode
 from superopt.egraph.saturation import Limits, Outcome, RewriteSet, saturate
 from superopt.extraction.dag import (
     Candidate,
@@ -355,12 +355,17 @@ def _noise(lowered: Lowered, problem: Problem, before: Choice, after: Choice, pr
     old, new = _nodes(problem, before), _nodes(problem, after)
     guessed, total = False, 0.0
     change: dict[str, tuple[float, float]] = {}  # by operator: microseconds more than before, sigma
+    matching = _matching_operators(lowered, problem, old - new, new - old)
     for index in old ^ new:
         node = problem.candidates[index].node
         estimate = pricer.node(lowered.graph, node, kept=True, ask=False)
         known = estimate.source in ("measured", "free")
         guessed |= not known
-        total += _own_error(lowered, node, pricer) ** 2
+        own = _own_error(lowered, node, pricer)
+        if index in matching:  # what both prices are off by is no difference
+            other = pricer.node(lowered.graph, problem.candidates[matching[index]].node, kept=True, ask=False)
+            own *= min(1.0, abs(estimate.us - other.us) / estimate.us) if estimate.us else 0.0
+        total += own**2
         op = lowered.graph.heads[node[0]].op
         more, sigma = change.get(op, (0.0, 0.0))
         change[op] = (
@@ -370,3 +375,25 @@ def _noise(lowered: Lowered, problem: Problem, before: Choice, after: Choice, pr
     if not guessed:
         return sqrt(total)
     return SURELY * sqrt(total + sum((more * sigma) ** 2 for more, sigma in change.values() if more > 0))
+
+
+def _matching_operators(lowered: Lowered, problem: Problem, gone: set[int], fresh: set[int]) -> dict[int, int]:
+    """Pairs of an application that goes and one that comes, of one operator, with equal attributes, over operands of
+    equal types, as far as both have them: a layer with and without its bias, or with another weight."""
+    graph, found = lowered.graph, dict[int, int]()
+    waiting: dict[int, list[tuple[int, tuple[object, ...]]]] = {}
+    for index in sorted(gone):
+        node = problem.candidates[index].node
+        waiting.setdefault(node[0], []).append((index, _types(graph, node)))
+    for index in sorted(fresh):
+        node = problem.candidates[index].node
+        mine = _types(graph, node)
+        for other, theirs in waiting.get(node[0], []):
+            if other not in found and all(a == b for a, b in zip(mine, theirs, strict=False)):
+                found[index], found[other] = other, index
+                break
+    return found
+
+
+def _types(graph: EGraph, node: ENode) -> tuple[object, ...]:
+    return tuple(None if a == ABSENT else graph.type(a) for a in node[1:])

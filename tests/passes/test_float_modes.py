@@ -12,7 +12,16 @@ from roofline import Roofline
 from superopt.ir.graph import Graph, constant
 from superopt.ir.types import DType, TensorType
 from superopt.passes import SearchOptions, search
-from superopt.program.value_analysis import ANYTHING, ValueFacts, array_facts, conditions_hold, merged, result_facts
+from superopt.program.value_analysis import (
+    ANYTHING,
+    ValueFacts,
+    array_facts,
+    conditions_hold,
+    merged,
+    result_facts,
+    rounded_facts,
+    stands_for_rounded,
+)
 from superopt.rules.floats import Floats, SafeConditions, float_key
 from superopt.rules.grammar import parse_rule
 from superopt.rules.rule import Rule
@@ -164,6 +173,37 @@ def test_masks_of_minus_infinity_are_not_finite() -> None:
     way = SafeConditions(finite=True)
     assert not conditions_hold([way], {"x": ANYTHING, "y": mask}, {}, DType.FLOAT32)
     assert conditions_hold([way], {"x": ANYTHING, "y": ANYTHING}, {}, DType.FLOAT32)
+
+
+@pytest.mark.parametrize(
+    ("mean", "variance", "stands"),
+    [
+        ([0.5, -3.0], [0.9, 1.1], True),
+        ([123.7, 0.0], [0.9, 1.1], True),
+        ([1e4, 0.0], [0.9, 1.1], False),  # an offset that takes the digits of what is near it
+        ([0.5, -3.0], [1e-6, 1.1], False),  # a small deviation says the same
+        ([0.5, -3.0], [0.0, 1.1], False),
+        ([0.5, np.inf], [0.9, 1.1], False),
+    ],
+)
+def test_constants_of_the_model_decide_whether_an_input_stands_for_a_rounded_operand(
+    mean: list[float], variance: list[float], stands: bool
+) -> None:
+    constants = {
+        n: rounded_facts(array_facts(np.array(v, np.float32)), DType.FLOAT32)
+        for n, v in (("mean", mean), ("variance", variance))
+    }
+    assert stands_for_rounded(constants, {"variance"}, DType.FLOAT32) is stands
+    assert not stands_for_rounded(constants, {"variance"}, DType.FLOAT16)
+    way = SafeConditions(rounded=("x",))
+    assert conditions_hold([way], {"x": ANYTHING}, {}, DType.FLOAT32, {"x"} if stands else set()) is stands
+
+
+def test_a_quotient_is_bounded_where_the_divisor_is_known_to_be_positive() -> None:
+    positive, mixed = (array_facts(np.array(v, np.float32)) for v in ([0.25, 2.0], [-0.25, 2.0]))
+    assert result_facts("Reciprocal", {}, [positive], [f32(2)], True, [None]).most == 4.0
+    assert result_facts("Div", {}, [ValueFacts(most=3.0), positive], [f32(2)] * 2, False, [None, None]).most == 12.0
+    assert result_facts("Reciprocal", {}, [mixed], [f32(2)], True, [None]).most == np.inf
 
 
 def test_a_value_that_is_an_input_is_exact_whatever_else_computes_it() -> None:
