@@ -8,7 +8,7 @@ from starlette.requests import Request
 
 from superopt.server.http.problems import Problem
 
-__all__ = ["is_current", "read_range"]
+__all__ = ["is_current", "check_range"]
 
 _TAG = re.compile(r'"[^"]*"')
 _RANGE = re.compile(r"(\d{1,19})-(\d{0,19})|-(\d{1,19})")
@@ -24,7 +24,7 @@ def is_current(if_none_match: str, tag: str) -> bool:
     return if_none_match.strip() == "*" or tag in _TAG.findall(if_none_match)
 
 
-def read_range(request: Request, size: int) -> None:
+def check_range(request: Request, size: int) -> None:
     """Take a Range that is none out of the request, as RFC 9110 says, before a file is sent by it.
 
     Raises:

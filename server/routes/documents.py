@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response, StreamingResponse
 
 from superopt.server.http.body import GRAPH_JSON, MULTIPART, ONNX
-from superopt.server.http.conditional_requests import is_current, read_range
+from superopt.server.http.conditional_requests import check_range, is_current
 from superopt.server.http.problems import Problem, from_outcome
 from superopt.server.jobs.child import FILES, FRAME, SIDECAR
 from superopt.server.jobs.finality import unfinished
@@ -222,7 +222,7 @@ async def send_file(
     path = await run_in_threadpool(service.blobs.fetched, facts["sha256"])
     if not await run_in_threadpool(path.is_file):
         raise Problem(410, "gone", "the result is not kept any more; submit the model again")
-    read_range(request, path.stat().st_size)
+    check_range(request, path.stat().st_size)
     filename = filename or f"{_stem(job)}{_SUFFIX.get(name, f'.{name}.json')}"
     return FileResponse(path, media_type=media, headers=headers, filename=filename)
 

@@ -173,7 +173,8 @@ def _report(service: Service, job: Mapping[str, Any]) -> dict[str, Any]:
         sentences.append("This is the result of an equal earlier job.")
     values = shown(json.loads(path.read_text()))
     if values["report"]["status"] == "unchanged" and (cut := unfinished(job["outputs"])):
-        values["head"] = replace(values["head"], basis=f"The search {cut}." if cut.startswith("stopped") else f"{cut}.")
+        sentence = f"The search {cut}." if cut.startswith("stopped") else f"{cut[0].upper()}{cut[1:]}."
+        values["head"] = replace(values["head"], basis=printable(sentence, 600))
     return {
         "addresses": {"comparison": said["links"].get("comparison", ""), "frames": frames, "shared": shared},
         "sentences": sentences,

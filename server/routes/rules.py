@@ -14,7 +14,7 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from superopt.report.algorithm_index import algorithm_data, search_algorithms
 from superopt.server.http import openapi as doc
 from superopt.server.http.body import pieces
-from superopt.server.http.conditional_requests import is_current, read_range
+from superopt.server.http.conditional_requests import check_range, is_current
 from superopt.server.http.problems import Problem
 from superopt.server.service import of
 
@@ -82,7 +82,7 @@ async def get_certificate(rule_id: str, request: Request) -> Response:
     if is_current(request.headers.get("if-none-match", ""), headers["ETag"]):
         return Response(status_code=304, headers=headers)
     path = await service.slowly(service.certificates.path, rule_id, digest)
-    read_range(request, path.stat().st_size)
+    check_range(request, path.stat().st_size)
     return FileResponse(path, media_type="application/json", filename=f"{rule_id}.json", headers=headers)
 
 

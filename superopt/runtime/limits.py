@@ -219,5 +219,7 @@ def bounded_memory(share: float = 0.75) -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_DATA, (wanted, hard))
     try:
         yield
+    except SystemError as error:  # an allocation failed where Python has no exception for it
+        raise MemoryError(str(error)) from error
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))

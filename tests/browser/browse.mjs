@@ -58,7 +58,7 @@ const scenarios = {
     const page = await open("/");
     await page.setInputFiles("#graph", { name: "mine.json", mimeType: "application/json", buffer: Buffer.from(readFileSync(facts.model)) });
     assert.match(await page.textContent("#chosen"), /mine\.json, \d/);
-    await page.fill("input[name=time_limit]", "3");
+    await page.fill("input[name=time_limit]", "300");
     await page.click("button.primary");
     await page.waitForURL(/\/jobs\//);
     await page.waitForSelector(".headline");

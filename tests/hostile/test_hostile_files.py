@@ -236,6 +236,13 @@ def test_refused(name: str, tmp_path: Path) -> None:
     assert sorted(folder.iterdir()) == before, "something was written"
 
 
+@pytest.mark.parametrize("address", ["https://example.com/m.onnx", "s3://bucket/m.onnx", "file:///m.onnx"])
+def test_an_address_is_told_from_a_file(address: str) -> None:
+    for named in (address, Path(address)):
+        with pytest.raises(InvalidModel, match="is an address, and superopt reads files; download it first"):
+            load(named)
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
 def test_permission(tmp_path: Path) -> None:
     path = tmp_path / "bad.onnx"

@@ -112,6 +112,11 @@ def test_allocations_beyond_the_memory_fail_instead_of_killing() -> None:
     assert np.ones(1 << 20).nbytes == 8 << 20
 
 
+def test_an_allocation_that_python_has_no_exception_for_is_one_too() -> None:
+    with pytest.raises(MemoryError, match="without exception"), limits.bounded_memory():
+        raise SystemError("error return without exception set")
+
+
 def test_a_small_model_asks_for_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where memory is limited (``ulimit -v``) or never promised beyond what there is, what is asked for counts."""
     path = tmp_path / "m.onnx"

@@ -18,8 +18,8 @@ def test_a_model_with_its_weights_beside_it(live: Live, tmp_path: Path) -> None:
     for name, body in with_data().items():
         (tmp_path / ("model.onnx" if name == "graph" else name)).write_bytes(body)
     service = Client(live.url)
-    job = service.submit(tmp_path / "model.onnx", tmp_path / "model.onnx.data", time_limit=10)
-    done = service.wait(job["id"], timeout=120)
+    job = service.submit(tmp_path / "model.onnx", tmp_path / "model.onnx.data", time_limit=300)
+    done = service.wait(job["id"], timeout=300)
     assert done["state"] == "succeeded"
     made = service.result(job["id"], tmp_path / "faster.onnx")
     assert check(load(tmp_path / "model.onnx"), load(made), trials=1).verdict == "passed"

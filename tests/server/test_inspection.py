@@ -66,7 +66,7 @@ def test_what_is_wrong_is_a_problem(body: bytes, media: str, status: int, said: 
 def test_a_form_without_a_model_says_what_to_do(client: TestClient) -> None:
     answer = client.post("/inspect", files={"example": (None, "")})
     assert answer.status_code == 422
-    assert "choose a file, or one of the examples" in answer.text
+    assert "Choose a file, or one of the examples" in answer.text
 
 
 def test_looking_at_a_model_loads_no_optimizer() -> None:

@@ -1,7 +1,7 @@
 /** Wakes whatever interactive part the page has. Every page is readable, and every form works, without this. */
 
 const PARTS: Record<string, () => Promise<{ wake(place: HTMLElement): void }>> = {
-  optimize: () => import("./optimize"),
+  "optimize-form": () => import("./optimize"),
   progress: () => import("./progress"),
   compare: () => import("./compare"),
   replay: () => import("./replay"),
