@@ -57,7 +57,7 @@ _LITTLE = 1e-3  # a phase that gains less than this share of the cost counts as 
 _PHASE_NODES = 30_000  # e-nodes of one phase, shared by its distinct regions: many regions get smaller e-graphs
 _MATCHING = 100_000  # steps of matching in one region: three times what any region of the corpus takes (34,438)
 _FEWEST = 60  # e-nodes that a region may grow by at least, and by three for each of its steps
-_DIRECTED = 12  # rounds of a directed phase, at most
+_GREEDY_ROUNDS = 12  # rounds of a phase that applies rewrites greedily, at most
 _STEPS = 120  # rounds of moving selections up: a selection passes this many operators
 _RESERVE = 0.1  # share of the time that is kept for writing the result
 _NEAR = "near"  # a kind of rewrites: merges of neighbours, which pay only together
@@ -240,7 +240,7 @@ class _Run:
     def try_other_orders(self) -> None:
         """Search again from the input in other orders, if merging distant siblings paid."""
         orders = (partial(self._saturate, merging=True), self._neighbours_first)
-        for order in orders if self.merged and not self.options.directed else ():
+        for order in orders if self.merged and not self.options.reducing_only else ():
             if not self._out_of_budget():
                 self._from_input(order)
 
@@ -256,13 +256,13 @@ class _Run:
 
     def split_slow_kernels(self) -> None:
         """Rewrite operators that the backend would fuse to a kernel that is slower than its parts."""
-        if self.options.frugal or self._out_of_budget():
+        if self.options.no_tradeoffs or self._out_of_budget():
             return
         self._apply_plans(splitting_plans(self.program, self.prepared.every, self.pricer))
 
     def align_ranks(self) -> None:
         """Give constants of one element the rank of their other operand, where the backend is faster so."""
-        if self.options.frugal or self._out_of_budget():
+        if self.options.no_tradeoffs or self._out_of_budget():
             return
         aligned = align_constant_ranks(self.program, self.pricer, self.names.fresh)
         if aligned is not None:
@@ -301,7 +301,7 @@ class _Run:
             self._merge()
             self._compile()
         self._checkpoint()
-        if self.options.directed:
+        if self.options.reducing_only:
             self.totals.before = self._cost() + self.totals.gain
             return
         if not self.merged:
@@ -350,7 +350,7 @@ class _Run:
         """Apply rewrites of one kind to their regions, until they gain nothing more."""
         if not rewrites.patterns and not rewrites.groups:
             return
-        for _ in range(_DIRECTED):
+        for _ in range(_GREEDY_ROUNDS):
             regions = [region_of(self.program, r) for r in cover(self.program)]
             if self._out_of_budget() or not self._phase(regions, what, rewrites, rounds, kind=what):
                 return
@@ -358,7 +358,7 @@ class _Run:
     def _shorten(self) -> None:
         """Apply the rewrites after which fewer operators run: few, and mostly profitable."""
         quiet = 0
-        for number in range(_DIRECTED):
+        for number in range(_GREEDY_ROUNDS):
             order = level_order(self.program) if number % 2 else list(self.program.running)
             regions, _ = cut(self.program, order, self.prepared.adjacent, _WINDOWS[1], fused=self.costs.fusable)
             chosen = [region_of(self.program, r) for r in regions]
@@ -466,7 +466,7 @@ class _Run:
             self.progress(done, total, what)
 
     def _permitted(self, region: Region, plan: Plan) -> bool:
-        return not self.options.frugal or dominates(region, plan, self.pricer)
+        return not self.options.no_tradeoffs or dominates(region, plan, self.pricer)
 
     def _representable(self, region: Region, plan: Plan) -> bool:
         """Whether the element types hold the constants that a plan makes of these weights."""

@@ -114,8 +114,8 @@ class Proposer:
         if not self._may_gain(candidate, fewer_rules):
             return None
         self._fewer_rules = fewer_rules
-        context.log.note(f"{refusal.reason}, so only what asks for less of everything is tried")
-        return context.searches.search(frugal=True, directed=fewer_rules)
+        context.log.note(f"{refusal.reason}, so only rewrites without more FLOPs, bytes or kernels are tried")
+        return context.searches.search(no_tradeoffs=True, reducing_only=fewer_rules)
 
     def _may_gain(self, candidate: Candidate, fewer_rules: bool) -> bool:
         """Whether there is time for another search, and one with all rules may gain: less than this candidate."""

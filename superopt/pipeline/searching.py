@@ -49,24 +49,24 @@ class Searches:
             self.log.limit(*filter(None, [self.bound.note]))
 
     def search(
-        self, excluded: Collection[str] = (), *, frugal: bool = False, directed: bool = False
+        self, excluded: Collection[str] = (), *, no_tradeoffs: bool = False, reducing_only: bool = False
     ) -> SearchResult:  # fmt: skip
         """What the library's rules make of the model, within the bound.
 
         Args:
             excluded: rules that are not used.
-            frugal: no operator gets more work than it had.
-            directed: only rules that leave less to run are used.
+            no_tradeoffs: no operator gets more work than it had.
+            reducing_only: only rules that leave less to run are used.
         """
         rules = tuple(r for r in self.task.library.admitted if r.id not in excluded)
-        freely = partial(self._freely, frugal=frugal, directed=directed)
+        freely = partial(self._freely, no_tradeoffs=no_tradeoffs, reducing_only=reducing_only)
         if self.bound is None:
             return freely(rules)
         return self.bound.search(self.task.graph, rules, self.task.sizes, freely, self.log)
 
-    def _freely(self, rules: tuple[Rule, ...], *, frugal: bool, directed: bool) -> SearchResult:
+    def _freely(self, rules: tuple[Rule, ...], *, no_tradeoffs: bool, reducing_only: bool) -> SearchResult:
         task = self.task
-        limits = replace(self._limits(), frugal=frugal, directed=directed)
+        limits = replace(self._limits(), no_tradeoffs=no_tradeoffs, reducing_only=reducing_only)
         own = () if task.options.rules is None else user_rules(task.library, rules)
 
         def once(graph: Graph, chosen: tuple[Rule, ...]) -> SearchResult:

@@ -32,9 +32,9 @@ class SearchOptions:
         floats: the rules' verdicts in floating point, and how they are read; ``None`` uses whatever holds over the
             reals, for experiments.
         finite: inputs are promised to be finite numbers, so what arithmetic without a pole makes of them is, too.
-        frugal: only plans that ask for no more FLOPs, bytes and kernels than what they replace, and for less of one.
-        directed: only the kinds of moves that are few and mostly right (merging, selecting early, what leaves fewer
-            operators to run, closing), and no windows in which all rules have their turn.
+        no_tradeoffs: only plans with no more FLOPs, bytes and kernels than what they replace, and less of one.
+        reducing_only: only the kinds of rewrites that are few and mostly right (merging, selecting early, what leaves
+            fewer operators to run, final fusion), and no windows in which all rules have their turn.
         cheap_us: microseconds of the whole model that a price may be expected to lose by being off, and still not be
             asked for.
         cache: keep the results of regions for later runs, and use those of earlier ones.
@@ -54,8 +54,8 @@ class SearchOptions:
     least_gain: float = 0.01
     floats: Floats | None = None
     finite: bool = False
-    frugal: bool = False
-    directed: bool = False
+    no_tradeoffs: bool = False
+    reducing_only: bool = False
     cheap_us: float = 0.0
     cache: bool = True
     reserved: frozenset[str] = frozenset()

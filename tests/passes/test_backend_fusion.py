@@ -143,8 +143,8 @@ def test_what_a_kernel_takes_longer_for_than_its_parts_is_written_apart(prices: 
     assert kernels_in(found.graph) == []
     assert cost.graph_cost(found.graph, prices).us < 0.5 * cost.graph_cost(graph, prices).us
     assert found.applied, "and the rule is named"
-    frugal = search(graph, library.admitted, prices, replace(options, frugal=True))
-    assert frugal.graph is graph, "two kernels are more than one"
+    no_tradeoffs = search(graph, library.admitted, prices, replace(options, no_tradeoffs=True))
+    assert no_tradeoffs.graph is graph, "two kernels are more than one"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Searches that take only what asks for less of everything."""
+"""Searches without trade-offs: no more FLOPs, bytes and kernels, and less of one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from superopt.rules import load_library
 
 
 def sums() -> Graph:
-    """Two products of one input that are summed: one product of the summed weights asks for less of everything."""
+    """Two products of one input that are summed: one product of the summed weights has less of each."""
     nodes = [op("MatMul", "a", "x", "u"), op("MatMul", "b", "x", "v"), op("Add", "y", "a", "b")]
     return graph({"x": f32(32, 64)}, ["y"], [weight("u", 64, 64), weight("v", 64, 64)], nodes)
 
@@ -37,7 +37,7 @@ def siblings() -> Graph:
 def test_only_what_asks_for_less_of_everything_is_taken(model, taken):
     before = model()
     found = search(
-        before, load_library().admitted, Roofline(), SearchOptions(frugal=True, least_gain=0.0, **AS_SHIPPED)
+        before, load_library().admitted, Roofline(), SearchOptions(no_tradeoffs=True, least_gain=0.0, **AS_SHIPPED)
     )
     assert (found.graph is not before) == taken
     assert Counter(n.op for n in found.graph.nodes)["MatMul"] == (1 if taken else 4)
@@ -78,14 +78,14 @@ def test_what_asks_for_less_of_everything_rests_on_no_price(model, taken):
 def test_a_directed_search_has_no_windows_with_all_rules(model, monkeypatch):
     """And finds what leaves less to run all the same, for the same cost of the input."""
     before, rules = model(), load_library().admitted
-    options = SearchOptions(frugal=True, **AS_SHIPPED)
+    options = SearchOptions(no_tradeoffs=True, **AS_SHIPPED)
     with_all = search(before, rules, Roofline(), options)
 
     def windows(*_: object, **__: object) -> None:
         raise AssertionError("all rules have their turn")
 
     monkeypatch.setattr(saturation_search._Run, "_windows", windows)
-    found = search(before, rules, Roofline(), replace(options, directed=True))
+    found = search(before, rules, Roofline(), replace(options, reducing_only=True))
     assert [n.op for n in found.graph.nodes] == [n.op for n in with_all.graph.nodes]
     assert found.before_us == pytest.approx(with_all.before_us)
     assert found.after_us == pytest.approx(with_all.after_us)

@@ -78,7 +78,7 @@ def test_to_open_a_kernel_asks_for_more(ending: bool, prices: cost.CostModel) ->
     """``x²`` as ``x · x`` asks for no more FLOPs, and ONNX Runtime ran six kernels for one then: 1.9 times as long."""
     graph = normalised(ending=ending)
     library = load_library()
-    options = SearchOptions(cache=False, floats=library.floats("standard"), frugal=True)
+    options = SearchOptions(cache=False, floats=library.floats("standard"), no_tradeoffs=True)
     made = search(graph, library.admitted, prices, options).graph
     assert sum(n.op == "Relu" for n in made.nodes) == 1
     assert [len(k) for k in kernels_in(made)] == [len(k) for k in kernels_in(graph)] == [7 if ending else 6]
