@@ -273,9 +273,9 @@ def _in_order(problem: Problem, target: TensorType) -> Iterator[Skeleton]:
 def _once(shape: Sequence[Dim]) -> Iterator[tuple[Dim, ...]]:
     """A shape with some of its axes of one element."""
     for keep in product((False, True), repeat=len(shape)):
-        sizes = tuple(d if k else 1 for k, d in zip(keep, shape, strict=True))
-        if sizes != tuple(shape) and sum(d == 1 for d in sizes) == keep.count(False):
-            yield sizes
+        narrower = tuple(d if k else 1 for k, d in zip(keep, shape, strict=True))
+        if narrower != tuple(shape) and sum(d == 1 for d in narrower) == keep.count(False):
+            yield narrower
 
 
 def _contracted(problem: Problem) -> Iterator[Skeleton]:
