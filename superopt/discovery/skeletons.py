@@ -389,14 +389,10 @@ def reordered(problem: Problem) -> Iterator[Term]:
 
 def _moved(problem: Problem, term: Term) -> tuple[bool, Term]:
     """Whether a term is movements of the elements of another, and which."""
-    found_term = term
-    while (
-        isinstance(found_term, App)
-        and operator_of(found_term).family == "shape"
-        and (below := _data_read(problem, found_term))
-    ):
-        found_term = below
-    return found_term != term, found_term
+    inner = term
+    while isinstance(inner, App) and operator_of(inner).family == "shape" and (below := _data_read(problem, inner)):
+        inner = below
+    return inner != term, inner
 
 
 def _data_read(problem: Problem, app: App) -> Term | None:
