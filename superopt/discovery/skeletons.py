@@ -4,9 +4,8 @@ A skeleton is made of operators alone: what stands in its holes is solved for (:
 synthesised (:mod:`superopt.discovery.synthesis`). Shapes of holes are those at which the operator accepts its operands
 and gives the left side's type, of the sizes that the left side has.
 
-A product with a weight sums over the elements of a row, and its weight may have its rows in any order: of all orders in
-which the data can be taken apart, the one that a device moves quickest is as good; so for the columns
-(:func:`reordered`).
+A product with a weight sums over the elements of a row, and its weight may have its rows in any order: of all orders of
+the data, the one that a device moves quickest is as good; so for the columns (:func:`reordered`).
 """
 
 from __future__ import annotations
