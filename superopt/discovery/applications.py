@@ -331,20 +331,20 @@ def _views(output: Comprehension, index: Sequence[Index]) -> Views | None:
 
 def _view(own: Sequence[str], index: Index, spans: Mapping[str, Dim]) -> View | None:
     """How one index reads an axis, of which these are the digits of the result's own place."""
-    size = _inside(index)
-    if size is None or not own:
-        return View(before=-size) if isinstance(size, int) else None
-    if len(own) == 2 and size == sym(own[0]):
+    position = _inside(index)
+    if position is None or not own:
+        return View(before=-position) if isinstance(position, int) else None
+    if len(own) == 2 and position == sym(own[0]):
         return View(1, spans[own[1]], 0, spans[own[1]])
-    if isinstance(size, Poly) and len(size.terms) == 1 and size.terms[0][1] == 1:
-        atom = size.terms[0][0][0]
-        if isinstance(atom, Quotient) and len(size.terms[0][0]) == 1:
+    if isinstance(position, Poly) and len(position.terms) == 1 and position.terms[0][1] == 1:
+        atom = position.terms[0][0][0]
+        if isinstance(atom, Quotient) and len(position.terms[0][0]) == 1:
             shift = atom.numerator - sym(own[-1])
             return View(1, atom.denominator, shift, atom.denominator) if not symbols(shift) & spans.keys() else None
     nowhere: dict[str, Dim] = dict.fromkeys(spans, 0)
-    first = substitute(size, nowhere)
-    slopes = {n: substitute(size, {**nowhere, n: 1}) - first for n in symbols(size) & spans.keys()}
-    if size != first + sum(s * sym(n) for n, s in slopes.items()) or len(own) > 1:
+    first = substitute(position, nowhere)
+    slopes = {n: substitute(position, {**nowhere, n: 1}) - first for n in symbols(position) & spans.keys()}
+    if position != first + sum(s * sym(n) for n, s in slopes.items()) or len(own) > 1:
         return None
     if any(isinstance(s, int) and s < 0 for s in slopes.values()):
         return None

@@ -157,14 +157,14 @@ class CandidateProver:
     def _prove(self, rule: Rule) -> Rule | None:
         if not isinstance(self._test(rule, self.config.trials), Tested):
             return None
-        verdict = self._ask(rule)
+        verdict = self._verdict(rule)
         for _ in range(2):
             if not (isinstance(verdict, Unknown) and verdict.preconditions):
                 break
             narrower = guarded(rule, verdict.preconditions)
             if narrower is None or narrower == rule:
                 break
-            rule, verdict = narrower, self._ask(narrower)
+            rule, verdict = narrower, self._verdict(narrower)
         if isinstance(verdict, ProvedAllSizes):
             self.tally.proved += 1
             return rule
@@ -173,22 +173,22 @@ class CandidateProver:
                                      "reason": getattr(verdict, "reason", "")})  # fmt: skip
         return None
 
-    def _ask(self, rule: Rule) -> Verdict:
+    def _verdict(self, rule: Rule) -> Verdict:
         limit = self.config.prove_seconds
 
-        def ask() -> Verdict:
+        def proof() -> Verdict:
             verdict = prove(rule, time_limit=min(limit, self.bounds.left))
             if isinstance(verdict, Unknown) and self.bounds.passed():
                 raise OutOfBounds("time")  # more time might have proved it: no verdict to keep
             return verdict
 
-        return self._cached(rule, ["prove", limit], ask)
+        return self._cached(rule, ["prove", limit], proof)
 
     def _test(self, rule: Rule, trials: int) -> Verdict:
         seed = self.config.seed
         return self._cached(rule, ["test", trials, seed], lambda: test(rule, seed=seed, trials=trials))
 
-    def _cached(self, rule: Rule, how: list[object], ask: Callable[[], Verdict]) -> Verdict:
+    def _cached(self, rule: Rule, how: list[object], decide: Callable[[], Verdict]) -> Verdict:
         try:
             meaning = meaning_digest(replace(rule, id="", origin="", family=""))
         except RuleError:
@@ -201,7 +201,7 @@ class CandidateProver:
             except ValueError:
                 pass
         self.bounds.check()
-        verdict: Verdict = ask()
+        verdict: Verdict = decide()
         data = {k: v for k, v in verdict_to_json(verdict).items() if k != "seconds"}
         self.chunks.put(key, data)
         return verdict

@@ -47,22 +47,22 @@ class Coincidences:
     """:class:`Pairs` of one size after the other, whose terms are made whenever somebody goes through them.
 
     Attributes:
-        given: the first ones, as terms.
+        pairs: the first ones, as terms.
         classes: terms of the classes that are operands, by their numbers; it may grow as long as pairs are added.
         arity: operands of a form, at most.
     """
 
-    given: Sequence[tuple[Term, Term]]
+    pairs: Sequence[tuple[Term, Term]]
     classes: list[Term]
     arity: int
     _forms: dict[Form, int] = field(default_factory=dict)
     _sizes: list[tuple[Array, Array, Array]] = field(default_factory=list)
 
     def __len__(self) -> int:
-        return len(self.given) + sum(len(members) for members, _, _ in self._sizes)
+        return len(self.pairs) + sum(len(members) for members, _, _ in self._sizes)
 
     def __iter__(self) -> Iterator[tuple[Term, Term]]:
-        yield from self.given
+        yield from self.pairs
         forms = list(self._forms)
         for members, known_array, firsts in self._sizes:
             for member, number, first in zip(members, known_array.tolist(), firsts, strict=True):

@@ -296,10 +296,8 @@ def cropped(app: App, forall: Mapping[str, TypeScheme], kinds: Mapping[str, Tens
         for name, schemes in forall.items() if isinstance(schemes, TensorScheme)
         for axis, size in enumerate(kinds[name].shape or ())
     }  # fmt: skip
-    found_sizes = tuple(sizes.get((a, e), e) for a, e in zip(axes, ends, strict=True))  # type: ignore[arg-type]
-    return (
-        app if found_sizes == ends else replace(app, attributes=tuple(sorted({**given, "ends": found_sizes}.items())))
-    )
+    new_ends = tuple(sizes.get((a, e), e) for a, e in zip(axes, ends, strict=True))  # type: ignore[arg-type]
+    return app if new_ends == ends else replace(app, attributes=tuple(sorted({**given, "ends": new_ends}.items())))
 
 
 def phase(

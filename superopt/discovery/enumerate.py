@@ -159,7 +159,7 @@ class Builder:
             if kind.shape == () and scheme.dtype == "f":
                 scalars += 1
                 values = tuple(self._signed(v, number >> (scalars - 1) & 1) for number, v in enumerate(values))
-            self.place(Var(name), kind, 0, values, keep=True)
+            self.add_term(Var(name), kind, 0, values, keep=True)
         for number, template in enumerate(self.theme.vocabulary):
             if not template.holes:
                 self.apply_all(number, (), np.empty((1, 0), np.int32), 0, keep=True)
@@ -233,11 +233,11 @@ class Builder:
 
     def apply_all(self, number: int, types: tuple[TensorType, ...], calls: Array, size: int, *, keep: bool) -> None:
         for form in self.typing(number, types):
-            step = self.step(form)
+            step = self.batch_size(form)
             for start in range(0, len(calls), step):
                 self._apply(form, calls[start : start + step], size, keep=keep)
 
-    def step(self, form: Typed) -> int:
+    def batch_size(self, form: Typed) -> int:
         """Calls that are evaluated at once."""
         widths = [int(np.prod(concrete(t, p), initial=1)) for t in form.outputs for p in self.points]
         return max(1, min(BATCH, _ELEMENTS // max(widths, default=1)))
@@ -257,7 +257,7 @@ class Builder:
             for row, operands in enumerate(calls.tolist()):
                 self.terms += 1
                 values = tuple(b[output][row] for b in batches) if keep else ()
-                self.place(None, kind, size, values, keep=keep, mark=joined[row].tobytes(),
+                self.add_term(None, kind, size, values, keep=keep, mark=joined[row].tobytes(),
                             make=(form, operands, output))  # fmt: skip
 
     def _evaluate(self, form: Typed, calls: Array, place: int) -> list[Array]:
@@ -301,7 +301,7 @@ class Builder:
         mixed ^= mixed >> np.uint64(29)
         return np.stack([(mixed * m).sum(axis=1, dtype=np.uint64) for m in self.mixers[width]], axis=1)
 
-    def place(
+    def add_term(
         self, term: Term | None, kind: TensorType, size: int, values: tuple[Array, ...], *, keep: bool,
         mark: bytes | None = None, make: tuple[Typed, Sequence[int], int] | None = None,
     ) -> None:  # fmt: skip

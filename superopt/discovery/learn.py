@@ -48,7 +48,7 @@ from superopt.rules.scanner import RuleError
 from superopt.rules.typing import operator_of, types_of
 from superopt.verifier.admission import float_verdicts
 
-__all__ = ["Learned", "Lesson", "applies", "learn"]
+__all__ = ["LearningResult", "TargetResult", "applies", "learn"]
 
 FAMILY = "learned"
 _WRITING = 0.1  # share of the time that is kept for minimising, besides what proving what was found took
@@ -60,8 +60,8 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Lesson:
-    """What one target taught.
+class TargetResult:
+    """The rules that one target gave.
 
     Attributes:
         rules: proved, and not derived by the library.
@@ -87,19 +87,19 @@ class Lesson:
         return {**vars(self), "rules": [format_rule(r) for r in self.rules], "candidate": own}
 
     @staticmethod
-    def from_json(data: Mapping[str, object]) -> Lesson:
+    def from_json(data: Mapping[str, object]) -> TargetResult:
         """The inverse of :meth:`as_json`."""
         rows, own = data["rules"], data["candidate"]
         assert isinstance(rows, list)
         rules = tuple(parse_rule(row, where="chunk", family=FAMILY) for row in rows)
         candidate = parse_rule(own, where="chunk", family=FAMILY) if isinstance(own, dict) else None
         counts = {k: v for k, v in data.items() if k not in ("rules", "candidate")}
-        return Lesson(rules, candidate, **counts)  # type: ignore[arg-type]
+        return TargetResult(rules, candidate, **counts)  # type: ignore[arg-type]
 
 
 @dataclass
-class Learned:
-    """What a run gave.
+class LearningResult:
+    """The result of a run.
 
     Attributes:
         rules: as written: proved for all sizes, usable in floating point, not derived by the library or each other,
@@ -137,7 +137,7 @@ def learn(
     models: Mapping[str, Graph], library: Library, prices: CostModel, *, out: Path, asked: Journal, target: str,
     seconds: float, left: Mapping[str, Graph] | None = None, sizes: Mapping[str, int] | None = None, seed: int = 0,
     say: Say = lambda _: None,
-) -> Learned:  # fmt: skip
+) -> LearningResult:  # fmt: skip
     """Find rules for parts of models that the library does not derive, and write them to a folder.
 
     Args:
@@ -158,31 +158,31 @@ def learn(
     """
     cpu, end = time.process_time(), time.time() + seconds
     config = _config(models, target, seed)
-    outcome = Learned()
+    outcome = LearningResult()
     agenda = Agenda(_targets(models, left or {}, prices, sizes or {}, outcome), _LEAST_SHARE)
     outcome.targets = len(agenda.waiting)
-    school = _School(library, prices, config, Chunks(out / ".chunks"), target)
-    lessons: list[_Taught] = []
+    solver = _TargetSolver(library, prices, config, Chunks(out / ".chunks"), target)
+    solved_targets: list[_SolvedTarget] = []
     while (entry := agenda.next()) is not None:
-        until = end - _WRITING * seconds - school.proving  # what is written is proved once more
-        school.bounds = Bounds(min(until, time.time() + _LONGEST * seconds))
+        until = end - _WRITING * seconds - solver.proving  # what is written is proved once more
+        solver.bounds = Bounds(min(until, time.time() + _LONGEST * seconds))
         try:
-            lesson, saving = school.lesson(entry.part, entry.reach)
+            result, saving = solver.solve(entry.part, entry.reach)
         except OutOfBounds:
             if time.time() < until:
                 continue  # others are not kept from their turn by one
             say(f"out of time after {outcome.looked_at} of {outcome.targets} parts; run again to go on")
             break
         outcome.looked_at += 1
-        outcome.derived += lesson.derived
-        outcome.left_out += lesson.unusable
-        if lesson.candidates:
+        outcome.derived += result.derived
+        outcome.left_out += result.unusable
+        if result.candidates:
             agenda.settle(entry, saving)
-        if lesson.rules:
-            lessons.append(_Taught(entry.source, entry.part, lesson, saving))
-            say(f"{entry.source[0]}: {lesson.rules[0].lhs[0]} = {lesson.rules[0].rhs[0]}")
+        if result.rules:
+            solved_targets.append(_SolvedTarget(entry.source, entry.part, result, saving))
+            say(f"{entry.source[0]}: {result.rules[0].lhs[0]} = {result.rules[0].rhs[0]}")
     outcome.inside = agenda.inside
-    _finish(outcome, lessons, config, out, asked, say)
+    _finish(outcome, solved_targets, config, out, asked, say)
     outcome.seconds = time.process_time() - cpu
     _log(outcome, out)
     return outcome
@@ -200,7 +200,7 @@ def _targets(
     left: Mapping[str, Graph],
     prices: CostModel,
     given: Mapping[str, int],
-    outcome: Learned,
+    outcome: LearningResult,
 ) -> list[Entry]:
     """The models' parts that are worth looking at, and those of what the library leaves of them."""
     every: list[Entry] = []
@@ -253,18 +253,18 @@ def _lighter(
 
 
 @dataclass(frozen=True)
-class _Taught:
-    """A lesson with rules, and where: model, target, and microseconds saved at each of its places."""
+class _SolvedTarget:
+    """A target that gave rules: model, target, result, and microseconds saved at each of its occurrences."""
 
     source: tuple[str, bool]
     part: Target
-    lesson: Lesson
+    result: TargetResult
     saving: float
 
 
 @dataclass
-class _School:
-    """What lessons are made with, those that were, and how many seconds it took to prove what they taught."""
+class _TargetSolver:
+    """Solves targets, remembers results, and counts the seconds that proofs of their rules took."""
 
     library: Library
     prices: CostModel
@@ -273,47 +273,49 @@ class _School:
     target: str
     bounds: Bounds = UNBOUNDED
     proving: float = 0.0
-    asked: float = 0.0  # time.time() when the last candidate went on to be proved
-    known: dict[str, Lesson] = field(default_factory=dict)
-    answers: dict[str, bool] = field(default_factory=dict)
+    submitted: float = 0.0  # time.time() when the last candidate went on to be proved
+    results: dict[str, TargetResult] = field(default_factory=dict)
+    derivable: dict[str, bool] = field(default_factory=dict)
 
-    def lesson(self, part: Target, reach: float = 0.0) -> tuple[Lesson, float]:
-        """What a target teaches, which is kept, and what its rule saves once, in microseconds.
+    def solve(self, part: Target, reach: float = 0.0) -> tuple[TargetResult, float]:
+        """The result of a target, which is kept, and what its rule saves once, in microseconds.
 
         Args:
             part: the target.
             reach: what is to be saved at least.
 
         Raises:
-            OutOfBounds: there is no time left; what is not finished teaches nothing.
+            OutOfBounds: there is no time left; an unfinished target has no result.
         """
         self.bounds.check()
         most = round(min(_CHEAPER, 1.0 - reach / part.us), 3)
         forms = list(lifted(part.term, part.kinds, part.weights, dict.fromkeys(part.kinds, "f")))
-        best = Lesson((), None, 0, 0, 0, 0)
+        best = TargetResult((), None, 0, 0, 0, 0)
         for problem, values in forms:
             whole = replace(problem, forall=restricted(problem.rule).forall)
             sizes = {n: int(v) for n, v in values.items() if float(v).is_integer()}
-            found = self._lesson(whole, sizes, part.us, most)
+            found = self._result_of(whole, sizes, part.us, most)
             if found.candidate is not None:
                 us = self.price(found.candidate, sizes, part.us)
                 return found, 0.0 if us is None else us[0] - us[1]
             best = found
         return best, 0.0
 
-    def _lesson(self, problem: Problem, sizes: Mapping[str, int], us: float, most: float) -> Lesson:
-        """What a problem teaches at these sizes, which decide what is cheaper."""
+    def _result_of(self, problem: Problem, sizes: Mapping[str, int], us: float, most: float) -> TargetResult:
+        """The result of a problem at these sizes, which decide what is cheaper."""
         types = sorted((n, str(s)) for n, s in problem.forall.items())
         text = f"{problem.term} {types} {sorted(sizes.items())} {us:.3f} {most}"
-        key = digest_of("lesson", code_digest(), text, self.target, self.config.seed, sorted(self.library))
-        if key not in self.known:
+        key = digest_of("target", code_digest(), text, self.target, self.config.seed, sorted(self.library))
+        if key not in self.results:
             data = self.chunks.get(key)
-            self.known[key] = self._learnt(problem, sizes, us, most) if data is None else Lesson.from_json(data)
+            self.results[key] = (
+                self._solved_anew(problem, sizes, us, most) if data is None else TargetResult.from_json(data)
+            )
             if data is None:
-                self.chunks.put(key, self.known[key].as_json())
-        return self.known[key]
+                self.chunks.put(key, self.results[key].as_json())
+        return self.results[key]
 
-    def _learnt(self, problem: Problem, sizes: Mapping[str, int], us: float, most: float) -> Lesson:
+    def _solved_anew(self, problem: Problem, sizes: Mapping[str, int], us: float, most: float) -> TargetResult:
         solution = Solved()
         solver = Solver(
             problem, cost=lambda rule: self.price(rule, sizes, us), most=most, seed=self.config.seed, bounds=self.bounds
@@ -325,10 +327,10 @@ class _School:
         try:
             solve_one(solver, self.config, self.chunks, FAMILY, self._finds, solution, usable)
         except (IllTyped, RuleError):
-            return Lesson((), None, 0, 0, 0, 0)
+            return TargetResult((), None, 0, 0, 0, 0)
         insoluble, unnamed = solution.without
         shortcut = bool(solution.rules) and solver.last is not None and self._derives(solver.last)
-        return Lesson(
+        return TargetResult(
             tuple(solution.rules),
             solver.last,
             solution.candidates,
@@ -360,15 +362,15 @@ class _School:
         Rules over other operators than the candidate's are detours, which a search has no room for.
         """
         key = text_digest(rule)
-        if key not in self.answers:
+        if key not in self.derivable:
             self.bounds.check()
             weights = frozenset(n for n in rule.tensors if n in WEIGHTS)
             rewrite_set = rewrites_of(self._near(rule), parts_of(rule))
-            self.answers[key] = reached(
+            self.derivable[key] = reached(
                 replace(rule, id="candidate"), rewrite_set, rounds=QUICK_ROUNDS, weights=weights
             )
-        self.asked = time.time()
-        return self.answers[key]
+        self.submitted = time.time()
+        return self.derivable[key]
 
     def _derives(self, rule: Rule) -> bool:
         """Whether the library derives a candidate, both sides of which it is given, by whichever of its rules."""
@@ -385,35 +387,42 @@ class _School:
 
     def _borne(self, rule: Rule) -> bool:
         """Whether floating point bears a rule from the model's side to the cheaper one, under conditions or always."""
-        self.proving += time.time() - self.asked
+        self.proving += time.time() - self.submitted
         self.bounds.check()
         floats = Floats({float_key(rule): float_verdicts(rule)})
-        self.asked = time.time()
+        self.submitted = time.time()
         return bool(floats.verdict(rule, backward=False, dtype=DType.FLOAT32).alternatives_in("standard"))
 
 
 def _finish(
-    outcome: Learned, lessons: Sequence[_Taught], config: Config, out: Path, journal: Journal, say: Say
+    outcome: LearningResult, solved_targets: Sequence[_SolvedTarget], config: Config, out: Path, journal: Journal,
+    say: Say,
 ) -> None:  # fmt: skip
     """Rules minimised, checked afresh, and written."""
-    proved = [r for taught in lessons for r in taught.lesson.rules]
+    proved = [r for target in solved_targets for r in target.result.rules]
     every = frozenset(range(len(proved)))
     rules, verdicts = finished(proved, every, config, out / ".chunks", journal, Fleet(), say)
-    origin = f"discovered (weights solved for, from {', '.join(sorted({t.source[0] for t in lessons}))})"
+    origin = f"discovered (weights solved for, from {', '.join(sorted({t.source[0] for t in solved_targets}))})"
     outcome.rules = tuple(replace(r, origin=origin) for r in rules)
-    outcome.solved = len(lessons)
+    outcome.solved = len(solved_targets)
     kept = {text_digest(r) for r in rules}
-    outcome.shortcuts = len(kept & {text_digest(r) for t in lessons if t.lesson.shortcut for r in t.lesson.rules})
-    write_library(out, outcome.rules, {r.id: verdicts[r.id] for r in rules}, [_explored(outcome, lessons)], config)
+    outcome.shortcuts = len(
+        kept & {text_digest(r) for t in solved_targets if t.result.shortcut for r in t.result.rules}
+    )
+    write_library(
+        out, outcome.rules, {r.id: verdicts[r.id] for r in rules}, [_explored(outcome, solved_targets)], config
+    )
     for name in outcome.model_us:
-        outcome.saved_us[name] = max(_saved([t for t in lessons if t.source == (name, way)]) for way in (False, True))
+        outcome.saved_us[name] = max(
+            _saved([t for t in solved_targets if t.source == (name, way)]) for way in (False, True)
+        )
 
 
-def _saved(lessons: Sequence[_Taught]) -> float:
+def _saved(solved_targets: Sequence[_SolvedTarget]) -> float:
     """What rewriting saves, the best places first, each step rewritten at most once."""
     taken: set[int] = set()
     total = 0.0
-    offers = [(taught.saving, place) for taught in lessons for place in taught.part.occurrences]
+    offers = [(target.saving, place) for target in solved_targets for place in target.part.occurrences]
     for gain, place in sorted(offers, key=lambda o: (-o[0], sorted(o[1]))):
         if gain > 0 and not place & taken:
             taken |= place
@@ -421,15 +430,15 @@ def _saved(lessons: Sequence[_Taught]) -> float:
     return total
 
 
-def _explored(outcome: Learned, lessons: Sequence[_Taught]) -> Explored:
+def _explored(outcome: LearningResult, solved_targets: Sequence[_SolvedTarget]) -> Explored:
     """The run in the form of a theme's, for the library's own files."""
-    candidates = sum(taught.lesson.candidates for taught in lessons)
+    candidates = sum(target.result.candidates for target in solved_targets)
     return Explored(
         FAMILY, outcome.rules, (), True, candidates, outcome.derived, candidates, 0, 0, len(outcome.rules), (), (), {}
     )
 
 
-def _log(outcome: Learned, out: Path) -> None:
+def _log(outcome: LearningResult, out: Path) -> None:
     usage = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     data = {k: v for k, v in vars(outcome).items() if k != "rules"}
     text = json.dumps({**data, "rules": [r.id for r in outcome.rules], "peak_mb": round(usage, 1)}, indent=1)

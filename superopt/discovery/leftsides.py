@@ -37,12 +37,12 @@ class _State:
 
     forall: dict[str, TypeScheme]
     weights: tuple[str, ...]
-    made: tuple[Term, ...]
+    terms: tuple[Term, ...]
 
     @property
     def rank(self) -> int | None:
         """Of the last term; ``None`` where no sizes fit."""
-        problem = self.problem(self.made[-1])
+        problem = self.problem(self.terms[-1])
         return None if problem is None else len(_kind(problem).shape or ())
 
     def problem(self, term: Term) -> Problem | None:
@@ -83,7 +83,7 @@ def left_sides(
             states = [
                 after for state in states for op in operators for after in _extended(state, op, broadcast, biased)
             ]
-            fresh = {f"{s.made} {s.forall}": s for s in reversed(states)}
+            fresh = {f"{s.terms} {s.forall}": s for s in reversed(states)}
             states = list(fresh.values())
             for state in states:
                 yield from _whole(state, seen)
@@ -91,8 +91,8 @@ def left_sides(
 
 def _whole(state: _State, seen: set[str]) -> Iterator[Problem]:
     """The last term of a state, where all the others are parts of it."""
-    last = state.made[-1]
-    if not set(state.made) <= set(postorder(last)):
+    last = state.terms[-1]
+    if not set(state.terms) <= set(postorder(last)):
         return
     problem = state.problem(last)
     text = "" if problem is None else f"{problem.term} {sorted(map(str, problem.kinds.values()))}"
@@ -106,10 +106,10 @@ def _extended(state: _State, op: str, broadcast: bool, biased: bool) -> Iterator
     record = REGISTRY[op]
     count = sum(not i.endswith(("?", "*")) for i in record.inputs)
     if count == 2 and record.family == "elementwise":
-        pairs = combinations_with_replacement(state.made, 2) if record.commutative else product(state.made, repeat=2)
+        pairs = combinations_with_replacement(state.terms, 2) if record.commutative else product(state.terms, repeat=2)
         for pair in pairs:
             yield from _applied(state, App(op, pair))
-    for operand in state.made if count else ():
+    for operand in state.terms if count else ():
         problem = state.problem(operand)
         if problem is None:
             continue
@@ -164,7 +164,7 @@ def _with_weights(
         forall[name] = TensorScheme("f", fresh_shape(ones, True, taken))
     if mode == "point" and not any(len(s) > 2 for s in sizes):
         return
-    yield from _applied(_State(forall, (*state.weights, *names), state.made), app, mode, taken, kind)
+    yield from _applied(_State(forall, (*state.weights, *names), state.terms), app, mode, taken, kind)
 
 
 def _applied(
@@ -176,14 +176,14 @@ def _applied(
         return
     schemes: dict[str, TypeScheme] = {}
     if mode == "symbols" and taken is not None and kind is not None:
-        before = next((t for m in state.made for t in postorder(m) if isinstance(t, App) and t.op == app.op), None)
+        before = next((t for m in state.terms for t in postorder(m) if isinstance(t, App) and t.op == app.op), None)
         if before is not None:
             whole = App(app.op, app.args, before.attributes)
         else:
             kinds = [kind, *(TensorType(DType.FLOAT32, s.shape) for a in app.args[1:] if isinstance(a, Var)
                              and isinstance(s := state.forall[a.name], TensorScheme))]  # fmt: skip
             whole, schemes = with_symbols(whole, kinds, taken, {})
-    new_state = _State({**state.forall, **schemes}, state.weights, (*state.made, whole))
+    new_state = _State({**state.forall, **schemes}, state.weights, (*state.terms, whole))
     if new_state.problem(whole) is not None:
         yield new_state
 

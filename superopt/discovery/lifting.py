@@ -178,7 +178,7 @@ def _follow(values: dict[str, float], known: Mapping[str, int], binding: Mapping
 
 
 def _equation(problem: Problem, values: Mapping[str, int] | None) -> Dim | None:
-    """A size that has to be 0 and is not identically; ``None`` where all operators are satisfied.
+    """A equal_size that has to be 0 and is not identically; ``None`` where all operators are satisfied.
 
     Args:
         problem: over sizes that are symbols.
@@ -201,9 +201,9 @@ def _equation(problem: Problem, values: Mapping[str, int] | None) -> Dim | None:
             wanted = asked if isinstance(asked, tuple) else ()
             wide = replace(kinds[0], shape=tuple(d for d in wanted if isinstance(d, int | Poly)))
             differing = _aligned([kinds[0], wide])
-            size = next((d for d in differing if _may_be_zero(d, values)), None)
-            if size is not None:
-                return size
+            equal_size = next((d for d in differing if _may_be_zero(d, values)), None)
+            if equal_size is not None:
+                return equal_size
         if term.op == "Slice" and kinds[0] is not None and has_steps(term):
             beyond = short_of(kinds[0].shape or (), dict(term.attributes))
             if beyond is not None:
@@ -214,10 +214,10 @@ def _equation(problem: Problem, values: Mapping[str, int] | None) -> Dim | None:
             raise
         except IllTyped:
             differing = _aligned([k for k in kinds if k is not None])
-            size = next((d for d in differing if _may_be_zero(d, values)), None)
-            if size is None:
+            equal_size = next((d for d in differing if _may_be_zero(d, values)), None)
+            if equal_size is None:
                 raise
-            return size
+            return equal_size
         for condition in meaning.obligations:
             if condition.kind == "eq":
                 return condition.size
@@ -290,16 +290,16 @@ def _solution(equation: Poly, problem: Problem, values: Mapping[str, int] | None
     order = {name: n for n, name in enumerate(problem.rule.sizes)}
     free = sorted(symbols(equation) - schemes.keys())  # names that only a reshape has come first
     for name in sorted(free, key=lambda n: order.get(n, len(order)), reverse=True):
-        size = _linear(equation, name)
-        if size is not None:
-            return {name: size}
+        solution = _linear(equation, name)
+        if solution is not None:
+            return {name: solution}
     for name in _entangled(equation):
         if name in schemes and (values is None or values.get(name) == schemes[name].bound):
             return {name: schemes[name].bound}
     for name in sorted(symbols(equation) & schemes.keys()):
-        size = _linear(equation, name)
-        if size is not None:
-            return {name: size}
+        solution = _linear(equation, name)
+        if solution is not None:
+            return {name: solution}
     return None
 
 
@@ -344,8 +344,8 @@ def _linear(equation: Poly, name: str) -> Dim | None:
     if len(mine) != 1 or mine[0][0] != (name,) or abs(mine[0][1]) != 1:
         return None
     rest = equation - mine[0][1] * sym(name)
-    size = -rest if mine[0][1] == 1 else rest
-    return None if isinstance(size, int) and size < 0 else size
+    solution = -rest if mine[0][1] == 1 else rest
+    return None if isinstance(solution, int) and solution < 0 else solution
 
 
 # ── an expression of a model ──────────────────────────────────────────────────────────────────────────────────────────

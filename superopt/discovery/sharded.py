@@ -39,7 +39,7 @@ from superopt.ir.types import TensorType
 from superopt.runtime.evaluate import Array
 from superopt.verifier.exact.sampling import Point
 
-__all__ = ["Cost", "Step", "Traffic", "enumerate_sharded"]
+__all__ = ["Cost", "SizeCosts", "Traffic", "enumerate_sharded"]
 
 _BLOCK = BATCH  # applications that are evaluated by one task; the client holds eight results a worker
 _VALUED = BATCH // 2  # where values go back too, which take ten times the memory of rows
@@ -61,7 +61,7 @@ class Cost:
 
 
 @dataclass
-class Step:
+class SizeCosts:
     """What one size took: its tasks, and the client's own processor time between them and after the last."""
 
     blocks: list[Cost] = field(default_factory=list)
@@ -76,26 +76,26 @@ class Traffic:
     """What a sharded enumeration took, for the capacity plan (lab/notes/scale.md).
 
     Attributes:
-        steps: by size.
+        sizes: costs by size.
         rows: terms; ``row_bytes``: of one; ``largest``: the most rows that one worker held.
     """
 
-    steps: list[Step] = field(default_factory=list)
+    sizes: list[SizeCosts] = field(default_factory=list)
     rows: int = 0
     row_bytes: int = 0
     largest: int = 0
 
     def as_json(self) -> dict[str, float]:
         """Sums, as the log of a theme has them."""
-        blocks = [c for s in self.steps for c in s.blocks]
-        joins = [c for s in self.steps for c in s.joins]
+        blocks = [c for s in self.sizes for c in s.blocks]
+        joins = [c for s in self.sizes for c in s.joins]
         return {
             "rows": self.rows, "row_bytes": self.row_bytes, "most_rows_held": self.largest,
             "blocks": len(blocks), "joins": len(joins),
             "block_seconds": sum(c.seconds for c in blocks), "join_seconds": sum(c.seconds for c in joins),
             "block_bytes": sum(c.sent + c.received for c in blocks),
             "join_bytes": sum(c.sent + c.received for c in joins),
-            "client_seconds": sum(s.submitting + s.collecting + s.finishing for s in self.steps),
+            "client_seconds": sum(s.submitting + s.collecting + s.finishing for s in self.sizes),
         }  # fmt: skip
 
 
@@ -135,7 +135,7 @@ class _Sharded:
     builder: Builder
     shards: int
     fleet: Fleet
-    kept: Checkpoints | None
+    checkpoints: Checkpoints | None
     key: str
     traffic: Traffic
     groups: list[tuple[int, tuple[TensorType, ...]]] = field(default_factory=list)
@@ -154,8 +154,8 @@ class _Sharded:
     def grow(self, size: int, *, last: bool, ranges: Path) -> None:
         """All terms of a size."""
         self.values = {}
-        self.step = Step()
-        self.traffic.steps.append(self.step)
+        self.size_costs = SizeCosts()
+        self.traffic.sizes.append(self.size_costs)
         first, position = self.traffic.rows, 0
         source, more = self._timed(self._blocks(size, _BLOCK if last else _VALUED)), True
 
@@ -169,7 +169,7 @@ class _Sharded:
 
         while more:
             more = False
-            for outcome in self.fleet.map(tasks(), kept=self.kept):
+            for outcome in self.fleet.map(tasks(), kept=self.checkpoints):
                 clock = time.thread_time()
                 arrays, block = _unpacked(outcome.result()), outcome.task.arguments[2]
                 rows = arrays["rows"]
@@ -181,8 +181,8 @@ class _Sharded:
                 position += len(rows)
                 self._spool(rows, ranges)
                 sent = sum(v.nbytes for _, values in block.values for v in values)
-                self.step.blocks.append(_cost(sent, len(rows), outcome.result(), arrays))
-                self.step.collecting += time.thread_time() - clock
+                self.size_costs.blocks.append(_cost(sent, len(rows), outcome.result(), arrays))
+                self.size_costs.collecting += time.thread_time() - clock
             self.builder.terms = self.builder.terms - self._pending + position - (self.traffic.rows - first)
             self.traffic.rows = first + position
         self._joined(size, last, ranges)
@@ -196,7 +196,7 @@ class _Sharded:
             except StopIteration:
                 return
             finally:
-                self.step.submitting += time.thread_time() - clock
+                self.size_costs.submitting += time.thread_time() - clock
             yield block
 
     def _blocks(self, size: int, most: int) -> Iterator[_Block | None]:
@@ -243,7 +243,7 @@ class _Sharded:
 
     def _block(self, block: _Block, *, keep: bool, size: int) -> Task[dict[str, Any]]:
         key = ""
-        if self.kept is not None:
+        if self.checkpoints is not None:
             calls = [(n, hashlib.sha256(c.tobytes()).hexdigest()) for n, _, c in block.groups]
             key = digest_of(self.key, "block", size, keep, block.first, calls)
         theme, points = self.builder.theme, tuple(self.builder.points)
@@ -270,11 +270,11 @@ class _Sharded:
                 rows = np.concatenate([earlier[home == shard], np.fromfile(path, self.dtype)])
                 self.traffic.largest = max(self.traffic.largest, len(rows))
                 name = f"{builder.theme.name}, size {size}, range {shard + 1} of {self.shards}"
-                key = "" if self.kept is None else digest_of("joined", code_digest(), last, _digest(rows))
+                key = "" if self.checkpoints is None else digest_of("joined", code_digest(), last, _digest(rows))
                 yield Task(_join, (rows, last), name, key)
 
         pairs, new, fresh = list[tuple[Array, Array, Array, Array]](), [], 0
-        for outcome in self.fleet.each(tasks(), kept=self.kept):
+        for outcome in self.fleet.each(tasks(), kept=self.checkpoints):
             arrays = _unpacked(outcome.result())
             rows, first = arrays["members"], arrays["first"]
             member, other = (self.pairs.compact(r, self._written) for r in (rows, first))
@@ -282,7 +282,7 @@ class _Sharded:
             new.append(arrays["new"])
             fresh += int(arrays["count"])
             given = outcome.task.arguments[0]
-            self.step.joins.append(_cost(given.nbytes, len(given), outcome.result(), arrays))
+            self.size_costs.joins.append(_cost(given.nbytes, len(given), outcome.result(), arrays))
         clock = time.thread_time()
         classes = len(builder.index)
         numbers: dict[int, int] = {}
@@ -294,7 +294,7 @@ class _Sharded:
             self._coincide(places, others, members, firsts, numbers)
         if enumeration.complete:
             enumeration.levels.append(Level(size, builder.terms, classes + fresh, len(enumeration.pairs)))
-        self.step.finishing = time.thread_time() - clock
+        self.size_costs.finishing = time.thread_time() - clock
 
     def _stack(self) -> None:
         """Put the values of new classes into their types' stacks: one array takes less than thousands."""
@@ -374,7 +374,7 @@ def _cut(
         if forms:
             yield calls
         return
-    step = builder.step(forms[0])
+    step = builder.batch_size(forms[0])
     part = max(step, most // step * step)
     for start in range(0, len(calls), part):
         yield calls[start : start + part]
@@ -404,7 +404,7 @@ class _Recorder(Builder):
         self.variants = {id(form): n for n, form in enumerate(found)}
         return found
 
-    def place(
+    def add_term(
         self, term: Term | None, kind: TensorType, size: int, values: tuple[Array, ...], *, keep: bool,
         mark: bytes | None = None, make: tuple[Typed, Sequence[int], int] | None = None,
     ) -> None:  # fmt: skip

@@ -4,9 +4,8 @@ A skeleton is made of operators alone: what stands in its holes is solved for (:
 synthesised (:mod:`superopt.discovery.synthesis`). Shapes of holes are those at which the operator accepts its operands
 and gives the left side's type, of the sizes that the left side has.
 
-A product with a weight sums over the elements of a row, and its weight may have its rows in any order: of all orders in
-which the data can be taken apart, the one that a device moves quickest is as good; so for the columns
-(:func:`reordered`).
+A product with a weight sums over the elements of a row, and its weight may have its rows in any order: of all orders of
+the data, the one that a device moves quickest is as good; so for the columns (:func:`reordered`).
 """
 
 from __future__ import annotations
@@ -273,9 +272,9 @@ def _in_order(problem: Problem, target: TensorType) -> Iterator[Skeleton]:
 def _once(shape: Sequence[Dim]) -> Iterator[tuple[Dim, ...]]:
     """A shape with some of its axes of one element."""
     for keep in product((False, True), repeat=len(shape)):
-        sizes = tuple(d if k else 1 for k, d in zip(keep, shape, strict=True))
-        if sizes != tuple(shape) and sum(d == 1 for d in sizes) == keep.count(False):
-            yield sizes
+        narrower = tuple(d if k else 1 for k, d in zip(keep, shape, strict=True))
+        if narrower != tuple(shape) and sum(d == 1 for d in narrower) == keep.count(False):
+            yield narrower
 
 
 def _contracted(problem: Problem) -> Iterator[Skeleton]:
@@ -389,14 +388,10 @@ def reordered(problem: Problem) -> Iterator[Term]:
 
 def _moved(problem: Problem, term: Term) -> tuple[bool, Term]:
     """Whether a term is movements of the elements of another, and which."""
-    found_term = term
-    while (
-        isinstance(found_term, App)
-        and operator_of(found_term).family == "shape"
-        and (below := _data_read(problem, found_term))
-    ):
-        found_term = below
-    return found_term != term, found_term
+    inner = term
+    while isinstance(inner, App) and operator_of(inner).family == "shape" and (below := _data_read(problem, inner)):
+        inner = below
+    return inner != term, inner
 
 
 def _data_read(problem: Problem, app: App) -> Term | None:

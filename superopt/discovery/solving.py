@@ -84,7 +84,7 @@ class Solver:
     insoluble: list[tuple[Skeleton, Mapping[str, int]]] = field(default_factory=list)
     unnamed: list[Skeleton] = field(default_factory=list)
     assignments: list[Assignment] = field(default_factory=list)
-    known: list[EvaluatedTerm] = field(default_factory=list)
+    evaluated: list[EvaluatedTerm] = field(default_factory=list)
     last: Rule | None = None
     tables: dict[tuple[tuple[Dim, ...], ...], Table] = field(default_factory=dict)
     first: dict[Key, int | None] = field(default_factory=dict)
@@ -106,7 +106,7 @@ class Solver:
         if len(self.assignments) < ASSIGNMENTS or not self._computable():
             return
         self._choose_places()
-        cheaper = self._cheaper(self.known[0].needed())
+        cheaper = self._cheaper(self.evaluated[0].needed())
         wider = {key: skeleton for skeleton in cheaper for key in _without_one(skeleton)}
         for skeleton in cheaper[:_MOST_ASKED]:
             self.bounds.check()
@@ -127,10 +127,10 @@ class Solver:
 
         Padding that is as large as an image leaves nothing of it, and nothing to read off.
         """
-        read = [k.needed() for k in self.known]
+        read = [k.needed() for k in self.evaluated]
         every = set().union(*read)
         order = sorted(range(len(read)), key=lambda n: read[n] != every)[:ASSIGNMENTS]
-        self.assignments, self.known = [self.assignments[n] for n in order], [self.known[n] for n in order]
+        self.assignments, self.evaluated = [self.assignments[n] for n in order], [self.evaluated[n] for n in order]
 
     def _computable(self) -> bool:
         """Whether the left side can be evaluated at the places, in a field or in one whose elements have an order."""
@@ -138,9 +138,9 @@ class Solver:
             if self.ordered:
                 self.assignments = [_with_order(self.problem, p, self.seed + n) for n, p in enumerate(self.assignments)]
             rng = np.random.default_rng([self.seed, 7])
-            self.known = [EvaluatedTerm(self.problem.term, self.problem.kinds, p, rng) for p in self.assignments]
+            self.evaluated = [EvaluatedTerm(self.problem.term, self.problem.kinds, p, rng) for p in self.assignments]
             try:
-                self.known[0].goal(0)
+                self.evaluated[0].goal(0)
             except Unlucky:
                 return True
             except NeedsOrder:
@@ -153,7 +153,7 @@ class Solver:
         ranked: list[tuple[float, int, str, Skeleton]] = []
         for skeleton in skeletons(
             self.problem, self.operators, needed=needed, price=self._share, limit=self.most,
-            affine=all(k.affine() for k in self.known[:1]), rearranged_only=self.ordered,
+            affine=all(k.affine() for k in self.evaluated[:1]), rearranged_only=self.ordered,
             alternatives=self.alternatives,
         ):  # fmt: skip
             self.bounds.check()
@@ -188,8 +188,8 @@ class Solver:
             rng = np.random.default_rng([self.seed, 5])
             self.first[key] = None
             with suppress(*_UNDECIDED):
-                found_required_weights = required_weights(self.known[0], skeleton.term, skeleton.holes, rng)
-                self.first[key] = 0 if found_required_weights is None else 1
+                required = required_weights(self.evaluated[0], skeleton.term, skeleton.holes, rng)
+                self.first[key] = 0 if required is None else 1
         return self.first[key] == 0
 
     def _price(self, skeleton: Skeleton) -> tuple[float, float] | None:
@@ -209,24 +209,24 @@ class Solver:
     def _solved(self, skeleton: Skeleton) -> Rule | None:
         rng = np.random.default_rng([self.seed, 5])
         wanted: list[dict[str, RequiredWeight]] = []
-        for known_evaluated_term in self.known:
-            found_required_weights = self._required_weights(skeleton, known_evaluated_term, rng)
-            if found_required_weights is None or any(not w.functionals.any() for w in found_required_weights.values()):
+        for evaluated_term in self.evaluated:
+            required = self._required_weights(skeleton, evaluated_term, rng)
+            if required is None or any(not w.functionals.any() for w in required.values()):
                 return None
-            wanted.append(found_required_weights)
+            wanted.append(required)
         return self._named(skeleton, wanted)
 
     def _required_weights(
-        self, skeleton: Skeleton, known_evaluated_term: EvaluatedTerm, rng: np.random.Generator
+        self, skeleton: Skeleton, evaluated_term: EvaluatedTerm, rng: np.random.Generator
     ) -> dict[str, RequiredWeight] | None:
         """What the weights have to be at a place; ``None`` where there are none, which is remembered."""
         try:
-            found_required_weights = required_weights(known_evaluated_term, skeleton.term, skeleton.holes, rng)
+            required = required_weights(evaluated_term, skeleton.term, skeleton.holes, rng)
         except _UNDECIDED:
             return None
-        if found_required_weights is None:
-            self.insoluble.append((skeleton, known_evaluated_term.place.point.sizes))
-        return found_required_weights
+        if required is None:
+            self.insoluble.append((skeleton, evaluated_term.place.point.sizes))
+        return required
 
     def _named(self, skeleton: Skeleton, wanted: Sequence[Mapping[str, RequiredWeight]]) -> Rule | None:
         """The skeleton with expressions over the left side's weights in its holes."""

@@ -154,8 +154,8 @@ class Table:
                 yield "Reshape", (("shape", shape),)
         if len(item.shape) > 1:
             for perm in permutations(range(len(item.shape))):
-                sizes = tuple(item.shape[a] for a in perm)
-                if perm != tuple(range(len(perm))) and (sizes in self.wanted or len(perm) == 2):
+                turned = tuple(item.shape[a] for a in perm)
+                if perm != tuple(range(len(perm))) and (turned in self.wanted or len(perm) == 2):
                     yield "Transpose", (("perm", perm),)
         for goal in self.goals:
             for pads in _paddings(item.shape, goal):

@@ -135,10 +135,10 @@ def _summands(size: Dim) -> list[AttributeValue]:
 
 
 def size_at(size: Dim, point: Point) -> int:
-    found_size = substitute(size, point.sizes)
-    if isinstance(found_size, Poly):
-        raise KeyError(str(found_size))
-    return found_size
+    number = substitute(size, point.sizes)
+    if isinstance(number, Poly):
+        raise KeyError(str(number))
+    return number
 
 
 def concrete(kind: TensorType, point: Point) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from superopt import cost as costs
 from superopt.discovery.discover import claimed
-from superopt.discovery.learn import Learned, learn
+from superopt.discovery.learn import LearningResult, learn
 from superopt.passes import SearchOptions, search
 from superopt.pipeline.optimization import load
 from superopt.rules import load_library
@@ -22,7 +22,7 @@ def learn_from(
     models: Sequence[str | Path], *, out: Path, target: str, time_limit: float, runtime: str = "onnxruntime",
     rules: Path | None = None, sizes: Mapping[str, int] | None = None, seed: int = 0,
     say: Callable[[str], None] = lambda _: None,
-) -> Learned:  # fmt: skip
+) -> LearningResult:  # fmt: skip
     """Find rules that make parts of models cheaper and that the library does not derive; see ``discovery.learn``.
 
     Args:

@@ -21,7 +21,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from superopt.cli import main, streams
 from superopt.cli.shell import parse_bytes
-from superopt.discovery.learn import Learned
+from superopt.discovery.learn import LearningResult
 from superopt.ir.errors import UsageError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -326,9 +326,9 @@ def test_learning_is_within_the_time_limit_that_is_given(
 ) -> None:
     asked: list[float] = []
 
-    def learn_from(*models: object, time_limit: float, **how: object) -> Learned:
+    def learn_from(*models: object, time_limit: float, **how: object) -> LearningResult:
         asked.append(time_limit)
-        return Learned()
+        return LearningResult()
 
     monkeypatch.setattr("superopt.pipeline.rule_learning.learn_from", learn_from)
     assert run("optimize", "m.onnx", "--discover", "60", *limit)[0] == 0

@@ -11,7 +11,7 @@ import superopt
 from superopt import cost as costs
 from superopt.discovery.data_movement import along, along_matrices, as_products, contracts
 from superopt.discovery.discover import claimed
-from superopt.discovery.learn import Learned, learn
+from superopt.discovery.learn import LearningResult, learn
 from superopt.discovery.lifting import lifted
 from superopt.frontend import GraphBuilder
 from superopt.ir.graph import Graph
@@ -139,7 +139,7 @@ def test_slopes_of_each_channel_are_written_in_operators_that_are_fast(
     assert found.report.cost.after_us < 0.6 * found.report.cost.before_us
 
 
-def learnt(graph: Graph, library: Library, out: Path) -> Learned:
+def learnt(graph: Graph, library: Library, out: Path) -> LearningResult:
     with claimed(out) as asked, costs.for_target(PRICES) as prices:
         return learn({"net": graph}, library, prices, out=out, asked=asked, target=PRICES, seconds=240.0)
 

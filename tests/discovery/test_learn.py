@@ -14,7 +14,7 @@ from superopt.discovery.candidate_proofs import CandidateProver
 from superopt.discovery.config import Config
 from superopt.discovery.derive import QUICK_ROUNDS, derived, reached, rewrites_of
 from superopt.discovery.discover import claimed
-from superopt.discovery.learn import Learned, applies, learn
+from superopt.discovery.learn import LearningResult, applies, learn
 from superopt.discovery.lifting import lifted
 from superopt.discovery.mining import mined
 from superopt.discovery.solving import Solver, theme_of
@@ -51,7 +51,7 @@ def normalised_layer(times: int = 1) -> Graph:
     return b.build()
 
 
-def learnt(models: Mapping[str, Graph], library: Library, out: Path, seconds: float = 300.0) -> Learned:
+def learnt(models: Mapping[str, Graph], library: Library, out: Path, seconds: float = 300.0) -> LearningResult:
     with claimed(out) as asked, costs.for_target(PRICES) as prices:
         return learn(models, library, prices, out=out, asked=asked, target=PRICES, seconds=seconds)
 
@@ -81,13 +81,13 @@ def test_what_something_else_reads_is_not_inside_a_part() -> None:
 
 
 @pytest.fixture(scope="module")
-def lesson(tmp_path_factory: pytest.TempPathFactory) -> tuple[Learned, Path]:
+def lesson(tmp_path_factory: pytest.TempPathFactory) -> tuple[LearningResult, Path]:
     """From a library of nothing: the test is whether rules are found, not whether ours has them."""
     out = tmp_path_factory.mktemp("learnt")
     return learnt({"layers": normalised_layer()}, Library({}), out), out
 
 
-def test_learns_what_a_model_needs(lesson: tuple[Learned, Path]) -> None:
+def test_learns_what_a_model_needs(lesson: tuple[LearningResult, Path]) -> None:
     found, out = lesson
     assert found.rules
     assert found.saved_us["layers"] > 0
@@ -99,7 +99,7 @@ def test_learns_what_a_model_needs(lesson: tuple[Learned, Path]) -> None:
         assert "from layers" in rule.origin
 
 
-def test_learns_the_same_again_and_goes_on_where_it_was(lesson: tuple[Learned, Path], tmp_path: Path) -> None:
+def test_learns_the_same_again_and_goes_on_where_it_was(lesson: tuple[LearningResult, Path], tmp_path: Path) -> None:
     _, out = lesson
     text = (out / "learned.toml").read_bytes()
     none = learnt({"layers": normalised_layer()}, Library({}), tmp_path, seconds=1e-6)
@@ -136,7 +136,7 @@ def test_a_folder_of_other_things_is_not_learnt_into(tmp_path: Path) -> None:
     assert (out / "own.toml").read_text() == "[tool]\n"
 
 
-def test_what_the_library_derives_is_not_learnt(lesson: tuple[Learned, Path], tmp_path: Path) -> None:
+def test_what_the_library_derives_is_not_learnt(lesson: tuple[LearningResult, Path], tmp_path: Path) -> None:
     _, out = lesson
     library = Library({r.id: r for r in parse_file(out / "learned.toml")})
     again = learnt({"layers": normalised_layer()}, library, tmp_path)
@@ -145,7 +145,7 @@ def test_what_the_library_derives_is_not_learnt(lesson: tuple[Learned, Path], tm
     assert again.saved_us["layers"] == 0
 
 
-def test_a_learnt_folder_is_admitted_and_used(lesson: tuple[Learned, Path]) -> None:
+def test_a_learnt_folder_is_admitted_and_used(lesson: tuple[LearningResult, Path]) -> None:
     found, out = lesson
     library = admit(load_library(out))
     assert {r.id for r in found.rules} <= {r.id for r in library.admitted}

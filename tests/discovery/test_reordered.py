@@ -9,7 +9,7 @@ import pytest
 
 from superopt import cost as costs
 from superopt.discovery.discover import claimed
-from superopt.discovery.learn import Learned, learn
+from superopt.discovery.learn import LearningResult, learn
 from superopt.discovery.lifting import lifted
 from superopt.discovery.skeletons import reordered
 from superopt.frontend import GraphBuilder
@@ -52,7 +52,7 @@ def test_movements_alone_and_operators_of_two_data_are_not_reordered() -> None:
     assert forms(App("MatMul", (patches(Var("xa")), Var("xb")), ()), kinds) == []
 
 
-def learnt(graph: Graph, out: Path) -> Learned:
+def learnt(graph: Graph, out: Path) -> LearningResult:
     with claimed(out) as asked, costs.for_target(PRICES) as prices:
         return learn({"net": graph}, load_library(), prices, out=out, asked=asked, target=PRICES, seconds=240.0)
 

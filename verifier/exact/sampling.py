@@ -47,10 +47,10 @@ def holds(condition: Condition, sizes: Mapping[str, int]) -> bool:
 
 
 def _number(value: Dim, sizes: Mapping[str, int]) -> int:
-    size = substitute(value, sizes)
-    if isinstance(size, Poly):
-        raise KeyError(str(size))
-    return size
+    number = substitute(value, sizes)
+    if isinstance(number, Poly):
+        raise KeyError(str(number))
+    return number
 
 
 def draw(

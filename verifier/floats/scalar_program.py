@@ -379,17 +379,17 @@ def _exactly(function: str, values: Sequence[Fraction | float]) -> Fraction | fl
 def _index_at(comprehension: Comprehension, flat: int) -> dict[str, Dim]:
     """The index variables of an element by its position in row-major order."""
     digits = [(v, _integer(e, {})) for axis in comprehension.axes for v, e in axis]
-    sizes: dict[str, Dim] = {}
+    indices: dict[str, Dim] = {}
     for variable, extent in reversed(digits):
-        flat, sizes[variable] = divmod(flat, extent)
-    return sizes
+        flat, indices[variable] = divmod(flat, extent)
+    return indices
 
 
 def _integer(value: Dim, at: Mapping[str, Dim]) -> int:
-    size = substitute(value, at)
-    if isinstance(size, Poly):
+    number = substitute(value, at)
+    if isinstance(number, Poly):
         raise TooLarge
-    return size
+    return number
 
 
 def _holds(condition: Condition, at: Mapping[str, Dim]) -> bool:

@@ -142,19 +142,19 @@ class Facts:
         rest = [c for c in (*extra, *self.hypotheses) if c.kind != "ne"]
         if any(self._sum_nonnegative(condition.size - c.size) for c in rest if c.kind == "ge"):
             return True
-        seen_sizes: set[Dim] = set()
-        found = self._eliminate(condition.size, _intervals(rest, set(self.least)), 12, seen_sizes)
-        self.budget.spend(len(seen_sizes) / _ELIMINATIONS)
+        tried: set[Dim] = set()
+        found = self._eliminate(condition.size, _intervals(rest, set(self.least)), 12, tried)
+        self.budget.spend(len(tried) / _ELIMINATIONS)
         return found
 
     def _eliminate(
-        self, size: Dim, intervals: Mapping[str, tuple[list[Dim], list[Dim]]], fuel: int, seen_sizes: set[Dim]
+        self, size: Dim, intervals: Mapping[str, tuple[list[Dim], list[Dim]]], fuel: int, tried: set[Dim]
     ) -> bool:
         if self._sum_nonnegative(size):
             return True
-        if fuel == 0 or not isinstance(size, Poly) or size in seen_sizes or len(seen_sizes) > _TRIED:
+        if fuel == 0 or not isinstance(size, Poly) or size in tried or len(tried) > _TRIED:
             return False
-        seen_sizes.add(size)
+        tried.add(size)
         for name in sorted(symbols(size) & intervals.keys()):
             coefficient = _linear_in(size, name)
             if coefficient is None:
@@ -167,7 +167,7 @@ class Facts:
                 ends = upper
             else:
                 continue
-            return any(self._eliminate(rest + coefficient * end, intervals, fuel - 1, seen_sizes) for end in ends[:3])
+            return any(self._eliminate(rest + coefficient * end, intervals, fuel - 1, tried) for end in ends[:3])
         return False
 
     def _sum_nonnegative(self, size: Dim) -> bool:

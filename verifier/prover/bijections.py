@@ -61,7 +61,7 @@ def _index_equations(f: Factor, g: Factor, a: Monomial, b: Monomial) -> list[Dim
     """``index in g - index in f`` for elements in corresponding places, where no inner variable occurs."""
     if isinstance(f, Element) and isinstance(g, Element):
         return [j - i for i, j in zip(f.index, g.index, strict=True)]
-    sizes: list[Dim] = []
+    differences: list[Dim] = []
     outer_f, outer_g = f.free, g.free
     lists: dict[str, tuple[list[Element], list[Element]]] = {}
     for e in _elements(f):
@@ -74,8 +74,8 @@ def _index_equations(f: Factor, g: Factor, a: Monomial, b: Monomial) -> list[Dim
         for x, y in zip(left, right, strict=True):
             for i, j in zip(x.index, y.index, strict=True):
                 if symbols(i) <= outer_f and symbols(j) <= outer_g:
-                    sizes.append(j - i)
-    return sizes
+                    differences.append(j - i)
+    return differences
 
 
 def solved(

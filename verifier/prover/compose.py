@@ -88,8 +88,8 @@ class Composer:
         """The element of a term's output at an index, one dimension per axis."""
         if isinstance(term, Var):
             name = f"?{term.name}" if term.name in self.booleans else term.name
-            sizes = tuple(self._plain(i, s) for i, s in zip(index, self.shapes[term.name], strict=True))
-            return atom_value(Element(name, sizes))
+            indices = tuple(self._plain(i, s) for i, s in zip(index, self.shapes[term.name], strict=True))
+            return atom_value(Element(name, indices))
         key = (term, index, self._scope)
         if key not in self._memo:
             app, output = (term.term, term.index) if isinstance(term, Project) else (term, 0)
@@ -107,16 +107,16 @@ class Composer:
 
     def digits(self, axis: Axis, position: Dim) -> dict[str, Dim]:
         """The digits of a position inside an axis, most significant first."""
-        sizes: dict[str, Dim] = {}
+        positions: dict[str, Dim] = {}
         rest = position
         for number, (name, extent) in enumerate(reversed(axis)):
             if number == len(axis) - 1:
-                sizes[name] = rest
+                positions[name] = rest
             else:
                 high = self._divided(rest, extent)
-                sizes[name] = rest - high * extent
+                positions[name] = rest - high * extent
                 rest = high
-        return sizes
+        return positions
 
     def _divided(self, size: Dim, divisor: Dim) -> Dim:
         """``⌊size/divisor⌋``; the part below the divisor is dropped where it is known to be in range."""
@@ -287,9 +287,9 @@ class Composer:
 
 def _selector(name: str, value: Value, size: Dim) -> Value:
     """1 where the variable is the position, else 0."""
-    known_size = dimension_of(value)
-    if known_size is not None:
-        return guarded(ONE, [Condition("eq", sym(name) - known_size)])
+    constant = dimension_of(value)
+    if constant is not None:
+        return guarded(ONE, [Condition("eq", sym(name) - constant)])
     return atom_value(Apply("at", (size_value(sym(name)), sealed(value), size_value(size))))
 
 

@@ -135,8 +135,8 @@ def context_of(rule: Rule) -> Context:
 
 def exact_part(value: Dim, part: str) -> Dim:
     """``d`` of ``d·part``."""
-    size = coefficient_of(value, part)
-    return 1 if size is None or size == 0 else size
+    coefficient = coefficient_of(value, part)
+    return 1 if coefficient is None or coefficient == 0 else coefficient
 
 
 def _ranges(rule: Rule) -> tuple[dict[str, int], list[Condition], dict[str, int]]:

@@ -166,16 +166,16 @@ def _upper_end(branch: Branch, name: str) -> Dim | None:
 
 def _stride(sizes: list[Dim], low: str, high: str) -> Dim | None:
     """``s`` where the two names occur only as ``c·(s·high + low)``."""
-    found_size: Dim | None = None
+    stride: Dim | None = None
     for size in sizes:
         a, b = coefficient_of(size, low), coefficient_of(size, high)
         if a == 0 and b == 0 and a is not None and b is not None:
             continue
         ratio = None if a is None or b is None or a == 0 or b == 0 else exact_quotient(b, a)
-        if ratio is None or (found_size is not None and found_size != ratio):
+        if ratio is None or (stride is not None and stride != ratio):
             return None
-        found_size = ratio
-    return found_size
+        stride = ratio
+    return stride
 
 
 def _without_unused(algebra: Algebra, branch: Branch) -> Branch:

@@ -134,15 +134,15 @@ def _factor(factor: Factor, binding: Mapping[str, Dim]) -> Factor:
         case Element(tensor, index):
             return Element(tensor, tuple(substitute(i, binding) for i in index))
         case SizeFactor(size):
-            new_size = substitute(size, binding)
+            renamed = substitute(size, binding)
             if (
-                not isinstance(new_size, Poly)
-                or len(new_size.terms) != 1
-                or new_size.terms[0][1] != 1
-                or len(new_size.terms[0][0]) != 1
+                not isinstance(renamed, Poly)
+                or len(renamed.terms) != 1
+                or renamed.terms[0][1] != 1
+                or len(renamed.terms[0][0]) != 1
             ):
                 raise AssertionError("a size became a sum")
-            return SizeFactor(new_size)
+            return SizeFactor(renamed)
         case Apply(function, args):
             return Apply(function, tuple(replace(a, binding) for a in args))
         case SumBase(value):

@@ -185,8 +185,8 @@ class Order(Signs):
             return None
         element = single_factor(chosen.of(coefficient=Fraction(1)))
         assert isinstance(element, Element)
-        size = dimension_of(scale(tuple(m for m in value if m is not chosen), -chosen.coefficient))
+        offset = dimension_of(scale(tuple(m for m in value if m is not chosen), -chosen.coefficient))
         below = self.naturals.get(element.tensor)
-        if below is None or size is None:
+        if below is None or offset is None:
             return None
-        return atom_value(Apply("at", (size_value(size), atom_value(element), size_value(below))))
+        return atom_value(Apply("at", (size_value(offset), atom_value(element), size_value(below))))

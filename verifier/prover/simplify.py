@@ -334,16 +334,16 @@ def _merged(m: Monomial, high: str, low: str, size: Dim) -> list[Monomial] | Non
     own = {ge(sym(low)), ge(size - 1 - sym(low))}
     guards: set[Condition] = set()
     for g in m.guards - own:
-        new_size = substitute(g.size, binding)
-        if high in symbols(new_size):
+        bound_size = substitute(g.size, binding)
+        if high in symbols(bound_size):
             c = coefficient_of(g.size, high)
             if low in symbols(g.size) or g.kind != "ge" or c not in (1, -1):
                 return None
             rest = g.size - c * sym(high)  # high ≥ -rest, or high ≤ rest
-            new_size = sym(merged) + rest * size if c == 1 else rest * size + size - 1 - sym(merged)
-            if high in symbols(new_size):
+            bound_size = sym(merged) + rest * size if c == 1 else rest * size + size - 1 - sym(merged)
+            if high in symbols(bound_size):
                 return None
-        guards.add(normal_condition(Condition(g.kind, new_size)))
+        guards.add(normal_condition(Condition(g.kind, bound_size)))
     if not any(low in f.free or high in f.free for f, _ in m.factors):
         return None
     if any(
