@@ -22,11 +22,11 @@ from starlette.staticfiles import StaticFiles
 
 from superopt.ir.errors import printable
 from superopt.server.http import openapi
-from superopt.server.http.answers import Answers
 from superopt.server.http.guard import Guard
 from superopt.server.http.head_method import HeadAsGet
 from superopt.server.http.health import HealthFirst
 from superopt.server.http.problems import Problem, from_meaning
+from superopt.server.http.response_cache import ResponseCache
 from superopt.server.http.system_errors import meaning
 from superopt.server.routes import HEAD_AGAIN, ONLY_KNOWN, ROUTERS
 from superopt.server.routes.errors import answer
@@ -69,7 +69,7 @@ def create_app(settings: Settings) -> FastAPI:
         app.include_router(router, dependencies=[ONLY_KNOWN, HEAD_AGAIN])
     app.mount("/static", StaticFiles(directory=_HERE / "static"), name="static")
     _handle_problems(app)
-    app.add_middleware(Answers)
+    app.add_middleware(ResponseCache)
     app.add_middleware(HealthFirst, health=service.health)
     app.add_middleware(HeadAsGet, routes=[route for router in ROUTERS for route in router.routes])
     app.add_middleware(Guard, service=service)  # the outermost

@@ -26,9 +26,9 @@ from superopt.server.http.health import Health
 from superopt.server.http.histogram import HTTP_SECONDS, Histogram
 from superopt.server.http.keys import ANYONE, Caller, Keys
 from superopt.server.http.problems import Problem
-from superopt.server.jobs.blob_copies import Copies
 from superopt.server.jobs.blobs import Blobs
 from superopt.server.jobs.database import Database
+from superopt.server.jobs.database_blobs import DatabaseBlobs
 from superopt.server.jobs.job_watch import Watcher
 from superopt.server.jobs.object_storage import Stores
 from superopt.server.jobs.pins import Pins
@@ -64,7 +64,7 @@ class Service:
     def __post_init__(self) -> None:
         self.database = Database(self.settings.url)
         self.store = Store(self.database, self.settings.limits)
-        self.blobs = Blobs(self.settings.data, Copies(self.database) if self.settings.apart else None)
+        self.blobs = Blobs(self.settings.data, DatabaseBlobs(self.database) if self.settings.apart else None)
         self.keys = Keys(self.database)
         limits = self.settings.limits
         self.uploads = Uploads(self.settings.data, self.blobs, limits)

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Iterator, Set
 from pathlib import Path
 
-from superopt.server.jobs.blob_copies import Copies
+from superopt.server.jobs.database_blobs import DatabaseBlobs
 
 __all__ = ["SPARE", "Blobs", "Spool", "has_room"]
 
@@ -74,7 +74,7 @@ class Blobs:
     With ``copies`` each blob is in the database too, and one that another host made is fetched from there.
     """
 
-    def __init__(self, data: Path, copies: Copies | None = None) -> None:
+    def __init__(self, data: Path, copies: DatabaseBlobs | None = None) -> None:
         self.copies = copies
         self.root, self.incoming, self.work = (data / name for name in ("blobs", "incoming", "work"))
         for folder in (self.root, self.incoming, self.work):

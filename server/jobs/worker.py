@@ -23,10 +23,10 @@ from sqlalchemy.exc import DBAPIError
 from superopt.server.http import logs
 from superopt.server.http.body import MODEL_FILE, ONNX, sidecars
 from superopt.server.http.system_errors import DISK_FULL, meaning
-from superopt.server.jobs.blob_copies import Copies
 from superopt.server.jobs.blobs import Blobs
 from superopt.server.jobs.child import FILES, FRAME, NO_ROOM
 from superopt.server.jobs.database import Database
+from superopt.server.jobs.database_blobs import DatabaseBlobs
 from superopt.server.jobs.engine_process import Nursery
 from superopt.server.jobs.finality import reusable
 from superopt.server.jobs.retention import Retention
@@ -65,7 +65,7 @@ class Worker:
         self.database = Database(settings.url)
         self.store = Store(self.database, settings.limits)
         self.retention = Retention(self.database, settings.limits)
-        self.blobs = Blobs(settings.data, Copies(self.database) if settings.apart else None)
+        self.blobs = Blobs(settings.data, DatabaseBlobs(self.database) if settings.apart else None)
         self.uploads = Uploads(settings.data, self.blobs, settings.limits)
         self.stopping = False
         self._given_up: list[Claim] = []  # jobs that the database was not there to be told of

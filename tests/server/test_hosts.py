@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from service_testing import GRAPH, Live, files_below, free_port, start, stop, tiny, until
 
-from superopt.server.jobs.blob_copies import Copies
 from superopt.server.jobs.database import Database
+from superopt.server.jobs.database_blobs import DatabaseBlobs
 from superopt.server.settings import Limits, Settings
 
 JOBS = int(os.environ.get("SUPEROPT_TEST_JOBS", "6"))
@@ -98,7 +98,7 @@ def emptied(url: str) -> None:
 
 
 def test_copies_are_whole_and_swept(database: Database, tmp_path: Path) -> None:
-    copies = Copies(database)
+    copies = DatabaseBlobs(database)
     for content in (b"", b"x", os.urandom((2 << 20) + 7)):
         source = tmp_path / "source"
         source.write_bytes(content)
@@ -116,7 +116,7 @@ def test_copies_are_whole_and_swept(database: Database, tmp_path: Path) -> None:
 
 
 def test_a_damaged_copy_is_none(database: Database, tmp_path: Path) -> None:
-    copies = Copies(database)
+    copies = DatabaseBlobs(database)
     (tmp_path / "source").write_bytes(b"something")
     copies.put(tmp_path / "source", "0" * 64)
     assert not copies.get("0" * 64, tmp_path / "there")

@@ -29,7 +29,17 @@ from superopt.ops.meaning import (
 from superopt.passes.weights.slice_analysis import LONGEST, SliceAnalysis, extents_of, table
 from superopt.program.program import Program, ProgramStep
 
-__all__ = ["Absorbed", "Index", "StepAxes", "Product", "Removal", "step_axes", "products_of", "removal_of", "sums_of"]
+__all__ = [
+    "Absorbed",
+    "Index",
+    "StepAxes",
+    "WeightedSum",
+    "Removal",
+    "step_axes",
+    "products_of",
+    "removal_of",
+    "sums_of",
+]
 
 
 # -- Axes of an index ----------------------------------------------------------------------------------------------
@@ -80,7 +90,7 @@ class StepAxes:
 
 
 @dataclass(frozen=True)
-class Product:
+class WeightedSum:
     """A sum ``Σ_r data[…r…] · weight[…r…]``: its terms are linear in a weight.
 
     Attributes:
@@ -217,7 +227,7 @@ def _stuck(position: Dim | Scalar, found: Index | None) -> frozenset[str]:
     return frozenset()
 
 
-def products_of(body: Scalar, variable: str, constant: Sequence[bool]) -> Product | None:
+def products_of(body: Scalar, variable: str, constant: Sequence[bool]) -> WeightedSum | None:
     """The product that a sum over a variable adds up, if it is one of data and of a weight that both have it."""
     plain = True
     while True:
@@ -239,7 +249,7 @@ def products_of(body: Scalar, variable: str, constant: Sequence[bool]) -> Produc
     for read in (data, weight):
         if sum(isinstance(i, Poly) and variable in symbols(i) for i in read.index) != 1:
             return None
-    return Product(data, weight, plain)
+    return WeightedSum(data, weight, plain)
 
 
 # -- Removal -------------------------------------------------------------------------------------------------------
@@ -265,7 +275,7 @@ class Absorbed:
         number: float64[n], of constant data; NaN for none.
     """
 
-    product: Product | None
+    product: WeightedSum | None
     vanishing: np.ndarray
     merged: np.ndarray
     number: np.ndarray
@@ -420,12 +430,12 @@ def _axis(index: tuple[object, ...], variable: str) -> int:
     return index.index(sym(variable))
 
 
-def _alone(product: Product, variable: str) -> bool:
+def _alone(product: WeightedSum, variable: str) -> bool:
     """Whether the variable by itself is an index of both reads."""
     return sym(variable) in product.data.index and sym(variable) in product.weight.index
 
 
-def _lands(meaning: Meaning, product: Product, reduction: Reduce) -> bool:
+def _lands(meaning: Meaning, product: WeightedSum, reduction: Reduce) -> bool:
     """Whether what constant data adds is a vector along axes of the result: the weight is indexed by single variables,
     each of a sum inside this one or an axis of the result, and the sum is a summand of the result."""
     if not product.plain or len(meaning.outputs) != 1:

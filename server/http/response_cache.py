@@ -1,4 +1,4 @@
-"""Answers about the library are the same as long as the process lives: they are kept as the bytes that were sent.
+"""A cache of responses about the library, which are the same as long as the process lives, as the bytes that were sent.
 
 A kept answer costs a look into a dictionary, whatever it took to make: no routing, no validation, no JSON.
 """
@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from superopt.server.http.conditional_requests import is_current
 
-__all__ = ["Answers"]
+__all__ = ["ResponseCache"]
 
 _PLACES = ("/v1/rules", "/v1/operators", "/v1/profiles", "/v1/gallery")
 _PAGES = ("/rules",)  # not those of single rules: they say when a certificate was made
@@ -36,7 +36,7 @@ class _Kept:
         return len(self.body) + len(self.packed) + 1024
 
 
-class Answers:
+class ResponseCache:
     """Plain ASGI in front of the routes; a kept answer is what the route said, byte for byte."""
 
     def __init__(self, app: ASGIApp) -> None:

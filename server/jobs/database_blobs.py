@@ -12,12 +12,12 @@ from sqlalchemy.exc import IntegrityError
 
 from superopt.server.jobs.database import Database, now, parts
 
-__all__ = ["Copies"]
+__all__ = ["DatabaseBlobs"]
 
 _PART = 1 << 20  # bytes of a row
 
 
-class Copies:
+class DatabaseBlobs:
     """Every blob of every host, in rows of a megabyte."""
 
     def __init__(self, database: Database) -> None:
