@@ -129,7 +129,7 @@ def test_same_bytes_with_one_and_two_workers(
     run: Run, tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And while one worker is at the base theme, the other prepares what does not depend on it."""
-    ahead = sys.modules["superopt.discovery.discover"]._Ahead
+    ahead = sys.modules["superopt.discovery.discover"]._PreparedAhead
     made: list[str] = []
 
     def took(self: Any, outcome: Any) -> bool:
