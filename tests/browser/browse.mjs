@@ -56,6 +56,7 @@ const scenarios = {
   /** A file is chosen, its job followed, its result read and downloaded. */
   async upload() {
     const page = await open("/");
+    await page.waitForLoadState("networkidle"); // its scripts are loaded
     await page.setInputFiles("#graph", { name: "mine.json", mimeType: "application/json", buffer: Buffer.from(readFileSync(facts.model)) });
     assert.match(await page.textContent("#chosen"), /mine\.json, \d/);
     await page.fill("input[name=time_limit]", "300");
