@@ -88,9 +88,10 @@ def _measured(report: Mapping[str, Any]) -> tuple[str, str, str]:
         f"({certainty(spread, rounds)})."
     )
     claim = measured_claim(ratio, spread, rounds)
-    if claim[0] == "no difference" and report["reason"]["code"] == "faster":
+    reason = report.get("reason") or {}
+    if claim[0] == "no difference" and reason.get("code") == "faster":
         claim = ("faster", f"About {speedup_text(ratio)} faster")
-        basis = f"{basis} {report['reason']['text'][0].upper()}{printable(report['reason']['text'][1:], 300)}."
+        basis = f"{basis} {reason['text'][0].upper()}{printable(reason['text'][1:], 300)}."
     return (*claim, basis)
 
 
