@@ -22,7 +22,7 @@ from superopt.rules.spelling import from_front
 
 __all__ = [
     "DIGEST",
-    "IndexBound",
+    "GatherBound",
     "RuleTypes",
     "complete",
     "instances",
@@ -94,7 +94,7 @@ def _literal(term: Term | None) -> int | None:
 
 
 @dataclass(frozen=True)
-class IndexBound:
+class GatherBound:
     """Positions that a Gather reads: the bound that their declaration gives (``None``: they are computed), the axis."""
 
     text: str
@@ -105,15 +105,15 @@ class IndexBound:
         return f"positions {self.text} are inside an axis of size {format_dim(self.size)}"
 
 
-def positions(rule: Rule, side: Sequence[Term], types: Types) -> tuple[IndexBound, ...]:
+def positions(rule: Rule, side: Sequence[Term], types: Types) -> tuple[GatherBound, ...]:
     """Every use of positions that are not literal, with what the rule's types say of them."""
-    found: dict[IndexBound, None] = {}
+    found: dict[GatherBound, None] = {}
     for term in postorder(*side):
         if isinstance(term, App) and term.op in _READS_AT and (indices := term.args[1]) is not None:
             for source in _sources(indices):
                 if _literal(source) is None:
                     kind = rule.tensors[source.name] if isinstance(source, Var) else None
-                    found[IndexBound(str(source), None if kind is None else kind.below, _axis(term, types))] = None
+                    found[GatherBound(str(source), None if kind is None else kind.below, _axis(term, types))] = None
     return tuple(found)
 
 

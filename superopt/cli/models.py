@@ -79,9 +79,9 @@ def explain(
             show_explanation(console, report)
         else:
             with Input(made) as other:
-                derivation = pipeline.derive(
-                    load(path), load(other), target=target, runtime=runtime, sizes=options.sizes
-                )
+                written = load(other)
+                derivation = pipeline.derive(load(path), written, target=target, runtime=runtime, sizes=options.sizes)
+            show_provenance(console, written)
             show_derivation(console, derivation.json())
     if report_json is not None:
         write_json(derivation.json() if derivation is not None else None, report_json, force)

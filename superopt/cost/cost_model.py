@@ -88,7 +88,7 @@ class CostModel(ABC):
 
     Beyond prices, a model declares: which prices need no measurement (:meth:`has_price`, :meth:`expected`), what its
     prices depend on (:attr:`digest`), a model of the recorded prices alone (:attr:`recorded`), prices of the runtime's
-    own nodes (:attr:`lowered`), and a device that times whole graphs (:attr:`racing`).
+    own nodes (:attr:`lowered`), and a device that times whole graphs (:attr:`device_timer`).
 
     Args:
         sizes: what symbolic dimensions are costed at.

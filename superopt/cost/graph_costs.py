@@ -1,7 +1,7 @@
 """The price, the work and the memory of a whole graph, as the backend runs it.
 
-On the CPU of this machine the parts are the kernels of the runtime's own optimised graph. Elsewhere they are the
-graph's own nodes, with what the backend fuses (nearly) free.
+Under recorded prices, which ``--target cpu`` uses as well, the parts are the graph's own nodes, with what the backend
+fuses (nearly) free. A device that measures as it goes has the kernels of the runtime's own optimised graph instead.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
 A candidate improves on the input (:attr:`Comparison.improvement`) in one of two ways. The report's status says
 "improved" for no other reason, and what improves nothing is not returned.
 
-- *faster*: the paired benchmark shows it faster by more than the measurement's uncertainty. Where the target cannot be
-  timed, prices say that it is faster by more than they are off.
+- *faster*: the paired benchmark shows it faster by more than the measurement's uncertainty; or all of its rounds leave
+  that in doubt, prices say so, and prices and rounds together leave hardly any doubt. Where the target cannot be timed,
+  prices say that it is faster by more than they are off.
 - *simpler*: of nodes, FLOPs, bytes moved, bytes of weights and kernels none is more, one of the first three is less,
   and the benchmark does not show it slower by more than the uncertainty.
 

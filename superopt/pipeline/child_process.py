@@ -42,6 +42,7 @@ from superopt.runtime.watchdog import watching
 
 __all__ = ["allow_child_process", "search_in_child"]
 
+_REPORT = "please report it (SUPEROPT_DEBUG=1 shows where)"
 _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LOOK = 0.2  # seconds after which who waits looks whether a signal came: one that another thread took, or that came
 # just before the wait began, does not end it
@@ -213,14 +214,15 @@ def _cause_of_death(child: int) -> BaseException:
         hint = "systems do so that run out of memory: try --memory-limit, or a machine with more"
         return ResourceLimit("the process of the search was ended from outside", hint=hint)
     if ended.si_code == os.CLD_EXITED:
-        return RuntimeError("the process of the search ended without an answer")
+        return SuperoptError("internal error: the process of the search ended without an answer", hint=_REPORT)
     if ended.si_status in _ENDS:
         return KeyboardInterrupt()
     if ended.si_status == signal.SIGBUS:  # what is mapped is not there any more
         return InvalidModel("a file of the model's weights became shorter while it was read", hint="run it again")
     if ended.si_status == signal.SIGXCPU:
         return ResourceLimit("the search took more processor time than processes may take here", hint="see ulimit -t")
-    return RuntimeError(f"the process of the search ended: {signal.strsignal(ended.si_status)}")
+    how = signal.strsignal(ended.si_status)
+    return SuperoptError(f"internal error: the process of the search ended: {how}", hint=_REPORT)
 
 
 # -- the copy --------------------------------------------------------------------------------------------------------

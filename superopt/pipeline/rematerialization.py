@@ -104,7 +104,7 @@ class Point:
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class MemoryPlan:
     """A way of computing a graph that takes less memory and more time.
 
     Attributes:
@@ -130,7 +130,7 @@ class Plan:
         return block_of(self.planned.task, self.table)
 
 
-class PlanWriter:
+class MemoryPlanWriter:
     """A graph of which plans are written, and what is known of it.
 
     Attributes:
@@ -157,7 +157,7 @@ class PlanWriter:
         """Seconds."""
         return self.deadline - time.monotonic()
 
-    def plans(self, most: int | None = None) -> list[Plan]:
+    def plans(self, most: int | None = None) -> list[MemoryPlan]:
         """Plans each of which takes less time, less memory alive at once or a smaller block than any other, by rising
         time; the order given is left out.
 
@@ -171,13 +171,13 @@ class PlanWriter:
         found += split
         for plan in split:
             found += self._with_recomputation(plan.planned, plan.us, "fission, recomputation", most, len(split))
-        kept: list[Plan] = []
+        kept: list[MemoryPlan] = []
         for plan in sorted(found, key=lambda p: (p.us, p.block)):
             if all(plan.block < k.block or plan.peak < k.peak for k in kept):
                 kept.append(plan)
         return kept
 
-    def _with_fission(self) -> Iterator[Plan]:
+    def _with_fission(self) -> Iterator[MemoryPlan]:
         """Plans in which regions are computed in parts."""
         from superopt.pipeline.fission import fissions  # here, because it loads the prover
 
@@ -185,7 +185,7 @@ class PlanWriter:
             if self.left() <= 0.0:
                 return
             planned = task_of(made.graph, self.model.recorded or self.model, sizes=self.sizes)
-            yield Plan(planned, original_timetable(planned.task), self.price(made, planned), "fission")
+            yield MemoryPlan(planned, original_timetable(planned.task), self.price(made, planned), "fission")
 
     def price(self, made: Fissioned, planned: Planned) -> float:
         """Modelled microseconds of a graph with regions in parts, beyond those of the graph given."""
@@ -193,12 +193,12 @@ class PlanWriter:
 
     def _with_recomputation(
         self, planned: Planned, us: float, how: str, most: int | None, among: int = 1
-    ) -> Iterator[Plan]:
+    ) -> Iterator[MemoryPlan]:
         """Plans that compute values of a graph again, one of so many graphs that share work and time."""
         found = front(planned.task, rows=self.rows // among, seconds=self.planning * self.left() / among, enough=most)
-        yield from (Plan(planned, t, us + t.us, how) for t in found[1:])
+        yield from (MemoryPlan(planned, t, us + t.us, how) for t in found[1:])
 
-    def point(self, plan: Plan) -> Point | None:
+    def point(self, plan: MemoryPlan) -> Point | None:
         """A plan, written; ``None`` where ONNX Runtime does not take it."""
         try:
             if plan.how == "fission":
@@ -209,7 +209,7 @@ class PlanWriter:
             return None
         return Point(made.graph, self.weights + self.held + made.block, self.us + plan.us, how)
 
-    def _in_parts(self, plan: Plan) -> tuple[Realised, str]:
+    def _in_parts(self, plan: MemoryPlan) -> tuple[Realised, str]:
         """A plan with regions in parts as it takes least: in an order of its own, or in one that guards see to."""
         found = least_memory(plan.planned.graph, sizes=self.sizes, deadline=self.deadline, alike=False)
         least = Realised(found.graph, found.asked[1] if found.asked else arena_block(found.graph, self.sizes))
@@ -223,7 +223,7 @@ class PlanWriter:
         """Bytes that may be alive at once for weights and activations to be within a limit with something to spare."""
         return PLANS.limit_share * limit - self.weights - self.held
 
-    def within_limit(self, limit: int, plans: Sequence[Plan]) -> list[Point]:
+    def within_limit(self, limit: int, plans: Sequence[MemoryPlan]) -> list[Point]:
         """Points from plans of rising time, up to the first that needs no more than the limit."""
         room, found = self.room(limit), list[Point]()
         while plans and len(found) < PLANS.attempts and self.left() > 0.0:
@@ -239,7 +239,7 @@ class PlanWriter:
             room = min(room, room * plan.block / block)
         return found
 
-    def least(self, plans: Sequence[Plan]) -> Point | None:
+    def least(self, plans: Sequence[MemoryPlan]) -> Point | None:
         """Of the plans of the least block, those of each kind first, written, the one that needs least."""
         rising = sorted(plans, key=lambda p: p.block)
         kinds = list({p.how: p for p in reversed(rising)}.values())
@@ -353,7 +353,7 @@ def points(
         InvalidModel, Unsupported, ResourceLimit: ONNX Runtime cannot run it, or not with its arena watched.
         NotCovered: an input is no tensor.
     """
-    writing = PlanWriter(graph, model, sizes or {}, seconds, rows)
+    writing = MemoryPlanWriter(graph, model, sizes or {}, seconds, rows)
     found = list(writing.first)
     plans = writing.plans()
     chosen = [min((p for p in plans if p.us <= share * writing.us), key=lambda p: p.block, default=None)
@@ -396,7 +396,7 @@ def smallest_points(
     Raises:
         As :func:`points`.
     """
-    writing = PlanWriter(graph, model, sizes or {}, seconds, rows)
+    writing = MemoryPlanWriter(graph, model, sizes or {}, seconds, rows)
     found = list(writing.first)
     if limit is not None and found[-1].bytes <= limit:
         return found

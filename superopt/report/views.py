@@ -241,11 +241,17 @@ def show_cost(console: Console, name: str, facts: Mapping[str, Any], top: int) -
 
 
 def show_provenance(console: Console, graph: Graph) -> None:
-    """Which rules, or which pass, made the nodes of a graph that superopt wrote; nothing for any other graph."""
-    made = [(n, n.metadata.get(RULES) or n.metadata[PASS]) for n in graph.nodes if n.metadata.keys() & {RULES, PASS}]
-    if made:
-        rows = [(printable(n.name, 60), printable(n.op), printable(rules, 200)) for n, rules in made]
-        console.print(table("node", "operator", "made by", rows=rows))
+    """Which pass, by which rules, made the nodes of a graph that superopt wrote; nothing for any other graph."""
+    rows = [
+        (
+            printable(node.name, 60), printable(node.op), printable(node.metadata.get(PASS, ""), 60),
+            printable(node.metadata.get(RULES, ""), 200),
+        )
+        for node in graph.nodes
+        if node.metadata.keys() & {RULES, PASS}
+    ]  # fmt: skip
+    if rows:
+        console.print(table("node", "operator", "pass", "rules", rows=rows))
 
 
 # -- Cost profiles -------------------------------------------------------------------------------------------------

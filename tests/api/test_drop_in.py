@@ -93,16 +93,26 @@ def test_simplify_writes_a_file_where_it_is_told_to(tmp_path: Path) -> None:
     check_slimmed(onnx.load(tmp_path / "out.onnx"))
 
 
-def test_what_cannot_be_optimised_comes_back_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (ResourceLimit("too large for this machine"), "too large for this machine"),
+        (MemoryError(), "out of memory"),
+        (KeyError("a bug"), "internal error: KeyError"),
+    ],
+)
+def test_what_cannot_be_optimised_comes_back_with_a_warning(
+    error: Exception, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fails(*_: Any, **__: Any) -> None:
-        raise ResourceLimit("too large for this machine")
+        raise error
 
     monkeypatch.setattr(drop_in, "optimize", fails)
     model = exported()
-    with pytest.warns(RuntimeWarning, match="the model is returned as it was: too large") as caught:
+    with pytest.warns(RuntimeWarning, match=f"the model is returned as it was: {text}") as caught:
         assert superopt.slim(model) is model
     assert caught[0].filename == __file__
-    with pytest.warns(RuntimeWarning, match="too large"):
+    with pytest.warns(RuntimeWarning, match=text):
         simplified, checked = superopt.simplify(model)
     assert checked is False
     assert [n.op_type for n in simplified.graph.node] == [n.op_type for n in model.graph.node]

@@ -23,7 +23,7 @@ from superopt.memory.remat import front
 from superopt.memory.schedule_plan import Op, Task, original_timetable, patient, peak_of, prompt
 from superopt.ops.infer import Applied, infer
 from superopt.pipeline.memory_timeline import footprint
-from superopt.pipeline.rematerialization import PlanWriter, points, smallest_points
+from superopt.pipeline.rematerialization import MemoryPlanWriter, points, smallest_points
 from superopt.pipeline.schedule_lowering import realised
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.sample_data import feeds_for, with_values
@@ -321,7 +321,7 @@ def test_a_reshape_does_not_make_sizes_known_again() -> None:
 def test_what_is_computed_in_parts_is_computed_again_besides() -> None:
     graph = masked(8)
     with costs.for_target("profile:cpu-epyc-2core") as model:
-        writing = PlanWriter(graph, model, {}, 200.0, 100_000)
+        writing = MemoryPlanWriter(graph, model, {}, 200.0, 100_000)
         plans = writing.plans()
         least = min(plans, key=lambda p: p.peak)
         assert least.how == "fission, recomputation"

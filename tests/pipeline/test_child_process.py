@@ -21,7 +21,7 @@ from superopt.cost.measured import Measurements
 from superopt.cost.profile import Store
 from superopt.formats.tensors import ScratchData, set_aside
 from superopt.frontend import GraphBuilder
-from superopt.ir.errors import InvalidModel, ResourceLimit, Unsupported
+from superopt.ir.errors import InvalidModel, ResourceLimit, SuperoptError, Unsupported
 from superopt.ir.graph import Graph
 from superopt.passes import SearchOptions, SearchResult
 from superopt.pipeline import child_process
@@ -309,10 +309,10 @@ def test_an_error_that_cannot_be_sent_is_named(more: Callable[[], None], monkeyp
 ENDS: dict[signal.Signals | None, tuple[type[BaseException], str]] = {
     signal.SIGKILL: (ResourceLimit, "ended from outside.*--memory-limit"),
     signal.SIGXCPU: (ResourceLimit, "processor time.*ulimit -t"),
-    signal.SIGSEGV: (RuntimeError, "ended: Segmentation fault"),
+    signal.SIGSEGV: (SuperoptError, "ended: Segmentation fault"),
     signal.SIGBUS: (InvalidModel, "became shorter"),
     signal.SIGTERM: (KeyboardInterrupt, "^$"),
-    None: (RuntimeError, "without an answer"),
+    None: (SuperoptError, "without an answer"),
 }
 
 

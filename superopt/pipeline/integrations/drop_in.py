@@ -7,13 +7,14 @@ found or something failed, and then a warning says why.
 from __future__ import annotations
 
 import difflib
+import logging
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from superopt import formats
-from superopt.ir.errors import InvalidOption, SuperoptError, printable
+from superopt.ir.errors import InvalidOption, printable, superopt_error
 from superopt.ir.graph import Graph
 from superopt.ir.poly import Poly, symbols
 from superopt.ir.types import TensorType
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     import onnx
 
 __all__ = ["simplify", "slim", "slim_graph", "with_input_shapes"]
+
+_LOG = logging.getLogger("superopt")
 
 Model: TypeAlias = "str | Path | bytes | onnx.ModelProto | Graph"
 Shapes: TypeAlias = Mapping[str, Sequence[int]] | Sequence[str] | None
@@ -162,8 +165,9 @@ def slim_graph(
         result = optimize(graph, **options)
     except InvalidOption:
         raise
-    except (SuperoptError, OSError, MemoryError) as error:
-        return graph, False, f"the model is returned as it was: {error}"
+    except Exception as error:
+        _LOG.debug("an optimisation failed, and its input is returned", exc_info=True)
+        return graph, False, f"the model is returned as it was: {superopt_error(error)}"
     return result.graph, True, result.report.summary
 
 
