@@ -114,9 +114,8 @@ def search(
     """Find a cheaper graph that the rules make equal to this one.
 
     The signature (inputs, outputs, their names and types) is kept, symbolic dimensions stay, barriers are untouched.
-    The modelled cost of the result is never above the input's. Where nothing is gained and no node goes, the input itself
-    is returned.
-    ``KeyboardInterrupt`` ends the search with the best so far.
+    The modelled cost of the result is never above the input's. Where nothing is gained and no node goes, the input is
+    returned. ``KeyboardInterrupt`` ends the search with the best so far.
 
     Args:
         graph: a checked graph.
