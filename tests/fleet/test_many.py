@@ -138,7 +138,8 @@ def test_names_are_printed_on_one_line(
 
 @pytest.mark.parametrize("command", ["optimize", "prove", "discover", "corpus"])
 def test_ctrl_c_says_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
-    from superopt import discovery, gate
+    from superopt import gate
+    from superopt.discovery import discover
     from superopt.ir.errors import Interrupted
     from superopt.verifier import store
 
@@ -146,7 +147,7 @@ def test_ctrl_c_says_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         raise KeyboardInterrupt
 
     place = tmp_path / "place"
-    homes = {"optimize": batch, "prove": store, "discover": discovery, "corpus": gate}
+    homes = {"optimize": batch, "prove": store, "discover": discover, "corpus": gate}
     names = {"optimize": "optimize_all", "prove": "prove_all", "discover": "discover", "corpus": "run_corpus"}
     monkeypatch.setattr(homes[command], names[command], stopped)
     (tmp_path / "m.json").write_text(json.dumps({}))
