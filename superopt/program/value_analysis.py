@@ -48,7 +48,6 @@ NOT_NEGATIVE, POSITIVE = 1, 2
 ANYTHING = ValueFacts()
 OPAQUE = ValueFacts(regular=False)  # what an operator makes of which nothing is known
 _LARGEST = 1 << 26  # bytes of a weight up to which its elements are looked at
-_FEW = 1 << 12  # elements of a constant whose least magnitude is looked at: those of axes, not those of matrices
 _RUNGS = (-20, -10, -4)  # exponents by which least magnitudes of float32 are told apart
 _ORDINARY = 2.0 ** (GENEROUS[1] + 1)
 # Constants beside which an operand that nothing rounded may stand where a verdict wants a rounded one. A unit of its
@@ -97,7 +96,8 @@ def array_facts(array: np.ndarray) -> ValueFacts:
     top = max(float(wide.max()), -bottom)
     if not isfinite(top):
         return ValueFacts(finite=False, regular=False)
-    least = float(np.abs(wide).min()) if array.size <= _FEW else 0.0
+    # Of a scalar or elements along one axis, by which layers divide. Those of matrices would tell equal layers apart.
+    least = float(np.abs(wide).min()) if array.size == max(array.shape, default=1) else 0.0
     if array.dtype.itemsize <= 2:  # float16 and bfloat16: underflow is near
         sizes = np.abs(wide)
         least = float(np.min(sizes, where=sizes > 0, initial=inf))
