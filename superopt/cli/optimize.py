@@ -1,4 +1,4 @@
-"""``superopt optimize``: one model, or several into a folder."""
+"""``superopt optimize``, of one model or several into a folder, and ``superopt slim``, as an exporter calls it."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from superopt.cli.shell import (
     MOST_WORKERS,
     Cluster,
     Dims,
+    Effort,
     Force,
     Input,
     Json,
@@ -41,6 +42,7 @@ from superopt.cli.shell import (
 from superopt.ir.errors import SuperoptError, UsageError, printable
 from superopt.ir.interpreter import rarely_collected
 from superopt.ir.temporary import TemporaryFolder
+from superopt.pipeline import integrations
 
 if TYPE_CHECKING:
     from superopt.pipeline import Options
@@ -122,9 +124,7 @@ def optimize(
             "the reals, and errors up to 1e-4",
         ),
     ] = "standard",
-    effort: Annotated[
-        str, typer.Option(metavar="quick|default|thorough", help="how much work the search and the benchmark may do")
-    ] = "default",
+    effort: Effort = "default",
     objective: Annotated[
         str,
         typer.Option(
@@ -212,7 +212,7 @@ def optimize(
     destinations = {"-o": output, "--json": report_json, "--html": report_html}
     claim(destinations, [model], force=force)
     if objective == "pareto" and output is not None:
-        besides = {f"OUT-{i + 1}": name for i, name in enumerate(_beside(output, MOST_PARETO))}
+        besides = {f"OUT-{i + 1}": name for i, name in enumerate(_pareto_outputs(output, MOST_PARETO))}
         claim(destinations | besides, [model], force=force)
     if certificates is not None and certificates.exists():
         raise UsageError(f"{printable(str(certificates))} exists", hint="--certificates makes a folder of its own")
@@ -241,7 +241,7 @@ def optimize(
             options = replace(options, rules=own if learnt.rules else None)
         result = pipeline.optimize(path, options=options, progress=progress)
         if output is not None:
-            beside = _beside(output, len(result.pareto))
+            beside = _pareto_outputs(output, len(result.pareto))
             for file in (output, *beside):  # all of them before the first is written
                 refuse_own_files(result.original, file)
             save(result.graph, output, force)
@@ -282,10 +282,8 @@ def optimize(
 def slim(
     model: Model,
     output: Annotated[str, typer.Argument(metavar="OUT", help="where the result is written: .onnx or .json")],
-    time_limit: TimeLimit = 60.0,
-    effort: Annotated[
-        str, typer.Option(metavar="quick|default|thorough", help="how much work the search and the benchmark may do")
-    ] = "quick",
+    time_limit: TimeLimit = integrations.TIME_LIMIT,
+    effort: Effort = integrations.EFFORT,
     input_shapes: Annotated[
         list[str] | None,
         typer.Option("--input-shapes", metavar="NAME:N,N", help="sizes that an input has from now on: x:1,3,224,224"),
@@ -311,7 +309,7 @@ def slim(
     (err() if output == "-" else out()).print(f"{model}: {text}; wrote {output}", markup=False)
 
 
-def _beside(output: str, count: int) -> list[str]:
+def _pareto_outputs(output: str, count: int) -> list[str]:
     """Names of files for the graphs that trade time for memory, by rising time; none on standard output."""
     from superopt.pipeline.options import pareto_paths
 

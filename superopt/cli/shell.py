@@ -34,6 +34,7 @@ __all__ = [
     "MOST_WORKERS",
     "Cluster",
     "Dims",
+    "Effort",
     "Force",
     "Input",
     "Json",
@@ -87,6 +88,9 @@ TimeLimit = Annotated[
     float, typer.Option("--time-limit", metavar="S", min=0, envvar="SUPEROPT_TIME_LIMIT",
                         help="seconds that a model may take; most take less")
 ]  # fmt: skip
+Effort = Annotated[
+    str, typer.Option(metavar="quick|default|thorough", help="how much work the search and the benchmark may do")
+]
 Runtime = Annotated[
     str, typer.Option("--runtime", metavar="onnxruntime|openvino", envvar="SUPEROPT_RUNTIME",
                       help="what the model will run in")

@@ -404,7 +404,7 @@ def match_of(graph: EGraph, pattern: Pattern, slots: Sequence[int], values: tupl
     if pattern.bounded and not _in_bounds(graph, pattern.rule, tensors, sizes):
         return None
     ways = pattern.floats
-    if ways is not None and not _as_good(graph, ways, pattern.anyway, pattern.divisors, tensors, sizes):
+    if ways is not None and not _as_good(graph, pattern, ways, pattern.anyway, tensors, sizes):
         return None
     return Match(tuple([slots[r] for r in pattern.roots]), tensors, sizes)
 
@@ -489,11 +489,11 @@ def turns(graph: EGraph, pattern: Pattern, match: Match) -> bool:
     """Whether the side that was found is as good in floating point as what is made of it: whether either may stand for
     the other."""
     ways = pattern.opposite
-    return ways is None or _as_good(graph, ways, pattern.turned_anyway, pattern.divisors, match.tensors, match.sizes)
+    return ways is None or _as_good(graph, pattern, ways, pattern.turned_anyway, match.tensors, match.sizes)
 
 
 def _as_good(
-    graph: EGraph, by_type: Mapping[str, tuple[SafeConditions, ...]], anyway: frozenset[str], divisors: frozenset[str],
+    graph: EGraph, pattern: Pattern, by_type: Mapping[str, tuple[SafeConditions, ...]], anyway: frozenset[str],
     tensors: Mapping[str, int], sizes: Sizes,
 ) -> bool:  # fmt: skip
     """Whether a condition is met under which a direction is as good in floating point."""
@@ -512,7 +512,7 @@ def _as_good(
         return True
     fixed = {n for n, g in groups.items() if g.constant}
     moving = frozenset(types.keys() - fixed)
-    if len(moving) != 1 or not stands_for_rounded({n: known[n] for n in fixed}, divisors, element):
+    if len(moving) != 1 or not stands_for_rounded({n: known[n] for n in fixed}, pattern.divisors, element):
         return False
     return conditions_hold(ways, known, types, element, moving)
 

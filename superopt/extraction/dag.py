@@ -96,7 +96,7 @@ def problem_of(graph: EGraph, frame: ExtractionInput, pricer: Pricer) -> Problem
             us = 0.0 if node in frame.within else pricer.node(graph, node, kept=node in frame.input_nodes).us
             if us == FORBIDDEN:
                 continue
-            us += pricer.byte_us * sum(growth.of(a) for a in args if graph.constant(a))
+            us += pricer.byte_us * sum(growth.bytes_added(a) for a in args if graph.constant(a))
             us += 0.0 if graph.heads[node[0]].op in (LEAF, PROJECT) or node in frame.within else NODE_US
             us += 0.0 if node in frame.input_nodes else max((frame.inner.get(a, 0.0) for a in args), default=0.0)
             needs = tuple(a for a in args if not graph.constant(a))
@@ -120,8 +120,8 @@ class _Growth:
         self._graph, self._stored = graph, stored
         self._sources: dict[int, frozenset[int]] = {}
 
-    def of(self, identity: int) -> int:
-        """None where the model stores the constant."""
+    def bytes_added(self, identity: int) -> int:
+        """0 where the model stores the constant."""
         if identity in self._stored:
             return 0
         replaced = sum(_bytes(self._graph, s) for s in self._stored_sources(identity))

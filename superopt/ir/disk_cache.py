@@ -227,10 +227,10 @@ class _Shared:
         """The same value, its parts shared."""
         found = self._done.get(id(value))
         if found is None:
-            found = self._done[id(value)] = value, self._decoded(value)
+            found = self._done[id(value)] = value, self._with_shared_parts(value)
         return found[1]
 
-    def _decoded(self, value: object) -> object:
+    def _with_shared_parts(self, value: object) -> object:
         kind = type(value)
         if kind in (str, int, bytes, Poly):
             return self._known.setdefault((kind, value), value)

@@ -38,6 +38,7 @@ __all__ = [
     "SuperoptError",
     "Unsupported",
     "UsageError",
+    "internal_error",
     "out_of_memory",
     "printable",
     "quoted_error",
@@ -180,13 +181,13 @@ def _open_files() -> str:
 
 
 # By the system's number: the error, what it says, and the remedy.
-_LIMITS: Mapping[int, tuple[type[SuperoptError], Callable[[], str], str | Callable[[], str]]] = {
-    errno.EMFILE: (MachineLimit, _open_files, "raise the limit, for example with ulimit -n 1024"),
-    errno.ENFILE: (MachineLimit, lambda: "too many open files on this machine", "end other programs"),
-    errno.ENOSPC: (MachineLimit, lambda: "no space left on the disk", _MORE_DISK),
-    errno.EDQUOT: (MachineLimit, lambda: "the disk quota is used up", _MORE_DISK),
-    errno.ENOMEM: (ResourceLimit, lambda: "out of memory", _more_memory),
-    errno.EFBIG: (ResourceLimit, lambda: "a file is larger than files may be here", "raise the limit: ulimit -f"),
+_LIMITS: Mapping[int, tuple[type[SuperoptError], Callable[[], tuple[str, str]]]] = {
+    errno.EMFILE: (MachineLimit, lambda: (_open_files(), "raise the limit, for example with ulimit -n 1024")),
+    errno.ENFILE: (MachineLimit, lambda: ("too many open files on this machine", "end other programs")),
+    errno.ENOSPC: (MachineLimit, lambda: ("no space left on the disk", _MORE_DISK)),
+    errno.EDQUOT: (MachineLimit, lambda: ("the disk quota is used up", _MORE_DISK)),
+    errno.ENOMEM: (ResourceLimit, lambda: ("out of memory", _more_memory())),
+    errno.EFBIG: (ResourceLimit, lambda: ("a file is larger than files may be here", "raise the limit: ulimit -f")),
 }
 _BAD_ALLOC = "std::bad_alloc"  # the text of C++ libraries, in exceptions of any type
 _NO_THREAD = "can't start new thread"  # Python's text, whatever the system lacks for it
@@ -204,9 +205,9 @@ def resource_limit(error: BaseException, where: str = "") -> SuperoptError | Non
     number = error.errno if isinstance(error, OSError) else None
     if number is None or number not in _LIMITS:
         return None
-    kind, what, hint = _LIMITS[number]
-    return kind(what(), where=where or printable(str(getattr(error, "filename", None) or "")),
-                hint=hint if isinstance(hint, str) else hint())  # fmt: skip
+    kind, text = _LIMITS[number]
+    what, hint = text()
+    return kind(what, where=where or printable(str(getattr(error, "filename", None) or "")), hint=hint)
 
 
 def quoted_error(error: Exception) -> OSError | None:
@@ -242,8 +243,12 @@ def superopt_error(error: Exception) -> SuperoptError:
         return resource_limit(error) or UsageError(error.strerror or str(error), where=where)
     if isinstance(error, RuntimeError) and str(error) == _NO_THREAD:
         return MachineLimit("no further thread can be started", hint="free memory, or raise the limits: ulimit -u, -v")
-    text = f"internal error: {type(error).__name__}: {error}"
-    return SuperoptError(text, hint="please report it (SUPEROPT_DEBUG=1 shows where)")
+    return internal_error(f"{type(error).__name__}: {error}")
+
+
+def internal_error(what: str) -> SuperoptError:
+    """A fault of superopt's own."""
+    return SuperoptError(f"internal error: {what}", hint="please report it (SUPEROPT_DEBUG=1 shows where)")
 
 
 @contextmanager

@@ -552,11 +552,13 @@ class _Run:
         notes += tuple(f"rule {rule} was switched off during the search: {why}" for rule, why in quarantined)
         emitted = None
         graph = self.canonical.graph if totals.gain > 0 and not changed else self.graph
+        fewer = len(self.program.running) < sum(n.op != "Constant" for n in self.graph.nodes)
         try:
-            emitted = emit(
-                self.program, REGISTRY, self.budget, self.options.reserved | self.graph.names, made_by="search"
-            )
-            if not changed and not _simplified(emitted.graph, self.graph):
+            if changed or fewer:
+                emitted = emit(
+                    self.program, REGISTRY, self.budget, self.options.reserved | self.graph.names, made_by="search"
+                )
+            if emitted is not None and not changed and not _simplified(emitted.graph, self.graph):
                 emitted = None
         except NotCovered as error:
             notes += (f"the result cannot be written at the model's opset ({error}), so the input is returned",)

@@ -269,9 +269,9 @@ class Comparison:
     @property
     def _faster_together(self) -> bool:
         """Whether prices and rounds together show it, where prices say so and rounds are in doubt."""
-        said = self.measured is not None and self.measured.runs > POLICY.fewest_rounds
+        enough = self.measured is not None and self.measured.runs > POLICY.fewest_rounds
         gain = 1.0 - self.modelled
-        return said and gain > POLICY.least_modelled_gain and self.together.above(1.0) < POLICY.combined_error_rate
+        return enough and gain > POLICY.least_modelled_gain and self.together.above(1.0) < POLICY.combined_error_rate
 
     @property
     def together(self) -> Estimate:

@@ -33,7 +33,7 @@ from superopt.cost.cost_model import CostModel
 from superopt.fleet.child import ends_with
 from superopt.formats.mapped_file import Scratch, SharedScratch
 from superopt.formats.tensors import ScratchData
-from superopt.ir.errors import InvalidModel, ResourceLimit, SuperoptError
+from superopt.ir.errors import InvalidModel, ResourceLimit, SuperoptError, internal_error
 from superopt.ir.graph import Graph
 from superopt.passes import SearchOptions, SearchResult, search
 from superopt.regions.result import Progress
@@ -42,7 +42,6 @@ from superopt.runtime.watchdog import watching
 
 __all__ = ["allow_child_process", "search_in_child"]
 
-_REPORT = "please report it (SUPEROPT_DEBUG=1 shows where)"
 _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LOOK = 0.2  # seconds after which who waits looks whether a signal came: one that another thread took, or that came
 # just before the wait began, does not end it
@@ -214,15 +213,14 @@ def _cause_of_death(child: int) -> BaseException:
         hint = "systems do so that run out of memory: try --memory-limit, or a machine with more"
         return ResourceLimit("the process of the search was ended from outside", hint=hint)
     if ended.si_code == os.CLD_EXITED:
-        return SuperoptError("internal error: the process of the search ended without an answer", hint=_REPORT)
+        return internal_error("the process of the search ended without an answer")
     if ended.si_status in _ENDS:
         return KeyboardInterrupt()
     if ended.si_status == signal.SIGBUS:  # what is mapped is not there any more
         return InvalidModel("a file of the model's weights became shorter while it was read", hint="run it again")
     if ended.si_status == signal.SIGXCPU:
         return ResourceLimit("the search took more processor time than processes may take here", hint="see ulimit -t")
-    how = signal.strsignal(ended.si_status)
-    return SuperoptError(f"internal error: the process of the search ended: {how}", hint=_REPORT)
+    return internal_error(f"the process of the search ended: {signal.strsignal(ended.si_status)}")
 
 
 # -- the copy --------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from superopt import cost as costs
 from superopt import formats
@@ -32,7 +32,7 @@ from superopt.runtime.numeric_libraries import one_blas_thread
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["Result", "load", "optimize", "select_rules"]
+__all__ = ["Result", "is_proto", "load", "optimize", "select_rules"]
 
 
 def load(model: str | Path | bytes | onnx.ModelProto | Graph) -> Graph:
@@ -47,9 +47,14 @@ def load(model: str | Path | bytes | onnx.ModelProto | Graph) -> Graph:
         return formats.from_bytes(model)
     if isinstance(model, str | Path):
         return formats.load(Path(model))
-    if type(model).__name__ != "ModelProto":  # not imported for this: it may be onnx's or a copy of it
+    if not is_proto(model):
         raise UsageError(f"{type(model).__name__} is no model", hint="a path, bytes, an ONNX ModelProto, or a Graph")
     return formats.from_onnx(model)
+
+
+def is_proto(model: object) -> TypeGuard[onnx.ModelProto]:
+    """Whether it is an ONNX ModelProto; ONNX is not imported for this, and the class may be a copy of its own."""
+    return type(model).__name__ == "ModelProto"
 
 
 @rarely_collected()

@@ -198,7 +198,7 @@ class MemoryPlanWriter:
         found = front(planned.task, rows=self.rows // among, seconds=self.planning * self.left() / among, enough=most)
         yield from (MemoryPlan(planned, t, us + t.us, how) for t in found[1:])
 
-    def point(self, plan: MemoryPlan) -> Point | None:
+    def write(self, plan: MemoryPlan) -> Point | None:
         """A plan, written; ``None`` where ONNX Runtime does not take it."""
         try:
             if plan.how == "fission":
@@ -229,7 +229,7 @@ class MemoryPlanWriter:
         while plans and len(found) < PLANS.attempts and self.left() > 0.0:
             plan = next((p for p in plans if p.block <= room), min(plans, key=lambda p: p.block))
             plans = [p for p in plans if p.block < plan.block]
-            made = self.point(plan)
+            made = self.write(plan)
             if made is None:
                 continue
             found.append(made)
@@ -250,7 +250,7 @@ class MemoryPlanWriter:
                 break
             if found is not None and found.bytes <= self.weights + self.held + plan.peak:
                 continue
-            made = self.point(plan)
+            made = self.write(plan)
             if made is not None and (found is None or made.bytes < found.bytes):
                 found = made
         return found
@@ -361,7 +361,7 @@ def points(
     for plan in dict.fromkeys(p for p in chosen if p is not None):
         if writing.left() <= 0.0:
             break
-        made = writing.point(plan)
+        made = writing.write(plan)
         found += [made] if made is not None else []
     if limit is not None and min(p.bytes for p in found) > limit:
         found += writing.within_limit(limit, plans)

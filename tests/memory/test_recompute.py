@@ -327,7 +327,7 @@ def test_what_is_computed_in_parts_is_computed_again_besides() -> None:
         assert least.how == "fission, recomputation"
         assert least.peak < min(p.peak for p in plans if p.how == "fission")
         assert [p.us for p in plans] == sorted(p.us for p in plans)
-        point = writing.point(least)
+        point = writing.write(least)
     assert point is not None
     assert point.bytes < min(p.bytes for p in writing.first)
     feeds = feeds_for(graph)

@@ -49,7 +49,7 @@ class Candidates:
 def by_points(tile: Tile, tensor: Array) -> Candidates:
     """Evaluation–interpolation: fewest points first, and of these the sets with the least growth of errors."""
     tried = 0
-    points: list[Fraction | None] = [None, *_points()]
+    points: list[Fraction | None] = [None, *_small_rationals()]
     for rank in range(max(tensor.shape[1:]), sum(tensor.shape)):
         algorithms: list[Algorithm] = []
         for mode in range(3):
@@ -102,7 +102,7 @@ def by_merit(found: Sequence[Algorithm]) -> tuple[Algorithm, ...]:
     return tuple(sorted(found, key=merit))
 
 
-def _points() -> Iterator[Fraction]:
+def _small_rationals() -> Iterator[Fraction]:
     """Rationals with small numerators and denominators, small ones first."""
     seen = dict.fromkeys(
         Fraction(sign * p, q)
@@ -339,19 +339,19 @@ class _Walk:
         if first == 0 or second == 0:
             gone = [n for n, v in ((i, first), (j, second)) if v == 0]
             if first:
-                self._put(i, b, first)
+                self._set_factor(i, b, first)
             if second:
-                self._put(j, c, second)
+                self._set_factor(j, c, second)
             for n in sorted(gone, reverse=True):
                 del terms[n]
             self._link()
             return
-        self._put(i, b, first)
-        self._put(j, c, second)
+        self._set_factor(i, b, first)
+        self._set_factor(j, c, second)
         self._relink(i, b)
         self._relink(j, c)
 
-    def _put(self, i: int, axis: int, vector: _Signs) -> None:
+    def _set_factor(self, i: int, axis: int, vector: _Signs) -> None:
         self.terms[i][axis], sign = _canonical(vector)
         self.terms[i][3] *= sign
 
@@ -366,6 +366,6 @@ class _Walk:
                 other = list(one)
                 other[axis] = d
                 self.terms.append(other)
-                self._put(i, axis, rest)
+                self._set_factor(i, axis, rest)
                 self._link()
                 return

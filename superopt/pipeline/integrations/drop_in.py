@@ -11,14 +11,15 @@ import logging
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from superopt import formats
 from superopt.ir.errors import InvalidOption, printable, superopt_error
 from superopt.ir.graph import Graph
 from superopt.ir.poly import Poly, symbols
 from superopt.ir.types import TensorType
-from superopt.pipeline.optimization import load, optimize
+from superopt.pipeline.integrations import EFFORT, TIME_LIMIT
+from superopt.pipeline.optimization import is_proto, load, optimize
 from superopt.pipeline.settings import Settings
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ _REFUSED: Mapping[str, Mapping[str, str]] = {
 
 
 def slim(
-    model: Model, output: str | Path | None = None, *, time_limit: float | None = 60.0, effort: str = "quick",
+    model: Model, output: str | Path | None = None, *, time_limit: float | None = TIME_LIMIT, effort: str = EFFORT,
     input_shapes: Shapes = None, output_model: str | Path | None = None, settings: Settings | None = None,
     **keywords: Any,
 ) -> onnx.ModelProto | None:  # fmt: skip
@@ -96,13 +97,13 @@ def slim(
     graph = with_input_shapes(loaded, input_shapes)
     result, _ = _optimized(graph, time_limit, effort, settings)
     if target is None:
-        return cast("onnx.ModelProto", model) if result is loaded and _is_proto(model) else formats.to_onnx(result)
+        return model if result is loaded and is_proto(model) else formats.to_onnx(result)
     formats.save(result, Path(target), force=True)
     return None
 
 
 def simplify(
-    model: Model, *positional: Any, time_limit: float | None = 60.0, effort: str = "quick",
+    model: Model, *positional: Any, time_limit: float | None = TIME_LIMIT, effort: str = EFFORT,
     overwrite_input_shapes: Shapes = None, input_shapes: Shapes = None, inline_functions: bool = False,
     output_path: str | Path | None = None, settings: Settings | None = None, **keywords: Any,
 ) -> tuple[onnx.ModelProto, bool]:  # fmt: skip
@@ -255,7 +256,3 @@ def _parsed_shapes(shapes: Shapes) -> dict[str, list[int]]:
             hint='write {"x": [1, 3, 224, 224]} or ["x:1,3,224,224"]',
         )  # fmt: skip
     return parsed
-
-
-def _is_proto(model: Any) -> bool:
-    return type(model).__name__ == "ModelProto"

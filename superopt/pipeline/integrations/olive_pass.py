@@ -19,6 +19,7 @@ from olive.package_config import OlivePackageConfig
 from olive.passes import Pass
 from olive.passes.pass_config import BasePassConfig, PassConfigParam
 
+from superopt.pipeline.integrations import EFFORT, TIME_LIMIT
 from superopt.pipeline.integrations.drop_in import slim
 
 __all__ = ["SuperoptSlim", "package_config"]
@@ -39,9 +40,11 @@ class SuperoptSlim(Pass):
     @classmethod
     def _default_config(cls, accelerator_spec: AcceleratorSpec) -> dict[str, PassConfigParam]:
         return {
-            "time_limit": PassConfigParam(type_=float, default_value=60.0, description="Seconds that it may take."),
+            "time_limit": PassConfigParam(
+                type_=float, default_value=TIME_LIMIT, description="Seconds that it may take."
+            ),
             "effort": PassConfigParam(
-                type_=str, default_value="quick", description="How much is tried: quick, default or thorough."
+                type_=str, default_value=EFFORT, description="How much is tried: quick, default or thorough."
             ),
             "settings": PassConfigParam(
                 type_=dict, default_value={}, description="Further options of superopt.optimize, by name."

@@ -14,6 +14,7 @@ from typing import Any
 from optimum.commands.base import BaseOptimumCLICommand, CommandInfo
 
 from superopt.ir.errors import UsageError, printable
+from superopt.pipeline.integrations import EFFORT, TIME_LIMIT
 
 __all__ = ["REGISTER_COMMANDS", "SuperoptCommand", "register"]
 
@@ -31,8 +32,8 @@ class SuperoptCommand(BaseOptimumCLICommand):
         """Declare the options, by the names that ``optimum-cli onnxruntime optimize`` has."""
         parser.add_argument("--onnx_model", type=Path, required=True, help="Folder of the ONNX models to optimise.")
         parser.add_argument("-o", "--output", type=Path, required=True, help="Folder of the results.")
-        parser.add_argument("--effort", default="quick", help="How much is tried: quick, default or thorough.")
-        parser.add_argument("--time_limit", type=float, default=60.0, help="Seconds for a model.")
+        parser.add_argument("--effort", default=EFFORT, help="How much is tried: quick, default or thorough.")
+        parser.add_argument("--time_limit", type=float, default=TIME_LIMIT, help="Seconds for a model.")
 
     def run(self) -> None:
         """Write the results.
