@@ -14,6 +14,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from superopt.cost.cache_model import ActivationTransfers, WeightReuse, core_bytes
+from superopt.cost.control_flow import BodyCost, body_costs
 from superopt.cost.cost_model import CostModel, Lowered
 from superopt.cost.fusion import SUMMAND, groups
 from superopt.cost.record import FREE, Estimate, Key
@@ -379,6 +380,18 @@ def _renames(node: Node, graph: Graph) -> bool:
 class _CostedInference(Inference):
     """An inference with the memory that it needs and the time that it takes."""
 
+    def per_node(self) -> Iterator[tuple[Node, int, int]]:
+        """FLOPs and bytes moved of each node that an inference executes; its bodies count as often as they run."""
+
+        def cost(body: Graph) -> BodyCost:
+            done = work(body, infer(body), self.sizes)
+            return BodyCost(0.0, done.flops, done.bytes)
+
+        inside = {id(self.graph.nodes[i]): c for i, c in body_costs(self.graph, self.typing, self.sizes, cost).items()}
+        for node, flops, moved in super().per_node():
+            found = inside.get(id(node))
+            yield (node, flops, moved) if found is None else (node, found.flops, found.bytes)
+
     def work(self) -> Work:
         total = moved = 0
         used: dict[str, int] = {}
@@ -446,9 +459,18 @@ class _CostedInference(Inference):
         makers = self._fused_producers(model)
         copies = self._weight_copies(model, makers)
         reuse = WeightReuse(model, _bytes_of(copies) + activations)
+
+        def cost(body: Graph) -> BodyCost:
+            found = graph_cost(body, model, sizes=self.sizes, as_run=False)
+            return BodyCost(found.us, found.flops, found.bytes)
+
+        bodies = body_costs(self.graph, self.typing, self.sizes, cost)
         for place, (node, known) in enumerate(zip(self.graph.nodes, self.typing.nodes, strict=True)):
             if not self.runs(node):
                 yield node.name, node.op, FREE, (0, 0)
+                continue
+            if (inside := bodies.get(place)) is not None:
+                yield node.name, node.op, replace(_UNKNOWN, us=_UNKNOWN.us + inside.us), (inside.flops, inside.bytes)
                 continue
             if not isinstance(known, Applied):
                 yield node.name, node.op, self._scatter_cost(node, model) or _UNKNOWN, (0, 0)

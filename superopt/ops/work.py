@@ -194,7 +194,7 @@ class Inference:
     ) -> None:
         self.graph = graph
         self.typing = typing
-        sizes = sizes or {}
+        self.sizes = sizes = dict(sizes or {})
         self.types = {n: at_sizes(t, sizes) for n, t in typing.types.items() if t is not None and t.shape is not None}
         self.static = set(graph.constants)
         if folds_shapes and all(isinstance(v.type, TensorType) and v.type.is_static for v in graph.inputs):

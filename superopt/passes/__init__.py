@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from superopt.passes.saturation_search import search
+from superopt.passes.control_flow import search
 from superopt.regions.result import AppliedRule, SearchOptions, SearchResult
 
 __all__ = ["AppliedRule", "SearchOptions", "SearchResult", "search"]

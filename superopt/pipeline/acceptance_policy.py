@@ -24,6 +24,7 @@ from statistics import NormalDist
 from typing import Literal
 
 from superopt.cost import Demand, GraphCost
+from superopt.formats.bodies import count_nodes
 from superopt.ir.graph import Graph
 from superopt.runtime.measurement import Measurement
 from superopt.runtime.paired_benchmark import SURELY, beyond_quartiles, median_beyond, median_error
@@ -452,7 +453,7 @@ def uncertainty_of(found: Measurement) -> float:
 
 def extent_of(graph: Graph, cost: GraphCost) -> Extent:
     """The extent of a graph of this cost."""
-    return Extent(len(graph.nodes), graph.weight_bytes, demand_of(cost))
+    return Extent(count_nodes(graph), graph.weight_bytes, demand_of(cost))
 
 
 def demand_of(cost: GraphCost) -> Demand:

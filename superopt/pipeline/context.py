@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ from superopt.pipeline.acceptance import Acceptance
 from superopt.pipeline.acceptance_policy import POLICY, Decision
 from superopt.pipeline.candidate import Candidate
 from superopt.pipeline.log import Log
-from superopt.pipeline.result_check import check_result
+from superopt.pipeline.result_check import check_bodies, check_result
 from superopt.pipeline.searching import Searches
 from superopt.pipeline.task import Task
 from superopt.runtime.protocol import runtime_named
@@ -95,18 +96,22 @@ class Context:
     def cost_of(self, graph: Graph) -> GraphCost:
         return costs.graph_cost(graph, self.task.costs, sizes=self.task.sizes)
 
-    def check(self, after: Graph, slack: Slack = EXACT) -> CheckResult:
+    def check(
+        self, after: Graph, slack: Slack = EXACT, bodies: Sequence[tuple[Graph, Graph]] = ()
+    ) -> CheckResult:  # fmt: skip
         """Compare a graph with the input in what runs it.
 
         Args:
             after: the graph.
             slack: what its outputs may be off by besides what the input's own rounding explains.
+            bodies: of control flow, that were rewritten: each before and after.
         """
         task, weights = self.task, self.searches.weights
         if slack is EXACT and weights is not None:
             slack = weights.slack(after, task.options.floats)
         self.bench.drop(task.graph)  # timing is over: its session would be as large as the model
-        return check_result(task.graph, after, task.typing, task.options, task.budget, self.bench, slack)
+        whole = check_result(task.graph, after, task.typing, task.options, task.budget, self.bench, slack)
+        return check_bodies(whole, bodies, task.options, task.budget, self.bench)
 
     def unchanged(self, candidate: Candidate, decision: Decision, check: CheckResult | None = None) -> Candidate:
         """The input in a candidate's place, with what was measured on the way.

@@ -105,7 +105,7 @@ class Evaluator:
         context.task.progress(0, None, "checking")
         if candidate.algorithms is not None:
             slack = Slack.of_new_nodes(candidate.algorithms.slack, candidate.graph, candidate.algorithms.plain)
-        candidate = replace(candidate, check=context.check(candidate.graph, slack))
+        candidate = replace(candidate, check=context.check(candidate.graph, slack, candidate.search.bodies))
         if candidate.check.verdict == "passed":
             return candidate
         return Refusal(candidate, "check", candidate.check.reason)

@@ -54,7 +54,7 @@ def _check(point: Point, candidate: Candidate, context: Context) -> CheckResult 
         return candidate.check
     if candidate.algorithms is not None:
         slack = Slack.of_new_nodes(candidate.algorithms.slack, point.graph, task.graph)
-    check = context.check(point.graph, slack)
+    check = context.check(point.graph, slack, candidate.search.bodies)
     if check.verdict == "passed":
         return check
     context.log.note(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from superopt import cost as costs
 from superopt import report
 from superopt.formats import onnx_bytes
+from superopt.formats.bodies import count_nodes
 from superopt.ir.graph import structural_hash
 from superopt.pipeline.candidate import Candidate
 from superopt.pipeline.context import Context
@@ -47,7 +48,7 @@ def _report(candidate: Candidate, context: Context, tradeoffs: tuple[report.Trad
         cost=report.Cost(before.us, after.us, min(before.measured_share, after.measured_share)),
         measured=candidate.measurement,
         check=_check(candidate.check),
-        nodes=report.Nodes(len(graph.nodes), len(search.graph.nodes)),
+        nodes=report.Nodes(count_nodes(graph), count_nodes(search.graph)),
         operators={"before": report.operator_counts(graph), "after": report.operator_counts(search.graph)},
         work=report.Work(
             before.flops, after.flops, before.bytes, after.bytes, before.intensity, after.intensity,

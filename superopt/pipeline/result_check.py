@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
 from superopt.ir.diff import changed_regions, grown
+from superopt.ir.errors import InvalidModel, Unsupported, UsageError
 from superopt.ir.graph import Graph
 from superopt.ops.infer import Typing, computed_from_weights, infer
 from superopt.pipeline.budget import TimeBudget
@@ -15,10 +16,10 @@ from superopt.pipeline.options import Options
 from superopt.report.quantities import bytes_text
 from superopt.runtime.limits import LARGE, available
 from superopt.runtime.protocol import runtime_named
-from superopt.verifier.check.differential import CheckResult, Slack, check, check_regions, check_rewrite
+from superopt.verifier.check.differential import EXACT, CheckResult, Slack, check, check_regions, check_rewrite
 from superopt.verifier.check.sessions import Bench
 
-__all__ = ["UNCHANGED", "check_result", "skipped"]
+__all__ = ["UNCHANGED", "check_bodies", "check_result", "skipped"]
 
 
 def skipped(reason: str) -> CheckResult:
@@ -76,3 +77,33 @@ def check_result(
     if found.verdict == "skipped":
         return pieces
     return replace(found, reason="; ".join(r for r in (found.reason, f"checked as a whole: {pieces.reason}") if r))
+
+
+def check_bodies(
+    whole: CheckResult, bodies: Sequence[tuple[Graph, Graph]], options: Options, budget: TimeBudget, bench: Bench
+) -> CheckResult:  # fmt: skip
+    """The check of a whole result and of each rewritten body of control flow by itself.
+
+    A whole run takes one branch of an If, and may make no turn of a loop.
+
+    Args:
+        whole: the check of the result.
+        bodies: those that were rewritten, each before and after.
+        options: settings.
+        budget: of time.
+        bench: where graphs are run.
+    """
+    results = [whole]
+    for before, after in bodies:
+        if results[-1].verdict != "passed":
+            break
+        try:
+            found = check_result(before, after, infer(before), options, budget, bench, EXACT)
+        except (InvalidModel, Unsupported, UsageError) as error:  # a body that does not run by itself
+            found = skipped(str(error))
+        results.append(replace(found, reason=f"in a body of control flow: {found.reason}" if found.reason else ""))
+    return replace(
+        results[-1], trials=sum(r.trials for r in results), power=whole.power,
+        max_abs_error=max(r.max_abs_error for r in results), max_rel_error=max(r.max_rel_error for r in results),
+        reason=next((r.reason for r in reversed(results) if r.reason), ""),
+    )  # fmt: skip

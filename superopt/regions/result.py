@@ -87,6 +87,7 @@ class SearchResult:
         stopped: "saturated", "nodes", "steps", "time", "memory" or "interrupted".
         asked, decided: questions about prices that were settled beyond what was known, and how many changed a choice.
         quarantined: rules that were switched off during the search, and why.
+        bodies: of control flow, that were rewritten: each before and after, as graphs of their own.
     """
 
     graph: Graph
@@ -103,3 +104,4 @@ class SearchResult:
     measurements_requested: int = 0
     measurements_decisive: int = 0
     quarantined: Mapping[str, str] = field(default_factory=dict)
+    bodies: tuple[tuple[Graph, Graph], ...] = ()

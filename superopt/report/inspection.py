@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from superopt import cost as costs
+from superopt.formats.bodies import bodies, count_nodes, places_read
 from superopt.formats.functions import function_names, inlined
 from superopt.ir.graph import Graph
 from superopt.ops.infer import Barrier, Typing, infer
@@ -30,7 +31,7 @@ def facts_of(given: Graph, *, sizes: Mapping[str, int] | None = None) -> dict[st
         "format": "superopt.inspection", "version": 1, "name": graph.name, "opset": dict(graph.opset),
         "inputs": [{"name": v.name, "type": str(v.type)} for v in graph.inputs if v.name not in graph.weight],
         "outputs": [{"name": v.name, "type": str(typing.types.get(v.name) or v.type)} for v in graph.outputs],
-        "nodes": len(graph.nodes), "operators": operator_counts(graph),
+        "nodes": count_nodes(graph), "operators": operator_counts(graph),
         "weights": {"count": len(graph.weights), "bytes": weights,
                     "elements": sum(e for w in graph.weights if isinstance(e := w.type.elements, int))},
         "work": {**work, "nodes": [
@@ -43,9 +44,18 @@ def facts_of(given: Graph, *, sizes: Mapping[str, int] | None = None) -> dict[st
 
 
 def opaque_nodes(graph: Graph, typing: Typing) -> tuple[Opaque, ...]:
-    """What superopt carries through untouched, by operator and reason."""
-    counts: Counter[tuple[str, str]] = Counter()
-    for node, known in zip(graph.nodes, typing.nodes, strict=True):
-        if isinstance(known, Barrier):
-            counts[f"{node.domain}.{node.op}" if node.domain else node.op, known.reason] += 1
+    """What superopt carries through untouched, by operator and reason; in bodies of control flow, too."""
+    counts = _barriers(graph, typing)
     return tuple(Opaque(op, count, reason) for (op, reason), count in sorted(counts.items()))
+
+
+def _barriers(graph: Graph, typing: Typing) -> Counter[tuple[str, str]]:
+    counts: Counter[tuple[str, str]] = Counter()
+    inside = tuple(bodies(graph, typing))
+    understood = places_read(graph, inside)
+    for place, (node, known) in enumerate(zip(graph.nodes, typing.nodes, strict=True)):
+        if isinstance(known, Barrier) and place not in understood:
+            counts[f"{node.domain}.{node.op}" if node.domain else node.op, known.reason] += 1
+    for body in inside:
+        counts += _barriers(body.graph, infer(body.graph))
+    return counts

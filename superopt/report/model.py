@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from superopt.formats.bodies import nested_operators
 from superopt.ir.graph import Graph
 from superopt.report.quantities import bytes_text, count_text, speedup_text, times_text
 from superopt.runtime.measurement import Measurement, certainty, outcome
@@ -402,8 +403,8 @@ def _plain(value: Any) -> Any:
 
 
 def operator_counts(graph: Graph) -> dict[str, int]:
-    """Nodes by operator (``domain.op`` outside ONNX's own domain), most frequent first."""
-    return ordered(f"{n.domain}.{n.op}" if n.domain else n.op for n in graph.nodes)
+    """Nodes by operator (``domain.op`` outside ONNX's own domain), bodies included, most frequent first."""
+    return ordered([*(f"{n.domain}.{n.op}" if n.domain else n.op for n in graph.nodes), *nested_operators(graph)])
 
 
 def ordered(names: Iterable[str]) -> dict[str, int]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
+from superopt.formats.bodies import CONTROL_FLOW, Body, bodies, places_read
 from superopt.ir.errors import OutOfTime, ResourceLimit, Unsupported, UsageError, printable
 from superopt.ir.graph import Graph, Node, label
 from superopt.ir.poly import Poly, substitute
@@ -18,6 +20,7 @@ from superopt.ops.meaning import IllTyped, Number, Read, Scalar, Undetermined, W
 from superopt.ops.record import Operator
 from superopt.runtime.evaluate import FLOAT64, evaluate
 from superopt.runtime.node_execution import run_node
+from superopt.runtime.reference_bodies import run_bodies
 
 __all__ = ["at_dtype", "bind_sizes", "evaluate_application", "run", "wide"]
 
@@ -151,7 +154,7 @@ def run(
     bound = dict(sizes or {})
     feeds = {name: _fed(value) for name, value in feeds.items()}
     bind_sizes(((v.type, feeds[v.name]) for v in graph.inputs if v.name in feeds), bound)
-    state = _Run(graph, feeds, infer(graph, bound), bound, {}, opaque)
+    state = _Run(graph, feeds, infer(graph, bound), bound, {}, opaque, deadline)
     needed = _needed(graph, wanted)
     uses: dict[str, int] = {}
     for position in needed:
@@ -200,6 +203,18 @@ class _Run:
     bound: dict[str, int]
     values: dict[str, tuple[np.ndarray, DType | None]]  # computed values: wide elements, and their own element type
     moved: Callable[[np.ndarray], np.ndarray] | None
+    deadline: float = float("inf")
+
+    @cached_property
+    def bodies(self) -> Mapping[int, Mapping[str, Body]]:
+        """Bodies of control flow, by the identity of their nodes and by attribute; of those that all can be read."""
+        found = tuple(bodies(self.graph, self.typing))
+        read = places_read(self.graph, found)
+        held: dict[int, dict[str, Body]] = {}
+        for body in found:
+            if body.place in read:
+                held.setdefault(id(self.graph.nodes[body.place]), {})[body.attribute] = body
+        return held
 
     def value(self, name: str) -> tuple[np.ndarray, DType | None]:
         """Elements (those of inputs and weights as they are given) and element type; ``None`` when it is no tensor."""
@@ -255,7 +270,30 @@ class _Run:
             raise Undetermined(f"the size {known} is not known")
         return known
 
+    def control_flow(self, node: Node, outputs: set[str]) -> list[tuple[str, np.ndarray, DType | None]] | None:
+        """What the bodies of a node make; ``None`` where it has none that are understood."""
+        held = self.bodies.get(id(node)) if node.op in CONTROL_FLOW else None
+        if held is None:
+            return None
+
+        def run_body(graph: Graph, feeds: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+            made = run(graph, feeds, sizes=self.bound, deadline=self.deadline, opaque=self.moved)
+            return [made[v.name] for v in graph.outputs]
+
+        results = run_bodies(node, held, lambda name: self.value(name)[0], run_body)
+        if results is None:
+            return None
+        made: list[tuple[str, np.ndarray, DType | None]] = []
+        for name, array in zip(node.outputs, results, strict=False):
+            kind = self.typing.types.get(name)
+            if name in outputs:
+                dtype = kind.dtype if isinstance(kind, TensorType) else _dtype(array)
+                made.append((name, array if dtype is None else wide(array, dtype), dtype))
+        return made
+
     def opaque(self, node: Node, outputs: set[str]) -> list[tuple[str, np.ndarray, DType | None]]:
+        if (computed := self.control_flow(node, outputs)) is not None:
+            return computed
         held = {name: self.value(name) for name in dict.fromkeys(node.reads)}
         arrays = {n: a if d is None else at_dtype(a, d) for n, (a, d) in held.items()}
         types: dict[str, ValueType | None] = {**self.typing.types, **self.graph.declared}

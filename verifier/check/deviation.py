@@ -17,9 +17,10 @@ import numpy as np
 
 from superopt.ir.graph import Graph, Node, Value, unused_name
 from superopt.ir.types import DType, TensorType
-from superopt.ops.infer import Applied, Typing
+from superopt.ops.infer import Applied, Typing, infer
 from superopt.ops.meaning import IllTyped
 from superopt.runtime.onnx_runtime import InferenceSession
+from superopt.verifier.check.body_magnitudes import with_body_magnitudes
 from superopt.verifier.check.deliberate_rounding import outputs_rounded_on_purpose
 from superopt.verifier.check.rounding_noise import ELEMENTARY, REALS, Disturbed, is_exact, live_values
 from superopt.verifier.check.sessions import REFUSALS, Arrays, Bench, attempt
@@ -55,6 +56,8 @@ class Overflow:
         self._part = replace(part, outputs=tuple(v for n, v in watched.items() if n not in fed), values=())
         self._bench = bench
         self._limits = {n: float(ml_dtypes.finfo(types[n].dtype.numpy).max) / NEAR for n in self._names}  # type: ignore[union-attr,no-untyped-call]
+        inside, self._magnitudes = with_body_magnitudes(part, infer(part), _POLES)
+        self._bodies = self._watched(replace(inside, outputs=tuple(Value(n, None) for n in self._magnitudes)))
         measured = [v for v in self._part.outputs if self._real(v.name)]
         self._norms = self._watched(_with_norms(self._part, measured))
 
@@ -74,8 +77,11 @@ class Overflow:
 
         That is one whose result, from finite operands, is infinite or within a factor of :data:`NEAR` of it, at the
         same element where the shapes are equal; where no operator's result has the output's shape, any element of
-        any. And it is every element, if an operator with sums inside reads a number that large.
+        any. And it is every element, if an operator with sums inside reads a number that large, or a number inside a
+        body of control flow is.
         """
+        if self._magnitudes and self._large_inside(feeds):
+            return np.full(shape, True)
         least = min(self._limits.values(), default=0.0)
         small = all(_is_small(a, least) for n, a in feeds.items() if self._real(n))
         norms = _run_or_none(self._norms, feeds) if small else None
@@ -98,6 +104,13 @@ class Overflow:
                 return np.full(shape, True)
         same = [n for n in near if n.shape == shape]
         return np.logical_or.reduce(same) if same else np.full(shape, any(bool(n.any()) for n in near))
+
+    def _large_inside(self, feeds: Mapping[str, np.ndarray]) -> bool:
+        """Whether finite inputs make a value inside a body so large."""
+        if not all(bool(np.isfinite(a.astype(np.float64)).all()) for n, a in feeds.items() if self._real(n)):
+            return False
+        ran = _run_or_none(self._bodies, feeds) or {}
+        return any(bool((a >= 1.0 / NEAR).any()) for a in ran.values())  # not a NaN
 
     def _real(self, name: str) -> bool:
         return name in self._live and isinstance(t := self._types.get(name), TensorType) and t.dtype.is_float

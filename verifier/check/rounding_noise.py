@@ -19,7 +19,7 @@ drawing noise inside the model takes several times as long as the model itself.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -29,6 +29,7 @@ from math import prod, sqrt
 import ml_dtypes
 import numpy as np
 
+from superopt.formats.bodies import bodies, with_body
 from superopt.formats.tensors import set_aside
 from superopt.ir.graph import Graph, Node, Value, Weight, WeightData, constant
 from superopt.ir.poly import Dim, value_at
@@ -185,10 +186,12 @@ class Builder:
     amplitudes: dict[str, Weight] = field(default_factory=dict)
     sized: dict[str, tuple[Dim, ...]] = field(default_factory=dict)
     count: int = 0
+    depth: int = 0  # of bodies that the graph is inside of
 
     def build(self, constants: Mapping[str, np.ndarray]) -> Graph:
         """The model; ``places`` has what it reads besides the original's inputs and these constants."""
         self.sized = known_shapes(self.graph, self.typing, {*fed_types(self.graph), *self.graph.weight, *constants})
+        self.graph = self._with_disturbed_bodies()
         for node in self.graph.nodes:
             self._add(node)
         fed = {v.name for v in self.graph.inputs}
@@ -202,6 +205,23 @@ class Builder:
         return replace(
             self.graph, nodes=tuple(kept_nodes), inputs=(*self.graph.inputs, *extra), weights=weights, values=()
         )
+
+    def _with_disturbed_bodies(self) -> Graph:
+        """The graph with disturbed bodies of control flow; they draw their noise, which is another at each turn."""
+        graph = self.graph
+        for body in bodies(graph, self.typing):
+            own = {v.name for v in body.graph.inputs[: body.own]}
+            live = live_values(body.graph, own | {v.name for v in body.graph.inputs if v.name in self.live})
+            within = Builder(
+                body.graph, infer(body.graph), live, self.inside, self.tiny, count=self.count, depth=self.depth + 1
+            )
+            within.graph = within._with_disturbed_bodies()
+            for node in within.graph.nodes:
+                within._add(node)
+            self.count = within.count
+            weights = (*within.graph.weights, *within.amplitudes.values())
+            graph = with_body(graph, body, replace(within.graph, nodes=tuple(within.nodes), weights=weights))
+        return graph
 
     def _add(self, node: Node) -> None:
         running = any(r in self.live for r in node.reads)
@@ -272,7 +292,7 @@ class Builder:
         return last
 
     def _constant(self, what: str, dtype: DType, number: float) -> str:
-        name = f"{_PREFIX}{what}.{dtype}"
+        name = f"{_PREFIX}{what}.{dtype}.{self.depth}"
         self.amplitudes[name] = constant(name, np.asarray(number, _wide(dtype).numpy))
         return name
 
@@ -288,9 +308,9 @@ _SHAPING = frozenset({"NonMaxSuppression", "Range", "Resize", "Upsample"})
 _BITS = {DType.FLOAT64: 20, DType.FLOAT32: 8, DType.FLOAT16: 3, DType.BFLOAT16: 2}  # last bits: 0 in a round number
 
 
-def live_values(graph: Graph) -> frozenset[str]:
-    """Names of the values that depend on what is fed."""
-    live = set(fed_types(graph))
+def live_values(graph: Graph, fed: Iterable[str] | None = None) -> frozenset[str]:
+    """Names of the values that depend on what is fed: by default, on all inputs."""
+    live = set(fed_types(graph) if fed is None else fed)
     for node in graph.nodes:
         if any(r in live for r in node.reads):
             live.update(o for o in node.outputs if o)

@@ -1,0 +1,131 @@
+"""Bodies of If, Loop and Scan are rewritten like graphs of their own, and give what they gave."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+
+import superopt
+from superopt.formats.bodies import all_names, bodies, count_nodes
+from superopt.ir.graph import Graph
+from superopt.ops.infer import infer
+from tests.control_flow import CASES, ROW, body, feeds, model, node, operators, value
+
+PRICES = "profile:cpu-epyc-2core"
+
+
+def _values(proto: ModelProto, fed: dict[str, np.ndarray]) -> list[np.ndarray]:
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    found: list[np.ndarray] = session.run(None, fed)
+    return found
+
+
+def _optimized(proto: ModelProto, **settings: object) -> tuple[superopt.Result, ModelProto]:
+    result = superopt.optimize(proto, target=PRICES, **settings)  # type: ignore[arg-type]
+    made = result.to_onnx()
+    onnx.checker.check_model(made, full_check=True)
+    return result, made
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bodies_have_fewer_nodes_and_give_the_same(name: str) -> None:
+    proto, given, most = CASES[name]
+    result, made = _optimized(proto)
+    assert result.report.status == "improved", result.report.reason
+    assert len(operators(made)) <= most
+    assert result.report.nodes.after == len(operators(made))
+    assert result.report.check.verdict == "passed"
+    for seed, fed in enumerate(given):
+        arrays = feeds(proto, seed, **fed)
+        for a, b in zip(_values(proto, arrays), _values(made, arrays), strict=True):
+            np.testing.assert_allclose(b, a, rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["if", "scan", "if in a loop"])
+def test_the_same_through_json_and_twice(name: str) -> None:
+    proto, _, _ = CASES[name]
+    first, _ = _optimized(proto)
+    again, _ = _optimized(proto, effort="default")
+    assert first.report.result == again.report.result
+
+
+def test_a_body_is_a_graph_whose_sizes_hold_at_every_turn() -> None:
+    """What a Loop carries may grow: only sizes that its body gives back are known."""
+    nodes = [node("Identity", "going", "goes"), node("Concat", "s x", "so", axis=0)]
+    steering = [value("turn", [], TensorProto.INT64), value("going", [], TensorProto.BOOL)]
+    inner = body(
+        nodes, [*steering, value("s", [None, 16])], [value("goes", [], TensorProto.BOOL), value("so", [None, 16])]
+    )
+    loop = node("Loop", "n true x", "y", body=inner)
+    proto = model([loop], [value("n", [], TensorProto.INT64), value("x")], [value("y", [None, 16])])
+    graph = superopt.load(proto)
+    (found,) = bodies(graph, infer(graph))
+    carried = found.graph.inputs[2].type
+    assert str(carried) == "float32[?s.0, 16]"
+    for name, rows in (("scan", 4), ("loop", 4)):
+        kept = superopt.load(CASES[name][0])
+        (held,) = bodies(kept, infer(kept))
+        assert str(held.graph.inputs[-1].type).startswith(f"float32[{rows}, ")
+
+
+def test_what_may_fail_stays_in_a_loop_of_no_turns() -> None:
+    """A Gather out of range before a Loop would refuse inputs on which the Loop makes no turn."""
+    nodes = [
+        node("Identity", "going", "goes"), node("Gather", "x i", "row"), node("Add", "s row", "so"),
+    ]  # fmt: skip
+    steering = [value("turn", [], TensorProto.INT64), value("going", [], TensorProto.BOOL)]
+    inner = body(nodes, [*steering, value("s", [16])], [value("goes", [], TensorProto.BOOL), value("so", [16])])
+    inputs = [value("n", [], TensorProto.INT64), value("i", [], TensorProto.INT64), value("x"), value("s0", [16])]
+    proto = model([node("Loop", "n true s0", "y", body=inner)], inputs, [value("y", [16])])
+    _, made = _optimized(proto)
+    arrays = feeds(proto, 0, n=0, i=99)
+    np.testing.assert_array_equal(_values(made, arrays)[0], arrays["s0"])
+
+
+def test_a_condition_that_a_caller_may_override_is_not_constant() -> None:
+    proto = ModelProto.FromString(CASES["constant condition"][0].SerializeToString())
+    proto.graph.input.append(helper.make_tensor_value_info("true", TensorProto.BOOL, []))
+    _, made = _optimized(proto)
+    assert "If" in operators(made)
+    arrays = {**feeds(proto, 1, true=False)}
+    np.testing.assert_allclose(_values(made, arrays)[0], _values(proto, arrays)[0], rtol=2e-4, atol=2e-5)
+
+
+def test_names_of_a_branch_that_mean_something_else_outside_keep_the_if() -> None:
+    """Two Ifs whose branches have the same names: one of them may take the names, not both."""
+    parts = []
+    for place in range(2):
+        then = body([node("Neg", f"x{place}", "a"), node("Exp", "a", "b")], [], [value("b")])
+        other = body([node("Abs", f"x{place}", "c")], [], [value("c")])
+        parts.append(node("If", "true", f"y{place}", then_branch=then, else_branch=other))
+    proto = model(parts, [value("x0"), value("x1")], [value("y0"), value("y1")])
+    _, made = _optimized(proto)
+    arrays = feeds(proto, 3)
+    for a, b in zip(_values(proto, arrays), _values(made, arrays), strict=True):
+        np.testing.assert_allclose(b, a, rtol=1e-5)
+
+
+def test_new_weights_stand_outside_of_bodies_under_names_of_their_own() -> None:
+    result, made = _optimized(CASES["if"][0])
+    names = {t.name for t in made.graph.initializer}
+    assert len(names) == 2
+    inside = [t.name for n in made.graph.node for a in n.attribute for t in a.g.initializer]
+    assert not inside
+    assert names <= all_names(result.graph)
+    assert count_nodes(result.graph) == len(operators(made))
+
+
+def test_bodies_that_hold_what_is_not_read_are_carried_through() -> None:
+    sparse = body([node("Add", "x k", "ty")], [], [value("ty")])
+    dense = numpy_helper.from_array(np.ones(1, np.float32), "k")
+    where = numpy_helper.from_array(np.array([0]), "")
+    sparse.sparse_initializer.append(helper.make_sparse_tensor(dense, where, [16]))
+    other = body([node("Neg", "x", "ey")], [], [value("ey")])
+    outer = node("If", "c", "q", then_branch=sparse, else_branch=other)
+    proto = model([outer, node("Mul", "q one", "y")], [value("c", [], TensorProto.BOOL), value("x", ROW)], [value("y")])
+    graph = superopt.load(proto)
+    assert isinstance(graph, Graph)
+    assert [b.attribute for b in bodies(graph, infer(graph))] == ["else_branch"]
