@@ -25,6 +25,7 @@ from superopt.passes.fast_algorithms.selection import (
     FORM_ERROR,
     GROWTH,
     Choice,
+    FormPrices,
     accuracy_of,
     choose,
     named,
@@ -143,8 +144,9 @@ def substitutions(
     before = costs.graph_cost(plain, pricing, sizes=setting.sizes).us
     most = (1.0 - POLICY.least_replacement_gain) * before
     seen: list[list[Choice]] = []
+    priced: FormPrices = {}
     for growth in (GROWTH[setting.mode], *(less for less in _LESS if less < GROWTH[setting.mode])):
-        chosen = choose(plain, pricing, growth=growth, typing=typing, sizes=setting.sizes)
+        chosen = choose(plain, pricing, growth=growth, typing=typing, sizes=setting.sizes, priced=priced)
         for clear in (False, True):
             some = _clear(plain, typing, chosen, pricing) if clear else chosen
             if before - _gain(some) > most:

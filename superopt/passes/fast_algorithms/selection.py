@@ -39,6 +39,7 @@ __all__ = [
     "choose",
     "common",
     "decisive",
+    "FormPrices",
     "forms_of",
     "without_small_gains",
     "kind_of",
@@ -106,6 +107,8 @@ class PricedForm:
     transform_us: float
 
 
+# Of operators, by what they are priced by: forms (``None``: as it is), microseconds, and those of its transforms.
+FormPrices = dict[Hashable, list[tuple[Form | None, float, float]]]
 Row = tuple[Site, float, Sequence[PricedForm]]  # a site, what its operator takes, and its forms
 
 
@@ -272,6 +275,7 @@ def choose(
     typing: Typing | None = None,
     sizes: Mapping[str, int] | None = None,
     gain: float = LEAST_GAIN,
+    priced: FormPrices | None = None,
 ) -> list[Choice]:
     """The sites where a form gains, each with its cheapest form: a function of the graph and the prices.
 
@@ -282,21 +286,22 @@ def choose(
         typing: its inferred types, symbolic sizes as they are, if at hand.
         sizes: what a symbolic batch is costed at.
         gain: share of the operator's time that a form has to gain; negative for what may be worth recording.
+        priced: prices of an earlier choice for the same graph, costs and sizes; those of this one are added.
     """
-    typing = typing or infer(graph)
+    typing, memo = typing or infer(graph), {} if priced is None else priced
     known: dict[Hashable, tuple[float, list[PricedForm]]] = {}
     rows: list[tuple[Site, float, list[PricedForm]]] = []
     for site in sites_of(graph, typing, costs):
         single = isolated(graph, typing, site)
         key = price_key(single)
         if key not in known:
-            known[key] = _priced(single, site, costs, growth, sizes or {})
+            known[key] = _priced(single, site, costs, growth, sizes or {}, memo.setdefault(key, []))
         rows.append((site, *known[key]))
     together = common(rows)
     chosen: list[Choice] = []
-    for site, before, priced in rows:
+    for site, before, forms in rows:
         joint = together.get(id(site.node))
-        if options := [joint] if joint is not None else _cheapest(before, priced, gain):
+        if options := [joint] if joint is not None else _cheapest(before, forms, gain):
             first, rivals = options[0], tuple((p.form, p.us) for p in options[1:])
             chosen.append(Choice(site, first.form, before, first.us, FORM_ERROR * before, rivals, first.transform_us))
     return without_small_gains(graph, typing, chosen, costs, gain)
@@ -340,22 +345,44 @@ def _cheapest(before: float, priced: Sequence[PricedForm], gain: float) -> list[
 
 
 def _priced(
-    alone: Graph, site: Site, costs: CostModel, growth: float, sizes: Mapping[str, int]
+    alone: Graph, site: Site, costs: CostModel, growth: float, sizes: Mapping[str, int],
+    memo: list[tuple[Form | None, float, float]],
 ) -> tuple[float, list[PricedForm]]:  # fmt: skip
-    """What an operator takes, and what its forms take, without those that cannot be cheaper."""
-    before = graph_cost(alone, costs, sizes=sizes).us
+    """What an operator takes, and what its forms take, without those that cannot be cheaper.
+
+    Args:
+        alone: the operator as a model of its own.
+        site: where it is.
+        costs: prices.
+        growth: of errors that a form may bring.
+        sizes: what a symbolic batch is costed at.
+        memo: what is known, and what is found: a row of :data:`FormPrices`.
+    """
+    if not memo:
+        memo.append((None, graph_cost(alone, costs, sizes=sizes).us, 0.0))
+    before = memo[0][1]
     priced: list[PricedForm] = []
     for number, form in enumerate(forms_of(site, growth)):
-        if _products_us(site, form, costs) < before:
-            made = _alone(alone, site, form)
-            found = graph_cost(made, costs, sizes=sizes)
-            parts = [_APART.get(op, 1.0) * estimate.us for _, op, estimate in found.per_node]
-            family = _FAMILY[kind_of(form)]
-            us = family * (found.us + sum(parts) - sum(e.us for *_, e in found.per_node))
-            first = next(i for i, n in enumerate(made.nodes) if n.op == "MatMul" and n.inputs[1] in made.constants)
-            apart = family * sum(parts[:first]) if isinstance(form, ConvForm) else 0.0
-            priced.append(PricedForm(us, number, form, apart))
+        known = next((row for row in memo if row[0] == form), None)
+        if known is None and _products_us(site, form, costs) < before:
+            known = (form, *_form_us(alone, site, form, costs, sizes))
+            memo.append(known)
+        if known is not None:
+            priced.append(PricedForm(known[1], number, form, known[2]))
     return before, priced
+
+
+def _form_us(
+    alone: Graph, site: Site, form: Form, costs: CostModel, sizes: Mapping[str, int]
+) -> tuple[float, float]:  # fmt: skip
+    """What a form takes, and what its transforms of the data take."""
+    made = _alone(alone, site, form)
+    found = graph_cost(made, costs, sizes=sizes)
+    parts = [_APART.get(op, 1.0) * estimate.us for _, op, estimate in found.per_node]
+    family = _FAMILY[kind_of(form)]
+    us = family * (found.us + sum(parts) - sum(e.us for *_, e in found.per_node))
+    first = next(i for i, n in enumerate(made.nodes) if n.op == "MatMul" and n.inputs[1] in made.constants)
+    return us, family * sum(parts[:first]) if isinstance(form, ConvForm) else 0.0
 
 
 def _alone(alone: Graph, site: Site, form: Form) -> Graph:
@@ -383,7 +410,7 @@ def decisive(graph: Graph, costs: CostModel, *, sizes: Mapping[str, int] | None 
 def alternatives(graph: Graph, site: Site, costs: CostModel, growth: float) -> list[tuple[float, Form | None]]:
     """What a graph's site is modelled to take in its place: as it is, and by each form, the cheapest first."""
     typing = infer(graph)
-    before, priced = _priced(isolated(graph, typing, site), site, costs, growth, {})
+    before, priced = _priced(isolated(graph, typing, site), site, costs, growth, {}, [])
     place = [FormSite(site.nodes, site.node.inputs[0])] if site.pads else []
     more = changes_us(graph, typing, place, costs) - changes_us(graph, typing, [], costs)
     return [(before, None), *((p.us + more, p.form) for p in sorted(priced, key=lambda p: (p.us, p.number)))]
