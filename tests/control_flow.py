@@ -63,17 +63,17 @@ def operators(proto: ModelProto) -> list[str]:
     return sorted(found)
 
 
-def _branch(name: str, last: str) -> GraphProto:
+def _branch(name: str, last: str, one: str, two: str) -> GraphProto:
     """Two products that are one, a product by 1, and an activation."""
     nodes = [
-        node("MatMul", "x w1", f"{name}a"), node("MatMul", f"{name}a w2", f"{name}b"),
+        node("MatMul", f"x {one}", f"{name}a"), node("MatMul", f"{name}a {two}", f"{name}b"),
         node("Mul", f"{name}b one", f"{name}c"), node(last, f"{name}c", f"{name}y"),
     ]  # fmt: skip
     return body(nodes, [], [value(f"{name}y")])
 
 
 def _if(condition: str, inputs: list[object]) -> ModelProto:
-    both = {"then_branch": _branch("t", "Relu"), "else_branch": _branch("e", "Tanh")}
+    both = {"then_branch": _branch("t", "Relu", "w1", "w2"), "else_branch": _branch("e", "Tanh", "w2", "w1")}
     return model([node("If", condition, "y", **both)], [*inputs, value("x")], [value("y")])
 
 

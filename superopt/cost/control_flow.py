@@ -30,11 +30,12 @@ POLICY = TurnPolicy()
 
 @dataclass(frozen=True)
 class BodyCost:
-    """What runs of bodies take: microseconds, FLOPs and bytes moved."""
+    """What runs of bodies take: microseconds, FLOPs, bytes moved, and kernels."""
 
     us: float
     flops: int
     bytes: int
+    kernels: float
 
 
 def body_costs(
@@ -51,10 +52,11 @@ def body_costs(
     found: dict[int, BodyCost] = {}
     for body in bodies(graph, typing):
         runs, each = _runs(graph, typing, body, sizes), cost(body.graph)
-        was = found.get(body.place, BodyCost(0.0, 0, 0))
+        was = found.get(body.place, BodyCost(0.0, 0, 0, 0.0))
         found[body.place] = BodyCost(
-            was.us + runs * each.us, was.flops + round(runs * each.flops), was.bytes + round(runs * each.bytes)
-        )
+            was.us + runs * each.us, was.flops + round(runs * each.flops), was.bytes + round(runs * each.bytes),
+            was.kernels + runs * each.kernels,
+        )  # fmt: skip
     return found
 
 

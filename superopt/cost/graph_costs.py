@@ -184,7 +184,8 @@ class Work:
 class GraphCost:
     """A graph's cost in microseconds, how much of it rests on measurements, and its parts: (node, operator, cost).
 
-    ``per_node_work`` has FLOPs and bytes moved of each part, in the same order.
+    ``per_node_work`` has FLOPs and bytes moved of each part, in the same order. ``kernels_inside`` counts the kernels
+    that bodies of control flow start, each as often as it runs.
     """
 
     us: float
@@ -196,6 +197,12 @@ class GraphCost:
     peak_activation_bytes: int
     weight_bytes: int
     per_node_work: tuple[tuple[int, int], ...] = ()
+    kernels_inside: float = 0.0
+
+    @property
+    def kernels(self) -> float:
+        """Kernels that the backend starts: what it fuses, or only renames, starts none."""
+        return sum(e.us > 0.0 and e.source != "free" for _, _, e in self.per_node) + self.kernels_inside
 
     @property
     def memory(self) -> int:
@@ -235,7 +242,7 @@ def graph_cost(
         us=total + base, measured_share=sure / total if total else 1.0,
         per_node=tuple(part[:3] for part in parts), flops=done.flops, bytes=done.bytes, intensity=done.intensity,
         peak_activation_bytes=done.peak_activation_bytes, weight_bytes=done.weight_bytes,
-        per_node_work=tuple(part[3] for part in parts),
+        per_node_work=tuple(part[3] for part in parts), kernels_inside=facts.kernels_inside,
     )  # fmt: skip
 
 
@@ -380,12 +387,14 @@ def _renames(node: Node, graph: Graph) -> bool:
 class _CostedInference(Inference):
     """An inference with the memory that it needs and the time that it takes."""
 
+    kernels_inside = 0.0  # in bodies, each as often as it runs; known once applications are priced
+
     def per_node(self) -> Iterator[tuple[Node, int, int]]:
         """FLOPs and bytes moved of each node that an inference executes; its bodies count as often as they run."""
 
         def cost(body: Graph) -> BodyCost:
             done = work(body, infer(body), self.sizes)
-            return BodyCost(0.0, done.flops, done.bytes)
+            return BodyCost(0.0, done.flops, done.bytes, 0.0)
 
         inside = {id(self.graph.nodes[i]): c for i, c in body_costs(self.graph, self.typing, self.sizes, cost).items()}
         for node, flops, moved in super().per_node():
@@ -462,9 +471,10 @@ class _CostedInference(Inference):
 
         def cost(body: Graph) -> BodyCost:
             found = graph_cost(body, model, sizes=self.sizes, as_run=False)
-            return BodyCost(found.us, found.flops, found.bytes)
+            return BodyCost(found.us, found.flops, found.bytes, found.kernels)
 
         bodies = body_costs(self.graph, self.typing, self.sizes, cost)
+        self.kernels_inside = sum(b.kernels for b in bodies.values())
         for place, (node, known) in enumerate(zip(self.graph.nodes, self.typing.nodes, strict=True)):
             if not self.runs(node):
                 yield node.name, node.op, FREE, (0, 0)

@@ -161,7 +161,7 @@ class Demand:
 
     flops: int = 0
     bytes: int = 0
-    kernels: int = 0
+    kernels: float = 0
 
     def __add__(self, other: Demand) -> Demand:
         return Demand(self.flops + other.flops, self.bytes + other.bytes, self.kernels + other.kernels)
@@ -172,7 +172,7 @@ class Demand:
         return all(m <= t for m, t in zip(mine, theirs, strict=True)) and mine != theirs
 
     @property
-    def _all(self) -> tuple[int, int, int]:
+    def _all(self) -> tuple[int, int, float]:
         return self.flops, self.bytes, self.kernels
 
 

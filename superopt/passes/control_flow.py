@@ -1,6 +1,7 @@
 """The search of a model with control flow: of the graph, and of the bodies of If, Loop and Scan inside it.
 
-1. The branch that a constant condition chooses stands in the place of its If.
+1. The branch that a constant condition chooses stands in the place of its If. What both branches of another compute
+   from values around it is computed once, before it.
 2. What a Loop or Scan computes anew at each turn from values around it is computed once, before it.
 3. The graph is searched (:mod:`superopt.passes.saturation_search`); nodes with bodies are barriers there.
 4. Each body is searched as a graph of its own, and bodies inside bodies likewise. Branches that are not taken and turns
@@ -10,13 +11,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from superopt.cost.cost_model import CostModel
 from superopt.formats.bodies import CONTROL_FLOW, Body, all_names, bodies, with_body
 from superopt.ir.errors import InvalidModel
-from superopt.ir.graph import Graph, Node, Weight
+from superopt.ir.graph import Graph, Node, Weight, attribute_key
 from superopt.ir.types import TensorType
 from superopt.ops.infer import Applied, infer
 from superopt.passes.saturation_search import search as search_graph
@@ -35,7 +36,7 @@ class ControlFlowPolicy:
         total_families: operators that cannot fail once their types are known, so that running one that a Loop of no
             turns would not have run changes nothing but time. Indices may be out of range, so selections are not among
             them.
-        rounds: of moving out of a loop, at most: each moves what depends only on what the last one moved.
+        rounds: of moving out of bodies, at most: one for each body that has something to move.
     """
 
     depth: int = 4
@@ -73,7 +74,9 @@ def _search(
     graph: Graph, rules: Sequence[Rule], costs: CostModel, options: SearchOptions, progress: Progress | None, depth: int
 ) -> SearchResult:
     start = time.monotonic()
-    prepared, chosen, moved = _prepared(graph)
+    branched, chosen = _with_taken_branches(graph)
+    shared, common = _with_common_nodes_outside(branched)
+    prepared, moved = _with_invariants_outside(shared)
     result = search_graph(prepared, rules, costs, options, progress)
     made, parts = result.graph, [result]
     pairs: list[tuple[Graph, Graph]] = []
@@ -88,25 +91,20 @@ def _search(
                 made = with_body(made, body, found.graph)
                 pairs += [*found.bodies, (body.graph, found.graph)]
             parts.append(found if found.graph is not body.graph else replace(found, applied=()))
-    if made is prepared and prepared is not graph and not (chosen or moved):
+    if made is prepared and prepared is not graph and not (chosen or common or moved):
         made = graph
     return replace(
-        _together(parts), graph=made, seconds=time.monotonic() - start, notes=_notes(parts, chosen, moved),
+        _together(parts), graph=made, seconds=time.monotonic() - start, notes=_notes(parts, chosen, common, moved),
         bodies=tuple(pairs),
     )  # fmt: skip
 
 
-def _prepared(graph: Graph) -> tuple[Graph, int, int]:
-    """The graph that is searched, how many branches stand in the places of their Ifs, and how many nodes left loops."""
-    branched, chosen = _with_taken_branches(graph)
-    outside, moved = _with_invariants_outside(branched)
-    return outside, chosen, moved
-
-
-def _notes(parts: Sequence[SearchResult], chosen: int, moved: int) -> tuple[str, ...]:
+def _notes(parts: Sequence[SearchResult], chosen: int, common: int, moved: int) -> tuple[str, ...]:
     notes = dict.fromkeys(n for part in parts for n in part.notes)
     if chosen:
         notes[f"{chosen} If with a constant condition: the branch that it takes stands in its place"] = None
+    if common:
+        notes[f"{common} nodes that both branches of an If ran run once before it"] = None
     if moved:
         notes[f"{moved} nodes that a loop ran at each turn run once before it"] = None
     return tuple(notes)
@@ -187,6 +185,87 @@ def _inlined(graph: Graph, body: Body) -> Graph | None:
     return _checked(replace(graph, nodes=nodes, weights=(*weights, *own)))
 
 
+# -- what branches have in common ---------------------------------------------------------------------------------
+
+
+def _with_common_nodes_outside(graph: Graph) -> tuple[Graph, int]:
+    """The graph with what both branches of an If compute alike before it, and how many nodes that are.
+
+    Whichever branch is taken runs them, so that one which fails would have failed inside.
+    """
+    count = 0
+    for place in range(len(graph.nodes)):
+        if graph.nodes[place + count].op != "If":
+            continue
+        branches = [b for b in bodies(graph, infer(graph)) if b.place == place + count]
+        made = _merged(graph, *branches) if len(branches) == 2 else None
+        if made is not None:
+            count += len(made.nodes) - len(graph.nodes)
+            graph = made
+    return graph, count
+
+
+def _merged(graph: Graph, first: Body, second: Body) -> Graph | None:
+    """The graph with the common nodes of two branches before their If; ``None`` where there are none."""
+    around = frozenset(graph.nodes[first.place].captures)
+    beside = _names_beside(graph, first)
+    ends = {v.name for body in (first, second) for v in body.graph.outputs}
+    numbers: dict[Hashable, int] = {}
+    keys = [_keys(body.graph, around, numbers) for body in (first, second)]
+    there = {key: node for node, key in zip(second.graph.nodes, keys[1], strict=True) if key is not None}
+    pairs: list[tuple[Node, Node]] = []
+    moved = set(around)
+    for node, key in zip(first.graph.nodes, keys[0], strict=True):
+        other = None if key is None else there.pop(key, None)
+        if other is None or not moved.issuperset(n for n in node.inputs if n) or not any(node.inputs):
+            continue
+        if ends.intersection((*node.outputs, *other.outputs)) or beside.intersection(node.outputs):
+            continue
+        pairs.append((node, other))
+        moved.update(node.outputs)
+    if not pairs:
+        return None
+    gone = {id(n) for pair in pairs for n in pair}
+    names_of_second = {b: a for one, two in pairs for a, b in zip(one.outputs, two.outputs, strict=True) if b}
+    if any(names_of_second.keys() & set(n.captures) for n in second.graph.nodes):
+        return None  # a body inside reads them by their names
+    made = _with_nodes_before(graph, first.place, [one for one, _ in pairs])
+    for body in (first, second):  # only the second has other names for what moves
+        names: Mapping[str, str] = {} if body is first else names_of_second
+        nodes = tuple(
+            replace(n, inputs=tuple(names.get(i, i) for i in n.inputs))
+            for n in body.graph.nodes if id(n) not in gone
+        )  # fmt: skip
+        made = with_body(made, replace(body, place=body.place + len(pairs)), replace(body.graph, nodes=nodes))
+    return _checked(made)
+
+
+def _with_nodes_before(graph: Graph, place: int, nodes: Sequence[Node]) -> Graph:
+    return replace(graph, nodes=(*graph.nodes[:place], *nodes, *graph.nodes[place:]))
+
+
+def _keys(graph: Graph, around: frozenset[str], numbers: dict[Hashable, int]) -> list[int | None]:
+    """Value numbers of the nodes of a branch: equal for nodes that compute the same; ``None`` where a node reads what
+    is the branch's own, or holds a body.
+
+    Args:
+        graph: the branch.
+        around: the values that branches capture.
+        numbers: those given so far, to both branches.
+    """
+    known: dict[str, Hashable] = {"": "", **{n: n for n in around}}
+    found: list[int | None] = []
+    for node in graph.nodes:
+        number: int | None = None
+        if node.op not in CONTROL_FLOW and all(n in known for n in node.inputs):
+            attributes = tuple((k, str(attribute_key(v))) for k, v in sorted(node.attributes.items()))
+            key = (node.op, node.domain, node.overload, attributes, tuple(known[n] for n in node.inputs))
+            number = numbers.setdefault(key, len(numbers))
+            known.update({o: (number, i) for i, o in enumerate(node.outputs) if o})
+        found.append(number)
+    return found
+
+
 # -- loop invariants -----------------------------------------------------------------------------------------------
 
 
@@ -222,9 +301,8 @@ def _moved(graph: Graph, body: Body) -> Graph | None:
         inner, nodes=tuple(n for n in inner.nodes if id(n) not in gone),
         weights=tuple(w for w in inner.weights if w.name in around or w.name not in read),
     )  # fmt: skip
-    made = with_body(graph, body, left)
-    nodes = (*made.nodes[: body.place], *moving, *made.nodes[body.place :])
-    return _checked(replace(made, nodes=nodes, weights=(*made.weights, *weights)))
+    outside = _with_nodes_before(replace(graph, weights=(*graph.weights, *weights)), body.place, moving)
+    return _checked(with_body(outside, replace(body, place=body.place + len(moving)), left))
 
 
 def _invariants(

@@ -457,8 +457,8 @@ def extent_of(graph: Graph, cost: GraphCost) -> Extent:
 
 
 def demand_of(cost: GraphCost) -> Demand:
-    """The work of a graph as the backend runs it: what it fuses, or only renames, starts no kernel."""
-    return Demand(cost.flops, cost.bytes, sum(e.us > 0.0 and e.source != "free" for _, _, e in cost.per_node))
+    """The work of a graph as the backend runs it."""
+    return Demand(cost.flops, cost.bytes, cost.kernels)
 
 
 def too_slow_for_memory(measured: Measurement | None) -> bool:

@@ -85,6 +85,27 @@ def test_what_may_fail_stays_in_a_loop_of_no_turns() -> None:
     np.testing.assert_array_equal(_values(made, arrays)[0], arrays["s0"])
 
 
+def test_what_both_branches_compute_stands_before_the_if() -> None:
+    """Under different names, in another order, and not what one of them alone computes."""
+    then = body(
+        [node("MatMul", "x w1", "a"), node("Softmax", "a", "b"), node("Exp", "x", "e"), node("Add", "b e", "ty")],
+        [], [value("ty")],
+    )  # fmt: skip
+    other = body(
+        [node("Exp", "x", "f"), node("MatMul", "x w1", "c"), node("Softmax", "c", "d"), node("Softmax", "f", "g"),
+         node("Sub", "d g", "ey")], [], [value("ey")],
+    )  # fmt: skip
+    outer = node("If", "c0", "y", then_branch=then, else_branch=other)
+    proto = model([outer], [value("c0", [], TensorProto.BOOL), value("x")], [value("y")])
+    result, made = _optimized(proto)
+    assert sorted(n.op_type for n in made.graph.node) == ["Exp", "If", "MatMul", "Softmax"]
+    assert len(operators(made)) == 7
+    assert any("both branches" in note for note in result.report.notes)
+    for taken in (True, False):
+        arrays = feeds(proto, 2, c0=taken)
+        np.testing.assert_allclose(_values(made, arrays)[0], _values(proto, arrays)[0], rtol=1e-4, atol=1e-5)
+
+
 def test_a_condition_that_a_caller_may_override_is_not_constant() -> None:
     proto = ModelProto.FromString(CASES["constant condition"][0].SerializeToString())
     proto.graph.input.append(helper.make_tensor_value_info("true", TensorProto.BOOL, []))
