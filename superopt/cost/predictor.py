@@ -176,7 +176,7 @@ def kernel_name(op: str, key: Key | None) -> str:
     if op == "Pow":
         return f"{op}, of a number" if re.search(r"\[[1, ]*\]$", key.shapes[-1]) else op
     if op in _PRODUCTS:  # a constant second factor is packed when the session starts, any other at each run
-        return _PACKED if is_packed(key) else op
+        return _PACKED if _is_one_matrix(key) else f"{op}, packed" if is_packed(key) else op
     volumes = op.startswith("Conv") and "".join(key.shapes[:1]).count(",") == PREDICTION.volume_rank - 1
     kernel = f"{op}, of volumes" if volumes else op
     if _GROUPED.search(key.attrs) is None:
@@ -191,6 +191,11 @@ def kernel_name(op: str, key: Key | None) -> str:
 def is_packed(key: Key) -> bool:
     """Whether the key is a matrix product with a constant second factor, which is packed when the session starts."""
     return key.op in _PRODUCTS and key.shapes[1:2] != () and key.shapes[1].startswith("!")
+
+
+def _is_one_matrix(key: Key) -> bool:
+    """Whether the constant factor is one matrix for all rows, and not one for each of a batch."""
+    return is_packed(key) and key.shapes[1].count(",") == 1
 
 
 def _far_from_last(key: Key) -> bool:
@@ -221,7 +226,7 @@ def _traits(key: Key) -> Traits:
     shapes = list(map(_sizes, key.shapes))
     attributes, shapes = _packed(key, attributes if isinstance(attributes, dict) else {}, shapes)
     sizes = [math.log1p(s[-1]) if s else 0.0 for s in shapes]
-    if shapes and len(shapes[0]) > 1 and not is_packed(key):  # of a product it is the innermost again
+    if shapes and len(shapes[0]) > 1 and not _is_one_matrix(key):  # of a product it is the innermost again
         sizes.append(math.log1p(shapes[0][1]))
     pattern, extents = "", tuple[float, ...]()
     pieces, copied = 0, None
@@ -250,7 +255,7 @@ def _packed(
     the same loops over all rows. A bias takes little beside them (what it reads counts as work), so records with and
     without one are alike.
     """
-    if not is_packed(key):
+    if not _is_one_matrix(key):
         return attributes, shapes
     rows, factor = shapes[:2]
     turned = attributes.get("transB") == 1
