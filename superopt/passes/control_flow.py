@@ -15,7 +15,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from superopt.cost.cost_model import CostModel
-from superopt.formats.bodies import CONTROL_FLOW, Body, all_names, bodies, with_body
+from superopt.formats.bodies import CONTROL_FLOW, Body, all_names, bodies, count_nodes, with_body
 from superopt.ir.errors import InvalidModel
 from superopt.ir.graph import Graph, Node, Weight, attribute_key
 from superopt.ir.types import TensorType
@@ -87,16 +87,23 @@ def _search(
                 break
             inner = replace(options, time_limit=left, reserved=options.reserved | all_names(made))
             found = _search(body.graph, rules, costs, inner, progress, depth + 1)
-            if found.graph is not body.graph:
-                made = with_body(made, body, found.graph)
-                pairs += [*found.bodies, (body.graph, found.graph)]
-            parts.append(found if found.graph is not body.graph else replace(found, applied=()))
+            if not _is_rewritten(body.graph, found):
+                parts.append(replace(found, applied=()))
+                continue
+            parts.append(found)
+            made = with_body(made, body, found.graph)
+            pairs += [*found.bodies, (body.graph, found.graph)]
     if made is prepared and prepared is not graph and not (chosen or common or moved):
         made = graph
     return replace(
         _together(parts), graph=made, seconds=time.monotonic() - start, notes=_notes(parts, chosen, common, moved),
         bodies=tuple(pairs),
     )  # fmt: skip
+
+
+def _is_rewritten(body: Graph, found: SearchResult) -> bool:
+    """Whether a search made something of a body: not where it only writes the same in another way."""
+    return found.graph is not body and bool(found.applied or count_nodes(found.graph) < count_nodes(body))
 
 
 def _notes(parts: Sequence[SearchResult], chosen: int, common: int, moved: int) -> tuple[str, ...]:

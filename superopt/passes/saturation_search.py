@@ -40,7 +40,7 @@ from superopt.regions.emission import emit
 from superopt.regions.lowering import Region, lower, region_of
 from superopt.regions.partition import SELECTIONS, cut, level_order, selection_regions, sibling_regions
 from superopt.regions.phase_order import Order, computation
-from superopt.regions.plan import Plan, rule_list
+from superopt.regions.plan import OUTSIDE, Plan, rule_list
 from superopt.regions.plan_selection import PlanSelection, Weights
 from superopt.regions.region_search import RegionResult, search_region, unchanged_cost
 from superopt.regions.replay import FreshNames, replay
@@ -478,11 +478,24 @@ class _Run:
         return not why
 
     def _with_boundary_costs(self, region: Region, plan: Plan) -> Plan:
-        """The plan with what is lost where the backend ran what it takes apart as one: pairs over the region's border,
-        and groups."""
+        """The plan with what it costs besides its nodes: copies to outputs of the graph, and what is lost where the
+        backend ran what the plan takes apart as one: pairs over the region's border, and groups."""
+        copies = self._copies_us(region, plan)
         lost = sum(max(0.0, before - after) for before, after in fusions(self.program, region, plan, self.pricer.fused))
-        lost += broken_kernel_us(self.program, region, plan, self.pricer)
+        lost += copies + broken_kernel_us(self.program, region, plan, self.pricer)
+        if copies and plan.gain - lost <= self.options.least_gain * plan.before:
+            lost = plan.gain  # else it would be done again in each phase
         return replace(plan, after=plan.after + lost) if lost > 0 else plan
+
+    def _copies_us(self, region: Region, plan: Plan) -> float:
+        """Microseconds of the Identities by which outputs of the graph get the values of others (see ``replay``)."""
+        us = 0.0
+        for output, (piece, number) in zip(region.outputs, plan.results, strict=True):
+            source = region.values[number] if piece == OUTSIDE else output
+            if source != output and output in self.program.required_names:
+                types, fixed = (self.program.types.get(source),), (source in self.program.constant,)
+                us += self.pricer.alone(("Identity", (), types, fixed))
+        return us
 
     def _replace(self, selection: PlanSelection) -> None:
         selection.accept_jointly()

@@ -12,7 +12,7 @@ from superopt.ir.terms import Attributes
 from superopt.ir.types import TensorType
 from superopt.regions.lowering import Lowered, Region
 
-__all__ = ["PlanNode", "Plan", "Ref", "rule_list", "plan_of"]
+__all__ = ["OUTSIDE", "PlanNode", "Plan", "Ref", "rule_list", "plan_of"]
 
 OUTSIDE = -1
 Ref = tuple[int, int]  # (piece, output), or (OUTSIDE, number of a value of the region)

@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from superopt.formats.bodies import Body
-from superopt.ir.graph import Graph, Node
+from superopt.ir.errors import ResourceLimit
+from superopt.ir.graph import Graph, Node, label
 
-__all__ = ["Run", "run_bodies"]
+__all__ = ["MOST_TURNS", "Run", "run_bodies"]
 
+MOST_TURNS = 1000  # of a loop: Python takes a millisecond for each, and a condition of the data may never end one
 Run = Callable[[Graph, Mapping[str, np.ndarray]], Sequence[np.ndarray]]
 
 
@@ -24,6 +26,9 @@ def run_bodies(
         bodies: by the attributes that hold them.
         value: elements of a value around the node.
         run: runs a graph on arrays, and gives its outputs in order.
+
+    Raises:
+        ResourceLimit: a loop makes more than :data:`MOST_TURNS`.
     """
     if node.op == "If":
         taken = bodies["then_branch" if bool(value(node.inputs[0]).reshape(-1)[0]) else "else_branch"]
@@ -46,6 +51,8 @@ def _loop(node: Node, body: Body, value: Callable[[str], np.ndarray], run: Run) 
     collected: list[list[np.ndarray]] = [[] for _ in node.outputs[len(carried) :]]
     turn = 0
     while going and (most is None or turn < most):
+        if turn == MOST_TURNS:
+            raise ResourceLimit(f"a loop makes more than {MOST_TURNS} turns", where=label(node))
         own = [_like(body, 0, np.int64(turn)), _like(body, 1, np.bool_(going)), *carried]
         made = run(body.graph, {**around, **dict(zip(names, own, strict=True))})
         going = bool(made[0].reshape(-1)[0])

@@ -150,3 +150,31 @@ def test_bodies_that_hold_what_is_not_read_are_carried_through() -> None:
     graph = superopt.load(proto)
     assert isinstance(graph, Graph)
     assert [b.attribute for b in bodies(graph, infer(graph))] == ["else_branch"]
+
+
+def test_a_body_that_nothing_improves_is_no_rewritten_graph() -> None:
+    nodes = [node("Identity", "going", "goes"), node("MatMul", "s w1", "a"), node("Tanh", "a", "so")]
+    steering = [value("turn", [], TensorProto.INT64), value("going", [], TensorProto.BOOL)]
+    inner = body(nodes, [*steering, value("s")], [value("goes", [], TensorProto.BOOL), value("so")])
+    proto = model(
+        [node("Loop", "n true x", "y", body=inner)], [value("n", [], TensorProto.INT64), value("x")], [value("y")]
+    )
+    result, _ = _optimized(proto)
+    assert result.report.reason.code == "none_found", result.report.reason.text
+
+
+def test_loops_that_may_never_end_are_checked_all_the_same() -> None:
+    """A mutant's condition, or a disturbed one, may hold for ever."""
+    nodes = [
+        node("MatMul", "s w1", "a"), node("MatMul", "a w1", "b"), node("Tanh", "b", "so"),
+        node("ReduceMax", "so", "m", keepdims=0), node("Less", "m most", "goes"),
+    ]  # fmt: skip
+    steering = [value("turn", [], TensorProto.INT64), value("going", [], TensorProto.BOOL)]
+    inner = body(nodes, [*steering, value("s")], [value("goes", [], TensorProto.BOOL), value("so")])
+    loop = node("Loop", "n c x", "y", body=inner)
+    loop.input[0] = ""  # no bound on turns
+    proto = model([loop], [value("c", [], TensorProto.BOOL), value("x")], [value("y")])
+    proto.graph.initializer.append(numpy_helper.from_array(np.array(-0.5, np.float32), "most"))
+    result, made = _optimized(proto)
+    assert result.report.check.verdict == "passed"
+    assert operators(made).count("MatMul") == 1

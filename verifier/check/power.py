@@ -15,6 +15,7 @@ import numpy as np
 
 from superopt.formats.tensors import set_aside
 from superopt.ir.diff import value_digests
+from superopt.ir.errors import ResourceLimit
 from superopt.ir.graph import Graph, Node, Value, Weight, label
 from superopt.ir.types import DType
 from superopt.ops import REGISTRY
@@ -252,6 +253,7 @@ def _shifted(
 
 _START = 2e7  # operations that starting a session counts as, and per byte of weights:
 _BYTE = 4.0
+_LONGEST = 5.0  # seconds of a mutant's run: those that are made do 2e9 operations, and a loop may never end
 _SITES = 64  # places whose coverage is watched
 _NAMED = 12  # things that are named as not exercised
 _LARGEST = 1 << 22  # elements of a constant that is compared with a mutant's
@@ -339,7 +341,10 @@ def measure_power(
     for mutant in chosen:
         if ran == effort.mutants:
             break
-        found = _caught(mutant.graph, runs, fails, bench)
+        try:
+            found = _caught(mutant.graph, runs, fails, bench)
+        except ResourceLimit:  # the next may not end either
+            break
         if found is False and (_same_constants(after, mutant.graph, bench) or _same_alone(after, mutant, runs, bench)):
             continue
         if found is not None:
@@ -352,13 +357,17 @@ def measure_power(
 def _caught(
     mutant: Graph, runs: Sequence[Mapping[str, np.ndarray]], fails: Callable[[int, Arrays], bool | None], bench: Bench
 ) -> bool | None:
-    """Whether some input detects a mutant; ``None`` if it cannot be run or has other shapes."""
+    """Whether some input detects a mutant; ``None`` if it cannot be run or has other shapes.
+
+    Raises:
+        ResourceLimit: it does not end, as a loop with another condition may.
+    """
     try:
         session = bench.session(mutant, optimise=False)
     except REFUSALS:
         return None
     for number, feeds in enumerate(runs):
-        arrays = attempt(session, feeds)
+        arrays = attempt(session, feeds, time_limit=_LONGEST)
         verdict = None if arrays is None else fails(number, arrays)
         if verdict is None:
             return None if number == 0 else True

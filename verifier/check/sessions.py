@@ -34,11 +34,12 @@ from superopt.runtime.protocol import Loaded, Runtime
 from superopt.runtime.sample_data import with_values, without_elements
 from superopt.runtime.unsafe_models import Elsewhere, refuse_fatal_loading, risk_of
 
-__all__ = ["LARGE", "REFUSALS", "Arrays", "Bench", "attempt"]
+__all__ = ["LARGE", "LONGEST", "REFUSALS", "Arrays", "Bench", "attempt"]
 
 Arrays = dict[str, np.ndarray]
 REFUSALS = (InvalidModel, Unsupported, ResourceLimit, UsageError)  # with which ONNX Runtime says that it cannot run
 
+LONGEST = 60.0  # seconds of a run for which nobody states a limit: a loop of a disturbed or mutated model may never end
 _BIG = 1 << 16  # bytes of a weight that is written once, to a file, and read by all sessions
 _PAGE = mmap.ALLOCATIONGRANULARITY  # bytes between the beginnings of weights in one file
 _BLOCK, _AGAIN = (1 << 18) + 1, 16  # numbers that are drawn, and how often they are written: no two pages are equal
@@ -313,8 +314,12 @@ def _size(weight: Weight) -> int:
 def attempt(
     session: InferenceSession, feeds: Mapping[str, np.ndarray], *, time_limit: float | None = None
 ) -> Arrays | None:
-    """The outputs, or ``None`` if ONNX Runtime refuses the inputs."""
+    """The outputs, or ``None`` if ONNX Runtime refuses the inputs.
+
+    Raises:
+        ResourceLimit: the run took longer than it may: by default, :data:`LONGEST` seconds.
+    """
     try:
-        return run_session(session, feeds, time_limit=time_limit)
+        return run_session(session, feeds, time_limit=LONGEST if time_limit is None else time_limit)
     except (InvalidModel, UsageError):
         return None
