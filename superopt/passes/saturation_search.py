@@ -18,6 +18,7 @@ from superopt.egraph.matching import Pattern
 from superopt.egraph.rewrites import compile_rewrites
 from superopt.egraph.saturation import Limits, RewriteSet
 from superopt.extraction.node_costs import Pricer
+from superopt.extraction.side_prices import SidePrices
 from superopt.ir.graph import Graph
 from superopt.ir.interpreter import rarely_collected
 from superopt.ir.terms import App
@@ -63,6 +64,7 @@ _RESERVE = 0.1  # share of the time that is kept for writing the result
 _NEAR = "near"  # a kind of rewrites: merges of neighbours, which pay only together
 _SHORTENING = "shortening"  # a kind of rewrites: after them fewer operators run
 _ENDS = ("saturated", "nodes", "steps", "memory", "time")  # why a search ended; the last of several is reported
+_BY_PRICES = "by prices"  # a kind of rewrites: all, where they gain by prices
 _CLOSING = "closing"  # a kind of rewrites: final fusions
 _SHOWN = 20  # near misses and places that are reported
 
@@ -178,6 +180,7 @@ class _Run:
         budget = options.fold_budget_bytes
         self.budget = weights // 10 + (64 << 20) if budget is None else budget
         self.pricer = Pricer(costs.in_context(weights), graph.opset, options.sizes, self.deadline)
+        self.prices = SidePrices(self.pricer)
         self.unweighted = self.pricer.unweighted()  # old weights go as new ones come; a plan that grows needs a gain
 
     # -- preparation ---------------------------------------------------------------------------------------------
@@ -240,7 +243,7 @@ class _Run:
     def try_other_orders(self) -> None:
         """Search again from the input in other orders, if merging distant siblings paid."""
         orders = (partial(self._saturate, merging=True), self._neighbours_first)
-        for order in orders if self.merged and not self.options.reducing_only else ():
+        for order in () if self.options.reducing_only or self.options.one_pass or not self.merged else orders:
             if not self._out_of_budget():
                 self._from_input(order)
 
@@ -303,6 +306,9 @@ class _Run:
         self._checkpoint()
         if self.options.reducing_only:
             self.totals.before = self._cost() + self.totals.gain
+            return
+        if self.options.one_pass:
+            self._rewrite_by_prices()
             return
         if not self.merged:
             self._windows("applying all rules")
@@ -395,6 +401,22 @@ class _Run:
                 return
             if number % 2 == 1 and number < 2 * len(_WINDOWS):
                 self._checkpoint()
+
+    def _rewrite_by_prices(self) -> None:
+        """Every rewrite that gains by the prices of its sides, on wide windows with other cuts in every phase, until
+        nothing improves."""
+        avoid = frozenset[str]()
+        for number in range(_PHASES):
+            order = level_order(self.program) if number % 2 == 1 else list(self.program.running)
+            window = min(self.options.window, _WINDOWS[-1])
+            regions, avoid = cut(self.program, order, self.prepared.adjacent, window, avoid, self.costs.fusable)
+            chosen = [region_of(self.program, r) for r in regions]
+            improved = self._phase(chosen, f"rewriting, phase {number + 1}", first=number == 0, kind=_BY_PRICES)
+            if self.totals.e_nodes > self.options.most_nodes:
+                self._ended("nodes")
+                return
+            if self._out_of_budget() or not improved or len(regions) <= 1:
+                return
 
     def _cost(self) -> float:
         """Modelled cost of the program as it stands, as the first phase over all of it will find it."""
@@ -528,11 +550,15 @@ class _Run:
             self._ended(result.stopped)
 
     def _search(self, region: Region, rewrites: RewriteSet | None, rounds: int, shortening: bool) -> RegionResult:
-        limits = Limits(self.nodes, rounds, self.deadline, steps=_MATCHING)
+        one_pass = self.options.one_pass
+        prices = self.prices if one_pass and rewrites is None else None
+        limits = Limits(self.nodes, rounds, self.deadline, steps=_MATCHING, prices=prices)
         pricer = self.unweighted if shortening else self.pricer
-        first = self.prepared.removing if rewrites is None else RewriteSet()
+        first = self.prepared.removing if rewrites is None and not one_pass else RewriteSet()
         settings = (self.options.least_gain, self.options.seed, first)
-        result = search_region(region, rewrites or self.prepared.all_rewrites, REGISTRY, pricer, limits, *settings)
+        result = search_region(
+            region, rewrites or self.prepared.all_rewrites, REGISTRY, pricer, limits, *settings, exact=not one_pass
+        )
         self._count(result)
         if result.missed:
             self.totals.missed[f"{region.outputs[0]}: {result.missed}"] = None
@@ -573,8 +599,8 @@ class _Run:
         return SearchResult(
             graph=emitted.graph if emitted is not None else graph, applied=tuple(applied),
             before_us=before, after_us=before - totals.gain, regions=totals.regions,
-            distinct_regions=sum(not kind for kind, *_ in self.memo), e_nodes=totals.e_nodes, stopped=self.stopped,
-            seconds=time.monotonic() - self.start, near_misses=tuple(totals.missed)[:_SHOWN],
+            distinct_regions=sum(kind in ("", _BY_PRICES) for kind, *_ in self.memo), e_nodes=totals.e_nodes,
+            stopped=self.stopped, seconds=time.monotonic() - self.start, near_misses=tuple(totals.missed)[:_SHOWN],
             notes=notes, quarantined=dict(totals.quarantined),
             measurements_requested=self.pricer.questions.requested,
             measurements_decisive=self.pricer.questions.changed_choice,

@@ -64,6 +64,7 @@ class Proposer:
         """A search's result with fast algorithms, until timing refuses them."""
         context, options = self._context, self._context.task.options
         wanted = not options.enable and ALGORITHMS not in options.disable and options.objective != "memory"
+        wanted &= not context.task.effort.one_pass
         if context.task.budget.interrupted or self._algorithms_refused or not wanted:  # they need more memory
             return
         from superopt.pipeline.fast_algorithms import substitutions  # here, because most models have no place for one
