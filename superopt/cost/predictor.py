@@ -445,28 +445,41 @@ class _Family:
 class Predictor:
     """Predicts from records; deterministic, and independent of the order of the records."""
 
-    ceilings: Ceilings
-    _records: Mapping[str, Sequence[Record]] = field(repr=False)  # of each operator
+    _given: Ceilings
+    _operators: Mapping[str, Sequence[Record]] = field(repr=False)  # by operator, in the order of their keys
+    _kernels: dict[str, Mapping[str, Sequence[Record]]] = field(default_factory=dict, repr=False)  # of operators
     _families: dict[str, _Family] = field(default_factory=dict, repr=False)  # of those that were asked for
 
     @staticmethod
     def fit(records: Iterable[Record], ceilings: Ceilings | None = None) -> Predictor:
-        """Fit efficiencies to records."""
-        ceiling = ceilings or Ceilings()
+        """Fit efficiencies to records: those of an operator on first request, because a model has few operators."""
         grouped: dict[str, list[Record]] = defaultdict(list)
         for record in sorted(records, key=lambda r: r.key.text):
             if record.ns_cold > 0 and record.key.op not in NOT_OPERATORS:
-                kernel = kernel_name(record.key.op, record.key)
-                grouped[kernel].append(record)
+                grouped[record.key.op].append(record)
+        return Predictor(ceilings or Ceilings(), grouped)
+
+    @cached_property
+    def ceilings(self) -> Ceilings:
+        """The ceilings, with what a span of a broadcast takes."""
+        groups = (self._records_of(op) for op in self._operators if op in BROADCASTING)
+        return replace(self._given, span_ns=_span_ns(groups, self._given))
+
+    def _records_of(self, name: str) -> Sequence[Record]:
+        """The records of a kernel, by :func:`kernel_name`; none where there are none."""
+        op = name.partition(",")[0]
+        if op not in self._kernels:
+            grouped: dict[str, list[Record]] = defaultdict(list)
+            for record in self._operators.get(op, ()):
+                grouped[kernel_name(op, record.key)].append(record)
                 if is_packed(record.key):  # is alike enough where the second factor is not
-                    grouped[record.key.op].append(record)
-        ceiling = replace(ceiling, span_ns=_span_ns((g for op, g in grouped.items() if op in BROADCASTING), ceiling))
-        return Predictor(ceiling, grouped)
+                    grouped[op].append(record)
+            self._kernels[op] = grouped
+        return self._kernels[op].get(name, ())
 
     def _family(self, name: str) -> _Family | None:
-        """The fitted records of an operator, on first request: a model has few operators."""
-        if name not in self._families and name in self._records:
-            found = self._records[name]
+        """The fitted records of a kernel, on first request."""
+        if name not in self._families and (found := self._records_of(name)):
             spans = any(traits_of(r.key).spans for r in found)
             fitted = [_fitted(found, replace(self.ceilings, span_ns=times * self.ceilings.span_ns))
                       for times in (PREDICTION.span_factors if spans else PREDICTION.span_factors[:1])]  # fmt: skip
@@ -476,7 +489,10 @@ class Predictor:
     @cached_property
     def _typical(self) -> _Pair:
         """The usual operator's efficiency, for one without records."""
-        found = [f.slowness for name in self._records if (f := self._family(name)) is not None]
+        for op in self._operators:
+            self._records_of(op)
+        names = [name for kernels in list(self._kernels.values()) for name in kernels]
+        found = [f.slowness for name in names if (f := self._family(name)) is not None]
         return _combined(median, *found) if found else _ONE
 
     def predict(self, op: str, flops: float, moved: float, key: Key | None = None, cold: float = 1.0) -> Estimate:

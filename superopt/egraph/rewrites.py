@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import TypeVar
 
@@ -128,13 +128,19 @@ def _closes(pattern: Pattern, words: AbstractSet[str]) -> bool:
 
 def _operators_with_definition(sides: Iterable[_Side]) -> frozenset[str]:
     """Operators that rules only know as a whole side, of which they are all: other rules do not read them."""
+    whole, inner = _whole_and_inner(sides)
+    return frozenset(whole - inner)
+
+
+def _whole_and_inner(sides: Iterable[_Side]) -> tuple[set[str], set[str]]:
+    """Operators that are all of a side, and operators that are a part of one."""
     found: set[str] = set()
     inside: set[str] = set()
     for side in sides:
         for roots in (side.pattern.source, side.pattern.target):
             applied = [t for t in postorder(*roots) if isinstance(t, App)]
             (found if len(applied) == 1 == len(roots) else inside).update(t.op for t in applied)
-    return frozenset(found - inside)
+    return found, inside
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,7 +206,6 @@ _FOLDER = "moves"
 _MOST_FILES = 24  # of some megabytes
 _WORTH = 100  # rules from which it takes longer to prepare them than to read a file
 _COUNTS = "counts"  # under which a file of rules compiled one by one has the numbers of parts
-_COMPOSED = 0.9  # share of the rules that are compiled one by one in a file, from which that file is used
 _ALIVE = 16  # rule sets, and numbers of parts, that the process keeps
 _alive: dict[str, _CompiledLibrary | dict[int, _Side]] = {}
 _Lifted = dict[int, _Side]  # by the number of the side: what it is for another number of parts
@@ -225,17 +230,16 @@ def _remembered(name: str, found: K) -> K:
 def _of_all(rules: tuple[Rule, ...], deadline: float, floats: Floats | None) -> _CompiledLibrary:
     """The sides of all rules: from this process, from an earlier one, or made now, but for those that the shipped
     library has as well."""
+    composed = _composed(rules, floats)
+    if composed is not None:
+        return composed
     name, many = _name(rules, floats), len(rules) >= _WORTH
     found = _cached(name, _CompiledLibrary) if many else _alive.get(name)
     if isinstance(found, _CompiledLibrary):
         return found
-    known: Mapping[str, _CompiledRule] = _unpacked_rules(rules, floats) if many else {}
-    composed = len(known) >= _COMPOSED * len(rules)
-    if many and not composed:
-        shipped = _shipped(floats)
-        known = {} if shipped is None else shipped.by_fingerprint
+    shipped = _shipped(floats) if many else None
+    known: Mapping[str, _CompiledRule] = {} if shipped is None else shipped.by_fingerprint
     made, whole = _compiled(name, rules, deadline, floats, known)
-    made = replace(made, composed=many and composed)
     if whole:
         _remembered(name, made)
         if len(made.by_fingerprint.keys() - known.keys()) >= _WORTH:
@@ -246,7 +250,8 @@ def _of_all(rules: tuple[Rule, ...], deadline: float, floats: Floats | None) -> 
 # -- Rules compiled one by one -------------------------------------------------------------------------------------
 #
 # A search in one pass applies a few hundred rules, others for each model. They are put together from a file that holds
-# each rule's compiled form, and its forms for some numbers of parts, as bytes of its own.
+# each rule's compiled form, and its forms for some numbers of parts, as bytes of its own. Rules that are instances of
+# others are among them: equal patterns are told apart by none of what follows (:attr:`Pattern.identity`).
 
 
 def store_compiled_rules(library: Library, mode: str, counts: Sequence[int]) -> None:
@@ -258,10 +263,11 @@ def store_compiled_rules(library: Library, mode: str, counts: Sequence[int]) -> 
         counts: numbers of parts.
     """
     floats = library.floats(mode)
-    prepared, _ = _compiled("", library.admitted, float("inf"), floats, {})
     made: dict[str, bytes] = {_COUNTS: bytes(counts)}
-    for fingerprint, piece in prepared.by_fingerprint.items():
-        made[fingerprint] = packed(piece)
+    for rule in library.admitted:
+        ways = _match_conditions(rule, False, floats), _match_conditions(rule, True, floats)
+        piece, fingerprint = _piece(rule, ways), rule.fingerprint
+        made[fingerprint] = packed((piece, *_whole_and_inner(piece.sides)))
         for count in counts:
             lifted = tuple(_side_of_parts(side, count) for side in piece.sides)
             if any(side is not None for side in lifted):
@@ -281,13 +287,23 @@ def _packed_rules(mode: str) -> Mapping[str, bytes]:
     return found if isinstance(found, dict) else {}
 
 
-def _unpacked_rules(rules: Sequence[Rule], floats: Floats | None) -> dict[str, _CompiledRule]:
-    """The compiled forms of those of the rules that are in the file, by fingerprint."""
-    known = {} if floats is None else _packed_rules(floats.mode)
-    chosen = [r.fingerprint for r in rules if r.fingerprint in known]
-    if len(chosen) < _COMPOSED * len(rules):
-        return {}
-    return {fingerprint: unpacked(known[fingerprint], _CLASSES) for fingerprint in chosen}
+def _composed(rules: Sequence[Rule], floats: Floats | None) -> _CompiledLibrary | None:
+    """The rules put together from the file; ``None`` where it has not all of them."""
+    known = {} if floats is None or len(rules) < _WORTH else _packed_rules(floats.mode)
+    if floats is None or not known or any(r.fingerprint not in known for r in rules):
+        return None
+    text = f"{_packed_name(floats.mode)} {[r.fingerprint for r in rules]}"
+    name = hashlib.sha256(text.encode()).hexdigest()
+    found = _alive.get(name)
+    if isinstance(found, _CompiledLibrary):
+        return found
+    pieces: dict[str, _CompiledRule] = {}
+    whole, inner = set[str](), set[str]()
+    for rule in rules:
+        pieces[rule.fingerprint], alone, inside = unpacked(known[rule.fingerprint], _CLASSES)
+        whole |= alone
+        inner |= inside
+    return _remembered(name, _CompiledLibrary(name, pieces, frozenset(whole - inner), composed=True))
 
 
 def _unpacked_lifts(prepared: _CompiledLibrary, count: int, mode: str) -> dict[_Side, _Side | None]:

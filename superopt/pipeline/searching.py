@@ -102,6 +102,7 @@ class Searches:
             floats=task.library.floats(options.floats),
             most_nodes=task.effort.nodes,
             one_pass=task.effort.one_pass,
+            cache=not task.effort.one_pass,  # to keep a region takes as long as to search it
             finite=TRAINING in task.graph.metadata,  # of what is not finite nothing is learnt
             cheap_us=self.cheap_us,
             reserved=task.graph.names,
