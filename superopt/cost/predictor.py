@@ -24,7 +24,7 @@ import json
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -441,45 +441,60 @@ class _Family:
         return tuple(traits_of(r.key) for r in self.records)
 
 
-@dataclass(frozen=True)
-class Predictor:
-    """Predicts from records; deterministic, and independent of the order of the records."""
+class _Kernels(Mapping[str, "Sequence[Record]"]):
+    """Records by :func:`kernel_name`; those of an operator are grouped on first request."""
 
-    _given: Ceilings
-    _operators: Mapping[str, Sequence[Record]] = field(repr=False)  # by operator, in the order of their keys
-    _kernels: dict[str, Mapping[str, Sequence[Record]]] = field(default_factory=dict, repr=False)  # of operators
-    _families: dict[str, _Family] = field(default_factory=dict, repr=False)  # of those that were asked for
-
-    @staticmethod
-    def fit(records: Iterable[Record], ceilings: Ceilings | None = None) -> Predictor:
-        """Fit efficiencies to records: those of an operator on first request, because a model has few operators."""
-        grouped: dict[str, list[Record]] = defaultdict(list)
+    def __init__(self, records: Iterable[Record]) -> None:
+        self._operators: dict[str, list[Record]] = defaultdict(list)
         for record in sorted(records, key=lambda r: r.key.text):
             if record.ns_cold > 0 and record.key.op not in NOT_OPERATORS:
-                grouped[record.key.op].append(record)
-        return Predictor(ceilings or Ceilings(), grouped)
+                self._operators[record.key.op].append(record)
+        self._grouped: dict[str, dict[str, list[Record]]] = {}
 
-    @cached_property
-    def ceilings(self) -> Ceilings:
-        """The ceilings, with what a span of a broadcast takes."""
-        groups = (self._records_of(op) for op in self._operators if op in BROADCASTING)
-        return replace(self._given, span_ns=_span_ns(groups, self._given))
+    @property
+    def broadcasting(self) -> list[str]:
+        """The operators whose operands may be broadcast."""
+        return [op for op in self._operators if op in BROADCASTING and op in self]
 
-    def _records_of(self, name: str) -> Sequence[Record]:
-        """The records of a kernel, by :func:`kernel_name`; none where there are none."""
-        op = name.partition(",")[0]
-        if op not in self._kernels:
+    def _of(self, op: str) -> dict[str, list[Record]]:
+        if op not in self._grouped:
             grouped: dict[str, list[Record]] = defaultdict(list)
             for record in self._operators.get(op, ()):
                 grouped[kernel_name(op, record.key)].append(record)
                 if is_packed(record.key):  # is alike enough where the second factor is not
                     grouped[op].append(record)
-            self._kernels[op] = grouped
-        return self._kernels[op].get(name, ())
+            self._grouped[op] = dict(grouped)
+        return self._grouped[op]
+
+    def __getitem__(self, name: str) -> Sequence[Record]:
+        return self._of(name.partition(",")[0])[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for op in self._operators for name in self._of(op))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """Predicts from records; deterministic, and independent of the order of the records."""
+
+    ceilings: Ceilings
+    _records: Mapping[str, Sequence[Record]] = field(repr=False)  # of each kernel
+    _families: dict[str, _Family] = field(default_factory=dict, repr=False)  # of those that were asked for
+
+    @staticmethod
+    def fit(records: Iterable[Record], ceilings: Ceilings | None = None) -> Predictor:
+        """Fit efficiencies to records."""
+        ceiling, kernels = ceilings or Ceilings(), _Kernels(records)
+        ceiling = replace(ceiling, span_ns=_span_ns((kernels[op] for op in kernels.broadcasting), ceiling))
+        return Predictor(ceiling, kernels)
 
     def _family(self, name: str) -> _Family | None:
-        """The fitted records of a kernel, on first request."""
-        if name not in self._families and (found := self._records_of(name)):
+        """The fitted records of a kernel, on first request: a model has few operators."""
+        if name not in self._families and name in self._records:
+            found = self._records[name]
             spans = any(traits_of(r.key).spans for r in found)
             fitted = [_fitted(found, replace(self.ceilings, span_ns=times * self.ceilings.span_ns))
                       for times in (PREDICTION.span_factors if spans else PREDICTION.span_factors[:1])]  # fmt: skip
@@ -489,10 +504,7 @@ class Predictor:
     @cached_property
     def _typical(self) -> _Pair:
         """The usual operator's efficiency, for one without records."""
-        for op in self._operators:
-            self._records_of(op)
-        names = [name for kernels in list(self._kernels.values()) for name in kernels]
-        found = [f.slowness for name in names if (f := self._family(name)) is not None]
+        found = [f.slowness for name in self._records if (f := self._family(name)) is not None]
         return _combined(median, *found) if found else _ONE
 
     def predict(self, op: str, flops: float, moved: float, key: Key | None = None, cold: float = 1.0) -> Estimate:

@@ -31,7 +31,7 @@ class SidePrices:
     """
 
     def __init__(self, pricer: Pricer) -> None:
-        self._pricer = pricer
+        self.pricer = pricer
         self._known: dict[tuple[object, ...], tuple[float, float]] = {}
 
     def of(
@@ -91,9 +91,9 @@ class SidePrices:
             runs = not all(constant[i] for i, n in enumerate(numbers) if n != ABSENT) if numbers else False
             if runs:
                 what = (app.op, attributes, args, constant)
-                total += self._pricer.alone(what)
+                total += self.pricer.alone(what)
                 saved, producer = max(
-                    ((self._pricer.fused(makers[n], what), n) for n in set(numbers) if n != ABSENT and makers[n]
+                    ((self.pricer.fused(makers[n], what), n) for n in set(numbers) if n != ABSENT and makers[n]
                      and n not in fused),
                     default=(0.0, ABSENT),
                 )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from superopt.passes.saturation_search import search
+from superopt.passes.saturation_search import SearchMemory, search
 from superopt.regions.result import AppliedRule, SearchOptions, SearchResult
 
-__all__ = ["AppliedRule", "SearchOptions", "SearchResult", "search"]
+__all__ = ["AppliedRule", "SearchMemory", "SearchOptions", "SearchResult", "search"]

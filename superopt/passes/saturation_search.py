@@ -49,7 +49,7 @@ from superopt.regions.result import AppliedRule, Progress, SearchOptions, Search
 from superopt.rules.rule import Rule
 from superopt.runtime.limits import resident
 
-__all__ = ["search"]
+__all__ = ["SearchMemory", "search"]
 
 _PHASES = 40
 _WINDOWS = (14, 30, 1 << 30)  # operators of a region in the first two phases, the next two, and then (at most)
@@ -59,6 +59,7 @@ _PHASE_NODES = 30_000  # e-nodes of one phase, shared by its distinct regions: m
 _MATCHING = 100_000  # steps of matching in one region: three times what any region of the corpus takes (34,438)
 _FEWEST = 60  # e-nodes that a region may grow by at least, and by three for each of its steps
 _GREEDY_ROUNDS = 12  # rounds of a phase that applies rewrites greedily, at most
+_FIRST_ROUNDS = 1  # of the phase that removes operators, in one pass: what it leaves, the next phase applies by prices
 _STEPS = 120  # rounds of moving selections up: a selection passes this many operators
 _RESERVE = 0.1  # share of the time that is kept for writing the result
 _NEAR = "near"  # a kind of rewrites: merges of neighbours, which pay only together
@@ -112,6 +113,7 @@ def search(
     costs: CostModel,
     options: SearchOptions | None = None,
     progress: Progress | None = None,
+    memory: SearchMemory | None = None,
 ) -> SearchResult:
     """Find a cheaper graph that the rules make equal to this one.
 
@@ -125,12 +127,13 @@ def search(
         costs: the target's cost model.
         options: settings.
         progress: called with (regions done, regions of this phase, what).
+        memory: what an earlier search of the same graph with the same rules, costs and work limits found.
     """
     options = options or SearchOptions()
     start = time.monotonic()
     if options.time_limit is not None and options.time_limit <= 0:
         return SearchResult(graph, stopped="time")
-    run = _Run(graph, rules, costs, options, progress, start)
+    run = _Run(graph, rules, costs, options, progress, start, memory or SearchMemory())
     for preparation in PREPARATION:
         preparation.run(run)
     try:
@@ -139,6 +142,21 @@ def search(
     except KeyboardInterrupt:
         run.stopped = "interrupted"
     return run.result()
+
+
+@dataclass
+class SearchMemory:
+    """What searches of one graph with the same rules, costs and work limits have in common.
+
+    Attributes:
+        regions: the results of regions.
+        representability: of constants in their element types.
+        prices: of operators; ``None`` before the first search.
+    """
+
+    regions: dict[_Key, RegionResult] = field(default_factory=dict)
+    representability: Representability = field(default_factory=Representability)
+    prices: SidePrices | None = None
 
 
 @dataclass
@@ -162,15 +180,14 @@ class _Run:
 
     def __init__(
         self, graph: Graph, rules: Sequence[Rule], costs: CostModel, options: SearchOptions, progress: Progress | None,
-        start: float,
+        start: float, memory: SearchMemory,
     ) -> None:  # fmt: skip
         self.graph, self.costs, self.options, self.progress, self.start = graph, costs, options, progress, start
         limit = options.time_limit
         self.deadline = float("inf") if limit is None else start + limit * (1 - _RESERVE)  # for emergencies
         self.rules = [r for r in rules if _enabled(r, options)]
         self.totals = _Totals()
-        self.memo: dict[_Key, RegionResult] = {}
-        self.representability = Representability()
+        self.memo, self.representability = memory.regions, memory.representability
         self.stages: list[tuple[Program, _Totals]] = []  # the program after each pass that changed it
         self.merged = False  # merging distant siblings paid, so other orders are tried
         self.orders: list[Order] = []  # of merging, that were searched to their end
@@ -179,8 +196,11 @@ class _Run:
         weights = graph.weight_bytes
         budget = options.fold_budget_bytes
         self.budget = weights // 10 + (64 << 20) if budget is None else budget
-        self.pricer = Pricer(costs.in_context(weights), graph.opset, options.sizes, self.deadline)
-        self.prices = SidePrices(self.pricer)
+        if memory.prices is None:
+            pricer = Pricer(costs.in_context(weights), graph.opset, options.sizes, self.deadline)
+            memory.prices = SidePrices(pricer)
+        self.prices, self.pricer = memory.prices, memory.prices.pricer
+        self.pricer.deadline = self.deadline
         self.unweighted = self.pricer.unweighted()  # old weights go as new ones come; a plan that grows needs a gain
 
     # -- preparation ---------------------------------------------------------------------------------------------
@@ -364,7 +384,7 @@ class _Run:
     def _shorten(self) -> None:
         """Apply the rewrites after which fewer operators run: few, and mostly profitable."""
         quiet = 0
-        for number in range(_GREEDY_ROUNDS):
+        for number in range(_FIRST_ROUNDS if self.options.one_pass else _GREEDY_ROUNDS):
             order = level_order(self.program) if number % 2 else list(self.program.running)
             regions, _ = cut(self.program, order, self.prepared.adjacent, _WINDOWS[1], fused=self.costs.fusable)
             chosen = [region_of(self.program, r) for r in regions]

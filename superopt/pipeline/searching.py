@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from superopt.ir.errors import InvalidModel
 from superopt.ir.graph import TRAINING, Graph
-from superopt.passes import SearchOptions, SearchResult, search
+from superopt.passes import SearchMemory, SearchOptions, SearchResult, search
 from superopt.pipeline.child_process import search_in_child
 from superopt.pipeline.log import Log
 from superopt.pipeline.memory_limit import SEARCHING, MemoryBound, memory_bound
@@ -44,6 +44,7 @@ class Searches:
     bound: MemoryBound | None = field(init=False, default=None)
     weights: WeightRewrites | None = field(init=False, default=None)
     _weights_read: bool = field(init=False, default=False)
+    _memories: dict[tuple[str, ...], SearchMemory] = field(init=False, default_factory=dict)  # by the rules
 
     def __post_init__(self) -> None:
         task = self.task
@@ -71,7 +72,8 @@ class Searches:
         task = self.task
         limits = replace(self._limits(), no_tradeoffs=no_tradeoffs, reducing_only=reducing_only)
         if task.effort.one_pass:
-            return search(task.graph, rules, task.costs, self._timed(limits), progress=task.progress)
+            memory = self._memories.setdefault(tuple(r.id for r in rules), SearchMemory())
+            return search(task.graph, rules, task.costs, self._timed(limits), task.progress, memory)
         own = () if task.options.rules is None else user_rules(task.library, rules)
 
         def once(graph: Graph, chosen: tuple[Rule, ...]) -> SearchResult:
