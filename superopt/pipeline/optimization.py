@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -16,6 +17,7 @@ from superopt.ir.interpreter import rarely_collected
 from superopt.ir.poly import symbols
 from superopt.ir.temporary import remove_abandoned
 from superopt.ir.types import TensorType
+from superopt.ops import REGISTRY
 from superopt.ops.infer import Applied, Barrier, Typing, infer
 from superopt.pipeline.budget import TimeBudget
 from superopt.pipeline.driver import run_passes
@@ -113,13 +115,12 @@ def optimize(
     return restore_calls(result, given, before, options)
 
 
-def select_rules(options: Options, operators: Collection[str] = ()) -> Library:
+def select_rules(options: Options, operators: Collection[str] = REGISTRY) -> Library:
     """The library the options ask for. Rules of the user's own are proved, or tested exactly, before they are used.
 
-    For one pass it is what a pass applies to such a model, unless the options name rules.
-
     Args:
-        options: settings.
+        options: settings. For one pass, unless they enable rules by name, what a pass applies to a model is chosen, and
+            rules of the user's own.
         operators: of the model, by their records.
 
     Raises:
@@ -127,9 +128,13 @@ def select_rules(options: Options, operators: Collection[str] = ()) -> Library:
     """
     others = (ALGORITHMS, VALUES)
     disabled = tuple(name for name in options.disable if name not in others)
-    if EFFORTS[options.effort].one_pass and options.rules is None and not (options.enable or disabled):
+    one_pass = EFFORTS[options.effort].one_pass and not options.enable
+    if one_pass and options.rules is None and not disabled:
         return peephole_library(operators)
     library = load_library(options.rules).select(enable=options.enable, disable=disabled, beside=others)
+    if one_pass:
+        left = load_library().rules.keys() - peephole_library(operators).rules.keys()
+        library = replace(library, chosen=frozenset(library if library.chosen is None else library.chosen) - left)
     if options.rules is None:
         return library
     from superopt.verifier.admission import admit  # here, because it loads Z3, which most runs do not need
