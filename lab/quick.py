@@ -84,12 +84,12 @@ def summary_of(tool: str, rows: Sequence[Row]) -> Summary:
     )  # fmt: skip
 
 
-def rows_of(model: Path, tools: Sequence[str], folder: Path, *, target: str, effort: str) -> list[Row]:
+def rows_of(model: Path, tools: Mapping[str, str], folder: Path, *, target: str, effort: str) -> list[Row]:
     """Run tools on a model, one after the other.
 
     Args:
         model: ONNX or JSON; a JSON graph is written as ONNX first, in the folder.
-        tools: :data:`OURS`, or names of :data:`superopt.benchmark.peer.PEERS`.
+        tools: :data:`OURS`, or names of :data:`superopt.benchmark.peer.PEERS`, each with the interpreter that has it.
         folder: of the models' ONNX files.
         target: whose prices count, ``profile:NAME``.
         effort: of superopt.
@@ -98,12 +98,12 @@ def rows_of(model: Path, tools: Sequence[str], folder: Path, *, target: str, eff
     prices = cost.RecordedProfile(cost.load_profile(target.removeprefix("profile:")))
     before = cost.graph_cost(formats.load(source), prices).us
     rows: list[Row] = []
-    for tool in tools:
+    for tool, interpreter in tools.items():
         with TemporaryDirectory(prefix="quick-") as scratch:
             result = Path(scratch) / "result.onnx"
             own = ["-m", "superopt", "optimize", str(source), "-o", str(result), "--effort", effort, "--target", target]
             command = own if tool == OURS else [peer.__file__, tool, str(source), str(result)]
-            cpu, wall, error = _run([sys.executable, *command], {"SUPEROPT_CACHE": str(Path(scratch) / "cache")})
+            cpu, wall, error = _run([interpreter, *command], {"SUPEROPT_CACHE": str(Path(scratch) / "cache")})
             if error or not result.exists():
                 rows.append(Row(model.stem, tool, cpu, wall, error=error or "no file was written"))
                 continue
@@ -146,9 +146,11 @@ def _children() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def _importable(tools: Sequence[str]) -> list[str]:
-    """Those of the tools that this interpreter has."""
-    return [t for t in tools if t == OURS or importlib.util.find_spec(t) is not None]
+def _interpreters(tools: Sequence[str], given: Sequence[str]) -> dict[str, str]:
+    """The interpreter of each tool: what is given as NAME=PATH, or this one where it has the tool."""
+    known = dict(text.split("=", 1) for text in given)
+    here = [t for t in tools if t == OURS or importlib.util.find_spec(t) is not None]
+    return {t: known.get(t, sys.executable) for t in tools if t in known or t in here}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -156,12 +158,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m lab.quick", description=__doc__)
     parser.add_argument("models", nargs="+", type=Path)
     parser.add_argument("--vs", default="onnxslim,onnxsim,onnxscript", help="other tools; those not installed are left")
+    parser.add_argument("--python", action="append", default=[], metavar="NAME=PATH", help="interpreter with a tool")
     parser.add_argument("--target", default=_TARGET, help="profile:NAME")
     parser.add_argument("--effort", default="quick")
     parser.add_argument("--most-bytes", type=float, default=_MOST_BYTES, help="of a model's weights")
     parser.add_argument("--json", type=Path)
     chosen = parser.parse_args(arguments)
-    tools = _importable([OURS, *filter(None, chosen.vs.split(","))])
+    tools = _interpreters([OURS, *filter(None, chosen.vs.split(","))], chosen.python)
     models = [m for m in chosen.models if formats.load(m).weight_bytes <= chosen.most_bytes]
     rows: list[Row] = []
     print("| model | tool | CPU s | wall s | modelled | nodes |\n|---|---|---|---|---|---|")

@@ -91,7 +91,7 @@ class Proposer:
         self._context.log.note(f"{count} operators with fewer multiplications were left out: {why}")
         if refusal.stage == "timing":
             self._only_clear = True
-            self._algorithms_refused = algorithms.clear or not self._context.task.effort.again
+            self._algorithms_refused = algorithms.clear
 
     def _candidate(self, search: SearchResult) -> Candidate:
         context = self._context
@@ -107,7 +107,7 @@ class Proposer:
         """
         context, candidate = self._context, refusal.candidate
         if self._fewer_rules is None:
-            fewer_rules = candidate.decision.undetectable or not context.task.effort.again
+            fewer_rules = candidate.decision.undetectable or context.task.effort.one_pass
         elif self._fewer_rules or demand_of(candidate.cost).no_more_than(demand_of(context.input_cost)):
             return None
         else:

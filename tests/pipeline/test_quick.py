@@ -46,9 +46,19 @@ def test_no_fast_algorithm_is_looked_for() -> None:
 def test_a_rule_of_the_library_is_used_where_it_is_enabled_by_name() -> None:
     """Also one that no recorded result rests on and that leaves as many operators."""
     b = GraphBuilder("signs")
-    b.output((-b.input("x", "float32", (8, 8))).abs(), "y")
+    b.output(b.op("Abs", b.op("Neg", b.input("x", "float32", (8, 8)))), "y")
     reports = [
         superopt.optimize(b.build(), target=TARGET, effort="quick", **more).report
         for more in ({}, {"enable": ["algebra"]}, {"disable": ["activation"]})
     ]
     assert [r.nodes.after for r in reports] == [1, 2, 2]
+
+
+def test_a_result_that_prices_refuse_is_followed_by_one_that_asks_for_no_more() -> None:
+    """Of a model that may gain a little for more kernels, what only removes operators is returned."""
+    model = Path(__file__).resolve().parents[2] / "corpus" / "mobilenet_v2.json"
+    report = superopt.optimize(model, target=TARGET, effort="quick", check=False).report
+    assert any("only rewrites without more FLOPs, bytes or kernels are tried" in note for note in report.notes)
+    assert report.status == "improved"
+    assert report.nodes.after < report.nodes.before
+    assert report.work.flops_after <= report.work.flops_before
