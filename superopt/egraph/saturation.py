@@ -400,7 +400,10 @@ class _Search:
             us, other_us = prices.of(self.graph, pattern, slots, values, match.sizes)
             margin = self.limits.dearer * us
             worse = other_us > us - margin
-            if other_us > us + margin or (worse and (apart or detour > self.limits.detours)):
+            if other_us > us + margin:
+                state.seen.add(key)
+                return
+            if worse and (apart or detour > self.limits.detours):
                 return
         if match is None:
             if not pattern.bounded:

@@ -431,7 +431,9 @@ class _Run:
             window = min(self.options.window, _WINDOWS[-1])
             regions, avoid = cut(self.program, order, self.prepared.adjacent, window, avoid, self.costs.fusable)
             chosen = [region_of(self.program, r) for r in regions]
-            improved = self._phase(chosen, f"rewriting, phase {number + 1}", first=number == 0, kind=_BY_PRICES)
+            gained = self.totals.gain
+            self._phase(chosen, f"rewriting, phase {number + 1}", first=number == 0, kind=_BY_PRICES)
+            improved = self.totals.gain - gained > _LITTLE * self.totals.before
             if self.totals.e_nodes > self.options.most_nodes:
                 self._ended("nodes")
                 return
