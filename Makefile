@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo docs test test-essential test-slow check format web browser bench bench-algorithms bench-train bench-memory bench-parts bench-steps bench-growth bench-cost bench-ablation profile-plan profile-record profile-operators profile-forms certify \
+.PHONY: demo docs test test-essential test-slow check format web browser bench bench-quick peepholes bench-algorithms bench-train bench-memory bench-parts bench-steps bench-growth bench-cost bench-ablation profile-plan profile-record profile-operators profile-forms certify \
 	gpu-record conformance corpus clean corpus-gate corpus-compare golden golden-tiny corpus-update corpus-update-full patterns attack doors
 
 demo: $(READY)            ## optimise two real models and print before/after
@@ -53,6 +53,13 @@ bench: $(READY)           ## the corpus beside other optimisers, on a quiet mach
 		--total-limit 1440 --resume build/bench \
 		--json lab/results/benchmark.json --markdown lab/results/benchmark.md --html build/bench.html -f
 	@$(BIN)/python lab/tables.py
+
+bench-quick: $(READY)     ## --effort quick from start to file beside OnnxSlim, onnxsim and onnxscript where installed: seconds and modelled ratios; quiet
+	@mkdir -p build
+	@$(BIN)/python -m lab.quick corpus/*.json --json build/quick.json
+
+peepholes: $(READY)       ## record which rules the recorded results of `make golden` rest on: rules/peepholes.json
+	@$(BIN)/python -m lab.peepholes
 
 corpus-gate: $(READY)     ## modelled costs of tiny models of every family against the recorded baseline; who made them worse?
 	@$(BIN)/superopt corpus compare

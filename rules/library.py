@@ -540,8 +540,21 @@ def _built_in() -> Library:
         _loaded.clear()
         with rarely_collected():
             rules = cached_rules(toml, lambda: _load(BUILT_IN).rules)
-        _loaded[stamp] = Library(rules, read_verdicts(BUILT_IN / PROOFS), float_store=read_floats(BUILT_IN / FLOATS))
+        _loaded[stamp] = Library(rules, _cached_verdicts(BUILT_IN / PROOFS), float_store=read_floats(BUILT_IN / FLOATS))
     return _loaded[stamp]
+
+
+def _cached_verdicts(path: Path) -> dict[str, Mapping[str, object]]:
+    """:func:`read_verdicts`, as an earlier run read this very file with this code, or as it is read now."""
+    content = path.read_bytes() if path.exists() else b""
+    name = hashlib.sha256(code_digest("rules").encode() + content).hexdigest()
+    found = load_object(FOLDER, name, ())
+    if isinstance(found, dict):
+        return found
+    made = read_verdicts(path)
+    if content and path.read_bytes() == content:  # else the file has changed meanwhile
+        store_object(FOLDER, name, made, KEPT)
+    return made
 
 
 def read_verdicts(path: Path) -> dict[str, Mapping[str, object]]:

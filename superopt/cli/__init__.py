@@ -15,25 +15,16 @@ import os
 import sys
 import traceback
 import warnings
+from collections.abc import Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
 
-from superopt.cli import (
-    algorithms,
-    bench,
-    corpus,
-    discovery,
-    gradients,
-    library,
-    models,
-    optimize,
-    service,
-    streams,
-)
+from superopt.cli import streams
 from superopt.cli.settings import defaults, settings_file
 from superopt.fleet import mpi
 from superopt.ir.errors import Interrupted, SuperoptError, UsageError, printable, superopt_error
@@ -80,13 +71,6 @@ def _refuse_repeated(ctx: Any, name: str | None, command: Any, args: list[str]) 
             raise UsageError(f"{option.opts[0]} is given {given.count(option)} times{hint}")
 
 
-app = typer.Typer(
-    name="superopt", cls=_Commands, no_args_is_help=True, add_completion=True, pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    help="Makes neural networks faster with rewrite rules that were checked, and shows that it changed nothing.",
-)  # fmt: skip
-
-
 def _version(wanted: bool) -> None:
     if wanted:
         from importlib.metadata import version
@@ -95,7 +79,6 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _root(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="print it")] = False,
@@ -109,15 +92,57 @@ def _root(
         context.default_map = defaults(table, getattr(context.command, "commands", {}), str(file))
 
 
-for _command in (*optimize.COMMANDS, *models.COMMANDS, *service.COMMANDS):
-    app.command()(_command)
-app.command("bench")(bench.bench)
-app.add_typer(library.app, name="rules")
-app.add_typer(corpus.app, name="corpus")
-app.add_typer(algorithms.app, name="algorithms")
-app.add_typer(gradients.app, name="gradients")
-app.command()(discovery.discover)
-app.command()(gradients.train_step)
+def _without_commands() -> typer.Typer:
+    made = typer.Typer(
+        name="superopt", cls=_Commands, no_args_is_help=True, add_completion=True, pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+        help="Makes neural networks faster with rewrite rules that were checked, and shows that it changed nothing.",
+    )  # fmt: skip
+    made.callback()(_root)
+    return made
+
+
+@cache
+def _all_commands() -> typer.Typer:
+    from superopt.cli import algorithms, bench, corpus, discovery, gradients, library, models, optimize, service
+
+    made = _without_commands()
+    for command in (*optimize.COMMANDS, *models.COMMANDS, *service.COMMANDS):
+        made.command()(command)
+    made.command("bench")(bench.bench)
+    made.add_typer(library.app, name="rules")
+    made.add_typer(corpus.app, name="corpus")
+    made.add_typer(algorithms.app, name="algorithms")
+    made.add_typer(gradients.app, name="gradients")
+    made.command()(discovery.discover)
+    made.command()(gradients.train_step)
+    return made
+
+
+def _commands_for(arguments: Sequence[str]) -> typer.Typer:
+    """All commands, or the optimisers alone where one of them is called and no settings file speaks of others: to make
+    the framework's parameters of every command takes a tenth of a second."""
+    from superopt.cli import optimize
+
+    names = {command.__name__ for command in optimize.COMMANDS}
+    if not arguments or arguments[0] not in names:
+        return _all_commands()
+    try:
+        file, _ = settings_file(Path.cwd())
+    except (FileNotFoundError, SuperoptError):  # the callback says so
+        file = None
+    if file is not None:
+        return _all_commands()
+    made = _without_commands()
+    for command in optimize.COMMANDS:
+        made.command()(command)
+    return made
+
+
+def __getattr__(name: str) -> typer.Typer:
+    if name == "app":
+        return _all_commands()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def main() -> None:
@@ -128,7 +153,7 @@ def main() -> None:
     warnings.showwarning = _warn
     try:
         with mpi.client() as wanted:
-            code = app(standalone_mode=False) if wanted else 0
+            code = _commands_for(sys.argv[1:])(standalone_mode=False) if wanted else 0
             sys.stdout.flush()
         sys.exit(code if isinstance(code, int) else 0)
     except SystemExit as end:

@@ -89,7 +89,11 @@ TimeLimit = Annotated[
                         help="seconds that a model may take; most take less")
 ]  # fmt: skip
 Effort = Annotated[
-    str, typer.Option(metavar="quick|default|thorough", help="how much work the search and the benchmark may do")
+    str,
+    typer.Option(
+        metavar="quick|default|thorough",
+        help="how much work the search and the benchmark may do; quick: one pass by prices, nothing is timed",
+    ),
 ]
 Runtime = Annotated[
     str, typer.Option("--runtime", metavar="onnxruntime|openvino", envvar="SUPEROPT_RUNTIME",

@@ -222,11 +222,15 @@ def _scaled(record: Record, factor: float) -> Record:
     return replace(record, ns=record.ns * factor, ns_cold=record.ns_cold * factor)
 
 
-def nearest_profile(device: CpuDevice) -> tuple[str, Profile, Calibration] | None:
+def nearest_profile(device: CpuDevice, calibrate: bool = True) -> tuple[str, Profile, Calibration | None] | None:
     """The shipped profile nearest to this machine, and its calibration; ``None`` if no profile is of a processor.
 
     A profile is nearer if it was recorded with the same runtime, then with as many threads, then on a machine and with
     a version of more similar names. The calibration measures the remaining difference.
+
+    Args:
+        device: this machine.
+        calibrate: measure where no earlier run has; else there may be no calibration.
     """
     found: list[tuple[bool, bool, float, str]] = []
     for name in profile_names():
@@ -241,7 +245,12 @@ def nearest_profile(device: CpuDevice) -> tuple[str, Profile, Calibration] | Non
         return None
     *_, name = min(found)
     profile = load_profile(name)
-    return name, profile, calibrated(name, profile, device)
+    measured = calibrated if calibrate else _cached
+    return name, profile, measured(name, profile, device)
+
+
+def _cached(name: str, profile: Profile, device: Device) -> Calibration | None:
+    return cached_calibration(name, profile.header, device)
 
 
 def list_calibrations() -> dict[str, Calibration]:
@@ -251,11 +260,20 @@ def list_calibrations() -> dict[str, Calibration]:
     return {name: calibration for name, calibration in found.items() if calibration is not None}
 
 
-def calibrated_cpu(*, runtime: Runtime, threads: int, sizes: Mapping[str, int] | None) -> RecordedProfile | None:
-    """The cost model of this machine: the nearest profile, scaled; ``None`` if no profile is of a processor."""
+def calibrated_cpu(
+    *, runtime: Runtime, threads: int, sizes: Mapping[str, int] | None, calibrate: bool = True
+) -> RecordedProfile | None:  # fmt: skip
+    """The cost model of this machine: the nearest profile, scaled; ``None`` if no profile is of a processor.
+
+    Args:
+        runtime: what runs models.
+        threads: inside an operator.
+        sizes: what symbolic dimensions are costed at.
+        calibrate: measure where no earlier run has; else the profile stands as it was recorded.
+    """
     device = CpuDevice(threads, runtime)
-    found = nearest_profile(device)
+    found = nearest_profile(device, calibrate)
     if found is None:
         return None
     _, profile, calibration = found
-    return RecordedProfile(scaled(profile, calibration), sizes, device.backend)
+    return RecordedProfile(profile if calibration is None else scaled(profile, calibration), sizes, device.backend)

@@ -303,13 +303,11 @@ class RecordedProfile(CostModel):
         super().__init__(sizes, backend or BACKENDS.get(str(profile.header.get("backend")), ONNX_RUNTIME_CPU))
         self.profile = profile
         self.predictor = Predictor.fit(profile.records.values(), ceilings_of(profile.header))
-        self._records: dict[tuple[object, ...], Record] = {}
+        self._by_operator: dict[str, list[Record]] = {}
+        self._answers: dict[str, Mapping[tuple[object, ...], Record]] = {}  # of the operators that were asked for
         self._predicted: dict[tuple[str, tuple[int, int], Key], Estimate] = {}
         for _, record in sorted(profile.records.items()):
-            known = self._records.get(record.key.question)
-            if known is None or record.ns_cold < known.ns_cold:
-                self._records[record.key.question] = record
-
+            self._by_operator.setdefault(record.key.op, []).append(record)
         refused = profile.header.get("refused")
         self._refused = frozenset(map(_question_of_key, refused)) if isinstance(refused, list) else frozenset()
 
@@ -353,8 +351,20 @@ class RecordedProfile(CostModel):
     def _view(self) -> Estimate:
         return Estimate(float(self.profile.header.get("dispatch_ns", PRICING.dispatch_ns)) / 1e3, "measured", 0.1)
 
+    def record_of(self, key: Key) -> Record | None:
+        """What was measured of an application, by whichever engine is the fastest."""
+        known = self._answers.get(key.op)
+        if known is None:
+            found: dict[tuple[object, ...], Record] = {}
+            for record in self._by_operator.get(key.op, ()):
+                other = found.get(record.key.question)
+                if other is None or record.ns_cold < other.ns_cold:
+                    found[record.key.question] = record
+            known = self._answers[key.op] = found
+        return known.get(key.question)
+
     def _lookup(self, question: Question) -> Estimate:
-        record = self._records.get(question.key.question)
+        record = self.record_of(question.key)
         if record is not None:
             return self.estimate_of(record)
         found = self.predicted(question.op, question.work, question.key)

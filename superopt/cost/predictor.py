@@ -24,7 +24,7 @@ import json
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -454,30 +454,58 @@ class _Family:
         return tuple(traits_of(r.key) for r in self.records)
 
 
+class _Kernels(Mapping[str, "Sequence[Record]"]):
+    """Records by :func:`kernel_name`; those of an operator are grouped on first request."""
+
+    def __init__(self, records: Iterable[Record]) -> None:
+        self._operators: dict[str, list[Record]] = defaultdict(list)
+        for record in sorted(records, key=lambda r: r.key.text):
+            if record.ns_cold > 0 and record.key.op not in NOT_OPERATORS:
+                self._operators[record.key.op].append(record)
+        self._grouped: dict[str, dict[str, list[Record]]] = {}
+
+    @property
+    def broadcasting(self) -> list[str]:
+        """The operators whose operands may be broadcast."""
+        return [op for op in self._operators if op in BROADCASTING and op in self]
+
+    def _of(self, op: str) -> dict[str, list[Record]]:
+        if op not in self._grouped:
+            grouped: dict[str, list[Record]] = defaultdict(list)
+            for record in self._operators.get(op, ()):
+                grouped[kernel_name(op, record.key)].append(record)
+                if is_packed(record.key):  # is alike enough where the second factor is not
+                    grouped[op].append(record)
+            self._grouped[op] = dict(grouped)
+        return self._grouped[op]
+
+    def __getitem__(self, name: str) -> Sequence[Record]:
+        return self._of(name.partition(",")[0])[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for op in self._operators for name in self._of(op))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
 @dataclass(frozen=True)
 class Predictor:
     """Predicts from records; deterministic, and independent of the order of the records."""
 
     ceilings: Ceilings
-    _records: Mapping[str, Sequence[Record]] = field(repr=False)  # of each operator
+    _records: Mapping[str, Sequence[Record]] = field(repr=False)  # of each kernel
     _families: dict[str, _Family] = field(default_factory=dict, repr=False)  # of those that were asked for
 
     @staticmethod
     def fit(records: Iterable[Record], ceilings: Ceilings | None = None) -> Predictor:
         """Fit efficiencies to records."""
-        ceiling = ceilings or Ceilings()
-        grouped: dict[str, list[Record]] = defaultdict(list)
-        for record in sorted(records, key=lambda r: r.key.text):
-            if record.ns_cold > 0 and record.key.op not in NOT_OPERATORS:
-                kernel = kernel_name(record.key.op, record.key)
-                grouped[kernel].append(record)
-                if is_packed(record.key):  # is alike enough where the second factor is not
-                    grouped[record.key.op].append(record)
-        ceiling = replace(ceiling, span_ns=_span_ns((g for op, g in grouped.items() if op in BROADCASTING), ceiling))
-        return Predictor(ceiling, grouped)
+        ceiling, kernels = ceilings or Ceilings(), _Kernels(records)
+        ceiling = replace(ceiling, span_ns=_span_ns((kernels[op] for op in kernels.broadcasting), ceiling))
+        return Predictor(ceiling, kernels)
 
     def _family(self, name: str) -> _Family | None:
-        """The fitted records of an operator, on first request: a model has few operators."""
+        """The fitted records of a kernel, on first request: a model has few operators."""
         if name not in self._families and name in self._records:
             found = self._records[name]
             spans = any(traits_of(r.key).spans for r in found)

@@ -81,12 +81,12 @@ class Planning(RecordedProfile):
         self.missing: dict[tuple[object, ...], Question] = {}
 
     def _has_record(self, key: Key) -> bool:
-        return key.question in self._records
+        return self.record_of(key) is not None
 
     def _lookup(self, question: Question) -> Estimate:
         place = question.key.question
         self.questions.setdefault(place, question)
-        if place not in self._records:
+        if self.record_of(question.key) is None:
             self.missing.setdefault(place, question)
         return super()._lookup(question)
 

@@ -32,6 +32,7 @@ def for_target(
     threads: int = 1,
     time_limit: float = float("inf"),
     runtime: str = "onnxruntime",
+    calibrate: bool = True,
 ) -> Iterator[CostModel]:
     """The cost model of a target: ``cpu``, ``cuda``, or ``profile:NAME`` with a shipped profile's name or a path.
 
@@ -42,6 +43,7 @@ def for_target(
         threads: threads inside an operator.
         time_limit: seconds that may be spent measuring, where prices are measured; what comes later is predicted.
         runtime: what runs models on the processor (:data:`superopt.runtime.protocol.RUNTIMES`).
+        calibrate: whether the first run on a machine measures it; else ``cpu`` takes the nearest profile as it is.
 
     Raises:
         UsageError: there is no such target, profile or runtime, or the two do not go together. InvalidModel: the
@@ -52,7 +54,7 @@ def for_target(
         from superopt.cost.calibration import calibrated_cpu
         from superopt.cost.measured import MeasuredCpu
 
-        known = calibrated_cpu(runtime=chosen, threads=threads, sizes=sizes)
+        known = calibrated_cpu(runtime=chosen, threads=threads, sizes=sizes, calibrate=calibrate)
         yield known or MeasuredCpu(
             runtime=chosen, threads=threads, sizes=sizes, time_limit=time_limit, progress=progress
         )

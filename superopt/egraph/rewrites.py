@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TypeVar
 
 from superopt.egraph.egraph import is_multi
@@ -24,7 +24,7 @@ from superopt.egraph.lifting import (
 from superopt.egraph.matching import Pattern, compile_side
 from superopt.egraph.pattern_index import ApplicationTest, Further, Select, TypeTest
 from superopt.egraph.saturation import RewriteSet
-from superopt.ir.disk_cache import SEARCH_PACKAGES, code_digest, load_object, store_object
+from superopt.ir.disk_cache import SEARCH_PACKAGES, code_digest, load_object, packed, store_object, unpacked
 from superopt.ir.interpreter import rarely_collected
 from superopt.ir.poly import Dim, Poly
 from superopt.ir.terms import App, Project, Term, Var, children, postorder
@@ -35,12 +35,13 @@ from superopt.ops.work import flops
 from superopt.program.program import Program
 from superopt.rules.canonical import independent
 from superopt.rules.floats import Floats, SafeConditions
-from superopt.rules.library import CLASSES, load_library
+from superopt.rules.library import CLASSES, Library, load_library
+from superopt.rules.peepholes import peephole_digest
 from superopt.rules.rule import Rule
 from superopt.rules.scanner import RuleError
 from superopt.rules.typing import complete, instances, types_of
 
-__all__ = ["CompiledRewrites", "data_of", "flowing", "compile_rewrites", "shortens"]
+__all__ = ["CompiledRewrites", "data_of", "flowing", "compile_rewrites", "shortens", "store_compiled_rules"]
 
 _WEIGHTED = frozenset({"Conv", "ConvTranspose", "MatMul", "Gemm", "BatchNormalization", "LayerNormalization"})
 _PARTS = frozenset({"Concat", "Split"})
@@ -127,13 +128,19 @@ def _closes(pattern: Pattern, words: AbstractSet[str]) -> bool:
 
 def _operators_with_definition(sides: Iterable[_Side]) -> frozenset[str]:
     """Operators that rules only know as a whole side, of which they are all: other rules do not read them."""
+    whole, inner = _whole_and_inner(sides)
+    return frozenset(whole - inner)
+
+
+def _whole_and_inner(sides: Iterable[_Side]) -> tuple[set[str], set[str]]:
+    """Operators that are all of a side, and operators that are a part of one."""
     found: set[str] = set()
     inside: set[str] = set()
     for side in sides:
         for roots in (side.pattern.source, side.pattern.target):
             applied = [t for t in postorder(*roots) if isinstance(t, App)]
             (found if len(applied) == 1 == len(roots) else inside).update(t.op for t in applied)
-    return frozenset(found - inside)
+    return found, inside
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,11 +170,13 @@ class _CompiledLibrary:
     Attributes:
         digest: of the rules; empty where time ran out.
         words: operators that no rule reads but those that say what they are.
+        composed: it was put together from rules that were compiled one by one.
     """
 
     digest: str
     by_fingerprint: Mapping[str, _CompiledRule]
     defined_operators: frozenset[str] = frozenset()
+    composed: bool = False
 
     @cached_property
     def sides(self) -> tuple[_Side, ...]:
@@ -195,7 +204,8 @@ _CLASSES: tuple[type, ...] = (
 )  # fmt: skip
 _FOLDER = "moves"
 _MOST_FILES = 24  # of some megabytes
-_WORTH = 200  # rules from which it takes longer to prepare them than to read a file
+_WORTH = 100  # rules from which it takes longer to prepare them than to read a file
+_COUNTS = "counts"  # under which a file of rules compiled one by one has the numbers of parts
 _ALIVE = 16  # rule sets, and numbers of parts, that the process keeps
 _alive: dict[str, _CompiledLibrary | dict[int, _Side]] = {}
 _Lifted = dict[int, _Side]  # by the number of the side: what it is for another number of parts
@@ -220,22 +230,92 @@ def _remembered(name: str, found: K) -> K:
 def _of_all(rules: tuple[Rule, ...], deadline: float, floats: Floats | None) -> _CompiledLibrary:
     """The sides of all rules: from this process, from an earlier one, or made now, but for those that the shipped
     library has as well."""
+    composed = _composed(rules, floats)
+    if composed is not None:
+        return composed
     name, many = _name(rules, floats), len(rules) >= _WORTH
     found = _cached(name, _CompiledLibrary) if many else _alive.get(name)
     if isinstance(found, _CompiledLibrary):
         return found
     shipped = _shipped(floats) if many else None
-    made, whole = _compiled(name, rules, deadline, floats, {} if shipped is None else shipped.by_fingerprint)
+    known: Mapping[str, _CompiledRule] = {} if shipped is None else shipped.by_fingerprint
+    made, whole = _compiled(name, rules, deadline, floats, known)
     if whole:
         _remembered(name, made)
-        new = (
-            made.by_fingerprint.keys()
-            if shipped is None
-            else made.by_fingerprint.keys() - shipped.by_fingerprint.keys()
-        )
-        if len(new) >= _WORTH:
+        if len(made.by_fingerprint.keys() - known.keys()) >= _WORTH:
             store_object(_FOLDER, name, made, _MOST_FILES)
     return made
+
+
+# -- Rules compiled one by one -------------------------------------------------------------------------------------
+#
+# A search in one pass applies a few hundred rules, others for each model. They are put together from a file that holds
+# each rule's compiled form, and its forms for some numbers of parts, as bytes of its own. Rules that are instances of
+# others are among them: equal patterns are told apart by none of what follows (:attr:`Pattern.identity`).
+
+
+def store_compiled_rules(library: Library, mode: str, counts: Sequence[int]) -> None:
+    """Keep the compiled form of each rule that a pass may apply.
+
+    Args:
+        library: the rules.
+        mode: in which verdicts in floating point are read.
+        counts: numbers of parts.
+    """
+    floats = library.floats(mode)
+    made: dict[str, bytes] = {_COUNTS: bytes(counts)}
+    for rule in library.admitted:
+        ways = _match_conditions(rule, False, floats), _match_conditions(rule, True, floats)
+        piece, fingerprint = _piece(rule, ways), rule.fingerprint
+        made[fingerprint] = packed((piece, *_whole_and_inner(piece.sides)))
+        for count in counts:
+            lifted = tuple(_side_of_parts(side, count) for side in piece.sides)
+            if any(side is not None for side in lifted):
+                made[f"{fingerprint}-{count}"] = packed(lifted)
+    _packed_rules.cache_clear()
+    store_object(_FOLDER, _packed_name(mode), made, _MOST_FILES)
+
+
+def _packed_name(mode: str) -> str:
+    text = f"{code_digest(*SEARCH_PACKAGES, 'rules', 'ops', 'ir')} {peephole_digest()} {mode}"
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@lru_cache(maxsize=4)
+def _packed_rules(mode: str) -> Mapping[str, bytes]:
+    found = load_object(_FOLDER, _packed_name(mode), ())
+    return found if isinstance(found, dict) else {}
+
+
+def _composed(rules: Sequence[Rule], floats: Floats | None) -> _CompiledLibrary | None:
+    """The rules put together from the file; ``None`` where it has not all of them."""
+    known = {} if floats is None or len(rules) < _WORTH else _packed_rules(floats.mode)
+    if floats is None or not known or any(r.fingerprint not in known for r in rules):
+        return None
+    text = f"{_packed_name(floats.mode)} {[r.fingerprint for r in rules]}"
+    name = hashlib.sha256(text.encode()).hexdigest()
+    found = _alive.get(name)
+    if isinstance(found, _CompiledLibrary):
+        return found
+    pieces: dict[str, _CompiledRule] = {}
+    whole, inner = set[str](), set[str]()
+    for rule in rules:
+        pieces[rule.fingerprint], alone, inside = unpacked(known[rule.fingerprint], _CLASSES)
+        whole |= alone
+        inner |= inside
+    return _remembered(name, _CompiledLibrary(name, pieces, frozenset(whole - inner), composed=True))
+
+
+def _unpacked_lifts(prepared: _CompiledLibrary, count: int, mode: str) -> dict[_Side, _Side | None]:
+    """Of the sides of rules that are in the file: what they are for so many parts."""
+    packs, found = _packed_rules(mode), dict[_Side, _Side | None]()
+    for fingerprint, piece in prepared.by_fingerprint.items():
+        content = packs.get(f"{fingerprint}-{count}")
+        if content is not None:
+            found.update(zip(piece.sides, unpacked(content, _CLASSES), strict=True))
+        elif fingerprint in packs and count in packs[_COUNTS]:
+            found.update(dict.fromkeys(piece.sides))
+    return found
 
 
 def _name(rules: Sequence[Rule], floats: Floats | None) -> str:
@@ -305,6 +385,8 @@ def _lifted_before(
     prepared: _CompiledLibrary, count: int, deadline: float, floats: Floats | None
 ) -> dict[_Side, _Side | None]:
     """Of sides that are the shipped library's: what they are for so many parts."""
+    if prepared.composed and floats is not None:
+        return _unpacked_lifts(prepared, count, floats.mode)
     shipped = _shipped(floats)
     if shipped is None or shipped.digest == prepared.digest:
         return {}

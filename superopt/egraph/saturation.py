@@ -12,7 +12,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
 from operator import itemgetter
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from superopt.egraph.egraph import ABSENT, EGraph, TypeClashError, is_multi
 from superopt.egraph.lifting import GroupRewrite, independent, siblings
@@ -155,6 +155,17 @@ class RewriteSet:
         return self._hash  # of thousands of patterns
 
 
+class Prices(Protocol):
+    """Microseconds of both sides of a rule at a match."""
+
+    def of(
+        self, graph: EGraph, pattern: Pattern, slots: Sequence[int], values: tuple[AttributeValue, ...],
+        sizes: Mapping[str, AttributeValue],
+    ) -> tuple[float, float]:  # fmt: skip
+        """Of the matched side and of the other one."""
+        ...
+
+
 @dataclass(frozen=True)
 class Limits:
     """When to stop: e-nodes, rounds, and the clock (``time.monotonic`` value).
@@ -166,6 +177,9 @@ class Limits:
             ``max(x, y) + min(x, y)``) is taken apart again and again, and fills the e-graph before useful rewrites have
             their turn.
         steps: of matching (:meth:`superopt.egraph.pattern_index.Trie.walk`).
+        prices: of both sides at a match, by which a rewrite is judged in place of how many operators it leaves:
+            one that costs more by :attr:`dearer` is not applied, one that does not gain by as much is a detour.
+        dearer: share of the matched side's price.
     """
 
     nodes: int = 4000
@@ -174,6 +188,8 @@ class Limits:
     matches: int = 300
     detours: int = 0
     steps: int = sys.maxsize
+    prices: Prices | None = None
+    dearer: float = 0.01
 
 
 @dataclass
@@ -373,12 +389,22 @@ class _Search:
         classes = self.graph.classes
         before, after, apart = pattern.runtime(tuple([classes[c].constant for c in state.variables(slots)]))
         detour = max([classes[c].detours for c in slots[: pattern.width]])  # the longest that leads to what it reads
-        worse = after > before or (after == before and pattern.heavier)
+        prices = self.limits.prices
+        worse = prices is None and (after > before or (after == before and pattern.heavier))
         if worse and (apart or detour > self.limits.detours):
             return  # it would take constants apart to make more work at run time, or is such a move itself
         if after >= before and state.saving:
             return  # not here; it may be once something else is known to be constant
         match = match_of(self.graph, pattern, slots, values)
+        if prices is not None and match is not None:
+            us, other_us = prices.of(self.graph, pattern, slots, values, match.sizes)
+            margin = self.limits.dearer * us
+            worse = other_us > us - margin
+            if other_us > us + margin:
+                state.seen.add(key)
+                return
+            if worse and (apart or detour > self.limits.detours):
+                return
         if match is None:
             if not pattern.bounded:
                 state.seen.add(key)  # the numbers say no, and always will

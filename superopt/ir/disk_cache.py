@@ -22,6 +22,7 @@ from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from pathlib import Path
 from threading import get_ident
+from typing import Any
 
 from superopt.ir.errors import MachineLimit, printable
 from superopt.ir.interpreter import rarely_collected
@@ -35,6 +36,8 @@ __all__ = [
     "SEARCH_PACKAGES",
     "cache_directory",
     "check_cache",
+    "packed",
+    "unpacked",
     "code_digest",
     "store_object",
     "load_object",
@@ -179,6 +182,21 @@ def _read(content: bytes, classes: Iterable[type]) -> object:
     with rarely_collected():
         found: object = _Reader(payload, classes).load()
     return found
+
+
+def packed(value: object) -> bytes:
+    """A value as bytes, for a part of an object that is kept: it is read by :func:`unpacked` when it is wanted."""
+    return zlib.compress(pickle.dumps(_Shared().of(value), protocol=5), 9)
+
+
+def unpacked(content: bytes, classes: Iterable[type]) -> Any:
+    """What :func:`packed` wrote.
+
+    Args:
+        content: a part of an object that :func:`load_object` has read, whose checksum holds.
+        classes: of the values that may be in it.
+    """
+    return _Reader(zlib.decompress(content), classes).load()
 
 
 def store_object(folder: str, name: str, value: object, most: int) -> bool:

@@ -35,7 +35,7 @@ from superopt.memory.schedule_plan import (
     peak_of,
     polished,
 )
-from superopt.runtime.numeric_libraries import solver
+from superopt.runtime.highs import solver
 
 __all__ = ["Op", "Step", "Task", "Timetable", "alive_at", "front", "peak_of"]
 

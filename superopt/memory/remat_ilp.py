@@ -20,7 +20,7 @@ import highspy
 import numpy as np
 
 from superopt.memory.schedule_plan import Op, Step, Task, Timetable, alive_at, append_recomputation, peak_of
-from superopt.runtime.numeric_libraries import solver
+from superopt.runtime.highs import solver
 
 __all__ = ["Bound", "expanded", "least_time", "plain"]
 

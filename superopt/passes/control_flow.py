@@ -20,6 +20,7 @@ from superopt.ir.errors import InvalidModel
 from superopt.ir.graph import Graph, Node, Weight, attribute_key
 from superopt.ir.types import TensorType
 from superopt.ops.infer import Applied, infer
+from superopt.passes.saturation_search import SearchMemory
 from superopt.passes.saturation_search import search as search_graph
 from superopt.regions.result import AppliedRule, Progress, SearchOptions, SearchResult
 from superopt.rules.rule import Rule
@@ -55,6 +56,7 @@ def search(
     costs: CostModel,
     options: SearchOptions | None = None,
     progress: Progress | None = None,
+    memory: SearchMemory | None = None,
 ) -> SearchResult:
     """Find a cheaper graph that the rules make equal to this one, bodies of control flow included.
 
@@ -62,8 +64,9 @@ def search(
     """
     options = options or SearchOptions()
     if not _has_bodies(graph) or (options.time_limit is not None and options.time_limit <= 0):
-        return search_graph(graph, rules, costs, options, progress)
-    return _search(graph, rules, costs, replace(options, reserved=options.reserved | all_names(graph)), progress, 0)
+        return search_graph(graph, rules, costs, options, progress, memory)
+    options = replace(options, reserved=options.reserved | all_names(graph))
+    return _search(graph, rules, costs, options, progress, memory, 0)
 
 
 def _has_bodies(graph: Graph) -> bool:
@@ -71,13 +74,14 @@ def _has_bodies(graph: Graph) -> bool:
 
 
 def _search(
-    graph: Graph, rules: Sequence[Rule], costs: CostModel, options: SearchOptions, progress: Progress | None, depth: int
-) -> SearchResult:
+    graph: Graph, rules: Sequence[Rule], costs: CostModel, options: SearchOptions, progress: Progress | None,
+    memory: SearchMemory | None, depth: int,
+) -> SearchResult:  # fmt: skip
     start = time.monotonic()
     branched, chosen = _with_taken_branches(graph)
     shared, common = _with_common_nodes_outside(branched)
     prepared, moved = _with_invariants_outside(shared)
-    result = search_graph(prepared, rules, costs, options, progress)
+    result = search_graph(prepared, rules, costs, options, progress, memory)
     made, parts = result.graph, [result]
     pairs: list[tuple[Graph, Graph]] = []
     if depth < POLICY.depth and _has_bodies(made):
@@ -86,7 +90,7 @@ def _search(
             if left is not None and left <= 0.0:
                 break
             inner = replace(options, time_limit=left, reserved=options.reserved | all_names(made))
-            found = _search(body.graph, rules, costs, inner, progress, depth + 1)
+            found = _search(body.graph, rules, costs, inner, progress, None, depth + 1)
             if not _is_rewritten(body.graph, found):
                 parts.append(replace(found, applied=()))
                 continue

@@ -46,17 +46,21 @@ def compile_library(destination: Path) -> list[Path]:
 
 
 def _first_runs() -> None:
-    """Read the profiles, and search models with so many parts."""
+    """Read the profiles and the rules of one pass, and search models with so many parts."""
     # here, so that the caller's cache folder is set before
     from superopt.cost import Profile, RecordedProfile, load_profile, profile_names
+    from superopt.egraph.rewrites import store_compiled_rules
     from superopt.ir.graph import Graph, Node, Value
     from superopt.ir.types import DType, TensorType
+    from superopt.ops import REGISTRY
     from superopt.passes import SearchOptions, search
     from superopt.rules import load_library
+    from superopt.rules.peepholes import peephole_library
 
     for name in profile_names():
         load_profile(name)
     library = load_library()
+    store_compiled_rules(peephole_library(REGISTRY), "standard", _PARTS)
     options = SearchOptions(floats=library.floats("standard"))
     for parts in _PARTS:
         row, whole = TensorType(DType.FLOAT32, (1, 2)), TensorType(DType.FLOAT32, (1, 2 * parts))

@@ -18,6 +18,7 @@ from superopt.egraph.matching import Pattern
 from superopt.egraph.rewrites import compile_rewrites
 from superopt.egraph.saturation import Limits, RewriteSet
 from superopt.extraction.node_costs import Pricer
+from superopt.extraction.side_prices import SidePrices
 from superopt.ir.graph import Graph
 from superopt.ir.interpreter import rarely_collected
 from superopt.ir.terms import App
@@ -48,7 +49,7 @@ from superopt.regions.result import AppliedRule, Progress, SearchOptions, Search
 from superopt.rules.rule import Rule
 from superopt.runtime.limits import resident
 
-__all__ = ["search"]
+__all__ = ["SearchMemory", "search"]
 
 _PHASES = 40
 _WINDOWS = (14, 30, 1 << 30)  # operators of a region in the first two phases, the next two, and then (at most)
@@ -58,11 +59,13 @@ _PHASE_NODES = 30_000  # e-nodes of one phase, shared by its distinct regions: m
 _MATCHING = 100_000  # steps of matching in one region: three times what any region of the corpus takes (34,438)
 _FEWEST = 60  # e-nodes that a region may grow by at least, and by three for each of its steps
 _GREEDY_ROUNDS = 12  # rounds of a phase that applies rewrites greedily, at most
+_FIRST_ROUNDS = 1  # of the phase that removes operators, in one pass: what it leaves, the next phase applies by prices
 _STEPS = 120  # rounds of moving selections up: a selection passes this many operators
 _RESERVE = 0.1  # share of the time that is kept for writing the result
 _NEAR = "near"  # a kind of rewrites: merges of neighbours, which pay only together
 _SHORTENING = "shortening"  # a kind of rewrites: after them fewer operators run
 _ENDS = ("saturated", "nodes", "steps", "memory", "time")  # why a search ended; the last of several is reported
+_BY_PRICES = "by prices"  # a kind of rewrites: all, where they gain by prices
 _CLOSING = "closing"  # a kind of rewrites: final fusions
 _SHOWN = 20  # near misses and places that are reported
 
@@ -110,6 +113,7 @@ def search(
     costs: CostModel,
     options: SearchOptions | None = None,
     progress: Progress | None = None,
+    memory: SearchMemory | None = None,
 ) -> SearchResult:
     """Find a cheaper graph that the rules make equal to this one.
 
@@ -123,12 +127,13 @@ def search(
         costs: the target's cost model.
         options: settings.
         progress: called with (regions done, regions of this phase, what).
+        memory: what an earlier search of the same graph with the same rules, costs and work limits found.
     """
     options = options or SearchOptions()
     start = time.monotonic()
     if options.time_limit is not None and options.time_limit <= 0:
         return SearchResult(graph, stopped="time")
-    run = _Run(graph, rules, costs, options, progress, start)
+    run = _Run(graph, rules, costs, options, progress, start, memory or SearchMemory())
     for preparation in PREPARATION:
         preparation.run(run)
     try:
@@ -137,6 +142,21 @@ def search(
     except KeyboardInterrupt:
         run.stopped = "interrupted"
     return run.result()
+
+
+@dataclass
+class SearchMemory:
+    """What searches of one graph with the same rules, costs and work limits have in common.
+
+    Attributes:
+        regions: the results of regions.
+        representability: of constants in their element types.
+        prices: of operators; ``None`` before the first search.
+    """
+
+    regions: dict[_Key, RegionResult] = field(default_factory=dict)
+    representability: Representability = field(default_factory=Representability)
+    prices: SidePrices | None = None
 
 
 @dataclass
@@ -160,15 +180,14 @@ class _Run:
 
     def __init__(
         self, graph: Graph, rules: Sequence[Rule], costs: CostModel, options: SearchOptions, progress: Progress | None,
-        start: float,
+        start: float, memory: SearchMemory,
     ) -> None:  # fmt: skip
         self.graph, self.costs, self.options, self.progress, self.start = graph, costs, options, progress, start
         limit = options.time_limit
         self.deadline = float("inf") if limit is None else start + limit * (1 - _RESERVE)  # for emergencies
         self.rules = [r for r in rules if _enabled(r, options)]
         self.totals = _Totals()
-        self.memo: dict[_Key, RegionResult] = {}
-        self.representability = Representability()
+        self.memo, self.representability = memory.regions, memory.representability
         self.stages: list[tuple[Program, _Totals]] = []  # the program after each pass that changed it
         self.merged = False  # merging distant siblings paid, so other orders are tried
         self.orders: list[Order] = []  # of merging, that were searched to their end
@@ -177,7 +196,11 @@ class _Run:
         weights = graph.weight_bytes
         budget = options.fold_budget_bytes
         self.budget = weights // 10 + (64 << 20) if budget is None else budget
-        self.pricer = Pricer(costs.in_context(weights), graph.opset, options.sizes, self.deadline)
+        if memory.prices is None:
+            pricer = Pricer(costs.in_context(weights), graph.opset, options.sizes, self.deadline)
+            memory.prices = SidePrices(pricer)
+        self.prices, self.pricer = memory.prices, memory.prices.pricer
+        self.pricer.deadline = self.deadline
         self.unweighted = self.pricer.unweighted()  # old weights go as new ones come; a plan that grows needs a gain
 
     # -- preparation ---------------------------------------------------------------------------------------------
@@ -240,7 +263,7 @@ class _Run:
     def try_other_orders(self) -> None:
         """Search again from the input in other orders, if merging distant siblings paid."""
         orders = (partial(self._saturate, merging=True), self._neighbours_first)
-        for order in orders if self.merged and not self.options.reducing_only else ():
+        for order in () if self.options.reducing_only or self.options.one_pass or not self.merged else orders:
             if not self._out_of_budget():
                 self._from_input(order)
 
@@ -304,6 +327,9 @@ class _Run:
         if self.options.reducing_only:
             self.totals.before = self._cost() + self.totals.gain
             return
+        if self.options.one_pass:
+            self._rewrite_by_prices()
+            return
         if not self.merged:
             self._windows("applying all rules")
         else:
@@ -358,7 +384,7 @@ class _Run:
     def _shorten(self) -> None:
         """Apply the rewrites after which fewer operators run: few, and mostly profitable."""
         quiet = 0
-        for number in range(_GREEDY_ROUNDS):
+        for number in range(_FIRST_ROUNDS if self.options.one_pass else _GREEDY_ROUNDS):
             order = level_order(self.program) if number % 2 else list(self.program.running)
             regions, _ = cut(self.program, order, self.prepared.adjacent, _WINDOWS[1], fused=self.costs.fusable)
             chosen = [region_of(self.program, r) for r in regions]
@@ -395,6 +421,24 @@ class _Run:
                 return
             if number % 2 == 1 and number < 2 * len(_WINDOWS):
                 self._checkpoint()
+
+    def _rewrite_by_prices(self) -> None:
+        """Every rewrite that gains by the prices of its sides, on wide windows with other cuts in every phase, until
+        nothing improves."""
+        avoid = frozenset[str]()
+        for number in range(_PHASES):
+            order = level_order(self.program) if number % 2 == 1 else list(self.program.running)
+            window = min(self.options.window, _WINDOWS[-1])
+            regions, avoid = cut(self.program, order, self.prepared.adjacent, window, avoid, self.costs.fusable)
+            chosen = [region_of(self.program, r) for r in regions]
+            gained = self.totals.gain
+            self._phase(chosen, f"rewriting, phase {number + 1}", first=number == 0, kind=_BY_PRICES)
+            improved = self.totals.gain - gained > _LITTLE * self.totals.before
+            if self.totals.e_nodes > self.options.most_nodes:
+                self._ended("nodes")
+                return
+            if self._out_of_budget() or not improved or len(regions) <= 1:
+                return
 
     def _cost(self) -> float:
         """Modelled cost of the program as it stands, as the first phase over all of it will find it."""
@@ -541,11 +585,15 @@ class _Run:
             self._ended(result.stopped)
 
     def _search(self, region: Region, rewrites: RewriteSet | None, rounds: int, shortening: bool) -> RegionResult:
-        limits = Limits(self.nodes, rounds, self.deadline, steps=_MATCHING)
+        one_pass = self.options.one_pass
+        prices = self.prices if one_pass and rewrites is None else None
+        limits = Limits(self.nodes, rounds, self.deadline, steps=_MATCHING, prices=prices)
         pricer = self.unweighted if shortening else self.pricer
-        first = self.prepared.removing if rewrites is None else RewriteSet()
+        first = self.prepared.removing if rewrites is None and not one_pass else RewriteSet()
         settings = (self.options.least_gain, self.options.seed, first)
-        result = search_region(region, rewrites or self.prepared.all_rewrites, REGISTRY, pricer, limits, *settings)
+        result = search_region(
+            region, rewrites or self.prepared.all_rewrites, REGISTRY, pricer, limits, *settings, exact=not one_pass
+        )
         self._count(result)
         if result.missed:
             self.totals.missed[f"{region.outputs[0]}: {result.missed}"] = None
@@ -586,8 +634,8 @@ class _Run:
         return SearchResult(
             graph=emitted.graph if emitted is not None else graph, applied=tuple(applied),
             before_us=before, after_us=before - totals.gain, regions=totals.regions,
-            distinct_regions=sum(not kind for kind, *_ in self.memo), e_nodes=totals.e_nodes, stopped=self.stopped,
-            seconds=time.monotonic() - self.start, near_misses=tuple(totals.missed)[:_SHOWN],
+            distinct_regions=sum(kind in ("", _BY_PRICES) for kind, *_ in self.memo), e_nodes=totals.e_nodes,
+            stopped=self.stopped, seconds=time.monotonic() - self.start, near_misses=tuple(totals.missed)[:_SHOWN],
             notes=notes, quarantined=dict(totals.quarantined),
             measurements_requested=self.pricer.questions.requested,
             measurements_decisive=self.pricer.questions.changed_choice,

@@ -28,6 +28,8 @@ class CheckPolicy:
         error_share: of the error budget, at most, on these few inputs. On 100 inputs errors were up to 1.8 times as
             large.
         fault_run_seconds: for one run that looks for a fault of the runtime.
+        brief_fault_seconds: that running a model is expected to take at most, for the quick effort to look for a fault
+            of the runtime in it.
         fault_share: of the time that is left, which looking for copies that avoid a fault may take.
     """
 
@@ -45,6 +47,7 @@ class CheckPolicy:
     error_flops: float = 1e10
     error_share: float = 0.5
     fault_run_seconds: float = 20.0
+    brief_fault_seconds: float = 0.2
     fault_share: float = 0.3
 
 

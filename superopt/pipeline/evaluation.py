@@ -77,7 +77,7 @@ class Evaluator:
         assert algorithms is not None
         plain, replacement = algorithms.plain, Replacement(algorithms.modelled)
         of_input = plain is task.graph
-        if task.timed and (of_input or (task.effort.again and replacement.doubted)):
+        if task.timed and (of_input or replacement.doubted):
             us = (candidate.cost.us / algorithms.modelled.mean, candidate.cost.us)
             replacement, timed = self._context.acceptance.decide_replacement(plain, candidate.graph, replacement, us)
             if task.budget.interrupted:

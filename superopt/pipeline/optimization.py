@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -16,16 +17,18 @@ from superopt.ir.interpreter import rarely_collected
 from superopt.ir.poly import symbols
 from superopt.ir.temporary import remove_abandoned
 from superopt.ir.types import TensorType
-from superopt.ops.infer import Barrier, Typing, infer
+from superopt.ops import REGISTRY
+from superopt.ops.infer import Applied, Barrier, Typing, infer
 from superopt.pipeline.budget import TimeBudget
 from superopt.pipeline.driver import run_passes
 from superopt.pipeline.functions import inline_functions, restore_calls
-from superopt.pipeline.options import ALGORITHMS, VALUES, Options, Progress, quiet
+from superopt.pipeline.options import ALGORITHMS, EFFORTS, VALUES, Options, Progress, quiet
 from superopt.pipeline.result import Result
 from superopt.pipeline.settings import options_of
 from superopt.pipeline.shape_defaults import default_sizes
 from superopt.pipeline.task import Task
 from superopt.rules import Library, load_library
+from superopt.rules.peepholes import peephole_library
 from superopt.runtime.limits import refuse_unbounded
 from superopt.runtime.numeric_libraries import one_blas_thread
 
@@ -94,7 +97,7 @@ def optimize(
         raise (error.within(str(model)) if isinstance(model, str | Path) else error) from None
     if options.strict:
         _refuse_opaque(graph, typing)
-    library = select_rules(options)
+    library = select_rules(options, {n.operator.name for n in typing.nodes if isinstance(n, Applied)})
     sizes = default_sizes(graph, options.sizes)
     began = time.monotonic()
     with costs.for_target(
@@ -104,6 +107,7 @@ def optimize(
         threads=options.threads,
         time_limit=budget.measuring,
         runtime=options.runtime,
+        calibrate=not EFFORTS[options.effort].one_pass,
     ) as model_costs:
         budget.extend(time.monotonic() - began)
         notes = (*notes, *_unknown_sizes(graph, options.sizes))
@@ -111,15 +115,26 @@ def optimize(
     return restore_calls(result, given, before, options)
 
 
-def select_rules(options: Options) -> Library:
+def select_rules(options: Options, operators: Collection[str] = REGISTRY) -> Library:
     """The library the options ask for. Rules of the user's own are proved, or tested exactly, before they are used.
+
+    Args:
+        options: settings. For one pass, unless they enable rules by name, what a pass applies to a model is chosen, and
+            rules of the user's own.
+        operators: of the model, by their records.
 
     Raises:
         RuleError: a rule does not parse, is false (the message holds the counterexample), or cannot be shown true.
     """
     others = (ALGORITHMS, VALUES)
     disabled = tuple(name for name in options.disable if name not in others)
+    one_pass = EFFORTS[options.effort].one_pass and not options.enable
+    if one_pass and options.rules is None and not disabled:
+        return peephole_library(operators)
     library = load_library(options.rules).select(enable=options.enable, disable=disabled, beside=others)
+    if one_pass:
+        left = load_library().rules.keys() - peephole_library(operators).rules.keys()
+        library = replace(library, chosen=frozenset(library if library.chosen is None else library.chosen) - left)
     if options.rules is None:
         return library
     from superopt.verifier.admission import admit  # here, because it loads Z3, which most runs do not need

@@ -32,22 +32,21 @@ class Effort:
     Attributes:
         nodes: e-nodes of all regions.
         rows: of the linear programs that decide what is computed again, as a multiple of the planner's default.
-        again: whether a candidate that timing refuses is followed by the most that may gain (fewer fast algorithms, a
-            search with all rules in which no operator gets more work), and one with fast algorithms is timed beside the
-            one without. Else only a search with rules that leave less to run follows.
         timing_seconds: of a benchmark, after which what is still in doubt is decided by the work of the graphs and by
             their prices.
+        one_pass: rewrites are applied where they gain by price, from those rules that results of whole searches rest
+            on; nothing is timed or calibrated, and neither fast algorithms nor the weights' elements are looked at. A
+            result that prices refuse is followed by a search with rules that leave less to run.
     """
 
     nodes: int
     rows: float
-    again: bool = True
     timing_seconds: float = 4.0
+    one_pass: bool = False
 
 
 EFFORTS: Mapping[str, Effort] = {
-    # one order of merging on most models, and one benchmark
-    "quick": Effort(20_000, 1 / 3, again=False, timing_seconds=1.5),
+    "quick": Effort(20_000, 1 / 3, timing_seconds=1.5, one_pass=True),
     "default": Effort(200_000, 1.0),
     "thorough": Effort(2_000_000, 10.0),
 }

@@ -64,6 +64,7 @@ class Proposer:
         """A search's result with fast algorithms, until timing refuses them."""
         context, options = self._context, self._context.task.options
         wanted = not options.enable and ALGORITHMS not in options.disable and options.objective != "memory"
+        wanted &= not context.task.effort.one_pass
         if context.task.budget.interrupted or self._algorithms_refused or not wanted:  # they need more memory
             return
         from superopt.pipeline.fast_algorithms import substitutions  # here, because most models have no place for one
@@ -90,7 +91,7 @@ class Proposer:
         self._context.log.note(f"{count} operators with fewer multiplications were left out: {why}")
         if refusal.stage == "timing":
             self._only_clear = True
-            self._algorithms_refused = algorithms.clear or not self._context.task.effort.again
+            self._algorithms_refused = algorithms.clear
 
     def _candidate(self, search: SearchResult) -> Candidate:
         context = self._context
@@ -106,7 +107,7 @@ class Proposer:
         """
         context, candidate = self._context, refusal.candidate
         if self._fewer_rules is None:
-            fewer_rules = candidate.decision.undetectable or not context.task.effort.again
+            fewer_rules = candidate.decision.undetectable or context.task.effort.one_pass
         elif self._fewer_rules or demand_of(candidate.cost).no_more_than(demand_of(context.input_cost)):
             return None
         else:

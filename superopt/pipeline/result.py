@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from superopt import formats, report
 from superopt.ir.errors import printable
 from superopt.ir.graph import Graph
-from superopt.rules.values import Certificate
 
 if TYPE_CHECKING:
     import onnx
 
     from superopt.pipeline.rematerialization import Point
+    from superopt.rules.values import Certificate
 
 __all__ = ["Result"]
 

@@ -12,7 +12,7 @@ from superopt.ir.graph import Graph
 from superopt.ops.infer import Typing, computed_from_weights, infer
 from superopt.pipeline.budget import TimeBudget
 from superopt.pipeline.check_policy import CHECKS
-from superopt.pipeline.options import Options
+from superopt.pipeline.options import EFFORTS, Options
 from superopt.report.quantities import bytes_text
 from superopt.runtime.limits import LARGE, available
 from superopt.runtime.protocol import runtime_named
@@ -48,7 +48,8 @@ def check_result(
     """
     most = min(LARGE, options.memory_limit or LARGE)
     runtime = runtime_named(options.runtime)
-    rewritten = partial(check_rewrite, bench=bench)
+    brief = EFFORTS[options.effort].one_pass and options.floats != "fast"
+    rewritten = partial(check_rewrite, bench=bench, brief=brief)
 
     def checked(how: Callable[..., CheckResult]) -> CheckResult:
         return how(

@@ -5,20 +5,23 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from superopt.ir.errors import InvalidModel
 from superopt.ir.graph import TRAINING, Graph
-from superopt.passes import SearchOptions, SearchResult
+from superopt.passes import SearchMemory, SearchOptions, SearchResult, search
 from superopt.pipeline.child_process import search_in_child
 from superopt.pipeline.log import Log
 from superopt.pipeline.memory_limit import SEARCHING, MemoryBound, memory_bound
 from superopt.pipeline.options import VALUES
 from superopt.pipeline.rule_schedule import search_user_rules_first, user_rules
 from superopt.pipeline.task import Task
-from superopt.pipeline.weight_rewrites import WeightRewrites, rewrite_weights
 from superopt.rules import Rule
 from superopt.runtime.limits import give_back, resident
 from superopt.runtime.protocol import runtime_named
+
+if TYPE_CHECKING:
+    from superopt.pipeline.weight_rewrites import WeightRewrites
 
 __all__ = ["Searches"]
 
@@ -41,6 +44,7 @@ class Searches:
     bound: MemoryBound | None = field(init=False, default=None)
     weights: WeightRewrites | None = field(init=False, default=None)
     _weights_read: bool = field(init=False, default=False)
+    _memories: dict[tuple[str, ...], SearchMemory] = field(init=False, default_factory=dict)  # by the rules
 
     def __post_init__(self) -> None:
         task = self.task
@@ -67,6 +71,9 @@ class Searches:
     def _freely(self, rules: tuple[Rule, ...], *, no_tradeoffs: bool, reducing_only: bool) -> SearchResult:
         task = self.task
         limits = replace(self._limits(), no_tradeoffs=no_tradeoffs, reducing_only=reducing_only)
+        if task.effort.one_pass:
+            memory = self._memories.setdefault(tuple(r.id for r in rules), SearchMemory())
+            return search(task.graph, rules, task.costs, self._timed(limits), task.progress, memory)
         own = () if task.options.rules is None else user_rules(task.library, rules)
 
         def once(graph: Graph, chosen: tuple[Rule, ...]) -> SearchResult:
@@ -96,6 +103,8 @@ class Searches:
             sizes=task.sizes,
             floats=task.library.floats(options.floats),
             most_nodes=task.effort.nodes,
+            one_pass=task.effort.one_pass,
+            cache=not task.effort.one_pass,  # to keep a region takes as long as to search it
             finite=TRAINING in task.graph.metadata,  # of what is not finite nothing is learnt
             cheap_us=self.cheap_us,
             reserved=task.graph.names,
@@ -114,6 +123,8 @@ class Searches:
         if not task.budget.allows_reading_weights:
             self.log.note("there was no time to look at the elements of the weights")
             return True
+        from superopt.pipeline.weight_rewrites import rewrite_weights  # here, because a search in one pass needs none
+
         task.progress(0, None, "looking at the weights' elements")
         try:
             self.weights = rewrite_weights(

@@ -49,4 +49,5 @@ class Task:
     @property
     def timed(self) -> bool:
         """Whether results are timed beside the input."""
-        return self.options.measure or (self.options.target in ("cpu", "cuda") and self.graph.weight_bytes <= LARGE)
+        timeable = self.options.target in ("cpu", "cuda") and self.graph.weight_bytes <= LARGE
+        return self.options.measure or (timeable and not self.effort.one_pass)

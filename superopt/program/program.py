@@ -148,6 +148,14 @@ class Program:
         return tuple(k for k in self.kernels if k.written <= new and k.outputs <= there | {w[0] for w in k.written})
 
     @cached_property
+    def kernels_of(self) -> Mapping[str, tuple[int, ...]]:
+        """Value → numbers of the complete kernels that make it."""
+        found: dict[str, tuple[int, ...]] = {}
+        for number, kernel in enumerate(self.complete_kernels):
+            found.update((o, (*found.get(o, ()), number)) for o in kernel.outputs)
+        return found
+
+    @cached_property
     def value_facts(self) -> Mapping[str, ValueFacts]:
         """Facts of the numbers in every value that a step reads or makes; of what is not there, nothing is known."""
         weights = self.graph.constants

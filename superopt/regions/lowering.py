@@ -129,11 +129,12 @@ def region_of(program: Program, positions: Sequence[int]) -> Region:
 
 def _kernels(program: Program, steps: Sequence[ProgramStep]) -> tuple[frozenset[int], ...]:
     """Which of these steps run as one."""
-    found = (
-        frozenset(i for i, s in enumerate(steps) if not k.outputs.isdisjoint(s.outputs))
-        for k in program.complete_kernels
-    )
-    return tuple(k for k in found if k)
+    found: dict[int, set[int]] = {}
+    for position, step in enumerate(steps):
+        for output in step.outputs:
+            for number in program.kernels_of.get(output, ()):
+                found.setdefault(number, set()).add(position)
+    return tuple(frozenset(members) for _, members in sorted(found.items()))
 
 
 def _weight_steps(program: Program, chosen: Sequence[ProgramStep], made: set[str]) -> list[ProgramStep]:

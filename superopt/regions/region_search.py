@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import sqrt
 
 from superopt.egraph.egraph import ABSENT, EGraph, ENode
@@ -20,8 +21,8 @@ from superopt.extraction.dag import (
     problem_of,
     used_classes,
 )
-from superopt.extraction.ilp import reduced, restricted, solve
 from superopt.extraction.node_costs import Pricer
+from superopt.extraction.pruning import reduced, restricted
 from superopt.ops.record import Operator
 from superopt.regions.boundary_cost import dominates
 from superopt.regions.lowering import Lowered, Region, lower
@@ -30,6 +31,7 @@ from superopt.runtime.paired_benchmark import SURELY
 
 __all__ = ["RegionResult", "unchanged_cost", "is_simpler", "search_region"]
 
+_Chooser = Callable[[Problem, Choice, float], Choice]  # from an incumbent, in so many seconds
 _ILP_CANDIDATES = 4000  # beyond, local search alone
 _NONE = RewriteSet()
 _SETTLING = 6  # extractions, each measuring what the last one wanted
@@ -56,7 +58,7 @@ class RegionResult:
 
 def search_region(
     region: Region, rewrites: RewriteSet, operators: Mapping[str, Operator], pricer: Pricer, limits: Limits,
-    least_gain: float, seed: int, first: RewriteSet = _NONE,
+    least_gain: float, seed: int, first: RewriteSet = _NONE, *, exact: bool = True,
 ) -> RegionResult:  # fmt: skip
     """The cheapest equal form of a region that the rewrites reach.
 
@@ -69,6 +71,7 @@ def search_region(
         limits: for saturation; its deadline is that of the whole region, of which saturation takes at most half.
         first: rewrites that run to their fixpoint before the others may use up the e-nodes.
         least_gain: share of the region's cost below which a change is not worth it; with 0 costs are taken as exact.
+        exact: whether an integer program chooses after local search.
     """
     start = time.monotonic()
     lowered = lower(region, operators)
@@ -80,7 +83,8 @@ def search_region(
     outcome = saturate(graph, rewrites, replace(limits, deadline=half))
     if time.monotonic() > limits.deadline:
         return RegionResult(None, before, len(graph), "time", quarantined=outcome.quarantined)
-    choice, problem = _extract(region, lowered, pricer, limits.deadline, seed, unsure=least_gain > 0)
+    choose = partial(_best, seed=seed, exact=exact)
+    choice, problem = _extract(region, lowered, pricer, limits.deadline, choose, unsure=least_gain > 0)
     incumbent = incumbent_of(region, lowered, problem)
     after = cost_of(problem, choice) + _naming(region, lowered, pricer)
     result = RegionResult(None, before, len(graph), outcome.stopped, quarantined=outcome.quarantined)
@@ -89,7 +93,7 @@ def search_region(
     plan, needed = _priced_plan(region, lowered, problem, incumbent, choice, pricer, least_gain, before)
     if before - plan.after < needed and not is_simpler(region, plan):
         missed = _missed(result, outcome, before - after, needed, plan)
-        choice = _surest(lowered, problem, incumbent, pricer, limits.deadline, seed)
+        choice = _surest(lowered, problem, incumbent, pricer, limits.deadline, choose)
         plan, needed = _priced_plan(region, lowered, problem, incumbent, choice, pricer, least_gain, before)
         if before - plan.after < max(needed, 1e-9):
             return missed
@@ -111,7 +115,7 @@ def _priced_plan(
 
 
 def _surest(
-    lowered: Lowered, problem: Problem, incumbent: Choice, pricer: Pricer, deadline: float, seed: int
+    lowered: Lowered, problem: Problem, incumbent: Choice, pricer: Pricer, deadline: float, choose: _Chooser
 ) -> Choice:
     """The best choice where everything new costs as much more as its price may be off by.
 
@@ -128,8 +132,7 @@ def _surest(
         return replace(candidate, us=candidate.us * (1 + doubt))
 
     doubted = replace(problem, candidates=tuple(dear(i, c) for i, c in enumerate(problem.candidates)))
-    choice = _best(doubted, incumbent, max(0.0, deadline - time.monotonic()), seed)
-    return choice
+    return choose(doubted, incumbent, max(0.0, deadline - time.monotonic()))
 
 
 def is_simpler(region: Region, plan: Plan) -> bool:
@@ -195,7 +198,7 @@ def _original(region: Region, lowered: Lowered, problem: Problem) -> Choice:
 
 
 def _extract(
-    region: Region, lowered: Lowered, pricer: Pricer, deadline: float, seed: int, *, unsure: bool
+    region: Region, lowered: Lowered, pricer: Pricer, deadline: float, choose: _Chooser, *, unsure: bool
 ) -> tuple[Choice, Problem]:
     graph = lowered.graph
     frame = frame_of(region, lowered)
@@ -205,7 +208,7 @@ def _extract(
     for _ in range(_SETTLING):
         incumbent = incumbent_of(region, lowered, problem)
         before = choice
-        choice = _best(problem, incumbent, max(0.0, deadline - time.monotonic()), seed)
+        choice = choose(problem, incumbent, max(0.0, deadline - time.monotonic()))
         if wanted and cost_of(problem, before) - cost_of(problem, choice) < _least_gain(
             graph, problem, before, choice, pricer
         ):
@@ -248,12 +251,14 @@ def _least_gain(graph: EGraph, problem: Problem, before: Choice, after: Choice, 
     return max(pricer.questions.cheap_us, SURELY * error)
 
 
-def _best(problem: Problem, incumbent: Choice, seconds: float, seed: int) -> Choice:
+def _best(problem: Problem, incumbent: Choice, seconds: float, *, seed: int, exact: bool) -> Choice:
     problem, incumbent = _without_dearer(problem, incumbent)
     problem = reduced(problem, incumbent, cost_of(problem, incumbent))
     start = improve(problem, incumbent, deadline=time.monotonic() + seconds) if seconds > 0 else incumbent
-    if len(problem.candidates) > _ILP_CANDIDATES:
+    if not exact or len(problem.candidates) > _ILP_CANDIDATES:
         return start
+    from superopt.extraction.ilp import solve  # here, because HiGHS takes long to load and local search needs none
+
     return solve(problem, start, seconds / 2, seed)
 
 

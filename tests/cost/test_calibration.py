@@ -125,7 +125,7 @@ def test_prices_follow_the_factors() -> None:
     records = random.Random(1).sample(sorted(profile.records), 50)
     for text in records:
         key = profile.records[text].key
-        assert here._records[key.question].ns == pytest.approx(there._records[key.question].ns * STEP**3, rel=1e-5)
+        assert here.record_of(key).ns == pytest.approx(there.record_of(key).ns * STEP**3, rel=1e-5)
     peaks = here.peaks(), there.peaks()
     assert peaks[0] is not None
     assert peaks[1] is not None

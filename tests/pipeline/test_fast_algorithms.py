@@ -310,17 +310,6 @@ def test_where_memory_is_what_counts_there_are_no_forms(monkeypatch: pytest.Monk
         assert (report.work.weight_bytes_after > report.work.weight_bytes_before) is some
 
 
-def test_in_a_hurry_there_is_one_race(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(acceptance_policy, "POLICY", replace(POLICY, negligible_loss=-1.0))
-    race = timed(formed=0.4, beside_plain=2.0)
-    monkeypatch.setattr(acceptance, "measure", race)
-    _, report = optimised(model(), target="cpu", time_limit=60.0, effort="quick")
-    assert race.asked == [0.4]  # type: ignore[attr-defined]
-    chosen, by_prices = ([(a.where, a.algorithm) for a in r.algorithms] for r in (report, optimised(model())[1]))
-    assert chosen == by_prices
-    assert chosen
-
-
 def test_what_does_not_fit_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     most = model().weight_bytes
     for large, fitting in ((64 * most, 2), (most, 0)):

@@ -8,7 +8,7 @@ import sys
 _PROGRAM = """
 import highspy
 import numpy as np
-from superopt.runtime.numeric_libraries import solver
+from superopt.runtime.highs import solver
 
 program = highspy.HighsLp()
 program.num_col_, program.col_cost_ = 1, np.array([1.0])

@@ -162,6 +162,6 @@ def test_a_butterfly_of_a_long_branch_is_rewritten() -> None:
     for place, (_, op) in enumerate(branch):
         steps.append((op, f"h{place}", f"h{place + 1}"))
     before = model([*steps, ("Add", "x h6", "a"), ("Sub", "x h6", "b"), ("Add", "a b", "r")], inputs="x y")
-    result = optimize(before, target="profile:cpu-epyc-2core", effort="quick")
+    result = optimize(before, target="profile:cpu-epyc-2core")
     assert result.report.check.verdict == "passed"
     assert len(result.graph.nodes) == 1

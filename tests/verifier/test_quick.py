@@ -178,6 +178,18 @@ def test_a_planted_error_that_the_difference_misses_is_refused(name: str, monkey
     assert judge(*(IN_PLACES | ELSEWHERE)[name]).verdict == "failed"
 
 
+@pytest.mark.parametrize("name", [*IN_PLACES, *ELSEWHERE])
+def test_a_brief_check_refuses_planted_errors_without_running_places(name: str) -> None:
+    found = check_rewrite(*{**IN_PLACES, **ELSEWHERE}[name], brief=True)
+    assert found.verdict == "failed"
+    assert found.power is None
+
+
+@pytest.mark.parametrize("pair", [(BEFORE, AFTER), (FLOORED, FLOORED_AFTER), (ROWS_BEFORE, ROWS_AFTER)])
+def test_a_brief_check_passes_a_right_result(pair: tuple[Graph, Graph]) -> None:
+    assert check_rewrite(*pair, brief=True).verdict == "passed"
+
+
 def test_a_place_that_differs_lets_the_whole_check_decide() -> None:
     """A bound that no random input reaches, behind convolutions: inputs are steered to it."""
 

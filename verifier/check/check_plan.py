@@ -14,7 +14,7 @@ from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.protocol import Runtime
 from superopt.verifier.check.power import NONE, Effort, Power
 
-__all__ = ["EXACT", "ORIGINAL", "QUICK", "RESULT", "WHOLE", "CheckResult", "Plan", "Slack", "Thoroughness"]
+__all__ = ["BRIEF", "EXACT", "ORIGINAL", "QUICK", "RESULT", "WHOLE", "CheckResult", "Plan", "Slack", "Thoroughness"]
 
 ORIGINAL, RESULT = "original", "result"  # models that do not run
 _LONGEST_RUN = 15.0  # seconds of one run
@@ -67,18 +67,25 @@ class Thoroughness:
         work: of all runs but those of the first input.
         reference: from which the float64 reference is only run when asked for.
         both: up to which the result is also run with the runtime's optimisations off.
-        alike: whether inputs of numbers that nearly cancel are tried, whatever they take.
+        cancelling: whether inputs of numbers that nearly cancel are tried, whatever they take.
+        steered: inputs that are steered, at most.
+        sites: of all places that are run by themselves; 0: none is.
     """
 
     work: float
     reference: float
     both: float
     cancelling: bool = False
+    steered: int = 48
+    sites: float = 6e9
 
 
 # Some ten seconds of one core, with the runtime's optimisations off; and one.
 WHOLE = Thoroughness(work=8e10, reference=2e9, both=1e9, cancelling=True)
 QUICK = Thoroughness(work=6e9, reference=1e8, both=1e8)
+# A fraction of a second, for results whose places are equal by proved rules: the whole alone is run, which shows that
+# they were applied and written as proved.
+BRIEF = Thoroughness(work=2e9, reference=1e8, both=1e8, steered=12, sites=0.0)
 
 
 @dataclass(frozen=True)

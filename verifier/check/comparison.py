@@ -37,7 +37,6 @@ _RUNS = 11  # runs of about the original's work that an input takes: both models
 _RUN = 1e7  # operations that a run counts at least, for being called
 _NODE = 5e4  # operations that a node of it counts at least
 _EMERGENCY = 20.0  # seconds of the original's runs after which no more are begun: work was not known (a loop, say)
-_STEERED = 48  # steered inputs at most
 _SIZES = 0.25  # of the work that sizes of the graphs' own may take besides
 _LARGEST_UNTYPED = 1 << 12  # a size up to which a model is run though what it makes of it is not known
 _OVERFLOWS = "overflow"  # the kind of difference that it is
@@ -85,7 +84,7 @@ class DifferentialCheck:
     @property
     def exhaustive(self) -> bool:
         """Whether the work allows all steered inputs."""
-        return (_STEERED + self.plan.trials) * _RUNS * self.run_work <= self.plan.effort.work
+        return (self.plan.effort.steered + self.plan.trials) * _RUNS * self.run_work <= self.plan.effort.work
 
     @cached_property
     def large(self) -> bool:
@@ -192,7 +191,7 @@ class DifferentialCheck:
                     if level == LEVELS:
                         raise Unsupported(f"ONNX Runtime refuses every input that was tried: {error.what}") from error
             yield Trial(Feed(f"{kind} inputs", feeds), original)
-        most = min(_STEERED, int(plan.effort.work / (_RUNS * self.run_work)) - plan.trials)
+        most = min(plan.effort.steered, int(plan.effort.work / (_RUNS * self.run_work)) - plan.trials)
         most = max(most, len(changed_rows(self.before, self.after)))  # what no other input may ever read
         started = time.monotonic()
         aims = steered(

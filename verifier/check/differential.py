@@ -61,7 +61,7 @@ from superopt.runtime.limits import bounded_memory, refuse_unbounded
 from superopt.runtime.numeric_libraries import one_blas_thread
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.protocol import Runtime
-from superopt.verifier.check.check_plan import EXACT, QUICK, WHOLE, CheckResult, Plan, Slack, Thoroughness
+from superopt.verifier.check.check_plan import BRIEF, EXACT, QUICK, WHOLE, CheckResult, Plan, Slack, Thoroughness
 from superopt.verifier.check.comparison import DifferentialCheck
 from superopt.verifier.check.input_generation import make_inputs
 from superopt.verifier.check.local_checks import check_sites
@@ -148,6 +148,7 @@ def check_rewrite(
     runtime: Runtime = ONNX_RUNTIME,
     slack: Slack = EXACT,
     bench: Bench | None = None,
+    brief: bool = False,
 ) -> CheckResult:
     """Compare a model with its rewritten form in proportionate time: changed regions first, then the whole.
 
@@ -168,6 +169,7 @@ def check_rewrite(
         runtime: as in :func:`check`; places run in ONNX Runtime alone.
         slack: as in :func:`check`; it holds for the whole, and for the places that have such nodes.
         bench: where the models' weights have been written already.
+        brief: no place is run by itself, and no mutant is tried: for what rests on proved rules alone.
 
     Returns:
         ``trials`` counts the inputs of the places and of the whole; ``power`` is that of the places' inputs where
@@ -176,7 +178,7 @@ def check_rewrite(
 
     def run_check(read: Pair, plan: Plan, bench: Bench, typing: Typing) -> CheckResult:
         judge = DifferentialCheck(*read, plan, bench, typing, ran=(before, after))
-        if judge.exhaustive:
+        if judge.exhaustive or not plan.effort.sites:
             return judge.run()
         local_checks = check_sites(*read, typing, plan, bench)
         bench.release_memory()
@@ -205,7 +207,8 @@ def check_rewrite(
             reason=said,
         )
 
-    plan = _plan(seed, _TRIALS, time_limit, patience, sizes, EFFORTS["quick"], QUICK)
+    power, effort = (NONE, BRIEF) if brief else (EFFORTS["quick"], QUICK)
+    plan = _plan(seed, _TRIALS, time_limit, patience, sizes, power, effort)
     return _bounded(before, after, replace(plan, runtime=runtime, slack=slack), run_check, bench)
 
 

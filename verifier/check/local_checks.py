@@ -27,7 +27,6 @@ from superopt.verifier.check.sessions import Bench
 
 __all__ = ["LocalChecks", "check_sites"]
 
-_WORK = 6e9  # operations for all places: a second of one core
 _ALONE = 2.0  # runs that an input takes, most often: of both graphs
 _WHOLE = 4  # runs of the whole model that places may take besides, whose kind is not looked at elsewhere
 _SESSIONS = 5e7  # operations that making the sessions counts as, and per byte of weights:
@@ -110,7 +109,7 @@ class _LocalChecker:
     def __init__(self, before: Graph, after: Graph, typing: Typing, plan: Plan, bench: Bench) -> None:
         self.before, self.after, self.typing, self.plan, self.bench = before, after, typing, plan, bench
         self.fixed = computed_from_weights(before, typing)
-        self.work_left = _WORK
+        self.work_left = plan.effort.sites
         self.work_of_large_sites = _WHOLE * _ALONE * _cost(before, typing, plan.sizes)
         self.trials = 0
         self.late = 0
@@ -130,7 +129,7 @@ class _LocalChecker:
         ):  # stable: by cost, the first of a kind first
             share = NONE
             if first[changed_region.kind] is changed_region:
-                share = Effort(_nth_share(_MUTANTS, len(first), leading), _WORK / 2 / len(first))
+                share = Effort(_nth_share(_MUTANTS, len(first), leading), self.plan.effort.sites / 2 / len(first))
                 leading += 1
             if self.plan.late():
                 self.late += share is not NONE
