@@ -24,6 +24,7 @@ from typer.core import TyperGroup
 
 from superopt.cli import (
     algorithms,
+    assignment,
     bench,
     corpus,
     discovery,
@@ -116,6 +117,7 @@ app.add_typer(library.app, name="rules")
 app.add_typer(corpus.app, name="corpus")
 app.add_typer(algorithms.app, name="algorithms")
 app.add_typer(gradients.app, name="gradients")
+app.command()(assignment.assign)
 app.command()(discovery.discover)
 app.command()(gradients.train_step)
 

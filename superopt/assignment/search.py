@@ -1,0 +1,100 @@
+"""Block moves and multipliers: the search for cheap choices within the limit of memory.
+
+A step fixes a random cutset at the strategies that its nodes have, and minimises over all other nodes exactly, with
+memory priced by Lagrange multipliers. Then the multipliers follow the memory that the choice holds, and the choice is
+repaired and merged into the best one that fits.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from superopt.assignment.cutset import choose_cutset
+from superopt.assignment.elimination import Plan
+from superopt.assignment.memory import Memory
+from superopt.assignment.pairwise import Pairwise
+from superopt.assignment.policy import Policy
+from superopt.assignment.reduction import Floats, Integers
+from superopt.assignment.repair import combine, repair
+
+__all__ = ["Search"]
+
+
+class Search:
+    """The state of a search.
+
+    Args:
+        model, memory: the problem.
+        policy: its constants.
+        seed: of the random numbers.
+
+    Attributes:
+        choice: strategies by node; memory may be over the limit.
+        best: the cheapest choice found within the limit, or ``None``.
+        best_cost: its cost.
+        multipliers: price of a byte, by interval.
+        steps: so far.
+    """
+
+    def __init__(self, model: Pairwise, memory: Memory, policy: Policy, seed: int) -> None:
+        self.model, self.memory, self.policy = model, memory, policy
+        self.generator = np.random.default_rng(seed)
+        self.plans: list[Plan] = []
+        self.free = np.zeros(model.nodes)  # by node, the cutsets so far without it
+        self.choice: Integers = np.zeros(model.nodes, dtype=np.int64)
+        self.best: Integers | None = None
+        self.best_cost = np.inf
+        self.room = np.maximum(memory.room, 1.0)
+        self.multipliers: Floats = np.zeros(len(memory.room))
+        self.steps = 0
+
+    def step(self) -> None:
+        """One step."""
+        costs = self.model.costs + self.memory.prices(self.multipliers, self.model.strategies)
+        self._add_plan()
+        self.choice = self.plans[-1].run(self.choice, costs)
+        if len(self.plans) > 1:
+            again = int(self.generator.integers(len(self.plans) - 1))
+            self.choice = self.plans[again].run(self.choice, costs)
+        self.steps += 1
+        self._keep_best()
+        self._price()
+
+    def _add_plan(self) -> None:
+        rare = np.flatnonzero(self.free < 0.5 * self.free.max()) if self.plans else np.zeros(0, dtype=np.int64)
+        count = int(np.ceil(len(rare) * self.policy.protected * 2 * self.generator.random()))
+        protected = self.generator.permutation(rare)[:count].tolist()
+        fixed = choose_cutset(self.model, self.policy.table_entries, self.generator, self.policy.spread, protected)
+        self.free += 1
+        self.free[fixed] -= 1
+        self.plans = [*self.plans[1 - self.policy.plans :], Plan(self.model, fixed)]
+
+    def _keep_best(self) -> None:
+        """Repair the choice if it nearly fits, and merge it with the best one."""
+        model, memory = self.model, self.memory
+        peak = float((memory.held(self.choice) / self.room).max(initial=0.0))
+        if peak > self.policy.near or model.violations(self.choice):
+            return
+        repaired = repair(model, memory, self.choice, self.multipliers)
+        if repaired is None or model.violations(repaired):
+            return
+        self._offer(repaired)
+        if self.best is not None and self.best is not repaired:
+            self._offer(combine(model, memory, self.best, repaired, self.multipliers))
+
+    def _offer(self, choice: Integers) -> None:
+        cost = self.model.cost(choice)
+        if cost < self.best_cost and (self.memory.held(choice) <= self.memory.room).all():
+            self.best, self.best_cost = choice, cost
+
+    def _price(self) -> None:
+        """Move the multipliers with the excess of memory."""
+        policy = self.policy
+        excess = self.memory.held(self.choice) / self.room - 1
+        if not self.multipliers.any():
+            cost = max(1.0, abs(self.model.cost(self.choice)))
+            self.multipliers = policy.first_price * cost / max(1, len(self.room)) / self.room
+            return
+        rate = max(policy.least_rate, policy.rate / (1 + self.steps / policy.halving))
+        change = np.clip(rate * excess, -policy.largest_change, policy.largest_change)
+        self.multipliers = self.multipliers * np.exp(change)
