@@ -30,11 +30,11 @@ def choose_cutset(
         spread: how much chance weighs against the number of neighbours.
         free: nodes that are fixed last.
     """
-    graph = _Elimination(model, range(model.nodes), generator.random(model.nodes) * _TIES)
+    graph = _Elimination(model, np.flatnonzero(model.sizes > 1).tolist(), generator.random(model.nodes) * _TIES)
     weight = np.exp(spread * generator.gumbel(size=model.nodes))
     weight[list(free)] *= 1e-6  # after all others
     weights, limit = weight.tolist(), math.log2(entries)
-    fixed: list[int] = []
+    fixed: list[int] = np.flatnonzero(model.sizes == 1).tolist()
     while (node := graph.smallest()) is not None:
         if graph.bits(node) <= limit:
             graph.eliminate(node)

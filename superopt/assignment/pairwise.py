@@ -2,49 +2,89 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import numpy as np
 from numpy.typing import NDArray
 
 from superopt.assignment.reduction import Floats, Integers, Reduced
 
-__all__ = ["Pairwise"]
+__all__ = ["Mask", "Pairwise", "Slices", "pairwise_of"]
+
+Mask = NDArray[np.bool_]
+
+
+def pairwise_of(reduced: Reduced, penalty: float) -> Pairwise:
+    """The arrays of a reduced problem.
+
+    Args:
+        reduced: the problem.
+        penalty: cost of a forbidden pair, finite, larger than what any choice could gain by it.
+    """
+    pairs = np.array(sorted(reduced.tables), dtype=np.int64).reshape(-1, 2)
+    neighbours: list[dict[int, int]] = [{} for _ in reduced.costs]
+    for e, (a, b) in enumerate(pairs.tolist()):
+        neighbours[a][b] = neighbours[b][a] = e
+    tables = np.concatenate([*(reduced.tables[a, b].ravel() for a, b in pairs.tolist()), np.zeros(0)])
+    forbidden = np.isinf(tables)
+    sizes = np.array([len(c) for c in reduced.costs], dtype=np.int64)
+    costs = np.concatenate([*reduced.costs, np.zeros(0)])
+    tables = np.where(forbidden, penalty, tables)
+    return Pairwise(sizes, costs, pairs, tables, forbidden, neighbours, reduced.constant)
 
 
 class Pairwise:
     """Nodes and tables in one row each.
 
     Args:
-        reduced: the problem.
-        penalty: cost of a forbidden pair, finite, larger than what any choice could gain by it.
-
-    Attributes:
-        constant: cost of what is decided.
-        sizes, offsets: strategies by node, and where they begin.
-        costs: of all strategies.
+        sizes: strategies by node.
+        costs: of all strategies, node by node.
         pairs: shape (edges, 2), each with the smaller node first.
-        tables, table_offsets: costs of edges, row-major.
+        tables: costs of edges, row-major, edge by edge; a finite penalty where a pair is forbidden.
+        forbidden: which of them are.
         neighbours: by node, the edge to each neighbour.
+        constant: cost of what is decided.
     """
 
-    def __init__(self, reduced: Reduced, penalty: float) -> None:
-        self.constant = reduced.constant
-        self.sizes: Integers = np.array([len(c) for c in reduced.costs], dtype=np.int64)
-        self.nodes = len(self.sizes)
-        self.offsets: Integers = np.concatenate([[0], np.cumsum(self.sizes)])
-        self.strategies = int(self.offsets[-1])
-        self.costs: Floats = np.concatenate([*reduced.costs, np.zeros(0)])
-        self.pairs: Integers = np.array(sorted(reduced.tables), dtype=np.int64).reshape(-1, 2)
-        tables = [reduced.tables[a, b].ravel() for a, b in self.pairs.tolist()]
-        sizes = np.array([t.size for t in tables], dtype=np.int64)
-        self.table_offsets: Integers = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-        raw: Floats = np.concatenate([*tables, np.zeros(0)])
-        self.forbidden: NDArray[np.bool_] = np.isinf(raw)
-        self.tables: Floats = np.where(self.forbidden, penalty, raw)
-        self.neighbours: list[dict[int, int]] = [{} for _ in range(self.nodes)]
-        for e, (a, b) in enumerate(self.pairs.tolist()):
-            self.neighbours[a][b] = e
-            self.neighbours[b][a] = e
-        self.everywhere = Slices(self, np.ones(len(self.pairs), dtype=bool), np.ones(len(self.pairs), dtype=bool))
+    def __init__(
+        self, sizes: Integers, costs: Floats, pairs: Integers, tables: Floats, forbidden: Mask,
+        neighbours: list[dict[int, int]], constant: float,
+    ) -> None:  # fmt: skip
+        self.sizes, self.costs, self.pairs, self.tables = sizes, costs, pairs, tables
+        self.forbidden, self.neighbours, self.constant = forbidden, neighbours, constant
+        self.nodes, self.strategies = len(sizes), len(costs)
+        self.offsets: Integers = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        entries = sizes[pairs[:, 0]] * sizes[pairs[:, 1]]
+        self.table_offsets: Integers = np.concatenate([[0], np.cumsum(entries)]).astype(np.int64)
+
+    @cached_property
+    def node_of(self) -> Integers:
+        """The node of each strategy."""
+        return np.repeat(np.arange(self.nodes), self.sizes)
+
+    @cached_property
+    def everywhere(self) -> Slices:
+        """What every node adds to its neighbours."""
+        both = np.ones(len(self.pairs), dtype=bool)
+        return Slices(self, both, both)
+
+    @cached_property
+    def ends(self) -> tuple[Integers, Integers]:
+        """By entry of the tables, its strategy of the first and of the second node, among all strategies."""
+        edge = np.repeat(np.arange(len(self.pairs)), np.diff(self.table_offsets))
+        within = np.arange(len(self.tables)) - self.table_offsets[edge]
+        first, second = self.pairs[edge, 0], self.pairs[edge, 1]
+        row, column = np.divmod(within, self.sizes[second])
+        return self.offsets[first] + row, self.offsets[second] + column
+
+    def restricted(self, keep: Mask, costs: Floats) -> Pairwise:
+        """The problem with some strategies only, one or more of each node, and other costs of strategies."""
+        first, second = self.ends
+        left = keep[first] & keep[second]
+        sizes = np.add.reduceat(keep.astype(np.int64), self.offsets[:-1]) if self.nodes else self.sizes
+        return Pairwise(
+            sizes, costs[keep], self.pairs, self.tables[left], self.forbidden[left], self.neighbours, self.constant
+        )
 
     def entries(self, choice: Integers) -> Integers:
         """By edge, where the entry that a choice of strategies pays lies in ``tables``."""
@@ -72,7 +112,7 @@ class Slices:
         first, second: by edge, whether the choice of its first node is added to its second, and the reverse.
     """
 
-    def __init__(self, model: Pairwise, first: NDArray[np.bool_], second: NDArray[np.bool_]) -> None:
+    def __init__(self, model: Pairwise, first: Mask, second: Mask) -> None:
         self.model = model
         sizes, pairs = model.sizes, model.pairs
         edges = np.concatenate([np.flatnonzero(first), np.flatnonzero(second)])

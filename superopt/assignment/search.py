@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from superopt.assignment.contraction import Coarse, Regrets, regrets_of
 from superopt.assignment.cutset import choose_cutset
 from superopt.assignment.elimination import Plan
 from superopt.assignment.memory import Memory
@@ -46,19 +47,42 @@ class Search:
         self.best_cost = np.inf
         self.room = np.maximum(memory.room, 1.0)
         self.multipliers: Floats = np.zeros(len(memory.room))
+        self.regrets: Regrets | None = None
         self.steps = 0
 
     def step(self) -> None:
         """One step."""
         costs = self.model.costs + self.memory.prices(self.multipliers, self.model.strategies)
-        self._add_plan()
-        self.choice = self.plans[-1].run(self.choice, costs)
-        if len(self.plans) > 1:
-            again = int(self.generator.integers(len(self.plans) - 1))
-            self.choice = self.plans[again].run(self.choice, costs)
+        self._move_coarse(costs)
+        self._move_fine(costs)
         self.steps += 1
         self._keep_best()
         self._price()
+
+    def _move_coarse(self, costs: Floats) -> None:
+        """Minimise over a contraction."""
+        cost = max(1.0, abs(self.model.cost(self.choice)))
+        cap = self.policy.cap * cost
+        if self.regrets is None or not 0.5 < self.regrets.cap / cap < 2:
+            self.regrets = regrets_of(self.model, cap)
+        coarse = Coarse(self.model, costs, self.choice, self.regrets, self.generator, self.policy.noise)
+        least, most = self.policy.coarsest, max(self.policy.coarsest, self.policy.finest * self.model.nodes)
+        coarse.run(int(least * (most / least) ** self.generator.random()))
+        model = coarse.model()
+        choice = self.choice[coarse.alive]
+        for _ in range(self.policy.coarse_moves):
+            fixed = choose_cutset(model, self.policy.table_entries, self.generator, self.policy.spread, [])
+            choice = Plan(model, fixed).run(choice, model.costs)
+        self.choice = coarse.lift(choice)
+
+    def _move_fine(self, costs: Floats) -> None:
+        """Minimise over all nodes but a cutset, a new one or one of those that are kept, in turn."""
+        if self.steps % 2 == 0 or len(self.plans) < 2:
+            self._add_plan()
+            plan = self.plans[-1]
+        else:
+            plan = self.plans[int(self.generator.integers(len(self.plans) - 1))]
+        self.choice = plan.run(self.choice, costs)
 
     def _add_plan(self) -> None:
         rare = np.flatnonzero(self.free < 0.5 * self.free.max()) if self.plans else np.zeros(0, dtype=np.int64)

@@ -11,7 +11,7 @@ import numpy as np
 
 from superopt.assignment.evaluation import evaluate
 from superopt.assignment.memory import memory_of
-from superopt.assignment.pairwise import Pairwise
+from superopt.assignment.pairwise import pairwise_of
 from superopt.assignment.policy import Policy
 from superopt.assignment.problem import Problem
 from superopt.assignment.reduction import Integers, Reduced, reduce_problem
@@ -75,7 +75,7 @@ def solve(
     reduced = reduce_problem(problem, policy.forbidden)
     memory = memory_of(problem, reduced)
     penalty = _penalty(reduced)
-    model = Pairwise(reduced, penalty)
+    model = pairwise_of(reduced, penalty)
     search = Search(model, memory, policy, seed)
     while (work is None or search.steps < work) and (time.monotonic() < deadline):
         search.step()
