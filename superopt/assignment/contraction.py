@@ -13,7 +13,7 @@ import numpy as np
 from superopt.assignment.pairwise import Pairwise
 from superopt.assignment.reduction import Floats, Integers
 
-__all__ = ["Coarse", "Regrets", "regrets_of"]
+__all__ = ["Coarse", "Level", "Regrets", "regrets_of"]
 
 _ROUNDS = (0.9, 0.7, 0.5, 0.35, 0.2, 0.1, 0.0)  # dependence from which a node follows, by round
 
@@ -39,6 +39,15 @@ def regrets_of(model: Pairwise, cap: float) -> Regrets:
     return Regrets(first, second, cap)
 
 
+@dataclass(frozen=True)
+class Level:
+    """A contracted problem: its model, the nodes that decide, and the number of contractions."""
+
+    model: Pairwise
+    nodes: Integers
+    merges: int
+
+
 class Coarse:
     def __init__(self, model: Pairwise, costs: Floats, choice: Integers, regrets: Regrets, generator, spread=0.5):
         self.fine = model
@@ -55,6 +64,7 @@ class Coarse:
             self.tables[a][b] = T; self.tables[b][a] = T.T
             self.regret[a][b] = r1[e]; self.regret[b][a] = r2[e]
         self.gone = [False]*model.nodes
+        self.left = model.nodes
         self.merged = []
         self.generator = generator
 
@@ -82,38 +92,50 @@ class Coarse:
             self.regret[c][a] = rc; self.regret[a][c] = ra
         self.tables[b] = {}; self.regret[b] = {}
         self.gone[b] = True
+        self.left -= 1
         self.merged.append((b, a, f))
 
-    def run(self, target):
-        n = self.fine.nodes; left = n
+    def contract(self, target: int) -> None:
+        """Let nodes follow until no more than this many decide, or none is left that depends on another."""
+        order = self.generator.permutation(self.fine.nodes).tolist()
         for threshold in _ROUNDS:
-            for b in self.generator.permutation(n).tolist():
-                if left <= target: return
-                if self.gone[b]: continue
-                reg = self.regret[b]
-                if not reg: continue
-                a = max(reg, key=reg.__getitem__)
-                total = sum(reg.values())
-                if reg[a] >= threshold*total:
-                    self.merge(a, b); left -= 1
+            for b in order:
+                if self.left <= target:
+                    return
+                regret = self.regret[b]
+                if not regret:
+                    continue
+                a = max(regret, key=regret.__getitem__)
+                if regret[a] >= threshold * sum(regret.values()):
+                    self.merge(a, b)
 
-    def model(self):
-        alive = [i for i in range(self.fine.nodes) if not self.gone[i]]
-        num = {i:k for k,i in enumerate(alive)}
-        pairs=[]; tabs=[]
-        nb=[{} for _ in alive]
-        for i in alive:
-            for j,T in self.tables[i].items():
-                if i<j:
-                    nb[num[i]][num[j]] = nb[num[j]][num[i]] = len(pairs)
-                    pairs.append((num[i],num[j])); tabs.append(T.ravel())
-        tables=np.concatenate([*tabs,np.zeros(0)])
-        sizes=np.array([len(self.costs[i]) for i in alive],dtype=np.int64)
-        self.alive=np.array(alive)
-        return Pairwise(sizes,np.concatenate([*[self.costs[i] for i in alive],np.zeros(0)]),np.array(pairs,dtype=np.int64).reshape(-1,2),tables,np.zeros(len(tables),bool),nb,0.0)
+    def level(self) -> Level:
+        """The problem as it is contracted so far."""
+        nodes = [i for i, gone in enumerate(self.gone) if not gone]
+        number = {i: k for k, i in enumerate(nodes)}
+        pairs: list[tuple[int, int]] = []
+        tables: list[Floats] = []
+        neighbours: list[dict[int, int]] = [{} for _ in nodes]
+        for i in nodes:
+            for j, table in self.tables[i].items():
+                if i < j:
+                    a, b = number[i], number[j]
+                    neighbours[a][b] = neighbours[b][a] = len(pairs)
+                    pairs.append((a, b))
+                    tables.append(table.ravel())
+        entries = np.concatenate([*tables, np.zeros(0)])
+        model = Pairwise(
+            np.array([len(self.costs[i]) for i in nodes], dtype=np.int64),
+            np.concatenate([*(self.costs[i] for i in nodes), np.zeros(0)]),
+            np.array(pairs, dtype=np.int64).reshape(-1, 2), entries, np.zeros(len(entries), dtype=bool), neighbours, 0.0,
+        )  # fmt: skip
+        return Level(model, np.array(nodes, dtype=np.int64), len(self.merged))
 
-    def lift(self, coarse):
-        x=list(self.choice)
-        for i,s in zip(self.alive.tolist(),coarse.tolist()): x[i]=s
-        for b,a,f in reversed(self.merged): x[b]=int(f[x[a]])
-        return np.array(x)
+    def lift(self, level: Level, choice: Integers, to: int = 0) -> Integers:
+        """A choice of a level, as one of the nodes that decide after the first ``to`` contractions; others keep any."""
+        chosen = list(self.choice)
+        for i, s in zip(level.nodes.tolist(), choice.tolist(), strict=True):
+            chosen[i] = s
+        for b, a, follows in reversed(self.merged[to : level.merges]):
+            chosen[b] = int(follows[chosen[a]])
+        return np.array(chosen, dtype=np.int64)

@@ -16,7 +16,7 @@ _TIES = 0.3  # bits by which orders differ between cutsets: sizes within a facto
 
 
 def choose_cutset(
-    model: Pairwise, entries: int, generator: np.random.Generator, spread: float, free: Iterable[int]
+    model: Pairwise, entries: float, generator: np.random.Generator, spread: float, free: Iterable[int]
 ) -> list[int]:
     """Nodes to fix.
 

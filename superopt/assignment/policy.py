@@ -14,14 +14,18 @@ class Policy:
     Attributes:
         forbidden: costs of at least this say that a strategy or a pair must not be.
         table_entries: of the largest table of an elimination. Larger tables free more nodes at once, and take longer.
+        large, most_growth: problems of fewer nodes than this have tables larger in inverse proportion, at most by this
+            factor: all moves take about as long.
         plans: cutsets that are kept to be used again. A plan costs four times as much to compile as to run.
         spread: chance against degree in the choice of a cutset. At 0 the nodes of largest degree are in all of them.
         protected: share of the nodes that few cutsets have left free, which the next one leaves free.
         coarsest, finest: nodes of the coarsest contraction, and share of the nodes in the finest: few nodes move many
             others at once, many nodes move them apart.
-        coarse_moves: cutsets that each contraction is minimised with.
+        ratio: nodes of a contraction against those of the next coarser one.
+        warm: steps before memory has a price.
         noise: chance against dependence in the choice of the neighbour that a node follows.
         cap: share of the cost above which it does not matter how much an edge costs.
+        patience, progress: steps without a gain of this share of the cost, after which the search begins elsewhere.
         first_price: share of the cost that the limit's memory is priced at, to begin with.
         rate, least_rate, halving: multipliers of memory change by exp(rate × excess); the rate falls to half after
             this many steps, and not below the least: they must settle, and must follow as choices improve.
@@ -31,14 +35,19 @@ class Policy:
 
     forbidden: int = 10**18
     table_entries: int = 1 << 14
+    large: float = 2000.0
+    most_growth: float = 16.0
     plans: int = 24
-    spread: float = 1.0
+    spread: float = 0.5
     protected: float = 0.2
     coarsest: float = 20.0
-    finest: float = 0.25
-    coarse_moves: int = 2
+    finest: float = 0.05
+    ratio: float = 4.0
+    warm: int = 6
     noise: float = 0.5
     cap: float = 0.1
+    patience: int = 40
+    progress: float = 1e-4
     first_price: float = 0.02
     rate: float = 0.5
     least_rate: float = 0.05

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from superopt.assignment.contraction import Coarse, Regrets, regrets_of
+from superopt.assignment.contraction import Coarse, Level, Regrets, regrets_of
 from superopt.assignment.cutset import choose_cutset
 from superopt.assignment.elimination import Plan
 from superopt.assignment.memory import Memory
@@ -49,6 +49,7 @@ class Search:
         self.multipliers: Floats = np.zeros(len(memory.room))
         self.regrets: Regrets | None = None
         self.steps = 0
+        self.progress = (0, np.inf, np.inf)  # the step of the last progress, the priced cost and the best cost then
 
     def step(self) -> None:
         """One step."""
@@ -58,6 +59,7 @@ class Search:
         self.steps += 1
         self._keep_best()
         self._price()
+        self._restart_if_stuck()
 
     def _move_coarse(self, costs: Floats) -> None:
         """Minimise over a contraction."""
@@ -66,14 +68,24 @@ class Search:
         if self.regrets is None or not 0.5 < self.regrets.cap / cap < 2:
             self.regrets = regrets_of(self.model, cap)
         coarse = Coarse(self.model, costs, self.choice, self.regrets, self.generator, self.policy.noise)
-        least, most = self.policy.coarsest, max(self.policy.coarsest, self.policy.finest * self.model.nodes)
-        coarse.run(int(least * (most / least) ** self.generator.random()))
-        model = coarse.model()
-        choice = self.choice[coarse.alive]
-        for _ in range(self.policy.coarse_moves):
-            fixed = choose_cutset(model, self.policy.table_entries, self.generator, self.policy.spread, [])
-            choice = Plan(model, fixed).run(choice, model.costs)
-        self.choice = coarse.lift(choice)
+        levels: list[Level] = []
+        target = self.model.nodes * self.policy.finest * 2 ** self.generator.uniform(-1, 1)
+        while target >= self.policy.coarsest:
+            coarse.contract(int(target))
+            levels.append(coarse.level())
+            target /= self.policy.ratio
+        choice = self.choice
+        for level, finer in zip(reversed(levels), [*reversed(levels[:-1]), None], strict=True):
+            fixed = self._cutset(level.model, [])
+            better = Plan(level.model, fixed).run(choice[level.nodes], level.model.costs)
+            choice = coarse.lift(level, better, 0 if finer is None else finer.merges)
+        self.choice = choice
+
+    def _cutset(self, model: Pairwise, free: list[int]) -> list[int]:
+        """A cutset; tables may be the larger, the fewer nodes there are."""
+        policy = self.policy
+        entries = policy.table_entries * min(policy.most_growth, max(1.0, policy.large / max(1, model.nodes)))
+        return choose_cutset(model, entries, self.generator, policy.spread, free)
 
     def _move_fine(self, costs: Floats) -> None:
         """Minimise over all nodes but a cutset, a new one or one of those that are kept, in turn."""
@@ -88,7 +100,7 @@ class Search:
         rare = np.flatnonzero(self.free < 0.5 * self.free.max()) if self.plans else np.zeros(0, dtype=np.int64)
         count = int(np.ceil(len(rare) * self.policy.protected * 2 * self.generator.random()))
         protected = self.generator.permutation(rare)[:count].tolist()
-        fixed = choose_cutset(self.model, self.policy.table_entries, self.generator, self.policy.spread, protected)
+        fixed = self._cutset(self.model, protected)
         self.free += 1
         self.free[fixed] -= 1
         self.plans = [*self.plans[1 - self.policy.plans :], Plan(self.model, fixed)]
@@ -106,6 +118,21 @@ class Search:
         if self.best is not None and self.best is not repaired:
             self._offer(combine(model, memory, self.best, repaired, self.multipliers))
 
+    def _restart_if_stuck(self) -> None:
+        """Begin elsewhere after a number of steps without a better choice: at random at some of the nodes."""
+        held = self.memory.held(self.choice) - self.memory.room
+        value = self.model.cost(self.choice) + float((self.multipliers * held).sum())
+        last, least, best = self.progress
+        small = self.policy.progress * abs(least)
+        if value < least - small or self.best_cost < best - small or self.steps <= self.policy.warm:
+            self.progress = (self.steps, min(value, least), self.best_cost)
+        elif self.steps - last >= self.policy.patience:
+            start = self.choice if self.best is None else self.best
+            other = (self.generator.random(self.model.nodes) * self.model.sizes).astype(np.int64)
+            share = self.generator.random()
+            self.choice = np.where(self.generator.random(self.model.nodes) < share, other, start)
+            self.progress = (self.steps, np.inf, self.best_cost)
+
     def _offer(self, choice: Integers) -> None:
         cost = self.model.cost(choice)
         if cost < self.best_cost and (self.memory.held(choice) <= self.memory.room).all():
@@ -115,10 +142,12 @@ class Search:
         """Move the multipliers with the excess of memory."""
         policy = self.policy
         excess = self.memory.held(self.choice) / self.room - 1
+        if self.steps < policy.warm:
+            return
         if not self.multipliers.any():
             cost = max(1.0, abs(self.model.cost(self.choice)))
             self.multipliers = policy.first_price * cost / max(1, len(self.room)) / self.room
             return
-        rate = max(policy.least_rate, policy.rate / (1 + self.steps / policy.halving))
+        rate = max(policy.least_rate, policy.rate / (1 + (self.steps - policy.warm) / policy.halving))
         change = np.clip(rate * excess, -policy.largest_change, policy.largest_change)
         self.multipliers = self.multipliers * np.exp(change)
