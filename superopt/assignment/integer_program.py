@@ -11,16 +11,16 @@ from dataclasses import dataclass
 
 import highspy
 import numpy as np
-from numpy.typing import NDArray
 
 from superopt.assignment.memory import Memory
-from superopt.assignment.pairwise import Pairwise
+from superopt.assignment.pairwise import Mask, Pairwise
 from superopt.assignment.reduction import Floats, Integers
 from superopt.runtime.numeric_libraries import solver
 
 __all__ = ["Outcome", "Program"]
 
-Mask = NDArray[np.bool_]
+_GAP = 0.4  # costs are whole numbers
+_TOLERANCE = 1e-6  # of HiGHS, by which its solutions may violate a row, and so its bound be off
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,11 @@ class Outcome:
 
     Attributes:
         choice: strategies by node; ``None`` where it found none.
-        bound: no choice among the allowed ones costs less.
-        exhausted: whether the search ended: the bound is then that of the optimum, or infinite where there is none.
+        bound: no choice among the allowed ones costs less; infinite where there is none.
     """
 
     choice: Integers | None
     bound: float
-    exhausted: bool
 
 
 class Program:
@@ -52,28 +50,34 @@ class Program:
         self.model, self.memory = model, memory
         self.strategy = np.flatnonzero(allowed)
         self.entry = np.flatnonzero(pairs)
-        column = np.full(model.strategies, -1)
-        column[self.strategy] = np.arange(len(self.strategy))
-        rows: list[tuple[Integers, Integers, Floats]] = []
-        lower: list[Floats] = []
-        upper: list[Floats] = []
-        self.rows, self.lower, self.upper, self.count = rows, lower, upper, 0
-        node = np.repeat(np.arange(model.nodes), model.sizes)
-        self._add(node[self.strategy], np.arange(len(self.strategy)), np.ones(len(self.strategy)), np.ones(model.nodes), np.ones(model.nodes))
+        self.column = np.full(model.strategies, -1)
+        self.column[self.strategy] = np.arange(len(self.strategy))
+        self.rows: list[tuple[Integers, Integers, Floats]] = []
+        self.lower: list[Floats] = []
+        self.upper: list[Floats] = []
+        self.count = 0
+        ones = np.ones(model.nodes)
+        self._add(model.node_of[self.strategy], np.arange(len(self.strategy)), np.ones(len(self.strategy)), ones, ones)
+        for ends in model.ends:
+            self._add_marginals(ends[self.entry])
+        self._add_memory()
+
+    def _add_marginals(self, strategy: Integers) -> None:
+        """The pairs of each strategy at an end of an edge sum to it.
+
+        Args:
+            strategy: by variable of a pair, the strategy at this end.
+        """
+        model = self.model
         edge = np.searchsorted(model.table_offsets, self.entry, side="right") - 1
-        within = self.entry - model.table_offsets[edge]
-        second = model.sizes[model.pairs[edge, 1]]
+        keys, first, row = np.unique(edge * model.strategies + strategy, return_index=True, return_inverse=True)
         variables = len(self.strategy) + np.arange(len(self.entry))
-        for side, strategy in enumerate((within // second, within % second)):
-            at = model.offsets[model.pairs[edge, side]] + strategy
-            # one row for each edge and strategy of its end
-            key = edge * (int(model.sizes.max(initial=0)) + 1) + strategy
-            unique, first, inverse = np.unique(key, return_index=True, return_inverse=True)
-            row = np.concatenate([inverse.ravel(), np.arange(len(unique))])
-            cols = np.concatenate([variables, column[at[first]]])
-            values = np.concatenate([np.ones(len(variables)), -np.ones(len(unique))])
-            self._add(row, cols, values, np.zeros(len(unique)), np.zeros(len(unique)))
-        self._add_memory(column)
+        self._add(
+            np.concatenate([row.ravel(), np.arange(len(keys))]),
+            np.concatenate([variables, self.column[strategy[first]]]),
+            np.concatenate([np.ones(len(variables)), -np.ones(len(keys))]),
+            np.zeros(len(keys)), np.zeros(len(keys)),
+        )  # fmt: skip
 
     def _add(self, row: Integers, column: Integers, value: Floats, lower: Floats, upper: Floats) -> None:
         self.rows.append((row + self.count, column, value))
@@ -81,52 +85,47 @@ class Program:
         self.upper.append(upper)
         self.count += len(lower)
 
-    def _add_memory(self, column: Integers) -> None:
-        memory = self.memory
-        life = memory.end - memory.start
-        row: list[Integers] = []
-        col: list[Integers] = []
-        val: list[Floats] = []
-        at = column[memory.strategy]
+    def _add_memory(self) -> None:
+        """The bytes of each interval, as a share of its room, are within it."""
+        memory, width = self.memory, max(1, len(self.strategy))
+        at = self.column[memory.strategy]
         used = np.flatnonzero((at >= 0) & (memory.bytes > 0))
-        count = life[memory.allocation[used]]
+        count = (memory.end - memory.start)[memory.allocation[used]]
         which = np.repeat(used, count)
         step = np.arange(len(which)) - np.repeat(np.cumsum(count) - count, count)
         interval = memory.start[memory.allocation[which]] + step
-        key = interval * len(self.strategy) + at[which]
-        unique, inverse = np.unique(key, return_inverse=True)
-        total = np.bincount(inverse.ravel(), memory.bytes[which], len(unique))
-        interval, columns = unique // max(1, len(self.strategy)), unique % max(1, len(self.strategy))
-        room = np.maximum(memory.room, 1.0)
-        self._add(interval, columns, total / room[interval], np.full(len(room), -np.inf), memory.room / room)
+        keys, row = np.unique(interval * width + at[which], return_inverse=True)
+        total = np.bincount(row.ravel(), memory.bytes[which], len(keys))
+        # sums are multiples of a unit, so a quarter of it above the last one that fits decides nothing, and keeps HiGHS's
+        # tolerance from letting the next one in
+        unit = max(1, int(np.gcd.reduce(memory.bytes.astype(np.int64), initial=0)))
+        most = np.floor(memory.room / unit) + 0.25
+        scale = np.maximum(most, 1.0)
+        low = np.full(len(most), -np.inf)
+        self._add(keys // width, keys % width, total / unit / scale[keys // width], low, most / scale)
 
-    def solve(self, seconds: float, nodes: int, start: Integers | None, cutoff: float) -> Outcome:
+    def solve(self, seconds: float, start: Integers | None) -> Outcome:
         """Minimise.
 
         Args:
             seconds: of HiGHS.
-            nodes: of branch and bound, at most.
             start: a choice to begin with.
-            cutoff: choices that cost more do not matter.
         """
-        program, offset = self._lp()
-        options: dict[str, float] = {"time_limit": seconds, "mip_rel_gap": 0.0, "mip_abs_gap": 0.4}
-        run = solver(**options)
-        run.passModel(program)
+        run = solver(time_limit=max(0.05, seconds), mip_rel_gap=0.0, mip_abs_gap=_GAP)
+        run.passModel(self._program())
         if start is not None:
-            at = self.model.offsets[:-1] + start
-            chosen = np.isin(self.strategy, at)
-            run.setSolution(len(chosen), np.arange(len(chosen), dtype=np.int32), chosen.astype(float))
+            chosen = np.isin(self.strategy, self.model.offsets[:-1] + start)
+            run.setSolution(len(chosen), np.arange(len(chosen), dtype=np.int32), chosen.astype(np.float64))
         run.run()
         info, status = run.getInfo(), run.getModelStatus()
         if status == highspy.HighsModelStatus.kInfeasible:
-            return Outcome(None, math.inf, True)
+            return Outcome(None, math.inf)
         found = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
-        bound = float(info.mip_dual_bound)
         choice = self._choice(np.array(run.getSolution().col_value)) if found else None
-        return Outcome(choice, bound, status == highspy.HighsModelStatus.kOptimal)
+        bound = float(info.mip_dual_bound)
+        return Outcome(self._checked(choice), self.model.constant + bound - _TOLERANCE * (1 + abs(bound)))
 
-    def _lp(self) -> tuple[highspy.HighsLp, float]:
+    def _program(self) -> highspy.HighsLp:
         program = highspy.HighsLp()
         row, column, value = (np.concatenate(parts) for parts in zip(*self.rows, strict=True))
         order = np.argsort(row, kind="stable")
@@ -141,12 +140,17 @@ class Program:
         program.a_matrix_.value_ = value[order]
         kinds = (highspy.HighsVarType.kInteger, highspy.HighsVarType.kContinuous)
         program.integrality_ = [kinds[0]] * whole + [kinds[1]] * mixed
-        return program, 0.0
+        return program
 
     def _choice(self, values: Floats) -> Integers:
         model = self.model
         chosen = np.zeros(model.strategies)
         chosen[self.strategy] = values[: len(self.strategy)]
-        node = np.repeat(np.arange(model.nodes), model.sizes)
-        order = np.lexsort((-chosen, node))
+        order = np.lexsort((-chosen, model.node_of))
         return np.asarray(order[model.offsets[:-1]] - model.offsets[:-1])
+
+    def _checked(self, choice: Integers | None) -> Integers | None:
+        """The choice, if it holds without tolerances."""
+        if choice is None or self.model.violations(choice):
+            return None
+        return choice if (self.memory.held(choice) <= self.memory.room).all() else None

@@ -30,6 +30,10 @@ class Policy:
         rate, least_rate, halving: multipliers of memory change by exp(rate × excess); the rate falls to half after
             this many steps, and not below the least: they must settle, and must follow as choices improve.
         largest_change: of the logarithm of a multiplier in a step; memory may be 100 times over the limit at first.
+        search, small_search: share of the time for the search, and the same where an integer program may follow.
+        sweeps: of message passing; later ones gain little.
+        program_entries: of the tables, above which no integer program is solved: its relaxation takes minutes.
+        program_seconds: left, below which none is begun.
         near: choices with a peak below this multiple of the room are repaired. Others are far from any that fits.
     """
 
@@ -53,4 +57,9 @@ class Policy:
     least_rate: float = 0.05
     halving: int = 20
     largest_change: float = 0.5
+    search: float = 0.9
+    small_search: float = 0.4
+    sweeps: int = 200
+    program_entries: int = 60_000
+    program_seconds: float = 1.0
     near: float = 2.0

@@ -61,6 +61,10 @@ class Search:
         self._price()
         self._restart_if_stuck()
 
+    def finish(self) -> None:
+        """Take the only choice, where nothing is left to decide."""
+        self._offer(self.choice)
+
     def _move_coarse(self, costs: Floats) -> None:
         """Minimise over a contraction."""
         cost = max(1.0, abs(self.model.cost(self.choice)))
@@ -69,11 +73,13 @@ class Search:
             self.regrets = regrets_of(self.model, cap)
         coarse = Coarse(self.model, costs, self.choice, self.regrets, self.generator, self.policy.noise)
         levels: list[Level] = []
-        target = self.model.nodes * self.policy.finest * 2 ** self.generator.uniform(-1, 1)
-        while target >= self.policy.coarsest:
+        policy = self.policy
+        target = max(self.model.nodes * policy.finest, policy.coarsest * policy.ratio)
+        target *= 2 ** self.generator.uniform(-1, 1)
+        while target >= policy.coarsest:
             coarse.contract(int(target))
             levels.append(coarse.level())
-            target /= self.policy.ratio
+            target /= policy.ratio
         choice = self.choice
         for level, finer in zip(reversed(levels), [*reversed(levels[:-1]), None], strict=True):
             fixed = self._cutset(level.model, [])
@@ -143,6 +149,8 @@ class Search:
         policy = self.policy
         excess = self.memory.held(self.choice) / self.room - 1
         if self.steps < policy.warm:
+            return
+        if self.model.violations(self.choice):
             return
         if not self.multipliers.any():
             cost = max(1.0, abs(self.model.cost(self.choice)))

@@ -14,11 +14,14 @@ from superopt.assignment.memory import memory_of
 from superopt.assignment.pairwise import pairwise_of
 from superopt.assignment.policy import Policy
 from superopt.assignment.problem import Problem
+from superopt.assignment.proof import Proof, prove
 from superopt.assignment.reduction import Integers, Reduced, reduce_problem
 from superopt.assignment.search import Search
-from superopt.errors import ResourceLimit
+from superopt.errors import InvalidModel, ResourceLimit, SuperoptError
 
 __all__ = ["Assignment", "solve"]
+
+_SMALL = 2  # message passing forbids about half of the entries
 
 
 @dataclass(frozen=True)
@@ -54,43 +57,82 @@ def solve(
     work: int | None = None,
     seed: int = 0,
     policy: Policy | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Assignment:
-    """Assign a strategy to each node.
+    """Assign a strategy to each node: reduce, search by exact block moves, bound, evaluate.
 
     Args:
         problem: the problem.
-        time_limit: seconds; what is best by then is returned.
-        work: steps of the search, after which it ends. Where this comes before the time limit, equal arguments give
-            equal results.
+        time_limit: seconds, by the clock; what is best by then is returned.
+        work: steps of the search, after which it ends; then no integer program is solved. Where this comes before the
+            time limit, equal arguments give equal results.
         seed: of the random numbers.
         policy: constants of the solver.
+        clock: seconds since any moment, ``time.process_time`` for instance.
 
     Raises:
-        InvalidModel: forbidden costs leave no assignment.
-        ResourceLimit: no feasible assignment was found within the limits.
+        InvalidModel: there is no feasible assignment: the message says why.
+        ResourceLimit: none was found within the limits.
     """
-    began = time.monotonic()
-    deadline = began + time_limit
-    policy = policy or Policy()
+    policy, began = policy or Policy(), clock()
     reduced = reduce_problem(problem, policy.forbidden)
     memory = memory_of(problem, reduced)
-    penalty = _penalty(reduced)
-    model = pairwise_of(reduced, penalty)
+    if len(memory.room) and memory.room.min() < 0:
+        raise InvalidModel(
+            f"the least memory is {-memory.room.min():.0f} bytes over the limit at one moment", where="usage_limit",
+            hint="no assignment fits: raise the limit",
+        )  # fmt: skip
+    model = pairwise_of(reduced, _penalty(reduced))
+    small = len(model.tables) <= _SMALL * policy.program_entries and work is None
     search = Search(model, memory, policy, seed)
-    while (work is None or search.steps < work) and (time.monotonic() < deadline):
-        search.step()
-    if search.best is None:
-        raise ResourceLimit("no feasible assignment was found", hint="raise --time-limit or --work")
-    strategies = _lifted(reduced, search.best)
+    share = policy.small_search if small else policy.search
+    ended = _run(search, work, lambda: began + share * time_limit - clock())
+
+    def left() -> float:
+        return began + time_limit - clock() if small or not ended else math.inf
+
+    proof = prove(model, memory, search.multipliers, search.best, policy, left, program=small)
+    best = search.best if proof.choice is None else proof.choice
+    if best is None:
+        raise _none_found(proof)
+    strategies = _lifted(reduced, best)
     result = evaluate(problem, strategies)
-    return Assignment(strategies, result.cost, 0, result.peak, search.steps, time.monotonic() - began)
+    if not result.feasible:
+        raise _none_found(proof)
+    bound = min(result.cost, math.ceil(proof.bound)) if math.isfinite(proof.bound) else result.cost
+    return Assignment(strategies, result.cost, bound, result.peak, search.steps, clock() - began)
+
+
+def _run(search: Search, work: int | None, left: Callable[[], float]) -> bool:
+    """Search; whether the work ended it."""
+    if search.model.nodes == 0:
+        search.finish()
+        return True
+    while work is None or search.steps < work:
+        if left() <= 0:
+            return False
+        search.step()
+    return True
+
+
+def _none_found(proof: Proof) -> SuperoptError:
+    if proof.bound == math.inf:
+        return InvalidModel(
+            "no assignment is feasible: an integer program proved it", hint="raise usage_limit, or forbid less"
+        )
+    return ResourceLimit(
+        "no feasible assignment was found; that there is none was not proved", hint="raise --time-limit or --work"
+    )
 
 
 def _penalty(reduced: Reduced) -> float:
-    return 1e15
+    """More than any choice can gain by a forbidden pair."""
+    nodes = sum(float(np.ptp(c)) for c in reduced.costs)
+    edges = sum(float(np.ptp(t[np.isfinite(t)])) for t in reduced.tables.values())
+    return 1.0 + nodes + edges
 
 
 def _lifted(reduced: Reduced, choice: Integers) -> tuple[int, ...]:
     """Strategies of the original's nodes."""
-    owners = np.concatenate([choice, [0]])[reduced.owner].tolist()  # at -1 stands the only strategy of what is decided
+    owners = np.concatenate([choice, [0]])[reduced.owner].tolist()  # at -1 stands the one strategy of what is decided
     return tuple(int(lift[s]) for lift, s in zip(reduced.lift, owners, strict=True))

@@ -1,0 +1,102 @@
+"""Lower bounds: of message passing for every problem, of an integer program where little is left to decide."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from superopt.assignment.dual import Dual
+from superopt.assignment.integer_program import Program
+from superopt.assignment.memory import Memory
+from superopt.assignment.pairwise import Mask, Pairwise
+from superopt.assignment.policy import Policy
+from superopt.assignment.reduction import Floats, Integers
+
+__all__ = ["Proof", "prove"]
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What is known of the optimum.
+
+    Attributes:
+        bound: no choice within the limits costs less; infinite where there is none.
+        choice: one that costs less than the one that was given, or ``None``.
+    """
+
+    bound: float
+    choice: Integers | None
+
+
+def prove(
+    model: Pairwise, memory: Memory, multipliers: Floats, best: Integers | None, policy: Policy,
+    left: Callable[[], float], *, program: bool,
+) -> Proof:  # fmt: skip
+    """A lower bound, as good as the time allows.
+
+    Args:
+        model, memory: the problem.
+        multipliers: prices of memory, by interval.
+        best: the cheapest choice known.
+        policy: constants.
+        left: seconds left.
+        program: whether an integer program may be solved.
+    """
+    if not model.nodes:
+        return Proof(model.constant, None)
+    cost = math.inf if best is None else model.cost(best)
+    priced = _bounded(model, memory, multipliers, policy, left)
+    free = _bounded(model, memory, np.zeros(len(multipliers)), policy, left)
+    bound, strategies, entries = max(priced, free, key=lambda found: found[0])
+    # what costs as much as the best one, and at least one more unit for rounding, may be left out
+    room = cost - bound + 1
+    allowed, pairs = _possible(model, strategies <= room, _joint(model, strategies, entries) <= room)
+    if not program or pairs.sum() > policy.program_entries or left() < policy.program_seconds:
+        return Proof(bound, None)
+    if (np.add.reduceat(allowed.astype(np.int64), model.offsets[:-1]) == 0).any():
+        return Proof(max(bound, cost), None)
+    outcome = Program(model, memory, allowed, pairs).solve(left(), best)
+    better = outcome.choice if outcome.choice is not None and model.cost(outcome.choice) < cost else None
+    return Proof(max(bound, min(outcome.bound, cost)), better)
+
+
+def _bounded(
+    model: Pairwise, memory: Memory, multipliers: Floats, policy: Policy, left: Callable[[], float]
+) -> tuple[float, Floats, Floats]:
+    """The bound of message passing, and the excess of strategies and entries."""
+    dual = Dual(model)
+    costs = model.costs + memory.prices(multipliers, model.strategies)
+    for sweep in range(policy.sweeps):
+        dual.sweep(costs, forward=sweep % 2 == 0)
+        if left() < policy.program_seconds:
+            break
+    bound, strategies, entries = dual.reduced(costs)
+    paid = float((multipliers * memory.room).sum())
+    return bound - paid - 2.0**-48 * float((multipliers * np.abs(memory.room)).sum()), strategies, entries
+
+
+def _joint(model: Pairwise, strategies: Floats, entries: Floats) -> Floats:
+    first, second = model.ends
+    return np.asarray(entries + strategies[first] + strategies[second])
+
+
+def _possible(model: Pairwise, allowed: Mask, pairs: Mask) -> tuple[Mask, Mask]:
+    """Without the strategies that have no allowed pair on some edge, and their pairs."""
+    first, second = model.ends
+    edge = np.repeat(np.arange(len(model.pairs)), np.diff(model.table_offsets))
+    # an end of an edge and its strategy, as one number
+    width = model.strategies
+    rows, columns = edge * width + first, edge * width + second
+    row_keys, row_at = np.unique(rows, return_inverse=True)
+    column_keys, column_at = np.unique(columns, return_inverse=True)
+    allowed, pairs = allowed.copy(), pairs & allowed[first] & allowed[second]
+    while True:
+        before = int(pairs.sum())
+        allowed[row_keys[np.bincount(row_at, pairs, len(row_keys)) == 0] % width] = False
+        allowed[column_keys[np.bincount(column_at, pairs, len(column_keys)) == 0] % width] = False
+        pairs &= allowed[first] & allowed[second]
+        if int(pairs.sum()) == before:
+            return allowed, pairs
