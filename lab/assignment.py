@@ -91,11 +91,9 @@ def rendered(rows: Sequence[Row]) -> str:
     head = "| problem | nodes | best of the contest | superopt | points | bound | CPU seconds |"
     lines = [head, "|---|--:|--:|--:|--:|--:|--:|"]
     for row in rows:
-        best = f"{row.best:,}" if row.best else ""
-        cost = row.error or f"{row.cost:,}"
-        lines.append(
-            f"| {row.problem} | {row.nodes:,} | {best} | {cost} | {row.points:.3f} | {row.bound:,} | {row.seconds:.0f} |"
-        )
+        best, cost = f"{row.best:,}" if row.best else "", row.error or f"{row.cost:,}"
+        numbers = f"{row.points:.3f} | {row.bound:,} | {row.seconds:.0f} of {row.limit:.0f}"
+        lines.append(f"| {row.problem} | {row.nodes:,} | {best} | {cost} | {numbers} |")
     lines.append(f"| sum | | | | {sum(row.points for row in rows):.2f} | | {sum(row.seconds for row in rows):.0f} |")
     return "\n".join(lines) + "\n"
 

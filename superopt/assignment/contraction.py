@@ -1,6 +1,6 @@
-"""Coarse problems: nodes follow neighbours that they depend on most (multilevel search, Walshaw 2004).
+"""Coarse problems: nodes follow the neighbours that they depend on most (multilevel search, Walshaw 2004).
 
-A contraction lets the strategy of a node be a function of that of a neighbour. A choice of strategies that is given
+A contraction makes the strategy of a node a function of that of a neighbour. The choice of strategies that is given
 stays possible, so a better choice of the coarse problem is a better one of the problem itself.
 """
 
@@ -15,28 +15,20 @@ from superopt.assignment.reduction import Floats, Integers
 
 __all__ = ["Coarse", "Level", "Regrets", "regrets_of"]
 
-_ROUNDS = (0.9, 0.7, 0.5, 0.35, 0.2, 0.1, 0.0)  # dependence from which a node follows, by round
+_ROUNDS = (0.9, 0.7, 0.5, 0.35, 0.2, 0.1, 0.0)  # share of its dependence from which a node follows, by round
 
 
 @dataclass(frozen=True)
 class Regrets:
-    """By edge and end: how much the cost of an edge depends on the strategy of that end, given the other."""
+    """By edge and end, how much more than its best an average strategy of that end costs, given the other end's.
 
-    first: Floats
-    second: Floats
+    Attributes:
+        ends: shape (edges, 2).
+        cap: costs above it counted as it.
+    """
+
+    ends: Floats
     cap: float
-
-
-def regrets_of(model: Pairwise, cap: float) -> Regrets:
-    first = np.zeros(len(model.pairs)); second = np.zeros(len(model.pairs))
-    shapes = model.sizes[model.pairs]
-    for shape in np.unique(shapes, axis=0).tolist():
-        es = np.flatnonzero((shapes == shape).all(axis=1))
-        T = np.minimum(model.tables[model.table_offsets[es][:, None] + np.arange(shape[0]*shape[1])], cap).reshape(-1, *shape)
-        mean = T.mean(axis=(1,2))
-        first[es] = mean - T.min(axis=1).mean(axis=1)    # of the first end, given the second
-        second[es] = mean - T.min(axis=2).mean(axis=1)
-    return Regrets(first, second, cap)
 
 
 @dataclass(frozen=True)
@@ -48,58 +40,58 @@ class Level:
     merges: int
 
 
+def regrets_of(model: Pairwise, cap: float) -> Regrets:
+    """The regrets of all edges."""
+    ends = np.zeros((len(model.pairs), 2))
+    shapes = model.sizes[model.pairs]
+    for first, second in np.unique(shapes, axis=0).tolist():
+        edges = np.flatnonzero((shapes[:, 0] == first) & (shapes[:, 1] == second))
+        at = model.table_offsets[edges][:, None] + np.arange(first * second)
+        tables = np.minimum(model.tables[at], cap).reshape(-1, first, second)
+        mean = tables.mean(axis=(1, 2))
+        ends[edges, 0] = mean - tables.min(axis=1).mean(axis=1)
+        ends[edges, 1] = mean - tables.min(axis=2).mean(axis=1)
+    return Regrets(ends, cap)
+
+
 class Coarse:
-    def __init__(self, model: Pairwise, costs: Floats, choice: Integers, regrets: Regrets, generator, spread=0.5):
-        self.fine = model
+    """A problem while it is contracted.
+
+    Args:
+        model: the problem.
+        costs: of its strategies, prices of memory included.
+        choice: strategies by node; stays possible.
+        regrets: of the model.
+        generator: of random numbers.
+        noise: chance against dependence in the choice of the neighbour that a node follows.
+    """
+
+    def __init__(
+        self, model: Pairwise, costs: Floats, choice: Integers, regrets: Regrets, generator: np.random.Generator,
+        noise: float,
+    ) -> None:  # fmt: skip
         self.choice = choice.tolist()
         self.costs = np.split(costs, model.offsets[1:-1])
-        self.tables = [{} for _ in range(model.nodes)]
-        self.regret = [{} for _ in range(model.nodes)]   # regret[b][a]: how much b depends on a
-        self.cap = regrets.cap
-        sizes = model.sizes.tolist(); offs = model.table_offsets.tolist()
-        noise = np.exp(spread * generator.gumbel(size=(len(model.pairs), 2)))
-        r1 = (regrets.first * noise[:,0]).tolist(); r2 = (regrets.second * noise[:,1]).tolist()
-        for e, (a, b) in enumerate(model.pairs.tolist()):
-            T = model.tables[offs[e]:offs[e+1]].reshape(sizes[a], sizes[b])
-            self.tables[a][b] = T; self.tables[b][a] = T.T
-            self.regret[a][b] = r1[e]; self.regret[b][a] = r2[e]
-        self.gone = [False]*model.nodes
+        self.tables: list[dict[int, Floats]] = [{} for _ in range(model.nodes)]
+        self.regret: list[dict[int, float]] = [{} for _ in range(model.nodes)]  # of a node, by neighbour
+        sizes, offsets = model.sizes.tolist(), model.table_offsets.tolist()
+        drawn = (regrets.ends * np.exp(noise * generator.gumbel(size=regrets.ends.shape))).tolist()
+        for edge, (a, b) in enumerate(model.pairs.tolist()):
+            table = model.tables[offsets[edge] : offsets[edge + 1]].reshape(sizes[a], sizes[b])
+            self._set(a, b, table, *drawn[edge])
+        self.gone = [False] * model.nodes
         self.left = model.nodes
-        self.merged = []
-        self.generator = generator
+        self.merged: list[tuple[int, int, Integers]] = []  # node, the one that it follows, strategies by the latter's
+        self.order = generator.permutation(model.nodes).tolist()
 
-    def merge(self, a, b):
-        T = self.tables[a][b]
-        look = self.costs[b].copy()
-        for c, U in self.tables[b].items():
-            if c != a: look += U.min(axis=1)
-        f = (T + look).argmin(axis=1)
-        f[self.choice[a]] = self.choice[b]
-        self.costs[a] = self.costs[a] + T[np.arange(len(f)), f] + self.costs[b][f]
-        del self.tables[a][b], self.regret[a][b]
-        for c, U in self.tables[b].items():
-            if c == a: continue
-            del self.tables[c][b]
-            rb = self.regret[c].pop(b)
-            V = U[f]
-            if c in self.tables[a]:
-                V = V + self.tables[a][c]
-                rc = self.regret[c][a] + rb
-                ra = self.regret[a][c] + self.regret[b][c]
-            else:
-                rc = rb; ra = self.regret[b][c]
-            self.tables[a][c] = V; self.tables[c][a] = V.T
-            self.regret[c][a] = rc; self.regret[a][c] = ra
-        self.tables[b] = {}; self.regret[b] = {}
-        self.gone[b] = True
-        self.left -= 1
-        self.merged.append((b, a, f))
+    def _set(self, a: int, b: int, table: Floats, of_a: float, of_b: float) -> None:
+        self.tables[a][b], self.tables[b][a] = table, table.T
+        self.regret[a][b], self.regret[b][a] = of_a, of_b
 
     def contract(self, target: int) -> None:
-        """Let nodes follow until no more than this many decide, or none is left that depends on another."""
-        order = self.generator.permutation(self.fine.nodes).tolist()
+        """Let nodes follow until no more than this many decide, or none depends on another."""
         for threshold in _ROUNDS:
-            for b in order:
+            for b in self.order:
                 if self.left <= target:
                     return
                 regret = self.regret[b]
@@ -107,7 +99,27 @@ class Coarse:
                     continue
                 a = max(regret, key=regret.__getitem__)
                 if regret[a] >= threshold * sum(regret.values()):
-                    self.merge(a, b)
+                    self._merge(a, b)
+
+    def _merge(self, a: int, b: int) -> None:
+        """Let b follow a."""
+        table = self.tables[a].pop(b)
+        del self.regret[a][b], self.tables[b][a], self.regret[b][a]
+        expected = self.costs[b]
+        for onward in self.tables[b].values():
+            expected = expected + onward.min(axis=1)
+        follows = (table + expected).argmin(axis=1)
+        follows[self.choice[a]] = self.choice[b]
+        self.costs[a] = self.costs[a] + table[np.arange(len(follows)), follows] + self.costs[b][follows]
+        for c, onward in self.tables[b].items():
+            moved, of_a, of_c = onward[follows], self.regret[b][c], self.regret[c].pop(b)
+            del self.tables[c][b]
+            if c in self.tables[a]:
+                moved, of_a, of_c = moved + self.tables[a][c], of_a + self.regret[a][c], of_c + self.regret[c][a]
+            self._set(a, c, moved, of_a, of_c)
+        self.tables[b], self.regret[b], self.gone[b] = {}, {}, True
+        self.left -= 1
+        self.merged.append((b, a, follows))
 
     def level(self) -> Level:
         """The problem as it is contracted so far."""
@@ -127,12 +139,20 @@ class Coarse:
         model = Pairwise(
             np.array([len(self.costs[i]) for i in nodes], dtype=np.int64),
             np.concatenate([*(self.costs[i] for i in nodes), np.zeros(0)]),
-            np.array(pairs, dtype=np.int64).reshape(-1, 2), entries, np.zeros(len(entries), dtype=bool), neighbours, 0.0,
-        )  # fmt: skip
+            np.array(pairs, dtype=np.int64).reshape(-1, 2),
+            entries,
+            np.zeros(len(entries), dtype=bool),
+            neighbours,
+            0.0,
+        )
         return Level(model, np.array(nodes, dtype=np.int64), len(self.merged))
 
     def lift(self, level: Level, choice: Integers, to: int = 0) -> Integers:
-        """A choice of a level, as one of the nodes that decide after the first ``to`` contractions; others keep any."""
+        """A choice of a level as one of the nodes that decide after the first ``to`` contractions.
+
+        Returns:
+            Strategies by node of the problem; those that follow others by then keep any.
+        """
         chosen = list(self.choice)
         for i, s in zip(level.nodes.tolist(), choice.tolist(), strict=True):
             chosen[i] = s

@@ -91,7 +91,7 @@ class Dual:
 
     def _tables(self, edges: Integers, shape: tuple[int, int]) -> Floats:
         at = self.model.table_offsets[edges][:, None] + np.arange(shape[0] * shape[1])
-        return self.tables[at].reshape(len(edges), *shape)
+        return np.asarray(self.tables[at].reshape(len(edges), *shape))
 
     def _totals(self, costs: Floats) -> Floats:
         """By strategy, its cost and the messages to it."""
@@ -102,6 +102,7 @@ class Dual:
 
         Args:
             costs: of all strategies, prices of memory included.
+            forward: whether in order.
         """
         messages, totals = self.messages, self._totals(costs)
         for batches in self.colours if forward else reversed(self.colours):

@@ -80,7 +80,7 @@ class Plan:
         """What a node's table is the sum of: by factor, the axes that it has, and where it lies."""
         model = self.model
         axis = {node: 0} | {j: k + 1 for k, j in enumerate(scope)}
-        found = [((0,), int(model.offsets[node]))]
+        found: list[tuple[Axes, int]] = [((0,), int(model.offsets[node]))]
         tables = model.strategies
         for j, edge in model.neighbours[node].items():
             if j in axis:

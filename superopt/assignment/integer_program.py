@@ -96,22 +96,23 @@ class Program:
         interval = memory.start[memory.allocation[which]] + step
         keys, row = np.unique(interval * width + at[which], return_inverse=True)
         total = np.bincount(row.ravel(), memory.bytes[which], len(keys))
-        # sums are multiples of a unit, so a quarter of it above the last one that fits decides nothing, and keeps HiGHS's
-        # tolerance from letting the next one in
+        # Sums are multiples of a unit. A quarter of it above the last one that fits decides nothing, and HiGHS's
+        # tolerance does not let the next one in.
         unit = max(1, int(np.gcd.reduce(memory.bytes.astype(np.int64), initial=0)))
         most = np.floor(memory.room / unit) + 0.25
         scale = np.maximum(most, 1.0)
         low = np.full(len(most), -np.inf)
         self._add(keys // width, keys % width, total / unit / scale[keys // width], low, most / scale)
 
-    def solve(self, seconds: float, start: Integers | None) -> Outcome:
+    def solve(self, seconds: float, nodes: int, start: Integers | None) -> Outcome:
         """Minimise.
 
         Args:
             seconds: of HiGHS.
+            nodes: of branch and bound, at most.
             start: a choice to begin with.
         """
-        run = solver(time_limit=max(0.05, seconds), mip_rel_gap=0.0, mip_abs_gap=_GAP)
+        run = solver(time_limit=max(0.05, seconds), mip_rel_gap=0.0, mip_abs_gap=_GAP, mip_max_nodes=nodes)
         run.passModel(self._program())
         if start is not None:
             chosen = np.isin(self.strategy, self.model.offsets[:-1] + start)

@@ -1,8 +1,8 @@
 """Memory over time of a reduced problem, on few intervals.
 
 Nodes whose bytes do not depend on the choice are a constant profile. The others start and end at few moments; between
-two of them the sum of the others is constant, so the largest constant counts. An interval goes if a neighbouring one
-holds at least the same nodes and has no more room, or if its room is never exceeded.
+two of them the sum of the others does not change, so the largest constant counts. An interval is left out if a
+neighbouring one holds at least the same nodes and has no more room, or if no choice exceeds its room.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from superopt.assignment.pairwise import Mask
 from superopt.assignment.problem import Problem
 from superopt.assignment.reduction import Floats, Integers, Reduced
 
@@ -23,10 +24,10 @@ class Memory:
 
     Attributes:
         room: by interval, bytes left by what does not depend on the choice.
-        owner, start, end: by allocation, the node that decides it and the intervals ``start <= t < end`` of its life.
-        offsets: where the bytes of an allocation lie in ``bytes``: one for each strategy of its owner.
-        bytes: bytes.
-        strategy: for each of ``bytes``, the strategy's number among those of all nodes.
+        owner, start, end: by allocation, the node that decides it, and its life ``start <= t < end`` in intervals.
+        offsets: where the bytes of an allocation begin in ``bytes``: one number for each strategy of its owner.
+        bytes: above the least of the allocation.
+        strategy, allocation: of each of ``bytes``, the strategy among those of all nodes, and the allocation.
     """
 
     room: Floats
@@ -40,77 +41,79 @@ class Memory:
 
     def held(self, choice: Integers) -> Floats:
         """Bytes by interval, of what depends on the choice."""
-        return self.profile(self.bytes[self.offsets + choice[self.owner]])
-
-    def profile(self, amounts: Floats) -> Floats:
-        change = np.zeros(len(self.room) + 1)
-        change += np.bincount(self.start, amounts, len(change))
-        change -= np.bincount(self.end, amounts, len(change))
-        return np.cumsum(change)[:-1]
+        return _profile(self.bytes[self.offsets + choice[self.owner]], self.start, self.end, len(self.room))
 
     def prices(self, multipliers: Floats, strategies: int) -> Floats:
         """By strategy, the price of its bytes: the sum over the intervals of its life of multiplier × bytes."""
         before = np.concatenate([[0.0], np.cumsum(multipliers)])
         rate = before[self.end] - before[self.start]
-        return np.bincount(self.strategy, self.bytes * rate[self.allocation], strategies)
+        return np.asarray(np.bincount(self.strategy, self.bytes * rate[self.allocation], strategies), dtype=np.float64)
 
 
 def memory_of(problem: Problem, reduced: Reduced) -> Memory:
     """The memory of a reduced problem."""
-    owner, usage, starts, ends = _allocations(problem, reduced)
-    base = np.array([u.min() if len(u) else 0.0 for u in usage])
-    peak = np.array([u.max() if len(u) else 0.0 for u in usage])
-    varies = peak > base  # never of a node with one strategy
-    moments = np.unique(np.concatenate([starts, ends, [0]]))
+    live = np.flatnonzero(problem.intervals[:, 0] < problem.intervals[:, 1])
+    usages = list(problem.node_usages())
+    used = [usages[n][reduced.lift[n]].astype(np.float64) for n in live.tolist()]
+    least = np.array([u.min() for u in used])
+    most = np.array([u.max() for u in used]) - least
+    starts, ends = problem.intervals[live, 0], problem.intervals[live, 1]
+    varies = np.flatnonzero(most > 0)  # never of a node with one strategy
+    moments = np.unique(np.concatenate([starts, ends]))
     first, last = np.searchsorted(moments, starts), np.searchsorted(moments, ends)
-    def profile(w):
-        return np.cumsum(np.bincount(first,w,len(moments)+1)-np.bincount(last,w,len(moments)+1))[:-1]
-    room = problem.usage_limit - profile(base)
-    most = profile(peak-base)
-    keep = np.flatnonzero(varies)
-    left = _maximal(room, most, first[keep], last[keep])
-    place = np.concatenate([[0], np.cumsum(left)])
-    start, end = place[first[keep]], place[last[keep]]
+    room = problem.usage_limit - _profile(least, first, last, len(moments))
+    first, last = first[varies], last[varies]
+    left = _binding(room, _profile(most[varies], first, last, len(moments)), first, last)
+    number = np.concatenate([[0], np.cumsum(left)])
+    start, end = number[first], number[last]
     alive = start < end
-    keep, start, end = keep[alive], start[alive], end[alive]
-    sizes = np.array([len(c) for c in reduced.costs])
-    node_offsets = np.concatenate([[0], np.cumsum(sizes)])
-    # allocations of one node over the same intervals are one
-    key = np.stack([owner[keep], start, end], axis=1)
-    unique, inverse = np.unique(key, axis=0, return_inverse=True) if len(keep) else (key, np.zeros(0, int))
-    count = sizes[unique[:, 0]]
+    rows = [used[k] - least[k] for k in varies[alive].tolist()]
+    return _grouped(reduced, room[left], reduced.owner[live[varies[alive]]], start[alive], end[alive], rows)
+
+
+def _grouped(
+    reduced: Reduced, room: Floats, owner: Integers, start: Integers, end: Integers, rows: list[Floats]
+) -> Memory:
+    """The memory, with allocations of one node over the same intervals added up."""
+    sizes = np.array([len(c) for c in reduced.costs], dtype=np.int64)
+    keys, inverse = np.unique(np.stack([owner, start, end], axis=1), axis=0, return_inverse=True)
+    count = sizes[keys[:, 0]]
     offsets = np.concatenate([[0], np.cumsum(count)]).astype(np.int64)
-    total = np.zeros(offsets[-1])
-    for k, m in zip(inverse.ravel().tolist(), keep.tolist(), strict=True):
-        total[offsets[k]:offsets[k+1]] += usage[m] - base[m]
-    alloc = np.repeat(np.arange(len(unique)), count)
-    within = np.arange(offsets[-1]) - offsets[alloc]
-    return Memory(room[left], unique[:,0], unique[:,1], unique[:,2], offsets[:-1], total, node_offsets[unique[alloc,0]]+within, alloc)
+    total = np.zeros(int(offsets[-1]))
+    for k, row in zip(inverse.ravel().tolist(), rows, strict=True):
+        total[offsets[k] : offsets[k + 1]] += row
+    allocation = np.repeat(np.arange(len(keys)), count)
+    begin = np.concatenate([[0], np.cumsum(sizes)])[keys[:, 0]]
+    strategy = begin[allocation] + np.arange(len(total)) - offsets[allocation]
+    return Memory(
+        room, keys[:, 0], keys[:, 1], keys[:, 2], offsets[:-1], total, strategy.astype(np.int64), allocation
+    )  # fmt: skip
 
-def _allocations(problem, reduced):
-    live = np.flatnonzero(problem.intervals[:,0] < problem.intervals[:,1])
-    usages=list(problem.node_usages())
-    usage=[usages[n][reduced.lift[n]].astype(float) for n in live.tolist()]
-    return reduced.owner[live], usage, problem.intervals[live,0], problem.intervals[live,1]
 
-def _maximal(room, most, first, last):
-    """Which intervals are to be kept."""
-    n=len(room)
-    starts=np.bincount(first,minlength=n+1); ends=np.bincount(last,minlength=n+1)
-    left = most > room
-    idx=np.flatnonzero(left)
-    cs=np.concatenate([[0],np.cumsum(starts)]); ce=np.concatenate([[0],np.cumsum(ends)])
-    # stack pass
-    out=[]
-    for t in idx.tolist():
-        while out:
-            p=out[-1]
-            started=cs[t+1]-cs[p+1]; ended=ce[t+1]-ce[p+1]
-            if ended==0 and room[t]<=room[p]: out.pop(); continue   # p within t
-            break
-        if out:
-            p=out[-1]
-            if cs[t+1]-cs[p+1]==0 and room[p]<=room[t]: continue
-        out.append(t)
-    left=np.zeros(n,bool); left[out]=True
-    return left
+def _profile(amounts: Floats, start: Integers, end: Integers, length: int) -> Floats:
+    """Sums by interval of amounts that last from a start to an end."""
+    change = np.bincount(start, amounts, length + 1) - np.bincount(end, amounts, length + 1)
+    return np.asarray(np.cumsum(change)[:-1])
+
+
+def _binding(room: Floats, most: Floats, first: Integers, last: Integers) -> Mask:
+    """Which intervals to keep.
+
+    Args:
+        room: by interval, bytes left.
+        most: by interval, the most that can be held.
+        first: beginnings of the lives of the nodes whose bytes vary.
+        last: their ends.
+    """
+    started = np.concatenate([[0], np.cumsum(np.bincount(first, minlength=len(room) + 1))])
+    ended = np.concatenate([[0], np.cumsum(np.bincount(last, minlength=len(room) + 1))])
+    kept: list[int] = []
+    for t in np.flatnonzero(most > room).tolist():
+        while kept and ended[t + 1] == ended[kept[-1] + 1] and room[t] <= room[kept[-1]]:
+            kept.pop()  # all that it holds is held at t
+        if kept and started[t + 1] == started[kept[-1] + 1] and room[kept[-1]] <= room[t]:
+            continue  # all that t holds is held there
+        kept.append(t)
+    binding = np.zeros(len(room), dtype=bool)
+    binding[kept] = True
+    return binding

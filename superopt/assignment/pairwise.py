@@ -93,7 +93,9 @@ class Pairwise:
 
     def cost(self, choice: Integers) -> float:
         """Cost of a choice, without memory."""
-        return float(self.constant + self.costs[self.offsets[:-1] + choice].sum() + self.tables[self.entries(choice)].sum())
+        return float(
+            self.constant + self.costs[self.offsets[:-1] + choice].sum() + self.tables[self.entries(choice)].sum()
+        )
 
     def violations(self, choice: Integers) -> int:
         """Edges with a forbidden pair."""
@@ -131,4 +133,4 @@ class Slices:
     def added(self, choice: Integers) -> Floats:
         """By strategy, the sum of the selected entries."""
         at = self.where + (choice[self.source] * self.stride)[self.entry]
-        return np.bincount(self.strategy, self.model.tables[at], self.model.strategies)
+        return np.asarray(np.bincount(self.strategy, self.model.tables[at], self.model.strategies), dtype=np.float64)

@@ -33,7 +33,10 @@ class Policy:
         search, small_search: share of the time for the search, and the same where an integer program may follow.
         sweeps: of message passing; later ones gain little.
         program_entries: of the tables, above which no integer program is solved: its relaxation takes minutes.
+        program_nodes: of branch and bound, hours on large problems: a limit that does not depend on the machine.
         program_seconds: left, below which none is begun.
+        repairs, repair_candidates, repair_share: rounds of a repair, changes looked at in each, and the share of the
+            excess that a round removes: what a change costs depends on those before.
         near: choices with a peak below this multiple of the room are repaired. Others are far from any that fits.
     """
 
@@ -61,5 +64,9 @@ class Policy:
     small_search: float = 0.4
     sweeps: int = 200
     program_entries: int = 60_000
+    program_nodes: int = 100_000
     program_seconds: float = 1.0
+    repairs: int = 200
+    repair_candidates: int = 400
+    repair_share: float = 0.2
     near: float = 2.0

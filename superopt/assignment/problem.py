@@ -218,7 +218,11 @@ def _fit(where: str, lengths: Integers, expected: Integers, what: str) -> None:
 
 def _mapping(value: object, where: str) -> Mapping[str, Any]:
     if not isinstance(value, dict):
-        _refuse(where or "/", "is not a JSON object", 'the format is {"problem": {"nodes": …, "edges": …, "usage_limit": …}}')
+        _refuse(
+            where or "/",
+            "is not a JSON object",
+            'the format is {"problem": {"nodes": …, "edges": …, "usage_limit": …}}',
+        )
     return value
 
 

@@ -38,7 +38,8 @@ def prove(
     """A lower bound, as good as the time allows.
 
     Args:
-        model, memory: the problem.
+        model: costs.
+        memory: bytes and room.
         multipliers: prices of memory, by interval.
         best: the cheapest choice known.
         policy: constants.
@@ -58,7 +59,7 @@ def prove(
         return Proof(bound, None)
     if (np.add.reduceat(allowed.astype(np.int64), model.offsets[:-1]) == 0).any():
         return Proof(max(bound, cost), None)
-    outcome = Program(model, memory, allowed, pairs).solve(left(), best)
+    outcome = Program(model, memory, allowed, pairs).solve(left(), policy.program_nodes, best)
     better = outcome.choice if outcome.choice is not None and model.cost(outcome.choice) < cost else None
     return Proof(max(bound, min(outcome.bound, cost)), better)
 

@@ -225,11 +225,11 @@ class _Reduction:
 
 
 def _largest_excess(table: Floats) -> Floats:
-    """``[s, t]``: the largest over columns of table[t] − table[s]; ``-inf`` − where s is forbidden, t may be."""
+    """``[s, t]``: the largest over columns of table[t] − table[s]; columns that forbid both do not count."""
     with np.errstate(invalid="ignore"):
         excess = table[None, :, :] - table[:, None, :]
     excess[np.isnan(excess)] = -np.inf  # both forbidden
-    return excess.max(axis=2)
+    return np.asarray(excess.max(axis=2))
 
 
 def _undominated(dominates: NDArray[np.bool_]) -> NDArray[np.bool_]:

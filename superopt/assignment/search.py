@@ -117,7 +117,7 @@ class Search:
         peak = float((memory.held(self.choice) / self.room).max(initial=0.0))
         if peak > self.policy.near or model.violations(self.choice):
             return
-        repaired = repair(model, memory, self.choice, self.multipliers)
+        repaired = repair(model, memory, self.choice, self.policy)
         if repaired is None or model.violations(repaired):
             return
         self._offer(repaired)

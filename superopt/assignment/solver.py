@@ -64,8 +64,8 @@ def solve(
     Args:
         problem: the problem.
         time_limit: seconds, by the clock; what is best by then is returned.
-        work: steps of the search, after which it ends; then no integer program is solved. Where this comes before the
-            time limit, equal arguments give equal results.
+        work: steps of the search, after which it ends. Where this and the proof end before the time limit, equal
+            arguments give equal results.
         seed: of the random numbers.
         policy: constants of the solver.
         clock: seconds since any moment, ``time.process_time`` for instance.
@@ -83,13 +83,13 @@ def solve(
             hint="no assignment fits: raise the limit",
         )  # fmt: skip
     model = pairwise_of(reduced, _penalty(reduced))
-    small = len(model.tables) <= _SMALL * policy.program_entries and work is None
+    small = len(model.tables) <= _SMALL * policy.program_entries
     search = Search(model, memory, policy, seed)
     share = policy.small_search if small else policy.search
-    ended = _run(search, work, lambda: began + share * time_limit - clock())
+    _run(search, work, lambda: began + share * time_limit - clock())
 
     def left() -> float:
-        return began + time_limit - clock() if small or not ended else math.inf
+        return began + time_limit - clock()
 
     proof = prove(model, memory, search.multipliers, search.best, policy, left, program=small)
     best = search.best if proof.choice is None else proof.choice
@@ -103,16 +103,13 @@ def solve(
     return Assignment(strategies, result.cost, bound, result.peak, search.steps, clock() - began)
 
 
-def _run(search: Search, work: int | None, left: Callable[[], float]) -> bool:
-    """Search; whether the work ended it."""
+def _run(search: Search, work: int | None, left: Callable[[], float]) -> None:
+    """Search until the work is done or no time is left."""
     if search.model.nodes == 0:
         search.finish()
-        return True
-    while work is None or search.steps < work:
-        if left() <= 0:
-            return False
+        return
+    while (work is None or search.steps < work) and left() > 0:
         search.step()
-    return True
 
 
 def _none_found(proof: Proof) -> SuperoptError:
