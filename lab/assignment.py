@@ -1,6 +1,7 @@
-"""Strategy assignment on a folder of problems: the table of docs/assignment.md.
+"""Strategy assignment on a folder of problems: the data of the table of docs/assignment.md.
 
-``python -m lab.assignment FOLDER`` solves each ``NAME.json.gz`` of the ASPLOS 2025 contest in its seconds.
+``python -m lab.assignment FOLDER --json lab/results/assignment.json`` solves each ``NAME.json.gz`` of the ASPLOS 2025
+contest in its seconds; ``python lab/tables.py`` writes the table.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 from superopt.assignment import read_problem, solve
 from superopt.errors import SuperoptError
 
-__all__ = ["CONTEST", "Row", "main", "rendered", "solved"]
+__all__ = ["CONTEST", "Row", "main", "solved"]
 
 CONTEST: Mapping[str, tuple[int, int]] = {  # seconds, and the best cost of 25 teams on 8 cores
     "A": (60, 6_548_641_531),
@@ -54,11 +55,6 @@ class Row:
     steps: int
     error: str = ""
 
-    @property
-    def points(self) -> float:
-        """The contest's: best ÷ cost, at most 1."""
-        return min(1.0, self.best / self.cost) if self.cost > 0 else 0.0
-
 
 def solved(path: Path, *, share: float, seed: int) -> Row:
     """Solve a problem.
@@ -86,20 +82,8 @@ def solved(path: Path, *, share: float, seed: int) -> Row:
     )  # fmt: skip
 
 
-def rendered(rows: Sequence[Row]) -> str:
-    """The rows as a table in Markdown."""
-    head = "| problem | nodes | best of the contest | superopt | points | bound | CPU seconds |"
-    lines = [head, "|---|--:|--:|--:|--:|--:|--:|"]
-    for row in rows:
-        best, cost = f"{row.best:,}" if row.best else "", row.error or f"{row.cost:,}"
-        numbers = f"{row.points:.3f} | {row.bound:,} | {row.seconds:.0f} of {row.limit:.0f}"
-        lines.append(f"| {row.problem} | {row.nodes:,} | {best} | {cost} | {numbers} |")
-    lines.append(f"| sum | | | | {sum(row.points for row in rows):.2f} | | {sum(row.seconds for row in rows):.0f} |")
-    return "\n".join(lines) + "\n"
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Solve the problems of a folder, print the table, and write the rows as JSON."""
+    """Solve the problems of a folder and write the rows as JSON."""
     parser = argparse.ArgumentParser(prog="python -m lab.assignment", description=__doc__)
     parser.add_argument("folder", type=Path, help="problems: NAME.json or NAME.json.gz")
     parser.add_argument("--only", default="", help="names, separated by commas; all by default")
@@ -118,9 +102,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows[row.problem] = row
         print(f"{row.problem}: {row.cost} in {row.seconds} s {row.error}", file=sys.stderr, flush=True)
         if options.json:
-            options.json.write_text(json.dumps([asdict(rows[k]) for k in sorted(rows)], indent=1) + "\n")
-    print(rendered([rows[k] for k in sorted(rows)]), end="")
+            options.json.write_text(text(rows), "utf-8")
+    if not options.json:
+        print(text(rows), end="")
     return 0
+
+
+def text(rows: Mapping[str, Row]) -> str:
+    """The rows in order, as JSON."""
+    return json.dumps([asdict(rows[name]) for name in sorted(rows)], indent=1) + "\n"
 
 
 if __name__ == "__main__":

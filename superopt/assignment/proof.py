@@ -17,6 +17,9 @@ from superopt.assignment.reduction import Floats, Integers
 
 __all__ = ["Proof", "prove"]
 
+_ROUNDING = 2.0**-48  # relative error of sums of costs
+_SURE = 1e-9  # share of the cost by which a choice must exceed the best one before it is left out
+
 
 @dataclass(frozen=True)
 class Proof:
@@ -52,16 +55,18 @@ def prove(
     priced = _bounded(model, memory, multipliers, policy, left)
     free = _bounded(model, memory, np.zeros(len(multipliers)), policy, left)
     bound, strategies, entries = max(priced, free, key=lambda found: found[0])
-    # what costs as much as the best one, and at least one more unit for rounding, may be left out
-    room = cost - bound + 1
-    allowed, pairs = _possible(model, strategies <= room, _joint(model, strategies, entries) <= room)
+    known, room = math.inf, math.inf  # what the optimum is at most, and by how much more than the bound
+    if best is not None:
+        known, room = cost - _ROUNDING * abs(cost), cost - bound + 1 + _SURE * abs(cost)
+    joint = _joint(model, strategies, entries)
+    allowed, pairs = _possible(model, strategies <= room, (joint <= room) & ~model.forbidden)
     if not program or pairs.sum() > policy.program_entries or left() < policy.program_seconds:
         return Proof(bound, None)
     if (np.add.reduceat(allowed.astype(np.int64), model.offsets[:-1]) == 0).any():
-        return Proof(max(bound, cost), None)
+        return Proof(max(bound, known), None)
     outcome = Program(model, memory, allowed, pairs).solve(left(), policy.program_nodes, best)
     better = outcome.choice if outcome.choice is not None and model.cost(outcome.choice) < cost else None
-    return Proof(max(bound, min(outcome.bound, cost)), better)
+    return Proof(max(bound, min(outcome.bound, known)), better)
 
 
 def _bounded(
@@ -76,7 +81,7 @@ def _bounded(
             break
     bound, strategies, entries = dual.reduced(costs)
     paid = float((multipliers * memory.room).sum())
-    return bound - paid - 2.0**-48 * float((multipliers * np.abs(memory.room)).sum()), strategies, entries
+    return bound - paid - _ROUNDING * float((multipliers * np.abs(memory.room)).sum()), strategies, entries
 
 
 def _joint(model: Pairwise, strategies: Floats, entries: Floats) -> Floats:
