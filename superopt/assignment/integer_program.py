@@ -17,7 +17,7 @@ from superopt.assignment.pairwise import Mask, Pairwise
 from superopt.assignment.reduction import Floats, Integers
 from superopt.runtime.numeric_libraries import solver
 
-__all__ = ["Outcome", "Program"]
+__all__ = ["Outcome", "Program", "memory_entries"]
 
 _GAP = 0.4  # costs are whole numbers
 _TOLERANCE = 1e-6  # of HiGHS, by which its solutions may violate a row, and so its bound be off
@@ -86,20 +86,21 @@ class Program:
         self.count += len(lower)
 
     def _add_memory(self) -> None:
-        """The bytes of each interval, as a share of its room, are within it."""
+        """The bytes of each interval that can be over its room are within it."""
         memory, width = self.memory, max(1, len(self.strategy))
         at = self.column[memory.strategy]
+        begin, end = _lives(memory, at >= 0)
         used = np.flatnonzero((at >= 0) & (memory.bytes > 0))
-        count = (memory.end - memory.start)[memory.allocation[used]]
+        count = (end - begin)[memory.allocation[used]]
         which = np.repeat(used, count)
         step = np.arange(len(which)) - np.repeat(np.cumsum(count) - count, count)
-        interval = memory.start[memory.allocation[which]] + step
+        interval = begin[memory.allocation[which]] + step
         keys, row = np.unique(interval * width + at[which], return_inverse=True)
         total = np.bincount(row.ravel(), memory.bytes[which], len(keys))
         # Sums are multiples of a unit. A quarter of it above the last one that fits decides nothing, and HiGHS's
         # tolerance does not let the next one in.
         unit = max(1, int(np.gcd.reduce(memory.bytes.astype(np.int64), initial=0)))
-        most = np.floor(memory.room / unit) + 0.25
+        most = np.floor(memory.room[_binding(memory, at >= 0)] / unit) + 0.25
         scale = np.maximum(most, 1.0)
         low = np.full(len(most), -np.inf)
         self._add(keys // width, keys % width, total / unit / scale[keys // width], low, most / scale)
@@ -155,3 +156,24 @@ class Program:
         if choice is None or self.model.violations(choice):
             return None
         return choice if (self.memory.held(choice) <= self.memory.room).all() else None
+
+
+def memory_entries(memory: Memory, allowed: Mask) -> int:
+    """Entries of the rows of memory, before those of one strategy and interval are added up."""
+    left = allowed[memory.strategy]
+    begin, end = _lives(memory, left)
+    return int((end - begin)[memory.allocation[left & (memory.bytes > 0)]].sum())
+
+
+def _lives(memory: Memory, left: Mask) -> tuple[Integers, Integers]:
+    """Beginning and end of each allocation, counted in the intervals that bind."""
+    number = np.concatenate([[0], np.cumsum(_binding(memory, left))])
+    return number[memory.start], number[memory.end]
+
+
+def _binding(memory: Memory, left: Mask) -> Mask:
+    """Intervals that are over their room if all allocations take the most of what is left to them."""
+    if not len(memory.offsets):
+        return np.ones(len(memory.room), dtype=bool)
+    most = np.maximum.reduceat(np.where(left, memory.bytes, 0.0), memory.offsets)
+    return np.asarray(memory.profile(most) > memory.room)

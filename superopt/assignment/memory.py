@@ -41,7 +41,11 @@ class Memory:
 
     def held(self, choice: Integers) -> Floats:
         """Bytes by interval, of what depends on the choice."""
-        return _profile(self.bytes[self.offsets + choice[self.owner]], self.start, self.end, len(self.room))
+        return self.profile(self.bytes[self.offsets + choice[self.owner]])
+
+    def profile(self, amounts: Floats) -> Floats:
+        """Sums by interval of an amount for each allocation."""
+        return _profile(amounts, self.start, self.end, len(self.room))
 
     def prices(self, multipliers: Floats, strategies: int) -> Floats:
         """By strategy, the price of its bytes: the sum over the intervals of its life of multiplier × bytes."""

@@ -30,9 +30,11 @@ class Policy:
         rate, least_rate, halving: multipliers of memory change by exp(rate × excess); the rate falls to half after
             this many steps, and not below the least: they must settle, and must follow as choices improve.
         largest_change: of the logarithm of a multiplier in a step; memory may be 100 times over the limit at first.
+        usable: share of the time limit until which steps begin; a step, and the exact evaluation, take the rest.
         search, small_search: share of the time for the search, and the same where an integer program may follow.
         sweeps: of message passing; later ones gain little.
         program_entries: of the tables, above which no integer program is solved: its relaxation takes minutes.
+        memory_entries: of the rows of memory, above which none is solved: they alone take gigabytes.
         program_nodes: of branch and bound, hours on large problems: a limit that does not depend on the machine.
         program_seconds: left, below which none is begun.
         repairs, repair_candidates, repair_share: rounds of a repair, changes looked at in each, and the share of the
@@ -60,10 +62,12 @@ class Policy:
     least_rate: float = 0.05
     halving: int = 20
     largest_change: float = 0.5
+    usable: float = 0.97
     search: float = 0.9
     small_search: float = 0.4
     sweeps: int = 200
     program_entries: int = 60_000
+    memory_entries: int = 1_000_000
     program_nodes: int = 100_000
     program_seconds: float = 1.0
     repairs: int = 200

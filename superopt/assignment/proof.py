@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from superopt.assignment.dual import Dual
-from superopt.assignment.integer_program import Program
+from superopt.assignment.integer_program import Program, memory_entries
 from superopt.assignment.memory import Memory
 from superopt.assignment.pairwise import Mask, Pairwise
 from superopt.assignment.policy import Policy
@@ -36,7 +36,7 @@ class Proof:
 
 def prove(
     model: Pairwise, memory: Memory, multipliers: Floats, best: Integers | None, policy: Policy,
-    left: Callable[[], float], *, program: bool,
+    left: Callable[[], float], *, program: bool, paced: bool,
 ) -> Proof:  # fmt: skip
     """A lower bound, as good as the time allows.
 
@@ -48,13 +48,12 @@ def prove(
         policy: constants.
         left: seconds left.
         program: whether an integer program may be solved.
+        paced: whether message passing takes a share of the time; else as many sweeps as there are, within the time.
     """
     if not model.nodes:
         return Proof(model.constant, None)
     cost = math.inf if best is None else model.cost(best)
-    priced = _bounded(model, memory, multipliers, policy, left)
-    free = _bounded(model, memory, np.zeros(len(multipliers)), policy, left)
-    bound, strategies, entries = max(priced, free, key=lambda found: found[0])
+    bound, strategies, entries = _bounded(model, memory, multipliers, policy, left, paced)
     known, room = math.inf, math.inf  # what the optimum is at most, and by how much more than the bound
     if best is not None:
         known, room = cost - _ROUNDING * abs(cost), cost - bound + 1 + _SURE * abs(cost)
@@ -64,24 +63,31 @@ def prove(
         return Proof(bound, None)
     if (np.add.reduceat(allowed.astype(np.int64), model.offsets[:-1]) == 0).any():
         return Proof(max(bound, known), None)
+    if memory_entries(memory, allowed) > policy.memory_entries:
+        return Proof(bound, None)
     outcome = Program(model, memory, allowed, pairs).solve(left(), policy.program_nodes, best)
     better = outcome.choice if outcome.choice is not None and model.cost(outcome.choice) < cost else None
     return Proof(max(bound, min(outcome.bound, known)), better)
 
 
 def _bounded(
-    model: Pairwise, memory: Memory, multipliers: Floats, policy: Policy, left: Callable[[], float]
+    model: Pairwise, memory: Memory, multipliers: Floats, policy: Policy, left: Callable[[], float], paced: bool
 ) -> tuple[float, Floats, Floats]:
-    """The bound of message passing, and the excess of strategies and entries."""
-    dual = Dual(model)
-    costs = model.costs + memory.prices(multipliers, model.strategies)
-    for sweep in range(policy.sweeps):
-        dual.sweep(costs, forward=sweep % 2 == 0)
-        if left() < policy.program_seconds:
+    """The better bound of message passing with and without prices of memory; the excess of strategies and entries."""
+    dual, whole = Dual(model), left() if paced else 0.0
+    outcomes: list[tuple[float, Floats, Floats]] = []
+    for prices, share in ((multipliers, 0.5), (np.zeros(len(multipliers)), 0.25)):
+        if outcomes and left() < 0.4 * whole:
             break
-    bound, strategies, entries = dual.reduced(costs)
-    paid = float((multipliers * memory.room).sum())
-    return bound - paid - _ROUNDING * float((multipliers * np.abs(memory.room)).sum()), strategies, entries
+        costs = model.costs + memory.prices(prices, model.strategies)
+        for sweep in range(policy.sweeps):
+            if left() < share * whole:
+                break
+            dual.sweep(costs, forward=sweep % 2 == 0)
+        bound, strategies, entries = dual.reduced(costs)
+        paid, size = float((prices * memory.room).sum()), float((prices * np.abs(memory.room)).sum())
+        outcomes.append((bound - paid - _ROUNDING * size, strategies, entries))
+    return max(outcomes, key=lambda outcome: outcome[0])
 
 
 def _joint(model: Pairwise, strategies: Floats, entries: Floats) -> Floats:

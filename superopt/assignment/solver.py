@@ -21,6 +21,7 @@ from superopt.errors import InvalidModel, ResourceLimit, SuperoptError
 
 __all__ = ["Assignment", "solve"]
 
+_OPEN = 1e-6  # gap above which more time may help: that of the integer program's tolerance
 _SMALL = 2  # message passing forbids about half of the entries
 
 
@@ -85,14 +86,18 @@ def solve(
     model = pairwise_of(reduced, _penalty(reduced))
     small = len(model.tables) <= _SMALL * policy.program_entries
     search = Search(model, memory, policy, seed)
-    share = policy.small_search if small else policy.search
-    _run(search, work, lambda: began + share * time_limit - clock())
 
     def left() -> float:
-        return began + time_limit - clock()
+        return began + policy.usable * time_limit - clock()
 
-    proof = prove(model, memory, search.multipliers, search.best, policy, left, program=small)
+    share = policy.small_search if small else policy.search
+    _run(search, work, lambda: left() - (1 - share) * time_limit)
+    proof = prove(model, memory, search.multipliers, search.best, policy, left, program=small, paced=work is None)
     best = search.best if proof.choice is None else proof.choice
+    if work is None and (best is None or proof.bound < model.cost(best) - _OPEN * abs(model.cost(best))):
+        _run(search, None, left)
+        if search.best is not None and (best is None or search.best_cost < model.cost(best)):
+            best = search.best
     if best is None:
         raise _none_found(proof)
     strategies = _lifted(reduced, best)
