@@ -17,12 +17,15 @@ from superopt.assignment.reduction import Floats, Integers, Reduced
 
 __all__ = ["Memory", "memory_of"]
 
+_EXACT, _ROUNDING = 2**53, 2.0**-48  # bytes up to which float64 adds exactly; relative error of larger sums
+
 
 @dataclass(frozen=True)
 class Memory:
     """What a choice of strategies holds in each interval of time that can be over the limit.
 
     Attributes:
+        margin: bytes by which sums may be wrong; 0 unless the limit is beyond the integers of float64.
         room: by interval, bytes left by what does not depend on the choice.
         owner, start, end: by allocation, the node that decides it, and its life ``start <= t < end`` in intervals.
         offsets: where the bytes of an allocation begin in ``bytes``: one number for each strategy of its owner.
@@ -30,6 +33,7 @@ class Memory:
         strategy, allocation: of each of ``bytes``, the strategy among those of all nodes, and the allocation.
     """
 
+    margin: float
     room: Floats
     owner: Integers
     start: Integers
@@ -67,16 +71,17 @@ def memory_of(problem: Problem, reduced: Reduced) -> Memory:
     first, last = np.searchsorted(moments, starts), np.searchsorted(moments, ends)
     room = problem.usage_limit - _profile(least, first, last, len(moments))
     first, last = first[varies], last[varies]
-    left = _binding(room, _profile(most[varies], first, last, len(moments)), first, last)
+    margin = problem.usage_limit * _ROUNDING if problem.usage_limit >= _EXACT else 0.0
+    left = _binding(room - margin, _profile(most[varies], first, last, len(moments)), first, last)
     number = np.concatenate([[0], np.cumsum(left)])
     start, end = number[first], number[last]
     alive = start < end
     rows = [used[k] - least[k] for k in varies[alive].tolist()]
-    return _grouped(reduced, room[left], reduced.owner[live[varies[alive]]], start[alive], end[alive], rows)
+    return _grouped(reduced, margin, room[left], reduced.owner[live[varies[alive]]], start[alive], end[alive], rows)
 
 
 def _grouped(
-    reduced: Reduced, room: Floats, owner: Integers, start: Integers, end: Integers, rows: list[Floats]
+    reduced: Reduced, margin: float, room: Floats, owner: Integers, start: Integers, end: Integers, rows: list[Floats]
 ) -> Memory:
     """The memory, with allocations of one node over the same intervals added up."""
     sizes = np.array([len(c) for c in reduced.costs], dtype=np.int64)
@@ -90,7 +95,7 @@ def _grouped(
     begin = np.concatenate([[0], np.cumsum(sizes)])[keys[:, 0]]
     strategy = begin[allocation] + np.arange(len(total)) - offsets[allocation]
     return Memory(
-        room, keys[:, 0], keys[:, 1], keys[:, 2], offsets[:-1], total, strategy.astype(np.int64), allocation
+        margin, room, keys[:, 0], keys[:, 1], keys[:, 2], offsets[:-1], total, strategy.astype(np.int64), allocation
     )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -78,14 +78,14 @@ def solve(
     policy, began = policy or Policy(), clock()
     reduced = reduce_problem(problem, policy.forbidden)
     memory = memory_of(problem, reduced)
-    if len(memory.room) and memory.room.min() < 0:
+    if memory.room.min(initial=0.0) < -memory.margin:
         raise InvalidModel(
             f"the least memory is {-memory.room.min():.0f} bytes over the limit at one moment", where="usage_limit",
             hint="no assignment fits: raise the limit",
         )  # fmt: skip
     model = pairwise_of(reduced, _penalty(reduced))
-    small = len(model.tables) <= _SMALL * policy.program_entries
-    search = Search(model, memory, policy, seed)
+    small = len(model.tables) <= _SMALL * policy.program_entries and not memory.margin
+    search = Search(model, replace(memory, room=memory.room - memory.margin), policy, seed)
 
     def left() -> float:
         return began + policy.usable * time_limit - clock()

@@ -110,6 +110,19 @@ def test_a_node_holds_nothing_at_the_end_of_its_interval() -> None:
     assert solve(graph(costs, usages, [[0, 3], [3, 3]], 10), work=3).cost == 0  # an empty interval holds nothing
 
 
+def test_bytes_and_times_of_64_bits() -> None:
+    large, intervals = [2**62, 1], [[-(2**63), 2**63 - 1], [0, 1]]
+    result = solve(graph([[1, 2], [0, 5]], [large, large], intervals, 2**63 - 1), work=20)
+    assert (result.cost, result.peak) == (2, 2**62 + 1)  # both together are one byte over the limit
+    result = solve(graph([[1, 2], [0, 5]], [[2**61, 1], [2**62, 1]], intervals, 2**63 - 1), work=20)
+    assert (result.cost, result.bound, result.peak) == (1, 1, 2**62 + 2**61)
+
+
+def test_negative_costs() -> None:
+    problem = graph([[-5, 2], [0, -7]], [[0, 0], [0, 0]], [[0, 1], [0, 1]], 10, {(0, 1): [-1, 3, 0, -9]})
+    assert solve(problem, work=5).cost == optimum(problem) == -14
+
+
 def test_parallel_edges_add_and_loops_count_the_diagonal() -> None:
     body = {"costs": [[0, 3], [0, 0]], "usages": [[0, 0], [0, 0]], "intervals": [[0, 1], [0, 1]]}
     edges = {"nodes": [[0, 1], [1, 0], [0, 0]], "costs": [[0, 5, 5, 0], [2, 0, 0, 2], [4, 9, 9, 0]]}
