@@ -16,7 +16,7 @@ class Policy:
         table_entries: of the largest table of an elimination. Larger tables free more nodes at once, and take longer.
         large, most_growth: problems of fewer nodes than this have tables larger in inverse proportion, at most by this
             factor: all moves take about as long.
-        plans: cutsets that are kept to be used again. A plan costs four times as much to compile as to run.
+        plans: cutsets that are kept to be used again. A plan takes twice as long to compile as to run.
         spread: chance against degree in the choice of a cutset. At 0 the nodes of largest degree are in all of them.
         protected: share of the nodes that few cutsets have left free, which the next one leaves free.
         coarsest, finest: nodes of the coarsest contraction, and share of the nodes in the finest: few nodes move many
@@ -32,6 +32,7 @@ class Policy:
         largest_change: of the logarithm of a multiplier in a step; memory may be 100 times over the limit at first.
         usable: share of the time limit until which steps begin; a step, and the exact evaluation, take the rest.
         search, small_search: share of the time for the search, and the same where an integer program may follow.
+        small_steps: of the search before an integer program: seconds on the smallest problems.
         sweeps: of message passing; later ones gain little.
         program_entries: of the tables, above which no integer program is solved: its relaxation takes minutes.
         memory_entries: of the rows of memory, above which none is solved: they alone take gigabytes.
@@ -65,6 +66,7 @@ class Policy:
     usable: float = 0.97
     search: float = 0.9
     small_search: float = 0.4
+    small_steps: int = 1000
     sweeps: int = 200
     program_entries: int = 60_000
     memory_entries: int = 1_000_000

@@ -91,7 +91,8 @@ def solve(
         return began + policy.usable * time_limit - clock()
 
     share = policy.small_search if small else policy.search
-    _run(search, work, lambda: left() - (1 - share) * time_limit)
+    steps = policy.small_steps if small and work is None else work
+    _run(search, steps, lambda: left() - (1 - share) * time_limit)
     proof = prove(model, memory, search.multipliers, search.best, policy, left, program=small, paced=work is None)
     best = search.best if proof.choice is None else proof.choice
     if work is None and (best is None or proof.bound < model.cost(best) - _OPEN * abs(model.cost(best))):

@@ -72,7 +72,7 @@ def test_the_optimum_of_small_problems(seeds: range) -> None:
 @pytest.mark.parametrize("seed", range(8))
 def test_an_integer_program_proves_the_optimum(seed: int) -> None:
     problem = problem_from_json(drawn(seed, forbidden=0.0))
-    result = solve(problem, time_limit=2.0, policy=Policy(small_search=0.05, program_seconds=0.1))
+    result = solve(problem, work=1)
     assert result.cost == result.bound == optimum(problem)
     assert result.gap == 0
 
