@@ -22,7 +22,7 @@ def test_rows_are_written_and_kept(tmp_path: Path) -> None:
         folder = tmp_path / name
         folder.mkdir()
         (folder / f"{name}.json").write_text(json.dumps(document))
-        assert main([str(folder), "--share", "0.01", "--json", str(rows)]) == 0
+        assert main([str(folder), "--share", "0.03", "--json", str(rows)]) == 0
     first, second = json.loads(rows.read_text())
     assert (first["problem"], first["cost"], first["bound"], first["peak"]) == ("first", 4, 4, 50)
     assert second["cost"] == 0
