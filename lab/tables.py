@@ -1,4 +1,4 @@
-"""Write the tables of results in README.md and docs/results.md from lab/results/*.json: ``python lab/tables.py``.
+"""Write the tables of results in README.md and docs from lab/results/*.json: ``python lab/tables.py``.
 
 With ``--check`` nothing is written; the exit code is 1 where a committed table differs from its data.
 """
@@ -17,7 +17,7 @@ from superopt.report.benchmark import ordered, summaries
 from superopt.report.corpus import geometric_mean
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = (ROOT / "README.md", ROOT / "docs" / "results.md")
+PAGES = (ROOT / "README.md", ROOT / "docs" / "results.md", ROOT / "docs" / "assignment.md")
 MARK = re.compile(r"(<!-- table: (?P<name>[a-z-]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 SHOWN = 14  # models of the short table
 FASTER = 0.97  # below, a model counts as one that gains
@@ -60,8 +60,8 @@ def filled(text: str) -> str:
     return MARK.sub(lambda m: f"{m[1]}{TABLES[m['name']]()}{m[3]}", text)
 
 
-def data(name: str) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = json.loads((ROOT / "lab" / "results" / name).read_text("utf-8"))
+def data(name: str) -> Any:
+    found: Any = json.loads((ROOT / "lab" / "results" / name).read_text("utf-8"))
     return found
 
 
@@ -118,6 +118,20 @@ def machine() -> str:
     return f"{m['runtime']}, {m['device']}, {m['cores']} cores, one thread (CPU time), Python {m['python']}.\n"
 
 
+def assignments() -> str:
+    """Problems of strategy assignment: the best of the contest, what superopt finds, points, bound, seconds."""
+    lines = ["| problem | nodes | best of the contest | superopt | points | bound | CPU seconds |"]
+    lines.append("|---|--:|--:|--:|--:|--:|--:|")
+    total = 0.0
+    for row in data("assignment.json"):
+        points = min(1.0, row["best"] / row["cost"]) if row["cost"] else 0.0
+        total += points
+        costs = f"{row['best']:,} | {row['cost']:,} | {points:.4f} | {row['bound']:,}"
+        lines.append(f"| {row['problem']} | {row['nodes']:,} | {costs} | {row['seconds']:.0f} of {row['limit']:.0f} |")
+    lines.append(f"| sum | | | | {total:.3f} | | |")
+    return "\n".join(lines) + "\n"
+
+
 def ratio(row: Mapping[str, Any]) -> str:
     ours = row["tools"]["superopt"]
     return f"{ours['ratio']:.3f} ± {ours['spread']:.3f}"
@@ -129,6 +143,7 @@ def before(row: Mapping[str, Any]) -> str:
 
 TABLES: Mapping[str, Callable[[], str]] = {
     "tools": tools, "best": best, "models": models, "libraries": libraries, "machine": machine,
+    "assignments": assignments,
 }  # fmt: skip
 
 if __name__ == "__main__":

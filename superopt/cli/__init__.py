@@ -104,7 +104,18 @@ def _without_commands() -> typer.Typer:
 
 @cache
 def _all_commands() -> typer.Typer:
-    from superopt.cli import algorithms, bench, corpus, discovery, gradients, library, models, optimize, service
+    from superopt.cli import (
+        algorithms,
+        assignment,
+        bench,
+        corpus,
+        discovery,
+        gradients,
+        library,
+        models,
+        optimize,
+        service,
+    )
 
     made = _without_commands()
     for command in (*optimize.COMMANDS, *models.COMMANDS, *service.COMMANDS):
@@ -114,6 +125,7 @@ def _all_commands() -> typer.Typer:
     made.add_typer(corpus.app, name="corpus")
     made.add_typer(algorithms.app, name="algorithms")
     made.add_typer(gradients.app, name="gradients")
+    made.command()(assignment.assign)
     made.command()(discovery.discover)
     made.command()(gradients.train_step)
     return made

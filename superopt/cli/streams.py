@@ -13,7 +13,8 @@ from superopt.cli.early import CLOSED
 from superopt.ir.errors import InvalidModel, ResourceLimit, SuperoptError, UsageError, resource_limit
 
 __all__ = [
-    "copy_input", "discard_output", "output_closed", "output_error", "prepare", "stop_output", "write_data",
+    "copy_input", "discard_output", "output_closed", "output_error", "prepare", "read_input", "stop_output",
+    "write_data",
 ]  # fmt: skip
 
 _CHUNK = 1 << 20
@@ -136,6 +137,24 @@ def copy_input(path: Path, limit: int) -> None:
             if size > limit:
                 raise ResourceLimit(f"is longer than {limit} bytes, as no model is", where="standard input")
             file.write(chunk)
+
+
+def read_input(limit: int) -> bytes:
+    """All of standard input.
+
+    Args:
+        limit: bytes that it may have.
+
+    Raises:
+        UsageError: it is closed.
+        ResourceLimit: there is more of it than the limit.
+    """
+    if 0 in CLOSED:
+        raise UsageError("standard input is closed", hint="name a file, or send one: … < FILE")
+    data = sys.stdin.buffer.read(limit + 1)
+    if len(data) > limit:
+        raise ResourceLimit(f"is longer than {limit} bytes", where="standard input", hint="name a file")
+    return data
 
 
 def _may_be_model(head: bytes) -> bool:
