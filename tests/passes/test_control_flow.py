@@ -177,4 +177,4 @@ def test_loops_that_may_never_end_are_checked_all_the_same() -> None:
     proto.graph.initializer.append(numpy_helper.from_array(np.array(-0.5, np.float32), "most"))
     result, made = _optimized(proto)
     assert result.report.check.verdict == "passed"
-    assert operators(made).count("MatMul") == 1
+    assert len(operators(made)) == 5
