@@ -37,8 +37,9 @@ def properties() -> dict[str, frozenset[str]]:
 def _values(name: str) -> Callable[[np.ndarray], np.ndarray] | None:
     """The operator at its default attributes as a function; ``None`` where it has none."""
     record = REGISTRY[name]
-    attributes = {key: default_of(name, key) for key in record.attributes}
-    if any(value is None for value in attributes.values()):
+    defaults = {key: default_of(name, key) for key in record.attributes}
+    attributes = {key: value for key, value in defaults.items() if value is not None}
+    if len(attributes) < len(defaults):
         return None
     try:
         meaning, (kind,) = record.apply([TensorType(DType.FLOAT32, (len(_POINTS),))], attributes)

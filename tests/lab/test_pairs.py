@@ -12,9 +12,16 @@ CASES = {c.name: c for c in cases()}
 # A draw over kinds.
 SAMPLE = (
     "BatchNormalization before Conv",
-    "BatchNormalization behind BatchNormalization",
     "BatchNormalization behind Gemm",
+    "LayerNormalization before a product with a weight",
     "MaxPool of MaxPool, windows apart",
+    "GlobalAveragePool of AveragePool",
+    "ReduceMax over the first axis, then the last",
+    "Slice within padding",
+    "Max of Max, numbers",
+    "LeakyRelu of LeakyRelu",
+    "Pad by nothing",
+    "sums with a channel's and a channel's of full rank",
 )
 
 
