@@ -223,7 +223,9 @@ def _floor_divide(numerator: Dim, denominator: Dim) -> Dim:
         return whole
     if isinstance(rest, int) and isinstance(denominator, int):
         return whole + rest // denominator
-    return whole + _of(Quotient(rest, denominator))
+    if rest != numerator:
+        return whole + _floor_divide(rest, denominator)
+    return _of(Quotient(rest, denominator))
 
 
 def _of(quotient: Quotient) -> Poly:

@@ -13,6 +13,7 @@ def test_a_window_of_windows_has_one_quotient() -> None:
     nested = ((H // Q) - R) // T
     assert nested == (H - Q * R) // (Q * T)
     assert (H // 2 + 1) // 2 == (H + 2) // 4
+    assert (4 * (H // 2)) // 3 == H // 2 + H // 6
     for h, q, r, t in product(range(1, 9), range(1, 4), range(1, 4), range(1, 4)):
         assert value_at(nested, {"h": h, "q": q, "r": r, "t": t}) == (h // q - r) // t
 
