@@ -98,6 +98,7 @@ class Theme:
             many cheaper ones there are.
         branches: of a theme that solves: a left side has each of the operators, and two read the data, each once.
             Chains, and what has fewer operators, are other themes'.
+        repeated: of a theme that solves: whether a left side may have an operator more than once.
         single: of a theme that solves: data are one example, an axis of one element in front.
         profile: of a theme that solves: by whose prices a right side has to be cheaper, if not by the roofline's, which
             knows no device: of two ways to put elements in order it cannot say which is faster.
@@ -131,6 +132,7 @@ class Theme:
     biased: bool = False
     alternatives: bool = False
     branches: bool = False
+    repeated: bool = True
     single: bool = False
     profile: str = ""
 
@@ -266,7 +268,8 @@ def load_config(path: Path | str | None = None) -> Config:
 _KEYS = frozenset({
     "name", "family", "profiles", "operators", "leaves", "weights", "attributes", "vocabulary", "sizes", "batch",
     "join", "origin", "broadcast", "base", "about", "weights_alone", "shortcuts", "signals", "solve", "data",
-    "slack", "records", "instances", "simplifies", "biased", "alternatives", "branches", "single", "profile",
+    "slack", "records", "instances", "simplifies", "biased", "alternatives", "branches", "repeated", "single",
+    "profile",
 })  # fmt: skip
 
 
@@ -303,7 +306,8 @@ def _theme(row: Mapping[str, object], where: str) -> Theme:
         solve, tuple(int(str(r)) for r in _listed(row, "data")) or (4, 2), float(str(row.get("slack", 1.0))),
         made_of, int(str(row.get("instances", 0))), bool(row.get("simplifies", False)),
         bool(row.get("biased", False)), bool(row.get("alternatives", False)),
-        bool(row.get("branches", False)), bool(row.get("single", False)), str(row.get("profile", "")),
+        bool(row.get("branches", False)), bool(row.get("repeated", True)), bool(row.get("single", False)),
+        str(row.get("profile", "")),
     )  # fmt: skip
 
 

@@ -35,22 +35,25 @@ from superopt.discovery.solved import SOLVED, data_beside_weights
 from superopt.egraph.egraph import ABSENT, LEAF, PROJECT, EGraph, ENode
 from superopt.egraph.rewrites import data_of, flowing
 from superopt.egraph.saturation import RewriteSet
-from superopt.ir.poly import sym
+from superopt.ir.poly import sym, value_at
 from superopt.ir.terms import App, postorder, variables
+from superopt.ops.forms import product as elements_of
 from superopt.ops.meaning import IllTyped
 from superopt.rules.canonical import text_digest
 from superopt.rules.library import ADMISSIBLE, BUILT_IN, load_library, parse_file, write_rules
 from superopt.rules.rule import Guard, Rule
 from superopt.rules.scanner import RuleError
 from superopt.rules.spelling import default_of
-from superopt.rules.typing import instances
+from superopt.rules.typing import instances, type_terms
 from superopt.verifier.admission import check
 from superopt.verifier.exact.counterexample import describe
+from superopt.verifier.exact.testing import trial_at
 from superopt.verifier.verdict import Refuted, kind_of
 
 __all__ = ["extend", "extended"]
 
 _ENDLESS = (1 << 30, 1 << 30)
+_IMAGE = 4  # axes: a batch, channels, height and width
 _AFFINE = frozenset({"Add", "Mul"})  # operators as which an affine one is written
 
 
@@ -83,7 +86,8 @@ def extended(
 
 def _joins(rule: Rule, others: Sequence[Rule]) -> bool:
     """Whether less runs on the right side than what the other rules make of the left; siblings that become one, what
-    an operator is by definition and what the profile says is twice as fast, where the others do not make that."""
+    an operator is by definition, what the profile says is twice as fast and operators that make fewer elements, where
+    the others do not make that."""
     definition = rule.origin.startswith("definition") and operator_count(rule.lhs[0]) == 1
     if len(rule.lhs) > 1 or definition or _is_affine_form(rule):
         return not reached(rule, rewrites_of(near_to(rule, others)), rounds=ROUNDS)
@@ -92,7 +96,7 @@ def _joins(rule: Rule, others: Sequence[Rule]) -> bool:
     if data.isdisjoint(variables(*rule.rhs)) or sized_by_data(rule, data):
         return False
     if not right < left:
-        faster = right[0] == left[0] and _halves(rule, data)
+        faster = right[0] == left[0] and (_halves(rule, data) or _makes_fewer_elements(rule, data))
         return faster and not reached(rule, rewrites_of(near_to(rule, others)), rounds=ROUNDS)
     for known_rules in (near_to(rule, others), others):  # few rules first, which is quick
         least = _least(rule, data, rewrites_of(known_rules))
@@ -130,6 +134,25 @@ def _halves(rule: Rule, data: AbstractSet[str]) -> bool:
     return found is not None and found[1] <= found[0] / 2
 
 
+def _makes_fewer_elements(rule: Rule, data: AbstractSet[str]) -> bool:
+    """Whether one side has the operators of the other, of which each makes as many elements at most, and one fewer:
+    an operator on fewer elements takes less time, whatever the device."""
+    instance = instances(rule, (1,))[0]
+    point = distinct_point(instance)
+    trial = None if point is None else trial_at(instance, point)
+    if trial is None or trial.ill_typed:
+        return False
+    types = type_terms((*trial.lhs, *trial.rhs), trial.variables)[0]
+    made = [
+        sorted((t.op, value_at(elements_of(types[t][0].shape or ()), {})) for t in flowing(side, data))
+        for side in (trial.lhs, trial.rhs)
+    ]
+    if [op for op, _ in made[0]] != [op for op, _ in made[1]]:
+        return False
+    pairs = [(a, b) for (_, a), (_, b) in zip(*made, strict=True)]
+    return any(a != b for a, b in pairs) and (all(a >= b for a, b in pairs) or all(a <= b for a, b in pairs))
+
+
 def _beyond_one(rule: Rule, others: Sequence[Rule]) -> Rule:
     """The rule for sizes of 2 and more, where an axis of size 1 stands beside and it would not join at 1.
 
@@ -144,11 +167,17 @@ def _beyond_one(rule: Rule, others: Sequence[Rule]) -> Rule:
 
 
 def _data(rule: Rule) -> frozenset[str]:
-    """Tensors that are no weights: second arguments of products and the like are weights, and what a run that solved
-    for weights has named as one."""
-    if SOLVED not in rule.origin:
-        return data_of(rule.lhs)
-    return data_beside_weights(rule)
+    """Tensors that are no weights: of a run that solved for weights, all that it has not named as one. Else weights
+    have no leading axes where others have, nor the batch of images, or are second arguments of products and the like.
+    """
+    if SOLVED in rule.origin:
+        return data_beside_weights(rule)
+    leading = frozenset(name for name, scheme in rule.tensors.items() if scheme.lead)
+    if leading:
+        return leading
+    data = data_of(rule.lhs)
+    batches = {s.shape[0] for n, s in rule.tensors.items() if n in data and len(s.shape) >= _IMAGE}
+    return frozenset(n for n in data if rule.tensors[n].shape[:1] == tuple(batches)) if len(batches) == 1 else data
 
 
 def _least(rule: Rule, data: AbstractSet[str], rewrite_set: RewriteSet) -> tuple[int, int] | None:

@@ -40,6 +40,11 @@ class _State:
     terms: tuple[Term, ...]
 
     @property
+    def operators(self) -> set[str]:
+        """That are applied."""
+        return {t.op for t in postorder(*self.terms) if isinstance(t, App)}
+
+    @property
     def rank(self) -> int | None:
         """Of the last term; ``None`` where no sizes fit."""
         problem = self.problem(self.terms[-1])
@@ -64,6 +69,7 @@ def left_sides(
     broadcast: bool = True,
     biased: bool = False,
     single: bool = False,
+    repeated: bool = True,
 ) -> Iterator[Problem]:
     """Expressions of up to so many of the operators over data ``x``, small ones first; none with a dead part.
 
@@ -74,6 +80,7 @@ def left_sides(
         broadcast: whether weights of elementwise operators have other shapes than none at all.
         biased: whether an operator also has the first of the operands that it may lack.
         single: whether the data are one example, an axis of one element in front.
+        repeated: whether an expression may have an operator more than once.
     """
     seen: set[str] = set()
     for rank in ranks:
@@ -81,7 +88,11 @@ def left_sides(
         states = [_State({DATA: TensorScheme("f", shape)}, (), (Var(DATA),))]
         for _ in range(most):
             states = [
-                after for state in states for op in operators for after in _extended(state, op, broadcast, biased)
+                after
+                for state in states
+                for op in operators
+                if repeated or op not in state.operators
+                for after in _extended(state, op, broadcast, biased)
             ]
             fresh = {f"{s.terms} {s.forall}": s for s in reversed(states)}
             states = list(fresh.values())

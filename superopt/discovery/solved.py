@@ -161,8 +161,9 @@ def solve_all(
     known_problems: list[Problem] = []
     seen: set[str] = set()
     sides = left_sides(
-        theme.solve, theme.operators, theme.data, broadcast=theme.broadcast, biased=theme.biased, single=theme.single
-    )
+        theme.solve, theme.operators, theme.data, broadcast=theme.broadcast, biased=theme.biased, single=theme.single,
+        repeated=theme.repeated,
+    )  # fmt: skip
     cost = _by_profile(theme.profile) if theme.profile else None
     for given_problem in sides:
         used = {t.op for t in postorder(given_problem.term) if isinstance(t, App)}

@@ -183,7 +183,8 @@ def sym(name: str) -> Poly:
 
 
 def _floor_divide(numerator: Dim, denominator: Dim) -> Dim:
-    """Floor division in normal form: ``b*q + r`` over ``b`` is ``q + floor(r / b)``."""
+    """Floor division in normal form: ``b*q + r`` over ``b`` is ``q + floor(r / b)``, and ``floor(a / b) + k`` over
+    ``c`` is ``floor((a + k*b) / (b*c))``."""
     if isinstance(denominator, int):
         if denominator == 0:
             raise ZeroDivisionError("a size is divided by zero")
@@ -193,6 +194,10 @@ def _floor_divide(numerator: Dim, denominator: Dim) -> Dim:
             return _floor_divide(-numerator, -denominator)
         if denominator == 1:
             return numerator
+    if isinstance(numerator, Poly) and (inner := _quotient_of_sum(numerator)) is not None:
+        return _floor_divide(
+            inner.numerator + (numerator - _of(inner)) * inner.denominator, inner.denominator * denominator
+        )
     whole: Dim = 0
     rest: Dim = 0
     divisor = list(_terms(denominator))
@@ -218,7 +223,22 @@ def _floor_divide(numerator: Dim, denominator: Dim) -> Dim:
         return whole
     if isinstance(rest, int) and isinstance(denominator, int):
         return whole + rest // denominator
-    return whole + Poly((((Quotient(rest, denominator),), 1),))
+    if rest != numerator:
+        return whole + _floor_divide(rest, denominator)
+    return _of(Quotient(rest, denominator))
+
+
+def _of(quotient: Quotient) -> Poly:
+    return Poly((((quotient,), 1),))
+
+
+def _quotient_of_sum(value: Poly) -> Quotient | None:
+    """The only quotient in a sum, where it stands by itself."""
+    nested = [(m, c) for m, c in value.terms if any(isinstance(a, Quotient) for a in m)]
+    if len(nested) != 1 or len(nested[0][0]) != 1 or nested[0][1] != 1:
+        return None
+    (atom,) = nested[0][0]
+    return atom if isinstance(atom, Quotient) else None
 
 
 def _divide_monomial(monomial: Monomial, divisor: Monomial) -> Monomial | None:

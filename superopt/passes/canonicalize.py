@@ -1,5 +1,5 @@
-"""What of a graph needs no search: equal applications become one, what sizes alone decide becomes a constant, and a
-cast that loses nothing is not made on the way to another.
+"""What of a graph needs no search: equal applications become one, what sizes alone decide becomes a constant, a cast
+that loses nothing is not made on the way to another, and what gives its operand back as it is goes.
 
 None is a rewrite of what is computed, and none changes a bit: of two applications of one operator to the same values
 one is enough; the integers that ``Shape``, ``Gather``, ``Concat`` … make of sizes that the model states are those that
@@ -19,8 +19,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from superopt.ir.graph import Graph, Node, Weight, attribute_key, constant, unused_name
+from superopt.ir.poly import sym
 from superopt.ir.types import DType
 from superopt.ops.infer import Applied, Barrier, Typing
+from superopt.ops.meaning import Read
 from superopt.ops.record import NotCovered
 from superopt.ops.shape import sizes_of, symbolic_shape
 
@@ -34,14 +36,19 @@ _FLOATS = {
 }  # fmt: skip
 
 
+# Kernels that compare or add up even where there is one element: a NaN or the sign of 0 may not come through.
+_COMPUTING = frozenset({"pooling", "reduce", "resize", "normalisation"})
+
+
 @dataclass(frozen=True)
 class Canonicalized:
     """A graph without what needs not run.
 
     Attributes:
         graph: what is left.
-        gone: positions, in the graph that it was, of the nodes that are gone.
-        of_open_sizes: those of them that every backend would have run: they followed sizes that are open.
+        removed: positions, in the graph that it was, of the nodes that are gone.
+        removed_size_nodes: those of them that every backend would have run: they followed sizes that are open, or
+            copied.
     """
 
     graph: Graph
@@ -66,6 +73,7 @@ def canonicalized(graph: Graph, typing: Typing) -> Canonicalized:
     first: dict[tuple[object, ...], Node] = {}
     alias: dict[str, str] = {}
     casts: dict[str, str] = {}  # what a cast makes → what it reads
+    copies: list[int] = []
     nodes: dict[int, Node] = {}
     gone: list[int] = []
     for position, (old, found) in enumerate(zip(graph.nodes, typing.nodes, strict=True)):
@@ -88,6 +96,11 @@ def canonicalized(graph: Graph, typing: Typing) -> Canonicalized:
                 alias[node.outputs[0]] = node.inputs[0]
                 gone.append(position)
                 continue
+        source = _copied(found, typing) if kept.isdisjoint(made) and not _reads_dequantised(graph, node) else None
+        if source is not None:
+            alias[made[0]] = alias.get(source, source)
+            copies.append(position)
+            continue
         alike = node
         if isinstance(found, Applied) and not node.captures and not _reads_dequantised(graph, node):
             alike = first.setdefault(_key(node), node)
@@ -97,11 +110,12 @@ def canonicalized(graph: Graph, typing: Typing) -> Canonicalized:
         else:
             nodes[position] = node
     idle = _idle(graph, typing, nodes, kept)
-    if not gone and not idle:
+    if not gone and not idle and not copies:
         return Canonicalized(graph, ())
     left = [node for position, node in nodes.items() if position not in idle]
     of_open = tuple(p for p in idle if graph.nodes[p].op != "Cast" or _makes_integers(graph.nodes[p], typing))
-    return Canonicalized(_written(graph, left, known), tuple(sorted({*gone, *idle})), of_open)
+    removed = tuple(sorted({*gone, *idle, *copies}))
+    return Canonicalized(_written(graph, left, known), removed, tuple(sorted({*of_open, *copies})))
 
 
 def fold_known_sizes(graph: Graph, typing: Typing) -> Graph:
@@ -114,6 +128,20 @@ def fold_known_sizes(graph: Graph, typing: Typing) -> Graph:
     known = _known_integers(graph, typing, _required_names(graph, typing))
     left = [n for n in graph.nodes if not any(n.outputs) or not all(o in known for o in n.outputs if o)]
     return _written(graph, left, known) if known else graph
+
+
+def _copied(found: Applied | Barrier, typing: Typing) -> str | None:
+    """The operand that an application gives back as it is, by its meaning; ``None`` where it is none."""
+    if isinstance(found, Barrier) or found.operator.family in _COMPUTING:
+        return None
+    kinds = [None if a is None else typing.types[a] for a in found.args]
+    meaning, results = found.operator.apply(kinds, found.attributes)
+    body = meaning.outputs[0].body
+    if len(results) != 1 or not isinstance(body, Read) or results[0] != kinds[body.operand]:
+        return None
+    axes = meaning.outputs[0].axes
+    in_place = all(len(axis) == 1 for axis in axes) and body.index == tuple(sym(axis[0][0]) for axis in axes)
+    return found.args[body.operand] if in_place else None
 
 
 def _uncast(node: Node, casts: Mapping[str, str], typing: Typing) -> Node:

@@ -78,6 +78,26 @@ def test_as_much_in_half_the_time_joins() -> None:
     assert names([turned], [replace(turned, id="turn-3")]) == []
 
 
+def test_a_weight_may_come_first() -> None:
+    """What has leading axes is data, whichever operand it is."""
+    forall = {"x": "f[..., k, n]", "w": "f[m, k]", "t": "f[k, 1]"}
+    scaled = row("mat-1", "MatMul(w, Mul(x, t))", "MatMul(Mul(w, Reshape(t, shape=[k])), x)", **forall)
+    assert names([], [scaled]) == ["mat-1"]
+
+
+def test_what_has_no_batch_is_no_image() -> None:
+    shift = row("max-1", "Max(Max(x, t), r)", "Max(x, Max(t, r))", x="f[b, c, h, w]", t="f[c, 1, 1]", r="f[c, 1, 1]")
+    both = row("max-2", "Max(Max(x, t), r)", "Max(x, Max(t, r))", x="f[b, c]", t="f[b, c]", r="f[b, c]")
+    assert names([], [shift, both]) == ["max-1"]
+
+
+def test_operators_that_make_fewer_elements_join() -> None:
+    fewer = row("max-3", "ReduceMax(Floor(x), axes=[-1])", "Floor(ReduceMax(x, axes=[-1]))")
+    as_many = row("neg-2", "Floor(Neg(x))", "Neg(Ceil(x))")
+    turned = row("neg-3", "Neg(Transpose(x, perm=[..., -1, -2]))", "Transpose(Neg(x), perm=[..., -1, -2])")
+    assert names([], [fewer, as_many, turned]) == ["max-3"]
+
+
 def test_at_size_one_it_is_not_needed() -> None:
     rule = row("exp-1", "Add(x, Expand(o, shape=[..., m, n]))", "Add(x, o)", o="f[..., 1, n]")
     same = row("exp-2", "Expand(x, shape=[..., m, n])", "x")

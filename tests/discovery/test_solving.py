@@ -127,6 +127,13 @@ def test_left_sides_of_a_list_of_operators() -> None:
     assert "Mul(MatMul(x, wa), wb)" in texts
 
 
+def test_no_operator_stands_behind_itself_where_none_may() -> None:
+    problems = list(left_sides(["MatMul", "Mul"], 2, (2,), repeated=False))
+    applied = [[t.op for t in postorder(p.term) if isinstance(t, App)] for p in problems]
+    assert ["MatMul", "Mul"] in applied
+    assert all(len(set(operators)) == len(operators) for operators in applied)
+
+
 def test_a_theme_of_operators_alone(tmp_path: Path) -> None:
     file = tmp_path / "solving.toml"
     file.write_text(

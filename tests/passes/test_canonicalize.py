@@ -204,3 +204,32 @@ def test_weights_that_only_what_is_gone_read_are_gone() -> None:
     assert ops(found) == ["Reshape"]
     read = {n for node in found.nodes for n in node.reads}
     assert {w.name for w in found.weights} - read == {"unread"}
+
+
+def test_what_gives_its_operand_back_goes_at_any_size() -> None:
+    b = GraphBuilder("copies", opset=21)
+    value = b.op("Relu", b.input("x", "float32", ("n", 16, 20)))
+    value = b.op("Pad", value, np.zeros(6, np.int64))
+    value = b.op("Concat", value, axis=1)
+    value = b.op("Slice", value, np.array([0]), np.array([16]), np.array([1]))
+    value = b.op("Tile", value, np.array([1, 1, 1]))
+    value = b.op("Transpose", value, perm=[0, 1, 2])
+    value = b.op("Cast", value, to=1)
+    b.output(b.op("Neg", value), "y")
+    assert ops(tidy(b)) == ["Relu", "Neg"]
+
+
+def test_what_cuts_adds_or_compares_stays() -> None:
+    b = GraphBuilder("no copies", opset=21)
+    value = b.op("Relu", b.input("x", "float32", ("n", 16, 20)))
+    value = b.op("Slice", value, np.array([0]), np.array([15]), np.array([1]))
+    value = b.op("Pad", value, np.array([0, 0, 1, 0, 0, 0], np.int64))
+    value = b.op("MaxPool", value, kernel_shape=[1])  # a NaN does not come through
+    b.output(b.op("Transpose", value, perm=[0, 2, 1]), "y")
+    assert ops(tidy(b)) == ["Relu", "Slice", "Pad", "MaxPool", "Transpose"]
+
+
+def test_an_output_of_the_model_is_still_made() -> None:
+    b = GraphBuilder("output", opset=21)
+    b.output(b.op("Identity", b.op("Relu", b.input("x", "float32", (3,)))), "y")
+    assert ops(tidy(b)) == ["Relu", "Identity"]

@@ -1,0 +1,68 @@
+"""Small compositions for which a person finds a cheaper equal (``python -m lab.pairs``)."""
+
+from __future__ import annotations
+
+import pytest
+
+from lab.pairs.__main__ import FOUND, UNREACHED, Form, Row, is_found, row_of, table
+from lab.pairs.cases import Case, cases
+from lab.pairs.generated import properties
+
+CASES = {c.name: c for c in cases()}
+# A draw over kinds.
+SAMPLE = (
+    "BatchNormalization before Conv",
+    "BatchNormalization behind Gemm",
+    "LayerNormalization before a product with a weight",
+    "MaxPool of MaxPool, windows apart",
+    "GlobalAveragePool of AveragePool",
+    "ReduceMax over the first axis, then the last",
+    "Slice within padding",
+    "Max of Max, numbers",
+    "LeakyRelu of LeakyRelu",
+    "Pad by nothing",
+    "sums with a channel's and a channel's of full rank",
+)
+
+
+def test_there_are_as_many_as_were_asked_for_and_names_are_their_own() -> None:
+    assert len(CASES) == len(cases()) > 400
+    assert {c.kind for c in cases()} >= {"norms", "pools", "linear", "affine", "movement", "logic", "ArgMax"}
+
+
+@pytest.mark.parametrize("kind", sorted({c.kind for c in cases()}))
+def test_both_sides_are_equal_in_float64(kind: str) -> None:
+    differences = {c.name: c.difference() for c in cases() if c.kind == kind}
+    assert {name: d for name, d in differences.items() if not d < 1e-5} == {}
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_what_a_person_finds_is_found(name: str) -> None:
+    row = row_of(CASES[name])
+    assert row.outcome == FOUND, row
+
+
+def test_properties_are_read_off_the_records() -> None:
+    assert properties()["Relu"] == {"idempotent", "monotone", "not negative"}
+    assert properties()["Tanh"] == {"monotone", "odd"}
+    assert properties()["Cos"] == {"even"}
+    assert "Log" not in properties(), "it is not finite everywhere"
+
+
+def test_a_result_is_as_good_if_it_costs_no_more_or_has_no_more_operators() -> None:
+    two, one = Form(2, 4.0), Form(1, 3.0)
+    assert is_found(two, one, Form(2, 3.0)), "as cheap"
+    assert is_found(two, one, Form(1, 3.5)), "as few operators"
+    assert not is_found(two, one, two)
+    assert not is_found(two, Form(2, 3.0), Form(2, 3.5)), "as many operators as before, and dearer"
+
+
+def test_the_table_counts_by_kind_and_reason() -> None:
+    case: Case = CASES["MaxPool of MaxPool, windows apart"]
+    form = Form(2, 4.0)
+    rows = [
+        Row(case.kind, case.name, form, form, form, FOUND),
+        Row("other", "case", form, form, form, "missed", UNREACHED),
+    ]
+    assert "| pools | 1 | 0 | 0 | 0 |" in table(rows)
+    assert "| all | 1 | 0 | 0 | 1 |" in table(rows)
