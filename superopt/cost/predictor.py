@@ -113,7 +113,6 @@ _ROW_OPERATORS = {  # that go along an axis (or from it on) row by row
 }  # fmt: skip
 _SEVERAL = "several"  # the pattern of a Transpose that moves more than one axis
 _PRODUCTS = frozenset({"MatMul", "Gemm"})
-_PACKED = "product, packed"  # the kernel of a product with a constant second factor
 _AXIS_ATTRIBUTES = ("perm", "axes", "axis")
 _TRAITS = "traits"  # where a key holds them
 
@@ -158,8 +157,7 @@ def kernel_name(op: str, key: Key | None) -> str:
     - Convolution: a depthwise one is ten times as fast as one of groups of two channels; volumes have no such kernel.
     - Pooling: channels that fill a processor's registers are faster.
     - Pow: a constant exponent is faster (mostly 2: a product).
-    - MatMul, Gemm: a constant second factor is packed when the session starts, and both run one kernel; any other is
-      packed at each run.
+    - MatMul, Gemm: a constant second factor is packed when the session starts, any other at each run.
     - Softmax of an axis other than the last transposes twice: fast if no other axis lies between.
     - Transpose of several axes copies piece by piece.
     """
@@ -176,7 +174,7 @@ def kernel_name(op: str, key: Key | None) -> str:
     if op == "Pow":
         return f"{op}, of a number" if re.search(r"\[[1, ]*\]$", key.shapes[-1]) else op
     if op in _PRODUCTS:  # a constant second factor is packed when the session starts, any other at each run
-        return _PACKED if _is_one_matrix(key) else f"{op}, packed" if is_packed(key) else op
+        return f"{op}, packed" if is_packed(key) else op
     volumes = op.startswith("Conv") and "".join(key.shapes[:1]).count(",") == PREDICTION.volume_rank - 1
     kernel = f"{op}, of volumes" if volumes else op
     if _GROUPED.search(key.attrs) is None:
@@ -191,11 +189,6 @@ def kernel_name(op: str, key: Key | None) -> str:
 def is_packed(key: Key) -> bool:
     """Whether the key is a matrix product with a constant second factor, which is packed when the session starts."""
     return key.op in _PRODUCTS and key.shapes[1:2] != () and key.shapes[1].startswith("!")
-
-
-def _is_one_matrix(key: Key) -> bool:
-    """Whether the constant factor is one matrix for all rows, and not one for each of a batch."""
-    return is_packed(key) and key.shapes[1].count(",") == 1
 
 
 def _far_from_last(key: Key) -> bool:
@@ -226,7 +219,7 @@ def _traits(key: Key) -> Traits:
     shapes = list(map(_sizes, key.shapes))
     attributes, shapes = _packed(key, attributes if isinstance(attributes, dict) else {}, shapes)
     sizes = [math.log1p(s[-1]) if s else 0.0 for s in shapes]
-    if shapes and len(shapes[0]) > 1 and not _is_one_matrix(key):  # of a product it is the innermost again
+    if shapes and len(shapes[0]) > 1:
         sizes.append(math.log1p(shapes[0][1]))
     pattern, extents = "", tuple[float, ...]()
     pieces, copied = 0, None
@@ -235,7 +228,7 @@ def _traits(key: Key) -> Traits:
         pieces, copied = _copied_pieces(key.op, attributes, shapes, DType(key.dtype).numpy.itemsize)
     return Traits(
         key.dtype, {k: v for k, v in attributes.items() if k not in _AXIS_ATTRIBUTES} if pattern else attributes,
-        tuple(map(len, shapes)), tuple(s.startswith("!") for s in key.shapes[: len(shapes)]), tuple(sizes),
+        tuple(map(len, shapes)), tuple(s.startswith("!") for s in key.shapes), tuple(sizes),
         len(shapes) > 1 and shapes[1][1:2] == [1],
         _in_blocks(key.op, shapes, PREDICTION.block_channels), _in_blocks(key.op, shapes, PREDICTION.padded_channels),
         _columns(key.op, attributes, shapes),
@@ -249,17 +242,11 @@ def _traits(key: Key) -> Traits:
 def _packed(
     key: Key, attributes: Mapping[str, Any], shapes: list[list[int]]
 ) -> tuple[Mapping[str, Any], list[list[int]]]:  # fmt: skip
-    """A product with a constant second factor as its kernel runs it.
-
-    The factor is packed as ``[k, n]`` when the session starts, whichever way it was stored. MatMul and Gemm then run
-    the same loops over all rows. A bias takes little beside them (what it reads counts as work), so records with and
-    without one are alike.
-    """
-    if not _is_one_matrix(key):
-        return attributes, shapes
-    rows, factor = shapes[:2]
-    turned = attributes.get("transB") == 1
-    return {"transA": 1} if attributes.get("transA") == 1 else {}, [rows[-2:], factor[::-1] if turned else factor]
+    """A Gemm's weights as if they were stored as ``[k, n]``: a constant one is packed when the session starts, and what
+    is run afterwards is the same whichever way it was stored."""
+    if key.op == "Gemm" and attributes.get("transB") == 1 and len(shapes) > 1 and key.shapes[1].startswith("!"):
+        return {**attributes, "transB": 0}, [shapes[0], shapes[1][::-1], *shapes[2:]]
+    return attributes, shapes
 
 
 def _columns(op: str, attributes: Mapping[str, Any], shapes: Sequence[Sequence[int]]) -> int:
