@@ -105,6 +105,9 @@ class _Reader:
         except (InvalidModel, ResourceLimit):
             return None
         names = [v.name for v in proto.input]
+        inside = {*names, *(t.name for t in proto.initializer), *(o for n in nodes for o in n.outputs if o)}
+        if inside & self.graph.names:
+            return None  # ONNX does not allow it, and runtimes differ in what they read
         extras = {k: v for k, v in self.graph.extras.items() if k == MODEL}
         found = Graph(
             proto.name, (), tuple(Value(o, None) for o in outputs), weights, nodes, self.graph.opset, extras=extras

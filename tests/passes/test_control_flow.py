@@ -178,3 +178,14 @@ def test_loops_that_may_never_end_are_checked_all_the_same() -> None:
     result, made = _optimized(proto)
     assert result.report.check.verdict == "passed"
     assert len(operators(made)) == 5
+
+
+def test_a_body_that_hides_a_name_around_it_is_carried_through() -> None:
+    """ONNX does not allow that; ONNX Runtime runs it, and reads the outer value."""
+    own = numpy_helper.from_array(np.full(16, 3, np.float32), "w1")
+    then = body([node("Add", "x w1", "ty")], [], [value("ty")], own)
+    other = body([node("Neg", "x", "n"), node("Neg", "n", "ey")], [], [value("ey")])
+    outer = node("If", "c", "q", then_branch=then, else_branch=other)
+    proto = model([outer, node("MatMul", "q w1", "y")], [value("c", [], TensorProto.BOOL), value("x")], [value("y")])
+    graph = superopt.load(proto)
+    assert [b.attribute for b in bodies(graph, infer(graph))] == ["else_branch"]
