@@ -32,7 +32,9 @@ def asked(milliseconds: float, left: float, monkeypatch: pytest.MonkeyPatch) -> 
         effort=SimpleNamespace(timing_seconds=4.0), costs=SimpleNamespace(device_timer=None), progress=lambda *_: None,
     )  # fmt: skip
     us = milliseconds * 1e3
-    costs: Any = [SimpleNamespace(us=us * r, flops=0, bytes=n, per_node=[]) for n, r in enumerate((1.1, 0.9))]
+    costs: Any = [
+        SimpleNamespace(us=us * r, flops=0, bytes=n, per_node=[], kernels=0) for n, r in enumerate((1.1, 0.9))
+    ]
     found, _ = Acceptance(task, None, Log()).decide(graph, *costs)  # type: ignore[arg-type]
     assert not found.accepted
     (race,) = races
