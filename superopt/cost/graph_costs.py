@@ -10,6 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -227,7 +228,9 @@ def graph_cost(
         as_run: where the runtime hands out what it runs, that is costed: it takes a second for a large graph.
     """
     typing = typing or infer(graph, dict(sizes or {}))
-    facts = _CostedInference(graph, typing, sizes, folds_shapes=model.backend.folds_shapes)
+    lowers = as_run and model.lowered is not None  # then nodes are not priced one by one, nor are those in bodies
+    folds = model.backend.folds_shapes
+    facts = _CostedInference(graph, typing, sizes, model=None if lowers else model, folds_shapes=folds)
     done = facts.work()
     parts: list[_Part] | None = None
     base = 0.0
@@ -235,6 +238,8 @@ def graph_cost(
         parts = _lowered_parts(graph, model, model.lowered, sizes or {}, done.peak_activation_bytes)
         base = model.lowered.overhead_us()
     if parts is None:
+        if lowers:
+            facts = _CostedInference(graph, typing, sizes, model=model, folds_shapes=folds)
         parts = facts.grouped(list(facts.applications(model, done.peak_activation_bytes)), model)
     total = sum(part[2].us for part in parts)
     sure = sum(part[2].us for part in parts if part[2].source in ("measured", "free"))
@@ -242,7 +247,8 @@ def graph_cost(
         us=total + base, measured_share=sure / total if total else 1.0,
         per_node=tuple(part[:3] for part in parts), flops=done.flops, bytes=done.bytes, intensity=done.intensity,
         peak_activation_bytes=done.peak_activation_bytes, weight_bytes=done.weight_bytes,
-        per_node_work=tuple(part[3] for part in parts), kernels_inside=facts.kernels_inside,
+        per_node_work=tuple(part[3] for part in parts),
+        kernels_inside=sum(body.kernels for body in facts.inside.values()),
     )  # fmt: skip
 
 
@@ -273,7 +279,7 @@ def timeline(
         For each node that runs: its position among the graph's nodes, microseconds, and bytes of activations that are
         alive while it runs.
     """
-    facts = _CostedInference(graph, typing or infer(graph, dict(sizes or {})), sizes)
+    facts = _CostedInference(graph, typing or infer(graph, dict(sizes or {})), sizes, model=model)
     sizes_alive = facts.alive()
     parts = facts.grouped(list(facts.applications(model, max(sizes_alive))), model)
     running = {id(node) for node, _ in facts.running()}
@@ -310,7 +316,7 @@ def task_of(
     Inputs and outputs have memory of their own whatever the plan, and are no bytes of the task. What superopt does not
     understand is not repeated: it may have effects, or be random.
     """
-    facts = _CostedInference(graph, typing or infer(graph, dict(sizes or {})), sizes)
+    facts = _CostedInference(graph, typing or infer(graph, dict(sizes or {})), sizes, model=model)
     return facts.task(model)
 
 
@@ -387,16 +393,29 @@ def _renames(node: Node, graph: Graph) -> bool:
 class _CostedInference(Inference):
     """An inference with the memory that it needs and the time that it takes."""
 
-    kernels_inside = 0.0  # in bodies, each as often as it runs; known once applications are priced
+    def __init__(
+        self, graph: Graph, typing: Typing, sizes: Mapping[str, int] | None = None, *, model: CostModel | None = None,
+        folds_shapes: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__(graph, typing, sizes, folds_shapes=folds_shapes)
+        self.model = model
+
+    @cached_property
+    def inside(self) -> Mapping[int, BodyCost]:
+        """What bodies of control flow take, by the positions of their nodes; no time where there is no cost model."""
+
+        def cost(body: Graph) -> BodyCost:
+            if self.model is None:
+                done = work(body, infer(body), self.sizes)
+                return BodyCost(0.0, done.flops, done.bytes, 0.0)
+            found = graph_cost(body, self.model, sizes=self.sizes, as_run=False)
+            return BodyCost(found.us, found.flops, found.bytes, found.kernels)
+
+        return body_costs(self.graph, self.typing, self.sizes, cost)
 
     def per_node(self) -> Iterator[tuple[Node, int, int]]:
         """FLOPs and bytes moved of each node that an inference executes; its bodies count as often as they run."""
-
-        def cost(body: Graph) -> BodyCost:
-            done = work(body, infer(body), self.sizes)
-            return BodyCost(0.0, done.flops, done.bytes, 0.0)
-
-        inside = {id(self.graph.nodes[i]): c for i, c in body_costs(self.graph, self.typing, self.sizes, cost).items()}
+        inside = {id(self.graph.nodes[place]): found for place, found in self.inside.items()}
         for node, flops, moved in super().per_node():
             found = inside.get(id(node))
             yield (node, flops, moved) if found is None else (node, found.flops, found.bytes)
@@ -468,18 +487,11 @@ class _CostedInference(Inference):
         makers = self._fused_producers(model)
         copies = self._weight_copies(model, makers)
         reuse = WeightReuse(model, _bytes_of(copies) + activations)
-
-        def cost(body: Graph) -> BodyCost:
-            found = graph_cost(body, model, sizes=self.sizes, as_run=False)
-            return BodyCost(found.us, found.flops, found.bytes, found.kernels)
-
-        bodies = body_costs(self.graph, self.typing, self.sizes, cost)
-        self.kernels_inside = sum(b.kernels for b in bodies.values())
         for place, (node, known) in enumerate(zip(self.graph.nodes, self.typing.nodes, strict=True)):
             if not self.runs(node):
                 yield node.name, node.op, FREE, (0, 0)
                 continue
-            if (inside := bodies.get(place)) is not None:
+            if (inside := self.inside.get(place)) is not None:
                 yield node.name, node.op, replace(_UNKNOWN, us=_UNKNOWN.us + inside.us), (inside.flops, inside.bytes)
                 continue
             if not isinstance(known, Applied):

@@ -214,9 +214,7 @@ def with_body(graph: Graph, body: Body, made: Graph) -> Graph:
     proto = AttributeProto.FromString(held.payload)
     inside = {t.name for t in proto.g.initializer}
     was = body.graph.weight
-    taken = set(all_names(graph))
-    names: dict[str, str] = {}
-    added: list[Weight] = []
+    new: list[Weight] = []
     kept: list[Weight] = []
     captured = {n for item in made.nodes for n in item.captures}  # what nested bodies read keeps its name
     for item in made.weights:
@@ -224,8 +222,10 @@ def with_body(graph: Graph, body: Body, made: Graph) -> Graph:
         if unchanged or item.name in captured:
             kept += [item] if item.name in inside or not unchanged else []
             continue
-        names[item.name] = unused_name(item.name, taken)
-        added.append(replace(item, name=names[item.name]))
+        new.append(item)
+    taken = set(all_names(graph)) if new else set[str]()
+    names = {item.name: unused_name(item.name, taken) for item in new}
+    added = [replace(item, name=names[item.name]) for item in new]
     nodes = [replace(n, inputs=tuple(names.get(i, i) for i in n.inputs)) for n in made.nodes]
     del proto.g.node[:], proto.g.initializer[:]
     proto.g.output.extend(value_info(v) for v in made.outputs[len(body.graph.outputs) :])

@@ -22,7 +22,7 @@ from superopt.ir.types import TensorType
 from superopt.ops.infer import Applied, infer
 from superopt.passes.saturation_search import SearchMemory
 from superopt.passes.saturation_search import search as search_graph
-from superopt.regions.result import AppliedRule, Progress, SearchOptions, SearchResult
+from superopt.regions.result import ENDS, SHOWN, AppliedRule, Progress, SearchOptions, SearchResult
 from superopt.rules.rule import Rule
 
 __all__ = ["search"]
@@ -37,14 +37,12 @@ class ControlFlowPolicy:
         total_families: operators that cannot fail once their types are known, so that running one that a Loop of no
             turns would not have run changes nothing but time. Indices may be out of range, so selections are not among
             them.
-        rounds: of moving out of bodies, at most: one for each body that has something to move.
     """
 
     depth: int = 4
     total_families: frozenset[str] = frozenset(
         {"elementwise", "activation", "normalisation", "linear", "conv", "shape", "reduce", "pooling"}
     )
-    rounds: int = 64
 
 
 POLICY = ControlFlowPolicy()
@@ -84,19 +82,20 @@ def _search(
     result = search_graph(prepared, rules, costs, options, progress, memory)
     made, parts = result.graph, [result]
     pairs: list[tuple[Graph, Graph]] = []
-    if depth < POLICY.depth and _has_bodies(made):
+    if depth < POLICY.depth and _has_bodies(made) and result.stopped != "interrupted":
         for body in tuple(bodies(made, infer(made))):  # positions stay: only attributes and weights change
             left = None if options.time_limit is None else options.time_limit - (time.monotonic() - start)
             if left is not None and left <= 0.0:
                 break
             inner = replace(options, time_limit=left, reserved=options.reserved | all_names(made))
             found = _search(body.graph, rules, costs, inner, progress, None, depth + 1)
-            if not _is_rewritten(body.graph, found):
-                parts.append(replace(found, applied=()))
-                continue
-            parts.append(found)
-            made = with_body(made, body, found.graph)
-            pairs += [*found.bodies, (body.graph, found.graph)]
+            rewritten = _is_rewritten(body.graph, found)
+            parts.append(found if rewritten else replace(found, applied=()))
+            if rewritten:
+                made = with_body(made, body, found.graph)
+                pairs += [*found.bodies, (body.graph, found.graph)]
+            if found.stopped == "interrupted":
+                break
     if made is prepared and prepared is not graph and not (chosen or common or moved):
         made = graph
     return replace(
@@ -129,7 +128,7 @@ def _together(parts: Sequence[SearchResult]) -> SearchResult:
         was = applied.get(item.rule)
         gains = [a.gain_us for a in (was, item) if a is not None and a.gain_us is not None]
         applied[item.rule] = AppliedRule(
-            item.rule, item.count + (was.count if was else 0), ((was.where if was else ()) + item.where)[:20],
+            item.rule, item.count + (was.count if was else 0), ((was.where if was else ()) + item.where)[:SHOWN],
             sum(gains) if gains else None,
         )  # fmt: skip
     return replace(
@@ -137,8 +136,8 @@ def _together(parts: Sequence[SearchResult]) -> SearchResult:
         before_us=sum(p.before_us for p in parts), after_us=sum(p.after_us for p in parts),
         regions=sum(p.regions for p in parts), distinct_regions=sum(p.distinct_regions for p in parts),
         e_nodes=sum(p.e_nodes for p in parts),
-        stopped=next((p.stopped for p in parts if p.stopped != "saturated"), "saturated"),
-        near_misses=tuple(dict.fromkeys(m for p in parts for m in p.near_misses))[:20],
+        stopped=max((p.stopped for p in parts), key=ENDS.index),
+        near_misses=tuple(dict.fromkeys(m for p in parts for m in p.near_misses))[:SHOWN],
         measurements_requested=sum(p.measurements_requested for p in parts),
         measurements_decisive=sum(p.measurements_decisive for p in parts),
         quarantined={k: v for p in parts for k, v in p.quarantined.items()},
@@ -204,16 +203,15 @@ def _with_common_nodes_outside(graph: Graph) -> tuple[Graph, int]:
 
     Whichever branch is taken runs them, so that one which fails would have failed inside.
     """
-    count = 0
-    for place in range(len(graph.nodes)):
-        if graph.nodes[place + count].op != "If":
-            continue
-        branches = [b for b in bodies(graph, infer(graph)) if b.place == place + count]
-        made = _merged(graph, *branches) if len(branches) == 2 else None
-        if made is not None:
-            count += len(made.nodes) - len(graph.nodes)
-            graph = made
-    return graph, count
+    if not any(n.op == "If" for n in graph.nodes):
+        return graph, 0
+    before, branches = len(graph.nodes), dict[int, list[Body]]()
+    for body in bodies(graph, infer(graph)):
+        if graph.nodes[body.place].op == "If":
+            branches.setdefault(body.place, []).append(body)
+    for _, pair in sorted(branches.items(), reverse=True):  # what moves stands behind the places that are left
+        graph = (_merged(graph, *pair) if len(pair) == 2 else None) or graph
+    return graph, len(graph.nodes) - before
 
 
 def _merged(graph: Graph, first: Body, second: Body) -> Graph | None:
@@ -284,17 +282,11 @@ def _with_invariants_outside(graph: Graph) -> tuple[Graph, int]:
     """The graph with loop invariants before their loops, and how many nodes moved."""
     if not any(n.op in ("Loop", "Scan") for n in graph.nodes):
         return graph, 0
-    count = 0
-    for _ in range(POLICY.rounds):
-        step = next(
-            (made for b in bodies(graph, infer(graph)) if graph.nodes[b.place].op != "If"
-             and (made := _moved(graph, b)) is not None), None,
-        )  # fmt: skip
-        if step is None:
-            break
-        count += len(step.nodes) - len(graph.nodes)
-        graph = step
-    return graph, count
+    before, found = len(graph.nodes), tuple(bodies(graph, infer(graph)))
+    for body in reversed(found):  # what moves stands behind the places that are left
+        if graph.nodes[body.place].op != "If":
+            graph = _moved(graph, body) or graph
+    return graph, len(graph.nodes) - before
 
 
 def _moved(graph: Graph, body: Body) -> Graph | None:

@@ -45,7 +45,7 @@ from superopt.regions.plan import OUTSIDE, Plan, rule_list
 from superopt.regions.plan_selection import PlanSelection, Weights
 from superopt.regions.region_search import RegionResult, search_region, unchanged_cost
 from superopt.regions.replay import FreshNames, replay
-from superopt.regions.result import AppliedRule, Progress, SearchOptions, SearchResult
+from superopt.regions.result import ENDS, SHOWN, AppliedRule, Progress, SearchOptions, SearchResult
 from superopt.rules.rule import Rule
 from superopt.runtime.limits import resident
 
@@ -64,10 +64,8 @@ _STEPS = 120  # rounds of moving selections up: a selection passes this many ope
 _RESERVE = 0.1  # share of the time that is kept for writing the result
 _NEAR = "near"  # a kind of rewrites: merges of neighbours, which pay only together
 _SHORTENING = "shortening"  # a kind of rewrites: after them fewer operators run
-_ENDS = ("saturated", "nodes", "steps", "memory", "time")  # why a search ended; the last of several is reported
 _BY_PRICES = "by prices"  # a kind of rewrites: all, where they gain by prices
 _CLOSING = "closing"  # a kind of rewrites: final fusions
-_SHOWN = 20  # near misses and places that are reported
 
 _Key = tuple[str, tuple[int, ...], Hashable]  # kind of rewrites (empty: all), part counts, signature
 
@@ -459,7 +457,7 @@ class _Run:
         return self.stopped in ("time", "memory")
 
     def _ended(self, why: str) -> None:
-        self.stopped = max(self.stopped, why, key=_ENDS.index)
+        self.stopped = max(self.stopped, why, key=ENDS.index)
 
     def _phase(
         self, regions: Sequence[Region], what: str, rewrites: RewriteSet | None = None, rounds: int = Limits().rounds,
@@ -609,7 +607,7 @@ class _Run:
         notes = self.rounding_notes
         if totals.aligned:
             notes += (f"constants are written at the rank of what they are combined with, {totals.aligned} times",)
-        quarantined = list(totals.quarantined.items())[:_SHOWN]
+        quarantined = list(totals.quarantined.items())[:SHOWN]
         notes += tuple(f"rule {rule} was switched off during the search: {why}" for rule, why in quarantined)
         emitted = None
         graph = self.canonical.graph if totals.gain > 0 and not changed else self.graph
@@ -626,7 +624,7 @@ class _Run:
             graph = self.graph
             totals = _Totals(before=totals.before, regions=totals.regions, e_nodes=totals.e_nodes)
         applied = [
-            AppliedRule(rule, int(count), tuple(totals.where[rule])[:_SHOWN], gain)
+            AppliedRule(rule, int(count), tuple(totals.where[rule])[:SHOWN], gain)
             for rule, (count, gain) in sorted(totals.used.items(), key=lambda u: -u[1][1])
         ]
         if emitted is not None and emitted.folded:
@@ -635,7 +633,7 @@ class _Run:
             graph=emitted.graph if emitted is not None else graph, applied=tuple(applied),
             before_us=before, after_us=before - totals.gain, regions=totals.regions,
             distinct_regions=sum(kind in ("", _BY_PRICES) for kind, *_ in self.memo), e_nodes=totals.e_nodes,
-            stopped=self.stopped, seconds=time.monotonic() - self.start, near_misses=tuple(totals.missed)[:_SHOWN],
+            stopped=self.stopped, seconds=time.monotonic() - self.start, near_misses=tuple(totals.missed)[:SHOWN],
             notes=notes, quarantined=dict(totals.quarantined),
             measurements_requested=self.pricer.questions.requested,
             measurements_decisive=self.pricer.questions.changed_choice,

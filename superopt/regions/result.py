@@ -8,7 +8,10 @@ from dataclasses import dataclass, field
 from superopt.ir.graph import Graph
 from superopt.rules.floats import Floats
 
-__all__ = ["AppliedRule", "Progress", "SearchOptions", "SearchResult"]
+__all__ = ["ENDS", "SHOWN", "AppliedRule", "Progress", "SearchOptions", "SearchResult"]
+
+ENDS = ("saturated", "nodes", "steps", "memory", "time", "interrupted")  # why a search ended; the last is reported
+SHOWN = 20  # near misses and places that are reported
 
 Progress = Callable[[int, int | None, str], None]
 
