@@ -42,11 +42,12 @@ _NOTHING = ""  # run at the end: Python ends by SIGINT itself where one fell int
 
 class _Commands(TyperGroup):
     """Lets Ctrl-C reach :func:`main`, which knows the exit code; the framework would exit with 1. An option that is
-    given twice is refused, where the framework would take the last one without a word."""
+    given twice is refused, where the framework would take the last one without a word, and so is a number that is NaN,
+    which is beyond no bound."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         found = super().resolve_command(ctx, args)
-        _refuse_repeated(ctx, *found)
+        _refuse_options(ctx, *found)
         return found
 
     def invoke(self, ctx: Any) -> Any:
@@ -57,18 +58,22 @@ class _Commands(TyperGroup):
             raise Interrupted("interrupted; nothing was written") from None
 
 
-def _refuse_repeated(ctx: Any, name: str | None, command: Any, args: list[str]) -> None:
+def _refuse_options(ctx: Any, name: str | None, command: Any, args: list[str]) -> None:
     context = type(ctx)(command, parent=ctx, info_name=name)
     inner = getattr(command, "commands", None)
     if inner is not None:
         if args and args[0] in inner:
-            _refuse_repeated(context, args[0], inner[args[0]], args[1:])
+            _refuse_options(context, args[0], inner[args[0]], args[1:])
         return
-    _, _, given = command.make_parser(context).parse_args(list(args))
+    values, _, given = command.make_parser(context).parse_args(list(args))
     for option in {id(o): o for o in given if given.count(o) > 1}.values():
         if option.param_type_name == "option" and not (option.multiple or option.is_flag or option.count):
             hint = "; put the files into one folder" if option.name == "rules" else ""
             raise UsageError(f"{option.opts[0]} is given {given.count(option)} times{hint}")
+    for option in given:
+        number = "float" in str(getattr(getattr(option, "type", None), "name", ""))
+        if number and str(value := values.get(option.name)).strip("+- ").lower() == "nan":
+            raise UsageError(f"{option.opts[-1]}: {value} is no number")
 
 
 def _version(wanted: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -80,6 +81,8 @@ def _options(table: Mapping[str, Any], command: Any, where: str) -> dict[str, An
     for key, value in table.items():
         if _plain(key) not in names:
             raise UsageError(f"there is no setting {printable(key)!r}", where=where, hint=_near(key, names))
+        if isinstance(value, float) and math.isnan(value):  # no bound of an option refuses it
+            raise UsageError(f"{printable(key)}: {value} is no number", where=where)
         made[names[_plain(key)]] = value
     return made
 

@@ -272,6 +272,7 @@ def test_settings_file_gives_defaults_and_flags_win(tmp_path: Path, monkeypatch:
     ("table", "said"),
     [
         ("[optimize]\ntime_limt = 3\n", b"[optimize]: there is no setting 'time_limt'; did you mean time_limit?"),
+        ("[optimize]\ntime_limit = nan\n", b"[optimize]: time_limit: nan is no number"),
         ("[optimise]\ntime_limit = 3\n", b"superopt.toml: there is no command 'optimise'; did you mean optimize?"),
         ("[rules.list]\nfamly = 'conv'\n", b"[rules], [list]: there is no setting 'famly'; did you mean family?"),
         ("optimize = 3\n", b"superopt.toml: optimize is no table of settings; write [optimize] above its settings"),
