@@ -31,6 +31,7 @@ from superopt.rules import Library, load_library
 from superopt.rules.peepholes import peephole_library
 from superopt.runtime.limits import refuse_unbounded
 from superopt.runtime.numeric_libraries import one_blas_thread
+from superopt.verifier.solver import require_solver
 
 if TYPE_CHECKING:
     import onnx
@@ -80,9 +81,11 @@ def optimize(
 
     Raises:
         InvalidModel: the model is broken. ResourceLimit: no machine could run it; MachineLimit: this one cannot.
-        Unsupported: ``strict`` and a node is opaque. UsageError: a bad setting.
+        Unsupported: ``strict`` and a node is opaque. UsageError: a bad setting, or one that needs an extra.
     """
     options = options_of(options, settings)
+    if options.certify:
+        require_solver()
     remove_abandoned()
     check_cache()
     budget = TimeBudget.of(options.time_limit)
