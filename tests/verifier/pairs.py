@@ -326,6 +326,11 @@ RIGHT: Mapping[str, Pair] = {
 }
 
 WRONG: Mapping[str, Pair] = {
+    "a logarithm of what underflows": (real("y = LogSoftmax (x)"), real("s = Softmax (x)  y = Log (s)")),
+    "a logarithm of zeros": (
+        real("z := 0.0  p = Max (x, z)  y = Log (p)"),
+        real("z := 0.0  p = Max (x, z)  k := 0.0001  q = Add (p, k)  y = Log (q)"),
+    ),
     **{f"rows from {n} negated": (IDENTITY, cut(n, "Neg")) for n in (5, 6, 9, 100, 1000, 5000)},
     "a size compared with 6 or 7": (told("Greater", 6), told("Greater", 7)),
     "a second size compared with 1000": (told("Greater", 1000, axis=1), told("GreaterOrEqual", 1000, axis=1)),

@@ -30,6 +30,7 @@ def test_a_wrong_pair_is_refuted(name: str) -> None:
     [
         ("e = Mul (x, x)  y = Sqrt (e)", "y = Abs (x)", {"overflow"}),
         ("k := 2.0  a = Mul (x, k)  y = Sub (a, x)", "y = Identity (x)", {"infinities", "overflow"}),
+        ("s = Softmax (x)  y = Log (s)", "y = LogSoftmax (x)", {"overflow"}),
         ("y = Exp (x)", "k := 0.0  a = Add (x, k)  y = Exp (a)", set()),
     ],
 )

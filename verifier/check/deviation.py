@@ -32,6 +32,7 @@ __all__ = ["Explanations", "leading_to", "NEAR", "Overflow", "Trial"]
 NEAR = 4.0  # at most this far below the largest number
 _WATCHED = 1 << 26  # elements of intermediates that are looked at, at most
 _POLES = frozenset({"Atanh", "Div", "Log", "Mod", "Pow", "Reciprocal", "Tan"})  # infinite without an overflow
+_POSITIVE = frozenset({"Exp", "Sigmoid", "Softmax"})  # at finite numbers, so that a zero of theirs is an underflow
 
 
 class Overflow:
@@ -49,6 +50,7 @@ class Overflow:
         types, self._live = typing.types, live_values(graph)
         self._types = types
         self._rounding = [n for n in part.nodes if not is_exact(n)]
+        self._positive = {o for n in part.nodes if not n.domain and n.op in _POSITIVE for o in n.outputs}
         fed = {v.name for v in graph.inputs}
         reals = (v for n in self._rounding for v in (*n.inputs, *n.outputs) if v and self._real(v) and v not in fed)
         self._names = list(dict.fromkeys(reals))
@@ -77,8 +79,8 @@ class Overflow:
 
         That is one whose result, from finite operands, is infinite or within a factor of :data:`NEAR` of it, at the
         same element where the shapes are equal; where no operator's result has the output's shape, any element of
-        any. And it is every element, if an operator with sums inside reads a number that large, or a number inside a
-        body of control flow is.
+        any. At a pole, that is one whose operand underflowed to it. And it is every element, if an operator with sums
+        inside reads a number that large, or a number inside a body of control flow is.
         """
         if self._magnitudes and self._large_inside(feeds):
             return np.full(shape, True)
@@ -100,6 +102,9 @@ class Overflow:
             near += [
                 _large(values[o].astype(np.float64), limits[o], operands, node) for o in node.outputs if o in limits
             ]
+            if node.op in _POLES:
+                positive = [values[r] for r in node.inputs if r in self._positive and r in values]
+                near += [np.isinf(values[o]) & (a == 0) for o in node.outputs if o in values for a in positive]
             if (node.domain or node.op not in ELEMENTARY) and any(_inside(a, limits, node) for a in operands):
                 return np.full(shape, True)
         same = [n for n in near if n.shape == shape]
