@@ -64,6 +64,8 @@ DESCRIPTIONS: Mapping[str, tuple[dict[str, Any], str]] = {
     "functions": ({"type": "string", "enum": ["keep", "inline"], "default": "keep"},
                   "a call of the model's own function stays one where its body is not rewritten (keep), or its body "
                   "takes its place everywhere (inline)"),
+    "opset": ({"type": "integer", "minimum": 1, "maximum": 99},
+              "write the result at this version of ONNX's operators; without it, at the model's"),
     "measure": ({"type": "boolean", "default": False}, "time input and result side by side"),
     "strict": ({"type": "boolean", "default": False}, "fail if a node is not understood"),
 }  # fmt: skip
@@ -80,7 +82,7 @@ def read_options(given: Callable[[str], Sequence[str]], limits: Limits, catalogu
     Raises:
         Problem: 400, naming the parameter.
     """
-    for name in ("target", "time_limit", "seed", *_WORDS, "measure", "strict"):
+    for name in ("target", "time_limit", "seed", *_WORDS, "opset", "measure", "strict"):
         if len(given(name)) > 1:
             raise wrong(name, "is given more than once")
         if "" in given(name):
@@ -99,6 +101,8 @@ def read_options(given: Callable[[str], Sequence[str]], limits: Limits, catalogu
         "strict": _yes("strict", _last(given("strict"))),
         "sizes": _sizes([d for d in given("dim") if d]),
     }
+    if version := _last(given("opset")):
+        options["opset"] = _version(version)
     for name in ("enable", "disable"):
         options[name] = sorted({v for v in given(name) if v})[: _MANY + 1]
         if len(options[name]) > _MANY:
@@ -153,6 +157,12 @@ def _seed(text: str) -> int:
         return 0
     if not (text.isascii() and text.isdecimal() and len(text) < 11 and int(text) < 2**31):
         raise wrong("seed", "is not an integer from 0 to 2147483647")
+    return int(text)
+
+
+def _version(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) < 3 and int(text)):
+        raise wrong("opset", "is not an integer from 1 to 99")
     return int(text)
 
 

@@ -141,6 +141,10 @@ def optimize(
             "takes its place",
         ),
     ] = "keep",
+    opset: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="write the result at version N of ONNX's operators, older or newer"),
+    ] = None,
     learn: Annotated[
         float | None,
         typer.Option(
@@ -189,7 +193,7 @@ def optimize(
         enable=tuple(enable or ()), disable=tuple(disable or ()), sizes=parse_dims(dim or []), threads=threads,
         measure=measure, check=not no_check, full_check=check == "full", certify=verify_by == "certify", strict=strict,
         floats=floats, effort=effort, runtime=runtime, objective=objective,
-        functions=functions,
+        functions=functions, opset=opset,
     )  # fmt: skip
     options.validate(flags=True)
     source = context.get_parameter_source("cluster")

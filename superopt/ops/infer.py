@@ -8,7 +8,7 @@ materialised: an ``Expand`` to 2³⁴ elements costs no more than its shape.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import copysign
@@ -28,7 +28,8 @@ from superopt.ops.schemas import schema_types
 from superopt.ops.small import FLOATS, LIMIT, Small, evaluate_small, small_of_array
 
 __all__ = [
-    "Applied", "Barrier", "Typing", "computed_from_weights", "infer", "is_symbol", "known_shapes", "sizes_fed_to",
+    "Applied", "Barrier", "Typing", "application_reader", "computed_from_weights", "infer", "is_symbol", "known_shapes",
+    "sizes_fed_to",
 ]  # fmt: skip
 
 LARGEST = 2**63 - 1  # bytes; ONNX counts in int64
@@ -102,6 +103,32 @@ def infer(graph: Graph, sizes: Mapping[str, int] | None = None) -> Typing:
     run = _Inference(graph, dict(sizes or {}))
     nodes = tuple(run.node(node) for node in graph.nodes)
     return Typing(run.types, nodes, {n: v for n, v in run.values.items() if v is not None})
+
+
+def application_reader(graph: Graph, typing: Typing) -> Callable[[Node, Sequence[Weight]], Applied | Barrier]:
+    """A function that says what a node is, given the types and small values of what it reads.
+
+    Args:
+        graph: gives the version of the operators, and which values are read.
+        typing: of the graph, perhaps at another version.
+
+    Returns:
+        From a node, and weights that it reads and the graph does not have, to its canonical form.
+    """
+    run = _Inference(graph, {})
+    run.types.update(typing.types)
+    run.values.update(typing.values)
+
+    def read(node: Node, weights: Sequence[Weight]) -> Applied | Barrier:
+        run.types.update((w.name, w.type) for w in weights)
+        run.values.update((w.name, small_of_weight(w)) for w in weights)
+        found = run.outcome(node)
+        if isinstance(found, Barrier):
+            return found
+        args = tuple(None if p is None else node.inputs[p] for p in found.canonical.args)
+        return Applied(found.operator, args, found.canonical.attributes)
+
+    return read
 
 
 class _Inference:

@@ -22,6 +22,7 @@ from superopt.ops.infer import Applied, Barrier, Typing, infer
 from superopt.pipeline.budget import TimeBudget
 from superopt.pipeline.driver import run_passes
 from superopt.pipeline.functions import inline_functions, restore_calls
+from superopt.pipeline.opset import written_at_opset
 from superopt.pipeline.options import ALGORITHMS, EFFORTS, VALUES, Options, Progress, quiet
 from superopt.pipeline.result import Result
 from superopt.pipeline.settings import options_of
@@ -90,7 +91,9 @@ def optimize(
     check_cache()
     budget = TimeBudget.of(options.time_limit)
     progress(0, None, "loading")
-    given = load(model)
+    given, written = load(model), tuple[str, ...]()
+    if options.opset is not None:
+        given, written = written_at_opset(given, options, budget)
     before, notes = inline_functions(given, options)
     graph = before.graph
     typing = infer(graph, options.sizes)
@@ -113,7 +116,7 @@ def optimize(
         calibrate=not EFFORTS[options.effort].one_pass,
     ) as model_costs:
         budget.extend(time.monotonic() - began)
-        notes = (*notes, *_unknown_sizes(graph, options.sizes))
+        notes = (*written, *notes, *_unknown_sizes(graph, options.sizes))
         result = run_passes(Task(graph, typing, library, model_costs, options, progress, budget, sizes, notes))
     return restore_calls(result, given, before, options)
 

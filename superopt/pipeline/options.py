@@ -90,6 +90,7 @@ class Options:
             model's structure; a body that is rewritten stands in place of its call. "inline": every call's body does,
             for runtimes that do not know functions. Either way rules and prices see the bodies, so a call costs
             nothing but where it stays, and "keep", which loses nothing, is the default.
+        opset: version of ONNX's operators that the result is written at; ``None``: the model's.
     """
 
     target: str = "cpu"
@@ -111,6 +112,7 @@ class Options:
     runtime: str = "onnxruntime"
     objective: str = "time"
     functions: str = "keep"
+    opset: int | None = None
 
     def validate(self, flags: bool = False) -> None:
         """Refuse a value that an option does not take.
@@ -127,7 +129,7 @@ class Options:
         one_of("runtime", self.runtime, tuple(RUNTIMES), flags)
         one_of("functions", self.functions, FUNCTIONS, flags)
         least = (("time_limit", self.time_limit, 0.0), ("memory_limit", self.memory_limit, 1), ("seed", self.seed, 0),
-                 ("threads", self.threads, 1))  # fmt: skip
+                 ("threads", self.threads, 1), ("opset", self.opset, 1))  # fmt: skip
         for name, number, bound in least:
             if number is not None and not number >= bound:
                 hint = "None is no limit" if name == "time_limit" and not flags else ""

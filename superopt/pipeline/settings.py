@@ -36,6 +36,7 @@ Settings = TypedDict(  # noqa: UP013
         "effort": Literal["quick", "default", "thorough"],
         "objective": Literal["time", "memory", "pareto"],
         "functions": Literal["keep", "inline"],
+        "opset": "int | None",
     },
     total=False,
 )
@@ -149,6 +150,7 @@ _READERS: Mapping[str, Callable[[str, Any], dict[str, Any]]] = {
     **dict.fromkeys(("target", "runtime", "effort", "objective", "functions"), _text),
     **dict.fromkeys(("measure", "strict"), _flag), **dict.fromkeys(("seed", "threads"), _whole),
     **dict.fromkeys(("enable", "disable"), _names),
+    "opset": lambda name, value: {name: None} if value is None else _whole(name, value),
     "time_limit": _seconds, "memory_limit": _memory, "rules": _folder, "dim": _sizes, "verify": _verify,
     "check": _check, "float": lambda name, value: {"floats": _text(name, value)[name]},
 }  # fmt: skip

@@ -125,6 +125,7 @@ def test_large_bodies_are_taken(client: TestClient) -> None:
         ("time_limit=-1", "time_limit"), ("time_limit=nan", "time_limit"), ("time_limit=1e9", "time_limit"),
         ("seed=x", "seed"), ("seed=-1", "seed"), ("seed=99999999999", "seed"), ("dim=N", "dim"), ("dim=N=0", "dim"),
         ("enable=no-such-rule", "enable"), ("disable=matmu", "disable"), ("measure=maybe", "measure"),
+        ("opset=0", "opset"), ("opset=x", "opset"), ("opset=13&opset=14", "opset"),
         ("target=", "target"), ("seed=1&seed=2", "seed"), ("dim=N=8&dim=N=9", "dim"), ("upload=x", "upload"),
         ("source=s3://a/b", "source"),
     ],

@@ -1,0 +1,52 @@
+"""The model at another version of ONNX's operators, compared with the input before anything is searched."""
+
+from __future__ import annotations
+
+from superopt.formats.functions import functions_in
+from superopt.formats.opset import at_opset
+from superopt.ir.errors import NotEquivalent, Unsupported, printable
+from superopt.ir.graph import Graph
+from superopt.pipeline.budget import TimeBudget
+from superopt.pipeline.functions import inline_functions
+from superopt.pipeline.options import Options
+from superopt.verifier.check.differential import check
+
+__all__ = ["written_at_opset"]
+
+_NAMED = 3  # nodes that a message names
+
+
+def written_at_opset(given: Graph, options: Options, budget: TimeBudget) -> tuple[Graph, tuple[str, ...]]:
+    """The model at the version that the options ask for, and a note; the model itself where it is at that version.
+
+    Args:
+        given: a checked model.
+        options: ``opset``, and how the check runs.
+        budget: of time.
+
+    Raises:
+        Unsupported: a node cannot be written at that version, or may mean something else and could not be run.
+        NotEquivalent: ONNX Runtime computes something else.
+    """
+    assert options.opset is not None
+    graph = inline_functions(given, options)[0].graph if functions_in(given) else given
+    before = graph.opset.get("", graph.opset.get("ai.onnx", 0))
+    converted = at_opset(graph, options.opset)
+    if converted.graph is graph:
+        return given, ()
+    found = None
+    if options.check or converted.unproved:
+        found = check(
+            graph, converted.graph, seed=options.seed, trials=1, sizes=options.sizes, time_limit=budget.left_or_none,
+            patience=budget.check_timeout,
+        )  # fmt: skip
+        if found.verdict == "failed":
+            raise NotEquivalent(f"at opset {options.opset} the model computes something else: {found.reason}")
+        if converted.unproved and found.verdict != "passed":
+            named = printable(", ".join(converted.unproved[:_NAMED]), 300)
+            raise Unsupported(f"at opset {options.opset} {named} may mean something else: {found.reason}")
+    ran = "" if found is None else "; it computes the same" if found.verdict == "passed" else f"; {found.reason}"
+    note = (
+        f"written at opset {options.opset} instead of {before}: {converted.rewritten} nodes are written otherwise{ran}"
+    )
+    return converted.graph, (note,)
