@@ -18,7 +18,6 @@ __all__ = ["Choice", "ExtractionInput", "Problem", "Saving", "constant_forms", "
 
 NODE_US = 1e-7  # µs per operator that runs, whatever it costs: of equally fast programs the smallest is taken
 _CLEAR = 1e-6  # µs by which a lower bound must exceed a cost, so that rounding decides nothing
-_ROUNDS = 4  # of local search over all changes, at most: the first finds most, each is as long
 Choice = dict[int, int]  # class → index of the chosen candidate
 
 
@@ -313,7 +312,8 @@ def improve(problem: Problem, start: Choice, deadline: float = float("inf")) -> 
     cheapest = greedy(problem)
     complete = {**cheapest, **best}
     standing = _Standing(problem, complete)
-    for _ in range(_ROUNDS):
+    improved, late = True, False
+    while improved and not late:
         improved = late = False
         for number, move in enumerate(_moves(problem, complete)):
             if number & 31 == 31 and time.monotonic() > deadline:
@@ -326,8 +326,6 @@ def improve(problem: Problem, start: Choice, deadline: float = float("inf")) -> 
             if price < cost - 1e-9:
                 complete, cost, improved = trial, price, True
                 standing = _Standing(problem, complete)
-        if late or not improved:
-            break
     used = used_classes(problem, complete)
     return {c: complete[c] for c in used} if used is not None else best
 
