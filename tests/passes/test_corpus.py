@@ -52,6 +52,7 @@ def test_low_rank_updates_are_merged(library):
     assert (ops["MatMul"] + ops["Gemm"]) * 2 <= before["MatMul"]
 
 
+@pytest.mark.slow
 def test_gates_merge_over_all_steps(library):
     before = Counter(n.op for n in tiny("lstm").nodes)
     after, ops = optimised("lstm", library)
