@@ -108,14 +108,14 @@ def line(row: Row) -> str:
     return f"{row.kind}: {row.name}: {operators}; {times} ({row.reason})"
 
 
-def chosen(kinds: tuple[str, ...]) -> list[Case]:
+def cases_of(kinds: tuple[str, ...]) -> list[Case]:
     """Cases of these kinds, or all."""
     return [c for c in cases() if not kinds or c.kind in kinds]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the suite (:meth:`lab.case_suite.Suite.main`)."""
-    return Suite("lab.pairs", __doc__, "kinds", chosen, row_of, line, table).main(arguments)
+    return Suite("lab.pairs", __doc__, "kinds", cases_of, row_of, line, table).main(arguments)
 
 
 if __name__ == "__main__":
