@@ -134,6 +134,7 @@ def test_no_operator_stands_behind_itself_where_none_may() -> None:
     assert all(len(set(operators)) == len(operators) for operators in applied)
 
 
+@pytest.mark.slow
 def test_a_theme_of_operators_alone(tmp_path: Path) -> None:
     file = tmp_path / "solving.toml"
     file.write_text(
