@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 from abuse import ATTACKS, GET, POST, ask, may_upload, raid, resident
-from sampling import slow
 from service_testing import Live, free_port, start, stop, tiny, until
 
 from superopt.server.http.connections import Connections
@@ -376,7 +375,8 @@ def test_turns_are_taken_address_by_address() -> None:
 # --- all at once -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("with_key", [slow(False, id="without keys"), pytest.param(True, id="with a key")])
+@pytest.mark.slow
+@pytest.mark.parametrize("with_key", [False, True], ids=["without keys", "with a key"])
 def test_the_service_answers_and_stays_small_under_abuse(with_key: bool, tmp_path: Path) -> None:
     """The short form of ``python tests/server/abuse.py``; that one also says how quickly it answers."""
     settings = Settings(tmp_path, port=free_port(), workers=0)

@@ -24,9 +24,9 @@ _DECIDED = ("proved_all_sizes", "refuted", "ill")
 @pytest.mark.parametrize(
     "rows",
     [
-        pytest.param(RULES[::8], id="five"),
+        slow(RULES[::8], id="five"),
         pytest.param(TRAPS[::8], id="five traps"),
-        pytest.param(COMPILER[6::8], id="five of a compiler's"),
+        slow(COMPILER[6::8], id="five of a compiler's"),
         slow(RULES, id="forty"),
         slow(TRAPS, id="forty traps"),
         slow(COMPILER, id="forty of a compiler's"),
