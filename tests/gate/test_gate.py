@@ -16,6 +16,7 @@ from xml.etree import ElementTree as ET
 
 import jsonschema
 import pytest
+from sampling import slow
 from typer.testing import CliRunner
 
 from superopt.cli import app
@@ -418,7 +419,7 @@ def test_a_worker_that_is_lost_takes_only_its_model(corpus: Corpus, why: str) ->
     assert all(why in r.error for r in rows)
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("workers", ["1", slow("2")])
 def test_a_run_that_was_cut_short_goes_on(corpus: Corpus, monkeypatch: pytest.MonkeyPatch, workers: str) -> None:
     monkeypatch.setattr(optimization, "load_library", load_library)  # which the workers have
     given = ("--resume", "kept", "--workers", workers)

@@ -90,7 +90,7 @@ def test_the_default_uses_them_and_says_where_and_how_accurately() -> None:
     assert np.abs(outputs(result, x) - outputs(graph, x)).max() <= 1e-5 * np.abs(outputs(graph, x)).max()
 
 
-@pytest.mark.parametrize("settings", [{"floats": "strict"}, {"disable": ("algorithms",)}])
+@pytest.mark.parametrize("settings", [slow({"floats": "strict"}), {"disable": ("algorithms",)}])
 def test_none_are_used_where_none_are_allowed(settings: dict[str, object], plain: Graph) -> None:
     result, report = optimised(model(), **settings)
     assert (report.algorithms, report.errors) == ((), None)
