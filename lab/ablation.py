@@ -36,7 +36,7 @@ from superopt.pipeline.optimization import load
 from superopt.pipeline.options import Progress, quiet
 from superopt.pipeline.paired_benchmark import runnable
 from superopt.pipeline.rule_learning import learn_from
-from superopt.pipeline.rule_schedule import search_user_rules_first
+from superopt.pipeline.searching import search_user_rules_first
 from superopt.report.corpus import geometric_mean
 from superopt.rules import Library, Rule, load_library
 from superopt.rules.canonical import rule_text

@@ -36,7 +36,7 @@ from superopt.server.jobs.store import Store, Submission
 from superopt.server.jobs.uploads import Uploads
 from superopt.server.jobs.webhooks import Webhooks
 from superopt.server.settings import Settings
-from superopt.server.views.catalogue import Catalogue
+from superopt.server.views.catalogue import built_in_catalogue
 from superopt.server.views.certificates import Certificates
 from superopt.server.views.evidence import Evidence
 from superopt.server.views.inspection import Inspector
@@ -71,7 +71,7 @@ class Service:
         self.stores = Stores(self.settings.stores, self.settings.store_results, self.blobs, limits)
         self.watcher = Watcher(self.store, self.settings.poll)
         self.webhooks = Webhooks(self.database, self.settings.webhooks, limits)
-        self.catalogue = Catalogue()
+        self.catalogue = built_in_catalogue()
         self.certificates = Certificates(self.settings.data / "certificates")
         self.judge = Judge()
         self.inspector = Inspector(self.blobs, limits)

@@ -37,7 +37,7 @@ def pytest_collection() -> Iterator[None]:
 # Folders whose files take longest come first, and those of many short tests last: processes take files in this order,
 # and a long file that begins last leaves the other processes idle.
 FIRST = (
-    "browser", "discovery", "attack", "server", "gate", "lab", "benchmark", "fleet", "pipeline", "robust", "verifier",
+    "discovery", "attack", "server", "gate", "lab", "benchmark", "fleet", "pipeline", "robust", "verifier",
     "passes", "cli",
 )  # fmt: skip
 LAST = ("docs", "corpus", "ir", "ops")

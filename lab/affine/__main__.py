@@ -8,22 +8,17 @@ the result has no more nodes than the fewest that weights exist for (:mod:`lab.a
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from lab.affine.deciding import fewest_operators
 from lab.affine.forms import LARGE, Composition, compositions
+from lab.case_suite import FOUND, MISSED, Suite, options, outcome_table
 from superopt.cost.fusion import ONNX_RUNTIME_CPU
 from superopt.pipeline.optimization import optimize
-from superopt.pipeline.options import Options
 
-_TARGET = "profile:cpu-epyc-2core"
-FOUND, MISSED, NONE = "found", "missed", "none exists"
+NONE = "none exists"
 
 
 @dataclass(frozen=True)
@@ -59,8 +54,7 @@ def row_of(composition: Composition) -> Row:
 
 def operators_left(composition: Composition, floats: str) -> int:
     """Operators of what optimisation makes of a composition in a mode of floating point."""
-    options = Options(target=_TARGET, time_limit=None, floats=floats, disable=("algorithms",))
-    nodes = optimize(composition.graph(LARGE), options=options).graph.nodes
+    nodes = optimize(composition.graph(LARGE), options=options(floats)).graph.nodes
     return sum(n.op not in ONNX_RUNTIME_CPU.views for n in nodes)  # what renames memory takes no time
 
 
@@ -70,35 +64,19 @@ def _reason(composition: Composition, fewest: int) -> str:
 
 def table(rows: Iterable[Row]) -> str:
     """Counts by form."""
-    by_form: dict[str, Counter[str]] = {}
-    for row in rows:
-        by_form.setdefault(row.form, Counter())[row.outcome] += 1
-    total: Counter[str] = sum(by_form.values(), Counter())
-    lines = ["| linear operator | found | missed | none exists |", "|---|--:|--:|--:|"]
-    for name, counts in [*by_form.items(), ("all", total)]:
-        lines.append(f"| {name} | {counts[FOUND]} | {counts[MISSED]} | {counts[NONE]} |")
-    return "\n".join(lines) + "\n"
+    return outcome_table("linear operator", (FOUND, MISSED, NONE), ((row.form, row.outcome) for row in rows))
+
+
+def line(row: Row) -> str:
+    """A missed composition."""
+    return f"{row.name}: {row.operators} operators, {row.fewest} do, {row.result} come back ({row.reason})"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print a line for what is missed, then the table; exit code 6 where something is missed."""
-    parser = argparse.ArgumentParser(prog="python -m lab.affine", description=__doc__)
-    parser.add_argument("--operators", default="", help="only these linear operators, with commas")
-    parser.add_argument("--every", type=int, default=1, help="only each N-th composition")
-    parser.add_argument("--json", type=Path)
-    chosen = parser.parse_args(arguments)
-    rows: list[Row] = []
-    for composition in list(compositions(tuple(filter(None, chosen.operators.split(",")))))[:: chosen.every]:
-        row = row_of(composition)
-        rows.append(row)
-        if row.outcome == MISSED:
-            counts = f"{row.operators} operators, {row.fewest} do, {row.result} come back"
-            print(f"{row.name}: {counts} ({row.reason})", flush=True)
-    print(table(rows), end="")
-    if chosen.json is not None:
-        data: list[Mapping[str, object]] = [asdict(r) for r in rows]
-        chosen.json.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-    return 6 if any(r.outcome == MISSED for r in rows) else 0
+    """Run the suite (:meth:`lab.case_suite.Suite.main`)."""
+    return Suite("lab.affine", __doc__, "operators", lambda names: list(compositions(names)), row_of, line, table).main(
+        arguments
+    )
 
 
 if __name__ == "__main__":

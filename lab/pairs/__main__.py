@@ -8,15 +8,12 @@ result costs no more than the person's equal, or where that has fewer operators 
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
-from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
+from lab.case_suite import FOUND, MISSED, PROFILE, Suite, options, outcome_table
 from lab.compare import modelled
 from lab.pairs.cases import Case, cases
 from superopt.cost import CostModel
@@ -27,13 +24,10 @@ from superopt.egraph.saturation import RewriteSet
 from superopt.ir.graph import Graph
 from superopt.ops.infer import infer
 from superopt.pipeline.optimization import optimize
-from superopt.pipeline.options import Options
 from superopt.program.program import program_of
 from superopt.rules.library import load_library
 
-_PROFILE = "cpu-epyc-2core"
 _SAME = 1.01  # times the cost of the equal: as cheap
-FOUND, MISSED = "found", "missed"
 VERDICT, PRICE, UNREACHED = "floating-point verdict", "price or order of rewrites", "no rules"
 
 
@@ -67,7 +61,7 @@ def form_of(graph: Graph, prices: CostModel | None = None) -> Form:
     """What a graph runs."""
     program = program_of(graph, infer(graph))
     operators = sum(program.steps[p].op not in ONNX_RUNTIME_CPU.views for p in program.running)
-    return Form(operators, round(modelled(graph, prices or recorded(_PROFILE)), 3))
+    return Form(operators, round(modelled(graph, prices or recorded(PROFILE)), 3))
 
 
 def row_of(case: Case) -> Row:
@@ -81,8 +75,7 @@ def row_of(case: Case) -> Row:
 
 def result_of(case: Case, floats: str) -> Form:
     """What optimisation makes of a case in a mode of floating point."""
-    options = Options(target=f"profile:{_PROFILE}", time_limit=None, floats=floats, disable=("algorithms",))
-    return form_of(optimize(case.given, options=options).graph)
+    return form_of(optimize(case.given, options=options(floats)).graph)
 
 
 def is_found(given: Form, answer: Form, result: Form) -> bool:
@@ -103,37 +96,26 @@ def _rewrites() -> RewriteSet:
 
 def table(rows: Iterable[Row]) -> str:
     """Counts by kind."""
-    by_kind: dict[str, Counter[str]] = {}
-    for row in rows:
-        by_kind.setdefault(row.kind, Counter())[row.reason or row.outcome] += 1
-    total: Counter[str] = sum(by_kind.values(), Counter())
-    columns = (FOUND, VERDICT, PRICE, UNREACHED)
-    lines = [f"| kind | {' | '.join(columns)} |", "|---|" + "--:|" * len(columns)]
-    for name, counts in [*by_kind.items(), ("all", total)]:
-        lines.append(f"| {name} | {' | '.join(str(counts[c]) for c in columns)} |")
-    return "\n".join(lines) + "\n"
+    return outcome_table(
+        "kind", (FOUND, VERDICT, PRICE, UNREACHED), ((row.kind, row.reason or row.outcome) for row in rows)
+    )
+
+
+def line(row: Row) -> str:
+    """A missed case."""
+    operators = f"{row.given.operators} operators, {row.answer.operators} do, {row.result.operators} come back"
+    times = f"{row.given.us} µs, {row.answer.us}, {row.result.us}"
+    return f"{row.kind}: {row.name}: {operators}; {times} ({row.reason})"
+
+
+def cases_of(kinds: tuple[str, ...]) -> list[Case]:
+    """Cases of these kinds, or all."""
+    return [c for c in cases() if not kinds or c.kind in kinds]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print a line for what is missed, then the table; exit code 6 where something is missed."""
-    parser = argparse.ArgumentParser(prog="python -m lab.pairs", description=__doc__)
-    parser.add_argument("--kinds", default="", help="only these kinds, with commas")
-    parser.add_argument("--every", type=int, default=1, help="only each N-th case")
-    parser.add_argument("--json", type=Path)
-    chosen = parser.parse_args(arguments)
-    kinds = tuple(filter(None, chosen.kinds.split(",")))
-    rows: list[Row] = []
-    for case in [c for c in cases() if not kinds or c.kind in kinds][:: chosen.every]:
-        row = row_of(case)
-        rows.append(row)
-        if row.outcome == MISSED:
-            operators = f"{row.given.operators} operators, {row.answer.operators} do, {row.result.operators} come back"
-            times = f"{row.given.us} µs, {row.answer.us}, {row.result.us}"
-            print(f"{row.kind}: {row.name}: {operators}; {times} ({row.reason})", flush=True)
-    print(table(rows), end="")
-    if chosen.json is not None:
-        chosen.json.write_text(json.dumps([asdict(r) for r in rows], indent=1) + "\n", encoding="utf-8")
-    return 6 if any(r.outcome == MISSED for r in rows) else 0
+    """Run the suite (:meth:`lab.case_suite.Suite.main`)."""
+    return Suite("lab.pairs", __doc__, "kinds", cases_of, row_of, line, table).main(arguments)
 
 
 if __name__ == "__main__":

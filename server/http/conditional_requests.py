@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from starlette.requests import Request
+from starlette.responses import Response
 
 from superopt.server.http.problems import Problem
 
-__all__ = ["is_current", "check_range"]
+__all__ = ["check_range", "is_current", "not_modified"]
 
 _TAG = re.compile(r'"[^"]*"')
 _RANGE = re.compile(r"(\d{1,19})-(\d{0,19})|-(\d{1,19})")
@@ -22,6 +24,13 @@ def is_current(if_none_match: str, tag: str) -> bool:
         tag: the ETag of what would be sent, in its quotes, without ``W/``.
     """
     return if_none_match.strip() == "*" or tag in _TAG.findall(if_none_match)
+
+
+def not_modified(request: Request, headers: Mapping[str, str]) -> Response | None:
+    """The answer 304 with these headers, where the client has what their ETag names."""
+    if is_current(request.headers.get("if-none-match", ""), headers["ETag"]):
+        return Response(status_code=304, headers=headers)
+    return None
 
 
 def check_range(request: Request, size: int) -> None:

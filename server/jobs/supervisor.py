@@ -71,10 +71,6 @@ class Workers:
         """Start as many as the settings say."""
         self._thread.start()
 
-    def pids(self) -> list[int]:
-        """Process ids of those that run."""
-        return [p.pid for p in self._processes if p.poll() is None]
-
     def stop(self) -> None:
         """Ask them to give their jobs back and end; after a while make them."""
         self._stop.set()

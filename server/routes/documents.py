@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response, StreamingResponse
 
 from superopt.server.http.body import GRAPH_JSON, MULTIPART, ONNX
-from superopt.server.http.conditional_requests import check_range, is_current
+from superopt.server.http.conditional_requests import check_range, not_modified
 from superopt.server.http.problems import Problem, from_outcome
 from superopt.server.jobs.child import FILES, FRAME, SIDECAR
 from superopt.server.jobs.finality import unfinished
@@ -181,8 +181,8 @@ async def _send_parts(service: Service, job: Mapping[str, Any], request: Request
         wanted = [("graph", "graph.json", GRAPH_JSON, files["json"])]
     tag = f'"{hashlib.sha256("".join(facts["sha256"] for *_, facts in wanted).encode()).hexdigest()}"'
     headers = {"ETag": tag, "Cache-Control": "private, max-age=3600", **extra}
-    if is_current(request.headers.get("if-none-match", ""), tag):
-        return Response(status_code=304, headers=headers)
+    if (unchanged := not_modified(request, headers)) is not None:
+        return unchanged
     boundary = f"superopt-{tag[1:33]}"  # a digest of the contents, so the contents do not hold it
     pieces: list[bytes | Path] = []
     for part, filename, media, facts in wanted:
@@ -217,8 +217,8 @@ async def send_file(
     facts = job["outputs"]["files"][name]
     tag = f'"{facts["sha256"]}"'
     headers = {"ETag": tag, "Cache-Control": "private, max-age=3600", **extra}
-    if is_current(request.headers.get("if-none-match", ""), tag):
-        return Response(status_code=304, headers=headers)
+    if (unchanged := not_modified(request, headers)) is not None:
+        return unchanged
     path = await run_in_threadpool(service.blobs.fetched, facts["sha256"])
     if not await run_in_threadpool(path.is_file):
         raise Problem(410, "gone", "the result is not kept any more; submit the model again")

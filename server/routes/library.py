@@ -22,8 +22,7 @@ from superopt.server.service import Service, of
 from superopt.server.views.charts import spark
 from superopt.server.views.drawing import draw
 from superopt.server.views.recorded import Run, ratio_of
-from superopt.server.views.rule_page import example_of, float_rows, gain_text, reach_text
-from superopt.server.views.rule_prose import read_rule
+from superopt.server.views.rule_page import example_of, float_rows, gain_text, reach_text, read_rule
 from superopt.verifier.exact.bilinear import check_algorithm
 
 __all__ = ["router"]

@@ -14,7 +14,7 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from superopt.report.algorithm_index import algorithm_data, search_algorithms
 from superopt.server.http import openapi as doc
 from superopt.server.http.body import pieces
-from superopt.server.http.conditional_requests import check_range, is_current
+from superopt.server.http.conditional_requests import check_range, not_modified
 from superopt.server.http.problems import Problem
 from superopt.server.service import of
 
@@ -30,8 +30,8 @@ def sent(request: Request, body: bytes, headers: dict[str, str] | None = None) -
     """JSON that is the same for everybody, with its digest as ETag."""
     tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
     common = {"ETag": tag, "Cache-Control": "public, max-age=60", **(headers or {})}
-    if is_current(request.headers.get("if-none-match", ""), tag):
-        return Response(status_code=304, headers=common)
+    if (unchanged := not_modified(request, common)) is not None:
+        return unchanged
     return Response(body, headers=common, media_type="application/json")
 
 
@@ -79,8 +79,8 @@ async def get_certificate(rule_id: str, request: Request) -> Response:
         raise Problem(404, "not-found", "only rules that are proved for all sizes have a certificate")
     digest = service.catalogue.library.digests[rule_id]
     headers = {"ETag": service.certificates.tag(digest), "Cache-Control": "public, max-age=3600"}
-    if is_current(request.headers.get("if-none-match", ""), headers["ETag"]):
-        return Response(status_code=304, headers=headers)
+    if (unchanged := not_modified(request, headers)) is not None:
+        return unchanged
     path = await service.slowly(service.certificates.path, rule_id, digest)
     check_range(request, path.stat().st_size)
     return FileResponse(path, media_type="application/json", filename=f"{rule_id}.json", headers=headers)

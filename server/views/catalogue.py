@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from typing import Any
 
 from superopt import cost
@@ -17,7 +17,7 @@ from superopt.report.naming import RuleIndex
 from superopt.rules import Library, Rule, format_rule, load_library
 from superopt.rules.floats import float_key
 
-__all__ = ["Catalogue"]
+__all__ = ["Catalogue", "built_in_catalogue"]
 
 
 class Catalogue:
@@ -125,6 +125,12 @@ class Catalogue:
             {"name": name, "target": f"profile:{name}", **cost.load_profile(name).header}
             for name in cost.profile_names()
         ]
+
+
+@cache
+def built_in_catalogue() -> Catalogue:
+    """The catalogue of this process: its library never changes, and indexing it takes a second."""
+    return Catalogue()
 
 
 def _counts(values: Iterable[str]) -> dict[str, int]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from superopt.rules import Rule
     from superopt.rules.floats import Directions
 
-__all__ = ["Judge", "main"]
+__all__ = ["Judge", "judge_rule", "main"]
 
 _ROOT = str(Path(superopt.__file__).parents[1])
 _START = "import sys; sys.path.append({root!r}); from superopt.server.views.rule_judging import main; main()"
@@ -104,7 +104,7 @@ def main() -> None:
     given = json.loads(sys.stdin.read())
     with os.fdopen(os.dup(1), "w") as answer:
         os.dup2(2, 1)  # what a library prints is no part of it
-        found, gain = _judged(given["rule"])
+        found, gain = judge_rule(given["rule"])
         print(json.dumps(found, allow_nan=False), file=answer, flush=True)
         if gain is not None and given["corpus"] is not None:
             print(json.dumps(gain(Path(given["corpus"])), allow_nan=False), file=answer, flush=True)
@@ -127,7 +127,7 @@ def _mistyped(rule: Rule) -> str:
     return f'{why}; Cast(x, to="float32") makes one of the other' if isinstance(why, Mistyped) else ""
 
 
-def _judged(row: dict[str, Any]) -> tuple[dict[str, Any], Callable[[Path], dict[str, Any]] | None]:
+def judge_rule(row: dict[str, Any]) -> tuple[dict[str, Any], Callable[[Path], dict[str, Any]] | None]:
     """What is known of a rule; and, where it is proved, what it would gain on a folder of models, for later."""
     from superopt.ir.errors import SuperoptError, printable
     from superopt.ops import REGISTRY

@@ -94,7 +94,6 @@ def coverage(
     models: Sequence[str | Path | Graph],
     profile: str,
     *,
-    rules: Path | None = None,
     sizes: Mapping[str, int] | None = None,
     progress: Progress = quiet,
 ) -> tuple[Coverage, ...]:
@@ -103,7 +102,6 @@ def coverage(
     Args:
         models: models.
         profile: its name, or its file.
-        rules: folder of a rule library used besides the built-in one.
         sizes: what symbolic dimensions are costed at.
         progress: called with (done, total, what).
 
@@ -112,13 +110,13 @@ def coverage(
     """
     known = costs.load_profile(profile)
     backend = str(known.header.get("backend", costs.ONNX_RUNTIME_CPU.name))
-    state: _State = (tuple(known.records.values()), known.header, backend, rules, dict(sizes or {}))
+    state: _State = (tuple(known.records.values()), known.header, backend, None, dict(sizes or {}))
     rows = []
     for position, model in enumerate(models):
         name = model.name if isinstance(model, Graph) else str(model)
         progress(position, len(models), name)
         plan = _planning(state)
-        before, after = _plans(load(model), plan, rules, sizes or {}, _PATIENCE)
+        before, after = _plans(load(model), plan, None, sizes or {}, _PATIENCE)
         rows.append(
             Coverage(
                 name, len(plan.questions), len(plan.questions) - len(plan.missing), before.us, after.us,

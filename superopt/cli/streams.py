@@ -7,6 +7,7 @@ import io
 import os
 import stat
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from superopt.cli.early import CLOSED
@@ -126,16 +127,10 @@ def copy_input(path: Path, limit: int) -> None:
         InvalidModel: there is much of it, and it does not begin as a model does.
         ResourceLimit: there is more of it than the limit.
     """
-    if 0 in CLOSED:
-        raise UsageError("standard input is closed", hint="name a file, or send a model: … < model.onnx")
-    size = 0
     with path.open("wb") as file:
-        while chunk := sys.stdin.buffer.read(_CHUNK):
-            if not size and len(chunk) == _CHUNK and not _may_be_model(chunk):
+        for number, chunk in enumerate(_chunks(limit, "model.onnx")):
+            if not number and len(chunk) == _CHUNK and not _may_be_model(chunk):
                 raise InvalidModel("is not a model", where="standard input", hint="ONNX or a superopt JSON graph")
-            size += len(chunk)
-            if size > limit:
-                raise ResourceLimit(f"is longer than {limit} bytes, as no model is", where="standard input")
             file.write(chunk)
 
 
@@ -149,12 +144,18 @@ def read_input(limit: int) -> bytes:
         UsageError: it is closed.
         ResourceLimit: there is more of it than the limit.
     """
+    return b"".join(_chunks(limit, "FILE"))
+
+
+def _chunks(limit: int, example: str) -> Iterator[bytes]:
     if 0 in CLOSED:
-        raise UsageError("standard input is closed", hint="name a file, or send one: … < FILE")
-    data = sys.stdin.buffer.read(limit + 1)
-    if len(data) > limit:
-        raise ResourceLimit(f"is longer than {limit} bytes", where="standard input", hint="name a file")
-    return data
+        raise UsageError("standard input is closed", hint=f"name a file, or send one: … < {example}")
+    size = 0
+    while chunk := sys.stdin.buffer.read(_CHUNK):
+        size += len(chunk)
+        if size > limit:
+            raise ResourceLimit(f"is longer than {limit} bytes", where="standard input", hint="name a file")
+        yield chunk
 
 
 def _may_be_model(head: bytes) -> bool:

@@ -199,8 +199,7 @@ def _locked(file: IO[bytes]) -> Iterator[None]:
 class Store:
     """The user's growing profile of this device. A failure of the disk is logged, and is no error.
 
-    Two processes may share one: lines are appended under a lock where the system has one, and re-read when another
-    process has appended (:meth:`refresh`).
+    Two processes may share one: lines are appended under a lock where the system has one.
     """
 
     def __init__(self, name: str, header: Mapping[str, Any], directory: Path | None = None) -> None:
@@ -208,7 +207,6 @@ class Store:
         self.path = (directory or cache_directory()) / f"{safe[:150]}.jsonl"
         self._header = {**header, "schema": SCHEMA}
         self._records: dict[str, Record] = {}
-        self._read_to = 0
         self._writable = True
         self._load()
 
@@ -216,7 +214,7 @@ class Store:
     def of(cls, records: Iterable[Record]) -> Store:
         """A store of these records that is not on disk."""
         made = cls.__new__(cls)
-        made.path, made._header, made._read_to, made._writable = Path(os.devnull), {}, 0, False
+        made.path, made._header, made._writable = Path(os.devnull), {}, False
         made._records = {r.key.text: r for r in records}
         return made
 
@@ -249,10 +247,6 @@ class Store:
         """Add records that are on disk already."""
         self._records.update((r.key.text, r) for r in records)
 
-    def refresh(self) -> None:
-        """Take in what another process has appended since the last read."""
-        self._load()
-
     def _append(self, line: bytes) -> None:
         with open(self.path, "a+b") as file, _locked(file):
             end = file.seek(0, os.SEEK_END)
@@ -273,9 +267,8 @@ class Store:
             report_write_failure(self.path.parent, error.strerror or str(error))
             self._writable = False
             return
-        if len(content) == self._read_to:
+        if not content:
             return
-        self._read_to = len(content)
         head, *lines = content.split(b"\n")
         if not self._is_mine(head):
             self._set_aside()
@@ -315,7 +308,6 @@ class Store:
         content = ("\n".join([head, *_lines(self._records.values())]) + "\n").encode()
         try:
             _replace(self.path, content)
-            self._read_to = len(content)
         except OSError as error:
             self._writable = False
             report_write_failure(self.path.parent, error.strerror or str(error))

@@ -255,13 +255,16 @@ def _of_all(rules: tuple[Rule, ...], deadline: float, floats: Floats | None) -> 
 
 
 def store_compiled_rules(library: Library, mode: str, counts: Sequence[int]) -> None:
-    """Keep the compiled form of each rule that a pass may apply.
+    """Keep the compiled form of each rule that a pass may apply, where it is not kept already.
 
     Args:
         library: the rules.
         mode: in which verdicts in floating point are read.
         counts: numbers of parts.
     """
+    kept = load_object(_FOLDER, _packed_name(mode), ())
+    if isinstance(kept, dict) and kept.get(_COUNTS) == bytes(counts):
+        return
     floats = library.floats(mode)
     made: dict[str, bytes] = {_COUNTS: bytes(counts)}
     for rule in library.admitted:

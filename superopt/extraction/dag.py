@@ -300,24 +300,24 @@ def greedy(problem: Problem) -> Choice:
     return choice
 
 
-def improve(problem: Problem, start: Choice, rounds: int = 4, deadline: float = float("inf")) -> Choice:
+def improve(problem: Problem, start: Choice, deadline: float = float("inf")) -> Choice:
     """Local search from a program: change one class's candidate, or all readers of one shared new class jointly.
 
     Args:
         problem: what to choose from.
         start: a program.
-        rounds: over all changes, at most.
         deadline: ``time.monotonic`` value at which it ends with what it has.
     """
     best, cost = dict(start), cost_of(problem, start)
     cheapest = greedy(problem)
     complete = {**cheapest, **best}
     standing = _Standing(problem, complete)
-    for _ in range(rounds):
-        improved = False
+    improved, late = True, False
+    while improved and not late:
+        improved = late = False
         for number, move in enumerate(_moves(problem, complete)):
             if number & 31 == 31 and time.monotonic() > deadline:
-                rounds = 0
+                late = True
                 break
             if standing.least(move) > cost + _CLEAR:
                 continue
@@ -326,8 +326,6 @@ def improve(problem: Problem, start: Choice, rounds: int = 4, deadline: float = 
             if price < cost - 1e-9:
                 complete, cost, improved = trial, price, True
                 standing = _Standing(problem, complete)
-        if not improved or rounds == 0:
-            break
     used = used_classes(problem, complete)
     return {c: complete[c] for c in used} if used is not None else best
 

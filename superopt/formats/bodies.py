@@ -8,10 +8,10 @@ back what it was given (by induction over turns).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from onnx import AttributeProto, GraphProto
+from onnx import AttributeProto, GraphProto, NodeProto, TensorProto
 
 from superopt.formats.functions import MODEL
 from superopt.formats.onnx_nodes import attribute_from_payload, node_proto, subgraphs
@@ -22,7 +22,10 @@ from superopt.ir.graph import Graph, Node, OpaqueAttribute, Value, Weight, unuse
 from superopt.ir.types import DType, TensorType
 from superopt.ops.infer import Typing, infer
 
-__all__ = ["CONTROL_FLOW", "Body", "all_names", "bodies", "count_nodes", "nested_operators", "places_read", "with_body"]
+__all__ = [
+    "CONTROL_FLOW", "Body", "all_names", "bodies", "count_nodes", "nested_operators", "places_read", "read_parts",
+    "with_body",
+]  # fmt: skip
 
 _OWN_DOMAINS = ("", "ai.onnx")
 CONTROL_FLOW = ("If", "Loop", "Scan")  # operators with bodies
@@ -63,6 +66,17 @@ def bodies(graph: Graph, typing: Typing) -> Iterator[Body]:
                 yield Body(place, name, *body)
 
 
+def read_parts(
+    initializers: Iterable[TensorProto], nodes: Iterable[NodeProto]
+) -> tuple[tuple[Weight, ...], tuple[Node, ...]] | None:
+    """Weights and nodes of a graph inside the model; ``None`` where one of them cannot be read."""
+    files = ExternalFiles(None)
+    try:
+        return tuple(weight(t, files) for t in initializers), tuple(read_node(n, files) for n in nodes)
+    except (InvalidModel, ResourceLimit):
+        return None
+
+
 def places_read(graph: Graph, found: Sequence[Body]) -> frozenset[int]:
     """The positions of the nodes whose bodies are all among those that were found."""
     held = Counter(place for place, node in enumerate(graph.nodes) for _ in _held(node))
@@ -98,12 +112,10 @@ class _Reader:
         own = self._own_types()
         if own is None or not all(_known(v) for v in captured) or any(w.data is None for w in constants):
             return None
-        files = ExternalFiles(None)
-        try:
-            weights = (*(weight(t, files) for t in proto.initializer), *constants)
-            nodes = tuple(read_node(n, files) for n in proto.node)
-        except (InvalidModel, ResourceLimit):
+        parts = read_parts(proto.initializer, proto.node)
+        if parts is None:
             return None
+        weights, nodes = (*parts[0], *constants), parts[1]
         names = [v.name for v in proto.input]
         inside = {*names, *(t.name for t in proto.initializer), *(o for n in nodes for o in n.outputs if o)}
         if inside & self.graph.names:

@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto
 
+from superopt.formats.bodies import read_parts
 from superopt.formats.functions import Functions, bound_body, functions_in
-from superopt.formats.onnx_nodes import node, subgraphs
-from superopt.formats.onnx_tensors import ExternalFiles, value, weight
-from superopt.ir.errors import InvalidModel, ResourceLimit, printable
+from superopt.formats.onnx_nodes import subgraphs
+from superopt.formats.onnx_tensors import value
+from superopt.ir.errors import InvalidModel, printable
 from superopt.ir.graph import Graph, Node, OpaqueAttribute, Value, Weight, label
 from superopt.ir.poly import Dim, substitute, sym, symbols
 from superopt.ir.types import TensorType
@@ -209,10 +210,7 @@ def _read(
     proto: GraphProto, nodes: Iterable[NodeProto], inputs: list[Value], outputs: Iterable[str], opset: Mapping[str, int]
 ) -> Graph | None:
     """A graph inside the model; ``None`` where a part of it cannot be read, which then stays opaque as it was."""
-    files = ExternalFiles(None)
-    try:
-        weights = tuple(weight(t, files) for t in proto.initializer)
-        made = tuple(node(n, files) for n in nodes)
-    except (InvalidModel, ResourceLimit):
+    parts = read_parts(proto.initializer, nodes)
+    if parts is None:
         return None
-    return Graph(proto.name, tuple(inputs), tuple(Value(o, None) for o in outputs), weights, made, opset)
+    return Graph(proto.name, tuple(inputs), tuple(Value(o, None) for o in outputs), *parts, opset)

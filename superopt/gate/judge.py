@@ -6,28 +6,29 @@ import hashlib
 import json
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
+from superopt import fleet as fleets
 from superopt.benchmark.row_cache import Kept, code_digest, model_digest
 from superopt.cost import load_profile
-from superopt.fleet import Fleet
+from superopt.fleet import Fleet, Lost
 from superopt.fleet.fleet import cores
 from superopt.gate.baseline import read_run, row_data, row_from_data
 from superopt.gate.culprit import why_slower, why_wrong
 from superopt.gate.laboratory import Laboratory
-from superopt.gate.one import Task
+from superopt.gate.one import Task, row_of
 from superopt.gate.settings import DEFAULT_TARGET, CorpusSettings, models_of
-from superopt.gate.workers import run_all
 from superopt.ir.errors import ResourceLimit
+from superopt.pipeline.batch import demand_of
 from superopt.pipeline.optimization import select_rules
 from superopt.pipeline.options import Progress, quiet
 from superopt.report.corpus import Comparison, CorpusRun, Culprit, Finding, Row, geometric_mean
 from superopt.rules import Rule, format_rule
 
-__all__ = ["judge", "run_corpus"]
+__all__ = ["judge", "run_all", "run_corpus"]
 
 _BISECTED = (
     3  # models whose regression is traced by experiments of their own; the others are asked about these culprits
@@ -219,3 +220,61 @@ def _shared(row: Row, known: Row, culprits: list[Culprit]) -> Culprit | None:
         if names & touched.get(culprit.kind, set()) and row.digest == known.digest:
             return replace(culprit, evidence=f"not tried on this model; of another: {culprit.evidence}")
     return None
+
+
+# -- Models at once ----------------------------------------------------------------------------------------------------
+#
+# The models of a corpus at once: as many as the fleet and this machine's memory allow, none longer than it may take.
+#
+# A model that kills its process each time is a failed row, and takes nothing else with it. A process serves one model
+# after the other, since loading the library takes longer than many a model.
+
+
+def run_all(
+    tasks: Sequence[Task],
+    *,
+    fleet: Fleet | None = None,
+    deadline: float = float("inf"),
+    done: Callable[[Row], None] | None = None,
+    progress: Progress = quiet,
+) -> tuple[Row, ...]:
+    """The rows of the tasks, in their order.
+
+    Args:
+        tasks: models of different names.
+        fleet: what optimises them; this process where none is given.
+        deadline: on the monotonic clock; no model is begun after it, so that rows may be missing.
+        done: called with each row as soon as it is there.
+        progress: called with (models done, models in all, those under way).
+    """
+    fleet = fleet or Fleet()
+    rows: dict[str, Row] = {}
+    line = [_sized(t) for t in tasks]
+    if not fleet.alone:
+        line.sort(key=lambda t: (-t.bytes, t.name))  # the largest first: a long last one would run alone
+
+    def told(names: Sequence[str]) -> None:
+        progress(len(rows), len(tasks), ", ".join(Path(n).stem for n in names))
+
+    for outcome in fleet.each(line, until=deadline, progress=told):
+        try:
+            row = outcome.result()
+        except Lost as error:
+            row = Row(outcome.task.name, error=error.what, exit_code=ResourceLimit.exit_code)
+        rows[row.model] = row
+        if done is not None:
+            done(row)
+    return tuple(rows[t.model] for t in tasks if t.model in rows)
+
+
+def _sized(task: Task) -> fleets.Task[Row]:
+    """The fleet's task."""
+    need = demand_of(task.path, task.options)
+    return fleets.Task(_row, (task,), task.model, "", need.files, need.seconds, need.bytes, need.last)
+
+
+def _row(task: Task) -> Row:
+    try:
+        return row_of(task)
+    except MemoryError:
+        return Row(task.model, error="out of memory", exit_code=ResourceLimit.exit_code)

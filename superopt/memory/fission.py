@@ -106,7 +106,7 @@ class Source:
         """How a node's first result can be computed in parts of an axis."""
         if (at, axis) not in self.ways:
             meaning, _ = form.operator.apply(self.types(form), form.attributes)
-            self.ways[at, axis] = along_axis(meaning, 0, axis)
+            self.ways[at, axis] = along_axis(meaning, axis)
         return self.ways[at, axis]
 
     def single(self, at: int) -> Applied | None:
@@ -141,7 +141,7 @@ def tails(source: Source, head: int) -> list[Slicing]:
         meaning, (result, *_) = form.operator.apply(source.types(form), form.attributes)
     except IllTyped:
         return []
-    found = [along_axis(meaning, 0, axis) for axis in range(len(result.shape or ()))]
+    found = [along_axis(meaning, axis) for axis in range(len(result.shape or ()))]
     found += along_sum(form.operator, source.types(form), form.attributes)
     return [w for w in found if w is not None and w.extent > 1 and (w.axis is not None or w.reads)]
 

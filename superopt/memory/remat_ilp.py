@@ -26,7 +26,6 @@ __all__ = ["Bound", "expanded", "least_time", "plain"]
 
 _MOST_POINTS = 60
 _AT_ONCE = 3  # points that are added after a solution
-_GAP = 0.002  # of the time of everything, that a bound by whole nodes may be from their optimum
 _KEPT = (0.999, 0.7, 0.4, 0.01)  # of a value, from which it is kept whole
 
 
@@ -169,14 +168,11 @@ class _Program:
         self.starts.append(len(self.index))
         self.lower.append(lower)
 
-    def solved(self, seconds: float) -> tuple[float, np.ndarray | None]:
+    def solved(self) -> tuple[float, np.ndarray | None]:
         """The least cost of fractions of nodes and values, and them; infinite where there is nothing within the bytes.
 
         All but some of them are whole, of the order of one for each point: without the sums of bytes this is a minimum
         cut.
-
-        Args:
-            seconds: for making nodes whole, which makes the bound a better one; none if 0.
         """
         program = highspy.HighsLp()
         count = len(self.cost)
@@ -188,46 +184,35 @@ class _Program:
         program.a_matrix_.start_ = np.array(self.starts, np.int32)
         program.a_matrix_.index_ = np.array(self.index, np.int32)
         program.a_matrix_.value_ = np.array(self.entries)
-        options: dict[str, float] = {}
-        if seconds:
-            kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
-            whole = set(self.again.values())
-            program.integrality_ = [kinds[i in whole] for i in range(count)]
-            options = {"time_limit": seconds, "mip_rel_gap": _GAP}
-        made = solver(**options)
+        made = solver()
         made.passModel(program)
         made.run()
         info, status = made.getInfo(), made.getModelStatus()
         if status == highspy.HighsModelStatus.kInfeasible:
             return inf, None
-        bound = max(info.mip_dual_bound if seconds else info.objective_function_value, 1.0)
+        bound = max(info.objective_function_value, 1.0)
         found = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
         return (bound - 1.0) * self.us, np.array(made.getSolution().col_value) if found else None
 
 
-def least_time(
-    task: Task, peak: int, *, rows: int = 30_000, seconds: float = 0.0, enough: float = inf, points: Sequence[int] = ()
-) -> Bound:
+def least_time(task: Task, peak: int, *, rows: int = 30_000) -> Bound:
     """The least that has to be computed again for a task to stay within some bytes.
 
     Args:
         task: without views (:func:`plain`).
         peak: bytes.
         rows: of programs, after which no further point is added.
-        seconds: for each program's nodes to be made whole: a better bound, not the same on every machine.
-        enough: microseconds: a bound that is no lower ends it.
-        points: to begin with.
     """
     steps = [Step(i, op.reads, op.makes) for i, op in enumerate(task.ops)]
     places = list(_over(task, steps, range(len(task.sizes)), peak))
-    first, inner = {*points, *(at for at, _ in places)}, set[tuple[int, int]]()
+    first, inner = {at for at, _ in places}, set[tuple[int, int]]()
     plans: list[Timetable] = []
     best, spent = 0.0, 0
     while first:
         program = _Program(task, sorted(first), sorted(inner))
         program.add(float(peak))
         spent += len(program.lower)
-        bound, solution = program.solved(seconds)
+        bound, solution = program.solved()
         best = max(best, bound)
         if solution is None:
             break
@@ -235,7 +220,7 @@ def least_time(
         plans += made
         plan = min(made, key=lambda p: (max(p.peak, peak), p.us))
         count = len(first) + len(inner)
-        if plan.peak <= peak or best >= enough or spent > rows or count >= _MOST_POINTS:
+        if plan.peak <= peak or spent > rows or count >= _MOST_POINTS:
             break
         for at, op in _over(task, plan.steps, plan.original, peak):
             if at != op and at in first and (at - 1 in first or not at):

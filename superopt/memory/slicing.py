@@ -93,9 +93,9 @@ class Part:
     made: Span | None
 
 
-def along_axis(meaning: Meaning, output: int, axis: int) -> Slicing | None:
-    """How a result can be computed in parts of one axis; ``None`` where the meaning does not show it."""
-    found = meaning.outputs[output]
+def along_axis(meaning: Meaning, axis: int) -> Slicing | None:
+    """How the first result can be computed in parts of one axis; ``None`` where the meaning does not show it."""
+    found = meaning.outputs[0]
     digits = found.axes[axis]
     if not digits or not all(isinstance(extent, int) for _, extent in digits):
         return None

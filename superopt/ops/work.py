@@ -35,7 +35,7 @@ from superopt.ops.meaning import (
 )
 from superopt.ops.record import Operator
 
-__all__ = ["VIEWS", "Demand", "Inference", "arithmetic", "bytes_moved", "flops", "work_of"]
+__all__ = ["VIEWS", "Demand", "Inference", "arithmetic", "flops", "work_of"]
 
 VIEWS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity"})  # they rename memory and move none
 FREE = frozenset({"select", "cast_int", "not", "and", "or", "xor"})
@@ -119,19 +119,6 @@ def _own(node: Scalar, free: Mapping[int, Variables]) -> int:
 
 def _times(variables: Variables, extents: Mapping[str, Dim]) -> Dim:
     return prod((extents[v] for v in sorted(variables)), start=1)
-
-
-def bytes_moved(inputs: Sequence[TensorType | None], outputs: Sequence[TensorType]) -> Dim | None:
-    """Bytes read and written if every argument is read once and every output written once; ``None`` if unknown."""
-    total: Dim = 0
-    for kind in (*inputs, *outputs):
-        if kind is None:
-            continue
-        count = kind.elements
-        if count is None or not kind.dtype.bits:
-            return None
-        total = total + (count * kind.dtype.bits + 7) // 8
-    return total
 
 
 def work_of(

@@ -165,7 +165,7 @@ class Derivation:
 
 def derive(
     before: Graph, after: Graph, *, target: str = "cpu", runtime: str = "onnxruntime",
-    sizes: Mapping[str, int] | None = None, most: int = MOST,
+    sizes: Mapping[str, int] | None = None,
 ) -> Derivation:  # fmt: skip
     """The way from a model to its result, priced by known and predicted times: nothing is measured for it.
 
@@ -175,10 +175,9 @@ def derive(
         target: for which to price.
         runtime: of the processor.
         sizes: what symbolic dimensions are costed at.
-        most: steps.
     """
     before, after = (inlined(graph).graph for graph in (before, after))
-    found = tuple(steps(before, after, most=most))
+    found = tuple(steps(before, after))
     with costs.for_target(target, runtime=runtime, sizes=sizes, time_limit=0.0) as model:
         graphs = (before, *(s.graph for s in found))
         us = tuple(costs.graph_cost(graph, model, sizes=sizes or {}, as_run=False).us for graph in graphs)

@@ -2,29 +2,31 @@
 
 The model is run with the optimiser and without it first (:mod:`superopt.pipeline.runtime_faults`). Where it is broken,
 the result is, in this order: the rewritten graph, if the optimiser leaves that right; the model with copies of a few
-values, which keep the optimiser from its rewrite (:mod:`superopt.pipeline.optimizer_barriers`); the model. All are held
+values, which keep the optimiser from its rewrite (:mod:`superopt.pipeline.fault_avoidance`); the model. All are held
 to what the model computes with the optimiser off.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from superopt import report
 from superopt.ir.errors import InvalidModel, ResourceLimit, Unsupported, UsageError
-from superopt.ir.graph import Graph
+from superopt.ir.graph import PASS, Graph, Node, unused_name
+from superopt.ir.types import DType, TensorType
+from superopt.ops.infer import infer
 from superopt.pipeline.acceptance_policy import Decision
 from superopt.pipeline.candidate import Candidate
 from superopt.pipeline.check_policy import CHECKS
 from superopt.pipeline.context import Context
-from superopt.pipeline.optimizer_barriers import fewest_copies
 from superopt.pipeline.runtime_faults import Fault, Unoptimised
 from superopt.runtime.limits import LARGE, refuse_unbounded
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.verifier.check.differential import CheckResult
 
-__all__ = ["RuntimeFault", "avoid_runtime_fault", "find_runtime_fault"]
+__all__ = ["avoid_runtime_fault", "fewest_copies", "find_runtime_fault", "RuntimeFault", "with_copies"]
 
 _NOT_RUN = (InvalidModel, ResourceLimit, Unsupported, UsageError, MemoryError)  # with which a model does not run here
 _LISTED = 4  # copied values in a note
@@ -156,3 +158,82 @@ def _leaves_right(graph: Graph, context: Context) -> bool:
         return _unoptimised(context).fault(graph) is None
     except _NOT_RUN:
         return False
+
+
+# -- Copies between operators ------------------------------------------------------------------------------------------
+#
+# Copies of values between operators that a runtime's optimiser fuses or removes wrongly.
+#
+# Every fusion matches a chain of operators. A ``Concat`` of one tensor copies it, bit for bit and at every element
+# type, and no optimiser of ONNX Runtime 1.32 looks through it; neither does it through a ``Max`` of one tensor, which
+# copies a scalar. So a chain with a copy in it is not matched, and the graph computes what it did.
+
+
+_MAX = frozenset({
+    DType.FLOAT16, DType.FLOAT32, DType.FLOAT64, DType.INT32, DType.INT64, DType.UINT32, DType.UINT64,
+})  # fmt: skip  # element types of ONNX Runtime's kernel
+
+
+def fewest_copies(graph: Graph, right: Callable[[Graph], bool]) -> tuple[Graph, tuple[str, ...]] | None:
+    """The graph with few copies, so that it is right, and the values that are copied; ``None`` if copies do not help.
+
+    All values between operators are copied first. Then halves, quarters, … of the copies are left out as long as it
+    stays right (Zeller's ddmin): what is left is minimal in that every single copy is needed.
+
+    Args:
+        graph: what is wrong.
+        right: whether a graph runs, and right. It may give up, by saying no.
+    """
+    chosen = _copyable(graph)
+    if not chosen or not right(with_copies(graph, chosen)):
+        return None
+    parts = 2
+    while len(chosen) > 1:
+        size = -(-len(chosen) // parts)
+        pieces = [chosen[i : i + size] for i in range(0, len(chosen), size)]
+        for piece in (*pieces, *([n for n in chosen if n not in p] for p in pieces if len(pieces) > 2)):
+            if piece and len(piece) < len(chosen) and right(with_copies(graph, piece)):
+                parts = 2 if piece in pieces else max(2, parts - 1)
+                chosen = list(piece)
+                break
+        else:
+            if parts >= len(chosen):
+                break
+            parts = min(len(chosen), 2 * parts)
+    return with_copies(graph, chosen), tuple(chosen)
+
+
+def _copyable(graph: Graph) -> list[str]:
+    """Values that one operator makes and another reads, and that an operator can copy."""
+    types = infer(graph).types
+    read = {n for node in graph.nodes for n in node.inputs if n}
+    made = [o for node in graph.nodes for o in node.outputs if o in read]
+    return [n for n in made if (kind := types.get(n)) is not None and _copies(kind) is not None]
+
+
+def _copies(kind: TensorType) -> str | None:
+    """The operator that copies a tensor of a type."""
+    if kind.shape is None:
+        return None
+    if kind.shape:
+        return "Concat"
+    return "Max" if kind.dtype in _MAX else None
+
+
+def with_copies(graph: Graph, values: Collection[str]) -> Graph:
+    """The graph, each operator reading a copy of these values; an output of the graph, and a subgraph, do not."""
+    types = infer(graph).types
+    taken = set(graph.names)
+    copies: dict[str, str] = {}
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        nodes.append(replace(node, inputs=tuple(copies.get(n, n) for n in node.inputs)))
+        for name in node.outputs:
+            kind = types.get(name) if name in values else None
+            if kind is None or (op := _copies(kind)) is None:
+                continue
+            copies[name] = unused_name(f"{name}_copy", taken)
+            attributes = {"axis": 0} if op == "Concat" else {}
+            made_by = {PASS: "avoid runtime fault"}
+            nodes.append(Node(copies[name], op, (name,), (copies[name],), attributes, metadata=made_by))
+    return replace(graph, nodes=tuple(nodes))

@@ -114,11 +114,11 @@ def _stop_condition(enough: Callable[[Measurement], bool]) -> Enough:
     return lambda result: enough(measurement_of(result))
 
 
-def measurement_of(result: PairedTimes, place: int = 1) -> Measurement:
-    """What a paired benchmark says of its first model and the one at ``place``."""
-    ratios = [row[place] / row[0] for row in result.samples]
+def measurement_of(result: PairedTimes) -> Measurement:
+    """What a paired benchmark says of its first two models."""
+    ratios = [row[1] / row[0] for row in result.samples]
     found = Measurement(
-        result.ms[0], result.ms[place], result.ratios[place], result.rounds, result.spread[place],
+        result.ms[0], result.ms[1], result.ratios[1], result.rounds, result.spread[1],
         dict(result.circumstances), stdev(ratios) if len(ratios) > 1 else 0.0, result.loadings,
     )  # fmt: skip
     return replace(found, uncertainty=uncertainty_of(found))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from superopt.ir.errors import printable
@@ -80,7 +81,7 @@ def _unchanged(report: Mapping[str, Any]) -> str:
 
 def _measured(report: Mapping[str, Any]) -> tuple[str, str, str]:
     m = report["measured"]
-    ratio, spread, rounds = float(m["ratio"]), float(m.get("uncertainty") or m.get("spread") or 0.0), int(m["runs"])
+    ratio, spread, rounds = float(m["ratio"]), _uncertainty(m), int(m["runs"])
     before = float(m["before_ms"]) * 1e3
     device = printable(str((m.get("circumstances") or {}).get("device") or report["target"]), 80)
     basis = (
@@ -93,6 +94,12 @@ def _measured(report: Mapping[str, Any]) -> tuple[str, str, str]:
         claim = ("faster", f"About {speedup_text(ratio)} faster")
         basis = f"{basis} {reason['text'][0].upper()}{printable(reason['text'][1:], 300)}."
     return (*claim, basis)
+
+
+def _uncertainty(m: Mapping[str, Any]) -> float:
+    """Of a measurement in a report: ``null`` is infinite, and a report of before has the interquartile range alone."""
+    recorded = m.get("uncertainty", m.get("spread", 0.0))
+    return inf if recorded is None else float(recorded)
 
 
 def measured_claim(ratio: float, spread: float, rounds: int | None = None) -> tuple[str, str]:

@@ -443,8 +443,8 @@ def _times(report: Report) -> tuple[float, str]:
 def _faster(report: Report) -> str:
     ratio, times = _times(report)
     m = report.measured
-    if m is not None and m.uncertainty is not None and m.ratio + m.uncertainty >= 1.0:
-        doubt = f"in doubt: x{m.ratio:.3f} ± {m.uncertainty:.3f}; prices agree"
+    if m is not None and m.outcome != "faster":
+        doubt = f"in doubt: x{m.ratio:.3f}, {m.certainty}; prices agree"
         return f"about {speedup_text(ratio, 'x')} faster ({times}, {doubt})"
     return f"{speedup_text(ratio, 'x')} faster ({times})" if ratio > 0.0 else f"faster ({times})"
 

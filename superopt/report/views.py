@@ -49,6 +49,9 @@ __all__ = [
     "verdict_data",
 ]
 
+_MOST_NODES = 40  # of each side of a difference: a screen; --json lists all
+_MOST_LINES = 20  # of each list of a verdict: what a screen holds below the rest; --json lists all
+
 
 def show_inspection(console: Console, name: str, facts: Mapping[str, Any]) -> None:
     """What a model is, on one screen."""
@@ -104,7 +107,7 @@ def diff_data(found: GraphDiff) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def show_diff(console: Console, a: str, b: str, found: GraphDiff, limit: int = 40) -> None:
+def show_diff(console: Console, a: str, b: str, found: GraphDiff) -> None:
     """Counts by operator, then the nodes of either side that the other does not have."""
     for line in found.signature:
         console.print(escape(printable(line, 400)))
@@ -123,11 +126,11 @@ def show_diff(console: Console, a: str, b: str, found: GraphDiff, limit: int = 4
         table("operator", f"only in A {printable(a, 40)}", f"only in B {printable(b, 40)}", rows=rows, numeric=(1, 2))
     )
     for mark, side in (("-", found.only_a), ("+", found.only_b)):
-        for node in side[:limit]:
+        for node in side[:_MOST_NODES]:
             reads = ", ".join(printable(n, 30) for n in node.inputs)
             console.print(escape(f"{mark} {printable(node.name, 60)}: {printable(node.op)}({reads})"))
-        if len(side) > limit:
-            console.print(f"{mark} and {len(side) - limit} more (--json lists all)")
+        if len(side) > _MOST_NODES:
+            console.print(f"{mark} and {len(side) - _MOST_NODES} more (--json lists all)")
 
 
 def verdict_data(found: GraphVerdict) -> dict[str, Any]:
@@ -156,7 +159,7 @@ def _finite(value: float) -> float | None:
     return value if isfinite(value) else None
 
 
-def show_verdict(console: Console, a: str, b: str, data: Mapping[str, Any], limit: int = 20) -> None:
+def show_verdict(console: Console, a: str, b: str, data: Mapping[str, Any]) -> None:
     """The verdict on two models, then the regions that were only tested."""
     console.print(f"[bold]{escape(data['words'])}[/bold]  {escape(printable(a))}  {escape(printable(b))}")
     nodes = data["nodes"]
@@ -188,20 +191,18 @@ def show_verdict(console: Console, a: str, b: str, data: Mapping[str, Any], limi
     if "counterexample" in data:
         console.print(escape(f"inputs on which they differ: {data['counterexample']} (numpy.load reads it)"))
     if data["verdict"] != "refuted":
-        _show_list(
-            console, [f"differs at {printable(text, 300)}" for text in data["beyond_the_reals"]], limit, "places"
-        )
-    _show_list(console, [f"not exercised: {printable(text, 200)}" for text in data["unexercised"]], limit, "places")
+        _show_list(console, [f"differs at {printable(text, 300)}" for text in data["beyond_the_reals"]], "places")
+    _show_list(console, [f"not exercised: {printable(text, 200)}" for text in data["unexercised"]], "places")
     tested = [r for r in data["regions"] if r["verdict"] == "tested"]
     lines = [f"{printable(r['output'], 60)}: {r['verdict']}, {printable(r['reason'], 200)}" for r in tested]
-    _show_list(console, lines, limit, "regions")
+    _show_list(console, lines, "regions")
 
 
-def _show_list(console: Console, lines: Sequence[str], limit: int, what: str) -> None:
-    for line in lines[:limit]:
+def _show_list(console: Console, lines: Sequence[str], what: str) -> None:
+    for line in lines[:_MOST_LINES]:
         console.print(escape(f"  {line}"))
-    if len(lines) > limit:
-        console.print(f"  and {len(lines) - limit} more {what} (--json lists all)")
+    if len(lines) > _MOST_LINES:
+        console.print(f"  and {len(lines) - _MOST_LINES} more {what} (--json lists all)")
 
 
 def show_cost(console: Console, name: str, facts: Mapping[str, Any], top: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import inf
+from math import inf, isfinite
 from typing import Any
 
 __all__ = ["Measurement", "certainty", "outcome"]
@@ -22,7 +22,7 @@ def outcome(ratio: float, spread: float, rounds: int = _SCATTERING) -> str:
 
 def certainty(spread: float, rounds: int) -> str:
     """How far a measured ratio may be off, in words."""
-    if rounds >= _SCATTERING:
+    if rounds >= _SCATTERING and isfinite(spread):
         return f"±{spread:.3f}, {rounds} interleaved rounds"
     return f"{rounds} interleaved round{'s' * (rounds != 1)}, too few to say how far it may be off"
 

@@ -177,7 +177,6 @@ def time_loadings(
     threads: int | None = None,
     time_limit: float = 30.0,
     clock: Clock = "wall",
-    seed: int = 0,
     enough: Enough = lambda result: False,
     looks: Mapping[int, Enough] = MappingProxyType({}),
     shortest: int = _SHORTEST_BURST,
@@ -197,7 +196,6 @@ def time_loadings(
         burst: consecutive runs whose minimum is a sample.
         threads: inside an operator.
         clock: as for :func:`time_models`.
-        seed: of the order inside each round.
         time_limit: seconds, all loading but the first included.
         enough: whether what two or more loadings say is enough.
         looks: as for :func:`time_models`, of each loading.
@@ -214,7 +212,7 @@ def time_loadings(
         bound = load()
         deadline = min(deadline, time.monotonic() + time_limit)
         timed = time_bound(
-            bound, runtime=runtime, rounds=rounds, burst=burst, threads=threads, clock=clock, seed=seed + number,
+            bound, runtime=runtime, rounds=rounds, burst=burst, threads=threads, clock=clock, seed=number,
             time_limit=deadline - time.monotonic(), looks=looks, shortest=shortest,
         )  # fmt: skip
         del bound
@@ -224,7 +222,7 @@ def time_loadings(
         if (number and enough(replace(result_of(samples, runs, {}), loadings=made))) or time.monotonic() >= deadline:
             break
         give_back()
-        held.append(np.ones(random.Random(seed + number).randrange(_APART, _FAR_APART), np.uint8))
+        held.append(np.ones(random.Random(number).randrange(_APART, _FAR_APART), np.uint8))
     return replace(result_of(samples, runs, circumstances(threads, clock, runtime)), loadings=made)
 
 

@@ -55,6 +55,7 @@ def test_the_table_names_pairs_and_shows_what_failed():
     assert "ours ÷ input in b x0.800 (worst 0.800)" in text
 
 
+@pytest.mark.slow
 def test_one_runtime_from_the_command_line(tmp_path):
     good, bad = tmp_path / "good.onnx", tmp_path / "bad.onnx"
     formats.save(rows("Softmax"), good)

@@ -146,6 +146,7 @@ def browser(facts: Path) -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
+@pytest.mark.slow  # `make browser` and `make test-slow` run it, where Chromium is installed
 @pytest.mark.parametrize("scenario", sorted(SCENARIOS, key=lambda s: s != "cancel"))
 def test_page(scenario: str, browser: subprocess.Popen[str]) -> None:
     assert browser.stdin is not None

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from sampling import slow
 
 from superopt.cost import ONNX_RUNTIME_CPU, Profile, RecordedProfile, for_target, load_profile
 from superopt.cost.calibration import (
@@ -194,7 +195,7 @@ def test_a_kind_gets_a_factor_of_its_own_only_where_it_is_far_from_the_others() 
         assert found.factors["memory"] / found.factors["arithmetic"] == pytest.approx(own)
 
 
-@pytest.mark.parametrize("threads", [1, 2, 7])
+@pytest.mark.parametrize("threads", [1, 2, slow(7)])
 def test_prices_of_a_processor_are_a_profiles_however_many_threads_run(threads: int) -> None:
     """Where all was measured that a search asked for, noise chose the graph, and the cache kept the choice."""
     with for_target("cpu", threads=threads) as prices:

@@ -132,14 +132,6 @@ def test_two_processes_share_a_store(tmp_path, caplog):
     assert not caplog.records
 
 
-def test_refresh_takes_in_what_another_has_written(tmp_path):
-    one, two = Store("s", HEADER, tmp_path), Store("s", HEADER, tmp_path)
-    two.add(records(1)[0])
-    assert len(one) == 0
-    one.refresh()
-    assert len(one) == 1
-
-
 @pytest.mark.parametrize(
     "junk",
     [b"{", b'{"op": 1}', b"\xff\xfe", b"null", b'{"op":"Relu","attrs":"","dtype":"","shapes":[],"ns":-5,"ns_cold":1}'],

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sampling import slow
 
 import superopt
 from superopt import cost as costs
@@ -124,7 +125,7 @@ def test_the_library_has_what_detectors_and_separators_need(left: str, right: st
 
 
 @pytest.mark.parametrize(
-    ("data", "slope"), [((1, 64, 56, 56), (64, 1, 1)), ((8, 64, 500), (64, 1)), ((2048, 64), (64,))]
+    ("data", "slope"), [slow((1, 64, 56, 56), (64, 1, 1)), slow((8, 64, 500), (64, 1)), ((2048, 64), (64,))]
 )
 def test_slopes_of_each_channel_are_written_in_operators_that_are_fast(
     data: tuple[int, ...], slope: tuple[int, ...]
@@ -144,6 +145,7 @@ def learnt(graph: Graph, library: Library, out: Path) -> LearningResult:
         return learn({"net": graph}, library, prices, out=out, asked=asked, target=PRICES, seconds=240.0)
 
 
+@pytest.mark.slow
 def test_sums_of_products_are_learnt_as_products_of_matrices(tmp_path: Path) -> None:
     """XLNet's attention: a product with a weight of three axes, and one of two tensors with a batch behind a row."""
     b = GraphBuilder("net")

@@ -57,7 +57,8 @@ def learnt(graph: Graph, out: Path) -> LearningResult:
         return learn({"net": graph}, load_library(), prices, out=out, asked=asked, target=PRICES, seconds=240.0)
 
 
-@pytest.mark.parametrize("side", [pytest.param("before", marks=pytest.mark.slow), "behind"])
+@pytest.mark.slow
+@pytest.mark.parametrize("side", ["before", "behind"])
 def test_the_order_of_pixels_in_a_patch_is_learnt_away(side: str, tmp_path: Path) -> None:
     """As `einops` writes it before a vision transformer's first layer, and behind a diffusion transformer's last."""
     b = GraphBuilder("net")

@@ -134,6 +134,7 @@ def test_no_operator_stands_behind_itself_where_none_may() -> None:
     assert all(len(set(operators)) == len(operators) for operators in applied)
 
 
+@pytest.mark.slow
 def test_a_theme_of_operators_alone(tmp_path: Path) -> None:
     file = tmp_path / "solving.toml"
     file.write_text(
@@ -178,6 +179,7 @@ def test_places_have_no_negative_sizes() -> None:
     assert drawn > 50
 
 
+@pytest.mark.slow
 def test_alternatives_are_one_for_each_way_to_apply_operators(tmp_path: Path) -> None:
     file = tmp_path / "solving.toml"
     text = '[[theme]]\nname = "alone"\nsolve = ["BatchNormalization"]\noperators = 1\ndata = [4]\nslack = 3000.0\n'

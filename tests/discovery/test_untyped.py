@@ -55,6 +55,7 @@ def test_the_tour_follows_from_the_library() -> None:
     assert found.missing == {}
 
 
+@pytest.mark.slow
 def test_a_shape_that_may_be_any_takes_no_leading_axes_away(config: Config, tmp_path: Path) -> None:
     """A rule for any shapes of one rank is no substitute for one that holds at any rank."""
     (theme,) = (t for t in config.themes if t.name == "reshape-pointwise-flatten")

@@ -167,6 +167,7 @@ def test_only_what_simplifies_is_a_candidate(tmp_path: Path) -> None:
         assert sizes[0] > sizes[1], str(rule)
 
 
+@pytest.mark.slow
 def test_two_shapes_are_any_with_as_many_elements(tmp_path: Path) -> None:
     theme(tmp_path, enumerate=["Reshape"], data=[3], tensors=1, simplifies=True)
     rules = discover(load_config(tmp_path / "some.toml"), out=tmp_path / "out").rules

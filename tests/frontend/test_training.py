@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from sampling import sampled, slow
 
 import superopt
 from superopt.formats import load, save, to_onnx_bytes
@@ -42,9 +43,13 @@ def sizes(graph: Graph) -> dict[str, int]:
 LONG = {"googlenet", "inception_v3", "nasnet_a", "nasrnn", "qwen2_2l", "swin_tiny"}
 
 
-@pytest.mark.parametrize(
-    "path", [pytest.param(p, marks=pytest.mark.slow) if p.stem in LONG else p for p in TINY], ids=lambda p: p.stem
-)
+SHORT = [p for p in TINY if p.stem not in LONG]
+GIVEN = [
+    *sampled(SHORT, 14, always=[p for p in SHORT if p.stem in REFUSED]), *(slow(p) for p in TINY if p.stem in LONG)
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", GIVEN, ids=lambda p: p.stem)
 def test_corpus_models_are_learnt(path: Path) -> None:
     """Steps in ONNX Runtime are those in float64, and the first goes along the difference quotient of the loss.
 

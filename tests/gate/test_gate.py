@@ -16,6 +16,7 @@ from xml.etree import ElementTree as ET
 
 import jsonschema
 import pytest
+from sampling import slow
 from typer.testing import CliRunner
 
 from superopt.cli import app
@@ -24,8 +25,9 @@ from superopt.cost.record import Key
 from superopt.fleet import Fleet, Lost
 from superopt.formats import save
 from superopt.frontend import GraphBuilder
-from superopt.gate import CorpusSettings, models_of, read_run, workers
+from superopt.gate import CorpusSettings, models_of, read_run
 from superopt.gate.culprit import minimal, why_slower
+from superopt.gate.judge import run_all
 from superopt.gate.laboratory import Laboratory
 from superopt.gate.one import Task
 from superopt.ir.errors import InvalidModel, UsageError
@@ -412,12 +414,12 @@ def test_a_worker_that_is_lost_takes_only_its_model(corpus: Corpus, why: str) ->
     options = Options(target="profile:none", time_limit=1.0)
     tasks = [Task(f"{n}.json", corpus.folder / f"{n}.json", options) for n in "ab"]
     with ThreadPoolExecutor(2) as threads, Fleet(threads, size=lambda: 2, run=lost) as fleet:
-        rows = workers.run_all(tasks, fleet=fleet)
+        rows = run_all(tasks, fleet=fleet)
     assert [(r.model, r.status, r.exit_code) for r in rows] == [("a.json", "failed", 7), ("b.json", "failed", 7)]
     assert all(why in r.error for r in rows)
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("workers", ["1", slow("2")])
 def test_a_run_that_was_cut_short_goes_on(corpus: Corpus, monkeypatch: pytest.MonkeyPatch, workers: str) -> None:
     monkeypatch.setattr(optimization, "load_library", load_library)  # which the workers have
     given = ("--resume", "kept", "--workers", workers)

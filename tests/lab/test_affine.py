@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from lab.affine.__main__ import FOUND, NONE, Row, row_of, table
+from lab.affine.__main__ import NONE, Row, row_of, table
 from lab.affine.deciding import fewest_operators
 from lab.affine.forms import Composition, compositions
+from lab.case_suite import FOUND
 
 MATRIX = {c.name: c for c in compositions()}
 # A draw over forms of operators, neighbours, shapes of constants and sides.

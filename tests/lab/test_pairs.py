@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lab.pairs.__main__ import FOUND, UNREACHED, Form, Row, is_found, row_of, table
+from lab.case_suite import FOUND
+from lab.pairs.__main__ import UNREACHED, Form, Row, is_found, row_of, table
 from lab.pairs.cases import Case, cases
 from lab.pairs.generated import properties
 

@@ -12,6 +12,7 @@ from superopt.memory.arena import measured_arena
 from superopt.runtime.sample_data import feeds_for
 
 
+@pytest.mark.slow
 def test_a_step_in_files_takes_what_it_says_and_computes_the_same(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sampling import slow
 
 import superopt
 from superopt import formats
@@ -60,9 +61,7 @@ def two_wide_branches() -> Graph:
     return Graph("two", (Value("x", kind),), (Value("y", kind),), tuple(weights), (*wide, *narrow, last), {"": 20})
 
 
-@pytest.mark.parametrize(
-    "name", ["llama_2l", pytest.param("swin_tiny", marks=pytest.mark.slow), "t5_encoder", "linear_attention"]
-)
+@pytest.mark.parametrize("name", ["llama_2l", slow("swin_tiny"), slow("t5_encoder"), "linear_attention"])
 def test_the_same_bits_take_less(name: str) -> None:
     graph, found = written(name)
     ours_block, given_block = blocks(found.graph), blocks(graph)
@@ -86,7 +85,7 @@ def test_what_cannot_take_less_stays_as_it_is(name: str) -> None:
 # the slow ones have the same normalisation after the same sum, after other operators
 @pytest.mark.parametrize(
     "name",
-    ["bert_2", "whisper_encoder", *(pytest.param(n, marks=pytest.mark.slow) for n in ("gpt2", "mlp_mixer", "vit_b16"))],
+    ["bert_2", *map(slow, ("gpt2", "mlp_mixer", "vit_b16", "whisper_encoder"))],
 )
 def test_what_is_fused_at_known_sizes_knows_them(name: str) -> None:
     """Sizes are hidden around SkipLayerNormalization, which the runtime makes only where it knows that its operands are

@@ -52,6 +52,7 @@ def test_low_rank_updates_are_merged(library):
     assert (ops["MatMul"] + ops["Gemm"]) * 2 <= before["MatMul"]
 
 
+@pytest.mark.slow
 def test_gates_merge_over_all_steps(library):
     before = Counter(n.op for n in tiny("lstm").nodes)
     after, ops = optimised("lstm", library)
@@ -133,6 +134,7 @@ def test_siblings_that_wait_for_each_other_are_not_all_merged(library):
     assert_equivalent(model, result.graph)
 
 
+@pytest.mark.slow
 def test_whether_parallel_convolutions_merge_is_the_device_s_choice(library) -> None:
     """They do where starting a kernel is dear beside the work, and not on the CPU of the shipped profile."""
     wide = {"sha256": "wide", "backend": "superopt-cuda", "peaks": {"flops_per_s": 6e13, "bytes_per_s": 4.3e12}}

@@ -102,6 +102,7 @@ def test_volumes_that_are_none_stay(
     assert ranks(filtered(shape, kernel), prices) == [5]
 
 
+@pytest.mark.slow
 def test_the_themes_find_the_rules_that_are_shipped(tmp_path: Path) -> None:
     names = ("conv-of-flat-depth", "conv-over-time", "conv-over-time-in-steps", "conv-of-signal")
     config = load_config(ROOT / "docs" / "later.toml").select(themes=names)

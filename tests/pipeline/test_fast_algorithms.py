@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from sampling import slow
 
 import superopt
 from superopt import formats
@@ -89,7 +90,7 @@ def test_the_default_uses_them_and_says_where_and_how_accurately() -> None:
     assert np.abs(outputs(result, x) - outputs(graph, x)).max() <= 1e-5 * np.abs(outputs(graph, x)).max()
 
 
-@pytest.mark.parametrize("settings", [{"floats": "strict"}, {"disable": ("algorithms",)}])
+@pytest.mark.parametrize("settings", [slow({"floats": "strict"}), {"disable": ("algorithms",)}])
 def test_none_are_used_where_none_are_allowed(settings: dict[str, object], plain: Graph) -> None:
     result, report = optimised(model(), **settings)
     assert (report.algorithms, report.errors) == ((), None)
@@ -259,7 +260,7 @@ def timed(
     return measure
 
 
-@pytest.mark.parametrize(("ratio", "used"), [(0.6, True), (0.95, True), (0.98, False), (1.2, False)])
+@pytest.mark.parametrize(("ratio", "used"), [slow(0.6, True), (0.95, True), (0.98, False), slow(1.2, False)])
 def test_timing_refuses_forms_and_nothing_else(ratio: float, used: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(acceptance_policy, "POLICY", replace(POLICY, negligible_loss=-1.0))  # timed however clear it is
     monkeypatch.setattr(acceptance, "measure", timed(formed=0.6, beside_plain=ratio))

@@ -18,7 +18,7 @@ from superopt import formats
 from superopt.ir.graph import Graph
 from superopt.ops.infer import infer
 from superopt.pipeline import fault_avoidance
-from superopt.pipeline.optimizer_barriers import fewest_copies, with_copies
+from superopt.pipeline.fault_avoidance import fewest_copies, with_copies
 from superopt.pipeline.runtime_faults import Unoptimised
 from superopt.runtime.onnx_runtime import make_session, run
 from superopt.verifier.check.sessions import Bench

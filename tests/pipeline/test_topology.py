@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sampling import slow
 from typer.testing import CliRunner
 
 from superopt import pipeline
@@ -33,7 +34,7 @@ def patched(name: str) -> tuple[Graph, Graph, Graph]:
     return model, patch, made
 
 
-@pytest.mark.parametrize("name", ["lora", "deep_linear", "mobileone_s0"])
+@pytest.mark.parametrize("name", ["lora", "deep_linear", slow("mobileone_s0")])
 def test_what_comes_back_is_applied_folded_and_proved(name: str) -> None:
     model, patch, made = patched(name)
     assert all(w.data is None for w in topology(model).weights if w.type.dtype.is_float and w.type.elements != 1)

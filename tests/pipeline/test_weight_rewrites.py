@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sampling import slow
 
 import superopt
 from superopt import formats
@@ -165,7 +166,7 @@ def test_prices_decide() -> None:
     assert any("weights make superfluous" in n for n in report.notes)
 
 
-@pytest.mark.parametrize("name", ["pruned_cnn", "twins", "transformer", "deconvolution", "groups", "joined"])
+@pytest.mark.parametrize("name", ["pruned_cnn", "twins", "transformer", "deconvolution", "groups", slow("joined")])
 def test_verify_accepts_results_and_refutes_others(name: str) -> None:
     graph = MODELS[name](Drawn(4)).graph
     after = by_values(graph)[-1].after

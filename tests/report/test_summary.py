@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from dataclasses import replace
+from math import inf
 from typing import Any
 from xml.etree import ElementTree
 
@@ -46,6 +47,12 @@ UNCHANGED = replace(FASTER, status="unchanged", measured=None, reason=Reason("ti
         (FASTER, "1.18x faster (5.8 → 4.9 µs, measured); checked equal"),
         (replace(FASTER, measured=replace(RACED, before_ms=80.0, ratio=0.05)),
          "20x faster (80.00 → 4.00 ms, measured); checked equal"),
+        (replace(FASTER, measured=replace(RACED, ratio=0.98)),
+         "about 1.02x faster (5.8 → 5.7 µs, measured, in doubt: x0.980, ±0.037, 15 interleaved rounds; prices agree); "
+         "checked equal"),
+        (replace(FASTER, measured=replace(RACED, runs=3, uncertainty=inf)),
+         "about 1.18x faster (5.8 → 4.9 µs, measured, in doubt: x0.845, 3 interleaved rounds, too few to say how far "
+         "it may be off; prices agree); checked equal"),
         (ESTIMATED, "1.16x faster (6.4 → 5.5 µs, estimated for profile:cpu-epyc-2core); checked equal"),
         (SIMPLER, "simpler (12 → 9 nodes, 1.00 k → 900 FLOPs, 4.0 KiB → 2.0 KiB moved); no clear difference "
                   "in time (5.8 → 5.8 µs, measured); checked equal"),

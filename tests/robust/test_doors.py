@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from sampling import slow
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
@@ -20,12 +21,13 @@ MODEL = ROOT / "corpus" / "tiny" / "deep_linear.json"
 PRICES = "profile:cpu-epyc-2core"
 
 
-def test_the_doors_agree_at_small_limits(tmp_path: Path) -> None:
+@pytest.mark.parametrize("served", [slow(doors.SERVED, id="service too"), pytest.param((), id="command and library")])
+def test_the_doors_agree_at_small_limits(served: tuple[str, ...], tmp_path: Path) -> None:
     small = doors.limits_named("small", tmp_path)
     default = doors.limits_named("default", tmp_path)
     record = doors.Record(tmp_path / "rows.jsonl", PRICES)
     shared = doors.Doors(tmp_path, PRICES)
-    rows = list(doors.walk(shared, [MODEL], ("cli", "python", *doors.SERVED), [small], record))
+    rows = list(doors.walk(shared, [MODEL], ("cli", "python", *served), [small], record))
     rows += doors.walk(shared, [MODEL], ("cli",), [default], record)
     assert doors.problems(rows) == []
     assert len({row.digest for row in rows}) == 1

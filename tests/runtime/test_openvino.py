@@ -158,6 +158,7 @@ def test_a_model_is_optimised_for_it(tmp_path):
     assert str(found.measured.circumstances["runtime"]).startswith("openvino ")
 
 
+@pytest.mark.slow
 def test_graphs_and_runtimes_side_by_side(tmp_path):
     path = _layers(tmp_path / "layers.onnx")
     options = RuntimesOptions(("onnxruntime", "openvino"), race_limit=1.0, rounds=3)

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from sampling import slow
 from service_testing import GRAPH, TINY, files_below, tiny, until
 from starlette.testclient import TestClient
 
@@ -337,9 +338,10 @@ def test_a_rule_is_tried(client: TestClient) -> None:
     assert client.get(f"/rules/{ANY}?seed=x").status_code == 400
 
 
-def test_every_rule_of_the_library_holds_where_it_is_tried() -> None:
+@pytest.mark.parametrize("every", [slow(1), 10])
+def test_rules_of_the_library_hold_where_they_are_tried(every: int) -> None:
     library = load_library()
-    outcomes = {rule_id: try_rule(library[rule_id], 1)["outcome"] for rule_id in library}
+    outcomes = {rule_id: try_rule(library[rule_id], 1)["outcome"] for rule_id in sorted(library)[::every]}
     assert "different" not in outcomes.values()
     assert sum(o == "equal" for o in outcomes.values()) > 0.98 * len(outcomes)
 

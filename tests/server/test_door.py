@@ -375,6 +375,7 @@ def test_turns_are_taken_address_by_address() -> None:
 # --- all at once -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_key", [False, True], ids=["without keys", "with a key"])
 def test_the_service_answers_and_stays_small_under_abuse(with_key: bool, tmp_path: Path) -> None:
     """The short form of ``python tests/server/abuse.py``; that one also says how quickly it answers."""

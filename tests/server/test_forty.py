@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sampling import slow
 from starlette.testclient import TestClient
 
 _HERE = Path(__file__).parent
@@ -23,12 +24,12 @@ _DECIDED = ("proved_all_sizes", "refuted", "ill")
 @pytest.mark.parametrize(
     "rows",
     [
-        pytest.param(RULES[::8], id="five"),
+        slow(RULES[::8], id="five"),
         pytest.param(TRAPS[::8], id="five traps"),
-        pytest.param(COMPILER[2::4], id="ten of a compiler's"),
-        pytest.param(RULES, id="forty", marks=pytest.mark.slow),
-        pytest.param(TRAPS, id="forty traps", marks=pytest.mark.slow),
-        pytest.param(COMPILER, id="forty of a compiler's", marks=pytest.mark.slow),
+        slow(COMPILER[6::8], id="five of a compiler's"),
+        slow(RULES, id="forty"),
+        slow(TRAPS, id="forty traps"),
+        slow(COMPILER, id="forty of a compiler's"),
     ],
 )
 def test_rules_are_judged_and_none_wrongly(client: TestClient, rows: list[dict[str, Any]]) -> None:

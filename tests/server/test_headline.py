@@ -78,6 +78,11 @@ def test_a_reports_own_reason_and_uncertainty_are_used() -> None:
     assert head.basis == "The search ended after 3 s; continue it with a longer time limit."
     unsure = {**measured(0.9, 0.01), "uncertainty": 0.2}
     assert headline(report(measured=unsure)).claim == "No measurable difference"
+    unknown = headline(report(measured={**measured(0.9, 0.01), "uncertainty": None}))
+    assert (unknown.claim, "too few to say how far it may be off" in unknown.basis) == (
+        "No measurable difference",
+        True,
+    )
     together = {"code": "faster", "text": "rounds alone are in doubt; prices and rounds together say 0.92 ± 0.05"}
     about = headline(report(measured=unsure, reason=together))
     assert (about.claim, about.outcome) == ("About 1.11 × faster", "faster")

@@ -50,6 +50,7 @@ def test_laws_of_algebra_are_found_by_their_names(words: str) -> None:
     assert all("added" in INDEX.names[i] for i in first)
 
 
+@pytest.mark.slow
 def test_what_leads_to_well_known_rewrites_is_what_derivation_finds() -> None:
     """``superopt rules derive docs/tour.toml --json superopt/report/known.json -f`` writes the file anew."""
     found = derive(TOUR, LIBRARY)

@@ -16,6 +16,7 @@ from superopt.rules import load_library
 from superopt.server.app import create_app
 from superopt.server.http.openapi import TINY
 from superopt.server.settings import Settings
+from superopt.server.views.rule_judging import judge_rule
 from superopt.verifier import check_certificate
 
 SUM: dict[str, Any] = {
@@ -83,11 +84,16 @@ def test_a_false_rule_is_refuted_by_numbers(client: TestClient) -> None:
         ({"forall": {"x": "i[m]"}, "lhs": ["Add(x, x)"], "rhs": ["Mul(x, 2.5)"]}, "int64 and float32 differ"),
     ],
 )
-def test_what_is_no_rule_is_said(client: TestClient, changed: dict[str, object], said: str) -> None:
+def test_what_is_no_rule_is_said(changed: dict[str, object], said: str) -> None:
     row = {"forall": {"x": "f[m]"}, "lhs": ["Relu(x)"], "rhs": ["Relu(x)"], **changed}
-    answer = client.post("/v1/rules/judge", json=row)
+    judgement, _ = judge_rule(row)
+    assert said in judgement["error"]
+
+
+def test_what_is_no_rule_is_a_problem(client: TestClient) -> None:
+    answer = client.post("/v1/rules/judge", json={"forall": {"x": "f[m]"}, "lhs": ["Foo(x)"], "rhs": ["x"]})
     assert answer.status_code == 422, answer.text
-    assert said in answer.json()["detail"]
+    assert "no operator 'Foo'" in answer.json()["detail"]
 
 
 @pytest.mark.parametrize(
@@ -100,9 +106,9 @@ def test_what_is_no_rule_is_said(client: TestClient, changed: dict[str, object],
         ("Abs(x)", "x", "refuted"),
     ],
 )
-def test_integers_are_more_than_nothing_and_one(client: TestClient, lhs: str, rhs: str, verdict: str) -> None:
+def test_integers_are_more_than_nothing_and_one(lhs: str, rhs: str, verdict: str) -> None:
     row = {"forall": {"x": "i[m]"}, "lhs": [lhs], "rhs": [rhs]}
-    found = client.post("/v1/rules/judge", json=row).json()
+    found, _ = judge_rule(row)
     assert found["verdict"] == verdict, found
     if verdict == "refuted":
         assert " on the left and " in found["says"]

@@ -14,8 +14,8 @@ from starlette.testclient import TestClient
 from superopt.server import examples
 from superopt.server.app import create_app
 from superopt.server.jobs.database import jobs
+from superopt.server.routes.pages import expected_wait
 from superopt.server.settings import Limits, Settings
-from superopt.server.views.waiting import expected_wait
 
 TARGET = "profile:cpu-epyc-2core"  # recorded times, so that the result is the same on every machine
 

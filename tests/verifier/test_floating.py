@@ -61,6 +61,7 @@ def test_deliberate_rounding_is_not_rewritten_away(text: str) -> None:
     assert verdict(text).verdict == "unsafe"
 
 
+@pytest.mark.slow
 def test_what_cancels_by_chance_is_no_deliberate_rounding() -> None:
     """Operands of one size and any sign: in a product of three, all derivatives are small where the result is."""
     none = "dilations=[1, 1], group=1, pads=[0, 0, 0, 0], strides=[1, 1]"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from sampling import slow
 
 from superopt.ir.errors import UsageError
 from superopt.ops.derivative.declarations import DECLARED
@@ -18,10 +19,12 @@ from superopt.verifier.prover.gradients import cases, check_gradients
 NOT_PROVED = {"AveragePool", "Celu", "MaxPool"}
 
 
-SLOW = pytest.param("Conv", marks=pytest.mark.slow)  # a minute: each step towards a proof that there is none is tried
+LONG = {
+    "Attention", "BatchNormalization", "Conv", "ConvTranspose", "DepthToSpace", "GroupNormalization", "LRN",
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [SLOW if n == "Conv" else n for n in cases()])
+@pytest.mark.parametrize("name", [slow(n) if n in LONG else n for n in cases()])
 def test_derivatives_are_proved_for_all_sizes(name: str) -> None:
     (found,) = check_gradients([name])
     assert found.total > 0
@@ -32,7 +35,9 @@ def test_nearly_all_are_proved() -> None:
     assert len(NOT_PROVED) / len(cases()) < 0.05
 
 
-@pytest.mark.parametrize("name", ["MatMul", SLOW, "Softmax", "Sigmoid", "Concat", "Gather", "Slice", "CumSum", "Tile"])
+@pytest.mark.parametrize(
+    "name", ["MatMul", slow("Conv"), "Softmax", "Sigmoid", "Concat", "Gather", "Slice", "CumSum", "Tile"]
+)
 def test_a_wrong_pullback_is_not_proved(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pullback = DECLARED[name].pullback
     assert pullback is not None

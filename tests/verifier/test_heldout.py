@@ -39,7 +39,7 @@ def _sample(rules: dict[str, Rule], every: int) -> list[Rule]:
     return [rules[i] for i in rules if FULL or zlib.crc32(i.encode()) % every == 0]
 
 
-@pytest.mark.parametrize("rule", _sample(dict(TRUE) | dict(REVIEWER_TRUE) | dict(THIRD_TRUE), 16), ids=lambda r: r.id)
+@pytest.mark.parametrize("rule", _sample(dict(TRUE) | dict(REVIEWER_TRUE) | dict(THIRD_TRUE), 24), ids=lambda r: r.id)
 def test_true_rules_are_proved_and_not_refuted(rule: Rule) -> None:
     verdict = prove(rule)
     assert isinstance(verdict, ProvedAllSizes), verdict
@@ -47,13 +47,13 @@ def test_true_rules_are_proved_and_not_refuted(rule: Rule) -> None:
     assert not isinstance(exact_test(rule), Refuted)
 
 
-@pytest.mark.parametrize("rule", _sample(dict(IMPLICIT_TRUE), 5), ids=lambda r: r.id)
+@pytest.mark.parametrize("rule", _sample(dict(IMPLICIT_TRUE), 9), ids=lambda r: r.id)
 def test_unusual_true_rules_are_proved_and_never_refuted(rule: Rule) -> None:
     assert isinstance(prove(rule), ProvedAllSizes) != (rule.id in UNDECIDED)
     assert not isinstance(exact_test(rule), Refuted)
 
 
-@pytest.mark.parametrize("rule", _sample(dict(IMPLICIT_FALSE), 9), ids=lambda r: r.id)
+@pytest.mark.parametrize("rule", _sample(dict(IMPLICIT_FALSE), 14), ids=lambda r: r.id)
 def test_rules_that_are_false_by_what_they_leave_unsaid_are_not_proved(rule: Rule) -> None:
     assert not isinstance(prove(rule, time_limit=1.0), ProvedAllSizes)
     verdict = exact_test(rule)
@@ -61,7 +61,7 @@ def test_rules_that_are_false_by_what_they_leave_unsaid_are_not_proved(rule: Rul
 
 
 @pytest.mark.parametrize(
-    "rule", _sample(dict(FALSE) | dict(REVIEWER_FALSE) | dict(THIRD_FALSE), 16), ids=lambda r: r.id
+    "rule", _sample(dict(FALSE) | dict(REVIEWER_FALSE) | dict(THIRD_FALSE), 24), ids=lambda r: r.id
 )
 def test_false_rules_are_refuted_and_replay(rule: Rule) -> None:
     verdict = exact_test(rule)
@@ -73,7 +73,7 @@ def test_false_rules_are_refuted_and_replay(rule: Rule) -> None:
 def test_proof_and_testing_agree_on_mutants_of_the_library() -> None:
     """One mutant of a sample of rules here, all of every rule with SUPEROPT_FULL=1."""
     asked = refuted = 0
-    for rule in _sample(dict(LIBRARY), 27):
+    for rule in _sample(dict(LIBRARY), 40):
         made = list(mutants(rule))
         for what, mutant in made if FULL else made[zlib.crc32(rule.id.encode()) % max(len(made), 1) :][:1]:
             asked += 1

@@ -9,6 +9,7 @@ import pytest
 from blocks import BLOCKS
 from mutations import mutants
 from peers import LEVELS, installed, optimised, write_models
+from sampling import slow
 
 from superopt.formats import load
 from superopt.verifier.equivalence.graphs import PROVED, ROUNDED, verify
@@ -22,9 +23,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {p.stem.removeprefix("block_"): p for p in write_models(folder, (*MODELS, *BLOCKS))}
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.slow) if n == "mamba" else n for n in (*MODELS, *BLOCKS)]
-)
+@pytest.mark.parametrize("name", [slow(n) if n in ("mamba", "mobilenet_v2") else n for n in (*MODELS, *BLOCKS)])
 @pytest.mark.parametrize("tool", LEVELS)
 def test_what_onnx_runtime_makes_is_proved(sources: dict[str, Path], name: str, tool: str) -> None:
     target = optimised(tool, sources[name])
@@ -35,7 +34,7 @@ def test_what_onnx_runtime_makes_is_proved(sources: dict[str, Path], name: str, 
     assert found.proved_share == 1.0
 
 
-@pytest.mark.parametrize("name", ["mobilenet_v2", "vit"])
+@pytest.mark.parametrize("name", [slow("mobilenet_v2"), "vit"])
 def test_no_mutant_of_it_is_proved(sources: dict[str, Path], name: str) -> None:
     target = optimised("ort-extended", sources[name])
     assert target is not None

@@ -60,13 +60,12 @@ class _Site:
     bias: int | None
 
 
-def factored_of(values: SliceAnalysis, budget: float, seed: int = 0) -> Factors | None:
+def factored_of(values: SliceAnalysis, budget: float) -> Factors | None:
     """Products with weights that are of low rank within a budget.
 
     Args:
         values: of the program.
         budget: the largest singular value that is left out, as a share of the largest; 0 finds nothing.
-        seed: of the draws by which most weights of full rank are told without being decomposed.
     """
     if budget <= 0:
         return None
@@ -76,7 +75,7 @@ def factored_of(values: SliceAnalysis, budget: float, seed: int = 0) -> Factors 
     for position, step in enumerate(program.steps):
         meaning = None if program.is_constant(step) else values.meaning(position)
         site = None if meaning is None else _site(values, step, meaning)
-        made = None if site is None else _factors(values, step, site, budget, seed)
+        made = None if site is None else _factors(values, step, site, budget)
         new = None if site is None or made is None else _written(values, step, site, made, names, found)
         if new is None or made is None or site is None:
             found.steps.append(step)
@@ -132,7 +131,7 @@ class _Pair:
         return int(self.first.shape[1])
 
 
-def _factors(values: SliceAnalysis, step: ProgramStep, site: _Site, budget: float, seed: int) -> _Pair | None:
+def _factors(values: SliceAnalysis, step: ProgramStep, site: _Site, budget: float) -> _Pair | None:
     """Factors of a weight as a matrix of what is summed over by what is not; ``None`` where its rank is not low."""
     kind = values.program.types[step.args[site.operand] or ""]
     shape = [d for d in kind.shape or () if isinstance(d, int)]
@@ -142,7 +141,7 @@ def _factors(values: SliceAnalysis, step: ProgramStep, site: _Site, budget: floa
         return None
     most = int(_WORTH * rows * columns / (rows + columns))
     array = values.array(step.args[site.operand] or "")
-    if array is None or not _may_be_low(_as_matrix(array, site), most, seed):
+    if array is None or not _may_be_low(_as_matrix(array, site), most):
         return None
     matrix = _as_matrix(array, site).astype(np.float64)
     if not np.isfinite(matrix).all():
@@ -166,10 +165,10 @@ def _as_matrix(array: np.ndarray, site: _Site) -> np.ndarray:
     return array.transpose(*site.summed, site.free, *rest).reshape(-1, array.shape[site.free])
 
 
-def _may_be_low(matrix: np.ndarray, most: int, seed: int) -> bool:
+def _may_be_low(matrix: np.ndarray, most: int) -> bool:
     """Whether a random minor of a few rows more than the largest rank worth having is nearly singular, as it is for
     every matrix of such a rank: the distances of its rows from those before are the pivots of Cholesky's method."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     size = min(most + _MORE, *matrix.shape)
     rows = rng.choice(matrix.shape[0], size, replace=False)
     columns = rng.choice(matrix.shape[1], min(size + _MORE, matrix.shape[1]), replace=False)

@@ -193,7 +193,7 @@ class Clocked(Driver, Protocol):
 
 
 def time_sessions(
-    sessions: Sequence[Session], driver: Clocked, *, rounds: int = 15, time_limit: float = 30.0, seed: int = 0
+    sessions: Sequence[Session], driver: Clocked, *, rounds: int = 15, time_limit: float = 30.0
 ) -> PairedTimes:
     """Time sessions that have run on their inputs; the first is what ratios are taken to.
 
@@ -202,7 +202,6 @@ def time_sessions(
         driver: whose clock is read.
         rounds: rounds wanted; fewer run when the time limit comes first, never fewer than one.
         time_limit: seconds.
-        seed: of the order inside each round.
 
     Raises:
         UsageError: there is nothing to time.
@@ -212,7 +211,7 @@ def time_sessions(
     deadline = time.monotonic() + time_limit
     bodies = [_repeated(session, driver) for session in sessions]
     order = list(range(len(bodies)))
-    shuffle = random.Random(seed).shuffle
+    shuffle = random.Random(0).shuffle
     samples: list[tuple[float, ...]] = []
     while len(samples) < max(rounds, 1) and (not samples or time.monotonic() < deadline):
         shuffle(order)
