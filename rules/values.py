@@ -12,7 +12,9 @@ from dataclasses import asdict, dataclass
 
 from superopt.ir.errors import InvalidModel
 
-__all__ = ["Certificate", "Equal", "Factored", "KeptSlices", "Moved", "Same", "Uniform"]
+__all__ = [
+    "Certificate", "Decided", "Equal", "Factored", "KeptSlices", "Moved", "Same", "Uniform",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,17 @@ class Equal:
 
     def __str__(self) -> str:
         return f"{len(self.pairs)} slices of {self.value!r} along axis {self.axis} repeat others"
+
+
+@dataclass(frozen=True)
+class Decided:
+    """A test of a value whose every element has one answer, whatever finite numbers the model is given."""
+
+    value: str
+    answer: bool
+
+    def __str__(self) -> str:
+        return f"{self.value!r} is {'true' if self.answer else 'false'} everywhere"
 
 
 @dataclass(frozen=True)
@@ -103,6 +116,7 @@ class Certificate:
         kept: values of the result, by what they hold of values of the model.
         factored: products with weights of lower rank.
         moved: values that other movements of elements make.
+        decided: tests that have one answer.
         finite: whether a claim takes running values to be finite (0·x is 0).
     """
 
@@ -114,6 +128,7 @@ class Certificate:
     factored: tuple[Factored, ...] = ()
     finite: bool = False
     moved: tuple[Moved, ...] = ()
+    decided: tuple[Decided, ...] = ()
 
     @property
     def exact(self) -> bool:
@@ -160,6 +175,9 @@ class Certificate:
                 ),
                 _flag(row["finite"]),
                 tuple(Moved(_text(r["value"])) for r in map(_row, _rows(row.get("moved", ())))),
+                tuple(
+                    Decided(_text(r["value"]), _flag(r["answer"])) for r in map(_row, _rows(row.get("decided", ())))
+                ),
             )  # fmt: skip
         except (KeyError, TypeError, ValueError) as error:
             raise InvalidModel(f"not a certificate of values: {error!r}") from error

@@ -77,7 +77,9 @@ class WeightRewrites:
         """What a report says."""
         certificates = [s.certificate for s in self.stages]
         claims = list(
-            dict.fromkeys(str(c) for f in certificates for c in (*f.factored, *f.same, *f.equal, *f.uniform, *f.moved))
+            dict.fromkeys(
+                str(c) for f in certificates for c in (*f.factored, *f.same, *f.decided, *f.equal, *f.uniform, *f.moved)
+            )
         )
         held = ClaimsChecked(*(sum(n) for n in zip(*((h.claims, h.sites, h.exact) for h in self.held), strict=True)))
         return report.Values(

@@ -332,6 +332,8 @@ def generators() -> Iterator[Sample]:
     yield s("Shape", f(2, 3, 4), start=1, end=-1)
     yield s("Shape", n(), opset=7)
     yield from (s("Size", f(*shape)) for shape in ((2, 3), (), (0, 4)))
+    for shape in ((4,), (2, 2), (1, 4)):  # last: the mutants that are looked at are every so many of all samples
+        yield s("IsNaN", np.array([0.0, np.nan, np.inf, -1.0], np.float32).reshape(shape))
 
 
 FAMILIES = (elementwise, linear, images, resizes, shapes, reductions, normalisations, generators)

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from typing import TypeVar
 
@@ -30,6 +31,7 @@ from superopt.ir.types import DType, TensorType
 from superopt.rules.values import Certificate, KeptSlices, Uniform
 from superopt.runtime.evaluate import Array
 from superopt.verifier.exact.algebra import NeedsOrder, PrimeField, Unlucky
+from superopt.verifier.weights.decided import TURNS, drawn_leaf, leaves_of_test
 from superopt.verifier.weights.draws import Claims, Draws, Evaluation, Shapes, Side, weight_named
 
 __all__ = ["ClaimsChecked", "check_values"]
@@ -107,6 +109,10 @@ class _Check:
         for e in certificate.equal:
             known_claims = self.claims.get(e.value, Claims())
             self.claims[e.value] = Claims(known_claims.uniform, (*known_claims.equal, e))
+        self.answers = {d.value: d.answer for d in certificate.decided}
+        self.claims.update(
+            (name, replace(self.claims.get(name, Claims()), answer=a)) for name, a in self.answers.items()
+        )
         self.same = {s.value: s.other for s in certificate.same}
         self.shapes = Shapes(self.before, certificate, self.claims)
         self.values = Evaluation(self.before, self.claims, self.same)
@@ -118,7 +124,11 @@ class _Check:
 
     def run(self) -> ClaimsChecked:
         for name, claims in self.claims.items():
-            self.claim(name, claims)
+            if claims.axes:
+                self.claim(name, claims)
+        for name, answer in self.answers.items():
+            leaves = leaves_of_test(self.before, name)
+            self.tried([name], leaves, partial(self.answered, name, answer, leaves))
         for name, other in self.same.items():
             self.sameness(name, other)
         places = exact = 0
@@ -203,6 +213,15 @@ class _Check:
             zero = number == 0 and not field_of.equal(slices, field_of.constant(0.0)).all()
             if zero or not field_of.equal(slices, slices[:1]).all():
                 raise NotEquivalent(f"{where} is not {number} exactly")
+
+    def answered(self, name: str, answer: bool, leaves: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Check that a test has one answer at all draws of what it is computed from."""
+        for turn in range(TURNS):
+            draws = Draws(self.before, {}, None, np.random.default_rng((self.seed, turn)), shapes)
+            given = {leaf: drawn_leaf(draws, leaf, turn) for leaf in leaves}
+            array = self.values.evaluated(self.before, [name], given, draws)[name]
+            if not (array == float(answer)).all():
+                raise NotEquivalent(f"{name!r} is not {'true' if answer else 'false'} everywhere")
 
     def sameness(self, name: str, other: str) -> None:
         """Check that a value is another one."""

@@ -19,6 +19,7 @@ from superopt.ops.infer import infer
 from superopt.passes.canonicalize import fold_known_sizes
 from superopt.passes.rounding_guard import guard_deliberate_rounding
 from superopt.passes.weights.constant_values import constants_of, others_of
+from superopt.passes.weights.decided_tests import decided_tests
 from superopt.passes.weights.index_axes import Removal, removal_of
 from superopt.passes.weights.known_positions import Elsewhere, moved_of
 from superopt.passes.weights.low_rank import factored_of
@@ -27,7 +28,7 @@ from superopt.passes.weights.slice_analysis import SliceAnalysis, Slices
 from superopt.program.program import Program, ProgramStep, program_of
 from superopt.regions.emission import emit
 from superopt.regions.replay import FreshNames
-from superopt.rules.values import Certificate, Equal, KeptSlices, Moved, Same, Uniform
+from superopt.rules.values import Certificate, Decided, Equal, KeptSlices, Moved, Same, Uniform
 
 __all__ = ["Stage", "by_positions", "by_values"]
 
@@ -109,6 +110,8 @@ def _values(graph: Graph, finite: bool) -> SliceAnalysis:
 def _exact(graph: Graph, values: SliceAnalysis, sums: bool) -> Stage | None:
     """The first way to leave something out that changes no value."""
     program = values.program
+    if (unguarded := _without_decided_tests(graph, values)) is not None:
+        return unguarded
     if not any(values.slices(n, a) for n in _read(program) for a in range(len(program.types[n].shape or ()))):
         return None
     values.compute()
@@ -122,9 +125,25 @@ def _read(program: Program) -> Iterator[str]:
     return (n for n in read if n in program.constant and n in program.types)
 
 
+def _without_decided_tests(graph: Graph, values: SliceAnalysis) -> Stage | None:
+    """Choices by tests that have one answer, read as what they choose."""
+    answers = decided_tests(values)
+    stage = _read_as(graph, values, others_of(values, answers)) if answers else None
+    if stage is None:
+        return None
+    asked = {a for s in stage.certificate.same for a in values.program.steps[values.program.maker[s.value]].args}
+    decided = tuple(Decided(name, answer) for name, answer in answers.items() if name in asked)
+    return replace(stage, certificate=replace(stage.certificate, decided=decided))
+
+
 def _others(graph: Graph, values: SliceAnalysis) -> Stage | None:
     """Values that are others, read as those."""
-    program, others = values.program, others_of(values)
+    return _read_as(graph, values, others_of(values))
+
+
+def _read_as(graph: Graph, values: SliceAnalysis, others: Mapping[str, str]) -> Stage | None:
+    """Readers of values read the others that these are."""
+    program = values.program
     if not others:
         return None
     last = {name: _followed(others, name) for name in others}
