@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from superopt.ir.errors import InvalidModel
 
 __all__ = [
-    "Certificate", "Decided", "Equal", "Factored", "KeptSlices", "Moved", "Same", "Uniform",
+    "Certificate", "Decided", "Equal", "Factored", "KeptSlices", "Moved", "Same", "Tabulated", "Uniform",
 ]  # fmt: skip
 
 
@@ -107,6 +107,20 @@ class Moved:
 
 
 @dataclass(frozen=True)
+class Tabulated:
+    """A value of which each element is decided by the element of an integer value at the same place; the integers from
+    ``low`` to ``high`` have rows of a table, and what others give is one of these rows, or an error."""
+
+    value: str
+    index: str
+    low: int
+    high: int
+
+    def __str__(self) -> str:
+        return f"{self.value!r} is a function of {self.index!r}, with a table of {self.high - self.low + 1} rows"
+
+
+@dataclass(frozen=True)
 class Certificate:
     """A rewrite by the elements of weights, as claims that can be checked without its finder.
 
@@ -117,6 +131,7 @@ class Certificate:
         factored: products with weights of lower rank.
         moved: values that other movements of elements make.
         decided: tests that have one answer.
+        tabulated: values that are read from tables.
         finite: whether a claim takes running values to be finite (0·x is 0).
     """
 
@@ -129,6 +144,7 @@ class Certificate:
     finite: bool = False
     moved: tuple[Moved, ...] = ()
     decided: tuple[Decided, ...] = ()
+    tabulated: tuple[Tabulated, ...] = ()
 
     @property
     def exact(self) -> bool:
@@ -177,6 +193,10 @@ class Certificate:
                 tuple(Moved(_text(r["value"])) for r in map(_row, _rows(row.get("moved", ())))),
                 tuple(
                     Decided(_text(r["value"]), _flag(r["answer"])) for r in map(_row, _rows(row.get("decided", ())))
+                ),
+                tuple(
+                    Tabulated(_text(r["value"]), _text(r["index"]), _whole(r["low"]), _whole(r["high"]))
+                    for r in map(_row, _rows(row.get("tabulated", ())))
                 ),
             )  # fmt: skip
         except (KeyError, TypeError, ValueError) as error:

@@ -17,7 +17,7 @@ from superopt.cost import CostModel
 from superopt.ir.errors import InvalidModel, NotEquivalent, OutOfTime, ResourceLimit, Unsupported
 from superopt.ir.graph import Graph
 from superopt.passes import SearchResult
-from superopt.passes.weights import Stage, by_positions, by_values
+from superopt.passes.weights import Stage, by_positions, by_tables, by_values
 from superopt.pipeline.log import Log
 from superopt.rules.floats import MOST_ERROR
 from superopt.runtime.protocol import Runtime
@@ -121,6 +121,8 @@ def rewrite_weights(
         worth = _CostComparison(prices, sizes, after)
         elsewhere = by_positions(stages[-1].after if stages else graph, worth)
         stages = (*stages, *([] if elsewhere is None else [elsewhere]))
+        tables = by_tables(stages[-1].after if stages else graph, worth)
+        stages = (*stages, *([] if tables is None else [tables]))
         if not stages:
             return None
         try:

@@ -63,8 +63,8 @@ _LADDER = (-60, -48, -40, -30, -20, 3, 4, 5, 6, 7, 8, 10, 20, 30, 40, 48, 62, 80
 # Data is moved, or chosen; -1 and max(x, 0) are exact too.
 _EXACT = frozenset({
     "Abs", "Clip", "Concat", "DepthToSpace", "Dropout", "Expand", "Flatten", "Gather", "GatherElements", "GatherND",
-    "GlobalMaxPool", "Identity", "Max", "MaxPool", "Min", "Neg", "Pad", "ReduceMax", "ReduceMin", "Relu", "Reshape",
-    "Slice", "SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze", "Where",
+    "GlobalMaxPool", "Identity", "Max", "MaxPool", "Min", "Neg", "OneHot", "Pad", "ReduceMax", "ReduceMin", "Relu",
+    "Reshape", "Slice", "SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze", "Where",
 })  # fmt: skip
 _UNIT = frozenset({"Erf", "HardSigmoid", "Sigmoid", "Softmax", "Softsign", "Tanh", "Sin", "Cos"})  # magnitudes up to 1
 _MEANS = frozenset({"AveragePool", "GlobalAveragePool", "ReduceMean", "Mean"})

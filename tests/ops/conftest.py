@@ -334,6 +334,9 @@ def generators() -> Iterator[Sample]:
     yield from (s("Size", f(*shape)) for shape in ((2, 3), (), (0, 4)))
     for shape in ((4,), (2, 2), (1, 4)):  # last: the mutants that are looked at are every so many of all samples
         yield s("IsNaN", np.array([0.0, np.nan, np.inf, -1.0], np.float32).reshape(shape))
+    two = np.array([-1.0, 2.5], np.float32)
+    for axis, indices in ((-1, np.array([0, 3, -1, -4, 4, -5, 90], np.int64)), (0, n(2, 3)), (1, n(2, 3))):
+        yield s("OneHot", indices, np.array([4], np.int64), two, data=1, axis=axis)
 
 
 FAMILIES = (elementwise, linear, images, resizes, shapes, reductions, normalisations, generators)

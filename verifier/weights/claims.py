@@ -33,6 +33,7 @@ from superopt.runtime.evaluate import Array
 from superopt.verifier.exact.algebra import NeedsOrder, PrimeField, Unlucky
 from superopt.verifier.weights.decided import TURNS, drawn_leaf, leaves_of_test
 from superopt.verifier.weights.draws import Claims, Draws, Evaluation, Shapes, Side, weight_named
+from superopt.verifier.weights.tabulated import check_tabulated
 
 __all__ = ["ClaimsChecked", "check_values"]
 
@@ -113,6 +114,7 @@ class _Check:
         self.claims.update(
             (name, replace(self.claims.get(name, Claims()), answer=a)) for name, a in self.answers.items()
         )
+        self.tabulated = {t.value: t for t in certificate.tabulated}
         self.same = {s.value: s.other for s in certificate.same}
         self.shapes = Shapes(self.before, certificate, self.claims)
         self.values = Evaluation(self.before, self.claims, self.same)
@@ -140,13 +142,13 @@ class _Check:
             for name in node.outputs:
                 if name in self.holds and not self.untouched(name):
                     places += 1
-                    holds = self.check_site(self.holds[name])
+                    holds = self.read_from_table(name) or self.check_site(self.holds[name])
                     exact += holds
                     if holds:
                         moved.discard(name)
         if moved:
             raise NotEquivalent(f"{min(moved)!r} is not shown to be exactly what other movements of elements make")
-        return ClaimsChecked(len(self.claims) + len(self.same) + len(self.certificate.moved), places, exact)
+        return ClaimsChecked(len(self.claims) + len(self.same) + len(self.moved) + len(self.tabulated), places, exact)
 
     # ---- claims -----------------------------------------------------------------------------------------------------
     def claim(self, name: str, claims: Claims) -> None:
@@ -277,6 +279,18 @@ class _Check:
             old is not None and new is not None and old.type == new.type and old.data is not None
             and new.data is not None and old.data.digest == new.data.digest
         )  # fmt: skip
+
+    def read_from_table(self, name: str) -> bool:
+        """Check a value of the result that is claimed to be read from a table; false where it is not claimed."""
+        claim = self.tabulated.get(name)
+        if claim is None:
+            return False
+        if time.monotonic() > self.deadline:
+            raise OutOfTime("there was no time left to check it")
+        if not set(self.leaves(name)) <= {claim.index}:
+            raise NotEquivalent(f"{name!r} is made of more than {claim.index!r}")
+        check_tabulated(claim, self.before, self.after, self.values, self.seed)
+        return True
 
     def check_site(self, place: _Site) -> bool:
         """Check a value of the result; whether it holds exactly.

@@ -25,12 +25,13 @@ from superopt.passes.weights.known_positions import Elsewhere, moved_of
 from superopt.passes.weights.low_rank import factored_of
 from superopt.passes.weights.rewriting import Written, with_operands, write
 from superopt.passes.weights.slice_analysis import SliceAnalysis, Slices
+from superopt.passes.weights.tables import Tabulation, tabulations_of
 from superopt.program.program import Program, ProgramStep, program_of
 from superopt.regions.emission import emit
 from superopt.regions.replay import FreshNames
-from superopt.rules.values import Certificate, Decided, Equal, KeptSlices, Moved, Same, Uniform
+from superopt.rules.values import Certificate, Decided, Equal, KeptSlices, Moved, Same, Tabulated, Uniform
 
-__all__ = ["Stage", "by_positions", "by_values"]
+__all__ = ["Stage", "by_positions", "by_tables", "by_values"]
 
 _FOLD_NOTHING = -(1 << 62)  # bytes by which folding has to make the weights smaller: the search folds
 _ROUNDS = 8  # times that what one rewrite made is looked at again
@@ -92,6 +93,36 @@ def by_positions(graph: Graph, worth: Callable[[Graph], bool]) -> Stage | None:
     read = sorted({a for p in at for a in values.program.steps[p].reads} & graph.constants.keys())
     digests = tuple((n, d.digest) for n in read if (d := graph.constants[n].data) is not None)
     return Stage(graph, after, Certificate(digests, moved=moved))
+
+
+def by_tables(graph: Graph, worth: Callable[[Graph], bool]) -> Stage | None:
+    """Functions of integers of few values, read from tables; ``None`` where none is worth it.
+
+    Args:
+        graph: a checked graph.
+        worth: as for :func:`by_positions`; asked for one integer tensor after the other.
+    """
+    values = _values(graph, finite=False)
+    after, taken = graph, list[Tabulation]()
+    for found in tabulations_of(values):
+        if any(not found.values.keys().isdisjoint(t.values) for t in taken):
+            continue
+        trial = _with_tables(values.program, [*taken, found])
+        if worth(trial):
+            taken.append(found)
+            after = trial
+    if not taken:
+        return None
+    claims = tuple(Tabulated(n, t.index, t.low, t.high) for t in taken for n in t.values if n in after.producer)
+    return Stage(graph, after, Certificate(tabulated=claims))
+
+
+def _with_tables(program: Program, taken: Sequence[Tabulation]) -> Graph:
+    values = {n for t in taken for n in t.values}
+    steps = [s for s in program.steps if values.isdisjoint(s.outputs)]
+    types = {n: kind for t in taken for n, kind in t.types.items()}
+    steps += [s for t in taken for s in t.steps]
+    return _graph(program, steps, [w for t in taken for w in t.weights], types)
 
 
 def _elsewhere(program: Program, taken: Iterable[Elsewhere]) -> Graph:
