@@ -283,6 +283,12 @@ def _concatenated(record: Operator, rng: Random) -> Case:
     return [_real(*shape)] * count, [False] * count, _plain(record, shape, rng)
 
 
+def _one_hot(record: Operator, rng: Random) -> Case:
+    where = TensorType(DType.INT64, (1, rng.choice(_TOKENS)))
+    depth = rng.choice((16, 64, 257, 1000))
+    return [where], [False], {"axis": 2, "depth": depth, "off": 0.0, "on": 1.0, "dtype": str(DType.FLOAT32)}
+
+
 def _gathered(record: Operator, rng: Random) -> Case:
     shape, axis = _shape(rng), rng.randrange(3)
     axis = min(axis, len(shape) - 1)
@@ -339,8 +345,8 @@ _FAMILIES: Mapping[str, Draw] = {
 }  # fmt: skip
 _SPECIAL: Mapping[str, Draw] = {
     "Concat": _concatenated, "Conv": _filtered, "CumSum": _one, "Einsum": _summed, "Expand": _spread,
-    "Gather": _gathered, "GatherElements": _gathered, "Pad": _padded, "ScatterND": _gathered, "Split": _split,
-    "Tile": _spread, "Trilu": _one,
+    "Gather": _gathered, "GatherElements": _gathered, "OneHot": _one_hot, "Pad": _padded, "ScatterND": _gathered,
+    "Split": _split, "Tile": _spread, "Trilu": _one,
 }  # fmt: skip
 
 
