@@ -85,6 +85,21 @@ def test_a_guard_stays_where_nothing_is_taken_to_be_finite() -> None:
     assert not by_values(attention("none"), finite=False)
 
 
+@pytest.mark.parametrize("kind", ["a quotient", "float16", "an infinite weight"])
+def test_a_guard_stays_where_scores_may_not_be_finite(kind: str) -> None:
+    b = GraphBuilder("scores")
+    dtype = np.float16 if kind == "float16" else np.float32
+    x = b.input("x", "float16" if kind == "float16" else "float32", (2, LENGTH, WIDTH))
+    if kind == "a quotient":
+        x = b.op("Div", x, b.op("ReduceL2", x, b.constant(np.array([-1])), keepdims=1))
+    w = np.eye(WIDTH, LENGTH, dtype=dtype) + dtype(1)
+    w[0, 0] = np.inf if kind == "an infinite weight" else 1
+    soft = b.op("Softmax", b.op("MatMul", x, b.constant(w)), axis=-1)
+    b.output(b.op("Where", b.op("IsNaN", soft), b.constant(dtype(0)), soft), "y")
+    b.output(b.op("Mul", b.op("Where", b.op("IsNaN", soft), b.constant(dtype(0)), soft), b.constant(dtype(2))), "z")
+    assert not by_values(b.build())
+
+
 def test_a_test_of_data_stays() -> None:
     b = GraphBuilder("imputed")
     x = b.op("MatMul", b.input("x", "float32", (3, 4)), b.constant(np.eye(4, dtype=np.float32) * 2))

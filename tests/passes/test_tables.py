@@ -144,6 +144,14 @@ def test_a_position_beyond_the_table_stays_an_error() -> None:
             run(graph, i=np.full((1, 7), DEPTH))
 
 
+def test_rows_that_do_not_fit_in_memory_are_not_computed() -> None:
+    b = GraphBuilder("vocabulary")
+    depth, i = b.constant(np.array([1 << 14], np.int64)), b.input("i", "int64", ("N", 7))
+    x = b.op("OneHot", i, depth, b.constant(np.array([0, 1], np.float32)), axis=-1)
+    b.output(b.op("Softmax", b.op("MatMul", x, b.constant(normal(1 << 14, 8))), axis=1), "y")
+    assert by_tables(b.build(), lambda _: True) is None
+
+
 def test_an_index_of_any_value_has_no_table() -> None:
     b = GraphBuilder("counts")
     x = b.op("Cast", b.input("i", "int64", ("N", 7, 1)), to=1)

@@ -4,7 +4,8 @@ Exporters write masked attention as ``Where(IsNaN(s), 0, s)`` with ``s = Softmax
 everywhere if every row of the mask has a finite element and the scores are finite.
 
 Scores count as finite if they are sums of products and no operator on the way to them has a pole
-(:mod:`superopt.program.value_analysis`): finite inputs then give finite scores, barring overflow. What reaches the
+(:mod:`superopt.program.value_analysis`): finite inputs then give finite scores, barring overflow, which is far from
+ordinary numbers in all types but float16. What reaches the
 Softmax from an input without such a sum may be a mask of the caller's, with rows of -infinity. A test of another value
 than a Softmax asks about data. Both stay.
 """
@@ -14,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from superopt.ir.types import TensorType
+from superopt.ir.types import DType, TensorType
 from superopt.ops.meaning import Call, Comprehension, Read, Reduce, subexpressions
 from superopt.passes.weights.slice_analysis import SliceAnalysis
 
@@ -37,7 +38,8 @@ def decided_tests(values: SliceAnalysis) -> Mapping[str, bool]:
             name = step.args[0] or ""
             maker = program.maker.get(name)
             scores = "" if maker is None or program.steps[maker].op != "Softmax" else program.steps[maker].args[0] or ""
-            if scores and facts[name].regular and scores not in direct:
+            wide = program.types[name].dtype in (DType.FLOAT32, DType.FLOAT64, DType.BFLOAT16)
+            if scores and wide and facts[name].regular and scores not in direct:
                 answers[step.outputs[0]] = False
         elif step.op in _LOGIC and all(a in answers for a in step.args):
             answers[step.outputs[0]] = _LOGIC[step.op]([answers[a] for a in step.args if a is not None])

@@ -44,6 +44,7 @@ class TablePolicy:
         values: of an index, at most; vocabularies of language models have a quarter of a million.
         runs: of the model's part that makes the rows, at most; each fills as many rows as the index has elements.
         cuts: tables of one index that are tried, each without the largest of the one before.
+        held: bytes of one value for all values of the index, at most: rows of OneHot are as long as they are many.
         elements: of a row, at least; a single element is computed as fast as it is read.
         distinct: share of the rows that may be distinct for a second, short table to say which one a value reads.
     """
@@ -53,6 +54,7 @@ class TablePolicy:
     values: int = 1 << 18
     runs: int = 64
     cuts: int = 4
+    held: int = 1 << 28
     elements: int = 4
     distinct: float = 0.75
 
@@ -167,6 +169,8 @@ def _tables(values: SliceAnalysis, index: IndexValues, names: FreshNames, policy
             and _is_read_outside(program, n, functions)
         ]  # fmt: skip
         made = {n: program.maker[n] for n in functions if n != index.name}
+        if any(index.count * (_row_bytes(program.types[n], functions[n], rank) or 0) > policy.held for n in made):
+            return
         if all(program.steps[made[n]].op == "Gather" for n in wanted):
             return
         sizes = {n: index.rows * (_row_bytes(program.types[n], functions[n], rank) or 0) for n in wanted}
@@ -224,6 +228,8 @@ def _rows(
 ) -> dict[str, np.ndarray] | None:
     """The rows of values, by the index from its lowest value on, along the first of its axes."""
     nodes = _nodes_between(program, index.name, wanted)
+    if nodes is None:
+        return None
     kind = program.types[index.name]
     sizes = [d for d in kind.shape or () if isinstance(d, int)]
     height = max(1, -(-index.count // max(prod(sizes), 1)))
@@ -231,10 +237,10 @@ def _rows(
     for size in kind.shape or ():
         given.append(size if isinstance(size, int) else height)
         height = height if isinstance(size, int) else 1
-    if nodes is None or not prod(given) or index.count > policy.runs * prod(given):
-        return None
     reads = {n for node in nodes for n in node.reads}
     weights = [w for n, w in program.graph.constants.items() if n in reads]
+    if any(w.data is None for w in weights) or not prod(given) or index.count > policy.runs * prod(given):
+        return None
     types = {n: TensorType(program.types[n].dtype, None) for n in wanted}
     parts: dict[str, list[np.ndarray]] = {n: [] for n in wanted}
     for start in range(index.low, index.high + 1, prod(given)):
