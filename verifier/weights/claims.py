@@ -31,7 +31,7 @@ from superopt.ir.types import DType, TensorType
 from superopt.rules.values import Certificate, KeptSlices, Uniform
 from superopt.runtime.evaluate import Array
 from superopt.verifier.exact.algebra import NeedsOrder, PrimeField, Unlucky
-from superopt.verifier.weights.decided import TURNS, drawn_leaf, leaves_of_test
+from superopt.verifier.weights.decided import check_answer, leaves_of_test
 from superopt.verifier.weights.draws import Claims, Draws, Evaluation, Shapes, Side, weight_named
 from superopt.verifier.weights.tabulated import check_tabulated
 
@@ -130,7 +130,7 @@ class _Check:
                 self.claim(name, claims)
         for name, answer in self.answers.items():
             leaves = leaves_of_test(self.before, name)
-            self.tried([name], leaves, partial(self.answered, name, answer, leaves))
+            self.tried([name], leaves, partial(check_answer, self.values, name, answer, leaves, seed=self.seed))
         for name, other in self.same.items():
             self.sameness(name, other)
         places = exact = 0
@@ -215,15 +215,6 @@ class _Check:
             zero = number == 0 and not field_of.equal(slices, field_of.constant(0.0)).all()
             if zero or not field_of.equal(slices, slices[:1]).all():
                 raise NotEquivalent(f"{where} is not {number} exactly")
-
-    def answered(self, name: str, answer: bool, leaves: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Check that a test has one answer at all draws of what it is computed from."""
-        for turn in range(TURNS):
-            draws = Draws(self.before, {}, None, np.random.default_rng((self.seed, turn)), shapes)
-            given = {leaf: drawn_leaf(draws, leaf, turn) for leaf in leaves}
-            array = self.values.evaluated(self.before, [name], given, draws)[name]
-            if not (array == float(answer)).all():
-                raise NotEquivalent(f"{name!r} is not {'true' if answer else 'false'} everywhere")
 
     def sameness(self, name: str, other: str) -> None:
         """Check that a value is another one."""
