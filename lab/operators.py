@@ -261,7 +261,7 @@ def _filtered(record: Operator, rng: Random) -> Case:
 def _attended(record: Operator, rng: Random) -> Case:
     _, heads, rows, _ = _heads(rng)
     one = _real(1, heads, rows, rng.choice(_HEAD_SIZES))
-    values = {"is_causal": rng.randrange(2), "scale": 0.125}
+    values = {"is_causal": rng.randrange(2), "scale": 0.125, "q_num_heads": 0, "kv_num_heads": 0}
     return [one, one, one, None], [False, False, False, False], {k: values[k] for k in record.attributes}
 
 
