@@ -22,7 +22,7 @@ from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import ArrayData, Node, Weight, constant
 from superopt.ir.poly import Dim, sym, symbols
 from superopt.ir.types import DType, TensorType
-from superopt.ops.meaning import Comprehension, Read, Scalar, SizeValue, Where, subexpressions
+from superopt.ops.meaning import Comprehension, Read, Reduce, Scalar, SizeValue, Where, subexpressions
 from superopt.passes.weights.index_values import INDEX_TYPES, IndexValues, indices_of
 from superopt.passes.weights.rewriting import writable
 from superopt.passes.weights.slice_analysis import SliceAnalysis
@@ -126,9 +126,11 @@ def _by_index(
         return False
     place: tuple[Dim, ...] = tuple(sym(axis[0][0]) if axis else 0 for axis in own)
     variables = {axis[0][0] for axis in own if axis}
+    inner = {v for axis in output.axes for v, _ in axis} - variables
+    inner |= {s.variable for s in subexpressions(output.body) if isinstance(s, Reduce)}
     for scalar in subexpressions(output.body):
-        if isinstance(scalar, SizeValue):
-            return False  # how many elements the index has is no matter of one
+        if isinstance(scalar, SizeValue) and not symbols(scalar.size) <= inner:
+            return False
         if isinstance(scalar, Where) and any(variables & symbols(c.size) for c in scalar.conditions):
             return False
         if not isinstance(scalar, Read):
