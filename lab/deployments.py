@@ -259,6 +259,23 @@ class MobileNet(nn.Sequential):
         super().__init__(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], 1000))
 
 
+class FileTypes(nn.Module):
+    """A detector of file types, as magika has it: bytes (256: padding) as one-hot, dense layers, one convolution."""
+
+    def __init__(self, wide: int = 64, joined: int = 4, kinds: int = 216) -> None:
+        super().__init__()
+        self.joined, self.embedding, self.norm = joined, nn.Linear(257, wide), nn.LayerNorm(wide)
+        self.conv, self.pooled = nn.Conv1d(wide * joined, 256, 5), nn.LayerNorm(256)
+        self.last = nn.Linear(256, kinds)
+
+    def forward(self, read: torch.Tensor) -> torch.Tensor:
+        x = functional.one_hot(read.to(torch.int64), 257).to(torch.float32)
+        x = self.norm(functional.gelu(self.embedding(x), approximate="tanh"))
+        x = x.reshape(x.shape[0], x.shape[1] // self.joined, -1).transpose(1, 2)
+        x = functional.gelu(self.conv(x), approximate="tanh").amax(2)
+        return torch.softmax(self.last(self.pooled(x)), -1)
+
+
 def _drawn(made: nn.Module) -> nn.Module:
     """The module with weights that keep activations as large as training leaves them, and statistics of its own."""
     for part in made.modules():
@@ -316,6 +333,10 @@ DEPLOYMENTS: Mapping[str, Deployment] = {
     "esrgan_static": Deployment(lambda: _drawn(Esrgan()), _image(64, "image")),
     "u2netp": Deployment(lambda: _drawn(U2NetP()), _image(320, "image")),
     "mobilenet": Deployment(lambda: _drawn(MobileNet()), _image(224, "image")),
+    "file_types": Deployment(
+        lambda: FileTypes().eval(), lambda: {"bytes": torch.randint(0, 257, (1, 2048), dtype=torch.int32)},
+        {"bytes": {0: "batch"}},
+    ),
     "minilm": Deployment(
         _configured("BertConfig BertModel", "last_hidden_state", hidden_size=384, num_hidden_layers=6,
                     intermediate_size=1536, num_attention_heads=12),

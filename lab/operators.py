@@ -261,7 +261,7 @@ def _filtered(record: Operator, rng: Random) -> Case:
 def _attended(record: Operator, rng: Random) -> Case:
     _, heads, rows, _ = _heads(rng)
     one = _real(1, heads, rows, rng.choice(_HEAD_SIZES))
-    values = {"is_causal": rng.randrange(2), "scale": 0.125}
+    values = {"is_causal": rng.randrange(2), "scale": 0.125, "q_num_heads": 0, "kv_num_heads": 0}
     return [one, one, one, None], [False, False, False, False], {k: values[k] for k in record.attributes}
 
 
@@ -281,6 +281,12 @@ def _summed(record: Operator, rng: Random) -> Case:
 def _concatenated(record: Operator, rng: Random) -> Case:
     shape, count = _shape(rng), rng.choice((2, 2, 3, 4))
     return [_real(*shape)] * count, [False] * count, _plain(record, shape, rng)
+
+
+def _one_hot(record: Operator, rng: Random) -> Case:
+    where = TensorType(DType.INT64, (1, rng.choice(_TOKENS)))
+    depth = rng.choice((16, 64, 257, 1000))
+    return [where], [False], {"axis": 2, "depth": depth, "off": 0.0, "on": 1.0, "dtype": str(DType.FLOAT32)}
 
 
 def _gathered(record: Operator, rng: Random) -> Case:
@@ -339,8 +345,8 @@ _FAMILIES: Mapping[str, Draw] = {
 }  # fmt: skip
 _SPECIAL: Mapping[str, Draw] = {
     "Concat": _concatenated, "Conv": _filtered, "CumSum": _one, "Einsum": _summed, "Expand": _spread,
-    "Gather": _gathered, "GatherElements": _gathered, "Pad": _padded, "ScatterND": _gathered, "Split": _split,
-    "Tile": _spread, "Trilu": _one,
+    "Gather": _gathered, "GatherElements": _gathered, "OneHot": _one_hot, "Pad": _padded, "ScatterND": _gathered,
+    "Split": _split, "Tile": _spread, "Trilu": _one,
 }  # fmt: skip
 
 

@@ -12,7 +12,9 @@ from dataclasses import asdict, dataclass
 
 from superopt.ir.errors import InvalidModel
 
-__all__ = ["Certificate", "Equal", "Factored", "KeptSlices", "Moved", "Same", "Uniform"]
+__all__ = [
+    "Certificate", "Decided", "Equal", "Factored", "KeptSlices", "Moved", "Same", "Tabulated", "Uniform",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,17 @@ class Equal:
 
     def __str__(self) -> str:
         return f"{len(self.pairs)} slices of {self.value!r} along axis {self.axis} repeat others"
+
+
+@dataclass(frozen=True)
+class Decided:
+    """A test of a value whose every element has one answer, whatever finite numbers the model is given."""
+
+    value: str
+    answer: bool
+
+    def __str__(self) -> str:
+        return f"{self.value!r} is {'true' if self.answer else 'false'} everywhere"
 
 
 @dataclass(frozen=True)
@@ -94,6 +107,20 @@ class Moved:
 
 
 @dataclass(frozen=True)
+class Tabulated:
+    """A value of which each element is decided by the element of an integer value at the same place; the integers from
+    ``low`` to ``high`` have rows of a table, and what others give is one of these rows, or an error."""
+
+    value: str
+    index: str
+    low: int
+    high: int
+
+    def __str__(self) -> str:
+        return f"{self.value!r} is a function of {self.index!r}, with a table of {self.high - self.low + 1} rows"
+
+
+@dataclass(frozen=True)
 class Certificate:
     """A rewrite by the elements of weights, as claims that can be checked without its finder.
 
@@ -103,6 +130,8 @@ class Certificate:
         kept: values of the result, by what they hold of values of the model.
         factored: products with weights of lower rank.
         moved: values that other movements of elements make.
+        decided: tests that have one answer.
+        tabulated: values that are read from tables.
         finite: whether a claim takes running values to be finite (0·x is 0).
     """
 
@@ -114,6 +143,8 @@ class Certificate:
     factored: tuple[Factored, ...] = ()
     finite: bool = False
     moved: tuple[Moved, ...] = ()
+    decided: tuple[Decided, ...] = ()
+    tabulated: tuple[Tabulated, ...] = ()
 
     @property
     def exact(self) -> bool:
@@ -160,6 +191,13 @@ class Certificate:
                 ),
                 _flag(row["finite"]),
                 tuple(Moved(_text(r["value"])) for r in map(_row, _rows(row.get("moved", ())))),
+                tuple(
+                    Decided(_text(r["value"]), _flag(r["answer"])) for r in map(_row, _rows(row.get("decided", ())))
+                ),
+                tuple(
+                    Tabulated(_text(r["value"]), _text(r["index"]), _whole(r["low"]), _whole(r["high"]))
+                    for r in map(_row, _rows(row.get("tabulated", ())))
+                ),
             )  # fmt: skip
         except (KeyError, TypeError, ValueError) as error:
             raise InvalidModel(f"not a certificate of values: {error!r}") from error

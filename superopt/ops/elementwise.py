@@ -282,6 +282,10 @@ _ARITHMETIC = (
     unary("Not", 1, lambda x: call("not", x), BOOLEAN),
     unary("Identity", 1, lambda x: x, ANY),
     Operator(
+        name="IsNaN", inputs=("X",), meaning=pointwise(lambda x: call("isnan", x)), since=9, dtypes=FLOATS,
+        result=boolean_result, read=reader(), write=writer(9), family="elementwise",
+    ),
+    Operator(
         name="Dropout", inputs=("X",), meaning=pointwise(lambda x: x), since=7, dtypes=FLOATS,
         read=read_dropout, write=write_first, family="elementwise",
     ),

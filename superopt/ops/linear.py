@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from superopt.ir.graph import Attribute
 from superopt.ir.poly import Dim, Poly
@@ -14,6 +14,7 @@ from superopt.ops.forms import (
     first_dtype,
     flag,
     float32,
+    integer,
     known_ints,
     only,
     onnx_value,
@@ -216,21 +217,29 @@ FIELDS = ("is_causal", "scale", "softcap", "q_num_heads", "kv_num_heads", "qk_ma
 
 
 def attention(
-    q: Operand, k: Operand, v: Operand, mask: Operand | None = None, *, is_causal: AttributeValue, scale: AttributeValue
-) -> Comprehension:
+    q: Operand, k: Operand, v: Operand, mask: Operand | None = None, *, is_causal: AttributeValue,
+    scale: AttributeValue, q_num_heads: AttributeValue, kv_num_heads: AttributeValue,
+) -> Comprehension:  # fmt: skip
     """``Σ_t w_t V[t] / Σ_t w_t`` with ``w_t = exp(scale · q·k_t + mask_t)``, 0 where masked out.
 
-    Q is [B, G·R, S, D], K [B, G, T, D], V [B, G, T, E]: R query heads share one head of keys and values.
+    Q is [B, G·R, S, D], K [B, G, T, D], V [B, G, T, E]: R query heads share one head of keys and values. Packed, with
+    numbers of heads that are not 0, Q is [B, S, G·R·D], K [B, T, G·D], V [B, T, G·E], and so is the result.
     """
-    if not q.rank == k.rank == v.rank == 4 or not isinstance(scale, int | float | Poly):
-        raise IllTyped("Attention needs queries, keys and values of rank 4")
-    batch, heads, rows, width = q.shape
-    shared, length = k.shape[1], k.shape[2]
+    if not isinstance(scale, int | float | Poly):
+        raise IllTyped("Attention needs a scale")
+    packed = q_num_heads != 0
+    queries, keys, values = (
+        _heads(x, n, packed=packed) for x, n in ((q, q_num_heads), (k, kv_num_heads), (v, kv_num_heads))
+    )
+    (batch, heads, rows, width), read_q = queries
+    (key_batch, shared, length, key_width), read_k = keys
+    (value_batch, value_heads, value_length, out), read_v = values
     repeat = heads // shared
     require(same(heads, shared * repeat), f"{heads} heads do not share {shared} heads of keys")
-    for a, b in ((batch, k.shape[0]), (batch, v.shape[0]), (shared, v.shape[1]), (length, v.shape[2])):
+    pairs = ((batch, key_batch), (batch, value_batch), (shared, value_heads), (length, value_length))
+    for a, b in pairs:
         require(same(a, b), f"{q.type}, {k.type} and {v.type} do not fit")
-    require(same(width, k.shape[3]), f"{q.type} and {k.type} differ in width")
+    require(same(width, key_width), f"{q.type} and {k.type} differ in width")
     scores = (batch, heads, rows, length)
     if mask is not None and broadcast_dims([scores, mask.shape]) != scores:
         raise IllTyped(f"a mask {mask.type} does not broadcast to {list(scores)}")
@@ -243,15 +252,31 @@ def attention(
         h = head[0] * repeat + head[1]
 
         def weight(t: Dim) -> Scalar:
-            score = factor * total(width, lambda d: q[n, h, s, d] * k[n, head[0], t, d])
+            score = factor * total(width, lambda d: read_q(n, h, s, d) * read_k(n, head[0], t, d))
             if mask is not None:
                 score = score + element(mask, (n, h, s, t))
             term = call("exp", score)
             return where(at_least(s, t), term, 0) if causal else term
 
-        return total(length, lambda t: weight(t) * v[n, head[0], t, e]) * call("inv", total(length, weight))
+        return total(length, lambda t: weight(t) * read_v(n, head[0], t, e)) * call("inv", total(length, weight))
 
-    return tensor((batch, (shared, repeat), rows, v.shape[3]), value)
+    if packed:
+        return tensor((batch, rows, (shared, repeat, out)), lambda n, s, i: value(n, (i[0], i[1]), s, i[2]))
+    return tensor((batch, (shared, repeat), rows, out), value)
+
+
+def _heads(
+    x: Operand, count: AttributeValue, *, packed: bool
+) -> tuple[tuple[Dim, ...], Callable[[Dim, Dim, Dim, Dim], Scalar]]:  # fmt: skip
+    """Sizes [batch, heads, length, width], and what reads an element there: heads have an axis or are packed in one."""
+    if x.rank != (3 if packed else 4) or not isinstance(count, int | Poly):
+        raise IllTyped("Attention needs queries, keys and values of rank 4, or of rank 3 and their numbers of heads")
+    if not packed:
+        return x.shape, lambda n, h, s, d: x[n, h, s, d]
+    batch, length, whole = x.shape
+    width = whole // count
+    require(same(whole, count * width), f"{whole} does not divide into {count} heads")
+    return (batch, count, length, width), lambda n, h, s, d: x[n, s, h * width + d]
 
 
 def read_attention(view: NodeView) -> Canonical:
@@ -261,18 +286,21 @@ def read_attention(view: NodeView) -> Canonical:
     ranks = {view.type(p).rank for p in range(3)}
     if len(ranks) > 1:
         raise Contradiction(f"queries, keys and values have the ranks {sorted(map(str, ranks))}")
-    if ranks != {4}:
-        raise NotCovered("Attention whose heads are packed into one axis")
     if real(view, "softcap", 0.0) != 0:
         raise NotCovered("Attention with a soft cap")
-    return Canonical(arguments(view), {"is_causal": truth(view, "is_causal", 0), "scale": stated_scale(view)})
+    heads = {n: integer(view, n) if ranks == {3} else 0 for n in ("q_num_heads", "kv_num_heads")}
+    if ranks not in ({3}, {4}) or (ranks == {3} and min(heads.values()) < 1):
+        raise NotCovered(f"Attention of rank {sorted(map(str, ranks))}, or without heads")
+    causal = truth(view, "is_causal", 0)
+    return Canonical(arguments(view), {"is_causal": causal, "scale": stated_scale(view, heads["q_num_heads"]), **heads})
 
 
-def stated_scale(view: NodeView) -> float:
-    """The scale, or ``1/√D`` as a float32."""
+def stated_scale(view: NodeView, packed: int) -> float:
+    """The scale, or ``1/√D`` as a float32, of so many packed heads (0: of heads apart)."""
     if "scale" in view.node.attributes:
         return real(view, "scale")
-    (width,) = known_ints((view.type(0).shape or ())[3:], "the width of the heads")
+    (width,) = known_ints((view.type(0).shape or ())[-1:], "the width of the heads")
+    width //= packed or 1
     if width < 1:
         raise NotCovered("heads of width 0")
     return float32(width**-0.5)
@@ -282,15 +310,15 @@ def write_attention(
     attributes: Mapping[str, AttributeValue], types: Sequence[TensorType | None], opset: int
 ) -> NodeForm:
     since_only(opset, 23)
-    written: dict[str, Attribute] = {n: onnx_value(v) for n, v in attributes.items()}
+    written: dict[str, Attribute] = {n: onnx_value(v) for n, v in attributes.items() if "heads" not in n or v != 0}
     return NodeForm(present(types), written)
 
 
 _ATTENTION = (
     Operator(
-        name="Attention", inputs=("Q", "K", "V", "mask?"), attributes={"is_causal": "int", "scale": "float"},
-        meaning=attention, since=23, dtypes=FLOATS, result=first_dtype, read=read_attention, write=write_attention,
-        family="attention",
+        name="Attention", inputs=("Q", "K", "V", "mask?"), meaning=attention,
+        attributes={"is_causal": "int", "scale": "float", "q_num_heads": "int", "kv_num_heads": "int"},
+        since=23, dtypes=FLOATS, result=first_dtype, read=read_attention, write=write_attention, family="attention",
     ),
 )  # fmt: skip
 

@@ -17,7 +17,7 @@ from superopt.cost import CostModel
 from superopt.ir.errors import InvalidModel, NotEquivalent, OutOfTime, ResourceLimit, Unsupported
 from superopt.ir.graph import Graph
 from superopt.passes import SearchResult
-from superopt.passes.weights import Stage, by_positions, by_values
+from superopt.passes.weights import Stage, by_positions, by_tables, by_values
 from superopt.pipeline.log import Log
 from superopt.rules.floats import MOST_ERROR
 from superopt.runtime.protocol import Runtime
@@ -77,7 +77,9 @@ class WeightRewrites:
         """What a report says."""
         certificates = [s.certificate for s in self.stages]
         claims = list(
-            dict.fromkeys(str(c) for f in certificates for c in (*f.factored, *f.same, *f.equal, *f.uniform, *f.moved))
+            dict.fromkeys(
+                str(c) for f in certificates for c in (*f.factored, *f.same, *f.decided, *f.equal, *f.uniform, *f.moved)
+            )
         )
         held = ClaimsChecked(*(sum(n) for n in zip(*((h.claims, h.sites, h.exact) for h in self.held), strict=True)))
         return report.Values(
@@ -119,6 +121,8 @@ def rewrite_weights(
         worth = _CostComparison(prices, sizes, after)
         elsewhere = by_positions(stages[-1].after if stages else graph, worth)
         stages = (*stages, *([] if elsewhere is None else [elsewhere]))
+        tables = by_tables(stages[-1].after if stages else graph, worth)
+        stages = (*stages, *([] if tables is None else [tables]))
         if not stages:
             return None
         try:

@@ -177,8 +177,19 @@ class Program:
                 self.is_constant(step),
                 [self._uniform(a) for a in step.args],
             )
-            found.update((o, made) for o in step.outputs if o)
+            found.update((o, self._facts_of_mask(o, made)) for o in step.outputs if o)
         return found
+
+    def _facts_of_mask(self, name: str, known: ValueFacts) -> ValueFacts:
+        """With what the elements of a constant say that the model computes and that may be infinite, as masks are."""
+        computed = self.computed_constants
+        if known.regular or computed is None or name not in self.constant or not self.types[name].dtype.is_float:
+            return known
+        held = computed.small([name], _EVALUATED, _EVALUATED).get(name)
+        if held is None:
+            return known
+        own = array_facts(held)
+        return known._replace(finite=known.finite or own.finite, regular=own.regular, masked=own.masked)
 
     def _uniform(self, name: str | None) -> float | None:
         """The one value of a weight's elements, or of a generated constant's."""

@@ -34,6 +34,8 @@ class ValueFacts(NamedTuple):
         least: a bound from below of the magnitudes of those that are not 0; 0 where there is none.
         regular: as ``finite``, and no operator on the way has a pole: no division by what may be 0, no logarithm.
         sign: :data:`POSITIVE` or :data:`NOT_NEGATIVE` where all of them are; else 0.
+        masked: some may be -infinity; each row along the last axis has one that is finite, and the rest is as in
+            ``regular``. A Softmax of such rows is finite.
     """
 
     rounded: bool = False
@@ -42,6 +44,7 @@ class ValueFacts(NamedTuple):
     least: float = 0.0
     regular: bool = True
     sign: int = 0
+    masked: bool = False
 
 
 NOT_NEGATIVE, POSITIVE = 1, 2
@@ -60,8 +63,8 @@ _LADDER = (-60, -48, -40, -30, -20, 3, 4, 5, 6, 7, 8, 10, 20, 30, 40, 48, 62, 80
 # Data is moved, or chosen; -1 and max(x, 0) are exact too.
 _EXACT = frozenset({
     "Abs", "Clip", "Concat", "DepthToSpace", "Dropout", "Expand", "Flatten", "Gather", "GatherElements", "GatherND",
-    "GlobalMaxPool", "Identity", "Max", "MaxPool", "Min", "Neg", "Pad", "ReduceMax", "ReduceMin", "Relu", "Reshape",
-    "Slice", "SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze", "Where",
+    "GlobalMaxPool", "Identity", "Max", "MaxPool", "Min", "Neg", "OneHot", "Pad", "ReduceMax", "ReduceMin", "Relu",
+    "Reshape", "Slice", "SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze", "Where",
 })  # fmt: skip
 _UNIT = frozenset({"Erf", "HardSigmoid", "Sigmoid", "Softmax", "Softsign", "Tanh", "Sin", "Cos"})  # magnitudes up to 1
 _MEANS = frozenset({"AveragePool", "GlobalAveragePool", "ReduceMean", "Mean"})
@@ -95,7 +98,8 @@ def array_facts(array: np.ndarray) -> ValueFacts:
     bottom = float(wide.min())
     top = max(float(wide.max()), -bottom)
     if not isfinite(top):
-        return ValueFacts(finite=False, regular=False)
+        rows = wide.ndim > 0 and float(wide.max()) < inf and bool((wide.max(axis=-1) > -inf).all())  # NaN is neither
+        return ValueFacts(finite=False, regular=False, masked=rows)
     # Of a scalar or elements along one axis, by which layers divide. Those of matrices would tell equal layers apart.
     least = float(np.abs(wide).min()) if array.size == max(array.shape, default=1) else 0.0
     if array.dtype.itemsize <= 2:  # float16 and bfloat16: underflow is near
@@ -129,6 +133,8 @@ def result_facts(
     finite = all(a.finite for a in real) or op in _UNIT
     sign = _sign(op, real)
     regular = all(a.regular for a in real) and (_is_total(op, real) or _is_whole_power(op, uniform))
+    masked = not regular and _has_masked_rows(op, args, types)
+    regular = regular or (op == "Softmax" and _over_masked_rows(attributes, args, types))
     most, least = _bounds(op, real, types)
     exact = op in _EXACT or _scales_exactly(op, uniform)
     if op not in _EXACT and most >= _ORDINARY:
@@ -136,7 +142,27 @@ def result_facts(
     moving = [a for a, u in zip(args, uniform, strict=True) if a is not None and u is None] if exact else []
     chosen = [a for a in moving if a in real]
     rounded = not constant and (all(a.rounded for a in chosen) and bool(chosen) if exact else bool(real))
-    return ValueFacts(rounded, finite, most, least, regular, sign)
+    return ValueFacts(rounded, finite, most, least, regular, sign, masked)
+
+
+def _has_masked_rows(op: str, args: Sequence[ValueFacts | None], types: Sequence[TensorType | None]) -> bool:
+    """Whether it is a sum of rows that a mask leaves one element of, at least, and of finite ones."""
+    given = [(a, t) for a, t in zip(args, types, strict=True) if a is not None and t is not None and t.shape]
+    masks = [t.shape[-1] for a, t in given if a.masked and t.shape]
+    if op != "Add" or len(given) != len(args) or len(masks) != 1:
+        return False
+    others = [t.shape[-1] for a, t in given if a.regular and t.shape]
+    return len(others) == 1 and others[0] in (1, masks[0])
+
+
+def _over_masked_rows(
+    attributes: Mapping[str, AttributeValue], args: Sequence[ValueFacts | None], types: Sequence[TensorType | None]
+) -> bool:  # fmt: skip
+    """Whether a Softmax goes along rows that a mask leaves one element of, at least."""
+    first, kind = args[0], types[0]
+    if first is None or kind is None or kind.shape is None:
+        return False
+    return first.masked and attributes.get("axis") in (-1, len(kind.shape) - 1)
 
 
 def _is_whole_power(op: str, uniform: Sequence[float | None]) -> bool:
@@ -240,7 +266,7 @@ def merged(a: ValueFacts, b: ValueFacts) -> ValueFacts:
         return a
     return ValueFacts(
         a.rounded and b.rounded, a.finite or b.finite, min(a.most, b.most), max(a.least, b.least),
-        a.regular and b.regular, max(a.sign, b.sign),
+        a.regular and b.regular, max(a.sign, b.sign), a.masked or b.masked,
     )  # fmt: skip
 
 

@@ -332,6 +332,14 @@ def generators() -> Iterator[Sample]:
     yield s("Shape", f(2, 3, 4), start=1, end=-1)
     yield s("Shape", n(), opset=7)
     yield from (s("Size", f(*shape)) for shape in ((2, 3), (), (0, 4)))
+    for shape in ((4,), (2, 2), (1, 4)):  # last: the mutants that are looked at are every so many of all samples
+        yield s("IsNaN", np.array([0.0, np.nan, np.inf, -1.0], np.float32).reshape(shape))
+    packed = {"q_num_heads": 4, "kv_num_heads": 2, "opset": 23}
+    yield s("Attention", f(2, 3, 20), f(2, 6, 10), f(2, 6, 4), **packed)
+    yield s("Attention", f(2, 3, 20), f(2, 6, 10), f(2, 6, 4), f(3, 6), scale=0.25, **packed)
+    two = np.array([-1.0, 2.5], np.float32)
+    for axis, indices in ((-1, np.array([0, 3, -1, -4, 4, -5, 90], np.int64)), (0, n(2, 3)), (1, n(2, 3))):
+        yield s("OneHot", indices, np.array([4], np.int64), two, data=1, axis=axis)
 
 
 FAMILIES = (elementwise, linear, images, resizes, shapes, reductions, normalisations, generators)

@@ -86,7 +86,7 @@ def retyped(sample: Any) -> Iterator[tuple[str, Any]]:
     for place, array in enumerate(sample.arrays):
         for dtype in DTYPES if array is not None else ():
             if array.dtype != dtype:
-                with np.errstate(over="ignore"):
+                with np.errstate(over="ignore", invalid="ignore"):
                     other = array.astype(dtype)
                 yield f"in{place}.{np.dtype(dtype).name}", with_array(sample, place, other)
 

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from typing import TypeVar
 
@@ -30,7 +31,9 @@ from superopt.ir.types import DType, TensorType
 from superopt.rules.values import Certificate, KeptSlices, Uniform
 from superopt.runtime.evaluate import Array
 from superopt.verifier.exact.algebra import NeedsOrder, PrimeField, Unlucky
+from superopt.verifier.weights.decided import check_answer, leaves_of_test
 from superopt.verifier.weights.draws import Claims, Draws, Evaluation, Shapes, Side, weight_named
+from superopt.verifier.weights.tabulated import check_tabulated
 
 __all__ = ["ClaimsChecked", "check_values"]
 
@@ -107,6 +110,11 @@ class _Check:
         for e in certificate.equal:
             known_claims = self.claims.get(e.value, Claims())
             self.claims[e.value] = Claims(known_claims.uniform, (*known_claims.equal, e))
+        self.answers = {d.value: d.answer for d in certificate.decided}
+        self.claims.update(
+            (name, replace(self.claims.get(name, Claims()), answer=a)) for name, a in self.answers.items()
+        )
+        self.tabulated = {t.value: t for t in certificate.tabulated}
         self.same = {s.value: s.other for s in certificate.same}
         self.shapes = Shapes(self.before, certificate, self.claims)
         self.values = Evaluation(self.before, self.claims, self.same)
@@ -118,7 +126,11 @@ class _Check:
 
     def run(self) -> ClaimsChecked:
         for name, claims in self.claims.items():
-            self.claim(name, claims)
+            if claims.axes:
+                self.claim(name, claims)
+        for name, answer in self.answers.items():
+            leaves = leaves_of_test(self.before, name)
+            self.tried([name], leaves, partial(check_answer, self.values, name, answer, leaves, seed=self.seed))
         for name, other in self.same.items():
             self.sameness(name, other)
         places = exact = 0
@@ -130,13 +142,13 @@ class _Check:
             for name in node.outputs:
                 if name in self.holds and not self.untouched(name):
                     places += 1
-                    holds = self.check_site(self.holds[name])
+                    holds = self.read_from_table(name) or self.check_site(self.holds[name])
                     exact += holds
                     if holds:
                         moved.discard(name)
         if moved:
             raise NotEquivalent(f"{min(moved)!r} is not shown to be exactly what other movements of elements make")
-        return ClaimsChecked(len(self.claims) + len(self.same) + len(self.certificate.moved), places, exact)
+        return ClaimsChecked(len(self.claims) + len(self.same) + len(self.moved) + len(self.tabulated), places, exact)
 
     # ---- claims -----------------------------------------------------------------------------------------------------
     def claim(self, name: str, claims: Claims) -> None:
@@ -258,6 +270,18 @@ class _Check:
             old is not None and new is not None and old.type == new.type and old.data is not None
             and new.data is not None and old.data.digest == new.data.digest
         )  # fmt: skip
+
+    def read_from_table(self, name: str) -> bool:
+        """Check a value of the result that is claimed to be read from a table; false where it is not claimed."""
+        claim = self.tabulated.get(name)
+        if claim is None:
+            return False
+        if time.monotonic() > self.deadline:
+            raise OutOfTime("there was no time left to check it")
+        if not set(self.leaves(name)) <= {claim.index}:
+            raise NotEquivalent(f"{name!r} is made of more than {claim.index!r}")
+        check_tabulated(claim, self.before, self.after, self.values, self.seed)
+        return True
 
     def check_site(self, place: _Site) -> bool:
         """Check a value of the result; whether it holds exactly.

@@ -36,10 +36,11 @@ def weight_named(graph: Graph, name: str) -> Weight | None:
 
 @dataclass(frozen=True)
 class Claims:
-    """The claims about one value: slices that are one number, and slices that are equal."""
+    """The claims about one value: slices that are one number, slices that are equal, a test's one answer."""
 
     uniform: tuple[Uniform, ...] = ()
     equal: tuple[Equal, ...] = ()
+    answer: bool | None = None
 
     @property
     def axes(self) -> set[int]:
@@ -166,6 +167,8 @@ class Draws:
         else:
             array = self.algebra.random(self.rng, shape)
         claims = self.claims.get(name, Claims())
+        if claims.answer is not None:
+            array[...] = self.number(np.asarray(claims.answer), kind)
         for equal in claims.equal:
             rows = np.moveaxis(array, equal.axis, 0)
             for at, earlier in equal.pairs:
@@ -335,8 +338,8 @@ class Evaluation:
 
     def is_determined(self, name: str) -> bool:
         """Whether the claims about a value determine it."""
-        shape = self.before.kind(name).shape or ()
-        return any(len(set(u.indices)) == shape[u.axis] for u in self.claims.get(name, Claims()).uniform)
+        shape, claims = self.before.kind(name).shape or (), self.claims.get(name, Claims())
+        return claims.answer is not None or any(len(set(u.indices)) == shape[u.axis] for u in claims.uniform)
 
 
 def _elements(side: Side, name: str, weight: np.ndarray, draws: Draws) -> Array:

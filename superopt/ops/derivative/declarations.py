@@ -405,6 +405,10 @@ def _lrn(site: Site) -> Expr:
 def _attention(site: Site) -> Expr:
     """Softmax of the scaled products of queries and keys, times values; shared heads are repeated."""
     q, k, v = site.arg(0), site.arg(1), site.arg(2)
+    packed = site.int("q_num_heads")
+    if packed:
+        counts = (packed, site.int("kv_num_heads"), site.int("kv_num_heads"))
+        q, k, v = (_heads_apart(x, n) for x, n in zip((q, k, v), counts, strict=True))
     heads, shared = q.shape[1], k.shape[1]
     if heads != shared:
         k, v = (_repeated(x, heads // shared) for x in (k, v))
@@ -417,7 +421,16 @@ def _attention(site: Site) -> Expr:
         ranges = [apply("Range", start=0, limit=n, delta=1, dtype="int64") for n in (rows, columns)]
         seen = apply("GreaterOrEqual", unsqueezed(ranges[0], (1,)), ranges[1])
         scores = apply("Where", seen, scores, constant(float("-inf"), q.dtype))
-    return apply("MatMul", apply("Softmax", scores, axis=3), v)
+    made = apply("MatMul", apply("Softmax", scores, axis=3), v)
+    if not packed:
+        return made
+    batch, _, rows, width = made.shape
+    return reshaped(apply("Transpose", made, perm=(0, 2, 1, 3)), (batch, rows, packed * width))
+
+
+def _heads_apart(x: Expr, count: int) -> Expr:
+    batch, length, whole = x.shape
+    return apply("Transpose", reshaped(x, (batch, length, count, whole // count)), perm=(0, 2, 1, 3))
 
 
 def _repeated(x: Expr, times: Dim) -> Expr:

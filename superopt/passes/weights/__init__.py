@@ -19,17 +19,19 @@ from superopt.ops.infer import infer
 from superopt.passes.canonicalize import fold_known_sizes
 from superopt.passes.rounding_guard import guard_deliberate_rounding
 from superopt.passes.weights.constant_values import constants_of, others_of
+from superopt.passes.weights.decided_tests import decided_tests
 from superopt.passes.weights.index_axes import Removal, removal_of
 from superopt.passes.weights.known_positions import Elsewhere, moved_of
 from superopt.passes.weights.low_rank import factored_of
 from superopt.passes.weights.rewriting import Written, with_operands, write
 from superopt.passes.weights.slice_analysis import SliceAnalysis, Slices
+from superopt.passes.weights.tables import Tabulation, tabulations_of
 from superopt.program.program import Program, ProgramStep, program_of
 from superopt.regions.emission import emit
 from superopt.regions.replay import FreshNames
-from superopt.rules.values import Certificate, Equal, KeptSlices, Moved, Same, Uniform
+from superopt.rules.values import Certificate, Decided, Equal, KeptSlices, Moved, Same, Tabulated, Uniform
 
-__all__ = ["Stage", "by_positions", "by_values"]
+__all__ = ["Stage", "by_positions", "by_tables", "by_values"]
 
 _FOLD_NOTHING = -(1 << 62)  # bytes by which folding has to make the weights smaller: the search folds
 _ROUNDS = 8  # times that what one rewrite made is looked at again
@@ -93,6 +95,36 @@ def by_positions(graph: Graph, worth: Callable[[Graph], bool]) -> Stage | None:
     return Stage(graph, after, Certificate(digests, moved=moved))
 
 
+def by_tables(graph: Graph, worth: Callable[[Graph], bool]) -> Stage | None:
+    """Functions of integers of few values, read from tables; ``None`` where none is worth it.
+
+    Args:
+        graph: a checked graph.
+        worth: as for :func:`by_positions`; asked for one integer tensor after the other.
+    """
+    values = _values(graph, finite=False)
+    after, taken = graph, list[Tabulation]()
+    for found in tabulations_of(values):
+        if any(not found.values.keys().isdisjoint(t.values) for t in taken):
+            continue
+        trial = _with_tables(values.program, [*taken, found])
+        if worth(trial):
+            taken.append(found)
+            after = trial
+    if not taken:
+        return None
+    claims = tuple(Tabulated(n, t.index, t.low, t.high) for t in taken for n in t.values if n in after.producer)
+    return Stage(graph, after, Certificate(tabulated=claims))
+
+
+def _with_tables(program: Program, taken: Sequence[Tabulation]) -> Graph:
+    values = {n for t in taken for n in t.values}
+    steps = [s for s in program.steps if values.isdisjoint(s.outputs)]
+    types = {n: kind for t in taken for n, kind in t.types.items()}
+    steps += [s for t in taken for s in t.steps]
+    return _graph(program, steps, [w for t in taken for w in t.weights], types)
+
+
 def _elsewhere(program: Program, taken: Iterable[Elsewhere]) -> Graph:
     put = {m.position: m for m in taken}
     gone = frozenset[int]().union(*(m.without for m in put.values()))
@@ -109,6 +141,8 @@ def _values(graph: Graph, finite: bool) -> SliceAnalysis:
 def _exact(graph: Graph, values: SliceAnalysis, sums: bool) -> Stage | None:
     """The first way to leave something out that changes no value."""
     program = values.program
+    if (unguarded := _without_decided_tests(graph, values)) is not None:
+        return unguarded
     if not any(values.slices(n, a) for n in _read(program) for a in range(len(program.types[n].shape or ()))):
         return None
     values.compute()
@@ -122,9 +156,25 @@ def _read(program: Program) -> Iterator[str]:
     return (n for n in read if n in program.constant and n in program.types)
 
 
+def _without_decided_tests(graph: Graph, values: SliceAnalysis) -> Stage | None:
+    """Choices by tests that have one answer, read as what they choose."""
+    answers = decided_tests(values)
+    stage = _read_as(graph, values, others_of(values, answers)) if answers else None
+    if stage is None:
+        return None
+    asked = {a for s in stage.certificate.same for a in values.program.steps[values.program.maker[s.value]].args}
+    decided = tuple(Decided(name, answer) for name, answer in answers.items() if name in asked)
+    return replace(stage, certificate=replace(stage.certificate, decided=decided))
+
+
 def _others(graph: Graph, values: SliceAnalysis) -> Stage | None:
     """Values that are others, read as those."""
-    program, others = values.program, others_of(values)
+    return _read_as(graph, values, others_of(values))
+
+
+def _read_as(graph: Graph, values: SliceAnalysis, others: Mapping[str, str]) -> Stage | None:
+    """Readers of values read the others that these are."""
+    program = values.program
     if not others:
         return None
     last = {name: _followed(others, name) for name in others}

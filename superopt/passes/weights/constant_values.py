@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from types import MappingProxyType
 
 import numpy as np
 
@@ -23,17 +24,22 @@ from superopt.regions.replay import FreshNames
 __all__ = ["constants_of", "others_of"]
 
 
-def others_of(values: SliceAnalysis) -> Mapping[str, str]:
-    """Values that nothing outside needs by name and that are other values: value → the other."""
+def others_of(values: SliceAnalysis, answers: Mapping[str, bool] = MappingProxyType({})) -> Mapping[str, str]:
+    """Values that nothing outside needs by name and that are other values: value → the other.
+
+    Args:
+        values: the slices of a program's values.
+        answers: tests of the program that have one answer; with any, only what reads one of them is looked at.
+    """
     found: dict[str, str] = {}
     program = values.program
     for position in program.running:
         step, meaning = program.steps[position], values.meaning(position)
         if meaning is None or len(meaning.outputs) != 1 or step.outputs[0] in program.required_names:
             continue
-        if not any(a is not None and a in program.constant for a in step.args):
+        if not any(a is not None and a in (answers or program.constant) for a in step.args):
             continue
-        body = _Simplified(values, step).of(meaning.outputs[0].body)
+        body = _Simplified(values, step, answers).of(meaning.outputs[0].body)
         if isinstance(body, Read) and (name := step.args[body.operand]) is not None:
             alike = program.types[name] == program.types[step.outputs[0]]
             if alike and _is_elementwise_read(body, meaning.outputs[0]) and name not in program.constant:
@@ -51,8 +57,8 @@ def _is_elementwise_read(read: Read, output: Comprehension) -> bool:
 class _Simplified:
     """A body with the numbers of weights put in, as far as they are one number throughout."""
 
-    def __init__(self, values: SliceAnalysis, step: ProgramStep) -> None:
-        self.values, self.step = values, step
+    def __init__(self, values: SliceAnalysis, step: ProgramStep, answers: Mapping[str, bool]) -> None:
+        self.values, self.step, self.answers = values, step, answers
 
     def of(self, body: Scalar) -> Scalar:
         found: dict[int, Scalar] = {}
@@ -74,6 +80,8 @@ class _Simplified:
 
     def read(self, read: Read) -> Scalar:
         name = self.step.args[read.operand]
+        if name is not None and name in self.answers:
+            return Number(Fraction(self.answers[name]))
         if name is None or name not in self.values.program.constant:
             return read
         number = self.values.uniform(name)
