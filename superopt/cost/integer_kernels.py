@@ -30,6 +30,8 @@ class IntegerKernels:
         shares: what its kernel of integers takes of the time of that of reals, without what quantises around it.
         unquantised: those of them whose result may be real.
         passed: operators with one operand, past which the backend moves DequantizeLinear and QuantizeLinear.
+        unsigned_from: from this opset on it passes no operator where the integers are signed: ONNX Runtime 1.32 then
+            refuses the QuantizeLinear that it puts behind, whose type it made unsigned in one place of two.
         activations: operators that it runs in the kernel whose result they read, where QuantizeLinear reads theirs.
     """
 
@@ -37,6 +39,7 @@ class IntegerKernels:
     shares: Mapping[str, float]
     unquantised: frozenset[str]
     passed: frozenset[str]
+    unsigned_from: int
     activations: frozenset[str]
 
 
@@ -53,6 +56,7 @@ ONNX_RUNTIME_INTEGERS = IntegerKernels(
     },
     unquantised=frozenset({"MatMul"}),
     passed=frozenset({"MaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"}),
+    unsigned_from=21,
     activations=frozenset({"Clip", "Relu"}),
 )  # fmt: skip
 
@@ -78,9 +82,15 @@ class QuantisedGroups:
             return
         source = node.inputs[0]
         if node.op == DEQUANTIZE:
-            self.dequantised[node.outputs[0]] = True
+            if self.is_constant(source) or self.has_one_scale(node):
+                self.dequantised[node.outputs[0]] = True
         elif source in self.dequantised and _only_moves(node) and all(self.is_constant(n) for n in node.inputs[1:]):
             self.dequantised[node.outputs[0]] = self.dequantised[source] and node.op in self.kernels.passed
+
+    def has_one_scale(self, node: Node) -> bool:
+        """Whether the scale is a weight of one element: kernels of integers take no other, but for weights."""
+        scale = self.graph.constants.get(node.inputs[1]) if len(node.inputs) > 1 else None
+        return scale is not None and scale.type.elements == 1
 
     def is_constant(self, name: str) -> bool:
         """Whether a value is a weight, or absent, or a Constant."""
@@ -104,16 +114,22 @@ class QuantisedGroups:
     def _result_fits(self, node: Node) -> bool:
         return node.op in self.kernels.unquantised or self.quantised(node.outputs[0])
 
-    def quantised(self, name: str) -> bool:
-        """Whether all that reads a value quantises it, behind an activation or what the backend moves it past."""
-        readers = self.graph.consumers.get(name, ())
-        if not readers or name in self.outputs or any(r.domain for r in readers):
-            return False
-        return all(r.op == QUANTIZE for r in readers) or (
-            len(readers) == 1
-            and readers[0].op in self.kernels.activations | self.kernels.passed
-            and self.quantised(readers[0].outputs[0])
-        )
+    def quantised(self, name: str, *, any_scale: bool = False) -> bool:
+        """Whether all that reads a value quantises it, behind an activation or what the backend moves it past.
+
+        Args:
+            name: of the value.
+            any_scale: also with scales of an axis, which no kernel of integers takes.
+        """
+        while True:
+            readers = self.graph.consumers.get(name, ())
+            if not readers or name in self.outputs or any(r.domain for r in readers):
+                return False
+            if all(r.op == QUANTIZE and (any_scale or self.has_one_scale(r)) for r in readers):
+                return True
+            if len(readers) > 1 or readers[0].op not in self.kernels.activations | self.kernels.passed:
+                return False
+            name = readers[0].outputs[0]
 
     def members(self, node: Node) -> tuple[Node, ...]:
         """What runs as one kernel with a node that is computed in integers, the node first."""
@@ -169,13 +185,13 @@ class QuantisedGroups:
         if node.op in (QUANTIZE, DEQUANTIZE):
             return len(constant) == len(node.inputs)
         makers = [self.graph.producer[n] for n in node.inputs if n in self._dequantising]
-        if any(self.is_constant(m.inputs[0]) for m in makers):
+        if any(self.is_constant(m.inputs[0]) for m in makers if m.inputs):
             return True
         return self.is_candidate(node) or (bool(makers) and self._between(node))
 
     def _between(self, node: Node) -> bool:
         """Whether all that reads the node's results quantises them."""
-        return all(o and o not in self.outputs and self.quantised(o) for o in node.outputs)
+        return all(o and self.quantised(o, any_scale=True) for o in node.outputs)
 
 
 def _only_moves(node: Node) -> bool:

@@ -19,7 +19,7 @@ from superopt.extraction.node_costs import Pricer
 from superopt.ir.graph import Node
 from superopt.ops import REGISTRY
 from superopt.passes.backend_fusion import as_graph
-from superopt.program.program import Program
+from superopt.program.program import Program, ProgramStep
 from superopt.regions.boundary_cost import step_application
 from superopt.regions.lowering import Region, lower, region_of
 from superopt.regions.plan import Plan, plan_of
@@ -56,12 +56,14 @@ class _Chain:
     Attributes:
         source: the dequantised value.
         positions: of the steps, the last first.
+        passed: the operators that the backend moves the two past.
         pools: a kernel of integers has to be among them: QuantizeLinear reads the result.
         saved_us: what DequantizeLinear and QuantizeLinear take, which go where the backend computes in integers.
     """
 
     source: str
     positions: tuple[int, ...]
+    passed: frozenset[str]
     pools: bool
     saved_us: float
 
@@ -88,7 +90,7 @@ def integer_plans(program: Program, rewrites: RewriteSet, pricer: Pricer) -> Ite
             continue
         used.update(chain.positions)
         region = region_of(program, sorted(chain.positions))
-        key = region.signature, chain.pools, region.number[chain.source]
+        key = region.signature, chain.passed, chain.pools, region.number[chain.source]
         if key not in known:
             known[key] = _plan(region, program.steps[chain.positions[0]].outputs[0], chain, kernels, moving, pricer)
         plan = known[key]
@@ -109,41 +111,31 @@ def _chains(program: Program, kernels: IntegerKernels, pricer: Pricer) -> Iterat
             around = _around(program, groups.members(node), pricer)
             for name in groups.operands(node):
                 if not groups.dequantised[name]:
-                    yield from _chain(program, name, False, around)
-        elif node.op == QUANTIZE and not node.domain:
-            inner = _unary_kernel(groups, node.inputs[0])
-            if node.inputs[0] in groups.dequantised and (inner is None or not groups.is_integer(inner)):
-                source = _dequantised_source(groups, node.inputs[0])
-                yield from _chain(program, node.inputs[0], True, _around(program, (node, source), pricer))
+                    yield from _chain(program, name, kernels, False, around)
+        elif node.op == QUANTIZE and not node.domain and node.inputs[0] in groups.dequantised:
+            inner, source = _within(groups, node.inputs[0])
+            if groups.has_one_scale(node) and (inner is None or not groups.is_integer(inner)):
+                around = _around(program, (node, source), pricer)
+                yield from _chain(program, node.inputs[0], kernels, True, around)
 
 
-def _unary_kernel(groups: QuantisedGroups, name: str) -> Node | None:
-    """The nearest operator above a value with a kernel of integers, of one operand."""
-    while (maker := groups.graph.producer.get(name)) is not None and maker.op != DEQUANTIZE:
-        if groups.operands(maker):
-            return maker
-        name = maker.inputs[0]
-    return None
-
-
-def _dequantised_source(groups: QuantisedGroups, name: str) -> Node:
-    """What dequantises the value that a value is made of."""
+def _within(groups: QuantisedGroups, name: str) -> tuple[Node | None, Node]:
+    """The nearest operator above a value with a kernel of integers, if any, and what dequantises its elements."""
+    kernel: Node | None = None
     while (maker := groups.graph.producer[name]).op != DEQUANTIZE:
+        kernel = maker if kernel is None and groups.operands(maker) else kernel
         name = maker.inputs[0]
-    return maker
+    return kernel, maker
 
 
 def _around(program: Program, members: tuple[Node, ...], pricer: Pricer) -> float:
     """Microseconds of the QuantizeLinear and DequantizeLinear among the members of a group."""
-    us = 0.0
-    for node in members:
-        step = program.steps[program.maker[node.outputs[0]]]
-        if step.op in (QUANTIZE, DEQUANTIZE):
-            us += pricer.alone(step_application(program, step))
-    return us
+    places = (program.maker.get(node.outputs[0]) for node in members)
+    steps = (program.steps[place] for place in places if place is not None)
+    return sum(pricer.alone(step_application(program, s)) for s in steps if s.op in (QUANTIZE, DEQUANTIZE))
 
 
-def _chain(program: Program, name: str, pools: bool, saved_us: float) -> Iterator[_Chain]:
+def _chain(program: Program, name: str, kernels: IntegerKernels, pools: bool, saved_us: float) -> Iterator[_Chain]:
     """The steps that make a value of a dequantised one, where each is read by the next alone; none where one stays."""
     positions: list[int] = []
     while len(positions) <= POLICY.longest:
@@ -153,7 +145,7 @@ def _chain(program: Program, name: str, pools: bool, saved_us: float) -> Iterato
             return
         if step.op == DEQUANTIZE or (step.node is not None and step.op == "" and step.node.op == DEQUANTIZE):
             if positions:
-                yield _Chain(name, tuple(positions), pools, saved_us)
+                yield _Chain(name, tuple(positions), _passed(program, step, kernels), pools, saved_us)
             return
         moving = [a for a in step.args if a is not None and a not in program.constant]
         alone = len(program.readers.get(name, ())) == 1 and name not in program.pinned
@@ -161,6 +153,13 @@ def _chain(program: Program, name: str, pools: bool, saved_us: float) -> Iterato
             return
         positions.append(maker)
         name = moving[0]
+
+
+def _passed(program: Program, dequantizing: ProgramStep, kernels: IntegerKernels) -> frozenset[str]:
+    """The operators that the backend moves DequantizeLinear past, of stored numbers as they are here."""
+    stored = program.types.get(dequantizing.reads[0])
+    unsigned = stored is not None and str(stored.dtype).startswith("u")
+    return kernels.passed if unsigned or program.graph.opset.get("", 1) < kernels.unsigned_from else frozenset()
 
 
 def _plan(
@@ -175,7 +174,7 @@ def _plan(
     owner, source = (lowered.graph.find(lowered.classes[region.number[n]]) for n in (name, chain.source))
     before = cost_of(problem, incumbent) + chain.saved_us
     best: tuple[float, Problem, Choice] | None = None
-    for members in _forms(lowered.graph, owner, source, kernels, chain.pools, POLICY.longest):
+    for members in _forms(lowered.graph, owner, source, chain.passed, kernels, chain.pools, POLICY.longest):
         prices = {o: _us(lowered.graph, node, kernels, pricer) for o, node in members.items()}
         made = _chosen(problem, incumbent, members, prices)
         if made is not None and (us := cost_of(*made)) < (before if best is None else best[0]) - 1e-9:
@@ -189,7 +188,7 @@ def _us(graph: EGraph, node: ENode, kernels: IntegerKernels, pricer: Pricer) -> 
 
 
 def _forms(
-    graph: EGraph, owner: int, source: int, kernels: IntegerKernels, pools: bool, longest: int
+    graph: EGraph, owner: int, source: int, passed: frozenset[str], kernels: IntegerKernels, pools: bool, longest: int
 ) -> Iterator[_Members]:
     """The ways from a class to the source by operators that the backend passes, and one kernel of integers if asked."""
     owner, source = graph.find(owner), graph.find(source)
@@ -203,8 +202,8 @@ def _forms(
         op = graph.heads[node[0]].op
         moving = [a for a in node[1:] if a != ABSENT and not graph.constant(a)]
         kernel = pools and kernels.operands.get(op) == 0
-        if len(moving) == 1 and (kernel or op in kernels.passed):
-            for inner in _forms(graph, moving[0], source, kernels, pools and not kernel, longest - 1):
+        if len(moving) == 1 and (kernel or op in passed):
+            for inner in _forms(graph, moving[0], source, passed, kernels, pools and not kernel, longest - 1):
                 if owner not in inner:
                     yield {**inner, owner: node}
 

@@ -78,6 +78,28 @@ def test_the_rest_around_a_quantisation_stays(steps: str) -> None:
     assert found(model) is model
 
 
+@pytest.mark.parametrize(("stored", "opset", "reached"), [("int8", 20, True), ("int8", 21, False), ("uint8", 21, True)])
+def test_signed_numbers_are_not_moved_where_the_runtime_refuses_that(stored: str, opset: int, reached: bool) -> None:
+    text = f"""<ir_version: 9, opset_import: ["": {opset}]> g ({stored}[4, 6, 6] q) => ({stored}[a, b] y)
+        <float s = {{0.1}}, {stored} z = {{12}}> {{ x = DequantizeLinear (q, s, z) a = Flatten <axis = 1> (x)
+        b = Sigmoid (a) y = QuantizeLinear (b, s, z) }}"""
+    model = from_onnx(parser.parse_model(text)).checked()
+    result = found(model)
+    assert operators(result) == (["Reshape", "Sigmoid"] if reached else ["Flatten", "Sigmoid"])
+    outputs(result, {"q": np.zeros((4, 6, 6), stored)})
+
+
+@pytest.mark.parametrize("place", ["before", "behind"])
+def test_numbers_with_a_scale_for_each_channel_stay_reals(place: str) -> None:
+    """No kernel of integers takes them; ONNX Runtime refuses some that it makes."""
+    scales = "float[3] s = {0.1, 0.2, 0.3}, uint8[3] z = {1, 2, 3}, float t = {0.05}, uint8 o = {120}"
+    first, last = ("s, z", "t, o") if place == "before" else ("t, o", "s, z")
+    text = f"""<ir_version: 8, opset_import: ["": 17]> g (uint8[3, 3, 2, 2] q) => (uint8[a, b, c, d] y) <{scales}> {{
+        x = DequantizeLinear (q, {first}) a = ReduceMean <axes = [2, 3]> (x) y = QuantizeLinear (a, {last}) }}"""
+    model = from_onnx(parser.parse_model(text)).checked()
+    assert found(model) is model
+
+
 def test_the_corpus_model_reaches_its_last_kernel() -> None:
     model = load(CORPUS)
     result = found(model)
