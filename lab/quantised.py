@@ -15,7 +15,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 import torch
-from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+from onnxruntime.quantization.calibrate import CalibrationDataReader
+from onnxruntime.quantization.quant_utils import QuantFormat, QuantType
+from onnxruntime.quantization.quantize import quantize_static
 from onnxruntime.quantization.shape_inference import quant_pre_process
 from torch import nn
 from torch.nn import functional
@@ -101,7 +103,7 @@ QUANTISED: Mapping[str, Callable[[Path], Path]] = {
 }
 
 
-class Random(CalibrationDataReader):  # type: ignore[misc]
+class Random(CalibrationDataReader):
     """A few random inputs: normal reals, token numbers, masks of ones."""
 
     def __init__(self, path: Path) -> None:
@@ -110,11 +112,10 @@ class Random(CalibrationDataReader):  # type: ignore[misc]
         self.inputs = [v for v in model.graph.input if v.name not in held]
         self.left, self.generator = _CALIBRATIONS, np.random.default_rng(0)
 
-    def get_next(self) -> dict[str, np.ndarray] | None:
-        if self.left == 0:
-            return None
+    def get_next(self) -> dict[str, np.ndarray]:
+        """Inputs by name; none of them is the end."""
         self.left -= 1
-        return {v.name: self._drawn(v) for v in self.inputs}
+        return {v.name: self._drawn(v) for v in self.inputs} if self.left >= 0 else {}
 
     def _drawn(self, value: onnx.ValueInfoProto) -> np.ndarray:
         kind = value.type.tensor_type
