@@ -17,7 +17,7 @@ from superopt.egraph.saturation import Limits, RewriteSet, saturate
 from superopt.extraction.dag import Choice, Problem, cost_of, problem_of, used_classes
 from superopt.extraction.node_costs import Pricer
 from superopt.ir.graph import Node
-from superopt.ops import REGISTRY
+from superopt.ops import REGISTRY, moves_or_reduces
 from superopt.passes.backend_fusion import as_graph
 from superopt.program.program import Program, ProgramStep
 from superopt.regions.boundary_cost import step_application
@@ -45,7 +45,6 @@ class IntegerPolicy:
 
 
 POLICY = IntegerPolicy()
-_FAMILIES = frozenset({"pooling", "reduce", "selection", "shape", "slicing"})
 _Members = Mapping[int, ENode]
 
 
@@ -80,7 +79,7 @@ def integer_plans(program: Program, rewrites: RewriteSet, pricer: Pricer) -> Ite
     chains = () if kernels is None else tuple(_chains(program, kernels, pricer))
     if kernels is None or not chains:
         return
-    moving = RewriteSet(tuple(p for p in rewrites.patterns if all(map(_is_moving, p.operators))))
+    moving = RewriteSet(tuple(p for p in rewrites.patterns if all(map(moves_or_reduces, p.operators))))
     known: dict[object, Plan | None] = {}
     used = set[int]()
     for chain in chains:
@@ -96,10 +95,6 @@ def integer_plans(program: Program, rewrites: RewriteSet, pricer: Pricer) -> Ite
         plan = known[key]
         if plan is not None:
             yield region, plan
-
-
-def _is_moving(op: str) -> bool:
-    return op == "ConstantOfShape" or (op in REGISTRY and REGISTRY[op].family in _FAMILIES)
 
 
 def _chains(program: Program, kernels: IntegerKernels, pricer: Pricer) -> Iterator[_Chain]:
@@ -149,7 +144,7 @@ def _chain(program: Program, name: str, kernels: IntegerKernels, pools: bool, sa
             return
         moving = [a for a in step.args if a is not None and a not in program.constant]
         alone = len(program.readers.get(name, ())) == 1 and name not in program.pinned
-        if not _is_moving(step.op) or len(moving) != 1 or not alone:
+        if not moves_or_reduces(step.op) or len(moving) != 1 or not alone:
             return
         positions.append(maker)
         name = moving[0]

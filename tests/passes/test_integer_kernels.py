@@ -15,6 +15,7 @@ from superopt.formats.onnx_reader import from_onnx
 from superopt.ir.graph import Graph
 from superopt.passes import SearchOptions, search
 from superopt.rules.library import load_library
+from superopt.rules.peepholes import peephole_library
 
 CORPUS = Path(__file__).parents[2] / "corpus" / "tiny" / "quantised.json"
 SCALES = (
@@ -98,6 +99,13 @@ def test_numbers_with_a_scale_for_each_channel_stay_reals(place: str) -> None:
         x = DequantizeLinear (q, {first}) a = ReduceMean <axes = [2, 3]> (x) y = QuantizeLinear (a, {last}) }}"""
     model = from_onnx(parser.parse_model(text)).checked()
     assert found(model) is model
+
+
+def test_one_pass_reaches_them_too() -> None:
+    model = graph("a = ReduceMean <keepdims = 1> (x, hw) y = QuantizeLinear (a, t, o)")
+    library = peephole_library({n.op for n in model.nodes})
+    options = SearchOptions(cache=False, floats=library.floats("standard"), one_pass=True)
+    assert operators(search(model, tuple(library.values()), Roofline(), options).graph) == ["GlobalAveragePool"]
 
 
 def test_the_corpus_model_reaches_its_last_kernel() -> None:
