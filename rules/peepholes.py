@@ -1,10 +1,11 @@
 """The rules that a search in one pass applies, chosen by the operators of a model.
 
-A whole search tries every rule of the library. A pass applies two kinds of them:
+A whole search tries every rule of the library. A pass applies three kinds of them:
 
 - rules that recorded results of whole searches rest on, a few hundred. ``python -m lab.peepholes`` writes them to
   ``rules/peepholes.json`` from what ``lab.golden`` recorded;
-- rules of which one side has fewer operators than the other, if the model has all operators of the larger side.
+- rules of which one side has fewer operators than the other, if the model has all operators of the larger side;
+- rules that only move and reduce elements, if the model quantises: they lead to kernels of integers.
 
 Which rules are chosen decides what a pass finds, not whether it is right: each is a rule of the library, with its proof
 and its verdicts.
@@ -19,13 +20,15 @@ from functools import cache
 
 from superopt.ir.disk_cache import code_digest, load_object, packed, store_object, unpacked
 from superopt.ir.terms import App, Term, postorder
+from superopt.ops import moves_or_reduces
 from superopt.rules.floats import FLOATS, FOLDER, KEPT, Directions, FloatVerdict, SafeConditions, float_key
 from superopt.rules.library import BUILT_IN, CLASSES, PROOFS, Library, load_library
 from superopt.rules.rule import Rule
 from superopt.rules.typing import meaning_digest
 
 __all__ = [
-    "FORMAT", "PEEPHOLES", "VERSION", "peephole_digest", "peephole_library", "recorded_rules", "reducing_operators",
+    "FORMAT", "PEEPHOLES", "VERSION", "only_moves", "peephole_digest", "peephole_library", "recorded_rules",
+    "reducing_operators",
 ]  # fmt: skip
 
 PEEPHOLES = BUILT_IN / "peepholes.json"
@@ -53,6 +56,11 @@ def reducing_operators(rule: Rule) -> Iterator[frozenset[str]]:
         before, after = _applied(source), _applied(target)
         if binds and len(after) < len(before):
             yield frozenset(before)
+
+
+def only_moves(rule: Rule) -> bool:
+    """Whether all operators of both sides move or reduce elements."""
+    return all(map(moves_or_reduces, (*_applied(rule.lhs), *_applied(rule.rhs))))
 
 
 def _applied(side: tuple[Term, ...]) -> list[str]:
@@ -102,7 +110,10 @@ def _grouped(whole: Library) -> dict[tuple[str, ...], list[_Row]]:
     groups: dict[tuple[str, ...], list[_Row]] = {}
     for rule_id, rule in whole.items():
         row = (rule, whole.verdicts.get(rule_id), whole.float_store.get(float_key(rule)))
-        needs = [()] if rule_id in frequent else sorted({tuple(sorted(ops)) for ops in reducing_operators(rule)})
+        needs: list[tuple[str, ...]] = sorted({tuple(sorted(ops)) for ops in reducing_operators(rule)})
+        needs = [()] if rule_id in frequent else needs
+        if rule_id not in frequent and only_moves(rule):
+            needs.append(("QuantizeLinear",))
         for needed in needs:
             groups.setdefault(needed, []).append(row)
     return groups

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from math import isclose, pi
 from typing import Literal
 
+from superopt.cost.integer_kernels import ONNX_RUNTIME_INTEGERS, IntegerKernels
 from superopt.cost.record import interchangeable
 from superopt.ir.graph import Graph, Node, Weight
 from superopt.ir.types import DType, TensorType
@@ -327,6 +328,7 @@ class Backend:
     images kept in blocks of channels: a convolution puts them there, the others where their operands are.
     ``folds_shapes``: as it loads a graph, it merges equal operators and folds what depends on declared sizes alone.
     ``processor``: it runs on the machine's processor, so that profiles of its kind can be scaled to each other.
+    ``integers``: what it computes in integers between DequantizeLinear and QuantizeLinear; ``None``: not known.
     ``forks``: it goes on in a copy of a process that used it; one whose threads are the process's waits for them there.
     """
 
@@ -339,6 +341,7 @@ class Backend:
     patterns: tuple[Pattern, ...] = ()
     blocked: frozenset[str] = frozenset()
     folds_shapes: bool = False
+    integers: IntegerKernels | None = None
     processor: bool = True
     forks: bool = True
 
@@ -412,6 +415,7 @@ ONNX_RUNTIME_CPU = Backend(
     absorbed={"Conv": 2, "ConvTranspose": 2},
     patterns=ONNX_RUNTIME_PATTERNS,
     folds_shapes=True,
+    integers=ONNX_RUNTIME_INTEGERS,
     # Sixteen products with eight matrices of 1 MiB take 14 µs each as MatMul, or as Gemm, and 30 µs where eight are
     # MatMul and eight are Gemm: as long as with sixteen matrices.
     packing=frozenset({"Conv", "ConvTranspose", "FusedConv", "FusedGemm", "FusedMatMul", "Gemm", "MatMul"}),

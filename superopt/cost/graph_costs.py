@@ -18,6 +18,7 @@ from superopt.cost.cache_model import ActivationTransfers, WeightReuse, core_byt
 from superopt.cost.control_flow import BodyCost, body_costs
 from superopt.cost.cost_model import CostModel, Lowered
 from superopt.cost.fusion import SUMMAND, groups
+from superopt.cost.integer_kernels import DEQUANTIZE, QuantisedGroups
 from superopt.cost.record import FREE, Estimate, Key
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph, Node, Value, Weight, attribute_key, constant
@@ -501,7 +502,8 @@ class _CostedInference(Inference):
             if any(n is not None and t is None for n, t in zip(known.args, args, strict=True)) or len(outs) == 0:
                 yield node.name, node.op, _UNKNOWN, (0, 0)
                 continue
-            fixed = tuple(n is not None and n in self.static for n in known.args)
+            kept = node.op == DEQUANTIZE  # of a weight: the runtime stores integers, and makes reals of them each time
+            fixed = tuple(n is not None and n in self.static and not kept for n in known.args)
             moving = [n for n in known.args if n is not None and n not in self.static]
             made = 0 if node.op in VIEWS else sum(map(self.bytes_of, (*moving, *filter(None, node.outputs))))
             estimate = reuse.model_for(copies[place], made).application(
@@ -547,7 +549,19 @@ class _CostedInference(Inference):
             name, op, estimate, done = parts[dearest]
             us = group.us(estimate.us, self.types.get(group.nodes[0].outputs[0]))
             found[dearest] = (name, op, replace(estimate, us=us), done)
+        self._in_integers(found, place, model)
         return found
+
+    def _in_integers(self, parts: list[_Part], place: Mapping[int, int], model: CostModel) -> None:
+        """Put in what kernels of integers cost: a share of the operator's time, and nothing for what is around it."""
+        integers = model.backend.integers
+        for kernel, *others in () if integers is None else QuantisedGroups(self.graph, integers).groups():
+            for i in (place[id(node)] for node in others):
+                name, op, _, done = parts[i]
+                parts[i] = (name, op, FREE, done)
+            name, op, estimate, done = parts[place[id(kernel)]]
+            share = integers.shares[kernel.op] if integers is not None else 1.0
+            parts[place[id(kernel)]] = (name, op, replace(estimate, us=share * estimate.us), done)
 
     def _fused_producers(self, model: CostModel) -> dict[int, Node]:
         """For nodes (by position) that the backend runs within the kernel that makes their argument: what makes it."""

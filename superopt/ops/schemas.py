@@ -1,6 +1,6 @@
 """Types of what superopt does not read, from ONNX's own inference for one node at a time.
 
-A barrier (a quantised operator, an LSTM, a Slice whose bounds nobody knows) would otherwise leave everything after it
+A barrier (a product of integers, an LSTM, a Slice whose bounds nobody knows) would otherwise leave everything after it
 without types. Only operators of ONNX's own domains are asked, only with small known inputs, and never with a weight's
 elements, so that nothing is folded and no time is lost. What the operator leaves open is a fresh symbolic size.
 """

@@ -38,6 +38,7 @@ from superopt.ops.record import Operator
 __all__ = ["VIEWS", "Demand", "Inference", "arithmetic", "flops", "work_of"]
 
 VIEWS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity"})  # they rename memory and move none
+_NEVER_FOLDED = frozenset({"DequantizeLinear"})
 FREE = frozenset({"select", "cast_int", "not", "and", "or", "xor"})
 Variables = frozenset[str]
 
@@ -166,7 +167,8 @@ class Demand:
 class Inference:
     """The nodes of a typed graph that an inference runs at fixed sizes, and their work.
 
-    A value is *static* if it depends on weights alone: the runtime computes it once, before the first inference.
+    A value is *static* if it depends on weights alone: the runtime computes it once, before the first inference. A
+    dequantised weight is not: runtimes keep its integers, for kernels of integers.
 
     Args:
         graph: the model.
@@ -187,12 +189,13 @@ class Inference:
         if folds_shapes and all(isinstance(v.type, TensorType) and v.type.is_static for v in graph.inputs):
             self.static.update(typing.integers)
         for node in graph.nodes:
-            if all(n in self.static for n in node.reads):
+            if node.op not in _NEVER_FOLDED and all(n in self.static for n in node.reads):
                 self.static.update(o for o in node.outputs if o)
 
     def runs(self, node: Node) -> bool:
         """Whether an inference executes the node."""
-        return not all(n in self.static for n in node.reads) and not all(o in self.static for o in node.outputs if o)
+        fed = node.op in _NEVER_FOLDED or not all(n in self.static for n in node.reads)
+        return fed and not all(o in self.static for o in node.outputs if o)
 
     def running(self) -> Iterator[tuple[Node, Applied | None]]:
         """The nodes that an inference executes, each with the operator that it applies, if superopt has that."""

@@ -36,6 +36,7 @@ from superopt.regions.region_search import frame_of, incumbent_of
 __all__ = [
     "FEWEST",
     "AlignedRanks",
+    "as_graph",
     "splitting_plans",
     "broken_kernel_us",
     "groups_of",
@@ -81,12 +82,12 @@ def fused_kernels(program: Program, pricer: Pricer) -> tuple[Kernel, ...]:
 def groups_of(program: Program, pricer: Pricer) -> tuple[Group, ...]:
     """What the backend runs as one kernel of the program as it stands, no barrier in it and nothing that is evaluated
     before it runs; nodes are known by what they make."""
-    found = groups(_as_it_stands(program), pricer.costs.backend.patterns, program.types)
+    found = groups(as_graph(program), pricer.costs.backend.patterns, program.types)
     steps = {s.outputs[0] for s in program.steps if s.op} - program.constant
     return tuple(g for g in found if all(node.outputs[0] in steps for node in g.nodes))
 
 
-def _as_it_stands(program: Program) -> Graph:
+def as_graph(program: Program) -> Graph:
     """The steps as nodes, for who looks at which operator reads what: nothing that could be run."""
     if all(s.node is not None for s in program.steps):
         return program.graph

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 from superopt.cost.cost_model import CostModel
+from superopt.cost.integer_kernels import QuantisedGroups
 from superopt.egraph.matching import Pattern
 from superopt.egraph.rewrites import compile_rewrites
 from superopt.egraph.saturation import Limits, RewriteSet
@@ -33,8 +34,9 @@ from superopt.passes.backend_fusion import (
     splitting_plans,
 )
 from superopt.passes.canonicalize import canonicalized
+from superopt.passes.integer_kernels import integer_plans
 from superopt.passes.rounding_guard import Representability, guard_deliberate_rounding
-from superopt.program.program import Program, program_of
+from superopt.program.program import Program, ProgramStep, program_of
 from superopt.regions.boundary_cost import dominates, fusions
 from superopt.regions.cache import RegionCache
 from superopt.regions.emission import emit
@@ -99,6 +101,11 @@ PASSES = (
         "split slow fused kernels",
         lambda run: run.split_slow_kernels(),
         "rules would undo it: both forms are equal to them",
+    ),
+    SearchPass(
+        "integer kernels",
+        lambda run: run.reach_integer_kernels(),
+        "to the rules, what the backend knows and what it does not are equal",
     ),
     SearchPass("broadcast rank", lambda run: run.align_ranks(), "changes no operator, so it follows all rules"),
 )  # emission of the result as a graph, which folds constants, follows
@@ -210,7 +217,13 @@ class _Run:
         self.totals.gain = self._removed_us(self.graph, typing)
         if self.canonical.removed:
             typing = infer(self.canonical.graph)
-        self.program = program_of(self.canonical.graph, typing)
+        integers, graph = self.costs.backend.integers, self.canonical.graph
+        quantised = None if integers is None else QuantisedGroups(graph, integers)
+        self.program = program_of(graph, typing, None if quantised is None else quantised.held)
+        self.movable: Mapping[str, ProgramStep] = {}  # steps that are held, but for what reaches kernels of integers
+        if quantised is not None and quantised.movable:
+            free = program_of(graph, typing, quantised.held - quantised.movable)
+            self.movable = {o: s for s in free.steps for o in s.outputs if s.op and o in quantised.movable}
 
     def guard_rounding(self) -> None:
         """Make barriers of the steps that round on purpose."""
@@ -280,6 +293,18 @@ class _Run:
         if self.options.no_tradeoffs or self._out_of_budget():
             return
         self._apply_plans(splitting_plans(self.program, self.prepared.every, self.pricer))
+
+    def reach_integer_kernels(self) -> None:
+        """Rewrite what chooses, moves or pools elements so that the backend computes in integers around it."""
+        if self._out_of_budget() or not self.movable:
+            return
+        steps = self.program.steps
+        freed = tuple(self.movable.get(s.outputs[0], s) if s.op == "" and any(s.outputs) else s for s in steps)
+        program = self.program = replace(self.program, steps=freed)
+        self._compile()
+        self._apply_plans(integer_plans(program, self.prepared.every, self.pricer))
+        if self.program is program:
+            self.program = replace(program, steps=steps)
 
     def align_ranks(self) -> None:
         """Give constants of one element the rank of their other operand, where the backend is faster so."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from weakref import WeakKeyDictionary
@@ -284,29 +285,26 @@ def _facts_of(data: WeightData) -> ValueFacts:
     return _LOOKED_AT[data]
 
 
-def program_of(graph: Graph, typing: Typing) -> Program:
+def program_of(graph: Graph, typing: Typing, held: AbstractSet[str] | None = None) -> Program:
     """The graph in canonical steps.
 
-    A node whose types are not all known, or do not fit its record, is a barrier. So is one that reads what was
-    dequantised, and an activation between it and a quantisation: the runtime makes one integer kernel of them all,
-    which a rewrite would undo. Tensors of Constants that are kept as data are weights of the program's graph, as a
-    runtime makes them.
+    A node whose types are not all known, or do not fit its record, is a barrier. So is one that makes a value that is
+    held. Tensors of Constants that are kept as data are weights of the program's graph, as a runtime makes them.
+
+    Args:
+        graph: a checked graph.
+        typing: of it.
+        held: values that the runtime computes in integers, and others that stay as they are. ``None``: nobody knows
+            which it does, so that all that quantises, dequantises, or reads what was dequantised is a barrier.
     """
+    held = _around_quantisation(graph) if held is None else held
     graph, typing = _lifted(graph, typing)
     types = {n: t for n, t in typing.types.items() if t is not None and t.shape is not None}
     constant = set(graph.constants)
     own: list[ProgramStep] = []
     steps: list[ProgramStep] = []
-    made = {o for n in graph.nodes if n.op == "DequantizeLinear" for o in n.outputs if o}
-    integer: set[str] = set()  # results that may be computed in integers: an activation between them and Q joins them
-    read = {n.inputs[0] for n in graph.nodes if n.op in ("QuantizeLinear", "DynamicQuantizeLinear")}
     for node, found in zip(graph.nodes, typing.nodes, strict=True):
-        apart = node.op != "QuantizeLinear" and (
-            any(n in made for n in node.inputs)
-            or (any(o in read for o in node.outputs) and any(n in integer for n in node.inputs))
-        )
-        if apart:
-            integer.update(o for o in node.outputs if o)
+        apart = not held.isdisjoint(node.outputs)
         step = _read(node, found, types) if isinstance(found, Applied) and not apart else None
         if step is None:
             name = next((o for o in node.outputs if o), node.name)
@@ -320,6 +318,21 @@ def program_of(graph: Graph, typing: Typing) -> Program:
     settled = ComputedConstants(graph, own, types)
     same, facts = _weight_facts(graph, _computed(steps, settled))
     return Program(graph, tuple(steps), types, frozenset(constant), facts, same, settled)
+
+
+def _around_quantisation(graph: Graph) -> AbstractSet[str]:
+    """What quantises and dequantises, what reads dequantised values, and an activation between those and
+    QuantizeLinear: they may all be one integer kernel."""
+    read = {n.inputs[0] for n in graph.nodes if n.op in ("QuantizeLinear", "DynamicQuantizeLinear")}
+    made, integer, held = set[str](), set[str](), set[str]()
+    for node in graph.nodes:
+        outputs = {o for o in node.outputs if o}
+        if node.op in ("QuantizeLinear", "DequantizeLinear"):
+            held |= outputs
+            made |= outputs if node.op == "DequantizeLinear" else set()
+        elif made.intersection(node.inputs) or (outputs & read and integer.intersection(node.inputs)):
+            integer |= outputs
+    return held | integer
 
 
 def _lifted(graph: Graph, typing: Typing) -> tuple[Graph, Typing]:

@@ -23,7 +23,7 @@ class Algebra(Protocol):
     Attributes:
         logarithmic: keep ``exp(b)`` as its exponent until its value is needed, so that quotients and logarithms of sums
             of exponentials do not overflow (floating point: True; exact algebras: False). With True, ``function``
-            must know "exp", "log", "max", "add", "mul", "inv", and "finite" (x where it is finite, else 0).
+            must know "exp", "log", "max", "add", "mul", "inv", "div", and "finite" (x where it is finite, else 0).
     """
 
     @property
@@ -128,7 +128,7 @@ def _finite(x: Array) -> Array:
 FLOAT64 = Float64()
 
 _FUNCTIONS: Mapping[str, Callable[..., Array]] = {
-    "add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum,
+    "add": np.add, "mul": np.multiply, "div": np.divide, "max": np.maximum, "min": np.minimum,
     "inv": lambda x: np.divide(1.0, x), "pow": _power, "exp": np.exp, "log": np.log, "sqrt": np.sqrt,
     "erf": _erf, "tanh": np.tanh, "sin": np.sin, "cos": np.cos, "tan": np.tan, "asin": np.arcsin, "acos": np.arccos,
     "atan": np.arctan, "sinh": np.sinh, "cosh": np.cosh, "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh,

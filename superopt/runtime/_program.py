@@ -52,6 +52,7 @@ class Step:
     uses: int = 0
     fused: bool = False  # a product or guard that the sum around it takes apart
     stabilise: bool = False  # an addition that a logarithm or a quotient of exponentials reads
+    rounded_quotient: bool = False  # a product with an inverse that a rounding reads: halves have to be halves
 
 
 @dataclass(slots=True)
@@ -174,6 +175,8 @@ def _mark(steps: list[Step]) -> None:
         if in_sum or (step.fused and (function(position) == "mul" or isinstance(step.scalar, Where))):
             for part in step.parts:
                 steps[part].fused |= steps[part].uses == 1 and _splits(steps, steps[part])
+        if function(position) == "mul" and function(step.parts[1]) == "inv":
+            step.rounded_quotient = any(function(r) == "round" for r in readers[position])
         if function(position) == "add":
             step.stabilise = any(
                 function(r) == "log" or (function(r) == "inv" and _beside_exponential(steps, readers[r], function))

@@ -157,6 +157,10 @@ class Evaluation:
         return read(array, index, outside, self.algebra, domain, self.program.rank)
 
     def call(self, function: str, step: Step, domain: Domain) -> Task:
+        if step.rounded_quotient and self.algebra.logarithmic:
+            above, below = step.parts[0], self.program.steps[step.parts[1]].parts[0]
+            dividend = self.plain((yield above, domain))
+            return self.apply("div", dividend, self.plain((yield below, domain)))
         values: list[Value] = []
         for part in step.parts:
             values.append((yield part, domain))

@@ -29,7 +29,7 @@ from superopt.runtime.reference import run
 TINY = sorted((Path(__file__).parents[2] / "corpus" / "tiny").glob("*.json"))
 # Models that have no training step, and what is said of each.
 REFUSED = {
-    "quantised": 'node "DequantizeLinear_7" .*is not known',
+    "quantised": 'node "DequantizeLinear_\\d" .*has no derivative',
     "train_step_mlp": "no weight is learnt",  # a training step itself: its weights are inputs
 }
 

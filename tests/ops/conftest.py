@@ -150,6 +150,26 @@ def elementwise() -> Iterator[Sample]:
     yield s("Dropout", f(3), np.float32(0.3).reshape(()), np.array(False), data=1, opset=13)
 
 
+def quantised() -> Iterator[Sample]:
+    """Scales of short mantissas, so that halves are halves: they go to the even number, and beyond the limits stop."""
+    step, halves = np.array(0.25, np.float32), np.arange(-10, 11, dtype=np.float32).reshape(3, 7) / 8
+    u8, i8 = np.uint8, np.int8
+    yield s("QuantizeLinear", halves, step, np.array(3, u8), data=1)
+    yield s("QuantizeLinear", 64 * halves, step, np.array(-5, i8), data=1)
+    yield s("QuantizeLinear", 64 * halves, step, data=1, opset=10)
+    yield s("QuantizeLinear", halves, step.reshape(1), np.array([7], u8), data=1, opset=13, axis=0)
+    yield s("QuantizeLinear", halves, f(7, low=0.1), n(7, dtype=i8), data=1)
+    yield s("QuantizeLinear", f(2, 3, 4), f(3, low=0.1), n(3, low=0, dtype=u8), opset=13, axis=-2)
+    yield s("QuantizeLinear", halves, step, data=1, output_dtype=3)
+    yield s("DequantizeLinear", n(3, 4, dtype=i8), f(low=0.1), np.array(-3, i8), data=1)
+    yield s("DequantizeLinear", n(3, 4, low=0, dtype=u8), f(low=0.1), data=1, opset=10)
+    yield s(
+        "DequantizeLinear", n(3, 4, low=0, dtype=u8), f(3, low=0.1), n(3, low=0, dtype=u8), data=1, opset=13, axis=0
+    )
+    yield s("DequantizeLinear", n(3, 4, dtype=np.int32), f(4, low=0.1), data=1)
+    yield s("DequantizeLinear", n(5, dtype=i8), f(5, low=0.1), n(5, dtype=i8), opset=19, axis=-1)
+
+
 def linear() -> Iterator[Sample]:
     for left, right in (
         ((2, 3), (3, 4)),
@@ -342,7 +362,7 @@ def generators() -> Iterator[Sample]:
         yield s("OneHot", indices, np.array([4], np.int64), two, data=1, axis=axis)
 
 
-FAMILIES = (elementwise, linear, images, resizes, shapes, reductions, normalisations, generators)
+FAMILIES = (elementwise, linear, images, resizes, shapes, reductions, normalisations, generators, quantised)
 SAMPLES = [sample for family in FAMILIES for sample in family()]
 
 

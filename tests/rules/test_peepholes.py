@@ -10,7 +10,7 @@ from lab.peepholes import main, recorded
 from superopt.ops import REGISTRY
 from superopt.rules import load_library, peepholes
 from superopt.rules.floats import float_key
-from superopt.rules.peepholes import peephole_library, recorded_rules, reducing_operators
+from superopt.rules.peepholes import only_moves, peephole_library, recorded_rules, reducing_operators
 
 GOLDEN = Path(__file__).resolve().parents[2] / "corpus" / "golden"
 
@@ -18,7 +18,7 @@ GOLDEN = Path(__file__).resolve().parents[2] / "corpus" / "golden"
 def test_they_are_read_as_the_whole_library_has_them() -> None:
     whole, found = load_library(), peephole_library(REGISTRY)
     reducing = {i for i, rule in whole.items() if any(reducing_operators(rule))}
-    assert found.rules.keys() == recorded_rules() | reducing
+    assert found.rules.keys() == recorded_rules() | reducing | {i for i, rule in whole.items() if only_moves(rule)}
     assert all(found[i] == whole[i] and found.verdict_name(i) == whole.verdict_name(i) for i in found)
     assert {r.id for r in found.admitted} == {r.id for r in whole.admitted} & found.rules.keys()
     keys = [float_key(r) for r in found.values()]
@@ -32,6 +32,13 @@ def test_of_reducing_rules_those_whose_operators_a_model_has_are_chosen() -> Non
     assert others
     for rule in map(signs.__getitem__, others):
         assert any(operators <= {"Neg", "Relu"} for operators in reducing_operators(rule))
+
+
+def test_rules_that_move_elements_are_for_models_that_quantise() -> None:
+    quantised, none = peephole_library({"QuantizeLinear"}), peephole_library(())
+    others = quantised.rules.keys() - none.rules.keys()
+    assert others
+    assert all(only_moves(quantised[i]) for i in others)
 
 
 def test_recorded_results_rest_on_them(tmp_path: Path) -> None:

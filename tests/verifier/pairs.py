@@ -152,6 +152,15 @@ def quantised(scale: float, zero: int, steps: str = "", *, reals: bool = False) 
     return model(f"g (float[2,32] x) => ({'float' if reals else 'uint8'}[2,32] y) <{held}> {{ {text} }}", opset=19)
 
 
+def stored(steps: str, out: str = "uint8[a,b,c,d]", zero: int = 128) -> str:
+    """From the stored numbers ``q`` to ``y``; ``s`` and ``z`` are of all, ``v`` and ``w`` of an axis of four."""
+    held = (
+        f"float s = {{0.1}}, uint8 z = {{{zero}}}, float[4] v = {{0.1, 0.2, 0.3, 0.4}}, uint8[4] w = {{1, 2, 3, 128}}"
+    )
+    held += ", float k = {128}, int64[2] rows = {32, 4}"
+    return model(f"g (uint8[2,4,4,4] q) => ({out} y) <{held}> {{ {steps} }}")
+
+
 def strings(steps: str, out: str = "bool", domains: str = "") -> str:
     return model(f"g (string[6] x) => ({out}[6] y) {{ {steps} }}", domains, 20)
 
@@ -273,6 +282,30 @@ RIGHT: Mapping[str, Pair] = {
         real(f"{ONE} v = Add (x, c)  y = Sub (v, c)"),
     ),
     "the same quantisation twice": (qdq((0.1, 128), (0.1, 128)), qdq((0.1, 128))),
+    "a mean of dequantised numbers and a pool": (
+        stored("x = DequantizeLinear (q, s, z) a = ReduceMean <axes = [2, 3]> (x) y = QuantizeLinear (a, s, z)"),
+        stored("x = DequantizeLinear (q, s, z) a = GlobalAveragePool (x) y = QuantizeLinear (a, s, z)"),
+    ),
+    "a dequantisation and its parts": (
+        stored("y = DequantizeLinear (q, s, z)", "float[a,b,c,d]"),
+        stored("c = Cast <to = 1> (q) e = Sub (c, k) y = Mul (e, s)", "float[a,b,c,d]"),
+    ),
+    "a dequantisation of an axis and a transposition": (
+        stored("x = DequantizeLinear <axis = 1> (q, v, w) y = Transpose <perm = [0, 2, 3, 1]> (x)", "float[a,b,c,d]"),
+        stored("t = Transpose <perm = [0, 2, 3, 1]> (q) y = DequantizeLinear <axis = 3> (t, v, w)", "float[a,b,c,d]"),
+    ),
+    "a quantisation on either side of a reshape": (
+        stored(
+            "x = DequantizeLinear (q, s, z) r = Reshape (x, rows) y = QuantizeLinear <axis = 1> (r, v, w)", "uint8[a,b]"
+        ),
+        stored(
+            "x = DequantizeLinear (q, s, z) p = QuantizeLinear <axis = 3> (x, v, w) y = Reshape (p, rows)", "uint8[a,b]"
+        ),
+    ),
+    "a Relu before a quantisation from 0 on": (
+        stored("x = DequantizeLinear (q, v, w) r = Relu (x) y = QuantizeLinear (r, s, z)", zero=0),
+        stored("x = DequantizeLinear (q, v, w) y = QuantizeLinear (x, s, z)", zero=0),
+    ),
     "a size of another name": (
         declared("float[N,4] x", "float[N,4] y", "y = Exp (x)"),
         declared("float[batch,4] x", "float[batch,4] y", "y = Exp (x)"),
@@ -359,6 +392,24 @@ WRONG: Mapping[str, Pair] = {
     "none and a deliberate rounding": (
         real("y = Identity (x)"),
         real("c := 12582912.0  a = Add (x, c)  y = Sub (a, c)"),
+    ),
+    "a Relu before a quantisation from -128 on": (
+        stored("x = DequantizeLinear (q, v, w) r = Relu (x) y = QuantizeLinear (r, s, z)"),
+        stored("x = DequantizeLinear (q, v, w) y = QuantizeLinear (x, s, z)"),
+    ),
+    "a dequantisation of another axis": (
+        stored("y = DequantizeLinear <axis = 1> (q, v, w)", "float[a,b,c,d]"),
+        stored("y = DequantizeLinear <axis = 2> (q, v, w)", "float[a,b,c,d]"),
+    ),
+    "a mean of what is quantised and a quantised mean": (
+        stored(
+            "x = DequantizeLinear (q, s, z) a = ReduceMean <axes = [2, 3]> (x) y = QuantizeLinear <axis = 1> (a, v, w)"
+        ),
+        stored(
+            "x = DequantizeLinear (q, s, z) p = QuantizeLinear <axis = 1> (x, v, w)"
+            " r = DequantizeLinear <axis = 1> (p, v, w) a = ReduceMean <axes = [2, 3]> (r)"
+            " y = QuantizeLinear <axis = 1> (a, v, w)"
+        ),
     ),
     "a zero point beside": (qdq((0.1, 128)), qdq((0.1, 127))),
     "two scales in the other order": (qdq((0.1, 128), (0.3, 128)), qdq((0.3, 128), (0.1, 128))),

@@ -563,6 +563,9 @@ LOG_SOFTMAX = Derivative(_log_softmax_pull, _log_softmax_push)
 LOG_SUM_EXP = Derivative(_log_sum_exp_pull, _log_sum_exp_push)
 
 
+QUANTISATION = Derivative(refused="a step from one integer to the next has no derivative that a training could follow")
+
+
 # -- The table -----------------------------------------------------------------------------------------------------
 
 
@@ -576,6 +579,7 @@ DECLARED: dict[str, Derivative] = {
     "ConvTranspose": CONV_TRANSPOSE,
     "CumSum": CUMSUM,
     "DepthToSpace": DEPTH_TO_SPACE,
+    "DequantizeLinear": QUANTISATION,
     "Einsum": EINSUM,
     "Flatten": RESHAPE,
     "Gather": GATHER,
@@ -588,6 +592,7 @@ DECLARED: dict[str, Derivative] = {
     "MaxPool": MAX_POOL,
     "Mish": MISH,
     "Pad": PAD,
+    "QuantizeLinear": QUANTISATION,
     "ReduceLogSumExp": LOG_SUM_EXP,
     "Reshape": RESHAPE,
     "Resize": RESIZE,

@@ -410,12 +410,14 @@ class Derivative:
         pushforward: from the site and tangents of its operands (``None``: stays): of its outputs.
         expansion: the operator's outputs by other operators, through which both are taken.
         statistics: operands that are measured, not learnt: a training step leaves weights there alone.
+        refused: why none is taken, though its meaning is constant between jumps; "": it is taken.
     """
 
     pullback: Callable[[Site, Tangents], Cotangents] | None = None
     pushforward: Callable[[Site, Tangents], Tangents] | None = None
     expansion: Callable[[Site], Expr] | None = None
     statistics: tuple[int, ...] = ()
+    refused: str = ""
 
 
 def linear_in(

@@ -31,6 +31,8 @@ def record_of(op: str) -> Operator:
 
 def is_still(site: Site) -> bool:
     """Whether no output moves with the wanted operands: the operator is constant between jumps, or gives integers."""
+    if DECLARED.get(site.op, _NONE).refused:
+        return False
     meaning, results = record_of(site.op).apply([None if a is None else a.type for a in site.args], site.attributes)
     moving = {p: len(site.args) + p for p in site.wanted}
     return all(
@@ -52,6 +54,8 @@ def pull(site: Site, given: Sequence[Expr | None]) -> dict[int, Expr]:
     if all(g is None for g in given) or not site.wanted or is_still(site):
         return {}
     declared = DECLARED.get(site.op, _NONE)
+    if declared.refused:
+        raise NotDifferentiable(declared.refused)
     if declared.pullback is not None:
         return {p: e for p, e in declared.pullback(site, given).items() if p in site.wanted}
     if declared.expansion is not None:
@@ -85,6 +89,8 @@ def push(site: Site, tangents: Sequence[Expr | None]) -> tuple[Expr | None, ...]
     if not site.wanted or is_still(site):
         return (None,) * len(results)
     declared = DECLARED.get(site.op, _NONE)
+    if declared.refused:
+        raise NotDifferentiable(declared.refused)
     if declared.pushforward is not None:
         return tuple(declared.pushforward(site, tangents))
     if declared.expansion is None and declared.pullback is None:
