@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from superopt.ops import (
-    elementwise, encoding, generators, linear, normalisation, quantisation, resize, selection, shape, window,
+    elementwise,
+    encoding,
+    generators,
+    linear,
+    normalisation,
+    quantisation,
+    resize,
+    selection,
+    shape,
+    window,
 )  # fmt: skip
 from superopt.ops.record import Operator, Registry
 
