@@ -17,7 +17,6 @@ import numpy as np
 
 from superopt.discovery.coincidences import Form, Pairs
 from superopt.discovery.config import Template, Theme
-from superopt.discovery.ordered import Ordered
 from superopt.discovery.template import Typed, batched, concrete, obligations_of, size_at, typed, variants
 from superopt.ir.poly import substitute, sym
 from superopt.ir.terms import App, Term, Var, postorder, variables
@@ -27,6 +26,7 @@ from superopt.rules.rule import CLASSES, TensorScheme
 from superopt.rules.typing import complete, operator_of
 from superopt.runtime.evaluate import Array, evaluate
 from superopt.verifier.exact.algebra import ORDERED, PrimeField, Unlucky
+from superopt.verifier.exact.ordered import Ordered
 from superopt.verifier.exact.sampling import Point, allowed
 
 __all__ = ["Enumeration", "Level", "enumerate_terms", "points_of"]

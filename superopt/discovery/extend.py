@@ -5,13 +5,14 @@ which more only rename memory, and if the rules that are there do not bring the 
 over the rule's own operators and plain arithmetic or over all, in the rounds that a search has, and without evaluating
 constants, which a search leaves to the end. A right side that reads no data any more would forget a NaN in it, and one
 whose weights are computed through what is as long as an image is takes long to fold: neither joins. The rules that are
-there stay as they are.
+there stay as they are; one that a run found again, of the same theme, cites that run's configuration.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from pathlib import Path
@@ -53,6 +54,7 @@ from superopt.verifier.verdict import Refuted, kind_of
 __all__ = ["extend", "extended"]
 
 _ENDLESS = (1 << 30, 1 << 30)
+_CONFIG = re.compile("config [0-9a-f]+")  # in an origin
 _IMAGE = 4  # axes: a batch, channels, height and width
 _AFFINE = frozenset({"Add", "Mul"})  # operators as which an affine one is written
 
@@ -234,7 +236,7 @@ def extend(
     """Add rules of several runs to a library's files; their verdicts are to be recorded then.
 
     The result does not depend on the order of the folders. Rules keep their origins, and their ids where those are
-    free. ``run.json`` says what was added, and from which configurations.
+    free. ``run.json`` says what was added, from which configurations, and which rules the runs found again.
 
     Args:
         folders: what ``superopt discover`` wrote.
@@ -249,13 +251,31 @@ def extend(
     joined = _identified(extended(tuple(library.values()), sorted(given_rules, key=lambda r: r.id), progress), library)
     for rule in joined:
         _insist(rule, progress)
-    for family in sorted({rule.family for rule in joined}):
+    again = _found_again(library, given_rules)
+    for family in sorted({rule.family for rule in (*joined, *again.values())}):
         file = to / f"{family}.toml"
-        before = parse_file(file) if file.exists() else ()
+        before = [again.get(rule.id, rule) for rule in parse_file(file)] if file.exists() else []
         heading = _heading(file) if file.exists() else "Discovered and proved for all sizes."
         write_rules(file, [*before, *(r for r in joined if r.family == family)], heading=heading)
-    _log(to / "run.json", folders, joined)
+    if joined or again:
+        _log(to / "run.json", folders, joined, again)
     return joined
+
+
+def _found_again(library: Mapping[str, Rule], given: Sequence[Rule]) -> dict[str, Rule]:
+    """By id, the library's rules that runs of the same themes found, with the origins of those runs."""
+    origins: dict[tuple[str, str], str] = {}
+    for rule in given:
+        origins.setdefault((text_digest(rule), _CONFIG.sub("", rule.origin)), rule.origin)
+    again: dict[str, Rule] = {}
+    for rule in library.values():
+        source = _CONFIG.sub("", rule.origin)
+        unguarded = replace(rule, where=tuple(g for g in rule.where if (g.relation, g.right) != (">=", 2)))
+        found = [origins.get((text_digest(form), source)) for form in (rule, unguarded)]
+        origin = next((o for o in found if o is not None), rule.origin)
+        if origin != rule.origin:
+            again[rule.id] = replace(rule, origin=origin)
+    return again
 
 
 def _insist(rule: Rule, progress: Callable[[str], None] | None) -> None:
@@ -292,8 +312,9 @@ def _heading(file: Path) -> str:
     return "\n".join(line.removeprefix("#").strip() for line in lines[:count])
 
 
-def _log(file: Path, folders: Sequence[Path], joined: Sequence[Rule]) -> None:
-    """Add to the log of a library's run what was added since: by configuration, themes and seconds of the runs."""
+def _log(file: Path, folders: Sequence[Path], joined: Sequence[Rule], again: Iterable[str]) -> None:
+    """Add to the log of a library's run what was added since and found again: by configuration, themes and seconds of
+    the runs."""
     log: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     runs = []
     for folder in folders:
@@ -302,5 +323,6 @@ def _log(file: Path, folders: Sequence[Path], joined: Sequence[Rule]) -> None:
         themes = [theme["theme"] for theme in known.get("themes", [])]
         runs.append({"config": known.get("config"), "themes": themes, "cpu_seconds": known.get("cpu_seconds")})
     runs.sort(key=lambda run: (str(run["config"]), run["themes"]))
-    log["added"] = [*log.get("added", []), {"runs": runs, "rules": sorted(rule.id for rule in joined)}]
+    added = {"runs": runs, "rules": sorted(rule.id for rule in joined), "found_again": sorted(again)}
+    log["added"] = [*log.get("added", []), added]
     file.write_text(json.dumps(log, indent=1, sort_keys=True) + "\n", encoding="utf-8")

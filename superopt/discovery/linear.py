@@ -17,7 +17,6 @@ from math import prod
 
 import numpy as np
 
-from superopt.discovery.ordered import Ordered
 from superopt.discovery.template import batched, concrete
 from superopt.ir.terms import App, Project, Term, Var, postorder
 from superopt.ir.types import TensorType
@@ -25,6 +24,7 @@ from superopt.ops.meaning import Comprehension
 from superopt.rules.typing import type_terms
 from superopt.runtime.evaluate import Array, evaluate
 from superopt.verifier.exact.algebra import MODULUS, PrimeField, Unlucky
+from superopt.verifier.exact.ordered import Ordered
 from superopt.verifier.exact.sampling import Point
 
 __all__ = ["EvaluatedTerm", "Assignment", "Undecided", "RequiredWeight", "required_weights", "meanings_of", "residues"]

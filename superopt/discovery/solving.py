@@ -22,7 +22,6 @@ from superopt.discovery.config import Theme
 from superopt.discovery.gain import expected
 from superopt.discovery.lifting import Problem
 from superopt.discovery.linear import Assignment, EvaluatedTerm, RequiredWeight, Undecided, required_weights
-from superopt.discovery.ordered import Ordered
 from superopt.discovery.responses import response
 from superopt.discovery.skeletons import OPERATORS, skeletons
 from superopt.discovery.store import UNBOUNDED, Bounds
@@ -37,6 +36,7 @@ from superopt.rules.rule import Guard, Rule, TensorScheme, TypeScheme
 from superopt.rules.scanner import RuleError
 from superopt.rules.typing import types_of
 from superopt.verifier.exact.algebra import NeedsOrder, PrimeField, Unlucky
+from superopt.verifier.exact.ordered import Ordered
 from superopt.verifier.exact.sampling import Point, draw
 
 __all__ = ["ASSIGNMENTS", "Solver", "assignments_of", "theme_of"]

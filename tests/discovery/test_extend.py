@@ -145,6 +145,21 @@ def test_the_files_grow_and_the_log_says_by_what(tmp_path: Path) -> None:
     assert parse_file(library / "abs.toml")[0].lhs == ABS.lhs
 
 
+def test_a_rule_that_a_run_finds_again_cites_that_run(tmp_path: Path) -> None:
+    def of(rule: Rule, theme: str, config: str) -> Rule:
+        return replace(rule, origin=f"discovered (enumerated from the vocabulary {theme}, config {config})")
+
+    library = written(tmp_path / "library", of(TWICE, "relu", "aa"), of(ABS, "abs", "bb"))
+    run = written(tmp_path / "run", of(TWICE, "relu", "cc"), of(ABS, "another", "cc"))
+    assert extend([run], to=library) == ()
+    origins = {rule.id: rule.origin for rule in load_library(library, built_in=False).values()}
+    assert origins == {"relu-2": of(TWICE, "relu", "cc").origin, "abs-1": of(ABS, "abs", "bb").origin}
+    (log,) = json.loads((library / "run.json").read_text())["added"]
+    assert (log["rules"], log["found_again"]) == ([], ["relu-2"])
+    assert extend([run], to=library) == ()
+    assert len(json.loads((library / "run.json").read_text())["added"]) == 1
+
+
 def test_what_is_not_true_does_not_join_and_nothing_is_written(tmp_path: Path) -> None:
     library = written(tmp_path / "library", TWICE)
     run = written(tmp_path / "run", ABS, row("relu-9", "Relu(Neg(x))", "Relu(x)"))

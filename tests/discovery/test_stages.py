@@ -13,12 +13,12 @@ from superopt.discovery.candidates import candidates, joined
 from superopt.discovery.config import Config, load_config
 from superopt.discovery.enumerate import enumerate_terms, points_of
 from superopt.discovery.generalise import shape_general, size_general, specialised, variable_general, well_typed
-from superopt.discovery.ordered import Ordered
 from superopt.discovery.store import Chunks
 from superopt.rules import Rule, parse_rule
 from superopt.rules.typing import instances
 from superopt.verifier import ProvedAllSizes, prove, verdict
 from superopt.verifier.exact.algebra import PrimeField, Rationals
+from superopt.verifier.exact.ordered import Ordered
 from superopt.verifier.exact.testing import test as exact
 
 CONFIG = """
@@ -40,6 +40,19 @@ weights = ["k"]
 attributes = { s = "ints[2]>=1", p = "ints[4]>=0" }
 vocabulary = ["Conv(X, W, dilations=[1, 1], group=1, pads=p, strides=s)", "Relu(A)", "Neg(A)"]
 sizes = { h = [4, 5], w = [4, 5], u = [1, 2], v = [1, 3] }
+
+[[theme]]
+name = "casts"
+operators = 2
+leaves = { x = "f[n]", y = "f[n]" }
+vocabulary = ["Less(X, Y)", "Greater(X, Y)", 'Cast(X, to="int64")', 'Cast(X, to="float32")', "Floor(X)"]
+sizes = { n = [30, 40] }
+
+[[theme]]
+name = "monotone"
+operators = 2
+leaves = { x = "f[n]", y = "f[n]" }
+vocabulary = ["Sigmoid(X)", "Exp(X)", "Max(X, Y)", "Mul(X, Y)", "ReduceMax(X, axes=[0])"]
 """  # noqa: E501
 
 
@@ -54,7 +67,7 @@ def holds(rule: Rule) -> bool:
     return isinstance(exact(rule, trials=4), verdict.Tested)
 
 
-@pytest.mark.parametrize("name", ["mixed", "windows"])
+@pytest.mark.parametrize("name", ["mixed", "windows", "casts", "monotone"])
 def test_terms_of_one_class_are_equal(config: Config, name: str) -> None:
     """The law of enumeration: what has one fingerprint is equal at sizes that it was not computed at."""
     theme = config.select(themes=(name,)).themes[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -48,6 +49,22 @@ def test_the_library_is_the_output_of_this_configuration(config: Config) -> None
     later = [i for more in run.get("added", ()) for i in more["rules"]]  # by `superopt rules extend`
     assert len(rules) == run["kept"] + len(later)
     assert not [r.id for r in rules if "typed" in r.origin]
+
+
+def _digest(config: Config, themes: tuple[str, ...]) -> str:
+    names = {theme.name for theme in config.themes}
+    return config.select(themes=themes).digest if names.issuperset(themes) else ""
+
+
+def test_what_a_rule_cites_is_the_configuration_as_it_stands() -> None:
+    files = [path for path in (ROOT / "docs").glob("*.toml") if path.name != "tour.toml"]
+    configurations = [load_config(), *map(load_config, files)]
+    run = json.loads((BUILT_IN / "run.json").read_text("utf-8"))
+    runs = [run, *(r for more in run["added"] for r in more["runs"])]
+    themes = {r["config"]: tuple(t if isinstance(t, str) else t["theme"] for t in r["themes"]) for r in runs}
+    cited = {m.group(1) for r in load_library().values() if (m := re.search("config ([0-9a-f]+)", r.origin))}
+    standing = {digest for digest, names in themes.items() if digest in {_digest(c, names) for c in configurations}}
+    assert {digest for digest in cited if not any(s.startswith(digest) for s in standing)} == set()
 
 
 def test_the_tour_follows_from_the_library() -> None:

@@ -192,6 +192,12 @@ TRUE: list[Case] = [
     ("more 42: Mul", {"x":"f[n,c,h,w]","a":"f[o,c,u,v]","t":"f[o]","k":"real",**V},f"Mul(Conv(x,a,t,{CV}),k)",f"Conv(x,Mul(a,k),Mul(t,k),{CV})"),
     ("more 43: Add", {"x":"f[n,c,h,w]","a":"f[o,c,3,3]","t":"f[o,c,1,1]"},"Add(Conv(x,a,strides=[1,1],pads=[1,1,1,1],dilations=[1,1],group=1),Conv(x,t,strides=[1,1],pads=[0,0,0,0],dilations=[1,1],group=1))","Conv(x,Add(a,Pad(t,pads=[0,0,1,1,0,0,1,1],value=0.0)),strides=[1,1],pads=[1,1,1,1],dilations=[1,1],group=1)"),
     ("more 44: Add", {"x":"f[n,c,h,w]","a":"f[c,c,3,3]"},"Add(Conv(x,a,strides=[1,1],pads=[1,1,1,1],dilations=[1,1],group=1),x)","Conv(x,Add(a,Pad(Reshape(EyeLike(shape=[c,c],k=0),shape=[c,c,1,1]),pads=[0,0,1,1,0,0,1,1],value=0.0)),strides=[1,1],pads=[1,1,1,1],dilations=[1,1],group=1)"),
+    *(
+        (f"{f} of {way}", {"x": "f[n,c,h,w]", "y": "f[n,c,h,w]"}, text.format(f"{f}(x)", f"{f}(y)"), f"{f}({text.format('x', 'y')})")
+        for f in ("Sigmoid", "Tanh", "Erf", "LeakyRelu", "Selu")
+        for way, text in (("GlobalMaxPool", "GlobalMaxPool({0})"), ("a least", "ReduceMin({0}, axes=[1,3])"), ("the larger", "Max({0}, {1})"))
+    ),
+    ("sigmoid of padded max pool", {"x": "f[n,c,h,w]", "s": "ints[2]>=1"}, "Sigmoid(MaxPool(x, kernel_shape=[3,3], strides=s, pads=[1,1,1,1], dilations=[1,1]))", "MaxPool(Sigmoid(x), kernel_shape=[3,3], strides=s, pads=[1,1,1,1], dilations=[1,1])"),
 ]  # fmt: skip
 
 FALSE: list[Case] = [
@@ -224,6 +230,14 @@ FALSE: list[Case] = [
     ("sum of products", {"x": "f[a,b]", "y": "f[a,b]"}, "ReduceSum(Mul(x, y), axes=[1], keepdims=1)", "Mul(ReduceSum(x, axes=[1], keepdims=1), ReduceSum(y, axes=[1], keepdims=1))"),
     ("mean of means of concat", {"x": "f[a,b]", "y": "f[a,c]"}, "ReduceMean(Concat(x, y, axis=1), axes=[1], keepdims=1)", "Mul(Add(ReduceMean(x, axes=[1], keepdims=1), ReduceMean(y, axes=[1], keepdims=1)), 0.5)"),
     ("max of sum", {"x": "f[a,b]", "y": "f[a,b]"}, "ReduceMax(Add(x, y), axes=[1], keepdims=1)", "Add(ReduceMax(x, axes=[1], keepdims=1), ReduceMax(y, axes=[1], keepdims=1))"),
+    *(
+        (f"max of {f}", {"x": "f[a,b,c]"}, f"ReduceMax({f}(x), axes=[1,2])", f"{f}(ReduceMax(x, axes=[1,2]))")
+        for f in ("Gelu", "HardSwish", "Mish", "Cosh", "Sin", "Abs", "Neg")
+    ),
+    *(
+        (f"larger of {f}", {"x": "f[a]", "y": "f[a]"}, f"Max({f}(x), {f}(y))", f"{f}(Max(x, y))")
+        for f in ("Gelu", "HardSwish", "Cosh", "Sin", "Abs", "Reciprocal")
+    ),
     ("max negative scale", {"x": "f[a,b]"}, "ReduceMax(Neg(x), axes=[1], keepdims=1)", "Neg(ReduceMax(x, axes=[1], keepdims=1))"),
     ("clips wrong", {"x": "f[n]"}, "Clip(Clip(x, min=0.0, max=6.0), min=1.0, max=4.0)", "Clip(x, min=0.0, max=4.0)"),
     ("max min wrong", {"x": "f[n]", "y": "f[n]"}, "Max(x, Min(x, y))", "y"),

@@ -214,3 +214,13 @@ def test_the_sign_of_a_root_is_told(forall: dict[str, str], lhs: str, rhs: str) 
 )
 def test_what_a_constant_turns_is_looked_at_there(forall: dict[str, str], lhs: str, rhs: str, seed: int) -> None:
     assert isinstance(exact(_stated(forall, lhs, rhs), seed=seed), Refuted)
+
+
+@pytest.mark.parametrize("function", ["Exp", "Sigmoid", "Tanh", "Erf", "Softplus", "Elu"])
+def test_the_order_of_transcendental_functions_is_known(function: str) -> None:
+    def of(right: str) -> Rule:
+        left, forall = f"Max({function}(x), {function}(y))", {"x": "f[m, n]", "y": "f[m, n]"}
+        return parse_rule({"id": "r", "forall": forall, "lhs": [left], "rhs": [right]})
+
+    assert isinstance(exact(of(f"{function}(Max(x, y))")), Tested)
+    assert isinstance(exact(of(f"{function}(Min(x, y))")), Refuted)

@@ -57,9 +57,9 @@ from superopt.verifier.prover.normal import (
 from superopt.verifier.prover.signs import Order, absolute
 from superopt.verifier.prover.simplify import guarded, simplified
 
-__all__ = ["INFINITY", "Algebra", "CannotProve", "has_infinity", "sealed"]
+__all__ = ["INFINITY", "ODD", "Algebra", "CannotProve", "has_infinity", "sealed"]
 
-_ODD = frozenset({"erf", "sin", "tan", "asin", "atan", "asinh", "atanh", "round"})
+ODD = frozenset({"erf", "sin", "tan", "asin", "atan", "asinh", "atanh", "round"})
 _EVEN = frozenset({"cos"})
 _CASES = 200
 
@@ -322,12 +322,12 @@ class Algebra(Order):
 
     def opaque(self, function: str, args: Sequence[Value]) -> Value:
         """The function as an atom; odd and even ones with an oriented argument."""
-        if len(args) == 1 and function in _ODD | _EVEN and args[0]:
+        if len(args) == 1 and function in ODD | _EVEN and args[0]:
             lead = leading(args[0])
             if lead < 0:
                 value = atom_value(Apply(function, (sealed(scale(args[0], -1)),)))
-                return scale(value, -1) if function in _ODD else value
-        if len(args) == 1 and function in _ODD and not args[0]:
+                return scale(value, -1) if function in ODD else value
+        if len(args) == 1 and function in ODD and not args[0]:
             return ZERO
         return atom_value(Apply(function, tuple(sealed(a) for a in args)))
 

@@ -2,7 +2,8 @@
 
 A maximum of an increasing function is the function of the maximum: ``max exp(x) = exp(max x)``. Where a branch depends
 on the range through one element alone and is monotone in it, the maximum moves inside: over a range that is inhabited,
-``max f(x) = f(max x)`` for an ``f`` that nowhere decreases, and ``f(min x)`` for one that nowhere increases.
+``max f(x) = f(max x)`` for an ``f`` that nowhere decreases, and ``f(min x)`` for one that nowhere increases. A maximum
+over another axis stands for an element, so that this holds along several axes.
 
 As a last resort, Z3 decides the rest of a difference of piecewise linear functions, as a formula over real numbers.
 """
@@ -15,8 +16,8 @@ from fractions import Fraction
 import z3
 
 from superopt.ops.meaning import Condition
-from superopt.verifier.prover.factors import is_binary
-from superopt.verifier.prover.functions import Algebra
+from superopt.verifier.prover.factors import is_binary, sealed
+from superopt.verifier.prover.functions import ODD, Algebra
 from superopt.verifier.prover.normal import (
     ONE,
     Apply,
@@ -36,7 +37,9 @@ from superopt.verifier.prover.normal import (
 
 __all__ = ["pointwise_zero", "through_monotone"]
 
+Core = Element | Extreme  # what a branch depends on the range through
 _INCREASING = frozenset({"exp", "floor", "round", "ramp", "positive", "erf", "atan", "asinh", "cbrt"})
+_STRICTLY_INCREASING = frozenset({"exp", "erf", "atan", "asinh", "cbrt", "log"})
 
 
 def through_monotone(algebra: Algebra, branch: Branch, maximum: Callable[[Branch], Value]) -> Value | None:
@@ -47,7 +50,7 @@ def through_monotone(algebra: Algebra, branch: Branch, maximum: Callable[[Branch
         return None
     if all(len(m.factors) <= 1 and all(f == core for f, _ in m.factors) for m in branch.value):
         return None  # linear: the constants are taken out of it elsewhere
-    way = _direction(algebra, branch.value, core)
+    way = _direction(algebra, branch.value, core) or _shown_direction(algebra, branch.value, core)
     if way == 0 or not algebra.inhabited(branch.bound, branch.guards):
         return None
     best = maximum(Branch(branch.bound, branch.guards, scale(atom_value(core), way)))
@@ -56,31 +59,46 @@ def through_monotone(algebra: Algebra, branch: Branch, maximum: Callable[[Branch
     return _with(algebra, branch.value, core, scale(best, way))
 
 
-def _moving(m: Monomial, bound: set[str]) -> list[Element | None]:
-    """The elements that a monomial reads at positions in the range; ``None`` for what is not read through."""
+def _moving(m: Monomial, bound: set[str]) -> list[Core | None]:
+    """The elements and maxima that a monomial reads in the range; ``None`` for what is not read through."""
     if m.bound or m.guards:
         return [None] if m.free & bound else []
     return [e for f, _ in m.factors if f.free & bound for e in _elements(f, bound)]
 
 
-def _elements(factor: Factor, bound: set[str]) -> list[Element | None]:
+def _elements(factor: Factor, bound: set[str]) -> list[Core | None]:
     match factor:
-        case Element():
+        case Element() | Extreme("max"):
             return [factor]
         case SumBase(value):
             return [e for m in value for e in _moving(m, bound)]
-        case Apply(function, (value,)) if function in _INCREASING | {"sqrt", "log"}:
+        case Apply(_, (value,)):
             return [e for m in value for e in _moving(m, bound)]
     return [None]
 
 
-def _direction(algebra: Algebra, value: Value, core: Element) -> int:
+def _direction(algebra: Algebra, value: Value, core: Core) -> int:
     """1 where a value nowhere decreases in an element, -1 where it nowhere increases, else 0."""
     ways = {w for m in value if (w := _of_monomial(algebra, m, core)) is not None}
     return ways.pop() if len(ways) == 1 else 0
 
 
-def _of_monomial(algebra: Algebra, m: Monomial, core: Element) -> int | None:
+def _shown_direction(algebra: Algebra, value: Value, core: Core) -> int:
+    """The same, by comparing the values at two numbers: ``max(x, 0) + min(0, exp(x) - 1)`` and the like."""
+    if not any(_piecewise(f) for m in value for f, _ in m.factors):
+        return 0
+    other = atom_value(Apply("other", (atom_value(core),)))
+    shifted = _with(algebra, value, core, other)
+    for way in (1, -1):
+        problem = _Problem(algebra)
+        problem.solver.add(problem.value(atom_value(core)) >= problem.value(other))
+        problem.solver.add(problem.value(scale(add(value, scale(shifted, -1)), way)) < 0)
+        if algebra.facts.budget.refuted(problem.solver, _DIRECTION_RESOURCES):
+            return way
+    return 0
+
+
+def _of_monomial(algebra: Algebra, m: Monomial, core: Core) -> int | None:
     """The same of a monomial; ``None`` where it does not depend on the element."""
     own = [(f, p) for f, p in m.factors if _reads(f, core)]
     others = [(f, p) for f, p in m.factors if not _reads(f, core)]
@@ -92,7 +110,7 @@ def _of_monomial(algebra: Algebra, m: Monomial, core: Element) -> int | None:
     return way if m.coefficient > 0 else -way
 
 
-def _of_share(algebra: Algebra, factors: list[tuple[Factor, Fraction]], core: Element) -> int:
+def _of_share(algebra: Algebra, factors: list[tuple[Factor, Fraction]], core: Core) -> int:
     """The same of ``u/(u + c)``, which increases in ``u > 0`` for a fixed ``c ≥ 0``."""
     for total, power in factors:
         rest = [(f, p) for f, p in factors if f is not total]
@@ -106,9 +124,9 @@ def _of_share(algebra: Algebra, factors: list[tuple[Factor, Fraction]], core: El
     return 0
 
 
-def _of_factor(algebra: Algebra, factor: Factor, power: Fraction, core: Element) -> int:
+def _of_factor(algebra: Algebra, factor: Factor, power: Fraction, core: Core) -> int:
     match factor:
-        case Element() if power == 1:
+        case Element() | Extreme("max") if power == 1:
             return 1
         case Apply("exp", (value,)):
             return _direction(algebra, value, core) * (1 if power > 0 else -1)
@@ -119,14 +137,14 @@ def _of_factor(algebra: Algebra, factor: Factor, power: Fraction, core: Element)
     return 0
 
 
-def _reads(factor: Factor, core: Element) -> bool:
+def _reads(factor: Factor, core: Core) -> bool:
     match factor:
         case SumBase(value) | Apply(_, (value,)):
             return any(_reads(f, core) for m in value for f, _ in m.factors)
     return factor == core
 
 
-def _with(algebra: Algebra, value: Value, core: Element, best: Value) -> Value:
+def _with(algebra: Algebra, value: Value, core: Core, best: Value) -> Value:
     """A value with the element replaced, built again."""
     values: list[Value] = []
     for m in value:
@@ -138,7 +156,7 @@ def _with(algebra: Algebra, value: Value, core: Element, best: Value) -> Value:
     return algebra.tidy(add(*values))
 
 
-def _factor_with(algebra: Algebra, factor: Factor, power: Fraction, core: Element, best: Value) -> Value:
+def _factor_with(algebra: Algebra, factor: Factor, power: Fraction, core: Core, best: Value) -> Value:
     if factor == core:
         return best if power == 1 else algebra.power(best, int(power))
     if isinstance(factor, SumBase):
@@ -152,6 +170,8 @@ def _factor_with(algebra: Algebra, factor: Factor, power: Fraction, core: Elemen
             value = algebra.ramp(inner)
         case "positive":
             value = algebra.positive(inner)
+        case "zero":
+            value = algebra.zero(inner)
         case "sqrt":
             value = algebra.root(inner)
         case "log":
@@ -167,6 +187,7 @@ def _factor_with(algebra: Algebra, factor: Factor, power: Fraction, core: Elemen
 
 
 _RESOURCES = 3_000_000
+_DIRECTION_RESOURCES = 300_000  # of Z3, a tenth: the question is asked of every maximum
 _APPLIED = 8  # opaque functions of which it is said that equal arguments give equal values
 
 
@@ -207,7 +228,7 @@ class _Problem:
         self.context = algebra.facts.budget.context
         self.solver = z3.Solver(ctx=self.context)
         self.names: dict[str, z3.ArithRef] = {}
-        self.applied: list[tuple[str, z3.ArithRef, z3.ArithRef]] = []
+        self.applied: list[tuple[str, z3.ArithRef, z3.ArithRef, bool]] = []  # whether its order is known
 
     def value(self, value: Value) -> z3.ArithRef:
         return z3.Sum(*(self.monomial(m) for m in value), self.number(0))
@@ -220,6 +241,12 @@ class _Problem:
         product = self.number(m.coefficient)
         for factor, power in m.factors:
             product = product * self.power(factor, power)
+        exponents = [scale(f.args[0], p) for f, p in m.factors if isinstance(f, Apply) and f.function == "exp"]
+        if exponents != [f.args[0] for f, _ in m.factors if isinstance(f, Apply) and f.function == "exp"][:1]:
+            # exp(a)·exp(b) = exp(a + b)
+            whole = self.opaque(Apply("exp", (sealed(add(*exponents)),)))
+            parts = [self.power(f, p) for f, p in m.factors if isinstance(f, Apply) and f.function == "exp"]
+            self.solver.add(whole == z3.Product(*parts))
         return product
 
     def power(self, factor: Factor, power: Fraction) -> z3.ArithRef:
@@ -262,7 +289,8 @@ class _Problem:
         return made
 
     def opaque(self, factor: Apply) -> z3.ArithRef:
-        """``f(v)``: equal where ``v`` is; ``exp`` is also positive, increasing, and 1 at 0."""
+        """``f(v)``: equal where ``v`` is, and as large or larger where an increasing function's argument is; ``exp`` is
+        also positive, and 1 at 0."""
         name = factor.show({})
         if name in self.names:
             return self.names[name]
@@ -271,15 +299,18 @@ class _Problem:
         if len(factor.args) != 1 or len(self.applied) >= _APPLIED:
             return made
         v = self.value(factor.args[0])
-        others = [(self.number(0), self.number(1))] if factor.function == "exp" else []
-        others += [(w, other) for function, w, other in self.applied if function == factor.function]
-        for w, other in others:
-            self.solver.add(
-                (v == w) == (made == other) if factor.function == "exp" else z3.Implies(v == w, made == other)
-            )
-            if factor.function == "exp":
-                self.solver.add((v > w) == (made > other))
-        self.applied.append((factor.function, v, made))
+        others = [(self.number(0), self.number(1), True)] if factor.function == "exp" else []
+        others += [row[1:] for row in self.applied if row[0] == factor.function]
+        if factor.function in ODD:
+            others += [(-w, -other, ordered) for w, other, ordered in others]
+        positive = factor.function != "log" or self.algebra.sign(factor.args[0]) == 2
+        for w, other, ordered in others:
+            self.solver.add(z3.Implies(v == w, made == other))
+            if factor.function in _STRICTLY_INCREASING and positive and ordered:
+                self.solver.add((v == w) == (made == other), (v > w) == (made > other))
+            elif factor.function in _INCREASING:
+                self.solver.add(z3.Implies(v > w, made >= other), z3.Implies(v < w, made <= other))
+        self.applied.append((factor.function, v, made, positive))
         return made
 
     def atom(self, name: str, sign: int) -> z3.ArithRef:

@@ -22,6 +22,7 @@ __all__ = ["Ordered"]
 PAIR = np.dtype([("r", "<i8"), ("f", "<f8")])
 _SELECTING = {"max": np.greater_equal, "min": np.less_equal}
 _CLOSE = 1e-9
+_SMALL = 256  # 64ths: up to 4, where floats of different numbers differ under exp, tanh, erf and a sigmoid
 
 
 def pair(residue: Array, number: Array) -> Array:
@@ -44,6 +45,7 @@ class Ordered:
     """
 
     logarithmic = False
+    choices = 2 * _SMALL
 
     def __init__(self) -> None:
         self.field = PrimeField()
@@ -55,6 +57,19 @@ class Ordered:
         drawn = (np.where(stratum % 2 == 0, -1, 1) * size).reshape(shape)
         part = self.field.constant(Fraction(1, 64))
         return pair(self.field.function("mul", self.field.integers(drawn), part), drawn / 64.0)
+
+    def small(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+        """64ths in [−4, 4)."""
+        drawn = rng.integers(-_SMALL, _SMALL, size=shape)
+        return pair(self.field.floats(drawn / 64.0), drawn / 64.0)
+
+    def equal(self, a: Array, b: Array) -> Array:
+        """Where two arrays of elements are equal."""
+        return self.field.equal(a["r"], b["r"])
+
+    def show(self, x: Array) -> list[str]:
+        """Elements as text: the floats."""
+        return [str(v) for v in np.asarray(x["f"]).ravel().tolist()]
 
     def constant(self, value: Fraction | float) -> Array:
         if isinstance(value, float) and not isfinite(value):
@@ -92,6 +107,18 @@ class Ordered:
 
     def _less(self, a: Array, b: Array) -> Array:
         return self.integers((a["f"] < b["f"] - _CLOSE).astype(np.int64))
+
+    def _cast_int(self, x: Array) -> Array:
+        return self.integers(np.trunc(x["f"] + _CLOSE * np.sign(x["f"])).astype(np.int64))
+
+    def _truncdiv(self, x: Array, y: Array) -> Array:
+        return self._cast_int(pair(x["r"], x["f"] / _nonzero(y)))
+
+    def _isnan(self, x: Array) -> Array:
+        return self.integers(np.isnan(x["f"]).astype(np.int64))
+
+    def _isinf(self, x: Array) -> Array:
+        return self.integers(np.isinf(x["f"]).astype(np.int64))
 
     def _floor(self, x: Array) -> Array:
         return self.integers(np.floor(x["f"] + _CLOSE).astype(np.int64))
