@@ -343,7 +343,18 @@ _FAMILIES: Mapping[str, Draw] = {
     "normalisation": _normalised, "pooling": _pooled, "resize": _resized, "conv": _convolved,
     "attention": _attended, "reduce": _one, "shape": _one, "slicing": _sliced,
 }  # fmt: skip
+
+
+def _quantised(record: Operator, rng: Random) -> Case:
+    """One scale for all elements, as activations have it."""
+    stored, shape = rng.choice((DType.UINT8, DType.INT8)), _shape(rng)
+    x = _real(*shape) if record.name == "QuantizeLinear" else TensorType(stored, shape)
+    values: Values = {"axis": 0, "to": stored.value}
+    return [x, _real(), TensorType(stored, ())], [False, True, True], {k: values[k] for k in record.attributes}
+
+
 _SPECIAL: Mapping[str, Draw] = {
+    "QuantizeLinear": _quantised, "DequantizeLinear": _quantised,
     "Concat": _concatenated, "Conv": _filtered, "CumSum": _one, "Einsum": _summed, "Expand": _spread,
     "Gather": _gathered, "GatherElements": _gathered, "OneHot": _one_hot, "Pad": _padded, "ScatterND": _gathered,
     "Split": _split, "Tile": _spread, "Trilu": _one,

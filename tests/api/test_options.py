@@ -40,14 +40,14 @@ def test_every_option_can_be_set_by_its_name() -> None:
         "target": "cuda", "runtime": "openvino", "time_limit": 7, "memory_limit": "2G", "seed": 3, "rules": "mine",
         "enable": ["conv"], "disable": "values", "dim": {"N": 8}, "threads": 2, "measure": True, "verify": "certify",
         "check": "full", "strict": True, "float": "fast", "effort": "quick", "objective": "memory",
-        "functions": "inline",
+        "functions": "inline", "opset": 18,
     }  # fmt: skip
     assert set(every) == set(get_type_hints(Settings))
     made = options_of(None, every)
     assert made == Options(
         target="cuda", runtime="openvino", time_limit=7, memory_limit=2 << 30, seed=3, rules=Path("mine"),
         enable=("conv",), disable=("values",), sizes={"N": 8}, threads=2, measure=True, certify=True, full_check=True,
-        strict=True, floats="fast", effort="quick", objective="memory", functions="inline",
+        strict=True, floats="fast", effort="quick", objective="memory", functions="inline", opset=18,
     )  # fmt: skip
     assert all(getattr(made, f.name) != getattr(Options(), f.name) for f in fields(Options) if f.name != "check")
     assert options_of(made, {"check": False}).check is False

@@ -34,6 +34,7 @@ def covered(every):
 
 @pytest.mark.parametrize(("every", "least"), [slow(1, 400), (8, 50)])
 def test_the_reference_gives_what_onnx_says(every, least):
+    """An integer that a real is quantised to may be one step off: ONNX's expectations divide in float32."""
     count = 0
     wrong = []
     for name, graph, inputs, outputs in covered(every):
@@ -42,9 +43,10 @@ def test_the_reference_gives_what_onnx_says(every, least):
             expected = np.asarray(expected)
             real = expected.dtype.kind not in "iub"
             loose = 1e-2 if expected.dtype.itemsize == 2 else 1e-4  # some expectations are written with four digits
+            step = float(not real and any(n.op == "QuantizeLinear" for n in graph.nodes))
             made, wanted = found[value.name].astype(np.float64), expected.astype(np.float64)
             if made.shape != wanted.shape or not np.allclose(
-                made, wanted, rtol=loose * real, atol=loose * real, equal_nan=True
+                made, wanted, rtol=loose * real, atol=max(loose * real, step), equal_nan=True
             ):
                 wrong.append(name)
         count += 1
