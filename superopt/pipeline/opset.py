@@ -9,6 +9,9 @@ from superopt.ir.graph import Graph
 from superopt.pipeline.budget import TimeBudget
 from superopt.pipeline.functions import inline_functions
 from superopt.pipeline.options import Options
+from superopt.pipeline.result_check import skipped
+from superopt.report.quantities import bytes_text
+from superopt.runtime.limits import LARGE
 from superopt.verifier.check.differential import check
 
 __all__ = ["written_at_opset"]
@@ -34,19 +37,20 @@ def written_at_opset(given: Graph, options: Options, budget: TimeBudget) -> tupl
     converted = at_opset(graph, options.opset)
     if converted.graph is graph:
         return given, ()
-    found = None
-    if options.check or converted.unproved:
+    found = skipped("it was not compared")
+    if graph.weight_bytes > LARGE:
+        found = skipped(f"it was not compared, since its weights are more than {bytes_text(LARGE)}")
+    elif options.check or converted.unproved:
         found = check(
             graph, converted.graph, seed=options.seed, trials=1, sizes=options.sizes, time_limit=budget.left_or_none,
             patience=budget.check_timeout,
         )  # fmt: skip
-        if found.verdict == "failed":
-            raise NotEquivalent(f"at opset {options.opset} the model computes something else: {found.reason}")
-        if converted.unproved and found.verdict != "passed":
-            named = printable(", ".join(converted.unproved[:_NAMED]), 300)
-            raise Unsupported(f"at opset {options.opset} {named} may mean something else: {found.reason}")
-    ran = "" if found is None else "; it computes the same" if found.verdict == "passed" else f"; {found.reason}"
-    note = (
-        f"written at opset {options.opset} instead of {before}: {converted.rewritten} nodes are written otherwise{ran}"
-    )
+    if found.verdict == "failed":
+        raise NotEquivalent(f"at opset {options.opset} the model computes something else: {found.reason}")
+    if converted.unproved and found.verdict != "passed":
+        named = printable(", ".join(converted.unproved[:_NAMED]), 300)
+        raise Unsupported(f"at opset {options.opset} {named} may mean something else: {found.reason}")
+    ran = "it computes the same" if found.verdict == "passed" else found.reason
+    count = f"{converted.rewritten} nodes are written otherwise"
+    note = f"written at opset {options.opset} instead of {before}: {count}; {ran}"
     return converted.graph, (note,)
