@@ -23,8 +23,8 @@ from superopt.ir.types import DType, TensorType
 from superopt.ops.infer import Typing, infer
 
 __all__ = [
-    "CONTROL_FLOW", "Body", "all_names", "bodies", "count_nodes", "nested_operators", "places_read", "read_parts",
-    "with_body",
+    "CONTROL_FLOW", "Body", "all_names", "bodies", "count_nodes", "names_read", "nested_operators", "places_read",
+    "read_parts", "with_body",
 ]  # fmt: skip
 
 _OWN_DOMAINS = ("", "ai.onnx")
@@ -255,8 +255,13 @@ def with_body(graph: Graph, body: Body, made: Graph) -> Graph:
 
 def _read(graph: Graph, unsure: set[str]) -> tuple[Weight, ...]:
     """The graph's weights, without those of the names that nothing reads."""
-    read = {n for node in graph.nodes for n in node.reads} | {v.name for v in (*graph.inputs, *graph.outputs)}
+    read = names_read(graph)
     return tuple(w for w in graph.weights if w.name not in unsure or w.name in read)
+
+
+def names_read(graph: Graph) -> set[str]:
+    """What nodes read, and the inputs and outputs."""
+    return {n for node in graph.nodes for n in node.reads} | {v.name for v in (*graph.inputs, *graph.outputs)}
 
 
 def _same(a: Weight, b: Weight) -> bool:

@@ -76,7 +76,7 @@ def exclusion(graph: Graph, typing: Typing, place: int, *, certain: bool) -> str
     node, how = graph.nodes[place], typing.nodes[place]
     if node.domain not in ("", "ai.onnx"):
         return ""
-    opset = graph.opset.get("", graph.opset.get("ai.onnx", 1))
+    opset = graph.onnx_version or 1
     types = tuple(typing.types.get(n) if n else None for n in node.inputs)
     if why := type_conflict(node.op, opset, tuple(None if t is None else t.dtype for t in types)):
         return why

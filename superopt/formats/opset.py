@@ -20,7 +20,7 @@ import numpy as np
 import onnx
 from onnx import FunctionProto, ModelProto, NodeProto, TypeProto, defs, helper, numpy_helper
 
-from superopt.formats.bodies import CONTROL_FLOW, all_names, bodies, places_read, with_body
+from superopt.formats.bodies import CONTROL_FLOW, all_names, bodies, names_read, places_read, with_body
 from superopt.formats.functions import MODEL, inlined
 from superopt.formats.onnx_nodes import node_proto
 from superopt.formats.onnx_reader import default_ir_version
@@ -75,17 +75,13 @@ def at_opset(graph: Graph, version: int) -> AtOpset:
         raise UsageError(f"opset: {version} does not exist", hint=f"versions go from 1 to {newest}")
     if ModelProto.FromString(graph.extras.get(MODEL, b"")).functions:
         raise Unsupported("the model's functions are not written at another version", hint="--functions inline")
-    before = _version(graph)
+    before = graph.onnx_version
     if before in (version, 0):
         return AtOpset(graph, 0, ())
     converted = _converted(graph, before, version)
     extras = dict(converted.graph.extras)
     extras[MODEL] = _header(converted.graph, version, up=version > before)
     return replace(converted, graph=replace(converted.graph, extras=extras).checked())
-
-
-def _version(graph: Graph) -> int:
-    return graph.opset.get("", graph.opset.get("ai.onnx", 0))
 
 
 def _header(graph: Graph, version: int, *, up: bool) -> bytes:
@@ -215,28 +211,28 @@ def _layer_normalization(node: Node, kind: TensorType, version: int) -> Function
     wide = DType.FLOAT64 if kind.dtype is DType.FLOAT64 else DType.FLOAT32
     is_input = version >= _AXES_OF_MEAN
 
-    def step(op: str, given: str, output: str, **attributes: Any) -> NodeProto:
-        return helper.make_node(op, given.split(), [output], **attributes)
+    def node_of(op: str, inputs: str, output: str, **attributes: Any) -> NodeProto:
+        return helper.make_node(op, inputs.split(), [output], **attributes)
 
     def mean(of: str, output: str) -> NodeProto:
-        return step("ReduceMean", f"{of} axes" if is_input else of, output, **({} if is_input else {"axes": axes}))
+        return node_of("ReduceMean", f"{of} axes" if is_input else of, output, **({} if is_input else {"axes": axes}))
 
     biased = len(node.inputs) > 2 and node.inputs[2] != ""
     nodes = [
-        step("Constant", "", "axes", value=numpy_helper.from_array(np.array(axes, np.int64))),
-        step("Constant", "", "epsilon", value=numpy_helper.from_array(np.array(epsilon, wide.numpy))),
-        step("Cast", "X", "x", to=helper.np_dtype_to_tensor_dtype(np.dtype(wide.numpy))),
+        node_of("Constant", "", "axes", value=numpy_helper.from_array(np.array(axes, np.int64))),
+        node_of("Constant", "", "epsilon", value=numpy_helper.from_array(np.array(epsilon, wide.numpy))),
+        node_of("Cast", "X", "x", to=helper.np_dtype_to_tensor_dtype(np.dtype(wide.numpy))),
         mean("x", "Mean"),
-        step("Sub", "x Mean", "difference"),
-        step("Mul", "difference difference", "square"),
+        node_of("Sub", "x Mean", "difference"),
+        node_of("Mul", "difference difference", "square"),
         mean("square", "variance"),
-        step("Add", "variance epsilon", "shifted"),
-        step("Sqrt", "shifted", "deviation"),
-        step("Reciprocal", "deviation", "InvStdDev"),
-        step("Div", "difference deviation", "normal"),
-        step("CastLike", "normal X", "narrow"),
-        step("Mul", "narrow Scale", "scaled"),
-        step("Add", "scaled B", "Y") if biased else step("Identity", "scaled", "Y"),
+        node_of("Add", "variance epsilon", "shifted"),
+        node_of("Sqrt", "shifted", "deviation"),
+        node_of("Reciprocal", "deviation", "InvStdDev"),
+        node_of("Div", "difference deviation", "normal"),
+        node_of("CastLike", "normal X", "narrow"),
+        node_of("Mul", "narrow Scale", "scaled"),
+        node_of("Add", "scaled B", "Y") if biased else node_of("Identity", "scaled", "Y"),
     ]
     opset = [helper.make_opsetid("", version)]
     return helper.make_function("", node.op, ["X", "Scale", "B"], ["Y", "Mean", "InvStdDev"], nodes, opset)
@@ -251,10 +247,7 @@ def _function(payload: bytes) -> FunctionProto:
 def _without_unread(graph: Graph, before: Graph) -> Graph:
     """Without weights and Constants that only the old form of a node read."""
 
-    def read(one: Graph) -> set[str]:
-        return {n for node in one.nodes for n in node.reads} | {v.name for v in (*one.inputs, *one.outputs)}
-
-    gone = read(before) - read(graph)
+    gone = names_read(before) - names_read(graph)
     nodes = tuple(n for n in graph.nodes if n.op != "Constant" or not gone.issuperset(n.outputs))
     return replace(graph, weights=tuple(w for w in graph.weights if w.name not in gone), nodes=nodes)
 
@@ -283,10 +276,9 @@ class _Writer:
             since = _since(node.op)
             came = f"came with opset {since}" if since > self.version else "is no operator any more"
             raise Unsupported(f"{node.op} {came}", where=label(node), hint=_NEXT)
-        dtypes = tuple(self._dtype(n) for n in node.inputs)
-        conflict = type_conflict(node.op, self.version, dtypes)
         if old is not None and old.since_version == new.since_version:
             return node
+        conflict = self._type_conflict(node)
         if isinstance(known, Applied):
             try:
                 return self._application(node, known, conflict)
@@ -313,7 +305,7 @@ class _Writer:
         form = operator.write(known.attributes, types, self.version)
         literals = {place: self._literal(node, array) for place, array in form.literals.items()}
         made = replace(node, inputs=form.names(known.args, literals), attributes=dict(form.attributes))
-        if conflict := type_conflict(node.op, self.version, tuple(self._dtype(n) for n in made.inputs)):
+        if conflict := self._type_conflict(made):
             raise NotCovered(conflict)
         if not self._reads_as(made, known):
             raise NotCovered("what its record writes does not read the same")
@@ -339,9 +331,10 @@ class _Writer:
         self.weights.append(Weight(name, TensorType(DType.of(array.dtype), tuple(array.shape)), ArrayData(array)))
         return name
 
-    def _dtype(self, name: str) -> DType | None:
-        kind = self.typing.types.get(name) if name else None
-        return kind.dtype if isinstance(kind, TensorType) else None
+    def _type_conflict(self, node: Node) -> str:
+        """Why the operator does not take inputs of these types at the new version; "" where it does."""
+        kinds = (self.typing.types.get(n) if n else None for n in node.inputs)
+        return type_conflict(node.op, self.version, tuple(None if kind is None else kind.dtype for kind in kinds))
 
 
 def _negative(axes: object) -> bool:

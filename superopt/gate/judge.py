@@ -253,10 +253,10 @@ def run_all(
     if not fleet.alone:
         line.sort(key=lambda t: (-t.bytes, t.name))  # the largest first: a long last one would run alone
 
-    def told(names: Sequence[str]) -> None:
+    def report_progress(names: Sequence[str]) -> None:
         progress(len(rows), len(tasks), ", ".join(Path(n).stem for n in names))
 
-    for outcome in fleet.each(line, until=deadline, progress=told):
+    for outcome in fleet.each(line, until=deadline, progress=report_progress):
         try:
             row = outcome.result()
         except Lost as error:

@@ -161,6 +161,11 @@ class Graph:
     metadata: Mapping[str, str] = field(default_factory=dict)
     extras: Mapping[str, bytes] = field(default_factory=dict)
 
+    @property
+    def onnx_version(self) -> int:
+        """The version of ONNX's own operators; 0 where none is stated."""
+        return self.opset.get("", self.opset.get("ai.onnx", 0))
+
     @cached_property
     def weight(self) -> Mapping[str, Weight]:
         """Weights by name."""

@@ -63,7 +63,7 @@ class _Writer:
     def __init__(self, source: Source) -> None:
         self.source = source
         graph = source.graph
-        self.opset = graph.opset.get("", graph.opset.get("ai.onnx", 1))
+        self.opset = graph.onnx_version or 1
         self.taken = {*graph.names, *graph.weight, *graph.declared, *(o for n in graph.nodes for o in n.outputs)}
         self.named = {n.name for n in graph.nodes}
         self.nodes: list[Node] = []

@@ -135,7 +135,7 @@ class _Inference:
     def __init__(self, graph: Graph, sizes: Mapping[str, int]) -> None:
         self.graph = graph
         self.sizes: Mapping[str, Dim] = sizes
-        self.opset = graph.opset.get("", graph.opset.get("ai.onnx", 1))
+        self.opset = graph.onnx_version or 1
         self.declared: dict[str, TensorType] = {}
         for name, kind in graph.declared.items():
             if isinstance(kind, TensorType):

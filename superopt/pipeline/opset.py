@@ -33,7 +33,6 @@ def written_at_opset(given: Graph, options: Options, budget: TimeBudget) -> tupl
     """
     assert options.opset is not None
     graph = inline_functions(given, options)[0].graph if functions_in(given) else given
-    before = graph.opset.get("", graph.opset.get("ai.onnx", 0))
     converted = at_opset(graph, options.opset)
     if converted.graph is graph:
         return given, ()
@@ -52,5 +51,5 @@ def written_at_opset(given: Graph, options: Options, budget: TimeBudget) -> tupl
         raise Unsupported(f"at opset {options.opset} {named} may mean something else: {found.reason}")
     ran = "it computes the same" if found.verdict == "passed" else found.reason
     count = f"{converted.rewritten} nodes are written otherwise"
-    note = f"written at opset {options.opset} instead of {before}: {count}; {ran}"
+    note = f"written at opset {options.opset} instead of {graph.onnx_version}: {count}; {ran}"
     return converted.graph, (note,)

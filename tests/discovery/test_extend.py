@@ -146,14 +146,14 @@ def test_the_files_grow_and_the_log_says_by_what(tmp_path: Path) -> None:
 
 
 def test_a_rule_that_a_run_finds_again_cites_that_run(tmp_path: Path) -> None:
-    def of(rule: Rule, theme: str, config: str) -> Rule:
+    def from_run(rule: Rule, theme: str, config: str) -> Rule:
         return replace(rule, origin=f"discovered (enumerated from the vocabulary {theme}, config {config})")
 
-    library = written(tmp_path / "library", of(TWICE, "relu", "aa"), of(ABS, "abs", "bb"))
-    run = written(tmp_path / "run", of(TWICE, "relu", "cc"), of(ABS, "another", "cc"))
+    library = written(tmp_path / "library", from_run(TWICE, "relu", "aa"), from_run(ABS, "abs", "bb"))
+    run = written(tmp_path / "run", from_run(TWICE, "relu", "cc"), from_run(ABS, "another", "cc"))
     assert extend([run], to=library) == ()
     origins = {rule.id: rule.origin for rule in load_library(library, built_in=False).values()}
-    assert origins == {"relu-2": of(TWICE, "relu", "cc").origin, "abs-1": of(ABS, "abs", "bb").origin}
+    assert origins == {"relu-2": from_run(TWICE, "relu", "cc").origin, "abs-1": from_run(ABS, "abs", "bb").origin}
     (log,) = json.loads((library / "run.json").read_text())["added"]
     assert (log["rules"], log["found_again"]) == ([], ["relu-2"])
     assert extend([run], to=library) == ()

@@ -24,7 +24,7 @@ def attention(mask: str = "plain", *, batch: int | str = 2, order: tuple[int, ..
     q = b.input("q", "float32", (batch, ROWS, HEADS * WIDTH))
     k, v = (b.input(n, "float32", (batch, KEYS, HEADS * WIDTH)) for n in "kv")
 
-    def apart(x: Tensor, length: int) -> Tensor:
+    def split_heads(x: Tensor, length: int) -> Tensor:
         return b.op(
             "Transpose", b.op("Reshape", x, b.constant(np.array([-1, length, HEADS, WIDTH]))), perm=[0, 2, 1, 3]
         )
@@ -32,7 +32,13 @@ def attention(mask: str = "plain", *, batch: int | str = 2, order: tuple[int, ..
     shape = MASKS[mask]
     added = [] if shape is None else [b.input("m", "float32", shape)]
     made = b.op(
-        "Attention", apart(q, ROWS), apart(k, KEYS), apart(v, KEYS), *added, scale=0.3, is_causal=int(mask == "causal")
+        "Attention",
+        split_heads(q, ROWS),
+        split_heads(k, KEYS),
+        split_heads(v, KEYS),
+        *added,
+        scale=0.3,
+        is_causal=int(mask == "causal"),
     )
     y = b.op("Transpose", made, perm=list(order))
     b.output(b.op("Reshape", y, b.constant(np.array([-1, ROWS, HEADS * WIDTH]))), "y")

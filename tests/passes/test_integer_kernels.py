@@ -30,7 +30,7 @@ def graph(steps: str, out: str = "uint8[a, b, c, d]") -> Graph:
     return from_onnx(parser.parse_model(text)).checked()
 
 
-def found(model: Graph, mode: str = "standard") -> Graph:
+def searched(model: Graph, mode: str = "standard") -> Graph:
     library = load_library()
     options = SearchOptions(cache=False, floats=library.floats(mode))
     return search(model, tuple(library.values()), Roofline(), options).graph
@@ -57,7 +57,7 @@ def operators(model: Graph) -> list[str]:
 )  # fmt: skip
 def test_what_moves_elements_is_written_so_that_integers_are_reached(steps: str, form: list[str]) -> None:
     model = graph(steps, "uint8[a, b]" if "Flatten" in steps else "uint8[a, b, c, d]")
-    result = found(model)
+    result = searched(model)
     assert operators(result) == form
     values = np.random.default_rng(0).integers(0, 256, (1, 8, 6, 6)).astype(np.uint8)
     for before, after in zip(outputs(model, {"q": values}), outputs(result, {"q": values}), strict=True):
@@ -76,7 +76,7 @@ def test_what_moves_elements_is_written_so_that_integers_are_reached(steps: str,
 )
 def test_the_rest_around_a_quantisation_stays(steps: str) -> None:
     model = graph(steps)
-    assert found(model) is model
+    assert searched(model) is model
 
 
 @pytest.mark.parametrize(("stored", "opset", "reached"), [("int8", 20, True), ("int8", 21, False), ("uint8", 21, True)])
@@ -85,7 +85,7 @@ def test_signed_numbers_are_not_moved_where_the_runtime_refuses_that(stored: str
         <float s = {{0.1}}, {stored} z = {{12}}> {{ x = DequantizeLinear (q, s, z) a = Flatten <axis = 1> (x)
         b = Sigmoid (a) y = QuantizeLinear (b, s, z) }}"""
     model = from_onnx(parser.parse_model(text)).checked()
-    result = found(model)
+    result = searched(model)
     assert operators(result) == (["Reshape", "Sigmoid"] if reached else ["Flatten", "Sigmoid"])
     outputs(result, {"q": np.zeros((4, 6, 6), stored)})
 
@@ -98,7 +98,7 @@ def test_numbers_with_a_scale_for_each_channel_stay_reals(place: str) -> None:
     text = f"""<ir_version: 8, opset_import: ["": 17]> g (uint8[3, 3, 2, 2] q) => (uint8[a, b, c, d] y) <{scales}> {{
         x = DequantizeLinear (q, {first}) a = ReduceMean <axes = [2, 3]> (x) y = QuantizeLinear (a, {last}) }}"""
     model = from_onnx(parser.parse_model(text)).checked()
-    assert found(model) is model
+    assert searched(model) is model
 
 
 def test_one_pass_reaches_them_too() -> None:
@@ -110,7 +110,7 @@ def test_one_pass_reaches_them_too() -> None:
 
 def test_the_corpus_model_reaches_its_last_kernel() -> None:
     model = load(CORPUS)
-    result = found(model)
+    result = searched(model)
     changed = [n.op for n in result.nodes if n.op == "Reshape"]
     assert changed == ["Reshape"]
     assert "Flatten" not in operators(result)

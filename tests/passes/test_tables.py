@@ -59,7 +59,7 @@ def clipped(b: GraphBuilder) -> Tensor:
 INDICES: dict[str, Callable[[GraphBuilder], Tensor]] = {f.__name__: f for f in (categories, tokens, octets, clipped)}
 
 
-def made(index: Callable[[GraphBuilder], Tensor]) -> Graph:
+def softmax_of(index: Callable[[GraphBuilder], Tensor]) -> Graph:
     b = GraphBuilder("tables")
     b.output(b.op("Softmax", index(b), axis=-1), "y")
     return b.build()
@@ -78,7 +78,7 @@ def run(graph: Graph, **feeds: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("name", INDICES)
 def test_rows_are_read_from_a_table_and_are_what_the_model_computes(name: str) -> None:
-    stage = tabulated(made(INDICES[name]))
+    stage = tabulated(softmax_of(INDICES[name]))
     left = {n.op for n in stage.after.nodes}
     assert left <= {"Gather", "Softmax", "Clip", "Cast"}
     check_values(stage.before, stage.after, stage.certificate)
@@ -90,7 +90,7 @@ def test_rows_are_read_from_a_table_and_are_what_the_model_computes(name: str) -
 
 
 def test_a_table_has_one_row_for_all_that_is_outside() -> None:
-    stage = tabulated(made(categories))
+    stage = tabulated(softmax_of(categories))
     tables = {w.type.shape for w in stage.after.weights if w.type.shape}
     assert tables == {(2 * DEPTH + 2,), (DEPTH + 1, WIDTH)}
 
@@ -138,7 +138,7 @@ def test_what_reads_an_index_otherwise_stays() -> None:
 
 
 def test_a_position_beyond_the_table_stays_an_error() -> None:
-    stage = tabulated(made(tokens))
+    stage = tabulated(softmax_of(tokens))
     for graph in (stage.before, stage.after):
         with pytest.raises(UsageError, match="out of data bounds"):
             run(graph, i=np.full((1, 7), DEPTH))
@@ -161,7 +161,7 @@ def test_an_index_of_any_value_has_no_table() -> None:
 
 @pytest.mark.parametrize("name", INDICES)
 def test_a_wrong_row_is_refuted(name: str) -> None:
-    stage = tabulated(made(INDICES[name]))
+    stage = tabulated(softmax_of(INDICES[name]))
     largest = max(stage.after.weights, key=lambda w: w.type.nbytes or 0)
     assert largest.data is not None
     array = largest.data.numpy().copy()
@@ -173,7 +173,7 @@ def test_a_wrong_row_is_refuted(name: str) -> None:
 
 
 def test_a_table_with_a_row_too_few_is_refuted() -> None:
-    stage = tabulated(made(tokens))
+    stage = tabulated(softmax_of(tokens))
     (table,) = stage.after.weights
     assert table.data is not None
     short = replace(stage.after, weights=(constant(table.name, table.data.numpy()[:-1]),))

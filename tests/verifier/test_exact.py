@@ -218,9 +218,9 @@ def test_what_a_constant_turns_is_looked_at_there(forall: dict[str, str], lhs: s
 
 @pytest.mark.parametrize("function", ["Exp", "Sigmoid", "Tanh", "Erf", "Softplus", "Elu"])
 def test_the_order_of_transcendental_functions_is_known(function: str) -> None:
-    def of(right: str) -> Rule:
+    def equals(right: str) -> Rule:
         left, forall = f"Max({function}(x), {function}(y))", {"x": "f[m, n]", "y": "f[m, n]"}
         return parse_rule({"id": "r", "forall": forall, "lhs": [left], "rhs": [right]})
 
-    assert isinstance(exact(of(f"{function}(Max(x, y))")), Tested)
-    assert isinstance(exact(of(f"{function}(Min(x, y))")), Refuted)
+    assert isinstance(exact(equals(f"{function}(Max(x, y))")), Tested)
+    assert isinstance(exact(equals(f"{function}(Min(x, y))")), Refuted)

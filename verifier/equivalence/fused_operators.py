@@ -253,7 +253,7 @@ def unfused(graph: Graph, bodies: frozenset[str] = frozenset()) -> Graph:
         bodies: operators of ONNX's own that are written out as their function bodies, too (:func:`bodies_of`): over the
             reals they are something else, since a float attribute does not hold 1/6.
     """
-    opset = graph.opset.get("", graph.opset.get("ai.onnx", 1))
+    opset = graph.onnx_version or 1
     while True:  # types behind a fused node are known once it is written out
         typing = infer(graph)
         written = [_written(n, tuple(typing.types.get(i) for i in n.inputs), opset, bodies) for n in graph.nodes]

@@ -61,7 +61,7 @@ class Extension:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         typing = infer(graph)
-        self.opset = graph.opset.get("", graph.opset.get("ai.onnx", 1))
+        self.opset = graph.onnx_version or 1
         self.types: dict[str, TensorType | None] = dict(typing.types)
         self.steps = [SymbolicNode(n, a) for n, a in zip(graph.nodes, typing.nodes, strict=True)]
         self.nodes: list[Node] = []
