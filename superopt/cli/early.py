@@ -42,26 +42,40 @@ def _quit(*_: object) -> None:
 
 
 _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_SOON = 0.02  # seconds until an interrupt that fell into an import is looked at again
+_SOON = 0.02  # seconds until an interrupt that fell into an import or a finalizer is looked at again
 _PATIENCE = 250  # looks: five seconds, longer than any import takes
 _tries: list[int] = []
 _seen: list[int] = []
 _ending: list[object] = []
 _main = os.getpid()
 _hook = sys.excepthook
+_unraisable_hook = sys.unraisablehook
 
 
-def _importing(frame: FrameType | None) -> bool:
-    """Whether a module is being imported: a compiled one that is interrupted may take the process with it."""
+def _imports_or_finalizes(frame: FrameType | None) -> bool:
+    """Whether a module is being imported or an object finalized.
+
+    A compiled module that is interrupted may take the process with it. What a finalizer raises is printed and lost,
+    and what it was to remove stays.
+    """
     while frame is not None:
-        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+        code = frame.f_code
+        if code.co_filename == "<frozen importlib._bootstrap>" or code.co_name == "__del__":
+            return True
+        if code.co_name == "__call__" and code.co_filename.endswith("weakref.py"):
             return True
         frame = frame.f_back
     return False
 
 
+def _again(number: int) -> None:
+    """Deliver this interrupt once more, soon."""
+    signal.signal(signal.SIGALRM, lambda _, at: _interrupt(number, at))
+    signal.setitimer(signal.ITIMER_REAL, _SOON)
+
+
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """What Python's own handler does, remembered, and as soon as nothing is being imported.
+    """What Python's own handler does, remembered, and as soon as nothing is being imported or finalized.
 
     A process that was forked from a command inherits this; what its parent sends it ends it as if it had not.
     """
@@ -69,9 +83,8 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
     _tries.append(number)
-    if len(_tries) < _PATIENCE and _importing(frame):
-        signal.signal(signal.SIGALRM, lambda _, at: _interrupt(number, at))
-        signal.setitimer(signal.ITIMER_REAL, _SOON)
+    if len(_tries) < _PATIENCE and _imports_or_finalizes(frame):
+        _again(number)
         return
     _seen.append(number)
     raise KeyboardInterrupt
@@ -104,6 +117,15 @@ def done() -> None:
     """
     _exchange((_quit,), _interrupt)
     sys.excepthook = _uncaught
+    sys.unraisablehook = _unraisable
+
+
+def _unraisable(lost: sys.UnraisableHookArgs) -> None:
+    """An interrupt that fell into a callback of the interpreter is lost there: deliver it again."""
+    if lost.exc_type is KeyboardInterrupt and _seen:
+        _again(_seen[-1])
+        return
+    _unraisable_hook(lost)
 
 
 def _uncaught(kind: type[BaseException], error: BaseException, trace: object) -> None:

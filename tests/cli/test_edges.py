@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import onnx
@@ -307,6 +308,49 @@ def test_a_signal_at_any_moment_is_one_line(number: signal.Signals, after: float
     else:
         assert (child.returncode, out, err) == (130, b"", b"superopt: interrupted; nothing was written\n")
     assert kept(folder) == before
+
+
+class Interrupted(NamedTuple):
+    """What sends its own process a signal, and whether that still does its work afterwards."""
+
+    source: str
+    finishes: bool
+
+
+FINALIZERS = {
+    "a finalizer": Interrupted("weakref.finalize(thing := Plain(), interrupt)", finishes=True),
+    "a destructor": Interrupted("thing = Destroyed()", finishes=True),
+    "a callback of a weak reference": Interrupted("keep = weakref.ref(thing := Plain(), interrupt)", finishes=False),
+}
+
+
+@pytest.mark.parametrize("kind", FINALIZERS)
+def test_an_interrupt_during_a_finalizer_is_neither_printed_nor_lost(kind: str) -> None:
+    """Python prints what a finalizer raises, and goes on."""
+    case = FINALIZERS[kind]
+    script = f"""
+import os, signal, time, weakref
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from superopt.cli import early
+early.begin()
+early.done()
+def interrupt(*_):
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(0.001)
+    print("finished", flush=True)
+class Plain: pass
+class Destroyed:
+    def __del__(self): interrupt()
+{case.source}
+try:
+    del thing
+    time.sleep(30)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.split() == ["finished"] * case.finishes + ["interrupted"]
 
 
 @pytest.mark.parametrize(("text", "size"), [("400MiB", 400 << 20), ("400M", 400 << 20), ("2g", 2 << 30), ("17", 17)])
