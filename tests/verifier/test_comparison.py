@@ -660,3 +660,17 @@ def test_which_of_equal_numbers_is_chosen_shows(op: str, shape: tuple[int, ...])
     )
     for seed in range(4):
         assert check(first, last, seed=seed).verdict == "failed"
+
+
+def test_a_session_reads_a_weight_that_the_runtime_transposes_as_its_user_does() -> None:
+    """ONNX Runtime moves the Transpose through the Add, and gives the transposed weight the weight's name."""
+    steps: Steps = [
+        ("Transpose", "x", "t", {"perm": (0, 2, 3, 1)}), ("Add", "t w", "a"), ("Sigmoid", "a", "s"),
+        ("Transpose", "s", "y", {"perm": (0, 3, 1, 2)}),
+    ]  # fmt: skip
+    image = kind(1, 32, 32, 32)
+    graph = model(steps, {"w": rng.standard_normal((1, 32, 32, 32)).astype(single)}, {"x": image}, {"y": image})
+    feeds = {"x": rng.standard_normal((1, 32, 32, 32)).astype(single)}
+    with Bench() as bench:
+        plain, optimised = (run(bench.session(graph, optimise=o), feeds)["y"] for o in (False, True))
+    np.testing.assert_allclose(optimised, plain, rtol=1e-5)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -40,6 +40,8 @@ Arrays = dict[str, np.ndarray]
 REFUSALS = (InvalidModel, Unsupported, ResourceLimit, UsageError)  # with which ONNX Runtime says that it cannot run
 
 LONGEST = 60.0  # seconds of a run for which nobody states a limit: a loop of a disturbed or mutated model may never end
+# Operators through which ONNX Runtime's optimiser moves no Transpose.
+_UNMOVED = frozenset({"Conv", "ConvTranspose", "Gather", "GRU", "Gemm", "LSTM", "MatMul", "RNN"})
 _BIG = 1 << 16  # bytes of a weight that is written once, to a file, and read by all sessions
 _PAGE = mmap.ALLOCATIONGRANULARITY  # bytes between the beginnings of weights in one file
 _BLOCK, _AGAIN = (1 << 18) + 1, 16  # numbers that are drawn, and how often they are written: no two pages are equal
@@ -64,7 +66,7 @@ class Bench:
         self._names: dict[tuple[int, int], str | None] = {}  # of scratch files, in the folder
         self._maps: list[MemoryMap] = []
         self._crew: Crew | None = None
-        self._mapped: dict[_FilePosition, OrtValue] = {}  # weights in memory
+        self._mapped: dict[tuple[_FilePosition, TensorType], OrtValue] = {}  # one file position may hold several shapes
         self._models = self._fillings = 0
         self._least = resident()
         self._cached: dict[_Key, tuple[Graph, Loaded]] = {}
@@ -107,7 +109,8 @@ class Bench:
         if optimise and key in self._cached and isinstance(kept := self._cached[key][1], Session):
             return kept.session
         source = self._source(graph)
-        return make_session(source, threads=1, optimise=optimise, shared=self._shared(graph))
+        shared = self._shared(graph, _transposable(graph) if optimise else frozenset())
+        return make_session(source, threads=1, optimise=optimise, shared=shared)
 
     def survives(self, graph: Graph, feeds: Mapping[str, np.ndarray], seconds: float) -> bool:
         """Whether a process lives that runs a graph on inputs, with the runtime's optimisations and without: another
@@ -230,22 +233,24 @@ class Bench:
         save_with_external(graph, path, places)
         return path
 
-    def _shared(self, graph: Graph) -> dict[str, OrtValue]:
-        """The elements of a graph's big weights, mapped from their files."""
-        return {w.name: self._map(w) for w in graph.weights if _size(w) >= _BIG and is_native(w.type.dtype)}
+    def _shared(self, graph: Graph, but: Collection[str]) -> dict[str, OrtValue]:
+        """The elements of a graph's big weights, mapped from their files, ``but`` some."""
+        big = (w for w in graph.weights if w.name not in but and _size(w) >= _BIG and is_native(w.type.dtype))
+        return {w.name: self._map(w) for w in big}
 
     def _map(self, weight: Weight) -> OrtValue:
         assert self._folder is not None
         folder = self._folder.path
         place = self._position(folder, weight)
-        if place not in self._mapped:
+        key = place, weight.type
+        if key not in self._mapped:
             name, start, size = place
             with (folder / name).open("rb") as file:
                 mapped = MemoryMap(file.fileno(), size, offset=start, private=True)
             elements = mapped.array().view(weight.type.dtype.numpy).reshape(shape_of(weight.type))
             self._maps.append(mapped)
-            self._mapped[place] = OrtValue.ortvalue_from_numpy(elements)
-        return self._mapped[place]
+            self._mapped[key] = OrtValue.ortvalue_from_numpy(elements)
+        return self._mapped[key]
 
     def _position(self, folder: Path, weight: Weight) -> _FilePosition:
         """The file position of a weight's elements; they are written if they were not.
@@ -286,6 +291,15 @@ class Bench:
             name = f"scratch-{len(self._names)}"
             self._names[file] = name if held.name(folder / name) else None
         return self._names[file]
+
+
+def _transposable(graph: Graph) -> frozenset[str]:
+    """Weights that ONNX Runtime's optimiser may transpose, moving Transposes through what reads them.
+
+    It gives the transposed elements the name of the weight, so that a session that shares the weight by its name would
+    read them untransposed.
+    """
+    return frozenset(i for n in graph.nodes if n.op not in _UNMOVED for i in n.reads)
 
 
 def _load_and_release(load: Callable[[bytes | Path], Loaded], source: bytes | Path) -> Loaded:
