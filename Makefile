@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo docs test test-essential test-slow check format web browser bench bench-quick peepholes bench-algorithms bench-train bench-memory bench-parts bench-steps bench-growth bench-cost bench-ablation profile-plan profile-record profile-operators profile-forms certify \
+.PHONY: demo docs test test-essential test-slow check format web browser bench bench-deploy bench-quick peepholes bench-algorithms bench-train bench-memory bench-parts bench-steps bench-growth bench-cost bench-ablation profile-plan profile-record profile-operators profile-forms certify \
 	gpu-record conformance corpus clean corpus-gate corpus-compare golden golden-tiny corpus-update corpus-update-full patterns attack doors
 
 demo: $(READY)            ## optimise two real models and print before/after
@@ -45,6 +45,7 @@ web:                      ## the interactive parts of the service's pages (needs
 browser: $(READY)         ## drive the pages in Chromium; screenshots in build/screenshots (skipped without Chromium or Node)
 	@$(BIN)/pytest -q tests/browser
 
+DEPLOY_PEERS := ort,onnxsim,onnxslim,onnxscript
 PEERS := ort,onnxsim,onnxslim,onnxscript,onnxoptimizer,inductor
 bench: $(READY)           ## the corpus beside other optimisers, on a quiet machine: lab/results/benchmark.*; at most 25 minutes a call, run again to go on
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[bench]'
@@ -53,6 +54,14 @@ bench: $(READY)           ## the corpus beside other optimisers, on a quiet mach
 		--total-limit 1440 --resume build/bench \
 		--json lab/results/benchmark.json --markdown lab/results/benchmark.md --html build/bench.html -f
 	@$(BIN)/python lab/tables.py
+
+bench-deploy: $(READY)    ## networks exported by PyTorch and transformers, beside other optimisers, on a quiet machine: lab/results/deployments.*; run it again to go on
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[bench,torch]' transformers
+	@mkdir -p build
+	@test -d build/deployments || $(BIN)/python -m lab.deployments build/deployments
+	@$(BIN)/superopt bench build/deployments/*.onnx --vs $(DEPLOY_PEERS) --peer-limit 30 --race-limit 18 \
+		--total-limit 1440 --resume build/bench-deploy \
+		--json lab/results/deployments.json --markdown lab/results/deployments.md -f
 
 bench-quick: $(READY)     ## --effort quick from start to file beside OnnxSlim, onnxsim and onnxscript where installed: seconds and modelled ratios; quiet
 	@mkdir -p build

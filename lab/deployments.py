@@ -1,8 +1,8 @@
-"""Ten deployments, exported as their users export them: ``python -m lab.deployments FOLDER [NAME ...]``.
+"""Deployments, exported as their users export them: ``python -m lab.deployments FOLDER [NAME ...]``.
 
-Networks of published sizes with random weights, which a seed draws: five by PyTorch alone, five of ``transformers``
-from configurations, without a download (``pip install torch transformers onnxscript``). ``tests/stability.py`` asks
-whether each comes back the same on every run.
+Networks of published sizes with random weights, which a seed draws: some by PyTorch alone, others from configurations
+of ``transformers`` (:mod:`lab.configured`), without a download (``pip install torch transformers onnxscript``).
+``make bench-deploy`` races them, and ``tests/stability.py`` asks whether each comes back the same on every run.
 """
 
 from __future__ import annotations
@@ -10,32 +10,17 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-__all__ = ["DEPLOYMENTS", "Deployment", "exported", "main"]
+from lab.configured import CONFIGURED, Deployment, drawn, image
+
+__all__ = ["DEPLOYMENTS", "exported", "main"]
 
 _OPSET = 18
-
-
-@dataclass(frozen=True)
-class Deployment:
-    """A network and how it is exported.
-
-    Attributes:
-        make: the module, in evaluation mode.
-        inputs: example inputs by name.
-        free: dimensions that stay open, by input: axis and name.
-    """
-
-    make: Callable[[], nn.Module]
-    inputs: Callable[[], Mapping[str, torch.Tensor]]
-    free: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
 
 
 # -- by PyTorch alone ------------------------------------------------------------------------------------------------
@@ -276,80 +261,17 @@ class FileTypes(nn.Module):
         return torch.softmax(self.last(self.pooled(x)), -1)
 
 
-def _drawn(made: nn.Module) -> nn.Module:
-    """The module with weights that keep activations as large as training leaves them, and statistics of its own."""
-    for part in made.modules():
-        if isinstance(part, nn.Conv2d) and part.weight.requires_grad and part.kernel_size != (1, 1):
-            nn.init.kaiming_normal_(part.weight)
-        if isinstance(part, nn.BatchNorm2d):
-            nn.init.uniform_(part.weight, 0.5, 1.5)
-            nn.init.uniform_(part.bias, -0.2, 0.2)
-            nn.init.uniform_(part.running_mean, -0.2, 0.2)
-            nn.init.uniform_(part.running_var, 0.5, 1.5)
-    return made.eval()
-
-
-# -- of transformers -------------------------------------------------------------------------------------------------
-
-
-class Chosen(nn.Module):
-    """A model of ``transformers``, with one tensor of what it returns."""
-
-    def __init__(self, model: nn.Module, name: str) -> None:
-        super().__init__()
-        self.model, self.name = model, name
-
-    def forward(self, *given: torch.Tensor) -> torch.Tensor:
-        made: torch.Tensor = self.model(*given)[self.name]
-        return made
-
-
-def _configured(kind: str, output: str, **settings: Any) -> Callable[[], nn.Module]:
-    """A model of ``transformers`` by the names of its classes and settings of its configuration."""
-    configuration, model = kind.split()
-
-    def make() -> nn.Module:
-        import transformers
-
-        found = getattr(transformers, configuration)(**settings)
-        found._attn_implementation = "eager"  # all have it, and exporters of either kind write it
-        return Chosen(getattr(transformers, model)(found), output).eval()
-
-    return make
-
-
-def _image(size: int, name: str = "pixel_values") -> Callable[[], Mapping[str, torch.Tensor]]:
-    return lambda: {name: torch.rand(1, 3, size, size)}
-
-
-def _words() -> Mapping[str, torch.Tensor]:
-    return {"input_ids": torch.randint(0, 30522, (2, 16)), "attention_mask": torch.ones(2, 16, dtype=torch.int64)}
-
-
-_OPEN = {0: "batch", 1: "length"}
 DEPLOYMENTS: Mapping[str, Deployment] = {
-    "yolov8n": Deployment(lambda: _drawn(YoloV8n()), _image(640, "images")),
-    "esrgan": Deployment(lambda: _drawn(Esrgan()), _image(64, "image"), {"image": {0: "n", 2: "h", 3: "w"}}),
-    "esrgan_static": Deployment(lambda: _drawn(Esrgan()), _image(64, "image")),
-    "u2netp": Deployment(lambda: _drawn(U2NetP()), _image(320, "image")),
-    "mobilenet": Deployment(lambda: _drawn(MobileNet()), _image(224, "image")),
+    "yolov8n": Deployment(lambda: drawn(YoloV8n()), image(640, "images")),
+    "esrgan": Deployment(lambda: drawn(Esrgan()), image(64, "image"), {"image": {0: "n", 2: "h", 3: "w"}}),
+    "esrgan_static": Deployment(lambda: drawn(Esrgan()), image(64, "image")),
+    "u2netp": Deployment(lambda: drawn(U2NetP()), image(320, "image")),
+    "mobilenet": Deployment(lambda: drawn(MobileNet()), image(224, "image")),
     "file_types": Deployment(
         lambda: FileTypes().eval(), lambda: {"bytes": torch.randint(0, 257, (1, 2048), dtype=torch.int32)},
         {"bytes": {0: "batch"}},
     ),
-    "minilm": Deployment(
-        _configured("BertConfig BertModel", "last_hidden_state", hidden_size=384, num_hidden_layers=6,
-                    intermediate_size=1536, num_attention_heads=12),
-        _words, {"input_ids": _OPEN, "attention_mask": _OPEN},
-    ),
-    "clip_vision": Deployment(
-        _configured("CLIPVisionConfig CLIPVisionModel", "pooler_output", patch_size=32), _image(224)
-    ),
-    "resnet50": Deployment(_configured("ResNetConfig ResNetModel", "pooler_output"), _image(224)),
-    "convnext_tiny": Deployment(_configured("ConvNextConfig ConvNextModel", "pooler_output"), _image(224)),
-    "segformer_b0": Deployment(
-        _configured("SegformerConfig SegformerForSemanticSegmentation", "logits"), _image(512)
-    ),
+    **CONFIGURED,
 }  # fmt: skip
 
 
