@@ -20,11 +20,28 @@ from superopt.runtime.highs import solver
 
 __all__ = ["solve"]
 
-_CUT_ROUNDS = 2  # a program with more cycles takes seconds, and gains less than measurements resolve
-_CUT = 100  # candidates up to which cycles are cut at all
-_NODES = 10  # of the branch-and-bound tree: unlike the clock, the same on every machine
-_CANDIDATES = 200  # that are left: beyond, the solver takes seconds and hardly ever improves on the local search
-_GAP = 5e-4  # relative gap at which a program counts as optimal: far below what measurements resolve
+
+@dataclass(frozen=True)
+class IlpPolicy:
+    """The bounds of the integer program.
+
+    Attributes:
+        cut_rounds: times that cycles are cut: a program with more cycles takes seconds, and gains less than
+            measurements resolve.
+        cut_candidates: candidates up to which cycles are cut at all.
+        nodes: of the branch-and-bound tree: unlike the clock, the same on every machine.
+        candidates: that are left: beyond, the solver takes seconds and hardly ever improves on the local search.
+        gap: relative gap at which a program counts as optimal: far below what measurements resolve.
+    """
+
+    cut_rounds: int = 2
+    cut_candidates: int = 100
+    nodes: int = 10
+    candidates: int = 200
+    gap: float = 5e-4
+
+
+POLICY = IlpPolicy()
 
 
 @dataclass
@@ -63,11 +80,11 @@ def solve(problem: Problem, incumbent: Choice, seconds: float, seed: int = 0) ->
     if all(len(o) == 1 for o in problem.of.values()) or seconds <= 0:
         return best
     deadline = time.monotonic() + seconds
-    problem = reduced(problem, incumbent, least * (1 - _GAP))
-    if all(len(o) == 1 for o in problem.of.values()) or sum(map(len, problem.of.values())) > _CANDIDATES:
+    problem = reduced(problem, incumbent, least * (1 - POLICY.gap))
+    if all(len(o) == 1 for o in problem.of.values()) or sum(map(len, problem.of.values())) > POLICY.candidates:
         return best
     model, x, y = _build(problem)
-    for _ in range(_CUT_ROUNDS):
+    for _ in range(POLICY.cut_rounds):
         solved = _run(model, problem, best, x, y, deadline - time.monotonic(), seed)
         values = list(solved.getSolution().col_value)
         if len(values) != len(model.cost):
@@ -77,7 +94,7 @@ def solve(problem: Problem, incumbent: Choice, seconds: float, seed: int = 0) ->
         if us < least:
             best, least = choice, us
         cycles = _cycles(problem, choice)
-        if not cycles or len(x) > _CUT or time.monotonic() > deadline:
+        if not cycles or len(x) > POLICY.cut_candidates or time.monotonic() > deadline:
             return best
         for cycle in cycles:
             _cut(model, problem, x, cycle)
@@ -93,7 +110,12 @@ def _run(
     seconds: float,
     seed: int,
 ) -> highspy.Highs:
-    made = solver(time_limit=max(0.05, seconds), random_seed=seed % (1 << 31), mip_rel_gap=_GAP, mip_max_nodes=_NODES)
+    made = solver(
+        time_limit=max(0.05, seconds),
+        random_seed=seed % (1 << 31),
+        mip_rel_gap=POLICY.gap,
+        mip_max_nodes=POLICY.nodes,
+    )
     made.passModel(_highs(model))
     _warm_start(made, problem, incumbent, x, y)
     made.run()

@@ -23,10 +23,26 @@ __all__ = ["JOURNAL", "Demand", "demand_of", "optimize_all"]
 
 JOURNAL = ".superopt.jsonl"  # of a folder of results: what is finished, so that a run that was killed goes on
 _log = logging.getLogger("superopt")
-_BASE = 600 << 20  # bytes of a worker beside its model: interpreter, libraries, e-graphs
-_COPIES = 8  # of a model's weights, at worst: original and result in float32 and, for the reference, in float64
-_LARGE = 2 << 30  # bytes: a process that had such a model is not used again, so that its memory is free
-_GRACE = 180.0  # seconds beyond its time limit: loading and checking a large model on a busy machine
+
+
+@dataclass(frozen=True)
+class WorkerPolicy:
+    """What a worker is given.
+
+    Attributes:
+        base_bytes: bytes of a worker beside its model: interpreter, libraries, e-graphs.
+        copies: of a model's weights, at worst: original and result in float32 and, for the reference, in float64.
+        large_bytes: a process that had such a model is not used again, so that its memory is free.
+        grace_seconds: seconds beyond its time limit: loading and checking a large model on a busy machine.
+    """
+
+    base_bytes: int = 600 << 20
+    copies: int = 8
+    large_bytes: int = 2 << 30
+    grace_seconds: float = 180.0
+
+
+POLICY = WorkerPolicy()
 
 
 @dataclass(frozen=True)
@@ -54,8 +70,13 @@ def demand_of(path: Path, options: Options) -> Demand:
     except (SuperoptError, MemoryError):
         weights, files = 0, (path,)
     files += () if options.rules is None else (options.rules,)
-    need = _BASE + _COPIES * weights
-    return Demand(need, None if options.time_limit is None else 2 * options.time_limit + _GRACE, need >= _LARGE, files)
+    need = POLICY.base_bytes + POLICY.copies * weights
+    return Demand(
+        need,
+        None if options.time_limit is None else 2 * options.time_limit + POLICY.grace_seconds,
+        need >= POLICY.large_bytes,
+        files,
+    )
 
 
 def optimize_all(

@@ -26,14 +26,34 @@ from superopt.verifier.prover.piecewise import prove_joined
 
 __all__ = ["TARGETS", "Fissioned", "fissions"]
 
-_PARTS = (2, 3, 4, 6, 8, 12, 16, 32)
-_EVEN = 16  # positions in a part from which parts need not be equal
-_GAIN = 0.97  # of the bytes alive where a region is, that it may leave to be taken
-_NEAR = 0.1  # of what the best saves, that another that moves less may save less
-_LARGE = 0.05  # of the most that is alive, that a value has to have to be worth cutting
-_KERNEL = 1 << 16  # bytes that could be moved while a kernel is called
-_PROOF = 2.0  # seconds' work, for a region or each of its parts: what `superopt verify` gives them, and less
-_MOST = 320  # operators of a region in parts
+
+@dataclass(frozen=True)
+class FissionPolicy:
+    """The numbers that decide which regions are cut into parts.
+
+    Attributes:
+        parts: numbers of parts that are tried.
+        uneven_positions: positions in a part from which parts need not be equal.
+        remaining: share of the bytes alive where a region is, that it may leave to be taken.
+        near: share of what the best saves, that another that moves less may save less.
+        large: share of the most that is alive, that a value has to have to be worth cutting.
+        kernel_bytes: bytes that could be moved while a kernel is called.
+        proof_seconds: seconds' work, for a region or each of its parts: what ``superopt verify`` gives them, and
+            less.
+        operators: operators of a region in parts.
+    """
+
+    parts: tuple[int, ...] = (2, 3, 4, 6, 8, 12, 16, 32)
+    uneven_positions: int = 16
+    remaining: float = 0.97
+    near: float = 0.1
+    large: float = 0.05
+    kernel_bytes: int = 1 << 16
+    proof_seconds: float = 2.0
+    operators: int = 320
+
+
+POLICY = FissionPolicy()
 TARGETS = (0.7, 0.5, 0.35, 0.25, 0.18, 0.12, 0.08)  # of what is alive at once
 
 
@@ -68,7 +88,7 @@ def fissions(graph: Graph, *, targets: Sequence[float] = TARGETS, deadline: floa
         cutting = _Cutting(graph, target * first, known, deadline)
         while time.monotonic() < deadline and cutting.peak > cutting.target and cutting.step():
             pass
-        if cutting.regions and cutting.peak < _GAIN * least:
+        if cutting.regions and cutting.peak < POLICY.remaining * least:
             least = cutting.peak
             made.append(Fissioned(cutting.graph, cutting.peak, tuple(cutting.regions)))
         elif cutting.peak > cutting.target:
@@ -208,7 +228,7 @@ class _Cutting:
         found = [c for c in self._ordered_candidates() if not self._hopeless(c[1])]
         while found and time.monotonic() < self.deadline:
             before = self.peak
-            reached = [c for c in found if c[0] <= max(self.target, found[0][0] + _NEAR * (before - found[0][0]))]
+            reached = [c for c in found if c[0] <= max(self.target, found[0][0] + POLICY.near * (before - found[0][0]))]
             chosen = min(reached, key=lambda c: c[1].traffic)
             recipe = _Recipe.of(self.source, chosen[1], chosen[0])
             if self._accept(chosen[1]):
@@ -232,7 +252,7 @@ class _Cutting:
                 for way in tails(self.source, head):
                     for recipe in self.recipes:
                         if recipe.starts(self.source, head, way):
-                            grows = grown(self.source, head, way, recipe.parts, maker, _KERNEL)
+                            grows = grown(self.source, head, way, recipe.parts, maker, POLICY.kernel_bytes)
                             yield from (
                                 r for r in grows if recipe.fits(self.source, r) and self._then(r) <= recipe.then
                             )
@@ -242,7 +262,7 @@ class _Cutting:
         most = self.peak
         top = self.alive.bytes.index(most)
         found = [s for s in self.alive.spans.values() if s.start >= 0 and s.start <= top <= s.end]
-        return sorted((s for s in found if s.size > _LARGE * most), key=lambda s: -s.size)[:3]
+        return sorted((s for s in found if s.size > POLICY.large * most), key=lambda s: -s.size)[:3]
 
     def _candidates(self) -> Iterator[tuple[int, Region]]:
         """Regions around large values that are alive where most is, each with the bytes that are alive there then."""
@@ -252,21 +272,21 @@ class _Cutting:
                 for way in tails(self.source, head):
                     for region in self._around(self.source.maker[span.name], head, way):
                         taken = self._then(region)
-                        if taken < _GAIN * most:
+                        if taken < POLICY.remaining * most:
                             yield taken, region
 
     def _whole(self, region: Region) -> bool:
         """Whether nothing of it is a part already, and a proof takes it all."""
-        return region.parts * (len(region.nodes) + 2) <= _MOST and not any(
+        return region.parts * (len(region.nodes) + 2) <= POLICY.operators and not any(
             o in self.parts for i in region.nodes for o in self.source.graph.nodes[i].outputs
         )
 
     def _around(self, maker: int, head: int, way: Slicing) -> Iterator[Region]:
         """Regions that a node is within."""
-        for parts in _PARTS if time.monotonic() < self.deadline else ():
-            if way.extent % parts and way.extent < _EVEN * parts:
+        for parts in POLICY.parts if time.monotonic() < self.deadline else ():
+            if way.extent % parts and way.extent < POLICY.uneven_positions * parts:
                 continue  # one part would be much larger than the others
-            yield from filter(self._whole, grown(self.source, head, way, parts, maker, _KERNEL))
+            yield from filter(self._whole, grown(self.source, head, way, parts, maker, POLICY.kernel_bytes))
 
     def _then(self, region: Region) -> int:
         """Bytes that are alive at once while a region is computed in parts: about."""
@@ -299,7 +319,7 @@ class _Cutting:
             now = _Alive.of(made.graph, {**self.typing.types, **made.types})
             first = next(i for i, n in enumerate(now.nodes) if n.outputs[0] in made.types)
             last = next(i for i, n in enumerate(now.nodes) if region.output in n.outputs)
-            better = max(now.bytes) <= self.peak and max(now.bytes[first : last + 1]) < _GAIN * self.peak
+            better = max(now.bytes) <= self.peak and max(now.bytes[first : last + 1]) < POLICY.remaining * self.peak
             typing = infer(made.graph) if better else None
             if typing is not None and self._proved(region, made.graph, typing):
                 self.graph, self.typing, self.alive = made.graph, typing, now
@@ -333,7 +353,7 @@ class _Cutting:
         proofs = self.known.proofs
         if key not in proofs:
             rule = Rule("fission", forall, (), (sides[0],), (sides[1],))
-            proofs[key] = isinstance(prove_joined(rule, time_limit=_PROOF), ProvedAllSizes)
+            proofs[key] = isinstance(prove_joined(rule, time_limit=POLICY.proof_seconds), ProvedAllSizes)
         return proofs[key]
 
 

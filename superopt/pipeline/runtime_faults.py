@@ -42,16 +42,37 @@ if TYPE_CHECKING:
 __all__ = ["Fault", "Unoptimised"]
 
 _KINDS = ("normal", "uniform", "edge", "normal")  # of unsteered inputs
-_STEERED = 12  # inputs that are steered to the graph's own constants, as far as the work goes
-_WORK = 2e9  # operations of all runs of one kind: a second's; one input is tried in any case
-# Disturbed runs of each kind: one explains most differences; of eight, the farthest move of any element is within half
-# of its standard deviation.
-_SAMPLES = (1, 8)
-_KEPT_BYTES = 1 << 26  # of outputs of disturbed runs that are kept for the next output
-# Times as far as FACTOR allows: fused kernels approximate (tanh, erf) and sum in blocks, which is no fault.
-_FURTHER = 4.0
-_SHARE, _FEWEST = 0.02, 3  # of elements, and of them in number, that are off where rounding flips some by whole steps
-_ANOTHER = 0.25  # root mean square of what results in eight bits are off by, as a share of theirs: they keep about five
+
+
+@dataclass(frozen=True)
+class RuntimeFaultPolicy:
+    """How hard, and against what, the runtime's own optimisations are tried.
+
+    Attributes:
+        steered_inputs: inputs that are steered to the graph's own constants, as far as the work goes.
+        operations: of all runs of one kind: a second's; one input is tried in any case.
+        samples: disturbed runs of each kind: one explains most differences; of eight, the farthest move of any
+            element is within half of its standard deviation.
+        kept_bytes: bytes of outputs of disturbed runs that are kept for the next output.
+        distance: times as far as FACTOR allows: fused kernels approximate (tanh, erf) and sum in blocks, which is
+            no fault.
+        share: share of elements that are off where rounding flips some by whole steps.
+        fewest: elements that are off, at least, where rounding flips some by whole steps.
+        quantisation_error: root mean square of what results in eight bits are off by, as a share of theirs: they
+            keep about five.
+    """
+
+    steered_inputs: int = 12
+    operations: float = 2e9
+    samples: tuple[int, ...] = (1, 8)
+    kept_bytes: int = 1 << 26
+    distance: float = 4.0
+    share: float = 0.02
+    fewest: int = 3
+    quantisation_error: float = 0.25
+
+
+POLICY = RuntimeFaultPolicy()
 _QUANTISING = frozenset({"QuantizeLinear", "DequantizeLinear"})
 
 
@@ -90,7 +111,7 @@ class _Trial:
 def _inputs(graph: Graph, seed: int, sizes: Mapping[str, int], level: int) -> Iterator[tuple[bool, Arrays]]:
     for number, kind in enumerate(_KINDS):
         yield kind != "edge", make_inputs(graph, seed + number, kind, sizes, level=level)
-    for feed in steered(graph, graph, seed, sizes, level, _STEERED):
+    for feed in steered(graph, graph, seed, sizes, level, POLICY.steered_inputs):
         plain = not (feed.mixed or feed.tiny or feed.scaled or feed.cancelling)
         if plain and all(a.size for a in feed.arrays.values()):  # kernels may end the process at a size of 0
             yield False, feed.arrays
@@ -119,7 +140,7 @@ class Unoptimised:
         self.graph, self._typing, self._bench, self._longest = graph, typing, bench, longest
         self._plain = bench.session(graph, optimise=False)
         work = graph_work(graph, typing, sizes)
-        most = max(1, int(_WORK / max(work["flops"] + work["bytes"], 1.0)))
+        most = max(1, int(POLICY.operations / max(work["flops"] + work["bytes"], 1.0)))
         self._trials: list[_Trial] = []
         self._kept: tuple[Arrays, range, tuple[list[Arrays], list[Arrays]]] | None = None
         level, refusal = self._level(seed, sizes)
@@ -233,20 +254,20 @@ class Unoptimised:
             if (largest := float(distance.max())) > worst[0]:
                 worst = (largest, f"is off by up to {largest:.3g} where it reaches {np.abs(first[finite]).max():.3g}")
         flips = name in self._jumping and name not in self._approximate
-        return worst[1] if off >= (max(_FEWEST, _SHARE * count) if flips else 1) else ""
+        return worst[1] if off >= (max(POLICY.fewest, POLICY.share * count) if flips else 1) else ""
 
     def _off(self, name: str, old: np.ndarray, wide: np.ndarray, distance: np.ndarray, feeds: Arrays) -> int:
         """How many elements are further off than rounding explains."""
         if name in self._approximate:
-            another = np.sum(distance * distance) > _ANOTHER**2 * np.sum(wide * wide)
+            another = np.sum(distance * distance) > POLICY.quantisation_error**2 * np.sum(wide * wide)
             return int(np.count_nonzero(distance)) if another else 0
         free = _free(old, wide)
-        free = free if name in self._jumping else _FURTHER * free
+        free = free if name in self._jumping else POLICY.distance * free
         if not (distance > free).any():
             return 0
         off = 0
         for moved in self._moved(name, old, feeds):
-            allowed = FACTOR * moved if name in self._jumping else FACTOR * _FURTHER * moved.max(initial=0.0)
+            allowed = FACTOR * moved if name in self._jumping else FACTOR * POLICY.distance * moved.max(initial=0.0)
             off = int(np.count_nonzero(distance > np.maximum(free, allowed)))
             if not off:
                 break
@@ -259,13 +280,13 @@ class Unoptimised:
             return known[2]
         found = self._disturbed.samples(feeds, numbers, tiny=False, time_limit=self._longest(), together=False)
         size = sum(a.nbytes for runs in found for arrays in runs for a in arrays.values())
-        self._kept = (feeds, numbers, found) if size <= _KEPT_BYTES else known
+        self._kept = (feeds, numbers, found) if size <= POLICY.kept_bytes else known
         return found
 
     def _moved(self, name: str, old: np.ndarray, feeds: Arrays) -> Iterator[np.ndarray]:
         """How far the model's own rounding moves an output on inputs, by more and more runs."""
         moves, done = Displacement(old), 0
-        for count in _SAMPLES:
+        for count in POLICY.samples:
             inputs, inside = self._samples(feeds, range(done, count))
             moves.add([r[name] for r in inputs], [r[name] for r in inside])
             done = count

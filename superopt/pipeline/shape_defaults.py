@@ -13,6 +13,7 @@ the model is costed at one: a kernel that one example keeps busy takes 8 times a
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from superopt.cost.graph_costs import work
 from superopt.ir.graph import Graph
@@ -26,16 +27,34 @@ from superopt.verifier.check.sessions import REFUSALS, Bench, attempt
 
 __all__ = ["single_example_sizes", "default_sizes", "sizes_text"]
 
-_COLOURS = 4  # channels of an image, at most: grey, RGB, and one that says what is seen through
-# Heights and widths: those of ImageNet; lines of text, as recognisers take them; what is refused above is small.
-_IMAGES = ((224, 224), (48, 224), (32, 224), (64, 64), (32, 32))
-_LENGTHS = (64, 512, 4096, 16384)  # of sound, windows of which are up to 2,048 samples
+
+@dataclass(frozen=True)
+class ShapePolicy:
+    """The sizes that open dimensions are costed at.
+
+    Attributes:
+        channels: channels of an image, at most: grey, RGB, and one that says what is seen through.
+        images: heights and widths: those of ImageNet; lines of text, as recognisers take them; what is refused
+            above is small.
+        lengths: of sound, windows of which are up to 2,048 samples.
+        operations: operations of a run at a size that is chosen for a model: a second of a core. Counted, because
+            seconds would make the load of the machine choose the size.
+        most_operations: of a model that takes no smaller size: five seconds.
+        seconds: seconds of a run, in which a model does more than what can be counted of it.
+        heavy_operations: operations of a run: a quarter of a second of a core.
+    """
+
+    channels: int = 4
+    images: tuple[tuple[int, int], ...] = ((224, 224), (48, 224), (32, 224), (64, 64), (32, 32))
+    lengths: tuple[int, ...] = (64, 512, 4096, 16384)
+    operations: float = 6e10
+    most_operations: float = 3e11
+    seconds: float = 60.0
+    heavy_operations: float = 1.6e10
+
+
+POLICY = ShapePolicy()
 _WINDOWS = frozenset({"AveragePool", "Conv", "ConvTranspose", "DFT", "MaxPool", "STFT"})
-# Operations of a run at a size that is chosen for a model: a second of a core, and five for a model that takes no
-# smaller size. Counted, because seconds would make the load of the machine choose the size.
-_ENOUGH, _MOST = 6e10, 3e11
-_LONGEST = 60.0  # seconds of a run, in which a model does more than what can be counted of it
-_MUCH = 1.6e10  # operations of a run: a quarter of a second of a core
 
 
 def default_sizes(graph: Graph, given: Mapping[str, int]) -> dict[str, int]:
@@ -48,7 +67,7 @@ def default_sizes(graph: Graph, given: Mapping[str, int]) -> dict[str, int]:
     """
     sizes = _accepted(graph, given)
     one = single_example_sizes(graph, sizes, given)
-    if one is not None and work(graph, infer(graph, sizes), sizes).flops > _MUCH:
+    if one is not None and work(graph, infer(graph, sizes), sizes).flops > POLICY.heavy_operations:
         return one
     return sizes
 
@@ -60,11 +79,15 @@ def _accepted(graph: Graph, given: Mapping[str, int]) -> dict[str, int]:
     with Bench() as bench:
         each = [
             {**dict.fromkeys(first, 1), **dict.fromkeys(tall, height), **dict.fromkeys(wide, width), **given}
-            for height, width in (_IMAGES if tall else _IMAGES[:1])
+            for height, width in (POLICY.images if tall else POLICY.images[:1])
         ]
         done = [work(graph, infer(graph, sizes), sizes).flops for sizes in each]
-        light = [sizes for sizes, flops in zip(each, done, strict=True) if flops <= _ENOUGH]
-        heavy = [sizes for sizes, flops in zip(each, done, strict=True) if _ENOUGH < flops <= _MOST]
+        light = [sizes for sizes, flops in zip(each, done, strict=True) if flops <= POLICY.operations]
+        heavy = [
+            sizes
+            for sizes, flops in zip(each, done, strict=True)
+            if POLICY.operations < flops <= POLICY.most_operations
+        ]
         for sizes in (*light, *reversed(heavy)):
             if _accepts(graph, sizes, bench):
                 return sizes
@@ -79,7 +102,7 @@ def _sizes_for_windows(graph: Graph, given: Mapping[str, int]) -> dict[str, int]
         return dict(given)
     usual = dict.fromkeys({n for t in _kinds(graph) for n in _names(t)}, UNSPECIFIED)
     with Bench() as bench:
-        for own in ({}, *(dict.fromkeys(long, length) for length in _LENGTHS)):
+        for own in ({}, *(dict.fromkeys(long, length) for length in POLICY.lengths)):
             if _accepts(graph, {**usual, **own, **given}, bench):
                 return {**own, **given}
     return dict(given)
@@ -133,13 +156,13 @@ def _images(graph: Graph) -> tuple[frozenset[str], frozenset[str], frozenset[str
 
 
 def _is_colours(size: Dim) -> bool:
-    return not isinstance(size, Poly) and 1 <= size <= _COLOURS
+    return not isinstance(size, Poly) and 1 <= size <= POLICY.channels
 
 
 def _accepts(graph: Graph, sizes: Mapping[str, int], bench: Bench) -> bool:
     try:
         refuse_unbounded(graph, sizes)
         feeds = make_inputs(graph, 0, "normal", sizes=sizes)
-        return attempt(bench.session(graph, optimise=True), feeds, time_limit=_LONGEST) is not None
+        return attempt(bench.session(graph, optimise=True), feeds, time_limit=POLICY.seconds) is not None
     except REFUSALS:
         return False

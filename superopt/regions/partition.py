@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 from superopt.program.program import Program, ProgramStep
@@ -18,14 +19,42 @@ __all__ = ["SELECTIONS", "WINDOW", "cut", "level_order", "segments", "selection_
 
 
 WINDOW = 60  # operators in a region
-_SEVERED_SIBLINGS = 2.0
-_SEVERED_MATCH = 1.5
-_SEVERED_FUSION = 100.0  # the backend runs both as one: apart, a change of one could undo that unseen
-_REPEATED = 3.0  # cutting again where an earlier phase cut
-_ALIKE = 6  # steps in a row that are alike at two places: maybe a repetition
-_PERIODS = 12  # distances between such places that are looked at, the most frequent ones
-_TIMES = 2  # that something repeats at least, to be cut alike
-_ANCHORS = 6  # places of a period at which cutting may begin, the cheapest ones
+
+
+@dataclass(frozen=True)
+class PartitionPolicy:
+    """The numbers that decide where a program is cut into regions.
+
+    Attributes:
+        severed_siblings: price of cutting between operators that read one value and could be merged, in values that
+            cross a cut.
+        severed_match: price of cutting between two operators that a pattern matches together.
+        severed_fusion: price of cutting what the backend runs as one kernel: apart, a change of one could undo that
+            unseen.
+        repeated_cut: price of cutting again where an earlier phase cut.
+        repetition_steps: steps in a row that are alike at two places: maybe a repetition.
+        periods: distances between such places that are looked at, the most frequent ones.
+        repetitions: times that something repeats at least, to be cut alike.
+        anchors: places of a period at which cutting may begin, the cheapest ones.
+        siblings: operators that are merged at most: each candidate is compared with all of them.
+        checked_regions: regions that are tried one by one where they cannot all be taken.
+        selection_steps: operators that are looked at above a selection.
+    """
+
+    severed_siblings: float = 2.0
+    severed_match: float = 1.5
+    severed_fusion: float = 100.0
+    repeated_cut: float = 3.0
+    repetition_steps: int = 6
+    periods: int = 12
+    repetitions: int = 2
+    anchors: int = 6
+    siblings: int = 256
+    checked_regions: int = 64
+    selection_steps: int = 100
+
+
+POLICY = PartitionPolicy()
 
 
 def level_order(program: Program) -> list[int]:
@@ -100,19 +129,19 @@ def _cut_prices(
                 continue
             between(place[position], readers[-1], 1.0)
             if len(readers) == 1 and fused(step.op, program.steps[run[readers[0]]].op):
-                between(place[position], readers[0], _SEVERED_FUSION)
+                between(place[position], readers[0], POLICY.severed_fusion)
             if len(readers) > 1:
-                between(readers[0], readers[-1], _SEVERED_SIBLINGS)
+                between(readers[0], readers[-1], POLICY.severed_siblings)
             for reader in readers:
                 if (step.op, program.steps[run[reader]].op) in adjacent:
-                    between(place[position], reader, _SEVERED_MATCH)
+                    between(place[position], reader, POLICY.severed_match)
     _shared_inputs(program, run, place, between)
     prices: list[float] = []
     level = 0.0
     for i in range(len(run) + 1):
         level += change[i]
         again = i > 0 and _mark(program, run[i - 1]) in avoid
-        prices.append(0.5 + level + (_REPEATED if again else 0.0))
+        prices.append(0.5 + level + (POLICY.repeated_cut if again else 0.0))
     prices[0] = prices[-1] = 0.0
     return prices
 
@@ -128,7 +157,7 @@ def _shared_inputs(program: Program, run: Sequence[int], place: dict[int, int], 
                 last[name] = place[position]
     for name, start in first.items():
         if 0 < last[name] - start < WINDOW:
-            between(start, last[name], _SEVERED_SIBLINGS)
+            between(start, last[name], POLICY.severed_siblings)
 
 
 def _kind(program: Program, position: int) -> Hashable:
@@ -143,17 +172,17 @@ def _repetitions(kinds: Sequence[Hashable]) -> list[tuple[int, int, int]]:
     row = [names.setdefault(k, len(names)) for k in kinds]
     last: dict[tuple[int, ...], int] = {}
     distances: Counter[int] = Counter()
-    for i in range(len(row) - _ALIKE + 1):
-        alike = tuple(row[i : i + _ALIKE])
+    for i in range(len(row) - POLICY.repetition_steps + 1):
+        alike = tuple(row[i : i + POLICY.repetition_steps])
         if alike in last:
             distances[i - last[alike]] += 1
         last[alike] = i
     found: list[tuple[int, int, int]] = []
-    for period, _ in distances.most_common(_PERIODS):
+    for period, _ in distances.most_common(POLICY.periods):
         start = 0
         for i in range(len(row) - period + 1):
             if i == len(row) - period or row[i] != row[i + period]:
-                if i + period - start >= _TIMES * period:
+                if i + period - start >= POLICY.repetitions * period:
                     found.append((start, i + period, period))
                 start = i + 1
     chosen: list[tuple[int, int, int]] = []
@@ -182,10 +211,10 @@ def _periodic_cuts(price: Sequence[float], window: int, start: int, end: int, pe
     best, chosen = float("inf"), list[int]()
     for times in range(1, max(1, window // period) + 1):
         unit = times * period
-        if end - start < _TIMES * unit:
+        if end - start < POLICY.repetitions * unit:
             break
         origin = min(middle, end - unit - period)
-        for anchor in sorted(range(origin, origin + period), key=lambda i: price[i])[:_ANCHORS]:
+        for anchor in sorted(range(origin, origin + period), key=lambda i: price[i])[: POLICY.anchors]:
             inner = [anchor + b for b in _cheapest(price[anchor : anchor + unit + 1], window)]
             mean = sum(price[i] for i in inner[:-1]) / times
             if mean < best - 1e-9:
@@ -225,9 +254,6 @@ def _cheapest(price: Sequence[float], window: int) -> list[int]:
 
 SELECTIONS = frozenset({"Slice", "Gather"})
 _MERGED = frozenset({"MatMul", "Gemm"})  # long-distance siblings; those of convolutions stand close together
-_MOST_SIBLINGS = 256
-_MOST_CHECKED = 64  # regions that are tried one by one where they cannot all be taken
-_ABOVE = 100  # operators that are looked at above a selection
 
 
 def sibling_regions(program: Program) -> list[list[int]]:
@@ -255,7 +281,7 @@ def _orderly(program: Program, regions: list[list[int]]) -> list[list[int]]:
     if _acyclic(program, regions):
         return regions
     kept: list[list[int]] = []
-    for region in sorted(regions, key=len, reverse=True)[:_MOST_CHECKED]:
+    for region in sorted(regions, key=len, reverse=True)[: POLICY.checked_regions]:
         if _acyclic(program, [*kept, region]):
             kept.append(region)
     return kept
@@ -311,7 +337,7 @@ def _independent(members: Iterable[int], below: dict[int, int]) -> list[int]:
     chosen: list[int] = []
     own = 0
     for position in members:
-        if len(chosen) < _MOST_SIBLINGS and not below[position] & own:
+        if len(chosen) < POLICY.siblings and not below[position] & own:
             chosen.append(position)
             own |= 1 << below[position].bit_length() - 1
     return chosen
@@ -324,7 +350,7 @@ def _joined(groups: Sequence[Sequence[int]], below: dict[int, int]) -> list[list
     for group in sorted(groups, key=len, reverse=True):
         hits = sorted({where[p] for p in group if p in where})
         merged = sorted({*group, *(p for i in hits for p in found[i])})
-        if hits and len(merged) <= _MOST_SIBLINGS and len(_independent(merged, below)) == len(merged):
+        if hits and len(merged) <= POLICY.siblings and len(_independent(merged, below)) == len(merged):
             for i in hits:
                 found[i] = []
         elif hits:
@@ -367,7 +393,7 @@ def _above(program: Program, position: int, running: set[int]) -> set[int]:
     """Steps whose results only the cone reads, nearest first, so that every part of it is convex."""
     cone = {position}
     waiting = [position]
-    while waiting and len(cone) < _ABOVE:
+    while waiting and len(cone) < POLICY.selection_steps:
         here = max(waiting)  # the latest first: all its readers are decided
         waiting.remove(here)
         for name in program.steps[here].reads:

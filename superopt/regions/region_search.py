@@ -32,12 +32,30 @@ from superopt.runtime.paired_benchmark import SURELY
 __all__ = ["RegionResult", "unchanged_cost", "is_simpler", "search_region"]
 
 _Chooser = Callable[[Problem, Choice, float], Choice]  # from an incumbent, in so many seconds
-_ILP_CANDIDATES = 4000  # beyond, local search alone
+
+
+@dataclass(frozen=True)
+class ExtractionPolicy:
+    """How a region's plan is extracted, and how far its prices are trusted.
+
+    Attributes:
+        ilp_candidates: candidates beyond which local search extracts alone.
+        extractions: at most, each measuring what the last one wanted.
+        own_error: of a prediction's error, what it does not share with other predictions for its operator, at most.
+        tiny_us: microseconds below which the error of a measurement is mostly that of timing, which no other
+            operator shares.
+        shared_error: predictions' errors are shared by both sides of a comparison; more than this is not noise.
+    """
+
+    ilp_candidates: int = 4000
+    extractions: int = 6
+    own_error: float = 0.25
+    tiny_us: float = 1.0
+    shared_error: float = 0.05
+
+
+POLICY = ExtractionPolicy()
 _NONE = RewriteSet()
-_SETTLING = 6  # extractions, each measuring what the last one wanted
-_OWN_CAP = 0.25  # of a prediction's error, what it does not share with other predictions for its operator, at most
-_TINY_US = 1.0  # below, the error of a measurement is mostly that of timing, which no other operator shares
-_SIGMA_CAP = 0.05  # predictions' errors are shared by both sides of a comparison; more than this is not noise
 
 
 @dataclass(frozen=True)
@@ -128,7 +146,7 @@ def _surest(
             return candidate
         estimate = pricer.node(lowered.graph, candidate.node, kept=True, ask=False)
         known = estimate.source in ("measured", "free")
-        doubt = min(estimate.sigma, _SIGMA_CAP) if known else SURELY * estimate.sigma
+        doubt = min(estimate.sigma, POLICY.shared_error) if known else SURELY * estimate.sigma
         return replace(candidate, us=candidate.us * (1 + doubt))
 
     doubted = replace(problem, candidates=tuple(dear(i, c) for i, c in enumerate(problem.candidates)))
@@ -205,7 +223,7 @@ def _extract(
     problem = problem_of(graph, frame, pricer)
     choice = incumbent_of(region, lowered, problem)
     wanted: set[ENode] = set()  # by the extraction before, whose predictions were then settled
-    for _ in range(_SETTLING):
+    for _ in range(POLICY.extractions):
         incumbent = incumbent_of(region, lowered, problem)
         before = choice
         choice = choose(problem, incumbent, max(0.0, deadline - time.monotonic()))
@@ -255,7 +273,7 @@ def _best(problem: Problem, incumbent: Choice, seconds: float, *, seed: int, exa
     problem, incumbent = _without_dearer(problem, incumbent)
     problem = reduced(problem, incumbent, cost_of(problem, incumbent))
     start = improve(problem, incumbent, deadline=time.monotonic() + seconds) if seconds > 0 else incumbent
-    if not exact or len(problem.candidates) > _ILP_CANDIDATES:
+    if not exact or len(problem.candidates) > POLICY.ilp_candidates:
         return start
     from superopt.extraction.ilp import solve  # here, because HiGHS takes long to load and local search needs none
 
@@ -299,7 +317,7 @@ def _own_error(lowered: Lowered, node: ENode, pricer: Pricer) -> float:
     """Microseconds that an e-node's price is off by, but for what is shared with others of its operator."""
     estimate = pricer.node(lowered.graph, node, kept=True, ask=False)
     known = estimate.source in ("measured", "free")
-    cap = 1.0 if known and estimate.us < _TINY_US else _SIGMA_CAP if known else _OWN_CAP
+    cap = 1.0 if known and estimate.us < POLICY.tiny_us else POLICY.shared_error if known else POLICY.own_error
     return estimate.us * min(estimate.sigma, cap)
 
 

@@ -29,14 +29,33 @@ from superopt.rules.values import Factored
 
 __all__ = ["Factors", "factored_of"]
 
-_FEWEST = 32  # rows and columns of a weight below which two products cost more than one
-_LARGEST = 4096  # rows or columns of a weight that is decomposed
-_WORTH = 0.6  # elements of both factors beside those of the weight, at most
-_MORE = 8  # rows beyond the largest rank worth having by which a weight of higher rank is told
-_PIVOT = 1e-5  # of the largest, that a pivot in float32 has to exceed to be none of a singular minor's
-_NONE = 1e-18  # of the largest column's square: the rounding of float64, in a column that others give
-_ABOVE = 8.0  # times larger than results, about, that what is between two factors is: it underflows after them
-_SNAP = 1 << 10  # denominators of what exact factors may hold besides columns of the weight itself
+
+@dataclass(frozen=True)
+class LowRankPolicy:
+    """The numbers that decide which weights are replaced by two factors.
+
+    Attributes:
+        fewest: rows and columns of a weight below which two products cost more than one.
+        largest: rows or columns of a weight that is decomposed.
+        elements: elements of both factors beside those of the weight, at most.
+        sample_rows: rows beyond the largest rank worth having by which a weight of higher rank is told.
+        pivot: share of the largest that a pivot in float32 has to exceed to be none of a singular minor's.
+        zero_column: share of the largest column's square: the rounding of float64, in a column that others give.
+        scale: times larger than results, about, that what is between two factors is: it underflows after them.
+        denominator: of what exact factors may hold besides columns of the weight itself.
+    """
+
+    fewest: int = 32
+    largest: int = 4096
+    elements: float = 0.6
+    sample_rows: int = 8
+    pivot: float = 1e-5
+    zero_column: float = 1e-18
+    scale: float = 8.0
+    denominator: int = 1 << 10
+
+
+POLICY = LowRankPolicy()
 
 
 @dataclass(frozen=True)
@@ -137,9 +156,13 @@ def _factors(values: SliceAnalysis, step: ProgramStep, site: _Site, budget: floa
     shape = [d for d in kind.shape or () if isinstance(d, int)]
     columns = shape[site.free]
     rows = int(np.prod([shape[a] for a in site.summed]))
-    if min(rows, columns) < _FEWEST or max(rows, columns) > 4 * _LARGEST or min(rows, columns) > _LARGEST:
+    if (
+        min(rows, columns) < POLICY.fewest
+        or max(rows, columns) > 4 * POLICY.largest
+        or min(rows, columns) > POLICY.largest
+    ):
         return None
-    most = int(_WORTH * rows * columns / (rows + columns))
+    most = int(POLICY.elements * rows * columns / (rows + columns))
     array = values.array(step.args[site.operand] or "")
     if array is None or not _may_be_low(_as_matrix(array, site), most):
         return None
@@ -153,10 +176,10 @@ def _factors(values: SliceAnalysis, step: ProgramStep, site: _Site, budget: floa
     exact = _exact(matrix, rank)
     if exact is not None:
         return _Pair(*exact, 0.0)
-    first = (left[:, :rank] * singular[:rank] * _ABOVE).astype(array.dtype)
-    second = (right[:rank] / _ABOVE).astype(array.dtype)
+    first = (left[:, :rank] * singular[:rank] * POLICY.scale).astype(array.dtype)
+    second = (right[:rank] / POLICY.scale).astype(array.dtype)
     off = matrix - first.astype(np.float64) @ second.astype(np.float64)
-    error = float(np.linalg.norm(off, 2) / singular[0]) if min(off.shape) <= _LARGEST else float("inf")
+    error = float(np.linalg.norm(off, 2) / singular[0]) if min(off.shape) <= POLICY.largest else float("inf")
     return _Pair(first, second, error) if error <= 2 * budget else None
 
 
@@ -169,9 +192,9 @@ def _may_be_low(matrix: np.ndarray, most: int) -> bool:
     """Whether a random minor of a few rows more than the largest rank worth having is nearly singular, as it is for
     every matrix of such a rank: the distances of its rows from those before are the pivots of Cholesky's method."""
     rng = np.random.default_rng(0)
-    size = min(most + _MORE, *matrix.shape)
+    size = min(most + POLICY.sample_rows, *matrix.shape)
     rows = rng.choice(matrix.shape[0], size, replace=False)
-    columns = rng.choice(matrix.shape[1], min(size + _MORE, matrix.shape[1]), replace=False)
+    columns = rng.choice(matrix.shape[1], min(size + POLICY.sample_rows, matrix.shape[1]), replace=False)
     minor = matrix[np.ix_(rows, columns)].astype(np.float32)
     largest = float(np.abs(minor).max())
     if not largest or not np.isfinite(largest):
@@ -182,7 +205,7 @@ def _may_be_low(matrix: np.ndarray, most: int) -> bool:
         pivots = np.diag(np.linalg.cholesky(gram)) ** 2
     except np.linalg.LinAlgError:
         return True
-    return bool(pivots.min() <= _PIVOT * float(np.diag(gram).max()))
+    return bool(pivots.min() <= POLICY.pivot * float(np.diag(gram).max()))
 
 
 def _exact(matrix: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray] | None:
@@ -192,7 +215,7 @@ def _exact(matrix: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray] | Non
     """
     for first_ones in (True, False):
         rest, chosen = matrix.copy(), list[int]()
-        least = _NONE * float((matrix * matrix).sum(axis=0).max())
+        least = POLICY.zero_column * float((matrix * matrix).sum(axis=0).max())
         for _ in range(rank):
             norms = (rest * rest).sum(axis=0)
             best = int((norms > least).argmax() if first_ones else norms.argmax())
@@ -202,7 +225,7 @@ def _exact(matrix: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray] | Non
             direction = rest[:, best] / np.sqrt(norms[best])
             rest = rest - np.outer(direction, direction @ rest)
         first = matrix[:, sorted(chosen)]
-        second = np.rint(np.linalg.lstsq(first, matrix, rcond=None)[0] * _SNAP) / _SNAP
+        second = np.rint(np.linalg.lstsq(first, matrix, rcond=None)[0] * POLICY.denominator) / POLICY.denominator
         if np.array_equal(first @ second, matrix):
             return first, second
     return None

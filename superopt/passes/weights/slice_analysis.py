@@ -45,7 +45,26 @@ __all__ = ["Slices", "SliceAnalysis", "extents_of", "known_slices", "mixed", "of
 # Facts about the slices of an array: their numbers, and which of them are equal.
 
 
-_SAMPLE = 32  # elements of a slice by which slices are told apart before all of them are looked at
+@dataclass(frozen=True)
+class SlicePolicy:
+    """How much of weights is looked at.
+
+    Attributes:
+        sample: elements of a slice by which slices are told apart before all of them are looked at.
+        table: positions of an axis times those of other variables in the same index.
+        kept_bytes: bytes of a weight that are held for who asks again; of larger ones, those of the last.
+        largest_bytes: bytes of a weight whose elements are looked at.
+        different: share by which a constant with rounding errors is clearly another.
+    """
+
+    sample: int = 32
+    table: int = 1 << 22
+    kept_bytes: int = 1 << 20
+    largest_bytes: int = 1 << 28
+    different: float = 1e-3
+
+
+POLICY = SlicePolicy()
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +103,7 @@ def mixed(*parts: np.ndarray | int) -> np.ndarray:
 def _sampled(rows: np.ndarray) -> np.ndarray:
     """float64[n, m]: some elements of each row, at the same places. The others, which may be many, are not read."""
     inner = rows.shape[1:]
-    every = np.arange(0, prod(inner), max(1, prod(inner) // _SAMPLE))
+    every = np.arange(0, prod(inner), max(1, prod(inner) // POLICY.sample))
     places: tuple[np.ndarray, ...] = np.unravel_index(every, inner) if inner else ()
     chosen: tuple[slice | np.ndarray, ...] = (slice(None), *places)
     return rows[chosen].reshape(len(rows), -1).astype(np.float64) + 0.0  # −0 is 0
@@ -146,10 +165,6 @@ def slices_of(rows: np.ndarray, name: str) -> Slices | None:
 
 
 LONGEST = 1 << 16  # positions of an axis that is looked at
-_TABLE = 1 << 22  # positions of an axis times those of other variables in the same index
-_KEPT = 1 << 20  # bytes of a weight that are held for who asks again; of larger ones, those of the last
-_LARGEST = 1 << 28  # bytes of a weight whose elements are looked at
-_APART = 1e-3  # share by which a constant with rounding errors is clearly another
 
 
 def extents_of(meaning: Meaning) -> Mapping[str, Dim]:
@@ -167,7 +182,7 @@ def table(index: Dim, focus: Mapping[str, np.ndarray], extents: Mapping[str, Dim
     ranges = [extents.get(o) for o in others]
     length = next(iter(focus.values())).size
     sizes = [r for r in ranges if isinstance(r, int)]
-    if len(sizes) < len(ranges) or prod(sizes) * length > _TABLE or isinstance(index, int):
+    if len(sizes) < len(ranges) or prod(sizes) * length > POLICY.table or isinstance(index, int):
         return None
     places: dict[str, np.ndarray] = {name: at[:, None] for name, at in focus.items()}
     if others:
@@ -202,14 +217,14 @@ class SliceAnalysis:
     def array(self, name: str) -> np.ndarray | None:
         """Elements of a constant; ``None`` where they are not there or too many."""
         if name not in self.arrays:
-            for other in [n for n, held in self.arrays.items() if held is not None and held.nbytes > _KEPT]:
+            for other in [n for n, held in self.arrays.items() if held is not None and held.nbytes > POLICY.kept_bytes]:
                 del self.arrays[other]
             self.arrays[name] = self._read(name)
         return self.arrays[name]
 
     def _read(self, name: str) -> np.ndarray | None:
         kind = self.program.types.get(name)
-        if kind is None or kind.nbytes is None or not 0 < kind.nbytes <= _LARGEST:
+        if kind is None or kind.nbytes is None or not 0 < kind.nbytes <= POLICY.largest_bytes:
             return None
         if name in self.program.graph.constants:
             data = self.program.graph.constants[name].data
@@ -431,7 +446,7 @@ class _Focus:
             "min",
         ):  # the one that is chosen counts, where a rounding error could not choose the other
             for one, other in (args, args[::-1]):
-                apart = np.abs(one.number - other.number) > _APART * np.abs(other.number)
+                apart = np.abs(one.number - other.number) > POLICY.different * np.abs(other.number)
                 certain = np.where(known & one.exact & (number == one.number) & apart, True, certain)
         if function == "mul":
             for one, other in (args, args[::-1]):
