@@ -70,6 +70,8 @@ class Thoroughness:
         cancelling: whether inputs of numbers that nearly cancel are tried, whatever they take.
         steered: inputs that are steered, at most.
         sites: of all places that are run by themselves; 0: none is.
+        faults: whether it is noted where the runtime's own optimisations move the original as no rounding does. Who
+            optimises a model has looked for that, on inputs drawn for it.
     """
 
     work: float
@@ -78,10 +80,11 @@ class Thoroughness:
     cancelling: bool = False
     steered: int = 48
     sites: float = 6e9
+    faults: bool = False
 
 
 # Some ten seconds of one core, with the runtime's optimisations off; and one.
-WHOLE = Thoroughness(work=8e10, reference=2e9, both=1e9, cancelling=True)
+WHOLE = Thoroughness(work=8e10, reference=2e9, both=1e9, cancelling=True, faults=True)
 QUICK = Thoroughness(work=6e9, reference=1e8, both=1e8)
 # A fraction of a second, for results whose places are equal by proved rules: the whole alone is run, which shows that
 # they were applied and written as proved.
