@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from superopt.ir.graph import Graph
     from superopt.pipeline import Options, Result
 
-__all__ = ["confine", "load_received", "main"]
+__all__ = ["confine", "load_received", "main", "process_memory"]
 
 _EVERY = 0.02  # seconds between two progress messages; more would only be overwritten
 # What takes long to load. Not ONNX Runtime: it starts a thread, and only one thread survives a fork.
@@ -112,6 +112,7 @@ def _outcome(job: dict[str, Any]) -> dict[str, Any]:
     except (SuperoptError, OSError, MemoryError) as error:
         found = meaning(error)
         if isinstance(error, MemoryError) or (found is not None and found.kind == OUT_OF_MEMORY):
+            traceback.print_exc()  # to the worker's log
             return _too_little_memory(job)
         if found is None:
             return _failure(error)
@@ -139,7 +140,13 @@ def _bounded(text: str) -> str:
 
 
 def _too_little_memory(job: Mapping[str, Any]) -> dict[str, Any]:
-    return _limit(f"more than {job['memory'] >> 20} MiB of memory were needed") | {"out_of_memory": True}
+    return _limit(f"more than {process_memory(job) >> 20} MiB of memory were needed") | {"out_of_memory": True}
+
+
+def process_memory(job: Mapping[str, Any]) -> int:
+    """Bytes that this process may take: what the job was given, or what the service's own limits leave of that."""
+    limits = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA))
+    return min([int(job["memory"]), *(limit for limit in limits if limit != resource.RLIM_INFINITY)])
 
 
 def _limit(what: str) -> dict[str, Any]:
@@ -192,7 +199,7 @@ def _options(job: dict[str, Any]) -> dict[str, Any]:
     if not job["reduced"]:
         return {**options, "memory_limit": int(job["memory"]) // 2}
     disabled = (*options["disable"], "algorithms", "values")  # they hold other weights beside the model's
-    return {**options, "memory_limit": int(job["memory"]) // 8, "effort": "quick", "disable": disabled}
+    return {**options, "memory_limit": process_memory(job) // 8, "effort": "quick", "disable": disabled}
 
 
 def _write(result: Result, options: Options, job: dict[str, Any]) -> dict[str, Any]:
@@ -266,10 +273,10 @@ def _write_frames(graphs: Sequence[Graph], most: float) -> None:
 
 
 def _write_json(graph: Graph, path: Path) -> None:
-    from superopt.formats import to_json
-    from superopt.formats.json_writer import format_document
+    from superopt.formats.json_writer import whole_document
 
-    path.write_text(format_document(to_json(graph)), encoding="utf-8")
+    with path.open("wb") as file:
+        file.writelines(whole_document(graph))
 
 
 def _write_parts(graph: Graph, path: Path) -> None:

@@ -333,7 +333,8 @@ def _read_outcome(folder: Path, run: _Run, *, reduced: bool) -> dict[str, Any]:
     """
     try:
         found = dict(json.loads((folder / "outcome.json").read_text()))
-        if found.get("error", {}).get("exit_code") == 1 or "type" in found.get("error", {}):
+        error = found.get("error", {})
+        if error.get("exit_code") == 1 or "type" in error or found.get("out_of_memory"):
             log.error("job: %s", run.stderr(), extra=_ids(run.held))
     except (OSError, ValueError):
         found = _outcome_of_end(run)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,11 +11,13 @@ from superopt.formats.files import Replacement
 from superopt.formats.json_reader import FORMAT, VERSION
 from superopt.formats.json_weights import INLINE, describe, encode, finite, stream
 from superopt.formats.onnx_tensors import is_anonymous
-from superopt.formats.tensors import RandomData, SparseData, refuse_changed_files
+from superopt.formats.tensors import RandomData, SparseData, packed_chunks, refuse_changed_files
 from superopt.ir.graph import Attribute, Graph, Node, OpaqueAttribute, Value, Weight
 from superopt.ir.types import DType, OpaqueType, ValueType
 
-__all__ = ["save_json", "save_together", "shared_key", "to_json"]
+__all__ = ["format_document", "save_json", "save_together", "shared_key", "to_json", "whole_document"]
+
+_INSIDE = "\0"  # the name of no file: stands for elements that are inside the document
 
 
 def save_json(graph: Graph, path: Path, *, force: bool = False) -> None:
@@ -188,13 +190,56 @@ def _is_canonical(text: str) -> bool:
 
 def format_document(document: Mapping[str, object]) -> str:
     """JSON text with one element of a top-level list to a line. Only ASCII, so that no name can act on a terminal."""
-    return "{\n" + ",\n".join(_members(document)) + "\n}\n"
+    return "".join(_pieces((k, map(_line, v) if isinstance(v, list) and v else v) for k, v in document.items()))
 
 
-def _members(document: Mapping[str, object]) -> Iterator[str]:
-    for key, value in document.items():
-        if isinstance(value, list) and value:
-            lines = ",\n".join("  " + json.dumps(v, allow_nan=False) for v in value)
-            yield f" {json.dumps(key)}: [\n{lines}\n ]"
-        else:
-            yield f" {json.dumps(key)}: {json.dumps(value, allow_nan=False)}"
+def whole_document(graph: Graph) -> Iterator[bytes]:
+    """The text of :func:`to_json` in pieces, each weight read and encoded only when its turn comes."""
+    document = to_json(graph, sidecar=_INSIDE)
+
+    def weights(rows: Sequence[dict[str, object]]) -> Iterator[Iterable[str]]:
+        for row, weight in zip(rows, graph.weights, strict=True):
+            yield _long_row(row, weight) if _is_large(weight) else _line(row)
+
+    def members() -> Iterator[tuple[str, object]]:
+        for key, value in document.items():
+            if isinstance(value, list) and value:
+                yield key, weights(value) if key == "weights" else map(_line, value)
+            else:
+                yield key, value
+
+    return (piece.encode() for piece in _pieces(members()))
+
+
+def _pieces(members: Iterable[tuple[str, object]]) -> Iterator[str]:
+    """A document's text; an iterator stands for the lines of a list, each in pieces."""
+    yield "{"
+    for position, (key, value) in enumerate(members):
+        yield f"{',' if position else ''}\n {json.dumps(key)}: "
+        if not isinstance(value, Iterator):
+            yield json.dumps(value, allow_nan=False)
+            continue
+        for number, line in enumerate(value):
+            yield f"{',' if number else '['}\n  "
+            yield from line
+        yield "\n ]"
+    yield "\n}\n"
+
+
+def _line(value: object) -> tuple[str]:
+    return (json.dumps(value, allow_nan=False),)
+
+
+def _long_row(row: dict[str, object], weight: Weight) -> Iterator[str]:
+    """The row of a weight whose elements are inside, from one that says they are in a file."""
+    packed = {("raw" if k == "file" else k): v for k, v in row.items() if k != "tensor"}
+    before, after = json.dumps(packed, allow_nan=False).split(f'"raw": {json.dumps(_INSIDE)}', 1)
+    yield f'{before}"raw": "'
+    assert weight.data is not None
+    left = b""
+    for chunk in packed_chunks(weight.data, weight.type.dtype):
+        held = left + bytes(chunk)
+        whole = len(held) // 3 * 3  # three bytes are four characters
+        yield encode(held[:whole])
+        left = held[whole:]
+    yield f'{encode(left)}"{after}'

@@ -28,6 +28,7 @@ from onnx import (
 )  # fmt: skip
 
 from superopt.formats import from_bytes, from_onnx, load, read_json, save, schema, to_json, to_onnx, to_onnx_bytes
+from superopt.formats.json_writer import format_document, whole_document
 from superopt.formats.onnx_tensors import ELEMENT_TYPES
 from superopt.formats.tensors import PackedData, RandomData, expected_bytes, pack, unpack
 from superopt.ir.errors import InvalidModel, UsageError
@@ -354,3 +355,15 @@ def test_random_weights_are_what_the_schema_says() -> None:
     positive = RandomData(TensorType(DType.FLOAT16, (100,)), 7, 0.5, 1.0, "uniform").numpy()
     assert positive.min() >= 1
     assert positive.dtype == np.float16
+
+
+@pytest.mark.parametrize("name", ["w", "\0", '"raw": "'])
+@pytest.mark.parametrize("count", [64, 65, 66, 67])
+def test_a_document_in_pieces_is_the_document(name: str, count: int) -> None:
+    """Weights are encoded in pieces: of any length modulo three, under any name, short ones among them."""
+    rng = np.random.default_rng(count)
+    long, short = constant(name, rng.integers(0, 255, count, np.uint8)), constant("short", np.ones(3, np.float32))
+    wide = constant("wide", rng.standard_normal((1 << 20) + count).astype(np.float32))
+    outputs = tuple(Value(w.name, w.type) for w in (long, wide, short))
+    graph = Graph("g", (), outputs, (replace(long, doc="last"), wide, short), (), {"": 20})
+    assert b"".join(whole_document(graph)).decode() == format_document(to_json(graph))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -103,3 +105,13 @@ def test_a_child_that_is_killed_for_memory_each_time_says_what_was_tried(worker:
     assert job["error"]["type"] == "crashed"
     assert "SIGKILL" in job["error"]["detail"]
     assert "with a quarter of the budgets, too" in job["error"]["detail"]
+
+
+def test_memory_is_what_the_limits_of_the_service_leave_of_a_job_s() -> None:
+    code = (
+        "import resource; from superopt.server.jobs.child import process_memory\n"
+        "resource.setrlimit(resource.RLIMIT_DATA, (1 << 30, 1 << 30))\n"
+        "print(process_memory({'memory': 8 << 30}), process_memory({'memory': 1 << 20}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(1 << 30), str(1 << 20)]
