@@ -52,6 +52,7 @@ class _Shifted(Operand):
 
     def padded(self, index: Index | tuple[Index, ...], outside: Operandlike | None = 0) -> Scalar:
         """The distance from the zero point, or ``outside`` beyond the bounds of an image."""
+        # products and convolutions read at no position that depends on data; a scalar would fail as a missing index
         place = tuple(i for i in (index if isinstance(index, tuple) else (index,)) if not isinstance(i, Scalar))
         value = super().padded(place, None) - self.zero(place)
         if outside is None:
