@@ -99,7 +99,8 @@ def _question(record: Operator, rng: Random) -> Question | None:
         return None
     try:
         _, outs = record.apply(args, attributes)
-        if not all(t.is_static and _LEAST // 64 <= prod(_static(t)) <= _MOST for t in outs):
+        sized = [t for t in outs if t is outs[0] or t.shape]  # a scale beside the result is of no size
+        if not all(t.is_static and _LEAST // 64 <= prod(_static(t)) <= _MOST for t in sized):
             return None
         question = Question(record.name, attributes, args, outs, fixed)
         application_graph(question)
@@ -353,8 +354,30 @@ def _quantised(record: Operator, rng: Random) -> Case:
     return [x, _real(), TensorType(stored, ())], [False, True, True], {k: values[k] for k in record.attributes}
 
 
+def _integer_product(record: Operator, rng: Random) -> Case:
+    """Weights of int8 with one scale, as quantisers write them."""
+    values: Values = {}
+    left: Shape
+    right: Shape
+    if "Conv" in record.name:
+        _, channels, side, _ = _image(rng)
+        kernel, out = rng.choice((1, 3, 5)), rng.choice(_CHANNELS)
+        left, right = (1, channels, side, side), (out, channels, kernel, kernel)
+        values = {"strides": (1, 1), "pads": (kernel // 2,) * 4, "dilations": (1, 1), "group": 1}
+    else:
+        wide = rng.choice(_CHANNELS)
+        left, right = (rng.choice(_TOKENS), wide), (wide, rng.choice(_CHANNELS))
+    x, w, zero = TensorType(DType.UINT8, left), TensorType(DType.INT8, right), TensorType(DType.UINT8, ())
+    if record.name.startswith("QLinear"):
+        rest = (_real(), TensorType(DType.INT8, ()), _real(), zero)
+        return [x, _real(), zero, w, *rest], [False, *(True,) * 7], values
+    return [x, w, zero], [False, True, False], values
+
+
 _SPECIAL: Mapping[str, Draw] = {
     "QuantizeLinear": _quantised, "DequantizeLinear": _quantised,
+    "ConvInteger": _integer_product, "MatMulInteger": _integer_product, "QLinearConv": _integer_product,
+    "QLinearMatMul": _integer_product,
     "Concat": _concatenated, "Conv": _filtered, "CumSum": _one, "Einsum": _summed, "Expand": _spread,
     "Gather": _gathered, "GatherElements": _gathered, "OneHot": _one_hot, "Pad": _padded, "ScatterND": _gathered,
     "Split": _split, "Tile": _spread, "Trilu": _one,

@@ -1,8 +1,9 @@
 """Quantised deployments, by ONNX Runtime's own quantiser: ``python -m lab.quantised FOLDER [NAME ...]``.
 
 Each is exported (:mod:`lab.deployments`, or by PyTorch's newer exporter), calibrated on random inputs and written as
-``FOLDER/NAME_qdq.onnx``: QDQ, uint8 activations, int8 weights with one scale a channel. Needs what ``lab.deployments``
-does, and ``onnxruntime``.
+``FOLDER/NAME_qdq.onnx``: QDQ, uint8 activations, int8 weights with one scale a channel. With ``--dynamic`` it is
+``FOLDER/NAME_dynamic.onnx``, whose activations are quantised at run time. Needs what ``lab.deployments`` does, and
+``onnxruntime``.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ import onnx
 import torch
 from onnxruntime.quantization.calibrate import CalibrationDataReader
 from onnxruntime.quantization.quant_utils import QuantFormat, QuantType
-from onnxruntime.quantization.quantize import quantize_static
+from onnxruntime.quantization.quantize import quantize_dynamic, quantize_static
 from onnxruntime.quantization.shape_inference import quant_pre_process
 from torch import nn
 from torch.nn import functional
 
 from lab.deployments import exported
 
-__all__ = ["QUANTISED", "main", "quantised"]
+__all__ = ["QUANTISED", "dynamic", "main", "quantised"]
 
 _OPSET, _CALIBRATIONS, _LENGTH = 18, 4, 32
 
@@ -144,16 +145,30 @@ def quantised(name: str, folder: Path) -> Path:
     return path
 
 
+def dynamic(name: str, folder: Path) -> Path:
+    """Write a deployment as ``folder/NAME_dynamic.onnx``, with int8 weights.
+
+    Args:
+        name: of :data:`QUANTISED`.
+        folder: made where there is none.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}_dynamic.onnx"
+    quantize_dynamic(QUANTISED[name](folder), path, weight_type=QuantType.QInt8)
+    return path
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Export and quantise those that are named, or all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("names", nargs="*", help=f"of {', '.join(QUANTISED)}; by default, all")
+    parser.add_argument("--dynamic", action="store_true", help="quantise activations at run time")
     args = parser.parse_args(arguments)
     if unknown := [n for n in args.names if n not in QUANTISED]:
         parser.error(f"there is no {', '.join(unknown)}")
     for name in args.names or QUANTISED:
-        path = quantised(name, args.folder)
+        path = (dynamic if args.dynamic else quantised)(name, args.folder)
         print(f"{path} ({path.stat().st_size >> 20} MiB)", file=sys.stderr)
 
 

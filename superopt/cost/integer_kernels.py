@@ -12,13 +12,30 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from superopt.cost.record import Question
 from superopt.ir.graph import Graph, Node
+from superopt.ir.types import DType, TensorType
 from superopt.ops import REGISTRY
 
-__all__ = ["DEQUANTIZE", "ONNX_RUNTIME_INTEGERS", "QUANTIZE", "IntegerKernels", "QuantisedGroups"]
+__all__ = ["DEQUANTIZE", "ONNX_RUNTIME_INTEGERS", "QUANTIZE", "IntegerKernels", "IntegerOperator", "QuantisedGroups"]
 
 QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
 _MOVING = frozenset({"pooling", "selection", "shape", "slicing"})  # families that choose, move or pool elements
+
+
+@dataclass(frozen=True)
+class IntegerOperator:
+    """An operator of integers, priced by that of reals.
+
+    Attributes:
+        real: the operator of reals.
+        operands: the places of its two operands.
+        share: what the kernel takes of the time of that of reals.
+    """
+
+    real: str
+    operands: tuple[int, int]
+    share: float
 
 
 @dataclass(frozen=True)
@@ -33,6 +50,7 @@ class IntegerKernels:
         unsigned_from: from this opset on it passes no operator where the integers are signed: ONNX Runtime 1.32 then
             refuses the QuantizeLinear that it puts behind, whose type it made unsigned in one place of two.
         activations: operators that it runs in the kernel whose result they read, where QuantizeLinear reads theirs.
+        products: operators that a model writes on integers.
     """
 
     operands: Mapping[str, int]
@@ -41,6 +59,17 @@ class IntegerKernels:
     passed: frozenset[str]
     unsigned_from: int
     activations: frozenset[str]
+    products: Mapping[str, IntegerOperator]
+
+    def of_reals(self, question: Question) -> tuple[Question, float] | None:
+        """The same product of reals, and what that of integers takes of its time; ``None``: it is no product."""
+        known = self.products.get(question.op)
+        if known is None:
+            return None
+        args = [None if (t := question.args[p]) is None else TensorType(DType.FLOAT32, t.shape) for p in known.operands]
+        outs = [TensorType(DType.FLOAT32, t.shape) for t in question.outs]
+        fixed = [question.fixed[p] for p in known.operands]
+        return Question(known.real, question.attributes, args, outs, fixed), known.share
 
 
 # Read off ONNX Runtime 1.32's optimised graphs, CPU (tests/cost/test_integer_kernels.py runs every row). Shares are
@@ -58,6 +87,10 @@ ONNX_RUNTIME_INTEGERS = IntegerKernels(
     passed=frozenset({"MaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"}),
     unsigned_from=21,
     activations=frozenset({"Clip", "Relu"}),
+    products={
+        "ConvInteger": IntegerOperator("Conv", (0, 1), 7.0), "MatMulInteger": IntegerOperator("MatMul", (0, 1), 0.3),
+        "QLinearConv": IntegerOperator("Conv", (0, 3), 0.3), "QLinearMatMul": IntegerOperator("MatMul", (0, 3), 0.3),
+    },
 )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ from superopt.ops import (
     elementwise,
     encoding,
     generators,
+    integer_products,
     linear,
     normalisation,
     quantisation,
@@ -20,7 +21,8 @@ __all__ = ["REGISTRY", "Operator", "Registry", "moves_or_reduces"]
 
 REGISTRY = Registry()
 _MODULES = (
-    elementwise, encoding, generators, linear, normalisation, quantisation, resize, selection, shape, window,
+    elementwise, encoding, generators, integer_products, linear, normalisation, quantisation, resize, selection, shape,
+    window,
 )  # fmt: skip
 for _module in _MODULES:
     for _operator in _module.OPERATORS:

@@ -1,4 +1,5 @@
-"""QuantizeLinear and DequantizeLinear: reals to integers of few bits, and back; one scale for all, or one an axis."""
+"""QuantizeLinear and DequantizeLinear: reals to integers of few bits, and back; one scale for all, or one an axis.
+DynamicQuantizeLinear finds the scale itself."""
 
 from __future__ import annotations
 
@@ -18,8 +19,10 @@ from superopt.ops.forms import (
     normal_axis,
     only,
     present,
+    reader,
     since_only,
     typed,
+    writer,
 )
 from superopt.ops.meaning import (
     Comprehension,
@@ -29,6 +32,8 @@ from superopt.ops.meaning import (
     Operand,
     Scalar,
     call,
+    largest,
+    least,
     number,
     require,
     same,
@@ -36,7 +41,7 @@ from superopt.ops.meaning import (
 )
 from superopt.ops.record import Canonical, NodeForm, NodeView, NotCovered, Operator
 
-__all__ = ["OPERATORS"]
+__all__ = ["OPERATORS", "Parameter", "is_of_all", "parameter", "saturated"]
 
 Attributes = Mapping[str, AttributeValue]
 Types = Sequence[TensorType | None]
@@ -44,6 +49,7 @@ Types = Sequence[TensorType | None]
 _REALS = frozenset({DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16})
 _STORED = frozenset({DType.INT8, DType.UINT8, DType.INT16, DType.UINT16})
 _DEQUANTISED = _STORED | {DType.INT32}  # the sums of products of stored numbers, as a bias
+_SPAN = 255  # from the least to the largest integer of eight bits
 _PER_AXIS = 13  # the opset that has an axis, …
 _OUTPUT_TYPE = 21  # … blocks and the type of the result …
 _ANY_OUTPUT = 23  # … and a result whose type is not that of the scale
@@ -56,14 +62,16 @@ def _parameters(
     x: Operand, scale: Operand, zero_point: Operand | None, axis: AttributeValue
 ) -> tuple[Parameter, Parameter]:
     """Scale and zero point as functions of the index of an element."""
-    step = _parameter(x, scale, axis)
+    step = parameter(x, scale, axis)
     if zero_point is None:
         return step, lambda index: number(0)
-    return step, _parameter(x, zero_point, axis)
+    return step, parameter(x, zero_point, axis)
 
 
-def _parameter(data: Operand, given: Operand, axis: AttributeValue) -> Parameter:
-    if _is_of_all(given.type):
+def parameter(data: Operand, given: Operand, axis: AttributeValue) -> Parameter:
+    """A scale or zero point as a function of the index of an element of the data: one for all, or one for each position
+    of an axis."""
+    if is_of_all(given.type):
         return lambda index: given[(0,) * given.rank]
     if given.rank != 1:
         raise Contradiction(f"{given.type} is neither one number nor one for each position of an axis")
@@ -75,7 +83,7 @@ def _parameter(data: Operand, given: Operand, axis: AttributeValue) -> Parameter
     return lambda index: given[index[axis]]
 
 
-def _is_of_all(kind: TensorType) -> bool:
+def is_of_all(kind: TensorType) -> bool:
     """Whether there is one element, of a tensor without axes or with one."""
     return kind.shape in ((), (1,))
 
@@ -87,14 +95,30 @@ def quantize(
     target = typed(to)
     if target not in _STORED:
         raise IllTyped(f"quantisation to {target} is not covered")
-    limits = np.iinfo(target.numpy)
     step, zero = _parameters(x, scale, zero_point, axis)
+    return tensor(x.shape, lambda *i: saturated(call("round", x[i] / step(i)) + zero(i), target))
+
+
+def saturated(value: Scalar, target: DType) -> Scalar:
+    """The value, or the limit of the type that cannot hold it."""
+    limits = np.iinfo(target.numpy)
+    return call("max", call("min", value, int(limits.max)), int(limits.min))
+
+
+def dynamic_quantize(x: Operand) -> tuple[Comprehension, ...]:
+    """Integers of eight bits, the scale that spans from the least to the largest element and 0, and the zero point.
+
+    Without a distance between those the scale is 1, as in ONNX Runtime.
+    """
+    high = call("max", largest(x.shape, lambda *i: x[i]), 0)
+    low = call("min", least(x.shape, lambda *i: x[i]), 0)
+    step = call("select", call("equal", high, low), 1, (high - low) / _SPAN)
+    zero = saturated(call("round", -low / step), DType.UINT8)
 
     def element(*index: Dim) -> Scalar:
-        shifted = call("round", x[index] / step(index)) + zero(index)
-        return call("max", call("min", shifted, int(limits.max)), int(limits.min))
+        return saturated(call("round", x[index] / step) + zero, DType.UINT8)
 
-    return tensor(x.shape, element)
+    return tensor(x.shape, element), tensor((), lambda: step), tensor((), lambda: zero)
 
 
 def dequantize(x: Operand, scale: Operand, zero_point: Operand | None, *, axis: AttributeValue) -> Comprehension:
@@ -127,7 +151,7 @@ def _axis(view: NodeView) -> int:
     only(view, "axis", "block_size", "output_dtype", "precision", "saturate")
     if integer(view, "block_size", 0) or integer(view, "precision", 0):
         raise NotCovered("scales of blocks, and quotients of another precision, are not covered")
-    if _is_of_all(view.type(1)):
+    if is_of_all(view.type(1)):
         return 0
     if view.opset < _PER_AXIS:
         raise NotCovered(f"scales of an axis came with opset {_PER_AXIS}")
@@ -152,7 +176,7 @@ def _writer(quantizes: bool) -> Callable[[Attributes, Types, int], NodeForm]:
         since_only(opset, 10)
         stated: dict[str, Attribute] = {}
         scale = types[1]
-        if scale is not None and not _is_of_all(scale):
+        if scale is not None and not is_of_all(scale):
             since_only(opset, _PER_AXIS)
             stated["axis"] = int(str(attributes["axis"]))
         moved = types[0] if quantizes else scale
@@ -179,5 +203,11 @@ OPERATORS = (
         name="DequantizeLinear", inputs=("x", "x_scale", "x_zero_point?"), attributes={"axis": "int"},
         meaning=dequantize, since=10, dtypes=_DEQUANTISED, result=_dequantized, read=_read_dequantize,
         write=_writer(False), family="quantisation",
+    ),
+    Operator(
+        name="DynamicQuantizeLinear", inputs=("x",), outputs=("y", "y_scale", "y_zero_point"),
+        meaning=dynamic_quantize, since=11, dtypes=frozenset({DType.FLOAT32}),
+        result=lambda types, attributes: DType.UINT8, later=(DType.FLOAT32, DType.UINT8), read=reader(),
+        write=writer(11), family="quantisation",
     ),
 )  # fmt: skip

@@ -134,7 +134,8 @@ class Operator:
             keywords; returns a ``Comprehension`` per output.
         since: first opset version whose node form ``read`` understands and ``write`` can produce.
         dtypes: element types of the first argument (or of the output, without arguments) that the meaning covers.
-        result: element type of the outputs from argument types and attributes; raises ``IllTyped`` on a mismatch.
+        result: element type of the first output from argument types and attributes; raises ``IllTyped`` on a mismatch.
+        later: element types of the outputs behind the first; empty: they have the same.
         read: node → canonical form; raises ``NotCovered`` for uses that the meaning does not describe.
         write: canonical attributes and argument types, at an opset → node form; raises ``NotCovered``.
         commutative: the two arguments can be exchanged (used for normal forms, and checked by a law).
@@ -152,6 +153,7 @@ class Operator:
     since: int = 1
     dtypes: frozenset[DType] = FLOATS
     result: Callable[[Sequence[TensorType | None], Mapping[str, AttributeValue]], DType] = _same_dtype
+    later: tuple[DType, ...] = ()
     read: Callable[[NodeView], Canonical]
     write: Callable[[Mapping[str, AttributeValue], Sequence[TensorType | None], int], NodeForm]
     commutative: bool = False
@@ -227,7 +229,8 @@ def _applied(
     dtype = operator.result(types, values)
     padded = list(types) + [None] * (len(operator.inputs) - len(types))
     meaning = build(operator.meaning, padded, values)
-    return meaning, tuple(TensorType(dtype, c.shape) for c in meaning.outputs)
+    dtypes = (dtype, *(operator.later or (dtype,) * (len(meaning.outputs) - 1)))
+    return meaning, tuple(TensorType(d, c.shape) for d, c in zip(dtypes, meaning.outputs, strict=True))
 
 
 @lru_cache(maxsize=65536)

@@ -258,8 +258,8 @@ class _Run:
         attributes = {key: self.known(value) for key, value in how.attributes.items()}
         wanted = [p for p, name in enumerate(node.outputs) if name in outputs]
         results = evaluate_application(how.operator, attributes, arrays, types, cast=False, wanted=wanted)
-        dtype = how.operator.apply(types, attributes)[1][0].dtype
-        return [(node.outputs[p], r, dtype) for p in wanted if (r := results[p]) is not None]
+        made = how.operator.apply(types, attributes)[1]
+        return [(node.outputs[p], r, made[p].dtype) for p in wanted if (r := results[p]) is not None]
 
     def known(self, value: AttributeValue) -> AttributeValue:
         """An attribute with its sizes put in."""

@@ -11,8 +11,13 @@ import onnxruntime as ort
 import pytest
 from onnx import numpy_helper, parser
 
+from superopt.cost import RecordedProfile
+from superopt.cost.fusion import ONNX_RUNTIME_PATTERNS, groups
 from superopt.cost.integer_kernels import ONNX_RUNTIME_INTEGERS, QuantisedGroups
+from superopt.cost.profile import load_profile
 from superopt.formats.onnx_reader import from_onnx
+from superopt.ir.types import DType, TensorType
+from superopt.ops.infer import infer
 
 HEAD = '<ir_version: 8, opset_import: ["": 17]>'
 SCALES = "float s = {0.1}, uint8 z = {128}, float s2 = {0.05}, uint8 z2 = {120}"
@@ -128,3 +133,65 @@ def model_with_zero(made: onnx.ModelProto) -> onnx.ModelProto:
     (zero,) = (w for w in made.graph.initializer if w.name == "z2")
     zero.CopyFrom(numpy_helper.from_array(np.array(0, np.uint8), "z2"))
     return made
+
+
+# -- Products of integers, whose results are scaled ----------------------------------------------------------------
+
+PRODUCT = "i = MatMulInteger (q, w, z, zw) c = Cast <to = 1> (i) "
+SCALED = f"{PRODUCT} f = Mul (s, sw)"
+SECOND = "j = MatMulInteger (q, v, z, zw) d = Cast <to = 1> (j)"
+
+
+@pytest.mark.parametrize(
+    ("steps", "fused"),
+    [
+        (f"{SCALED} y = Mul (c, f)", 1),
+        (f"{SCALED} y = Mul (f, c)", 1),
+        (f"{SCALED.replace('s, sw', 'sw, s')} y = Mul (c, f)", 1),
+        (f"{SCALED.replace('sw', 'columns')} y = Mul (c, f)", 1),
+        (f"{SCALED.replace('zw', 'zeros')} y = Mul (c, f)", 1),
+        (f"{SCALED.replace(', zw', '')} y = Mul (c, f)", 1),
+        (f"{SCALED} r = Mul (c, f) y = Add (r, bias)", 1),
+        (f"{SCALED} r = Mul (f, c) y = Add (bias, r)", 1),
+        (f"{SCALED} r = Mul (c, f) y = Add (r, c)", 0),
+        (f"{PRODUCT} r = Mul (c, s) y = Mul (r, sw)", 0),
+        (f"{SCALED} {SECOND} r = Mul (c, f) t = Mul (d, f) y = Add (r, t)", 0),
+        (f"{SCALED} {SECOND} g = Mul (s, two) r = Mul (c, f) t = Mul (d, g) y = Add (r, t)", 2),
+    ],
+)
+@pytest.mark.parametrize("shared", [False, True])
+def test_products_of_integers_that_are_scaled(steps: str, fused: int, shared: bool, tmp_path: Path) -> None:
+    """One kernel each, with what quantises or without; the scales' product belongs to it."""
+    text = f"""{HEAD} g (float[2, 3, 8] x) => (float[a, b, c] y{", uint8[a, b, d] q" if shared else ""})
+        <float sw = {{0.01}}, float two = {{0.02}}, int8 zw = {{3}}> {{
+        q, s, z = DynamicQuantizeLinear (x) {steps} }}"""
+    made = parser.parse_model(text)
+    held = {
+        "w": np.arange(-24, 24, dtype=np.int8).reshape(8, 6), "v": np.arange(48, dtype=np.int8).reshape(8, 6),
+        "columns": np.arange(1, 7).astype(np.float32), "bias": np.arange(6).astype(np.float32),
+        "zeros": np.arange(6).astype(np.int8),
+    }  # fmt: skip
+    made.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in held.items())
+    kernels = [op for op in as_run(made, tmp_path) if op in ("MatMulIntegerToFloat", "DynamicQuantizeMatMul")]
+    assert len(kernels) == fused
+    graph = from_onnx(made)
+    found = groups(graph, ONNX_RUNTIME_PATTERNS, infer(graph).types)
+    assert sum(any(n.op == "MatMulInteger" for n in g.nodes) for g in found) == fused
+
+
+@pytest.mark.parametrize("op", sorted(ONNX_RUNTIME_INTEGERS.products))
+def test_products_of_integers_are_priced_by_those_of_reals(op: str) -> None:
+    known = ONNX_RUNTIME_INTEGERS.products[op]
+    image, filters = ((1, 64, 28, 28), (64, 64, 3, 3)) if known.real == "Conv" else ((64, 384), (384, 384))
+    window = {"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1), "group": 1} if known.real == "Conv" else {}
+    result = image if known.real == "Conv" else (64, 384)
+    model = RecordedProfile(load_profile("cpu-epyc-2core"))
+    real, stored = (lambda shape, d=d: TensorType(d, shape) for d in (DType.FLOAT32, DType.UINT8))
+    expected = model.application(known.real, window, [real(image), real(filters)], [real(result)], [False, True])
+    args: list[TensorType | None] = [real(())] * (2 if known.operands == (0, 1) else 8)
+    for place, shape in zip(known.operands, (image, filters), strict=True):
+        args[place] = stored(shape)
+    fixed = [i not in known.operands[:1] for i in range(len(args))]
+    found = model.application(op, window, args, [stored(result)], fixed)
+    assert found.us == pytest.approx(known.share * expected.us)
+    assert found.source == "interpolated"

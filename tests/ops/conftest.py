@@ -168,6 +168,47 @@ def quantised() -> Iterator[Sample]:
     )
     yield s("DequantizeLinear", n(3, 4, dtype=np.int32), f(4, low=0.1), data=1)
     yield s("DequantizeLinear", n(5, dtype=i8), f(5, low=0.1), n(5, dtype=i8), opset=19, axis=-1)
+    ends = np.array([-12.5, 19.375], np.float32)  # 255 steps of an eighth
+    for array in (np.append(halves / 2, ends), np.zeros((2, 3), np.float32), f(2, 3, 4, low=0.5), f(5, high=-0.5)):
+        yield s("DynamicQuantizeLinear", array, outputs=3, opset=11)
+
+
+def bytes_of(*shape: int, dtype: Any = np.uint8) -> np.ndarray:
+    """Every number of eight bits, the limits among them."""
+    limits = np.iinfo(dtype)
+    return np.asarray(R.integers(limits.min, limits.max + 1, shape)).astype(dtype)
+
+
+def quantised_products() -> Iterator[Sample]:
+    """All signs of the operands; zero points of all, of columns, or none; scales that make halves."""
+    u8, i8, q = np.uint8, np.int8, bytes_of
+    for a, b in ((u8, u8), (u8, i8), (i8, u8), (i8, i8)):
+        yield s("MatMulInteger", q(3, 4, dtype=a), q(4, 5, dtype=b), q(dtype=a), q(dtype=b))
+        yield s(
+            "ConvInteger", q(1, 2, 5, 4, dtype=a), q(3, 2, 3, 3, dtype=b), q(dtype=a), q(dtype=b), pads=(1, 1, 0, 1)
+        )
+    yield s("MatMulInteger", q(2, 3, 4), q(4, 5, dtype=i8), q(1), q(5, dtype=i8), opset=10)
+    yield s("MatMulInteger", q(2, 3, 4), q(2, 4, 5, dtype=i8), None, q(dtype=i8))
+    yield s("MatMulInteger", q(4), q(4, 5))
+    yield s("MatMulInteger", q(3, 4), q(4, dtype=i8), q())
+    yield s("ConvInteger", q(2, 4, 7), q(6, 2, 3), q(), group=2, strides=(2,), opset=10)
+    yield s("ConvInteger", q(1, 2, 6, 6), q(2, 2, 2, 2), q(1), auto_pad=b"SAME_UPPER", strides=(2, 1))
+    one, half = np.array(1.0, np.float32), np.array(0.5, np.float32)
+    step, columns = np.array(64.0, np.float32), np.array([0.5, 1.0, 2.0, 0.25, 4.0], np.float32)
+    for a, b in ((u8, u8), (u8, i8), (i8, i8)):
+        ends = (step, q(dtype=a))
+        yield s("QLinearMatMul", q(3, 4, dtype=a), half, q(dtype=a), q(4, 5, dtype=b), one, q(dtype=b), *ends)
+        yield s(
+            "QLinearMatMul", q(2, 3, 4, dtype=a), half, q(dtype=a), q(4, 5, dtype=b), columns, q(5, dtype=b), *ends,
+            opset=10,
+        )  # fmt: skip
+        filters = (q(3, 2, 3, 3, dtype=b), columns[:3], np.full(3, 7, b), *ends)
+        yield s("QLinearConv", q(1, 2, 5, 4, dtype=a), half, q(dtype=a), *filters, pads=(1, 0, 1, 1))
+        yield s(
+            "QLinearConv", q(1, 2, 6, 5, dtype=a), half, q(dtype=a), *filters, n(3, low=-99, high=99, dtype=np.int32),
+            strides=(2, 1), opset=10,
+        )  # fmt: skip
+    yield s("QLinearConv", q(1, 4, 7), one, q(), q(6, 2, 3), half, q(), step, q(), group=2)
 
 
 def linear() -> Iterator[Sample]:
@@ -362,7 +403,18 @@ def generators() -> Iterator[Sample]:
         yield s("OneHot", indices, np.array([4], np.int64), two, data=1, axis=axis)
 
 
-FAMILIES = (elementwise, linear, images, resizes, shapes, reductions, normalisations, generators, quantised)
+FAMILIES = (
+    elementwise,
+    linear,
+    images,
+    resizes,
+    shapes,
+    reductions,
+    normalisations,
+    generators,
+    quantised,
+    quantised_products,
+)
 SAMPLES = [sample for family in FAMILIES for sample in family()]
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 import pytest
-from onnx import parser
+from onnx import numpy_helper, parser
 from roofline import Roofline
 
 from superopt.formats import load, to_onnx_bytes
@@ -117,4 +118,47 @@ def test_the_corpus_model_reaches_its_last_kernel() -> None:
     assert result.weight_bytes <= model.weight_bytes + 64  # dequantised weights stay integers
     images = np.random.default_rng(1).standard_normal(tuple(map(int, model.inputs[0].type.shape))).astype(np.float32)
     for before, after in zip(outputs(model, {"image": images}), outputs(result, {"image": images}), strict=True):
+        np.testing.assert_array_equal(before, after)
+
+
+# -- Products of integers, as ONNX Runtime's quantiser of activations at run time writes them --------------------------
+
+LAYER = "{0} = MatMulInteger (q, {0}w, z, zw) {0}c = Cast <to = 1> ({0}) {0}t = Mul (s, {0}s) {0}r = Mul ({0}c, {0}t)"
+ATTENTION = f"""q, s, z = DynamicQuantizeLinear (x) {LAYER.format("a")} {LAYER.format("b")}
+    ah = Reshape (ar, heads) bh = Reshape (br, heads)
+    left = Transpose <perm = [0, 2, 1, 3]> (ah) right = Transpose <perm = [0, 2, 3, 1]> (bh) y = MatMul (left, right)"""
+
+
+def dynamic(steps: str, out: str = "float[a, b, c, d]") -> Graph:
+    """A graph of ``steps`` from reals."""
+    made = parser.parse_model(f"""<ir_version: 8, opset_import: ["": 18]> g (float[2, 16, 64] x) => ({out} y)
+        <float as = {{0.01}}, float bs = {{0.02}}, int8 zw = {{0}}, int64[4] heads = {{2, 16, 4, 16}}> {{ {steps} }}""")
+    drawn = np.random.default_rng(0).integers(-128, 128, (2, 64, 64)).astype(np.int8)
+    made.graph.initializer.extend(numpy_helper.from_array(w, f"{n}w") for n, w in zip("ab", drawn, strict=True))
+    return from_onnx(made).checked()
+
+
+def kernels(model: Graph, folder: Path) -> list[str]:
+    options = ort.SessionOptions()
+    options.optimized_model_filepath = str(folder / "optimised.onnx")
+    options.log_severity_level = 4
+    ort.InferenceSession(to_onnx_bytes(model), options, providers=["CPUExecutionProvider"])
+    return [n.op_type for n in onnx.load(options.optimized_model_filepath).graph.node]
+
+
+@pytest.mark.parametrize("mode", ["strict", "standard", "fast"])
+def test_a_scale_stays_in_the_kernel_of_its_product(mode: str, tmp_path: Path) -> None:
+    """Rules move it past what only moves elements, or behind the product of reals; the kernel has it for nothing."""
+    result = searched(dynamic(ATTENTION), mode)
+    assert kernels(result, tmp_path).count("MatMulIntegerToFloat") == 2
+
+
+def test_equal_quantisations_are_one(tmp_path: Path) -> None:
+    again = LAYER.format("b").replace("(q,", "(p,").replace("z,", "o,").replace("(s,", "(u,")
+    steps = f"q, s, z = DynamicQuantizeLinear (x) p, u, o = DynamicQuantizeLinear (x) {LAYER.format('a')} {again}"
+    model = dynamic(f"{steps} y = Add (ar, br)", "float[a, b, c]")
+    result = searched(model, "strict")
+    assert [n.op for n in result.nodes].count("DynamicQuantizeLinear") == 1
+    values = np.random.default_rng(1).standard_normal((2, 16, 64)).astype(np.float32)
+    for before, after in zip(outputs(model, {"x": values}), outputs(result, {"x": values}), strict=True):
         np.testing.assert_array_equal(before, after)

@@ -162,3 +162,22 @@ def test_a_sparse_value_is_not_read() -> None:
     model = helper.make_model(helper.make_graph(nodes, "sparse", ends[:1], ends[1:]))
     with pytest.raises(Unsupported, match="sparse tensor"):
         run(from_bytes(model.SerializeToString()), {"x": np.ones((2, 2), np.float32)})
+
+
+def test_outputs_of_one_operator_have_types_of_their_own() -> None:
+    """A scale is a real beside the integers that it belongs to."""
+    nodes = (
+        Node("q", "DynamicQuantizeLinear", ("x",), ("q", "s", "z")),
+        Node("i", "MatMulInteger", ("q", "w", "z"), ("i",)),
+        Node("c", "Cast", ("i",), ("c",), {"to": 1}),
+        Node("m", "Mul", ("c", "s"), ("y",)),
+    )
+    kind = TensorType(F, (2, 3))
+    weights = (constant("w", np.array([[1, -128], [127, 0], [-5, 9]], np.int8)),)
+    graph = Graph("g", (Value("x", kind),), (Value("y", None),), weights, nodes, {"": 17})
+    x = np.array([[-12.5, 19.375, 0.0625], [0.1875, 1.0, -0.3125]], np.float32)  # 255 steps of an eighth; ties
+    found = run(graph, {"x": x}, outputs=["q", "s", "z", "y"])
+    np.testing.assert_array_equal(found["q"], [[0, 255, 100], [102, 108, 98]])
+    assert (found["q"].dtype, found["s"].dtype, found["z"].dtype) == (np.uint8, np.float64, np.uint8)
+    assert (found["s"], found["z"]) == (0.125, 100)
+    np.testing.assert_array_equal(found["y"], [[2448.125, 1600.0], [128.5, -34.25]])

@@ -48,7 +48,11 @@ def _built(seed: int, group: str, name: str, dtype: str) -> Attack:
     MOTIFS[group][name](b)
     if group in TERSE and b.maybe():
         _carried(b)
-    made = Attack(seed, group, name, b.model(), tuple(b.specs), dict(b.sizes))
+    return ranked(Attack(seed, group, name, b.model(), tuple(b.specs), dict(b.sizes)))
+
+
+def ranked(made: Attack) -> Attack:
+    """The attack with outputs of known rank, which ONNX's checker wants."""
     missing = [v for v in made.model.graph.output if not _ranked(v)]
     if missing:
         _rank(made, missing)

@@ -13,7 +13,8 @@ import numpy as np
 
 AMPLITUDE = 4.0  # machine epsilons an operation: eight unit roundoffs, what good kernels of exp and tanh stay within
 _EXACT = """Abs And ArgMax ArgMin BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Cast CastLike Ceil Clip Compress
-    Concat ConcatFromSequence Constant ConstantOfShape DepthToSpace Dropout DynamicQuantizeLinear Equal Expand EyeLike
+    Concat ConcatFromSequence Constant ConstantOfShape ConvInteger DepthToSpace Dropout DynamicQuantizeLinear Equal
+    Expand EyeLike MatMulInteger QLinearConv QLinearMatMul
     Flatten Floor Gather GatherElements GatherND Greater GreaterOrEqual Identity IsInf IsNaN Less LessOrEqual Max
     MaxPool Min Mod Neg NonZero Not OneHot Or Pad QuantizeLinear ReduceMax ReduceMin Relu Reshape Round ScatterElements
     ScatterND SequenceAt SequenceConstruct SequenceLength Shape Sign Size Slice SpaceToDepth Split SplitToSequence
