@@ -34,7 +34,6 @@ from superopt.program.program import ComputedData
 __all__ = ["POLICY", "HalfPrecisionPolicy", "Widened", "WidenedData", "narrowed", "widened"]
 
 _PASS = {PASS: "half precision"}
-_CASTS = ("Cast", "CastLike")
 _ONNX_FLOAT = 1
 _ONNX = {DType.FLOAT16: 10, DType.BFLOAT16: 16}
 
@@ -117,7 +116,7 @@ class _Widening:
         self.constant = computed_from_weights(graph, typing)
         self.weights = {**graph.constants, **self._written_constants()}
         able = [i for i, n in enumerate(graph.nodes) if self._able(n, typing.nodes[i])]
-        self.casts = {i for i in able if graph.nodes[i].op in _CASTS}
+        self.casts = {i for i in able if graph.nodes[i].op == "Cast"}
         needs = {i for i in able if i not in self.casts and graph.nodes[i].op not in half.kernels}
         self.wide = self._chosen(set(able), needs)
 
@@ -171,7 +170,7 @@ class _Widening:
         moving = [n for n in node.inputs if self._is_half(n) and n not in self.weights and n not in self.constant]
         before = bool(moving) and all(n in made for n in moving)
         after = any(o in read for o in node.outputs)
-        if node.op not in _CASTS:
+        if node.op != "Cast":
             return before and after
         return before if self._is_half(node.inputs[0]) else after
 
