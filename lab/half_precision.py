@@ -1,7 +1,7 @@
 """Deployments in float16, by ONNX Runtime's own converter: ``python -m lab.half_precision FOLDER [NAME ...]``.
 
 Each is exported (:mod:`lab.deployments`) and written twice: ``FOLDER/NAME_fp16.onnx`` has inputs and outputs of
-float16, ``FOLDER/NAME_fp16_io32.onnx`` of float32, with casts. Needs what ``lab.deployments`` does, and ``onnxruntime``.
+float16, ``FOLDER/NAME_fp16_io32.onnx`` of float32, with casts. Needs what ``lab.deployments`` needs, and ONNX Runtime.
 """
 
 from __future__ import annotations

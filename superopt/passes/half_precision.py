@@ -45,13 +45,16 @@ class HalfPrecisionPolicy:
     Attributes:
         cast_bytes: a weight that float32 makes no larger than this is stored in float32: a cast takes as much of the
             file.
-        growth: share of the model's weights by which all that are stored in float32 may exceed half precision.
+        growth: share of the model's weights by which all that are stored in float32 may exceed half precision. Computed
+            weights come first, since half precision would round them.
+        least: bytes by which they may in any case: as much as some nodes take of the file.
         rounding: units of the largest element's rounding by which storing a computed weight may move an element: half
             a unit of half precision, as for every weight that is computed in the type.
     """
 
     cast_bytes: int = 128
     growth: float = 0.005
+    least: int = 4096
     rounding: float = 0.5
 
 
@@ -301,9 +304,9 @@ def _settled(weight: Weight) -> Weight:
 
 def _narrow_weights(weights: Sequence[Weight], types: AbstractSet[DType], total: int) -> dict[str, Weight]:
     """The weights that are stored in half precision: all but small ones, and those whose elements it does not hold."""
-    room = POLICY.growth * total
+    room = max(POLICY.least, POLICY.growth * total)
     found: dict[str, Weight] = {}
-    for weight in sorted(weights, key=lambda w: (w.type.nbytes or 0, w.name)):
+    for weight in sorted(weights, key=lambda w: (isinstance(w.data, WidenedData), w.type.nbytes or 0, w.name)):
         size = weight.type.nbytes or 0
         room -= size / 2
         if size <= POLICY.cast_bytes or room >= 0:

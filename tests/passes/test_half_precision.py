@@ -187,7 +187,7 @@ def test_weights_are_stored_in_half_precision_behind_a_cast() -> None:
 
 def with_weight(weight: Weight) -> tuple[Graph, Graph]:
     """A graph that reads the weight in float32, and one of half precision that it was made of."""
-    original = read("(float16[32, 32] x) => (float16[32, 32] y) { y = Mul(x, w) }", w=np.ones((32, 32), np.float16))
+    original = read("(float16[64, 64] x) => (float16[64, 64] y) { y = Mul(x, w) }", w=np.ones((64, 64), np.float16))
     wide = wide_of(original)
     others = tuple(w for w in wide.weights if w.name != "w")
     return Graph(wide.name, wide.inputs, wide.outputs, (*others, weight), wide.nodes, wide.opset), original
@@ -195,17 +195,23 @@ def with_weight(weight: Weight) -> tuple[Graph, Graph]:
 
 @pytest.mark.parametrize("value", [1e6, 0.1])
 def test_a_weight_that_is_not_of_half_precision_stays_in_float32(value: float) -> None:
-    graph, original = with_weight(constant("w", np.full((32, 32), value, np.float32)))
+    graph, original = with_weight(constant("w", np.full((64, 64), value, np.float32)))
     assert narrowed(graph, original).constants["w"].type.dtype == DType.FLOAT32
 
 
 def test_a_weight_of_half_precision_goes_back() -> None:
-    own = np.full((32, 32), 0.1, np.float16)
+    own = np.full((64, 64), 0.1, np.float16)
     given = constant("w", own.astype(np.float32))
     graph, original = with_weight(Weight("w", given.type, WidenedData(ArrayData(own))))
     found = narrowed(graph, original)
     assert found.constants["w"].type.dtype == DType.FLOAT16
     assert [n.op for n in found.nodes].count("Cast") == 3
+
+
+def test_a_small_weight_stays_in_float32() -> None:
+    result = searched(read(CHAIN.replace("Softmax(a)", "Mul(a, c)"), c=np.full(512, 3, np.float16)))
+    assert result.widened == 3
+    assert result.graph.constants["c"].type.dtype == DType.FLOAT32
 
 
 def test_a_table_that_the_model_computes_is_not_stored() -> None:
