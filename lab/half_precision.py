@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import onnx
@@ -18,6 +19,7 @@ from lab.deployments import DEPLOYMENTS, exported
 __all__ = ["converted", "main"]
 
 _DEFAULT = ("minilm", "resnet50")
+_convert: Callable[..., onnx.ModelProto] = convert_float_to_float16
 
 
 def converted(name: str, folder: Path) -> tuple[Path, Path]:
@@ -33,7 +35,7 @@ def converted(name: str, folder: Path) -> tuple[Path, Path]:
     source = exported(name, folder)
     paths = folder / f"{name}_fp16.onnx", folder / f"{name}_fp16_io32.onnx"
     for path, keep in zip(paths, (False, True), strict=True):
-        onnx.save(convert_float_to_float16(onnx.load(source), keep_io_types=keep), path)
+        onnx.save(_convert(onnx.load(source), keep_io_types=keep), path)
     return paths
 
 
