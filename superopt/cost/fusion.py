@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from math import isclose, pi
 from typing import Literal
 
+from superopt.cost.half_precision import ONNX_RUNTIME_HALF, HalfPrecision
 from superopt.cost.integer_kernels import ONNX_RUNTIME_INTEGERS, IntegerKernels
 from superopt.cost.record import interchangeable
 from superopt.ir.graph import Graph, Node, Weight
@@ -338,6 +339,7 @@ class Backend:
     ``folds_shapes``: as it loads a graph, it merges equal operators and folds what depends on declared sizes alone.
     ``processor``: it runs on the machine's processor, so that profiles of its kind can be scaled to each other.
     ``integers``: what it computes in integers between DequantizeLinear and QuantizeLinear; ``None``: not known.
+    ``half``: what it does about operators of half precision; ``None``: it has kernels for them, or it is not known.
     ``forks``: it goes on in a copy of a process that used it; one whose threads are the process's waits for them there.
     """
 
@@ -351,6 +353,7 @@ class Backend:
     blocked: frozenset[str] = frozenset()
     folds_shapes: bool = False
     integers: IntegerKernels | None = None
+    half: HalfPrecision | None = None
     processor: bool = True
     forks: bool = True
 
@@ -425,6 +428,7 @@ ONNX_RUNTIME_CPU = Backend(
     patterns=ONNX_RUNTIME_PATTERNS,
     folds_shapes=True,
     integers=ONNX_RUNTIME_INTEGERS,
+    half=ONNX_RUNTIME_HALF,
     # Sixteen products with eight matrices of 1 MiB take 14 µs each as MatMul, or as Gemm, and 30 µs where eight are
     # MatMul and eight are Gemm: as long as with sixteen matrices.
     packing=frozenset({"Conv", "ConvTranspose", "FusedConv", "FusedGemm", "FusedMatMul", "Gemm", "MatMul"}),

@@ -18,6 +18,7 @@ from superopt.cost.cache_model import ActivationTransfers, WeightReuse, core_byt
 from superopt.cost.control_flow import BodyCost, body_costs
 from superopt.cost.cost_model import CostModel, Lowered
 from superopt.cost.fusion import SUMMAND, groups
+from superopt.cost.half_precision import HalfCasts
 from superopt.cost.integer_kernels import DEQUANTIZE, QuantisedGroups
 from superopt.cost.record import FREE, Estimate, Key
 from superopt.ir.errors import SuperoptError
@@ -488,6 +489,7 @@ class _CostedInference(Inference):
         makers = self._fused_producers(model)
         copies = self._weight_copies(model, makers)
         reuse = WeightReuse(model, _bytes_of(copies) + activations)
+        half = self._half_casts(model)
         for place, (node, known) in enumerate(zip(self.graph.nodes, self.typing.nodes, strict=True)):
             if not self.runs(node):
                 yield node.name, node.op, FREE, (0, 0)
@@ -506,11 +508,14 @@ class _CostedInference(Inference):
             fixed = tuple(n is not None and n in self.static and not kept for n in known.args)
             moving = [n for n in known.args if n is not None and n not in self.static]
             made = 0 if node.op in VIEWS else sum(map(self.bytes_of, (*moving, *filter(None, node.outputs))))
-            estimate = reuse.model_for(copies[place], made).application(
-                known.operator.name, known.attributes, args, outs, constant_args=fixed,
-                after=makers[place].op if place in makers else None,
-            )  # fmt: skip
+            prices, after = reuse.model_for(copies[place], made), makers[place].op if place in makers else None
             done = (0, 0) if node.op in VIEWS else work_of(known.operator.name, known.attributes, args, outs)
+            if place in half.places:
+                estimate = half.cost(prices, place, args, outs, fixed, after)
+            else:
+                estimate = prices.application(
+                    known.operator.name, known.attributes, args, outs, constant_args=fixed, after=after
+                )
             yield node.name, node.op, estimate, done
 
     def _scatter_cost(self, node: Node, model: CostModel) -> Estimate | None:
@@ -540,8 +545,10 @@ class _CostedInference(Inference):
         (A GELU takes 1.2 times its Erf, a root mean square normalisation what its Pow does.)
         """
         place = {id(node): i for i, node in enumerate(self.graph.nodes)}
-        found = list(parts)
+        found, half = list(parts), model.backend.half
         for group in groups(self.graph, model.backend.patterns, self.typing.types):
+            if half is not None and any(half.casts(n.op, self.types.get(n.outputs[0])) for n in group.nodes):
+                continue
             *others, dearest = sorted((place[id(node)] for node in group.nodes), key=lambda i: parts[i][2].us)
             for i in others:
                 name, op, _, done = parts[i]
@@ -563,6 +570,12 @@ class _CostedInference(Inference):
             share = integers.shares[kernel.op] if integers is not None else 1.0
             parts[place[id(kernel)]] = (name, op, replace(estimate, us=share * estimate.us), done)
 
+    def _half_casts(self, model: CostModel) -> HalfCasts:
+        """What the backend computes in float32 between casts."""
+        known = self.typing.nodes
+        applied = {i: k for i, k in enumerate(known) if isinstance(k, Applied) and self.runs(self.graph.nodes[i])}
+        return HalfCasts(self.graph, applied, self.types, self.static, model.backend.half)
+
     def _fused_producers(self, model: CostModel) -> dict[int, Node]:
         """For nodes (by position) that the backend runs within the kernel that makes their argument: what makes it."""
         readers = {name: len(nodes) for name, nodes in self.graph.consumers.items()}
@@ -576,7 +589,10 @@ class _CostedInference(Inference):
             moving = [n for n in given if n not in self.static]
             others = [self.types.get(n) for n in given if n in self.static]
             rank = max((t.rank or 0 for t in others if t is not None), default=0)
+            half, result = model.backend.half, self.types.get(node.outputs[0])
             for producer in (self.graph.producer[n] for n in moving if n in self.graph.producer and readers[n] == 1):
+                if half is not None and half.casts(node.op, result) and (producer.op, node.op) not in half.fused:
+                    continue
                 if model.fusable(producer.op, node.op, constant_others=len(moving) == 1, rank=rank):
                     found[place] = producer
                     break

@@ -19,6 +19,7 @@ from superopt.egraph.lifting import GroupRewrite, independent, siblings
 from superopt.egraph.matching import Match, Pattern, evaluate, match_of, turns
 from superopt.egraph.pattern_index import News, Trie
 from superopt.ir.terms import App, Attributes, AttributeValue, Project, Term, Var, postorder
+from superopt.ir.types import DType
 from superopt.ops import REGISTRY
 from superopt.ops.meaning import IllTyped
 
@@ -503,6 +504,11 @@ def _out_of(graph: EGraph, limits: Limits, outcome: Outcome) -> bool:
     return True
 
 
+def _dtype(graph: EGraph, owner: int) -> DType | None:
+    kind = graph.type(owner)
+    return None if isinstance(kind, tuple) else kind.dtype
+
+
 def _always() -> bool:
     return True
 
@@ -516,6 +522,8 @@ def _apply(
         made = instantiate(graph, makes, match)
     except IllTyped:
         return  # e.g. an axis that is 1 here broadcasts differently: the rule does not speak about these types
+    if any(_dtype(graph, a) != _dtype(graph, b) for a, b in zip(roots, made, strict=True)):
+        return  # a cast to the rule's type of another: the rule speaks of operands of its own type
     try:
         for root, new in zip(roots, made, strict=True):
             either = partial(turns, graph, pattern, match) if pattern is not None else _always

@@ -24,7 +24,7 @@ from superopt.ops import REGISTRY
 from superopt.ops.generators import attribute_array, constant_attribute
 from superopt.ops.meaning import Contradiction, Meaning
 from superopt.ops.record import Canonical, NodeView, NotCovered, Operator
-from superopt.ops.schemas import schema_types
+from superopt.ops.schemas import fresh_size, schema_types
 from superopt.ops.small import FLOATS, LIMIT, Small, evaluate_small, small_of_array
 
 __all__ = [
@@ -191,7 +191,7 @@ class _Inference:
         """
         stated = {o: self.declared.get(o) for o in node.outputs if o}
         self.types.update(stated)
-        if not sizes_open or all(kind is not None and kind.shape is not None for kind in stated.values()):
+        if not sizes_open or all(kind is not None and self.is_anchored(kind) for kind in stated.values()):
             return ""
         types = tuple(self.types.get(n) if n else None for n in node.inputs)
         values = tuple(self.value(n) if n else None for n in node.inputs)
@@ -202,7 +202,27 @@ class _Inference:
             known = stated[output]
             if bounded(kind) and (known is None or (known.shape is None and known.dtype == kind.dtype)):
                 self.types[output] = self.bound(kind)
+            elif known is not None and known.shape is not None and kind.shape is not None and compatible(known, kind):
+                self.types[output] = self.anchored(output, known, self.bound(kind))
         return ""
+
+    @cached_property
+    def own(self) -> frozenset[str]:
+        """The names of open sizes that the model's inputs have."""
+        kinds = (self.declared.get(v.name) for v in self.graph.inputs)
+        return frozenset(s for k in kinds if k is not None for d in k.shape or () for s in symbols(d))
+
+    def is_anchored(self, kind: TensorType) -> bool:
+        """Whether the type has sizes, all of them numbers or of names that inputs have."""
+        return kind.shape is not None and all(symbols(d) <= self.own for d in kind.shape)
+
+    def anchored(self, output: str, stated: TensorType, found: TensorType) -> TensorType:
+        """The declared type of an output, with what was found of sizes that a tool made names up for (``unk__7``)."""
+        shape = found.shape or ()
+        new = {str(fresh_size(output, axis)) for axis in range(len(shape))}
+        pairs = zip(stated.shape or (), shape, strict=True)
+        kept = (s if symbols(s) <= self.own or symbols(f) & new else f for s, f in pairs)
+        return replace(stated, shape=tuple(kept))
 
     def outcome(self, node: Node) -> _Outcome | Barrier:
         """What the node is, or why it is not covered."""

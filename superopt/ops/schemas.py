@@ -21,7 +21,7 @@ from superopt.ir.poly import Dim, Poly, sym
 from superopt.ir.types import DType, TensorType
 from superopt.ops.small import Small
 
-__all__ = ["schema_defaults", "schema_types", "type_conflict"]
+__all__ = ["fresh_size", "schema_defaults", "schema_types", "type_conflict"]
 
 _RAISED = (
     InferenceError, ValidationError, defs.SchemaError, DecodeError, EncodeError, ValueError, TypeError, RuntimeError,
@@ -244,4 +244,9 @@ def _fresh(name: str, found: Found) -> TensorType:
     dtype, dims = found
     if dims is None:
         return TensorType(dtype, None)
-    return TensorType(dtype, tuple(sym(f"?{name}.{i}") if d is None else d for i, d in enumerate(dims)))
+    return TensorType(dtype, tuple(fresh_size(name, i) if d is None else d for i, d in enumerate(dims)))
+
+
+def fresh_size(name: str, axis: int) -> Poly:
+    """What stands for a size of a value that is not known."""
+    return sym(f"?{name}.{axis}")

@@ -41,6 +41,22 @@ _COMPUTING = frozenset({"pooling", "reduce", "resize", "normalisation"})
 
 
 @dataclass(frozen=True)
+class SharingPolicy:
+    """Which equal weights become one.
+
+    Attributes:
+        least: bytes of a weight that is looked at: smaller ones make no difference to the file.
+        sample: elements at both ends that are compared before all are read.
+    """
+
+    least: int = 1 << 16
+    sample: int = 64
+
+
+SHARING = SharingPolicy()
+
+
+@dataclass(frozen=True)
 class Canonicalized:
     """A graph without what needs not run.
 
@@ -71,7 +87,8 @@ def canonicalized(graph: Graph, typing: Typing) -> Canonicalized:
     known = dict(_known_integers(graph, typing, kept))
     shapes = _shapes(graph, typing)
     first: dict[tuple[object, ...], Node] = {}
-    alias: dict[str, str] = {}
+    shared = {n: w for n, w in _equal_weights(graph).items() if n not in kept and w not in kept}
+    alias: dict[str, str] = dict(shared)
     casts: dict[str, str] = {}  # what a cast makes → what it reads
     copies: list[int] = []
     nodes: dict[int, Node] = {}
@@ -110,7 +127,7 @@ def canonicalized(graph: Graph, typing: Typing) -> Canonicalized:
         else:
             nodes[position] = node
     idle = _idle(graph, typing, nodes, kept)
-    if not gone and not idle and not copies:
+    if not gone and not idle and not copies and not shared:
         return Canonicalized(graph, ())
     left = [node for position, node in nodes.items() if position not in idle]
     of_open = tuple(p for p in idle if graph.nodes[p].op != "Cast" or _makes_integers(graph.nodes[p], typing))
@@ -128,6 +145,30 @@ def fold_known_sizes(graph: Graph, typing: Typing) -> Graph:
     known = _known_integers(graph, typing, _required_names(graph, typing))
     left = [n for n in graph.nodes if not any(n.outputs) or not all(o in known for o in n.outputs if o)]
     return _written(graph, left, known) if known else graph
+
+
+def _equal_weights(graph: Graph) -> Mapping[str, str]:
+    """Large weights that some exporters store twice (tied embeddings), by name: the first weight of equal elements."""
+    alike: dict[tuple[object, ...], list[Weight]] = {}
+    for weight in graph.constants.values():
+        if weight.data is not None and (weight.type.nbytes or 0) >= SHARING.least:
+            alike.setdefault((str(weight.type),), []).append(weight)
+    same: dict[str, str] = {}
+    for group in (g for g in alike.values() if len(g) > 1):
+        sampled: dict[bytes, list[Weight]] = {}
+        for weight in group:
+            assert weight.data is not None, "only weights with elements are compared"
+            flat = np.asarray(weight.data.numpy()).reshape(-1)
+            ends = flat[: SHARING.sample].tobytes() + flat[-SHARING.sample :].tobytes()
+            sampled.setdefault(ends, []).append(weight)
+        for few in (f for f in sampled.values() if len(f) > 1):
+            known: dict[str, str] = {}
+            for weight in few:
+                assert weight.data is not None, "only weights with elements are compared"
+                kept = known.setdefault(weight.data.digest, weight.name)
+                if kept != weight.name:
+                    same[weight.name] = kept
+    return same
 
 
 def _copied(found: Applied | Barrier, typing: Typing) -> str | None:

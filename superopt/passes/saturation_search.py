@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from superopt.cost.cost_model import CostModel
+from superopt.cost.graph_costs import graph_cost
 from superopt.cost.integer_kernels import QuantisedGroups
 from superopt.egraph.matching import Pattern
 from superopt.egraph.rewrites import compile_rewrites
@@ -34,6 +35,7 @@ from superopt.passes.backend_fusion import (
     splitting_plans,
 )
 from superopt.passes.canonicalize import canonicalized
+from superopt.passes.half_precision import Widened, narrowed, widened
 from superopt.passes.integer_kernels import integer_plans
 from superopt.passes.rounding_guard import Representability, guard_deliberate_rounding
 from superopt.program.program import Program, ProgramStep, program_of
@@ -84,6 +86,11 @@ class SearchPass:
 PREPARATION = (
     SearchPass("canonicalise", lambda run: run.canonicalize(), "rules and regions should see equal nodes as one"),
     SearchPass("rounding guard", lambda run: run.guard_rounding(), "rules over the reals would remove it"),
+    SearchPass(
+        "half precision in float32",
+        lambda run: run.compute_in_float32(),
+        "rules, prices and fusions of float32 apply; what rounds on purpose is known",
+    ),
     SearchPass("compile rules", lambda run: run.compile_rules(), "arities and part counts follow the program"),
     SearchPass("fused kernels", lambda run: run.find_fused_kernels(), "costs count a fused group once"),
 )
@@ -200,6 +207,8 @@ class _Run:
         self.nodes = options.node_limit  # e-nodes of the current region, at most
         weights = graph.weight_bytes
         budget = options.fold_budget_bytes
+        self.widened: Widened | None = None  # the graph whose operators of half precision are computed in float32
+        self.widening_us = 0.0  # what that gains
         self.budget = weights // 10 + (64 << 20) if budget is None else budget
         if memory.prices is None:
             pricer = Pricer(costs.in_context(weights), graph.opset, options.sizes, self.deadline)
@@ -219,7 +228,9 @@ class _Run:
             typing = infer(self.canonical.graph)
         integers, graph = self.costs.backend.integers, self.canonical.graph
         quantised = None if integers is None else QuantisedGroups(graph, integers)
-        self.program = program_of(graph, typing, None if quantised is None else quantised.held)
+        self.held = None if quantised is None else quantised.held
+        self.typing = typing
+        self.program = program_of(graph, typing, self.held)
         self.movable: Mapping[str, ProgramStep] = {}  # steps that are held, but for what reaches kernels of integers
         if quantised is not None and quantised.movable:
             free = program_of(graph, typing, quantised.held - quantised.movable)
@@ -230,6 +241,28 @@ class _Run:
         program, self.rounding_notes = guard_deliberate_rounding(self.program)
         self.program = replace(program, finite=self.options.finite)
         self.steps = self.program.steps
+        self.names = FreshNames(self.program, self.options.reserved | self.graph.names)
+
+    def compute_in_float32(self) -> None:
+        """Write operators of half precision that the backend has no kernel for in float32, where prices allow it."""
+        half, options, graph = self.costs.backend.half, self.options, self.canonical.graph
+        strict = options.floats is not None and options.floats.mode == "strict"
+        if half is None or not options.widens or strict or options.no_tradeoffs:
+            return
+        guarded = {o for s in self.program.steps if not s.op for o in s.outputs if o}
+        found = widened(graph, self.typing, half, guarded)
+        if found is None:
+            return
+        typing = infer(found.graph)
+        costs, sizes = self.pricer.costs, self.options.sizes
+        before = graph_cost(graph, costs, self.typing, sizes=sizes, as_run=False).us
+        gain = before - graph_cost(found.graph, costs, typing, sizes=sizes, as_run=False).us
+        if gain <= 0.0:
+            return
+        self.widened, self.widening_us = found, gain
+        self.program = replace(
+            program_of(found.graph, typing, (self.held or frozenset()) | guarded), finite=options.finite
+        )
         self.names = FreshNames(self.program, self.options.reserved | self.graph.names)
 
     def compile_rules(self) -> None:
@@ -627,9 +660,11 @@ class _Run:
     def result(self) -> SearchResult:
         """What stands now, as a graph."""
         totals = self.totals
-        before = totals.before
-        changed = self.program.steps is not self.steps and (totals.used or totals.aligned)
+        before, gained = totals.before + self.widening_us, totals.gain + self.widening_us
+        changed = self.widened or (self.program.steps is not self.steps and (totals.used or totals.aligned))
         notes = self.rounding_notes
+        if self.widened is not None:
+            notes += (f"{self.widened.count} operators of half precision are computed in float32",)
         if totals.aligned:
             notes += (f"constants are written at the rank of what they are combined with, {totals.aligned} times",)
         quarantined = list(totals.quarantined.items())[:SHOWN]
@@ -642,6 +677,8 @@ class _Run:
                 emitted = emit(
                     self.program, REGISTRY, self.budget, self.options.reserved | self.graph.names, made_by="search"
                 )
+            if emitted is not None and self.widened is not None:
+                emitted = replace(emitted, graph=narrowed(emitted.graph, self.canonical.graph))
             if emitted is not None and not changed and not _simplified(emitted.graph, self.graph):
                 emitted = None
         except NotCovered as error:
@@ -656,10 +693,11 @@ class _Run:
             applied.append(AppliedRule("fold", emitted.folded, (), None))
         return SearchResult(
             graph=emitted.graph if emitted is not None else graph, applied=tuple(applied),
-            before_us=before, after_us=before - totals.gain, regions=totals.regions,
+            before_us=before, after_us=before - gained, regions=totals.regions,
             distinct_regions=sum(kind in ("", _BY_PRICES) for kind, *_ in self.memo), e_nodes=totals.e_nodes,
             stopped=self.stopped, seconds=time.monotonic() - self.start, near_misses=tuple(totals.missed)[:SHOWN],
             notes=notes, quarantined=dict(totals.quarantined),
+            widened=self.widened.count if self.widened is not None and emitted is not None else 0,
             measurements_requested=self.pricer.questions.requested,
             measurements_decisive=self.pricer.questions.changed_choice,
         )  # fmt: skip

@@ -1,4 +1,5 @@
-"""What a search leaves out after a failed check: rewrites by the weights' elements, then rules under suspicion."""
+"""What a search leaves out after a failed check: float32 for half precision, then rewrites by the weights' elements,
+then rules under suspicion."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ __all__ = ["Recovery"]
 class Recovery:
     """Searches again without the cause of a failed check.
 
-    Rewrites by the weights' elements go first, where the search started from one. Then goes the rule that is suspected
+    Float32 for half precision goes first, where a search chose it: it moves every value. Then go rewrites by the
+    weights' elements, where the search started from one. Then goes the rule that is suspected
     most; then, with it, all that the next checks suspect.
 
     Args:
@@ -43,6 +45,11 @@ class Recovery:
         if candidate.check.verdict == "skipped":
             context.log.note(f"the rewritten graph could not be checked ({refusal.reason}), so the input is returned")
             return None
+        if candidate.search.widened:
+            context.searches.widens = False
+            self._record(refusal, "float32 for half precision")
+            context.log.note(f"float32 for half precision failed the check ({refusal.reason}); it was left out")
+            return context.searches.search()
         if self._first is None:
             self._first, self._weights = refusal, context.searches.weights
         self._failed.add(structural_hash(candidate.graph))

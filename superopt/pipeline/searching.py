@@ -34,6 +34,7 @@ class Searches:
         log: notes on the memory limit, and on why weights are not rewritten.
         cheap_us: what a price may be expected to lose, in microseconds, and still not be measured.
         bound: what the result may take of memory; ``None`` without a limit.
+        widens: operators of half precision may be computed in float32.
         weights: the rewrites by the weights' elements that searches start from; ``None``: they start from the model.
     """
 
@@ -41,9 +42,12 @@ class Searches:
     log: Log
     cheap_us: float
     bound: MemoryBound | None = field(init=False, default=None)
+    widens: bool = field(init=False, default=True)
     weights: WeightRewrites | None = field(init=False, default=None)
     _weights_read: bool = field(init=False, default=False)
-    _memories: dict[tuple[str, ...], SearchMemory] = field(init=False, default_factory=dict)  # by the rules
+    _memories: dict[tuple[bool, tuple[str, ...]], SearchMemory] = field(
+        init=False, default_factory=dict
+    )  # by the rules and what is widened
 
     def __post_init__(self) -> None:
         task = self.task
@@ -71,7 +75,7 @@ class Searches:
         task = self.task
         limits = replace(self._limits(), no_tradeoffs=no_tradeoffs, reducing_only=reducing_only)
         if task.effort.one_pass:
-            memory = self._memories.setdefault(tuple(r.id for r in rules), SearchMemory())
+            memory = self._memories.setdefault((self.widens, tuple(r.id for r in rules)), SearchMemory())
             return search(task.graph, rules, task.costs, self._timed(limits), task.progress, memory)
         own = () if task.options.rules is None else user_rules(task.library, rules)
 
@@ -106,6 +110,7 @@ class Searches:
             cache=not task.effort.one_pass,  # to keep a region takes as long as to search it
             finite=TRAINING in task.graph.metadata,  # of what is not finite nothing is learnt
             cheap_us=self.cheap_us,
+            widens=self.widens,
             reserved=task.graph.names,
         )
 

@@ -21,6 +21,23 @@ __all__ = ["Emitted", "emit"]
 
 
 @dataclass(frozen=True)
+class FoldPolicy:
+    """Which of the model's own computations of constants are stored evaluated.
+
+    Attributes:
+        growth: share of the model's weights by which all of these together may make the weights grow. The runtime
+            evaluates the others as it loads the model, so that storing them gains nothing at run time.
+        least: bytes that they may grow by in any case: as much as the nodes take of the file.
+    """
+
+    growth: float = 0.005
+    least: int = 4096
+
+
+POLICY = FoldPolicy()
+
+
+@dataclass(frozen=True)
 class Emitted:
     """The graph, and how many constants were folded, with the bytes that the model's weights grew by."""
 
@@ -109,6 +126,7 @@ def _fold(program: Program, budget: int) -> tuple[list[Weight], int, dict[str, s
     handed = {n: whole for n, data in computed.items() if (whole := _handed_on(data)) in constants}
     running = {n for p in program.running for n in program.steps[p].reads} | program.outputs | set(handed.values())
     grown, most = 0, sum(w.type.nbytes or 0 for w in constants.values() if w.data is not None)
+    own_growth, own_budget = 0, max(POLICY.least, int(POLICY.growth * most))  # of what the model itself computes
     released: set[str] = set()
     for name in sorted(computed.keys() - handed.keys(), key=lambda n: (program.types[n].nbytes or 0, n)):
         if grown + (program.types[name].nbytes or 0) - most > budget:
@@ -116,9 +134,11 @@ def _fold(program: Program, budget: int) -> tuple[list[Weight], int, dict[str, s
         data = computed[name]
         sources = (weights_behind(data) & constants.keys()) - running - released  # others went in an earlier search
         size = (program.types[name].nbytes or 0) - sum(constants[a].type.nbytes or 0 for a in sources)
-        if grown + size > budget:
+        itself = isinstance(data, ComputedData) and size > 0 and name not in program.outputs
+        if grown + size > budget or (itself and own_growth + size > own_budget):
             continue
         grown += size
+        own_growth += size if itself else 0
         released |= sources
         weights.append(folded_weight(program, name, data))
     return weights, grown, handed

@@ -34,6 +34,7 @@ class SearchOptions:
         least_gain: of a changed region, as a share of its cost; 0 takes costs as exact, noise included.
         floats: the rules' verdicts in floating point, and how they are read; ``None`` uses whatever holds over the
             reals, for experiments.
+        widens: operators of half precision are computed in float32, where the backend has no kernel for them.
         finite: inputs are promised to be finite numbers, so what arithmetic without a pole makes of them is, too.
         no_tradeoffs: only plans with no more FLOPs, bytes and kernels than what they replace, and less of one.
         reducing_only: only the kinds of rewrites that are few and mostly right (merging, selecting early, what leaves
@@ -58,6 +59,7 @@ class SearchOptions:
     most_nodes: int = 200_000
     least_gain: float = 0.01
     floats: Floats | None = None
+    widens: bool = True
     finite: bool = False
     no_tradeoffs: bool = False
     reducing_only: bool = False
@@ -93,6 +95,7 @@ class SearchResult:
         stopped: "saturated", "nodes", "steps", "time", "memory" or "interrupted".
         asked, decided: questions about prices that were settled beyond what was known, and how many changed a choice.
         quarantined: rules that were switched off during the search, and why.
+        widened: how many operators of half precision are computed in float32.
         bodies: of control flow, that were rewritten: each before and after, as graphs of their own.
     """
 
@@ -110,4 +113,5 @@ class SearchResult:
     measurements_requested: int = 0
     measurements_decisive: int = 0
     quarantined: Mapping[str, str] = field(default_factory=dict)
+    widened: int = 0
     bodies: tuple[tuple[Graph, Graph], ...] = ()
