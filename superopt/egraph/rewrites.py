@@ -39,7 +39,7 @@ from superopt.rules.library import CLASSES, Library, load_library
 from superopt.rules.peepholes import peephole_digest
 from superopt.rules.rule import Rule
 from superopt.rules.scanner import RuleError
-from superopt.rules.typing import complete, instances, types_of
+from superopt.rules.typing import applied_leads, complete, instances, types_of
 
 __all__ = ["CompiledRewrites", "data_of", "flowing", "compile_rewrites", "shortens", "store_compiled_rules"]
 
@@ -501,7 +501,7 @@ def _arithmetic(terms: Iterable[App], types: Mapping[Term, tuple[TensorType, ...
 def _plain(rule: Rule) -> tuple[Rule, ...]:
     """What the rule is at each number of leading axes; nothing where it is not well-formed."""
     try:
-        return tuple(_explicit(instance) for instance in instances(rule))
+        return tuple(_explicit(instance) for instance in instances(rule, applied_leads(rule)))
     except RuleError:
         return ()
 
