@@ -7,8 +7,11 @@ import pytest
 from graphs import assert_equivalent, f32, graph, op, ops_of, weight
 from roofline import Roofline
 
+from superopt.egraph.rewrites import compile_rewrites
 from superopt.ir.graph import Graph, constant
+from superopt.ops.infer import infer
 from superopt.passes import SearchOptions, search
+from superopt.program.program import program_of
 from superopt.rules import load_library
 
 LIBRARY = load_library()
@@ -60,3 +63,14 @@ def test_a_rule_applies(rule: str, model, result: list[str], shape: Shape) -> No
     after = search(before, (alone,), costs, options).graph
     assert ops_of(after) == result
     assert_equivalent(before, after)
+
+
+def test_a_direction_that_makes_more_operators_is_for_few_axes() -> None:
+    """``Mul(x, t)`` as ``Mul(x, Expand(t, shape=[k]))`` only prepares other rules."""
+    model = _scaled_sum(FOUR)
+    (rule,) = LIBRARY.select(enable=["reshape-ac6f"]).admitted
+    patterns = compile_rewrites((rule,), program_of(model, infer(model))).every.patterns
+    axes = {less: [] for less in (True, False)}
+    for pattern in patterns:
+        axes[pattern.source == pattern.rule.lhs].append(len(pattern.rule.tensors["x"].shape))
+    assert axes == {True: [1, 2, 3, 4, 5], False: [1, 2, 3]}
