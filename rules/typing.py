@@ -24,6 +24,7 @@ __all__ = [
     "DIGEST",
     "GatherBound",
     "RuleTypes",
+    "applied_leads",
     "complete",
     "instances",
     "leads_of",
@@ -151,6 +152,7 @@ DIGEST = "known_digest"  # where a rule that was kept has its digest
 _SHIPPED = {name: REGISTRY[name] for name in REGISTRY}  # the records that digests kept on disk speak about
 _LEADS = (0, 1, 2)  # numbers of leading axes that ``...`` is written out to by default
 _EVERY_LEAD = (*_LEADS, 3, 4, 5)  # where it stands for all axes: a batch of volumes has five
+_MOST_AXES = 5  # of a tensor with leading axes, up to which the search writes them out: a batch of volumes has five
 
 
 @dataclass(frozen=True)
@@ -256,6 +258,12 @@ def leads_of(rule: Rule) -> tuple[int, ...]:
     """The numbers of leading axes that ``...`` is written out to: more, where tensors with it have no other axes."""
     wide = [s.shape for s in rule.tensors.values() if s.lead]
     return () if not wide else _LEADS if any(wide) else _EVERY_LEAD
+
+
+def applied_leads(rule: Rule) -> tuple[int, ...]:
+    """The numbers of leading axes at which the search applies a rule: those of :func:`leads_of`, and more."""
+    axes = max((len(s.shape) for s in rule.tensors.values() if s.lead), default=0)
+    return (*leads_of(rule), *range(len(_LEADS), _MOST_AXES - axes + 1)) if axes else leads_of(rule)
 
 
 def instances(rule: Rule, leads: Sequence[int] | None = None, *, strict: bool = True) -> tuple[Rule, ...]:

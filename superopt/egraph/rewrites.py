@@ -39,7 +39,7 @@ from superopt.rules.library import CLASSES, Library, load_library
 from superopt.rules.peepholes import peephole_digest
 from superopt.rules.rule import Rule
 from superopt.rules.scanner import RuleError
-from superopt.rules.typing import complete, instances, types_of
+from superopt.rules.typing import applied_leads, complete, instances, leads_of, types_of
 
 __all__ = ["CompiledRewrites", "data_of", "flowing", "compile_rewrites", "shortens", "store_compiled_rules"]
 
@@ -356,11 +356,19 @@ def _piece(rule: Rule, ways: tuple[_MatchConditions, _MatchConditions]) -> _Comp
     sides: list[_Side] = []
     groups: list[GroupRewrite] = []
     plain = _plain(rule)
+    few = len(leads_of(rule)) if rule.lead else 1
     for backward, wanted in enumerate(ways):
         if wanted is None or any(wanted.values()):
-            for instance in plain:
+            for instance in plain if not _adds_operators(rule, bool(backward)) else plain[:few]:
                 _add(instance, bool(backward), wanted, ways[not backward], sides, groups)
     return _CompiledRule(ways, tuple(sides), tuple(groups), frozenset(_adjacent(rule)))
+
+
+def _adds_operators(rule: Rule, backward: bool) -> bool:
+    """Whether a direction makes more operators than it replaces. Such directions prepare others; for tensors of many
+    axes they are left out, because the e-nodes that they make are counted against those that pay."""
+    counts = [sum(isinstance(t, App) for t in postorder(*side)) for side in (rule.lhs, rule.rhs)]
+    return counts[not backward] > counts[backward]
 
 
 def _lifted(prepared: _CompiledLibrary, count: int, deadline: float, floats: Floats | None) -> _Lifted:
@@ -501,7 +509,7 @@ def _arithmetic(terms: Iterable[App], types: Mapping[Term, tuple[TensorType, ...
 def _plain(rule: Rule) -> tuple[Rule, ...]:
     """What the rule is at each number of leading axes; nothing where it is not well-formed."""
     try:
-        return tuple(_explicit(instance) for instance in instances(rule))
+        return tuple(_explicit(instance) for instance in instances(rule, applied_leads(rule)))
     except RuleError:
         return ()
 

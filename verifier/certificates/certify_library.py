@@ -26,7 +26,7 @@ from superopt.ir.errors import SuperoptError
 from superopt.rules import Rule, load_library
 from superopt.rules.library import BUILT_IN
 from superopt.rules.typing import meaning_digest
-from superopt.verifier.certificates import certificate, checker, normal_forms, smtlib
+from superopt.verifier.certificates import certificate, checker, leading_axes, normal_forms, smtlib
 from superopt.verifier.certificates.certificate import certificate_of
 from superopt.verifier.certificates.checker import check_certificate
 
@@ -72,7 +72,7 @@ def _one(work: tuple[Rule, Path | None]) -> tuple[str, str, Row]:
 
 def circumstances() -> dict[str, Any]:
     """What a record depends on besides the rules: the solvers, and the source of the checker and of the writer."""
-    sources = (Path(m.__file__ or "").read_bytes() for m in (certificate, checker, normal_forms, smtlib))
+    sources = (Path(m.__file__ or "").read_bytes() for m in (certificate, checker, leading_axes, normal_forms, smtlib))
     return {"solvers": smtlib.solvers(), "checker": hashlib.sha256(b"\0".join(sources)).hexdigest()[:16]}
 
 

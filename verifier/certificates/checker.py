@@ -30,7 +30,8 @@ from superopt.ops.meaning import Condition
 from superopt.rules import Guard, Rule, parse_rule
 from superopt.rules.clamping import cases
 from superopt.rules.grammar import format_guard
-from superopt.rules.typing import condition_text, instances, meaning_digest, positions, types_of
+from superopt.rules.typing import applied_leads, condition_text, instances, meaning_digest, positions, types_of
+from superopt.verifier.certificates.leading_axes import require_uniform
 from superopt.verifier.certificates.normal_forms import (
     Bag,
     Rejected,
@@ -92,6 +93,8 @@ def _check(data: Row, rng: np.random.Generator) -> CertificateResult:
     rule = parse_rule(data["rule"])
     if rule.id != data["id"] or meaning_digest(rule) != data["digest"]:
         raise Rejected("the certificate is of another rule, or of other meanings of its operators")
+    if rule.lead:
+        require_uniform(rule, [n for n in applied_leads(rule) if n > 1])
     text = script_of(data)
     if text != data["smt2"]:
         raise Rejected("the SMT script does not state the goals that the derivations need")

@@ -19,7 +19,7 @@ from superopt.ops.meaning import IllTyped
 from superopt.ops.record import NotCovered
 from superopt.rules.rule import Rule
 from superopt.rules.scanner import RuleError
-from superopt.rules.typing import complete, instances, operator_of, type_terms, types_of
+from superopt.rules.typing import applied_leads, complete, instances, operator_of, type_terms, types_of
 from superopt.verifier.exact.sampling import draw
 from superopt.verifier.exact.testing import Trial, trial_at
 
@@ -33,20 +33,28 @@ _APART = 1e-2  # relative to the largest element: far above rounding in float32
 def runtime_disagrees(rule: Rule, *, seed: int = 0) -> str:
     """Why ONNX Runtime contradicts a rule; empty when it does not, or cannot run the rule's operators.
 
-    It contradicts where the sides differ by more than rounding at each of three random choices of sizes.
+    It contradicts where the sides differ by more than rounding at each of three random choices of sizes, with one
+    leading axis or with as many as the rule is applied to.
     """
-    rng = np.random.default_rng([seed, 31])
+    for lead in dict.fromkeys((1, max(applied_leads(rule)))) if rule.lead else (0,):
+        found = _disagrees(rule, lead, np.random.default_rng([seed, 31]))
+        if found:
+            return found
+    return ""
+
+
+def _disagrees(rule: Rule, lead: int, rng: np.random.Generator) -> str:
     different = points = 0
     found = ""
     try:
-        ranks = instances(rule, (1,), strict=False)
+        ranks = instances(rule, (lead,), strict=False)
         conditions = types_of(ranks[0]).lhs_obligations
     except (RuleError, IllTyped):
         return ""
     for attempt in range(3 * _POINTS):
         if points == _POINTS or different < points:
             break
-        point = draw(ranks[0], 1 if rule.lead else 0, rng, conditions, 3 + attempt % 3)
+        point = draw(ranks[0], lead, rng, conditions, 3 + attempt % 3)
         trial = None if point is None else trial_at(ranks[0], point)
         if trial is None or trial.ill_typed:
             continue
@@ -86,9 +94,9 @@ def _run_both(trial: Trial, rng: np.random.Generator) -> tuple[list[np.ndarray],
     for name, kind in trial.variables.items():
         shape = tuple(value_at(d, {}) for d in kind.shape or ())
         if kind.dtype == DType.FLOAT32:
-            feeds[name] = rng.uniform(-2.0, 2.0, shape).astype(np.float32) + np.float32(0.5)
+            feeds[name] = np.asarray(rng.uniform(-1.5, 2.5, shape), np.float32)
         else:
-            feeds[name] = rng.integers(0, trial.below[name], shape).astype(kind.dtype.numpy)
+            feeds[name] = np.asarray(rng.integers(0, trial.below[name], shape), kind.dtype.numpy)
     for opset in _OPSETS:
         results: list[list[np.ndarray]] = []
         try:

@@ -27,6 +27,7 @@ from superopt.rules.canonical import map_terms
 from superopt.rules.rule import AttributeScheme, Rule
 from superopt.rules.scanner import RuleError
 from superopt.rules.typing import (
+    applied_leads,
     condition_text,
     instances,
     obligations,
@@ -41,7 +42,6 @@ from superopt.verifier.prover.factors import CannotProve
 from superopt.verifier.prover.simplify import coefficient_of
 
 __all__ = [
-    "RANKS",
     "Context",
     "Refusal",
     "context_of",
@@ -340,14 +340,13 @@ def derived(rule: Rule, budget: Budget) -> list[str]:
     return texts
 
 
-RANKS = (2, 3, 4)  # numbers of leading axes that are compared with one
-
-
 def one_axis(rule: Rule) -> bool:
-    """Whether every meaning in the rule treats leading axes at every rank of :data:`RANKS` as it treats one."""
+    """Whether every meaning in the rule treats so many leading axes as the rule is applied to as it treats one."""
+    if any(name.startswith("lead_") for name in (*rule.sizes, *rule.attribute_atoms)):
+        return False  # a size of the rule's own would be that of a leading axis
     try:
         wanted = _meanings(rule, 1)
-        return wanted is not None and all(_meanings(rule, rank) == wanted for rank in RANKS)
+        return wanted is not None and all(_meanings(rule, n) == wanted for n in applied_leads(rule) if n > 1)
     except RuleError:
         return False
 

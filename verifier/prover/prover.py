@@ -107,8 +107,8 @@ def prove(rule: Rule, *, time_limit: float = 10.0) -> ProvedAllSizes | Unknown:
     The work is counted: whether a proof is found does not depend on the machine or on what else it does.
 
     Leading axes ``...`` are written out at the numbers of axes of ``superopt.rules.typing.leads_of``, with symbolic
-    sizes; the proof with one of them holds for any number where the meanings read leading axes in place (``leading`` of
-    the verdict).
+    sizes; the proof with one of them holds for any number, because the meanings are shown to read leading axes in place
+    (``leading`` of the verdict). A rule of which that is not shown is not proved.
     """
     return prove_with_steps(rule, time_limit=time_limit)[0]
 
@@ -123,6 +123,8 @@ def prove_with_steps(rule: Rule, *, time_limit: float = 10.0) -> tuple[ProvedAll
     try:
         for instance in instances(rule):
             _prove_instance(instance, budget, proof, rests)
+        if rule.lead and not one_axis(rule):
+            raise CannotProve("that `...` stands for any number of axes: an operator does not read them in place")
     except _Conditional as found:
         return Unknown(str(found), found.conditions, seconds=time.monotonic() - started), proof
     except CannotProve as found:
@@ -141,7 +143,7 @@ def prove_with_steps(rule: Rule, *, time_limit: float = 10.0) -> tuple[ProvedAll
     verdict = ProvedAllSizes(
         tuple(f"{g.left} {g.relation} {g.right}" for g in rule.where), tuple(rests.nonzero), tuple(rests.derived),
         leads_of(rule),
-        "one axis" if rule.lead and one_axis(rule) else "", seconds=time.monotonic() - started, steps=steps,
+        "one axis" if rule.lead else "", seconds=time.monotonic() - started, steps=steps,
     )  # fmt: skip
     return verdict, proof
 
