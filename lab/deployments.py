@@ -1,6 +1,6 @@
-"""Ten deployments, exported as their users export them: ``python -m lab.deployments FOLDER [NAME ...]``.
+"""Deployments, exported as their users export them: ``python -m lab.deployments FOLDER [NAME ...]``.
 
-Networks of published sizes with random weights, which a seed draws: five by PyTorch alone, five of ``transformers``
+Networks of published sizes with random weights, which a seed draws: some by PyTorch alone, some of ``transformers``
 from configurations, without a download (``pip install torch transformers onnxscript``). ``tests/stability.py`` asks
 whether each comes back the same on every run.
 """
@@ -292,6 +292,37 @@ def _drawn(made: nn.Module) -> nn.Module:
 # -- of transformers -------------------------------------------------------------------------------------------------
 
 
+class Same(nn.Conv2d):
+    """A convolution whose image is padded to as many places as it has, more behind than before."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        sides: list[int] = []
+        for size, taps, step in zip(x.shape[:1:-1], self.kernel_size[::-1], self.stride[::-1], strict=True):
+            more = max((-(-size // step) - 1) * step + taps - size, 0)
+            sides += [more // 2, more - more // 2]
+        return super().forward(functional.pad(x, sides))
+
+
+class BasicPitch(nn.Module):
+    """Spotify's pitch tracker behind its constant-Q transform: eight harmonics of 172 frames and 264 bins."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.contours = nn.Sequential(
+            Same(8, 32, 5), nn.BatchNorm2d(32), nn.ReLU(), Same(32, 8, (3, 39)), nn.BatchNorm2d(8), nn.ReLU(),
+            Same(8, 1, 5), nn.Sigmoid(),
+        )  # fmt: skip
+        self.early = nn.Sequential(Same(1, 32, 7, (1, 3)), nn.ReLU())
+        self.notes = nn.Sequential(Same(32, 1, (7, 3)), nn.Sigmoid())
+        self.attacks = nn.Sequential(Same(8, 32, 5, (1, 3)), nn.BatchNorm2d(32), nn.ReLU())
+        self.onsets = nn.Sequential(Same(33, 1, 3), nn.Sigmoid())
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        contours = self.contours(x)
+        notes = self.notes(self.early(contours))
+        return contours, notes, self.onsets(torch.cat((notes, self.attacks(x)), 1))
+
+
 class Chosen(nn.Module):
     """A model of ``transformers``, with one tensor of what it returns."""
 
@@ -332,6 +363,7 @@ DEPLOYMENTS: Mapping[str, Deployment] = {
     "esrgan": Deployment(lambda: _drawn(Esrgan()), _image(64, "image"), {"image": {0: "n", 2: "h", 3: "w"}}),
     "esrgan_static": Deployment(lambda: _drawn(Esrgan()), _image(64, "image")),
     "u2netp": Deployment(lambda: _drawn(U2NetP()), _image(320, "image")),
+    "basic_pitch": Deployment(lambda: _drawn(BasicPitch()), lambda: {"harmonics": torch.randn(1, 8, 172, 264)}),
     "mobilenet": Deployment(lambda: _drawn(MobileNet()), _image(224, "image")),
     "file_types": Deployment(
         lambda: FileTypes().eval(), lambda: {"bytes": torch.randint(0, 257, (1, 2048), dtype=torch.int32)},

@@ -107,8 +107,13 @@ def _form(site: Site, block: int) -> PixelForm | None:
 
 @lru_cache(maxsize=1)
 def _pixels_behind() -> tuple[Rule, ...]:
-    """Admitted rules by which pixels of what a convolution makes are channels of another's."""
-    return tuple(r for r in load_library().admitted if _is_pixels(r))
+    """Rules by which pixels of what a convolution makes are channels of another's: admitted, and usable in float32
+    wherever elements are moderate."""
+    library = load_library()
+    floats = library.floats()
+    found = [r for r in library.admitted if _is_pixels(r)]
+    ways = [floats.alternatives(r, backward=False).get(DType.FLOAT32, ()) for r in found]
+    return tuple(r for r, some in zip(found, ways, strict=True) if any(w.generous and not w.rounded for w in some))
 
 
 def _is_pixels(rule: Rule) -> bool:
