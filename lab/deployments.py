@@ -292,30 +292,20 @@ def _drawn(made: nn.Module) -> nn.Module:
 # -- of transformers -------------------------------------------------------------------------------------------------
 
 
-class Same(nn.Conv2d):
-    """A convolution whose image is padded to as many places as it has, more behind than before."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        sides: list[int] = []
-        for size, taps, step in zip(x.shape[:1:-1], self.kernel_size[::-1], self.stride[::-1], strict=True):
-            more = max((-(-size // step) - 1) * step + taps - size, 0)
-            sides += [more // 2, more - more // 2]
-        return super().forward(functional.pad(x, sides))
-
-
 class BasicPitch(nn.Module):
     """Spotify's pitch tracker behind its constant-Q transform: eight harmonics of 172 frames and 264 bins."""
 
     def __init__(self) -> None:
         super().__init__()
         self.contours = nn.Sequential(
-            Same(8, 32, 5), nn.BatchNorm2d(32), nn.ReLU(), Same(32, 8, (3, 39)), nn.BatchNorm2d(8), nn.ReLU(),
-            Same(8, 1, 5), nn.Sigmoid(),
+            nn.Conv2d(8, 32, 5, padding=2), nn.BatchNorm2d(32), nn.ReLU(),
+            nn.Conv2d(32, 8, (3, 39), padding=(1, 19)), nn.BatchNorm2d(8), nn.ReLU(),
+            nn.Conv2d(8, 1, 5, padding=2), nn.Sigmoid(),
         )  # fmt: skip
-        self.early = nn.Sequential(Same(1, 32, 7, (1, 3)), nn.ReLU())
-        self.notes = nn.Sequential(Same(32, 1, (7, 3)), nn.Sigmoid())
-        self.attacks = nn.Sequential(Same(8, 32, 5, (1, 3)), nn.BatchNorm2d(32), nn.ReLU())
-        self.onsets = nn.Sequential(Same(33, 1, 3), nn.Sigmoid())
+        self.early = nn.Sequential(nn.Conv2d(1, 32, 7, (1, 3), (3, 2)), nn.ReLU())
+        self.notes = nn.Sequential(nn.Conv2d(32, 1, (7, 3), padding=(3, 1)), nn.Sigmoid())
+        self.attacks = nn.Sequential(nn.Conv2d(8, 32, 5, (1, 3), (2, 1)), nn.BatchNorm2d(32), nn.ReLU())
+        self.onsets = nn.Sequential(nn.Conv2d(33, 1, 3, padding=1), nn.Sigmoid())
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         contours = self.contours(x)
