@@ -88,9 +88,10 @@ def test_mutants_of_pixels_as_channels_are_refuted() -> None:
     rules = [r for r in LIBRARY.values() if str(r.lhs[0]).startswith("SpaceToDepth(Conv(")]
     assert len(rules) == 2
     for rule in rules:
-        made = [(what, mutant, exact_test(mutant)) for what, mutant in mutants(rule)]
+        asked = list(mutants(rule))[:: 1 if FULL else 4]
+        made = [(what, mutant, exact_test(mutant)) for what, mutant in asked]
         left = [(what, mutant) for what, mutant, verdict in made if not isinstance(verdict, Refuted)]
-        assert len(made) > 50
+        assert len(made) > 12
         assert {what for what, _ in left} <= {"Conv: pads[2] +1", "Conv: pads[3] +1"}
         assert not any(isinstance(prove(mutant, time_limit=0.5), ProvedAllSizes) for _, mutant in left)
 
