@@ -261,11 +261,33 @@ class FileTypes(nn.Module):
         return torch.softmax(self.last(self.pooled(x)), -1)
 
 
+class BasicPitch(nn.Module):
+    """Spotify's pitch tracker behind its constant-Q transform: eight harmonics of 172 frames and 264 bins."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.contours = nn.Sequential(
+            nn.Conv2d(8, 32, 5, padding=2), nn.BatchNorm2d(32), nn.ReLU(),
+            nn.Conv2d(32, 8, (3, 39), padding=(1, 19)), nn.BatchNorm2d(8), nn.ReLU(),
+            nn.Conv2d(8, 1, 5, padding=2), nn.Sigmoid(),
+        )  # fmt: skip
+        self.early = nn.Sequential(nn.Conv2d(1, 32, 7, (1, 3), (3, 2)), nn.ReLU())
+        self.notes = nn.Sequential(nn.Conv2d(32, 1, (7, 3), padding=(3, 1)), nn.Sigmoid())
+        self.attacks = nn.Sequential(nn.Conv2d(8, 32, 5, (1, 3), (2, 1)), nn.BatchNorm2d(32), nn.ReLU())
+        self.onsets = nn.Sequential(nn.Conv2d(33, 1, 3, padding=1), nn.Sigmoid())
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        contours = self.contours(x)
+        notes = self.notes(self.early(contours))
+        return contours, notes, self.onsets(torch.cat((notes, self.attacks(x)), 1))
+
+
 DEPLOYMENTS: Mapping[str, Deployment] = {
     "yolov8n": Deployment(lambda: drawn(YoloV8n()), image(640, "images")),
     "esrgan": Deployment(lambda: drawn(Esrgan()), image(64, "image"), {"image": {0: "n", 2: "h", 3: "w"}}),
     "esrgan_static": Deployment(lambda: drawn(Esrgan()), image(64, "image")),
     "u2netp": Deployment(lambda: drawn(U2NetP()), image(320, "image")),
+    "basic_pitch": Deployment(lambda: drawn(BasicPitch()), lambda: {"harmonics": torch.randn(1, 8, 172, 264)}),
     "mobilenet": Deployment(lambda: drawn(MobileNet()), image(224, "image")),
     "file_types": Deployment(
         lambda: FileTypes().eval(), lambda: {"bytes": torch.randint(0, 257, (1, 2048), dtype=torch.int32)},

@@ -113,6 +113,7 @@ _ROW_OPERATORS = {  # that go along an axis (or from it on) row by row
 }  # fmt: skip
 _SEVERAL = "several"  # the pattern of a Transpose that moves more than one axis
 _PRODUCTS = frozenset({"MatMul", "Gemm"})
+_BLOCKED = frozenset({"Conv", "FusedConv"})
 _AXIS_ATTRIBUTES = ("perm", "axes", "axis")
 _TRAITS = "traits"  # where a key holds them
 
@@ -135,6 +136,7 @@ class Traits:
     moved: int | None = None  # bytes, where those of all arguments and outputs are not what is moved
     pattern: str = ""  # of what moves or is summed, where axes that are alike are one
     extents: tuple[float, ...] = ()  # ln of what lies within the axis, or of the innermost that stays together
+    filled: float = 1.0  # of a convolution: operations for each that its definition has, as blocks are computed whole
 
     def distance(self, other: Traits) -> float:
         """The distance to another record of the same operator, in e-folds of work."""
@@ -235,7 +237,7 @@ def _traits(key: Key) -> Traits:
         is_packed(key),
         broadcast_spans([d for d, s in zip(shapes, key.shapes, strict=True) if s])
         if key.op in BROADCASTING else pieces,
-        copied, pattern, extents,
+        copied, pattern, extents, _filled(key, attributes, shapes),
     )  # fmt: skip
 
 
@@ -391,14 +393,31 @@ def _difference(a: Any, b: Any) -> float:
 
 
 def effective_flops(key: Key | None, flops: float) -> float:
-    """The operations that a processor does for an application: a product's columns in whole blocks, of which the last
-    may be half empty. One column alone is a kernel of its own."""
-    columns = 0 if key is None else traits_of(key).columns
-    return (
-        flops * (-(-columns // PREDICTION.block_channels) * PREDICTION.block_channels / columns)
-        if columns > 1
-        else flops
-    )
+    """The operations that a processor does for an application: a product's columns, and the channels of a convolution
+    of images, in whole blocks, of which the last may be half empty. One column alone is a kernel of its own."""
+    if key is None:
+        return flops
+    known = traits_of(key)
+    return flops * _in_whole_blocks(known.columns) if known.columns > 1 else flops * known.filled
+
+
+def _in_whole_blocks(count: int) -> float:
+    """How many channels or columns are computed for each that there is."""
+    return -(-count // PREDICTION.block_channels) * PREDICTION.block_channels / count
+
+
+def _filled(key: Key, attributes: Mapping[str, Any], shapes: Sequence[Sequence[int]]) -> float:
+    """Of a convolution of images in blocks of channels: operations for each that its definition has.
+
+    Channels that are made are computed in whole blocks. Those that are read are, too, unless they are less than one
+    block: then the image is read as it is.
+    """
+    if key.op not in _BLOCKED or len(shapes) < 2 or len(shapes[0]) != 4 or attributes.get("group", 1) != 1:
+        return 1.0
+    made, read = shapes[1][:2]
+    if min(made, read) < 1 or (read >= PREDICTION.block_channels and read % PREDICTION.padded_channels):
+        return 1.0  # not in blocks
+    return _in_whole_blocks(made) * (_in_whole_blocks(read) if read >= PREDICTION.block_channels else 1.0)
 
 
 def effective_bytes(key: Key | None, moved: float) -> float:

@@ -60,13 +60,15 @@ def work(roots: Sequence[Term], data: AbstractSet[str]) -> tuple[int, int]:
 def sized_by_data(rule: Rule, data: AbstractSet[str]) -> bool:
     """Whether weights on the right side are computed through what is as long as a batch or an image is.
 
-    An image's channels are as many as a kernel's, which is why axis 1 of four and more says nothing of its size.
+    An image's channels are as many as a kernel's, which is why axis 1 of four and more says nothing of its size. Nor
+    does an attribute, of which a size may be a multiple.
     """
     lengths: dict[str, set[str]] = {}
     for name, scheme in rule.tensors.items():
         channels = 1 if name in data and len(scheme.shape) >= 4 else None
         lengths[name] = {a for axis, d in enumerate(scheme.shape) if axis != channels for a in symbols(d)}
     alone = set().union(*(lengths[n] for n in data)) - set().union(*(lengths[n] for n in lengths.keys() - data))
+    alone -= rule.attribute_atoms.keys()
     running = set(flowing(rule.rhs, data))
     fixed = [t for t in postorder(*rule.rhs) if isinstance(t, App) and t not in running]
     return not alone.isdisjoint(term_symbols(tuple(fixed)))

@@ -209,6 +209,8 @@ def _complete(state: _State, app: App, kind: TensorType | None) -> App | None:
     given: Attributes = app.attributes
     if "kernel_shape" in record.attributes:
         given = (("kernel_shape", (2,) * (rank - 2)), *given)
+    if "blocksize" in record.attributes:
+        given = (("blocksize", 2), *given)
     if "count_include_pad" in record.attributes:
         given = (("count_include_pad", 1), *given)
     if "axis" in record.attributes and "axis" not in dict(given):

@@ -287,6 +287,9 @@ def _solution(equation: Poly, problem: Problem, values: Mapping[str, int] | None
         name = next(iter(symbols(divided.numerator)))
         if name not in schemes:
             return {name: divided.denominator * sym(fresh_name(name, {*problem.forall, *problem.rule.sizes, *schemes}))}
+    multiple = _multiple(equation, problem)
+    if multiple is not None:
+        return multiple
     order = {name: n for n, name in enumerate(problem.rule.sizes)}
     free = sorted(symbols(equation) - schemes.keys())  # names that only a reshape has come first
     for name in sorted(free, key=lambda n: order.get(n, len(order)), reverse=True):
@@ -301,6 +304,38 @@ def _solution(equation: Poly, problem: Problem, values: Mapping[str, int] | None
         if solution is not None:
             return {name: solution}
     return None
+
+
+def _multiple(equation: Poly, problem: Problem) -> Mapping[str, Dim] | None:
+    """Where an equation says that a size is a multiple of another: the leaf's size that makes it one."""
+    taken = {*problem.forall, *problem.rule.sizes, *problem.rule.attribute_atoms}
+    for monomial, coefficient in equation.terms:
+        for quotient in (a for a in monomial if isinstance(a, Quotient)):
+            rest = list(monomial)
+            rest.remove(quotient)
+            factor = Poly.make({tuple(rest): abs(coefficient)})
+            size = equation - Poly(((monomial, coefficient),))
+            size = -size if coefficient > 0 else size
+            if size // factor != Poly((((quotient,), 1),)):
+                continue
+            for name in (n for n in problem.rule.sizes if n in symbols(size) - symbols(factor)):
+                solution = _undone(size - factor * sym(fresh_name(name, set(taken))), name)
+                if solution is not None:
+                    return {name: solution}
+    return None
+
+
+def _undone(equation: Dim, name: str) -> Dim | None:
+    """What a name is where an equation holds in which it may stand in a size that is divided exactly."""
+    while isinstance(equation, Poly) and (solution := _linear(equation, name)) is None:
+        terms = [(m[0], c) for m, c in equation.terms if len(m) == 1 and isinstance(m[0], Quotient)]
+        inner = [(q, c) for q, c in terms if name in symbols(q.numerator) and abs(c) == 1]
+        if len(inner) != 1 or not isinstance(inner[0][0].numerator, Poly):
+            return None
+        ((quotient, sign),) = inner
+        rest = equation - sign * Poly((((quotient,), 1),))
+        equation = quotient.numerator - quotient.denominator * (rest * -sign)
+    return solution if isinstance(equation, Poly) else None
 
 
 def _numerators(equation: Poly) -> Dim | None:

@@ -27,17 +27,24 @@ from superopt.verifier.exact.algebra import MODULUS, PrimeField, Unlucky
 from superopt.verifier.exact.ordered import Ordered
 from superopt.verifier.exact.sampling import Point
 
-__all__ = ["EvaluatedTerm", "Assignment", "Undecided", "RequiredWeight", "required_weights", "meanings_of", "residues"]
+__all__ = [
+    "MOST_UNKNOWN", "EvaluatedTerm", "Assignment", "RequiredWeight", "TooMany", "Undecided", "meanings_of",
+    "required_weights", "residues",
+]  # fmt: skip
 
 _FUNCTIONALS = 2
 _SPARE = 8  # equations more than unknowns: what they add would show a right side that is no solution
-_MOST = 400  # unknown elements at a point
+MOST_UNKNOWN = 400  # unknown elements at a point
 _DRAWS = 5  # of a sample that meets an inverse of zero
 Meanings = Mapping[App, tuple[Comprehension, ...]]
 
 
 class Undecided(Exception):
     """Whether there are weights is not looked at here."""
+
+
+class TooMany(Undecided):
+    """The weights have more elements at a place than are solved for."""
 
 
 def residues(x: Array) -> Array:
@@ -228,8 +235,8 @@ def required_weights(
     shapes = {h: known.place.shape(t) for h, t in holes.items()}
     sizes = {h: prod(s) for h, s in shapes.items()}
     count = sum(sizes.values())
-    if count > _MOST:
-        raise Undecided(f"{count} unknown elements")
+    if count > MOST_UNKNOWN:
+        raise TooMany(f"{count} unknown elements")
     meanings, _ = meanings_of(unknown, {**known.kinds, **holes})
     skeleton = _Linear(known, unknown, meanings, shapes)
     rows, goals = list[Array](), list[Array]()

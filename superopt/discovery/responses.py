@@ -3,13 +3,16 @@
 ``MatMul(I, w)`` is ``w``, and so is a convolution of unit impulses, a product with ones, a sum with zeros. Where a left
 side ``L`` is equal to ``MatMul(x, w) + c`` for some ``w`` and ``c``, these are therefore ``L(I) - L(0)`` and ``L(0)``:
 expressions over the left side's weights, however many operators it has. Sizes that no weight has (leading axes,
-images) are chosen as small as the input needs. Nothing is claimed: whether an expression is the weight that is asked
+images) are chosen as small as the input needs. A convolution's weight is also what its adjoint makes of unit impulses
+of the output, and the left side's adjoint is put together from the operators' derivatives: no image for each tap.
+Nothing is claimed: whether an expression is the weight that is asked
 for is compared with its fingerprints, and whether the whole is equal is proved like everything.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from math import prod
@@ -21,7 +24,10 @@ from superopt.discovery.linear import Assignment, RequiredWeight, meanings_of, r
 from superopt.discovery.template import size_at
 from superopt.ir.poly import Dim, Poly, substitute, sym, symbols
 from superopt.ir.terms import App, AttributeValue, Term, Var, postorder, remade, variables
+from superopt.ir.types import TensorType
 from superopt.ops import REGISTRY
+from superopt.ops.derivative.expressions import Expr, NotDifferentiable, Site
+from superopt.ops.derivative.modes import pull
 from superopt.ops.meaning import IllTyped
 from superopt.rules.canonical import map_terms
 from superopt.rules.scanner import RuleError
@@ -83,7 +89,7 @@ def response(
         for name, kind in problem.kinds.items() if name in problem.weights
         for term in rearranged(Var(name), kind.shape or (), shape, joined=kind.shape == shape)
     )  # fmt: skip
-    for new_term in chain(moved, _responses(problem, skeleton, hole)):
+    for new_term in chain(moved, _adjoint_responses(problem, skeleton, hole), _responses(problem, skeleton, hole)):
         values = [_value(new_term, problem, assignment) for assignment in places]
         if all(v is not None and w.values == w.marks(v) for v, w in zip(values, wanted, strict=True)):
             return new_term
@@ -119,6 +125,66 @@ def _responses(problem: Problem, skeleton: Skeleton, hole: str) -> Iterator[Term
                 term = _with_probe(problem, base)
                 yield probe.weight(_response_at(problem, _without_addends(problem, term), probe))
                 yield probe.weight(App("Sub", (_response_at(problem, term, probe), nothing)))
+
+
+def _adjoint_responses(problem: Problem, skeleton: Skeleton, hole: str) -> Iterator[Term]:
+    """What the left side's adjoint makes of unit impulses of an output of one place, for a convolution that is all of
+    the skeleton."""
+    app = skeleton.term
+    if not isinstance(app, App) or app.op != "Conv" or app.args[1] != Var(hole) or not isinstance(app.args[0], Var):
+        return
+    leaf, shape = app.args[0], skeleton.holes[hole].shape or ()
+    out = shape[0]
+    target = type_terms([problem.term], problem.kinds)[0][problem.term][0].shape or ()
+    places = (out, out, *(1,) * (len(target) - 2))
+    sizes = _unpadded(problem)
+    chosen = _chosen(_at(target, sizes), places, _free(problem, shape) - sizes.keys())
+    if chosen is None:
+        return
+    sizes |= chosen
+    kinds = {n: replace(k, shape=_at(k.shape or (), sizes)) for n, k in problem.kinds.items()}
+    (root,) = map_terms((problem.term,), {}, sizes)
+    given = Expr(_identity(out, places), TensorType(kinds[leaf.name].dtype, places))
+    with suppress(*_UNDEFINED, NotDifferentiable):
+        cotangent = _pulled(root, leaf, given, kinds)
+        if cotangent is not None and cotangent.shape == shape:  # not so of several groups
+            yield cotangent.term
+
+
+def _pulled(root: Term, leaf: Var, given: Expr, kinds: Mapping[str, TensorType]) -> Expr | None:
+    """The cotangent of a leaf that is read once, from that of a term; ``None`` where it is read more often."""
+    types = type_terms([root], kinds)[0]
+    while root != leaf:
+        if not isinstance(root, App):
+            return None
+        reading = [n for n, a in enumerate(root.args) if a is not None and leaf.name in variables(a)]
+        if len(reading) != 1:
+            return None
+        args = tuple(None if a is None else Expr(a, types[a][0]) for a in root.args)
+        site = Site(root.op, args, complete(root), frozenset(reading))
+        cotangents = pull(site, [given])
+        if reading[0] not in cotangents:
+            return None
+        given, operand = cotangents[reading[0]], root.args[reading[0]]
+        assert operand is not None
+        root = operand
+    return given
+
+
+def _unpadded(problem: Problem) -> dict[str, Dim]:
+    """No padding, where that is an attribute which no weight's shape has."""
+    pads = [v for t in postorder(problem.term) if isinstance(t, App) for k, v in t.attributes if k == "pads"]
+    names = {n for p in pads if isinstance(p, tuple) for d in p if isinstance(d, Poly) for n in symbols(d)}
+    return dict.fromkeys(sorted(names & _free(problem, ())), 0)
+
+
+def _free(problem: Problem, shape: Sequence[Dim]) -> set[str]:
+    """Names that data's sizes have, and no weight's, nor this shape."""
+    free = {n for k in problem.kinds.values() for d in k.shape or () for n in symbols(d)}
+    free -= {
+        n for w in problem.weights & problem.kinds.keys() for d in problem.kinds[w].shape or () for n in symbols(d)
+    }
+    return free - {n for d in shape for n in symbols(d)}
 
 
 def _with_probe(problem: Problem, base: Term | None) -> Term:
@@ -174,13 +240,10 @@ def _probes(problem: Problem, skeleton: Skeleton, app: App, hole: str) -> Iterat
     position, shape = app.args.index(Var(hole)), skeleton.holes[hole].shape or ()
     types = type_terms([problem.term], problem.kinds)[0]
     target = types[problem.term][0].shape or ()
-    free = {n for k in problem.kinds.values() for d in k.shape or () for n in symbols(d)}
-    free -= {
-        n for w in problem.weights & problem.kinds.keys() for d in problem.kinds[w].shape or () for n in symbols(d)
-    }
-    free -= {n for d in shape for n in symbols(d)}
+    free = _free(problem, shape)
     if app.op == "Add" or (app.op == "Conv" and position == 2):
-        yield from ((p, None) for p in _zeros(target, shape, 0 if app.op == "Add" else len(target) - 2, free))
+        least = {**dict.fromkeys(sorted(free), 1), **_unpadded(problem)}
+        yield from ((p, None) for p in _zeros(target, shape, 0 if app.op == "Add" else len(target) - 2, least))
         return
     base = next((a for a in app.args if a is not None and not set(variables(a)) & set(skeleton.holes)), None)
     known_tensor_types = None if base is None else types.get(base)
@@ -213,10 +276,12 @@ def _factor_of(size: Dim, name: str) -> Dim:
     return substitute(size, {name: 1})
 
 
-def _zeros(target: Sequence[Dim], shape: tuple[Dim, ...], behind: int, free: set[str]) -> Iterator[Probe]:
-    """No input at all: what is left is what is added. Sizes that do not matter are 1, or what they are."""
+def _zeros(
+    target: Sequence[Dim], shape: tuple[Dim, ...], behind: int, least: Mapping[str, Dim]
+) -> Iterator[Probe]:  # fmt: skip
+    """No input at all: what is left is what is added. Sizes that do not matter are the least, or what they are."""
     aligned = (*(1,) * (len(target) - len(shape) - behind), *shape, *(1,) * behind)
-    for sizes in (dict.fromkeys(sorted(free), 1), {}):
+    for sizes in (least, {}):
         left = _at(target, sizes)
         yield Probe(sizes, None, shape, {n: 0 for n, (d, a) in enumerate(zip(left, aligned, strict=True)) if d != a})
 

@@ -188,6 +188,7 @@ def solve_all(
                 seed=config.seed,
                 bounds=bounds,
                 alternatives=theme.alternatives,
+                simplifies=theme.simplifies,
             )
             some = solve_one(
                 solver, config, chunks, theme.family, lambda r: follows(r, solution.rules), solution,

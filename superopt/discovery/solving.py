@@ -10,18 +10,25 @@ candidate like any other: tested exactly at other sizes, generalised, and proved
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import prod
 
 import numpy as np
 
 from superopt.discovery.applications import Skeleton
-from superopt.discovery.candidates import operator_count, restricted, tidied
+from superopt.discovery.candidates import operator_count, restricted, tidied, work
 from superopt.discovery.config import Theme
 from superopt.discovery.gain import expected
 from superopt.discovery.lifting import Problem
-from superopt.discovery.linear import Assignment, EvaluatedTerm, RequiredWeight, Undecided, required_weights
+from superopt.discovery.linear import (
+    MOST_UNKNOWN,
+    Assignment,
+    EvaluatedTerm,
+    RequiredWeight,
+    TooMany,
+    Undecided,
+    required_weights,
+)
 from superopt.discovery.responses import response
 from superopt.discovery.skeletons import OPERATORS, skeletons
 from superopt.discovery.store import UNBOUNDED, Bounds
@@ -44,6 +51,7 @@ __all__ = ["ASSIGNMENTS", "Solver", "assignments_of", "theme_of"]
 ASSIGNMENTS = 3  # concrete assignments of sizes and attributes
 _SPARE = 2  # more, in place of those at which the left side reads less than elsewhere
 _DRAWS = 60
+_FITTING_DRAWS = 600  # of places at which a skeleton's weights have to be few
 _LARGE = 300  # elements of one tensor at a place
 _MOST_ASKED = 80  # skeletons of one problem, the cheapest, whose weights are solved for
 _LEVELS = 3  # of synthesis
@@ -69,10 +77,13 @@ class Solver:
         known: the left side there.
         last: the last solution.
         tables: values over the weights, by the shapes that they were made for.
-        first: whether there are weights at the first place: 0 none, 1 some, ``None`` not decided.
+        first: whether there are weights at the first place: 0 none, 1 some or too many to tell, ``None`` not decided.
         nameless: values of weights, at all places, that are no expression that was built.
         ordered: whether the left side compares numbers; what is affine around that is a smaller problem.
         alternatives: whether ways are looked for that cost more than they need to.
+        simplifies: whether only right sides after which less runs are looked for.
+        oversized: whether the last skeleton's weights had too many elements at a place.
+        fitting: whether the places are chosen for one skeleton, whose weights have few elements there.
     """
 
     problem: Problem
@@ -91,6 +102,9 @@ class Solver:
     nameless: set[tuple[TensorType, bytes]] = field(default_factory=set)
     ordered: bool = False
     alternatives: bool = False
+    simplifies: bool = False
+    oversized: bool = False
+    fitting: bool = False
 
     def solutions(self) -> Iterator[Rule]:
         """Candidates, cheapest right side first.
@@ -151,12 +165,16 @@ class Solver:
     def _cheaper(self, needed: Set[str] = frozenset()) -> list[Skeleton]:
         """Skeletons that read the ``needed`` data and cost less than the left side, cheapest first."""
         ranked: list[tuple[float, int, str, Skeleton]] = []
+        data = frozenset(self.problem.kinds) - self.problem.weights
+        most = work((self.problem.term,), data)
         for skeleton in skeletons(
             self.problem, self.operators, needed=needed, price=self._share, limit=self.most,
             affine=all(k.affine() for k in self.evaluated[:1]), rearranged_only=self.ordered,
             alternatives=self.alternatives,
         ):  # fmt: skip
             self.bounds.check()
+            if self.simplifies and not work((skeleton.term,), data) < most:
+                continue
             share = self._share(skeleton.least)
             if share is not None and share < self.most:
                 ranked.append((share, len(skeleton.holes), str(skeleton.term), skeleton))
@@ -187,9 +205,13 @@ class Solver:
         if key not in self.first:
             rng = np.random.default_rng([self.seed, 5])
             self.first[key] = None
-            with suppress(*_UNDECIDED):
+            try:
                 required = required_weights(self.evaluated[0], skeleton.term, skeleton.holes, rng)
                 self.first[key] = 0 if required is None else 1
+            except TooMany:
+                self.first[key] = 1  # there may be: other places will tell
+            except _UNDECIDED:
+                pass
         return self.first[key] == 0
 
     def _price(self, skeleton: Skeleton) -> tuple[float, float] | None:
@@ -209,12 +231,27 @@ class Solver:
     def _solved(self, skeleton: Skeleton) -> Rule | None:
         rng = np.random.default_rng([self.seed, 5])
         wanted: list[dict[str, RequiredWeight]] = []
+        self.oversized = False
         for evaluated_term in self.evaluated:
             required = self._required_weights(skeleton, evaluated_term, rng)
             if required is None or any(not w.functionals.any() for w in required.values()):
-                return None
+                return self._solved_elsewhere(skeleton) if self.oversized and not self.fitting else None
             wanted.append(required)
         return self._named(skeleton, wanted)
+
+    def _solved_elsewhere(self, skeleton: Skeleton) -> Rule | None:
+        """The same at other places, where the skeleton's weights have fewer elements."""
+        places = assignments_of(self.problem, ASSIGNMENTS + _SPARE, self.seed, skeleton.holes)
+        if len(places) < ASSIGNMENTS:
+            return None
+        other = Solver(
+            self.problem, self.cost, self.operators, self.most, self.seed, self.bounds, self.insoluble, self.unnamed,
+            places, ordered=self.ordered, fitting=True,
+        )  # fmt: skip
+        if not other._computable():
+            return None
+        other._choose_places()
+        return other._solved(skeleton)
 
     def _required_weights(
         self, skeleton: Skeleton, evaluated_term: EvaluatedTerm, rng: np.random.Generator
@@ -222,6 +259,9 @@ class Solver:
         """What the weights have to be at a place; ``None`` where there are none, which is remembered."""
         try:
             required = required_weights(evaluated_term, skeleton.term, skeleton.holes, rng)
+        except TooMany:
+            self.oversized = True
+            return None
         except _UNDECIDED:
             return None
         if required is None:
@@ -287,8 +327,16 @@ def _whole(wanted: Sequence[RequiredWeight], kind: TensorType) -> tuple[TensorTy
     return None if any(v is None for v in values) else (kind, b"".join(v.tobytes() for v in values if v is not None))
 
 
-def assignments_of(problem: Problem, count: int, seed: int) -> list[Assignment]:
+def assignments_of(
+    problem: Problem, count: int, seed: int, holes: Mapping[str, TensorType] | None = None
+) -> list[Assignment]:
     """Concrete assignments at which the expression is well-formed, as different and as small as were drawn.
+
+    Args:
+        problem: the expression.
+        count: how many.
+        seed: of the draws.
+        holes: weights that have few enough elements to be solved for.
 
     Raises:
         RuleError: it is well-formed nowhere.
@@ -297,9 +345,9 @@ def assignments_of(problem: Problem, count: int, seed: int) -> list[Assignment]:
     conditions = types_of(rule).lhs_obligations
     rng = np.random.default_rng([seed, 3])
     drawn: dict[tuple[tuple[str, int], ...], Point] = {}
-    for attempt in range(_DRAWS):
-        point = draw(rule, 0, rng, conditions, 3 + attempt % 4)
-        if point is not None and _small(problem, point):
+    for attempt in range(_FITTING_DRAWS if holes else _DRAWS):
+        point = draw(rule, 0, rng, conditions, (2 if holes else 3) + attempt % 4)
+        if point is not None and _small(problem, point) and _few(holes or {}, point):
             drawn.setdefault(tuple(point.sizes.items()), point)
     chosen: list[Assignment] = []
     seen = {key: _alike(point) for key, point in drawn.items()}
@@ -342,6 +390,12 @@ def _small(problem: Problem, point: Point) -> bool:
     assignment = Assignment(point, {}, PrimeField())
     shapes = [assignment.shape(outputs[0]) for outputs in types_of(problem.rule).types.values()]
     return all(min(shape, default=1) > 0 and prod(shape) <= _LARGE for shape in shapes)
+
+
+def _few(holes: Mapping[str, TensorType], point: Point) -> bool:
+    """Whether weights have few enough elements together at a point."""
+    assignment = Assignment(point, {}, PrimeField())
+    return sum(prod(assignment.shape(kind)) for kind in holes.values()) <= MOST_UNKNOWN
 
 
 def theme_of(problem: Problem, name: str, *, batch: bool = True, signals: bool = False) -> Theme:

@@ -237,6 +237,23 @@ def test_columns_of_a_product_come_in_blocks(op: str, attributes: str, second: s
 
 
 @pytest.mark.parametrize(
+    ("shapes", "attributes", "done"),
+    [
+        (("float32[1, 32, 8, 8]", "!float32[1, 32, 3, 3]"), '{"group":1}', 16.0),
+        (("float32[1, 8, 8, 8]", "!float32[12, 8, 3, 3]"), '{"group":1}', 16 / 12),  # read as it is
+        (("float32[1, 20, 8, 8]", "!float32[16, 20, 3, 3]"), '{"group":1}', 32 / 20),
+        (("float32[1, 33, 8, 8]", "!float32[1, 33, 3, 3]"), '{"group":1}', 1.0),  # not in blocks
+        (("float32[1, 8, 8, 8]", "!float32[8, 1, 3, 3]"), '{"group":8}', 1.0),
+        (("float32[1, 8, 8, 8, 8]", "!float32[1, 8, 3, 3, 3]"), '{"group":1}', 1.0),
+        (("float32[1, 8, 8]", "!float32[1, 8, 3]"), '{"group":1}', 1.0),
+    ],
+)
+def test_channels_of_a_convolution_come_in_blocks(shapes: tuple[str, ...], attributes: str, done: float) -> None:
+    key = Key("Conv", attributes, "float32", shapes)
+    assert predictor.effective_flops(key, 600.0) == pytest.approx(600.0 * done)
+
+
+@pytest.mark.parametrize(
     ("op", "attributes", "shapes", "pieces", "moved"),
     [
         ("Gather", {"axis": 0}, ((30522, 768), (1, 128)), 128, 8 * 128 * 768 + 8 * 128),

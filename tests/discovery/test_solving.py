@@ -331,6 +331,20 @@ def test_no_weights_as_large_as_an_image_are_solved_for() -> None:
     assert not sized_by_data(kernel, data_beside_weights(kernel))
 
 
+def test_a_kernel_of_neighbouring_pixels_is_what_an_adjoint_makes_of_impulses() -> None:
+    """For all strides, paddings and dilations at once, at places where so large a kernel has few elements."""
+    sides = left_sides(["Conv", "SpaceToDepth"], 2, [4], repeated=False)
+    whole = next(p for p in sides if str(p.term).startswith("SpaceToDepth(Conv(") and "p_3" in str(p.term))
+    assert str(whole.kinds["x"].shape[2]) == "b1*h1*s_0 + d_0*u - d_0 - p_0 - p_2 - s_0 + 1"  # type: ignore[index]
+    problem = next(n for n in _narrower(whole) if "group=1" in str(n.term) and "b1" in str(n.term))
+    solver = Solver(problem, most=100.0, seed=20, simplifies=True)
+    found = next(solver.solutions())
+    assert "strides=[b1*s_0, b1*s_1]" in str(found.rhs[0])
+    assert {t.op for t in postorder(found.rhs[0]) if isinstance(t, App)} >= {"ConvTranspose", "DepthToSpace"}
+    assert isinstance(prove(found), verdict.ProvedAllSizes)
+    assert not sized_by_data(found, data_beside_weights(found))
+
+
 def test_axes_are_moved_in_every_way_and_by_a_profile_some_pay(tmp_path: Path) -> None:
     required_weights = {p.term for p in left_sides(["Transpose"], 1, [3], single=True)}
     assert len(required_weights) == 5  # of six, one moves nothing

@@ -327,12 +327,14 @@ _LAST = (0, 2, 3, 1)  # channels last
 class FormSite:
     """A form: the nodes that it stands for, one after the other, and the image that it reads.
 
-    ``begins`` is equal for forms of one image that begin with one Transpose.
+    ``begins`` is equal for forms of one image that begin with one Transpose. A ``direct`` form is a convolution still,
+    which reads its image as one does, and makes one with channels second.
     """
 
     nodes: tuple[Node, ...]
     image: str
     begins: Hashable = None
+    direct: bool = False
 
     @property
     def output(self) -> str:
@@ -350,6 +352,8 @@ def changes(graph: Graph, typing: Typing, forms: Sequence[FormSite], blocked: fr
     """
     if "Conv" not in blocked:
         return {}
+    plain_made = {form.output for form in forms if form.direct}
+    forms = [form for form in forms if not form.direct]
     inside = {id(node) for form in forms for node in form.nodes}
     begin = {(id(form.nodes[0]), form.image): form.begins or id(form) for form in forms}
     made = {form.output for form in forms}
@@ -365,7 +369,7 @@ def changes(graph: Graph, typing: Typing, forms: Sequence[FormSite], blocked: fr
             continue
         data = [n for n in node.reads if n not in graph.constants]
         if all(map(is_image, data)) and (node.op == "Conv" or (data and all(n in held for n in data))):
-            held.update(node.outputs)
+            held.update(o for o in node.outputs if o not in plain_made)
             running.add(id(node))
     ends = dict.fromkeys(v.name for v in graph.outputs)
     found: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""Selection of fast algorithms (Winograd, Strassen) by modelled cost.
+"""Selection of fast algorithms (Winograd, Strassen, pixels as channels) by modelled cost.
 
 Each site's forms are priced beside its operator, including the operators that the backend fuses with it. Then the
 chosen forms are priced together, with the changes of memory layout that they add or remove and the transforms that
@@ -22,7 +22,8 @@ from superopt.ir.types import DType, TensorType
 from superopt.ops.infer import Typing, infer
 from superopt.passes.fast_algorithms.conv import Axis, ConvForm, FormSite, Kernel, changes_us, write_conv
 from superopt.passes.fast_algorithms.matmul import MatMulForm, write_matmul
-from superopt.passes.fast_algorithms.sites import Site, Writer, isolated, price_key, sites_of
+from superopt.passes.fast_algorithms.pixels import PixelForm, pixel_forms, write_pixels
+from superopt.passes.fast_algorithms.sites import FEWEST, Site, Writer, isolated, price_key, sites_of
 from superopt.rules.bilinear import Algorithm, algorithms
 from superopt.runtime.evaluate import Array
 
@@ -57,7 +58,7 @@ __all__ = [
 # of many.
 
 
-Form = ConvForm | MatMulForm
+Form = ConvForm | MatMulForm | PixelForm
 
 
 @dataclass(frozen=True)
@@ -188,7 +189,7 @@ _SINGLE = (1, 1)  # taps and stride of an axis along which nothing is summed
 # deviation 0.16; times 1.07, 1.08 and 1.03 since the predictor of 2026-11-26 (the same shapes by both, one after the
 # other). They belong to the recorded profile and its predictor: with others, ``python -m lab.algorithms --only
 # random`` says by what to multiply them.
-_FAMILY = {"both axes": 1.2, "one axis direct": 1.01, "products": 1.03}
+_FAMILY = {"both axes": 1.2, "one axis direct": 1.01, "products": 1.03, "pixels as channels": 1.0}
 # What operators take in a form of what they take alone: in front of each, products have filled the core's cache with
 # something else. By ONNX Runtime's profile of eight forms: 1.2 to 2.8 times where elements are moved.
 _APART = dict.fromkeys(("Concat", "Gather", "Pad", "Slice", "Split", "Transpose"), 1.5)
@@ -197,7 +198,8 @@ _APART = dict.fromkeys(("Concat", "Gather", "Pad", "Slice", "Split", "Transpose"
 def forms_of(site: Site, growth: float) -> list[Form]:
     """The forms of a site whose errors grow by at most that factor."""
     if site.pads:
-        return list(_conv_forms(site, growth))
+        bilinear = _conv_forms(site, growth) if min(site.kernel[:2]) >= FEWEST else ()
+        return [*bilinear, *pixel_forms(site)]
     rows, inner = site.rows
     blocked = [a for name, a in algorithms().items() if name.startswith("matmul:") and a.growth <= growth]
     return [MatMulForm(rows, inner, site.kernel[1], a) for a in blocked]
@@ -239,6 +241,8 @@ def named(form: Form) -> str:
     """``F(4×4, 3×3), 36 products`` or ``2×2×2 in 7 products``."""
     if isinstance(form, MatMulForm):
         return f"{'×'.join(map(str, form.parts))} in {form.algorithm.rank} products"
+    if isinstance(form, PixelForm):
+        return f"{form.block}×{form.block} pixels as channels"
     axes = [axis for axis in form.axes if axis.algorithm is not None]
     shape = ((a.tile, a.taps, a.stride, a.dilation) for a in axes)
     outputs, taps, strides, apart = ("×".join(map(str, values)) for values in zip(*shape, strict=True))
@@ -253,6 +257,8 @@ def kind_of(form: Form) -> str:
     """What tells how far prices of forms are off: one of the keys of ``_FAMILY``."""
     if isinstance(form, MatMulForm):
         return "products"
+    if isinstance(form, PixelForm):
+        return "pixels as channels"
     return "one axis direct" if form.merged > 1 else "both axes"
 
 
@@ -261,7 +267,7 @@ def accuracy_of(form: Form) -> tuple[float, float]:
     if isinstance(form, MatMulForm):
         return form.algorithm.growth, form.algorithm.bound
     growth = bound = 1.0
-    for axis in form.axes:
+    for axis in () if isinstance(form, PixelForm) else form.axes:
         if axis.algorithm is not None:
             growth, bound = growth * axis.algorithm.growth, bound * axis.algorithm.bound
     return growth, bound
@@ -334,8 +340,12 @@ def without_small_gains(
 
 def layouts_us(graph: Graph, typing: Typing, chosen: Sequence[Choice], costs: CostModel) -> float:
     """Microseconds that changes of layout take because of choices; negative where there are fewer."""
-    places = [FormSite(c.site.nodes, c.site.node.inputs[0], c.begins) for c in chosen if c.site.pads]
+    places = [_place(c.site, c.form, c.begins) for c in chosen if c.site.pads]
     return changes_us(graph, typing, places, costs)
+
+
+def _place(site: Site, form: Form, begins: Hashable = None) -> FormSite:
+    return FormSite(site.nodes, site.node.inputs[0], begins, isinstance(form, PixelForm))
 
 
 def _cheapest(before: float, priced: Sequence[PricedForm], gain: float) -> list[PricedForm]:
@@ -381,8 +391,10 @@ def _form_us(
     parts = [_APART.get(op, 1.0) * estimate.us for _, op, estimate in found.per_node]
     family = _FAMILY[kind_of(form)]
     us = family * (found.us + sum(parts) - sum(e.us for *_, e in found.per_node))
+    if not isinstance(form, ConvForm):
+        return us, 0.0
     first = next(i for i, n in enumerate(made.nodes) if n.op == "MatMul" and n.inputs[1] in made.constants)
-    return us, family * sum(parts[:first]) if isinstance(form, ConvForm) else 0.0
+    return us, family * sum(parts[:first])
 
 
 def _alone(alone: Graph, site: Site, form: Form) -> Graph:
@@ -411,13 +423,18 @@ def alternatives(graph: Graph, site: Site, costs: CostModel, growth: float) -> l
     """What a graph's site is modelled to take in its place: as it is, and by each form, the cheapest first."""
     typing = infer(graph)
     before, priced = _priced(isolated(graph, typing, site), site, costs, growth, {}, [])
-    place = [FormSite(site.nodes, site.node.inputs[0])] if site.pads else []
-    more = changes_us(graph, typing, place, costs) - changes_us(graph, typing, [], costs)
-    return [(before, None), *((p.us + more, p.form) for p in sorted(priced, key=lambda p: (p.us, p.number)))]
+    without = changes_us(graph, typing, [], costs)
+    found: list[tuple[float, Form | None]] = [(before, None)]
+    for one in sorted(priced, key=lambda p: (p.us, p.number)):
+        place = [_place(site, one.form)] if site.pads else []
+        found.append((one.us + changes_us(graph, typing, place, costs) - without, one.form))
+    return found
 
 
 def _products_us(site: Site, form: Form, costs: CostModel) -> float:
     """What a form's products are expected to take by themselves: less than all of it."""
+    if isinstance(form, PixelForm):
+        return 0.0  # it is one operator, which is priced as quickly
     if isinstance(form, MatMulForm):
         (rows, inner, columns), count = form.block, form.algorithm.rank
     else:
@@ -459,6 +476,9 @@ def _write(writer: Writer, graph: Graph, choice: Choice) -> None:
     site, form, node = choice.site, choice.form, choice.site.node
     kind = graph.weight[site.weights].type.dtype.numpy
     weights, data = partial(_elements, graph, site.weights), node.inputs[0]
+    if isinstance(form, PixelForm):
+        write_pixels(writer, form, graph, site)
+        return
     if isinstance(form, ConvForm):
         bias = None if site.bias is None else partial(_elements, graph, site.bias)
         names = (site.weights, *(() if site.bias is None else (site.bias,)))

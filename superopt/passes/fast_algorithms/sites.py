@@ -18,13 +18,13 @@ from superopt.ir.terms import AttributeValue
 from superopt.ir.types import DType, TensorType
 from superopt.ops.infer import Applied, Barrier, Typing, infer
 
-__all__ = ["Site", "Writer", "price_key", "isolated", "possible", "sites_of"]
+__all__ = ["FEWEST", "Site", "Writer", "price_key", "isolated", "possible", "sites_of"]
 
 
 # -- Sites ---------------------------------------------------------------------------------------------------------
 
 
-_FEWEST = 16  # channels, rows or columns below which products are too small for a form to pay
+FEWEST = 16  # channels, rows or columns below which products are too small for a bilinear form to pay
 _WHERE = {"Conv", "MatMul"}
 
 
@@ -86,9 +86,15 @@ def possible(graph: Graph) -> bool:
         and not node.domain
         and len(node.inputs) > 1
         and (held := graph.constants.get(node.inputs[1])) is not None
-        and min((d for d in (held.type.shape or (0,))[:2] if isinstance(d, int)), default=0) >= _FEWEST
+        and _may_pay(node, tuple(d for d in held.type.shape or () if isinstance(d, int)))
         for node in graph.nodes
     )
+
+
+def _may_pay(node: Node, fixed: tuple[int, ...]) -> bool:
+    """Whether forms exist for an operator with a fixed operand of these sizes: it is large, or makes few channels."""
+    few = node.op == "Conv" and len(fixed) == 4 and node.attributes.get("group", 1) == 1 and fixed[0] < FEWEST
+    return few or min(fixed[:2], default=0) >= FEWEST
 
 
 def sites_of(graph: Graph, typing: Typing | None = None, costs: CostModel | None = None) -> list[Site]:
@@ -131,7 +137,7 @@ def _site(graph: Graph, typing: Typing, node: Node, known: Applied) -> Site | No
 def _conv(site: Site, attributes: Mapping[str, AttributeValue]) -> Site | None:
     if attributes["group"] != 1 or len(site.sizes) not in (3, 4) or min(site.sizes[1:]) < 1:
         return None
-    if min(site.kernel[:2]) < _FEWEST:
+    if not _may_pay(site.node, site.kernel):
         return None
     pads, strides, dilations = (_ints(attributes[name]) for name in ("pads", "strides", "dilations"))
     return replace(site, pads=pads, strides=strides, dilations=dilations)
@@ -140,7 +146,7 @@ def _conv(site: Site, attributes: Mapping[str, AttributeValue]) -> Site | None:
 def _matmul(site: Site, attributes: Mapping[str, AttributeValue]) -> Site | None:
     if len(site.kernel) != 2 or len(site.sizes) < 2 or min(site.sizes) < 1:
         return None
-    return site if min(*site.kernel, *site.rows) >= _FEWEST else None
+    return site if min(*site.kernel, *site.rows) >= FEWEST else None
 
 
 _Known = Mapping[int, Applied | Barrier]  # by the node's identity
