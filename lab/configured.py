@@ -153,7 +153,7 @@ def _sound(name: str, *shape: int) -> _Inputs:
     return lambda: {name: torch.randn(1, *shape)}
 
 
-def _step(
+def _decoder_step(
     kind: str, *, vocabulary: int, layers: int, heads: int, width: int, past: int = 128, **settings: Any
 ) -> Deployment:  # fmt: skip
     """One token behind ``past`` others; ``heads`` of keys and values."""
@@ -234,9 +234,10 @@ CONFIGURED: Mapping[str, Deployment] = {
     "mamba": _configured("MambaConfig MambaForCausalLM", "logits",
                          lambda: {"input_ids": torch.randint(0, 8000, (1, 32))}, hidden_size=256, num_hidden_layers=3,
                          vocab_size=8000, use_cache=False),
-    "gpt2_step": _step("GPT2Config GPT2LMHeadModel", vocabulary=16000, layers=4, heads=6, width=64, n_embd=384,
+    "gpt2_step": _decoder_step("GPT2Config GPT2LMHeadModel", vocabulary=16000, layers=4, heads=6, width=64, n_embd=384,
                        n_layer=4, n_head=6),
-    "llama_step": _step("LlamaConfig LlamaForCausalLM", vocabulary=16000, layers=3, heads=2, width=64, **_GROUPED),
+    "llama_step": _decoder_step("LlamaConfig LlamaForCausalLM", vocabulary=16000, layers=3, heads=2, width=64,
+                                **_GROUPED),
     "t5_step": _step_beside_encoder("T5Config T5ForConditionalGeneration", vocabulary=16000, layers=3, heads=6,
                                     width=64, read=64, d_model=384, num_layers=3, num_heads=6, d_kv=64, d_ff=1024),
     # pictures

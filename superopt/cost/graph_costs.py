@@ -510,7 +510,7 @@ class _CostedInference(Inference):
             made = 0 if node.op in VIEWS else sum(map(self.bytes_of, (*moving, *filter(None, node.outputs))))
             prices, after = reuse.model_for(copies[place], made), makers[place].op if place in makers else None
             done = (0, 0) if node.op in VIEWS else work_of(known.operator.name, known.attributes, args, outs)
-            if place in half.places:
+            if half is not None and place in half.places:
                 estimate = half.cost(prices, place, args, outs, fixed, after)
             else:
                 estimate = prices.application(
@@ -570,11 +570,13 @@ class _CostedInference(Inference):
             share = integers.shares[kernel.op] if integers is not None else 1.0
             parts[place[id(kernel)]] = (name, op, replace(estimate, us=share * estimate.us), done)
 
-    def _half_casts(self, model: CostModel) -> HalfCasts:
-        """What the backend computes in float32 between casts."""
-        known = self.typing.nodes
+    def _half_casts(self, model: CostModel) -> HalfCasts | None:
+        """What the backend computes in float32 between casts; ``None`` where no value is of half precision."""
+        half, known = model.backend.half, self.typing.nodes
+        if half is None or not half.concerns(self.types.values()):
+            return None
         applied = {i: k for i, k in enumerate(known) if isinstance(k, Applied) and self.runs(self.graph.nodes[i])}
-        return HalfCasts(self.graph, applied, self.types, self.static, model.backend.half)
+        return HalfCasts(self.graph, applied, self.types, self.static, half)
 
     def _fused_producers(self, model: CostModel) -> dict[int, Node]:
         """For nodes (by position) that the backend runs within the kernel that makes their argument: what makes it."""

@@ -7,7 +7,7 @@ more. The price of such an operator is its price in float32, its own casts, and 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -42,6 +42,10 @@ class HalfPrecision:
     kernels: frozenset[str]
     parts: Mapping[str, tuple[str, ...]]
     fused: frozenset[tuple[str, str]]
+
+    def concerns(self, kinds: Iterable[TensorType | None]) -> bool:
+        """Whether any value is of half precision that the backend casts."""
+        return any(kind is not None and kind.dtype in self.types for kind in kinds)
 
     def casts(self, op: str, kind: TensorType | None) -> bool:
         """Whether the backend computes an operator in float32 between casts.
@@ -90,7 +94,7 @@ class HalfCasts:
         applied: the nodes with a meaning that an inference runs, by position.
         types: of its values, at fixed sizes.
         static: the values that are the same on every input: their casts are made once.
-        half: what the backend does; ``None``: it casts nothing.
+        half: what the backend does.
 
     Attributes:
         places: positions of the nodes.
@@ -98,12 +102,10 @@ class HalfCasts:
 
     def __init__(
         self, graph: Graph, applied: Mapping[int, Applied], types: Mapping[str, TensorType], static: Collection[str],
-        half: HalfPrecision | None,
+        half: HalfPrecision,
     ) -> None:  # fmt: skip
         self.applied, self.types, self.half = applied, types, half
         self.places: set[int] = set()
-        if half is None or not any(t.dtype in half.types for t in types.values()):
-            return
         nodes = graph.nodes
         for i, known in applied.items():
             kinds = (types.get(n) for n in (*known.args, *nodes[i].outputs) if n)
@@ -134,7 +136,6 @@ class HalfCasts:
             fixed: which operands are weights.
             after: the operator that it is fused with.
         """
-        assert self.half is not None, "only a backend that casts has such nodes"
         known = self.applied[place]
         op, wide = known.operator.name, [None if t is None else self._wide(t) for t in args]
         results = [self._wide(t) for t in outs]
@@ -149,8 +150,7 @@ class HalfCasts:
         return replace(own, us=own.us + sum(e.us for e in casts), source=own.source if not casts else casts[0].source)
 
     def _wide(self, kind: TensorType) -> TensorType:
-        cast = self.half is not None and kind.dtype in self.half.types
-        return replace(kind, dtype=WIDE) if cast else kind
+        return replace(kind, dtype=WIDE) if kind.dtype in self.half.types else kind
 
     def _cast(self, prices: CostModel, kind: TensorType) -> Estimate:
         return prices.application("Cast", {"to": str(WIDE)}, [kind], [self._wide(kind)], constant_args=(False,))

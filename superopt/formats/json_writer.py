@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -190,44 +190,30 @@ def _is_canonical(text: str) -> bool:
 
 def format_document(document: Mapping[str, object]) -> str:
     """JSON text with one element of a top-level list to a line. Only ASCII, so that no name can act on a terminal."""
-    return "".join(_pieces((k, map(_line, v) if isinstance(v, list) and v else v) for k, v in document.items()))
+    return "".join(_pieces(document))
 
 
 def whole_document(graph: Graph) -> Iterator[bytes]:
     """The text of :func:`to_json` in pieces, each weight read and encoded only when its turn comes."""
-    document = to_json(graph, sidecar=_INSIDE)
-
-    def weights(rows: Sequence[dict[str, object]]) -> Iterator[Iterable[str]]:
-        for row, weight in zip(rows, graph.weights, strict=True):
-            yield _long_row(row, weight) if _is_large(weight) else _line(row)
-
-    def members() -> Iterator[tuple[str, object]]:
-        for key, value in document.items():
-            if isinstance(value, list) and value:
-                yield key, weights(value) if key == "weights" else map(_line, value)
-            else:
-                yield key, value
-
-    return (piece.encode() for piece in _pieces(members()))
+    return (piece.encode() for piece in _pieces(to_json(graph, sidecar=_INSIDE), graph.weights))
 
 
-def _pieces(members: Iterable[tuple[str, object]]) -> Iterator[str]:
-    """A document's text; an iterator stands for the lines of a list, each in pieces."""
+def _pieces(document: Mapping[str, object], weights: Sequence[Weight] = ()) -> Iterator[str]:
+    """A document's text in pieces; elements that it says are :data:`_INSIDE` are those of ``weights``."""
     yield "{"
-    for position, (key, value) in enumerate(members):
+    for position, (key, value) in enumerate(document.items()):
         yield f"{',' if position else ''}\n {json.dumps(key)}: "
-        if not isinstance(value, Iterator):
+        if not isinstance(value, list) or not value:
             yield json.dumps(value, allow_nan=False)
             continue
-        for number, line in enumerate(value):
+        for number, row in enumerate(value):
             yield f"{',' if number else '['}\n  "
-            yield from line
+            if key == "weights" and row.get("file") == _INSIDE:
+                yield from _long_row(row, weights[number])
+            else:
+                yield json.dumps(row, allow_nan=False)
         yield "\n ]"
     yield "\n}\n"
-
-
-def _line(value: object) -> tuple[str]:
-    return (json.dumps(value, allow_nan=False),)
 
 
 def _long_row(row: dict[str, object], weight: Weight) -> Iterator[str]:

@@ -12,12 +12,13 @@ gain only where the backend does not, or where sizes are open: a Reshape to size
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from superopt.formats.tensors import RandomData
 from superopt.ir.graph import Graph, Node, Weight, attribute_key, constant, unused_name
 from superopt.ir.poly import sym
 from superopt.ir.types import DType
@@ -149,26 +150,36 @@ def fold_known_sizes(graph: Graph, typing: Typing) -> Graph:
 
 def _equal_weights(graph: Graph) -> Mapping[str, str]:
     """Large weights that some exporters store twice (tied embeddings), by name: the first weight of equal elements."""
-    alike: dict[tuple[object, ...], list[Weight]] = {}
-    for weight in graph.constants.values():
-        if weight.data is not None and (weight.type.nbytes or 0) >= SHARING.least:
-            alike.setdefault((str(weight.type),), []).append(weight)
+    large = [w for w in graph.constants.values() if w.data is not None and (w.type.nbytes or 0) >= SHARING.least]
     same: dict[str, str] = {}
-    for group in (g for g in alike.values() if len(g) > 1):
-        sampled: dict[bytes, list[Weight]] = {}
-        for weight in group:
-            assert weight.data is not None, "only weights with elements are compared"
-            flat = np.asarray(weight.data.numpy()).reshape(-1)
-            ends = flat[: SHARING.sample].tobytes() + flat[-SHARING.sample :].tobytes()
-            sampled.setdefault(ends, []).append(weight)
-        for few in (f for f in sampled.values() if len(f) > 1):
-            known: dict[str, str] = {}
-            for weight in few:
-                assert weight.data is not None, "only weights with elements are compared"
-                kept = known.setdefault(weight.data.digest, weight.name)
-                if kept != weight.name:
-                    same[weight.name] = kept
+    for of_type in _alike(large, lambda w: str(w.type)):
+        for similar in _alike(of_type, _sample):
+            for first, *others in _alike(similar, _digest):
+                same.update((w.name, first.name) for w in others)
     return same
+
+
+def _alike(weights: Iterable[Weight], key: Callable[[Weight], Hashable]) -> list[list[Weight]]:
+    """The groups of several weights with equal keys."""
+    groups: dict[Hashable, list[Weight]] = {}
+    for weight in weights:
+        groups.setdefault(key(weight), []).append(weight)
+    return [g for g in groups.values() if len(g) > 1]
+
+
+def _digest(weight: Weight) -> Hashable:
+    assert weight.data is not None, "only weights with elements are compared"
+    return weight.data.digest
+
+
+def _sample(weight: Weight) -> Hashable:
+    """Equal for equal elements, and cheap: elements at both ends, or how they are drawn."""
+    data = weight.data
+    assert data is not None, "only weights with elements are compared"
+    if isinstance(data, RandomData):  # drawing takes a second of processor time for BERT
+        return data.seed, data.scale, data.offset, data.distribution
+    flat = np.asarray(data.numpy()).reshape(-1)
+    return flat[: SHARING.sample].tobytes() + flat[-SHARING.sample :].tobytes()
 
 
 def _copied(found: Applied | Barrier, typing: Typing) -> str | None:

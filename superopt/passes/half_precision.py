@@ -20,11 +20,13 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import ml_dtypes
 import numpy as np
 
 from superopt.cost.half_precision import WIDE, HalfPrecision
 from superopt.ir.graph import PASS, ArrayData, Graph, Node, Weight, WeightData, unused_name
 from superopt.ir.types import DType, TensorType
+from superopt.ops.forms import dtype_code
 from superopt.ops.generators import weight_of
 from superopt.ops.infer import Applied, Barrier, Typing, computed_from_weights
 from superopt.ops.meaning import IllTyped
@@ -34,8 +36,7 @@ from superopt.program.program import ComputedData
 __all__ = ["POLICY", "HalfPrecisionPolicy", "Widened", "WidenedData", "narrowed", "widened"]
 
 _PASS = {PASS: "half precision"}
-_ONNX_FLOAT = 1
-_ONNX = {DType.FLOAT16: 10, DType.BFLOAT16: 16}
+_HALF = frozenset({DType.FLOAT16, DType.BFLOAT16})
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ def widened(graph: Graph, typing: Typing, half: HalfPrecision, kept: AbstractSet
         half: what the backend has kernels for.
         kept: values that stay as they are: they are rounded on purpose, or computed in integers.
     """
-    if not any(t is not None and t.dtype in half.types for t in typing.types.values()):
+    if not half.concerns(typing.types.values()):
         return None
     found = _Widening(graph, typing, half, kept)
     return found.written() if found.wide else None
@@ -216,13 +217,13 @@ class _Widening:
     def _cast(self, name: str, alias: dict[str, str], taken: set[str]) -> Node:
         """The cast of a value to float32."""
         alias[name] = unused_name(f"{name}_float32", taken)
-        return Node(f"{alias[name]}_Cast", "Cast", (name,), (alias[name],), {"to": _ONNX_FLOAT}, metadata=_PASS)
+        return _cast_node(f"{alias[name]}_Cast", name, alias[name], WIDE)
 
     def _rounded(self, name: str, wide: str) -> Node:
         """The cast of a value back to its type."""
         kind = self.typing.types[name]
         assert kind is not None, "what is computed in float32 has a known type"
-        return Node(f"{name}_Cast", "Cast", (wide,), (name,), {"to": _ONNX[kind.dtype]}, metadata=_PASS)
+        return _cast_node(f"{name}_Cast", wide, name, kind.dtype)
 
     def _in_float32(self, node: Node, alias: dict[str, str], narrow: AbstractSet[str], taken: set[str]) -> list[Node]:
         for name in filter(None, node.outputs):
@@ -258,7 +259,7 @@ def narrowed(graph: Graph, original: Graph) -> Graph:
         original: what was widened.
     """
     stored = {id(w.data): w for w in original.constants.values() if w.data is not None}
-    types = {w.type.dtype for w in original.weights if w.type.dtype in _ONNX} | _constant_types(original)
+    types = {w.type.dtype for w in original.weights if w.type.dtype in _HALF} | _constant_types(original)
     if not types:
         return graph
     kept = {w.name for w in original.weights}
@@ -266,7 +267,7 @@ def narrowed(graph: Graph, original: Graph) -> Graph:
     own = {id(w) for w in original.weights}
     chosen = _narrow_weights([w for w in new if id(w) not in own], types, original.weight_bytes)
     hollow = (original.constants.get(w.name) for w in graph.constants.values() if w.data is None)
-    chosen.update((w.name, w) for w in hollow if w is not None and w.type.dtype in _ONNX)
+    chosen.update((w.name, w) for w in hollow if w is not None and w.type.dtype in _HALF)
     if not chosen:
         return graph
     outputs = {v.name for v in graph.outputs}
@@ -275,27 +276,31 @@ def narrowed(graph: Graph, original: Graph) -> Graph:
     for weight in graph.weights:
         small = chosen.get(weight.name)
         if small is None or weight.name in outputs:
-            weights[weight.name] = _settled(weight)
+            weights[weight.name] = _materialized(weight)
             continue
         before = stored.get(id(weight.data.source)) if isinstance(weight.data, WidenedData) else None
         small = before if before is not None else small
         alias[weight.name] = cast = unused_name(f"{weight.name}_float32", taken)
         weights.setdefault(small.name, small)
-        casts.append(Node(f"{cast}_Cast", "Cast", (small.name,), (cast,), {"to": _ONNX_FLOAT}, metadata=_PASS))
+        casts.append(_cast_node(f"{cast}_Cast", small.name, cast, WIDE))
     nodes = (n if alias.keys().isdisjoint(n.inputs) else _reading(n, alias) for n in graph.nodes)
     return replace(graph, weights=tuple(weights.values()), nodes=(*casts, *nodes)).checked()
 
 
 def _constant_types(graph: Graph) -> set[DType]:
     made = (weight_of(n) for n in graph.nodes if n.op == "Constant")
-    return {w.type.dtype for w in made if w is not None and w.type.dtype in _ONNX}
+    return {w.type.dtype for w in made if w is not None and w.type.dtype in _HALF}
+
+
+def _cast_node(name: str, source: str, result: str, dtype: DType) -> Node:
+    return Node(name, "Cast", (source,), (result,), {"to": dtype_code(dtype.value)}, metadata=_PASS)
 
 
 def _reading(node: Node, alias: Mapping[str, str]) -> Node:
     return replace(node, inputs=tuple(alias.get(n, n) for n in node.inputs))
 
 
-def _settled(weight: Weight) -> Weight:
+def _materialized(weight: Weight) -> Weight:
     """A weight that stays in float32, with its elements at hand."""
     if not isinstance(weight.data, WidenedData):
         return weight
@@ -334,7 +339,7 @@ def _stored(weight: Weight, dtype: DType) -> Weight | None:
         return None
     moved = np.abs(np.where(np.isfinite(exact), rounded.astype(np.float32) - exact, 0.0)).max(initial=0.0)
     largest = np.abs(np.where(np.isfinite(exact), exact, 0.0)).max(initial=0.0)
-    unit = 2.0 ** (1 - _DIGITS[dtype])
+    unit = float(ml_dtypes.finfo(dtype.numpy).eps)  # type: ignore[no-untyped-call]
     if moved > POLICY.rounding * unit * largest:
         return None
     data = weight.data
@@ -348,8 +353,5 @@ def _of_half(data: WeightData) -> bool:
     if isinstance(data, FoldedData):
         return bool(data.sources) and all(map(_of_half, data.sources.values()))
     if isinstance(data, ComputedData):
-        return bool(data.sources) and all(w.type.dtype in _ONNX for w in data.sources.values())
+        return bool(data.sources) and all(w.type.dtype in _HALF for w in data.sources.values())
     return isinstance(data, WidenedData)
-
-
-_DIGITS = {DType.FLOAT16: 11, DType.BFLOAT16: 8}  # of the significand

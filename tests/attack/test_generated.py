@@ -18,20 +18,9 @@ from attacker.oracle import Oracle
 from attacker.registry import MOTIFS
 from attacker.sessions import open_session, run, same_bits
 
-from superopt.cost.profile import load_profile, write_profile
-
 MODELS = 50  # of a run; the gate takes the first half of the first
 FOUND = (147, 218, 224, 488, 572, 997, 1245, 1667)  # seeds of longer runs that were wrong, or refused, once
 TIME_LIMIT = 60.0  # far above what a model takes; a search that it stopped would depend on the machine
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Every tenth record of the recorded profile: read ten times as fast, once a model."""
-    recorded = load_profile("cpu-epyc-2core")
-    path = tmp_path_factory.mktemp("profile") / "tenth.jsonl.gz"
-    write_profile(path, recorded.header, list(recorded.records.values())[::10])
-    return f"profile:{path}"
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,6 @@ from attacker.carriers import around
 from attacker.generate import OPSETS, ranked
 from attacker.noise import EXACT_OPERATORS
 
-from superopt.cost.profile import load_profile, write_profile
-
 MODELS = 12
 TIME_LIMIT = 60.0
 LIMITS = {"uint8": (0, 256), "int8": (-128, 128)}
@@ -108,15 +106,6 @@ def attack(seed: int) -> Attack:
     chain = CHAINS[seed % len(CHAINS)]
     chain(b)
     return ranked(Attack(seed, "integers", chain.__name__, b.model(), tuple(b.specs), dict(b.sizes)))
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Every tenth record of the recorded profile: read ten times as fast, once a model."""
-    recorded = load_profile("cpu-epyc-2core")
-    path = tmp_path_factory.mktemp("profile") / "tenth.jsonl.gz"
-    write_profile(path, recorded.header, list(recorded.records.values())[::10])
-    return f"profile:{path}"
 
 
 @pytest.mark.parametrize(

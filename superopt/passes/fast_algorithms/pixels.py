@@ -67,7 +67,7 @@ class PixelForm:
         """Of that convolution."""
         (made,) = map_terms(self.rules[0].rhs, {}, dict(self.sizes))
         assert isinstance(made, App)
-        return {name: _known(value) for name, value in made.attributes}
+        return {name: _attribute_value(value) for name, value in made.attributes}
 
     @property
     def grown(self) -> float:
@@ -88,7 +88,7 @@ def pixel_forms(site: Site) -> Iterator[PixelForm]:
 
 def _form(site: Site, block: int) -> PixelForm | None:
     """Of the first rule that speaks of the site; ``None`` where none does: pixels are left over, say."""
-    places = _places()
+    places = _inverse_of_space_to_depth()
     for rule in _pixels_behind():
         if places is not None and (sizes := _bound(rule, site, block)) is not None:
             made = rule.rhs[0]
@@ -128,7 +128,7 @@ def _is_pixels(rule: Rule) -> bool:
 
 
 @lru_cache(maxsize=1)
-def _places() -> Rule | None:
+def _inverse_of_space_to_depth() -> Rule | None:
     """The admitted rule by which DepthToSpace undoes SpaceToDepth."""
     for rule in load_library().admitted:
         for whole, inner in ((rule.lhs, rule.rhs), (rule.rhs, rule.lhs)):
@@ -150,7 +150,7 @@ def _bound(rule: Rule, site: Site, block: int) -> dict[str, int] | None:
     if len(operands) != len(conv.args):
         return None
     given: list[tuple[AttributeValue, AttributeValue]] = [(dict(moved.attributes)["blocksize"], block)]
-    given += [(v, _of(site, name)) for name, v in conv.attributes]
+    given += [(v, _site_attribute(site, name)) for name, v in conv.attributes]
     shapes = [rule.forall[a.name] for a in conv.args if isinstance(a, Var)]
     pairs = [pair for value, known in given for pair in _pairs(value, known)]
     for scheme, sizes in reversed(list(zip(shapes, operands, strict=True))):  # weights first, data last
@@ -165,7 +165,7 @@ def _bound(rule: Rule, site: Site, block: int) -> dict[str, int] | None:
     return found if holds else None
 
 
-def _of(site: Site, attribute: str) -> AttributeValue:
+def _site_attribute(site: Site, attribute: str) -> AttributeValue:
     known: Mapping[str, AttributeValue] = {
         "dilations": site.dilations, "group": 1, "pads": site.pads, "strides": site.strides,
     }  # fmt: skip
@@ -203,7 +203,7 @@ def _in_range(rule: Rule, name: str, value: int) -> bool:
     return value >= 1 if scheme is None else scheme.allows(value)
 
 
-def _known(value: AttributeValue) -> Attribute:
+def _attribute_value(value: AttributeValue) -> Attribute:
     return tuple(v for v in value if isinstance(v, int)) if isinstance(value, tuple) else value  # type: ignore[return-value]
 
 

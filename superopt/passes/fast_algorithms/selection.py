@@ -340,11 +340,11 @@ def without_small_gains(
 
 def layouts_us(graph: Graph, typing: Typing, chosen: Sequence[Choice], costs: CostModel) -> float:
     """Microseconds that changes of layout take because of choices; negative where there are fewer."""
-    places = [_place(c.site, c.form, c.begins) for c in chosen if c.site.pads]
+    places = [_form_site(c.site, c.form, c.begins) for c in chosen if c.site.pads]
     return changes_us(graph, typing, places, costs)
 
 
-def _place(site: Site, form: Form, begins: Hashable = None) -> FormSite:
+def _form_site(site: Site, form: Form, begins: Hashable = None) -> FormSite:
     return FormSite(site.nodes, site.node.inputs[0], begins, isinstance(form, PixelForm))
 
 
@@ -426,7 +426,7 @@ def alternatives(graph: Graph, site: Site, costs: CostModel, growth: float) -> l
     without = changes_us(graph, typing, [], costs)
     found: list[tuple[float, Form | None]] = [(before, None)]
     for one in sorted(priced, key=lambda p: (p.us, p.number)):
-        place = [_place(site, one.form)] if site.pads else []
+        place = [_form_site(site, one.form)] if site.pads else []
         found.append((one.us + changes_us(graph, typing, place, costs) - without, one.form))
     return found
 
