@@ -24,10 +24,20 @@ from superopt.ir.errors import InvalidModel, Unsupported, UsageError
 from superopt.ir.graph import Graph, Node
 from superopt.ops.infer import infer
 from superopt.passes import AppliedRule, SearchResult
-from superopt.pipeline import acceptance, child_process, context, proposals, rematerialization, result_check, task
+from superopt.pipeline import (
+    acceptance,
+    budget,
+    child_process,
+    context,
+    proposals,
+    rematerialization,
+    result_check,
+    task,
+)
 from superopt.pipeline.acceptance_policy import Comparison
 from superopt.pipeline.budget import TimeBudget
 from superopt.pipeline.candidate import Candidate, Proposals, Refusal, first_accepted
+from superopt.pipeline.check_policy import CHECKS
 from superopt.pipeline.log import Log
 from superopt.pipeline.options import EFFORTS, Options
 from superopt.pipeline.paired_benchmark import measure
@@ -356,6 +366,7 @@ def test_a_result_that_was_checked_survives_an_interrupt(monkeypatch: pytest.Mon
         raise KeyboardInterrupt
 
     monkeypatch.setattr(acceptance, "measure", interrupted)
+    monkeypatch.setattr(budget, "CHECKS", replace(CHECKS, interrupted_seconds=120.0))  # a slow machine's check passes
     result = superopt.optimize(branches(), time_limit=None)
     assert result.report.check.verdict == "passed"
     assert (result.report.status, result.report.search.stopped) == ("improved", "interrupted")
