@@ -140,6 +140,7 @@ def test_finite_stays_finite() -> None:
     assert np.isfinite(after["o"]).all()
 
 
+@pytest.mark.filterwarnings("error")
 def test_scalars_are_not_merged_below_the_range() -> None:
     """float16: x·1e-4·1e-4 is not x·0."""
     nodes = [make("Mul", ["x", "c"], ["a"]), make("Mul", ["a", "c"], ["o"])]

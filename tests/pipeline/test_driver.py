@@ -24,16 +24,8 @@ from superopt.ir.errors import InvalidModel, Unsupported, UsageError
 from superopt.ir.graph import Graph, Node
 from superopt.ops.infer import infer
 from superopt.passes import AppliedRule, SearchResult
-from superopt.pipeline import (
-    acceptance,
-    budget,
-    child_process,
-    context,
-    proposals,
-    rematerialization,
-    result_check,
-    task,
-)
+from superopt.pipeline import acceptance, child_process, context, proposals, rematerialization, result_check, task
+from superopt.pipeline import budget as time_budget
 from superopt.pipeline.acceptance_policy import Comparison
 from superopt.pipeline.budget import TimeBudget
 from superopt.pipeline.candidate import Candidate, Proposals, Refusal, first_accepted
@@ -366,7 +358,7 @@ def test_a_result_that_was_checked_survives_an_interrupt(monkeypatch: pytest.Mon
         raise KeyboardInterrupt
 
     monkeypatch.setattr(acceptance, "measure", interrupted)
-    monkeypatch.setattr(budget, "CHECKS", replace(CHECKS, interrupted_seconds=120.0))  # a slow machine's check passes
+    monkeypatch.setattr(time_budget, "CHECKS", replace(CHECKS, interrupted_seconds=120.0))
     result = superopt.optimize(branches(), time_limit=None)
     assert result.report.check.verdict == "passed"
     assert (result.report.status, result.report.search.stopped) == ("improved", "interrupted")

@@ -284,7 +284,9 @@ class _Aim:
             return array
         distance = rng.choice([-1.0, 1.0], array.shape) * np.exp2(rng.uniform(-_DIGITS, -2, array.shape))
         made = rng.choice(np.asarray(targets), array.shape) * (1 + distance)
-        return np.asarray(np.where(np.isfinite(made.astype(dtype.numpy).astype(float)), made, array))
+        with np.errstate(over="ignore"):  # beyond the type's largest number it is infinity
+            rounded = made.astype(dtype.numpy).astype(float)
+        return np.asarray(np.where(np.isfinite(rounded), made, array))
 
     def _any(self, name: str, dtype: DType, array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Integers of any magnitude, where they are no positions, sizes or counts: sums and products wrap."""
