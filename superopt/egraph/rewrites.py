@@ -45,10 +45,25 @@ __all__ = ["CompiledRewrites", "data_of", "flowing", "compile_rewrites", "shorte
 
 _WEIGHTED = frozenset({"Conv", "ConvTranspose", "MatMul", "Gemm", "BatchNormalization", "LayerNormalization"})
 _PARTS = frozenset({"Concat", "Split"})
-_MOST_PARTS = 16  # a Concat or Split of more parts than this gets no rules of its own
-_MOST_COUNTS = 3  # different numbers of parts that rules are lifted to
-_MOST_ORDERS = 32  # of operands in a lifted rule: `Concat` of eight sums is 256, and as many matches a form of each sum
 _MatchConditions = Mapping[str, tuple[SafeConditions, ...]] | None  # conditions of floating point by element type
+
+
+@dataclass(frozen=True)
+class VariadicPolicy:
+    """How far rules of Concat and Split are written for other numbers of parts.
+
+    Attributes:
+        parts: a Concat or Split of more gets no rules of its own.
+        counts: different numbers of parts, at most.
+        orders: of operands in one such rule: a Concat of eight sums has 256, and as many matches a form of each sum.
+    """
+
+    parts: int = 16
+    counts: int = 3
+    orders: int = 32
+
+
+POLICY = VariadicPolicy()
 
 
 @dataclass(frozen=True)
@@ -410,7 +425,7 @@ def _lifted_before(
 def _side_of_parts(side: _Side, count: int) -> _Side | None:
     rule = side.pattern.rule
     lifted = lift(rule, count, backward=side.backward) if rule.operators & _PARTS else None
-    if lifted is None or _orders(lifted.lhs) > _MOST_ORDERS:
+    if lifted is None or _orders(lifted.lhs) > POLICY.orders:
         return None
     ways, opposite = _lifted_conditions(side, lifted)
     return _side(lifted, lifted.lhs, lifted.rhs, side.backward, side.pattern.first_round, ways, opposite)
@@ -540,8 +555,8 @@ def _parts(program: Program, grouped: bool) -> list[int]:
     if grouped:
         products = Counter(s.args[0] for s in program.steps if s.op in _WEIGHTED and not program.is_constant(s))
         found += Counter(products.values())
-    counts = sorted((c for c in found if 2 < c <= _MOST_PARTS), key=lambda c: (-found[c], c))
-    return sorted(counts[:_MOST_COUNTS])
+    counts = sorted((c for c in found if 2 < c <= POLICY.parts), key=lambda c: (-found[c], c))
+    return sorted(counts[: POLICY.counts])
 
 
 def _usable(rule: Rule, backward: bool) -> bool:

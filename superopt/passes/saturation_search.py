@@ -55,17 +55,42 @@ from superopt.runtime.limits import resident
 
 __all__ = ["SearchMemory", "search"]
 
-_PHASES = 40
-_WINDOWS = (14, 30, 1 << 30)  # operators of a region in the first two phases, the next two, and then (at most)
-_QUIET = 2  # phases that look at something new and find nothing, the last not of the narrowest windows, before it stops
-_LITTLE = 1e-3  # a phase that gains less than this share of the cost counts as no improvement
-_PHASE_NODES = 30_000  # e-nodes of one phase, shared by its distinct regions: many regions get smaller e-graphs
-_MATCHING = 100_000  # steps of matching in one region: three times what any region of the corpus takes (34,438)
-_FEWEST = 60  # e-nodes that a region may grow by at least, and by three for each of its steps
-_GREEDY_ROUNDS = 12  # rounds of a phase that applies rewrites greedily, at most
-_FIRST_ROUNDS = 1  # of the phase that removes operators, in one pass: what it leaves, the next phase applies by prices
-_STEPS = 120  # rounds of moving selections up: a selection passes this many operators
-_RESERVE = 0.1  # share of the time that is kept for writing the result
+
+@dataclass(frozen=True)
+class SaturationPolicy:
+    """How long and how widely the search saturates regions.
+
+    Attributes:
+        windows: operators of a region in the first two phases, the next two, and then, at most.
+        phases: at most, of all windows.
+        quiet_phases: that look at something new and find nothing, the last not of the narrowest windows, before the
+            search stops.
+        least_gain: share of the cost; a phase that gains less counts as no improvement.
+        phase_nodes: e-nodes of one phase, shared by its distinct regions: many regions get smaller e-graphs.
+        matching_steps: of matching in one region: three times what any region of the corpus takes (34,438).
+        region_nodes, step_nodes: e-nodes that a region may grow by at least, and for each of its steps.
+        greedy_rounds: of a phase that applies rewrites greedily, at most.
+        first_rounds: of the phase that removes operators, in one pass: what it leaves, the next phase applies by
+            prices.
+        selection_rounds: of moving selections up: a selection passes this many operators.
+        writing_share: of the time, which is kept for writing the result.
+    """
+
+    windows: tuple[int, ...] = (14, 30, 1 << 30)
+    phases: int = 40
+    quiet_phases: int = 2
+    least_gain: float = 1e-3
+    phase_nodes: int = 30_000
+    matching_steps: int = 100_000
+    region_nodes: int = 60
+    step_nodes: int = 3
+    greedy_rounds: int = 12
+    first_rounds: int = 1
+    selection_rounds: int = 120
+    writing_share: float = 0.1
+
+
+POLICY = SaturationPolicy()
 _NEAR = "near"  # a kind of rewrites: merges of neighbours, which pay only together
 _SHORTENING = "shortening"  # a kind of rewrites: after them fewer operators run
 _BY_PRICES = "by prices"  # a kind of rewrites: all, where they gain by prices
@@ -196,7 +221,7 @@ class _Run:
     ) -> None:  # fmt: skip
         self.graph, self.costs, self.options, self.progress, self.start = graph, costs, options, progress, start
         limit = options.time_limit
-        self.deadline = float("inf") if limit is None else start + limit * (1 - _RESERVE)  # for emergencies
+        self.deadline = float("inf") if limit is None else start + limit * (1 - POLICY.writing_share)  # for emergencies
         self.rules = [r for r in rules if _enabled(r, options)]
         self.totals = _Totals()
         self.memo, self.representability = memory.regions, memory.representability
@@ -318,7 +343,7 @@ class _Run:
             if self._out_of_budget() or not rewrites.patterns:
                 return
             order = level_order(self.program) if by_level else list(self.program.running)
-            regions, _ = cut(self.program, order, self.prepared.adjacent, _WINDOWS[0], fused=self.costs.fusable)
+            regions, _ = cut(self.program, order, self.prepared.adjacent, POLICY.windows[0], fused=self.costs.fusable)
             self._phase([region_of(self.program, r) for r in regions], "fusing operators", rewrites, kind=_CLOSING)
 
     def split_slow_kernels(self) -> None:
@@ -374,7 +399,7 @@ class _Run:
         """Apply rewrites from few and mostly profitable ones to all; merge distant siblings on the way if asked."""
         self._compile()
         sinking = tuple(p for p in self.prepared.all_rewrites.patterns if _selects(p))
-        self._apply_to_regions("selecting earlier", selection_regions, RewriteSet(sinking), _STEPS)
+        self._apply_to_regions("selecting earlier", selection_regions, RewriteSet(sinking), POLICY.selection_rounds)
         self._shorten()
         if merging:
             self._merge()
@@ -432,7 +457,7 @@ class _Run:
         """Apply rewrites of one kind to their regions, until they gain nothing more."""
         if not rewrites.patterns and not rewrites.groups:
             return
-        for _ in range(_GREEDY_ROUNDS):
+        for _ in range(POLICY.greedy_rounds):
             regions = [region_of(self.program, r) for r in cover(self.program)]
             if self._out_of_budget() or not self._phase(regions, what, rewrites, rounds, kind=what):
                 return
@@ -440,9 +465,9 @@ class _Run:
     def _shorten(self) -> None:
         """Apply the rewrites after which fewer operators run: few, and mostly profitable."""
         quiet = 0
-        for number in range(_FIRST_ROUNDS if self.options.one_pass else _GREEDY_ROUNDS):
+        for number in range(POLICY.first_rounds if self.options.one_pass else POLICY.greedy_rounds):
             order = level_order(self.program) if number % 2 else list(self.program.running)
-            regions, _ = cut(self.program, order, self.prepared.adjacent, _WINDOWS[1], fused=self.costs.fusable)
+            regions, _ = cut(self.program, order, self.prepared.adjacent, POLICY.windows[1], fused=self.costs.fusable)
             chosen = [region_of(self.program, r) for r in regions]
             improved = self._phase(chosen, "removing operators", self.prepared.removing, kind=_SHORTENING)
             quiet = 0 if improved else quiet + 1
@@ -452,10 +477,10 @@ class _Run:
     def _windows(self, what: str, *, near: bool = False) -> None:
         """Every rule (or, near, only merges of neighbours), on windows with different cuts, until nothing improves."""
         quiet, avoid = 0, frozenset[str]()
-        for number in range(_PHASES):
+        for number in range(POLICY.phases):
             level = number % 2 == 1
             order = level_order(self.program) if level else list(self.program.running)
-            window = min(self.options.window, _WINDOWS[-1 if near else min(number // 2, len(_WINDOWS) - 1)])
+            window = min(self.options.window, POLICY.windows[-1 if near else min(number // 2, len(POLICY.windows) - 1)])
             regions, cuts = cut(self.program, order, self.prepared.adjacent, window, avoid, self.costs.fusable)
             avoid = cuts
             gained, searched = self.totals.gain, len(self.memo)
@@ -464,7 +489,7 @@ class _Run:
             chosen = [region_of(self.program, r) for r in regions]
             kind, rewrites = (_NEAR, self.prepared.neighbours) if near else ("", None)
             self._phase(chosen, f"{what}, phase {number + 1}", rewrites, first=number == 0, kind=kind)
-            improved = self.totals.gain - gained > _LITTLE * self.totals.before
+            improved = self.totals.gain - gained > POLICY.least_gain * self.totals.before
             looked = (
                 len(self.memo) > searched or window == self.options.window
             )  # else these regions were searched before
@@ -473,23 +498,23 @@ class _Run:
                 self._ended("nodes")
                 return
             alone = quiet and len(regions) <= 1  # every cut gives this region
-            if self._out_of_budget() or alone or (quiet >= _QUIET and window > _WINDOWS[0]):
+            if self._out_of_budget() or alone or (quiet >= POLICY.quiet_phases and window > POLICY.windows[0]):
                 return
-            if number % 2 == 1 and number < 2 * len(_WINDOWS):
+            if number % 2 == 1 and number < 2 * len(POLICY.windows):
                 self._checkpoint()
 
     def _rewrite_by_prices(self) -> None:
         """Every rewrite that gains by the prices of its sides, on wide windows with other cuts in every phase, until
         nothing improves."""
         avoid = frozenset[str]()
-        for number in range(_PHASES):
+        for number in range(POLICY.phases):
             order = level_order(self.program) if number % 2 == 1 else list(self.program.running)
-            window = min(self.options.window, _WINDOWS[-1])
+            window = min(self.options.window, POLICY.windows[-1])
             regions, avoid = cut(self.program, order, self.prepared.adjacent, window, avoid, self.costs.fusable)
             chosen = [region_of(self.program, r) for r in regions]
             gained = self.totals.gain
             self._phase(chosen, f"rewriting, phase {number + 1}", first=number == 0, kind=_BY_PRICES)
-            improved = self.totals.gain - gained > _LITTLE * self.totals.before
+            improved = self.totals.gain - gained > POLICY.least_gain * self.totals.before
             if self.totals.e_nodes > self.options.most_nodes:
                 self._ended("nodes")
                 return
@@ -498,7 +523,7 @@ class _Run:
 
     def _cost(self) -> float:
         """Modelled cost of the program as it stands, as the first phase over all of it will find it."""
-        order, window = list(self.program.running), min(self.options.window, _WINDOWS[0])
+        order, window = list(self.program.running), min(self.options.window, POLICY.windows[0])
         regions, _ = cut(self.program, order, self.prepared.adjacent, window, fused=self.costs.fusable)
         regions_now = [region_of(self.program, r) for r in regions]
         return sum(unchanged_cost(r, lower(r, REGISTRY), self.pricer) for r in regions_now if r.outputs)
@@ -547,7 +572,10 @@ class _Run:
                 self._report(done, len(ordered), what)
                 key = (kind, self.prepared.part_counts, signature)
                 if key not in self.memo:
-                    share = max(_PHASE_NODES // len(ordered), _FEWEST + 3 * len(group[0].steps))
+                    share = max(
+                        POLICY.phase_nodes // len(ordered),
+                        POLICY.region_nodes + POLICY.step_nodes * len(group[0].steps),
+                    )
                     self.nodes = min(self.options.node_limit, share)
                     self.pricer.questions.cheap_us = self.options.cheap_us / len(group)
                     self.memo[key] = self._cached_search(key, group[0], rewrites, rounds)
@@ -643,7 +671,7 @@ class _Run:
     def _search(self, region: Region, rewrites: RewriteSet | None, rounds: int, shortening: bool) -> RegionResult:
         one_pass = self.options.one_pass
         prices = self.prices if one_pass and rewrites is None else None
-        limits = Limits(self.nodes, rounds, self.deadline, steps=_MATCHING, prices=prices)
+        limits = Limits(self.nodes, rounds, self.deadline, steps=POLICY.matching_steps, prices=prices)
         pricer = self.unweighted if shortening else self.pricer
         first = self.prepared.removing if rewrites is None and not one_pass else RewriteSet()
         settings = (self.options.least_gain, self.options.seed, first)

@@ -23,7 +23,7 @@ from superopt.ir.poly import sym, symbols
 from superopt.ir.types import TensorType
 from superopt.ops import REGISTRY
 from superopt.ops.meaning import Call, Number, Read, Scalar, subexpressions
-from superopt.program.program import KEPT, ComputedData, Program, ProgramStep, computation_text, sizes_bounded
+from superopt.program.program import CONSTANTS, ComputedData, Program, ProgramStep, computation_text, sizes_bounded
 from superopt.runtime.reference import at_dtype, evaluate_application
 
 __all__ = ["FoldedData", "data_of", "folded_weight", "weights_behind"]
@@ -83,7 +83,7 @@ class FoldedData:
                 result[done : done + len(rounded)] = rounded
             done += len(rounded) if rounded.ndim else 1
         held = set_aside(result)
-        if result.nbytes <= KEPT or isinstance(held, ScratchData):
+        if result.nbytes <= CONSTANTS.kept_bytes or isinstance(held, ScratchData):
             self._cached_values.append(held)
         return held.numpy()
 

@@ -29,7 +29,7 @@ from superopt.program.value_analysis import ANYTHING, OPAQUE, ValueFacts, array_
 from superopt.runtime.node_execution import run_constants
 
 __all__ = [
-    "KEPT",
+    "CONSTANTS",
     "Kernel",
     "LeafFacts",
     "Program",
@@ -73,9 +73,32 @@ class ProgramStep:
         return tuple(dict.fromkeys((*own, *self.node.reads))) if self.node else own
 
 
-_SMALL = 1 << 16  # elements of a weight that are looked at: uniform values, ranges of positions
-_DIGEST = 1 << 20  # bytes of a weight up to which equal contents are recognised
-_EVALUATED = 16 << 20  # bytes of constants that the model computes, and of what they are made of, that are evaluated
+@dataclass(frozen=True)
+class ConstantPolicy:
+    """Which constants are read, evaluated and kept.
+
+    Attributes:
+        elements_read: of a weight whose elements are looked at: uniform values, ranges of positions.
+        compared_bytes: of a weight, up to which equal contents are recognised.
+        evaluated_bytes: of constants that the model computes, and of what they are made of, that are evaluated.
+        kept_bytes: up to which an evaluated weight stays in memory.
+        kept_weights: times that, of all that stay.
+        room_bytes: that any constant on the way may have, like the growth that a search allows itself.
+        room_factor: or this many times what it is made of: a transpose, a cast and a padding are within it.
+        steps: that make one constant, or all that are looked at first: the runtime loads as many in a second or two.
+    """
+
+    elements_read: int = 1 << 16
+    compared_bytes: int = 1 << 20
+    evaluated_bytes: int = 16 << 20
+    kept_bytes: int = 32 << 20
+    kept_weights: int = 8
+    room_bytes: int = 64 << 20
+    room_factor: int = 4
+    steps: int = 20_000
+
+
+CONSTANTS = ConstantPolicy()
 _LOOKED_AT: WeakKeyDictionary[WeightData, ValueFacts] = WeakKeyDictionary()  # what elements say, as far as it was asked
 
 
@@ -186,7 +209,7 @@ class Program:
         computed = self.computed_constants
         if known.regular or computed is None or name not in self.constant or not self.types[name].dtype.is_float:
             return known
-        held = computed.small([name], _EVALUATED, _EVALUATED).get(name)
+        held = computed.small([name], CONSTANTS.evaluated_bytes, CONSTANTS.evaluated_bytes).get(name)
         if held is None:
             return known
         own = array_facts(held)
@@ -356,7 +379,7 @@ def _computed(steps: Sequence[ProgramStep], settled: ComputedConstants) -> Itera
     """Small constants that the model computes and something else than another such computation reads."""
     read = {n for s in steps if not any(settled.computed(o) for o in s.outputs if o) for n in s.reads}
     names = [o for s in steps for o in s.outputs if o in read and settled.computed(o)]
-    for name, array in settled.small(names, _DIGEST, _EVALUATED).items():
+    for name, array in settled.small(names, CONSTANTS.compared_bytes, CONSTANTS.evaluated_bytes).items():
         yield Weight(name, settled.types[name], ArrayData(array))
 
 
@@ -387,7 +410,7 @@ def _weight_facts(graph: Graph, computed: Iterable[Weight]) -> tuple[dict[str, s
         if weight.data is None:
             continue
         size = weight.type.nbytes
-        if size is not None and 0 < size <= _DIGEST:
+        if size is not None and 0 < size <= CONSTANTS.compared_bytes:
             same[name] = first.setdefault((str(weight.type), weight.data.digest), name)
         known = _facts(weight)
         if known is not None:
@@ -403,7 +426,7 @@ def facts_of_reals(elements: np.ndarray) -> LeafFacts | None:
 
 def _facts(weight: Weight) -> LeafFacts | None:
     count = weight.type.elements
-    if weight.data is None or not isinstance(count, int) or not 0 < count <= _SMALL:
+    if weight.data is None or not isinstance(count, int) or not 0 < count <= CONSTANTS.elements_read:
         return None
     if weight.type.dtype.is_float:
         return facts_of_reals(np.asarray(weight.data.numpy()).reshape(-1))
@@ -421,14 +444,6 @@ def _facts(weight: Weight) -> LeafFacts | None:
 # concatenations, written constants) do not round, so rules may match them.
 
 
-KEPT = 32 << 20  # bytes up to which an evaluated weight stays in memory
-_ROOM = 64 << 20  # bytes that any constant on the way may have, like the growth that a search allows itself …
-_MOST_STEPS = (
-    20_000  # that make one constant, or all that are looked at first: the runtime loads as many in a second or two
-)
-_TIMES = 4  # … or this many times what it is made of: a transpose, a cast and a padding are within it
-
-
 def only_moves_elements(step: ProgramStep, types: Mapping[str, TensorType]) -> bool:
     """Whether a step only puts elements in other places."""
     given = [None if a is None else types[a] for a in step.args]
@@ -440,7 +455,7 @@ def only_moves_elements(step: ProgramStep, types: Mapping[str, TensorType]) -> b
 
 def sizes_bounded(steps: Sequence[ProgramStep], types: Mapping[str, TensorType], sources: Iterable[TensorType]) -> bool:
     """Whether no value on the way is much larger than what it is all made of: a tower of Tile and ReduceSum is not."""
-    limit = max(_ROOM, _TIMES * sum(t.nbytes or 0 for t in sources))
+    limit = max(CONSTANTS.room_bytes, CONSTANTS.room_factor * sum(t.nbytes or 0 for t in sources))
     sizes = [types[o].nbytes for s in steps for o in s.outputs if o and o in types]
     return all(size is not None and size <= limit for size in sizes)
 
@@ -501,7 +516,7 @@ class ComputedConstants:
         self._moving: dict[str, bool] = {}
         self._kept: dict[str, np.ndarray] = {}
         self._failed: dict[str, SuperoptError] = {}
-        self._room = 8 * KEPT  # bytes that are kept of all constants together
+        self._room = CONSTANTS.kept_weights * CONSTANTS.kept_bytes  # bytes that are kept of all constants together
 
     def __contains__(self, name: str) -> bool:
         return name in self._place
@@ -526,7 +541,7 @@ class ComputedConstants:
                     return None
             elif position not in needed:
                 needed.add(position)
-                if len(needed) > _MOST_STEPS:
+                if len(needed) > CONSTANTS.steps:
                     return None
                 stack.extend(self._reads(self._steps[position]))
         steps = tuple(self._steps[i] for i in sorted(needed))
@@ -560,7 +575,7 @@ class ComputedConstants:
         steps: dict[int, None] = {}
         walked = 0
         for name in dict.fromkeys(names):
-            data = self.data(name) if walked <= _MOST_STEPS else None
+            data = self.data(name) if walked <= CONSTANTS.steps else None
             if data is None:
                 continue
             walked += len(data.steps)
@@ -622,7 +637,7 @@ class ComputedConstants:
             array = found[name]
             if array.dtype != kind.dtype.numpy or array.shape != kind.shape:
                 raise InvalidModel(f"the runtime makes {name} {array.dtype}{list(array.shape)}, not {kind}")
-            if array.nbytes <= KEPT and self._room >= array.nbytes:
+            if array.nbytes <= CONSTANTS.kept_bytes and self._room >= array.nbytes:
                 self._kept[name] = array
                 self._room -= array.nbytes
         return found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from graphs import assert_equivalent, f32, graph, op
 from roofline import Roofline
@@ -47,7 +49,7 @@ def test_it_ends_after_so_many_steps_and_keeps_what_was_found():
 
 
 def test_a_search_says_so(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(saturation_search, "_MATCHING", 5)
+    monkeypatch.setattr(saturation_search, "POLICY", replace(saturation_search.POLICY, matching_steps=5))
     model = chain()
     found = search(model, rules("relu-relu"), Roofline(), SearchOptions())
     assert found.stopped == "steps"
