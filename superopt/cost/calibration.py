@@ -58,9 +58,9 @@ class CalibrationPolicy:
         shortest_ns: the clock's noise exceeds shorter records: 0.6 µs in one session was 1.1 µs in another.
         longest_ns: longer records take too long to repeat.
         common_step: step of the common factor: times are reproducible to no better than that.
-        own_step: step of a bound's own factor; half of it is 2, and a neighbour moves a median by 1.1. Processors with
-            the profile's instructions are within half a step, so they get the same prices: a Xeon beside the EPYC of
-            the profile has 0.7 in arithmetic and 1.45 in memory.
+        own_step: step of a bound's own factor; half of it is 3. Neighbours on both cores move the ratio of two bounds
+            by 1.4, and a Xeon beside the EPYC of the profile has 0.7 in arithmetic and 1.45 in memory: within half a
+            step of 1, both get the same choices.
     """
 
     samples: int = 7
@@ -69,7 +69,7 @@ class CalibrationPolicy:
     shortest_ns: float = 2e3
     longest_ns: float = 2e6
     common_step: float = math.log(1.25)
-    own_step: float = math.log(4.0)
+    own_step: float = math.log(9.0)
 
 
 CALIBRATION = CalibrationPolicy()

@@ -185,7 +185,7 @@ class Uneven(Machine):
         return Timing(ns, ns, 0.0)
 
 
-@pytest.mark.parametrize(("memory", "own"), [(1.7, 1.0), (0.6, 1.0), (4.5, 4.0), (0.2, 0.25)])
+@pytest.mark.parametrize(("memory", "own"), [(2.7, 1.0), (0.4, 1.0), (4.5, 9.0), (0.2, 1 / 9)])
 def test_a_kind_gets_a_factor_of_its_own_only_where_it_is_far_from_the_others(memory: float, own: float) -> None:
     profile = load_profile(NAME)
     found = calibration_of(NAME, profile, Uneven(profile, {"memory": memory}))
@@ -193,9 +193,9 @@ def test_a_kind_gets_a_factor_of_its_own_only_where_it_is_far_from_the_others(me
 
 
 def test_a_processor_of_another_vendor_gets_the_same_choices_from_every_calibration() -> None:
-    """Measured on a Xeon against the EPYC's profile: 0.70 in arithmetic and 1.45 in memory, a tenth to and fro."""
+    """Measured on a Xeon against the EPYC's profile: 0.70 in arithmetic and 1.45 in memory; under load records scatter."""
     profile = load_profile(NAME)
-    machine = Uneven(profile, {"arithmetic": 0.70, "memory": 1.45}, noise=0.1)
+    machine = Uneven(profile, {"arithmetic": 0.70, "memory": 1.45}, noise=0.5)
     found = [calibration_of(NAME, profile, machine).factors for _ in range(20)]
     assert all(len(set(f.values())) == 1 for f in found)
 
