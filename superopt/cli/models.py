@@ -50,6 +50,10 @@ def explain(
         str | None,
         typer.Option("--result", metavar="MODEL", help="the result of an earlier run; MODEL is not optimized again"),
     ] = None,
+    rule: Annotated[
+        str | None,
+        typer.Option(metavar="ID", help="only where this rule matches MODEL as it is, and what refuses it elsewhere"),
+    ] = None,
     step: Annotated[int | None, typer.Option(metavar="N", min=1, help="write the model after step N to OUT")] = None,
     output: Annotated[str | None, typer.Option("-o", "--output", metavar="OUT", help=".onnx or .json")] = None,
     report_json: Json = None,
@@ -58,18 +62,27 @@ def explain(
     """Show what optimize does to MODEL, step by step: the rules, where they apply, and what each step gains.
 
     It optimizes the model first, which takes seconds to minutes. Each step leaves a whole model, which --step N -o FILE
-    writes. For a model that superopt wrote, it also shows which rules made each node.
+    writes. For a model that superopt wrote, it also shows which rules made each node. With --rule it optimizes nothing.
     """
     from superopt import pipeline
     from superopt.formats import load
     from superopt.report.terminal import show_derivation, show_explanation, show_report
-    from superopt.report.views import show_provenance
+    from superopt.report.views import show_provenance, show_rule_matches
 
     if (step is None) != (output is None):
         raise UsageError("--step N and -o OUT go together")
+    if rule is not None and (made is not None or step is not None):
+        raise UsageError("--rule goes with neither --result nor --step")
     claim({"-o": output, "--json": report_json}, [model, made] if made else [model], force=force)
     options = pipeline.Options(target=target, runtime=runtime, time_limit=time_limit, sizes=parse_dims(dim or []))
     console = err() if "-" in (output, report_json) else out()
+    if rule is not None:
+        with Input(model) as path, Progress() as progress:
+            matches = pipeline.rule_matches(path, rule, options=options, progress=progress)
+        show_rule_matches(console, matches)
+        if report_json is not None:
+            write_json(matches, report_json, force)
+        return
     with Input(model) as path, Progress() as progress:
         if made is None:
             result = pipeline.optimize(path, options=options, progress=progress)

@@ -29,7 +29,7 @@ from superopt.rules.floats import SafeConditions
 from superopt.rules.rule import AttributeScheme, Guard, Rule
 from superopt.rules.typing import types_of
 
-__all__ = ["Match", "Pattern", "bound", "compile_side", "evaluate", "match_of"]
+__all__ = ["Match", "Pattern", "bound", "compile_side", "evaluate", "match_of", "refusal"]
 
 Check = tuple[Poly, int]  # an expression, and the register of the value it must have
 Sizes = Mapping[str, AttributeValue]
@@ -407,6 +407,35 @@ def match_of(graph: EGraph, pattern: Pattern, slots: Sequence[int], values: tupl
     if ways is not None and not _as_good(graph, pattern, ways, pattern.anyway, tensors, sizes):
         return None
     return Match(tuple([slots[r] for r in pattern.roots]), tensors, sizes)
+
+
+def refusal(
+    graph: EGraph, pattern: Pattern, slots: Sequence[int], values: tuple[AttributeValue, ...], mode: str
+) -> str:
+    """Why :func:`match_of` gives no match, in words.
+
+    Args:
+        graph: the e-graph.
+        pattern: what was found in it, as far as operators and types say.
+        slots: classes of the pattern.
+        values: of the pattern's registers.
+        mode: in which the verdicts in floating point are read.
+    """
+    sizes = pattern.sizes(values)
+    if sizes is None:
+        known = dict(zip(pattern.names, values, strict=False))
+        shown = ", ".join(f"{n} = {v}" for n, v in known.items() if n != _ELEMENT and not n.startswith("lead_"))
+        for guard in pattern.rule.where:
+            if guard.names <= known.keys() and not _holds(guard, known):
+                return f"{guard.left} {guard.relation} {guard.right} does not hold or is not known to, with {shown}"
+        for name, scheme in pattern.rule.attribute_atoms.items():
+            if name in known and not _in_range(scheme, known[name]):
+                return f"{name} = {known[name]} is out of the rule's range"
+        return f"sizes or attributes do not fit the rule, with {shown}"
+    tensors = dict(zip(pattern.tensor_slots, [slots[s] for s in pattern.slots], strict=True))
+    if pattern.bounded and not _in_bounds(graph, pattern.rule, tensors, sizes):
+        return "positions are not known to be inside their axis"
+    return f"not as good in floating point under '{mode}', for what is known of the operands"
 
 
 def evaluate(value: AttributeValue, sizes: Sizes) -> AttributeValue:

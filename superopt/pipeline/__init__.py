@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from superopt.pipeline.derivation import Derivation, derive, explained
-    from superopt.pipeline.inspection import cost, inspect
+    from superopt.pipeline.inspection import cost, inspect, rule_matches
     from superopt.pipeline.memory_timeline import memory_report
     from superopt.pipeline.optimization import Result, load, optimize
     from superopt.pipeline.options import EFFORTS, Options, Progress
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "EFFORTS", "Derivation", "Options", "Progress", "Result", "cost", "derive", "explained", "inspect", "load",
-    "measure", "optimize", "memory_report",
+    "measure", "optimize", "memory_report", "rule_matches",
 ]  # fmt: skip
 
 _MODULES = {
     **dict.fromkeys(("Derivation", "derive", "explained"), "derivation"),
-    **dict.fromkeys(("cost", "inspect"), "inspection"),
+    **dict.fromkeys(("cost", "inspect", "rule_matches"), "inspection"),
     **dict.fromkeys(("Result", "load", "optimize"), "optimization"),
     **dict.fromkeys(("EFFORTS", "Options", "Progress"), "options"),
     "measure": "paired_benchmark",

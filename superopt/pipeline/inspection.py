@@ -1,4 +1,4 @@
-"""What can be asked of models besides optimising them: inspect, cost."""
+"""What can be asked of models besides optimising them: inspect, cost, where a rule matches."""
 
 from __future__ import annotations
 
@@ -8,12 +8,17 @@ from typing import Any
 
 from superopt import cost as costs
 from superopt.formats.functions import inlined
+from superopt.ir.errors import UsageError
 from superopt.ir.graph import Graph
+from superopt.ops.infer import infer
+from superopt.passes.rule_matches import DirectionMatches, matches_of
 from superopt.pipeline.optimization import load
-from superopt.pipeline.options import Progress, quiet
+from superopt.pipeline.options import Options, Progress, quiet
+from superopt.pipeline.shape_defaults import default_sizes
 from superopt.report.inspection import facts_of
+from superopt.rules.library import load_library
 
-__all__ = ["cost", "inspect"]
+__all__ = ["cost", "inspect", "rule_matches"]
 
 
 def inspect(model: str | Path | Graph, *, sizes: Mapping[str, int] | None = None) -> dict[str, Any]:
@@ -45,6 +50,44 @@ def cost(
         "intensity": found.intensity, "peak_activation_bytes": found.peak_activation_bytes,
         "weight_bytes": found.weight_bytes, "memory_bytes": found.memory, "nodes": nodes,
         "roofline": costs.roofline_data(found, None, peaks),
+    }  # fmt: skip
+
+
+def rule_matches(
+    model: str | Path | Graph, rule: str, *, options: Options | None = None, progress: Progress = quiet
+) -> dict[str, Any]:
+    """Where a rule matches a model as it is written, and what refuses it elsewhere, as JSON data.
+
+    Args:
+        model: a path or a graph.
+        rule: its id.
+        options: the target, the sizes, the mode of floating point, and the folder of rules.
+        progress: called with (done, total, what).
+
+    Raises:
+        InvalidOption: the library has no such rule.
+    """
+    options = Options() if options is None else options
+    library = load_library(options.rules)
+    if rule not in library:
+        library.select(enable=(rule,))  # raises, and suggests the closest name
+        raise UsageError(f"{rule} is a family of rules", hint=f"`superopt rules list --family {rule}` shows them")
+    graph = inlined(load(model)).graph
+    sizes = default_sizes(graph, options.sizes)
+    with costs.for_target(options.target, runtime=options.runtime, progress=progress, sizes=sizes) as prices:
+        found = matches_of(
+            graph, infer(graph), library[rule], prices, floats=library.floats(options.floats), sizes=sizes
+        )
+    return {
+        "format": "superopt.rule-matches", "version": 1, "rule": rule, "verdict": library.verdict_name(rule),
+        "float": options.floats, "target": options.target, "directions": [_direction(d) for d in found],
+    }  # fmt: skip
+
+
+def _direction(found: DirectionMatches) -> dict[str, Any]:
+    return {
+        "from": found.source, "to": found.target, "refusal": found.refusal, "matches": found.matches,
+        "places": [{"node": p.node, "refusal": p.refusal, "gain_us": p.gain_us} for p in found.places],
     }  # fmt: skip
 
 

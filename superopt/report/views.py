@@ -44,12 +44,14 @@ __all__ = [
     "show_provenance",
     "show_recorded",
     "show_repetition",
+    "show_rule_matches",
     "show_validation",
     "show_verdict",
     "verdict_data",
 ]
 
 _MOST_NODES = 40  # of each side of a difference: a screen; --json lists all
+_MOST_PLACES = 3  # of each outcome of a rule; --json lists all
 _MOST_LINES = 20  # of each list of a verdict: what a screen holds below the rest; --json lists all
 
 
@@ -253,6 +255,34 @@ def show_provenance(console: Console, graph: Graph) -> None:
     ]  # fmt: skip
     if rows:
         console.print(table("node", "operator", "pass", "rules", rows=rows))
+
+
+def show_rule_matches(console: Console, found: Mapping[str, Any]) -> None:
+    """Where a rule matches a model, and what refuses it elsewhere: a row for each outcome."""
+    console.print(f"[bold]{escape(found['rule'])}[/bold]  {found['verdict']}")
+    for direction in found["directions"]:
+        console.print(f"{escape(direction['from'])}\n→ {escape(direction['to'])}")
+        if direction["refusal"]:
+            console.print(f"  nowhere: {escape(direction['refusal'])}")
+            continue
+        outcomes: dict[str, list[Mapping[str, Any]]] = {}
+        for place in direction["places"]:
+            outcomes.setdefault(place["refusal"], []).append(place)
+        rows = [
+            (
+                str(len(places)), printable(outcome, 120) or f"matches; saves {_gains(places)} by itself",
+                ", ".join(printable(p["node"], 40) for p in places[:_MOST_PLACES])
+                + (", …" if len(places) > _MOST_PLACES else ""),
+            )
+            for outcome, places in sorted(outcomes.items(), key=lambda item: (bool(item[0]), -len(item[1])))
+        ]  # fmt: skip
+        console.print(table("places", "outcome", "where", rows=rows))
+
+
+def _gains(places: Sequence[Mapping[str, Any]]) -> str:
+    least, most = (f(float(p["gain_us"]) for p in places) for f in (min, max))
+    texts = [f"-{time_text(-us)}" if us < 0 else time_text(us) for us in (least, most)]
+    return texts[0] if texts[0] == texts[1] else f"{texts[0]} to {texts[1]}"
 
 
 # -- Cost profiles -------------------------------------------------------------------------------------------------

@@ -212,6 +212,12 @@ def test_inspect_and_cost_and_explain(tmp_path: Path) -> None:
     assert {n["source"] for n in prices["nodes"]} <= {"measured", "interpolated", "roofline", "free"}
     text = run("explain", str(source)).stdout.decode()
     assert "at " in text
+    text = run("explain", str(source), "--rule", "batchnorm-cde9", "--target", "profile:cpu-epyc-2core").stdout.decode()
+    assert "matches; saves" in text
+    assert (
+        "--rule goes with neither"
+        in run("explain", str(source), "--rule", "a", "--result", str(source)).stderr.decode()
+    )
 
 
 def test_memory_over_the_steps_of_a_run(tmp_path: Path) -> None:

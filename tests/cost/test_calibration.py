@@ -193,7 +193,7 @@ def test_a_kind_gets_a_factor_of_its_own_only_where_it_is_far_from_the_others(me
 
 
 def test_a_processor_of_another_vendor_gets_the_same_choices_from_every_calibration() -> None:
-    """Measured on a Xeon against the EPYC's profile: 0.70 in arithmetic and 1.45 in memory; under load records scatter."""
+    """Measured on a Xeon against the EPYC's profile: 0.70 in arithmetic and 1.45 in memory; load scatters records."""
     profile = load_profile(NAME)
     machine = Uneven(profile, {"arithmetic": 0.70, "memory": 1.45}, noise=0.5)
     found = [calibration_of(NAME, profile, machine).factors for _ in range(20)]

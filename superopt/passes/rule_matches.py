@@ -1,0 +1,252 @@
+"""Where a rule matches a model as it is written, and what refuses it elsewhere.
+
+Each direction of the rule is held against every operator that could be the last one of a match. The matcher of the
+search decides (:mod:`superopt.egraph.matching`). Where it says no, the first difference is named: of operators, of
+attributes and types, of sizes, or in floating point.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from superopt.cost.cost_model import CostModel
+from superopt.egraph.egraph import ABSENT, LEAF, PROJECT, EGraph
+from superopt.egraph.matching import Pattern, match_of, refusal
+from superopt.egraph.rewrites import compile_rewrites
+from superopt.extraction.node_costs import Pricer
+from superopt.extraction.side_prices import SidePrices
+from superopt.ir.graph import Graph
+from superopt.ir.poly import Dim, Poly
+from superopt.ir.terms import App, AttributeValue, Project, Term, Var, format_term
+from superopt.ir.types import TensorType
+from superopt.ops import REGISTRY
+from superopt.ops.infer import Typing
+from superopt.passes.rounding_guard import guard_deliberate_rounding
+from superopt.program.program import Program, program_of
+from superopt.regions.lowering import lower, region_of
+from superopt.rules.floats import Floats
+from superopt.rules.rule import Rule
+
+__all__ = ["DirectionMatches", "Place", "matches_of"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """An operator that could be the last one of a match.
+
+    Attributes:
+        node: its name in the model, or that of its output.
+        refusal: what refuses the rule there; empty where it matches.
+        gain_us: modelled microseconds that a match saves by itself, below 0 where it costs; 0 where it is refused.
+    """
+
+    node: str
+    refusal: str
+    gain_us: float = 0.0
+
+
+@dataclass(frozen=True)
+class DirectionMatches:
+    """A direction of a rule in a model.
+
+    Attributes:
+        source, target: the side that is looked for, and the one that takes its place.
+        refusal: why the direction is used nowhere; empty where places decide.
+        places: in the order of the model.
+    """
+
+    source: str
+    target: str
+    refusal: str
+    places: tuple[Place, ...]
+
+    @property
+    def matches(self) -> int:
+        """Places where it matches."""
+        return sum(not p.refusal for p in self.places)
+
+
+def matches_of(
+    graph: Graph, typing: Typing, rule: Rule, costs: CostModel, *, floats: Floats, sizes: Mapping[str, int]
+) -> tuple[DirectionMatches, ...]:
+    """The matches of a rule in a graph before any other rule is applied.
+
+    Args:
+        graph: a checked graph.
+        typing: its types.
+        rule: of the library.
+        costs: the target's cost model.
+        floats: the verdicts in floating point, and the mode in which they are read.
+        sizes: of symbolic dimensions.
+    """
+    program, _ = guard_deliberate_rounding(program_of(graph, typing))
+    of_reals, safe = (_patterns(rule, program, known) for known in (None, floats))
+    prices = SidePrices(Pricer(costs.in_context(graph.weight_bytes), graph.opset, sizes, float("inf")))
+    return tuple(
+        _direction(rule, program, backward, of_reals[backward], safe[backward], prices, floats.mode)
+        for backward in (False, True)
+    )
+
+
+def _patterns(rule: Rule, program: Program, floats: Floats | None) -> tuple[list[Pattern], list[Pattern]]:
+    """What the search compiles a rule to, by direction."""
+    compiled = compile_rewrites((rule,), program, floats=floats)
+    found: tuple[list[Pattern], list[Pattern]] = [], []
+    for pattern in (*compiled.all_rewrites.patterns, *compiled.final_fusions.patterns):
+        found[pattern.source != pattern.rule.lhs].append(pattern)
+    return found
+
+
+def _direction(
+    rule: Rule, program: Program, backward: bool, patterns: Sequence[Pattern], safe: Sequence[Pattern],
+    prices: SidePrices, mode: str,
+) -> DirectionMatches:  # fmt: skip
+    source, target = (rule.rhs, rule.lhs) if backward else (rule.lhs, rule.rhs)
+    texts = ", ".join(map(format_term, source)), ", ".join(map(format_term, target))
+    if any(isinstance(t, Var) for t in source):
+        return DirectionMatches(*texts, "a variable matches everywhere: no search begins with it", ())
+    if not patterns:
+        return DirectionMatches(*texts, "the other side has variables that this one does not bind", ())
+    missing = patterns[0].operators - {s.op for s in program.steps}
+    barriers = missing & {s.node.op for s in program.steps if not s.op and s.node is not None}
+    if missing:
+        why = f"the model has no {', '.join(sorted(missing - barriers))}" if missing - barriers else ""
+        stays = f"each {', '.join(sorted(barriers))} rounds on purpose, or is not understood: it stays as it is"
+        return DirectionMatches(*texts, "; ".join(t for t in (why, stays if barriers else "") if t), ())
+    if all(p.floats is not None and not any(p.floats.values()) for p in safe):
+        return DirectionMatches(*texts, f"not as good in floating point under '{mode}', whatever the operands are", ())
+    return DirectionMatches(*texts, "", _Search(program, patterns, safe, prices, mode).places())
+
+
+class _Search:
+    """Holds the patterns of a direction against a program."""
+
+    def __init__(
+        self, program: Program, patterns: Sequence[Pattern], safe: Sequence[Pattern], prices: SidePrices, mode: str
+    ) -> None:
+        region = region_of(program, [i for i in program.running if program.steps[i].op])
+        self.lowered = lower(region, REGISTRY)
+        self.region, self.graph = region, self.lowered.graph
+        self.patterns, self.safe, self.prices, self.mode = patterns, safe, prices, mode
+        self.gains: dict[int, float] = {}  # by class of the first root: of its best match
+        self.refusals: dict[int, str] = {}  # by class of the first root: of a match of operators and types
+
+    def places(self) -> tuple[Place, ...]:
+        for pattern in self.safe:
+            pattern.trie.walk(self.graph, self._met)
+        return tuple(self._places())
+
+    def _met(self, pattern: Pattern, slots: list[int], registers: list[AttributeValue]) -> None:
+        values = tuple([registers[r] for r in pattern.registers])
+        root, match = slots[pattern.roots[0]], match_of(self.graph, pattern, slots, values)
+        if match is None:
+            self.refusals.setdefault(root, refusal(self.graph, pattern, slots, values, self.mode))
+            return
+        before, after = self.prices.of(self.graph, pattern, slots, values, match.sizes)
+        self.gains[root] = max(self.gains.get(root, float("-inf")), before - after)
+
+    def _places(self) -> Iterator[Place]:
+        first = {_first_operator(p.source[0]) for p in self.patterns}
+        for step in self.region.steps:
+            output = next((o for o in step.outputs if o), "")
+            if step.op not in first or not output:
+                continue
+            identity = self.graph.find(self.lowered.classes[self.region.number[output]])
+            name = step.name or output
+            if identity in self.gains:
+                yield Place(name, "", self.gains[identity])
+            elif self.graph.classes[identity].constant:
+                yield Place(name, "it is constant: it is computed once, whatever its form")
+            else:
+                yield Place(name, self.refusals.get(identity) or self._difference(identity))
+
+    def _difference(self, identity: int) -> str:
+        """What is different from the pattern that has most in common with a place."""
+        found = [_compare(self.graph, p.rule, p.source[0], identity, {}) for p in self.patterns]
+        return max(found, key=lambda d: d.alike).text or "another root of the rule has no operator here"
+
+
+class _Difference(NamedTuple):
+    """How many operators are alike, and the first difference; no text where there is none."""
+
+    alike: int
+    text: str
+
+
+def _first_operator(term: Term) -> str:
+    while isinstance(term, Project):
+        term = term.term
+    return term.op if isinstance(term, App) else ""
+
+
+def _compare(graph: EGraph, rule: Rule, term: Term, identity: int, bound: dict[str, int]) -> _Difference:
+    identity = graph.find(identity)
+    if isinstance(term, Var):
+        if bound.setdefault(term.name, identity) != identity:
+            return _Difference(0, f"what stands for `{term.name}` are two values")
+        return _Difference(0, _type_difference(graph, rule, term.name, identity))
+    op = PROJECT if isinstance(term, Project) else term.op
+    nodes = graph.with_op(identity, op)
+    if isinstance(term, Project):
+        inner = [n[1] for n in nodes if graph.heads[n[0]].index == term.index] or [identity]
+        return max((_compare(graph, rule, term.term, i, bound) for i in inner), key=lambda d: d.alike)
+    if not nodes:
+        return _Difference(0, f"{_maker(graph, identity)} stands where the rule has {term.op}")
+    ways = [_compare_node(graph, rule, term, node, dict(bound)) for node in nodes]
+    if graph.operators[term.op].commutative and len(term.args) == 2:
+        ways += [_compare_node(graph, rule, term, (n[0], n[2], n[1]), dict(bound)) for n in nodes if len(n) == 3]
+    return max(ways, key=lambda d: (d.alike, not d.text))
+
+
+def _compare_node(graph: EGraph, rule: Rule, term: App, node: Sequence[int], bound: dict[str, int]) -> _Difference:
+    given, alike = dict(graph.heads[node[0]].attributes), 1
+    for name, wanted in term.attributes:
+        if name in given and not _may_be(wanted, given[name]):
+            return _Difference(alike, f"{term.op} has {name} {_shown(given[name])}, the rule has {_shown(wanted)}")
+    for place, arg in enumerate(term.args):
+        made = node[place + 1] if place + 1 < len(node) else ABSENT
+        if (arg is None) != (made == ABSENT):
+            return _Difference(alike, f"operand {place + 1} of {term.op} is {'given' if arg is None else 'not given'}")
+        if arg is not None:
+            found = _compare(graph, rule, arg, made, bound)
+            alike += found.alike
+            if found.text:
+                return _Difference(alike, found.text)
+    if any(a != ABSENT for a in node[len(term.args) + 1 :]):
+        return _Difference(alike, f"{term.op} has more operands than the rule's")
+    return _Difference(alike, "")
+
+
+def _may_be(wanted: AttributeValue, given: AttributeValue) -> bool:
+    if isinstance(wanted, tuple):
+        alike = isinstance(given, tuple) and len(given) == len(wanted)
+        return alike and all(_may_be(w, g) for w, g in zip(wanted, given, strict=True))  # type: ignore[arg-type]
+    return isinstance(wanted, Poly) or wanted == given
+
+
+def _shown(value: AttributeValue | Dim) -> str:
+    return f"({', '.join(map(_shown, value))})" if isinstance(value, tuple) else str(value)
+
+
+def _maker(graph: EGraph, identity: int) -> str:
+    if graph.classes[identity].constant:
+        return "a constant"
+    ops = [graph.heads[node[0]].op for node in graph.classes[identity].nodes]
+    named = sorted({op for op in ops if op not in (LEAF, PROJECT)})
+    return " or ".join(named) or "an input, or what superopt does not look into,"
+
+
+def _type_difference(graph: EGraph, rule: Rule, name: str, identity: int) -> str:
+    scheme, kind = rule.tensors[name], graph.type(identity)
+    if not isinstance(kind, TensorType) or kind.shape is None:
+        return f"the shape of what stands for `{name}` is not known"
+    if scheme.dtype == "f" and not kind.dtype.is_float:
+        return f"`{name}` is {kind.dtype}, and the rule is about floating point"
+    if len(kind.shape) != len(scheme.shape):
+        return f"`{name}` has {len(kind.shape)} axes, the rule has {len(scheme.shape)}"
+    for wanted, given in zip(scheme.shape, kind.shape, strict=True):
+        if isinstance(wanted, int) and wanted != given:
+            return f"`{name}` has an axis of {given}, the rule has {wanted}"
+    return ""
