@@ -395,3 +395,12 @@ def test_metadata_that_a_document_cannot_hold_as_a_value_is_text_in_it(text: str
     again = read_json(format_document(to_json(graph)).encode())
     assert [again.metadata, again.outputs[0].metadata, again.nodes[0].metadata] == [metadata] * 3
     assert again.nodes[0].attributes["value"].metadata == metadata  # type: ignore[union-attr]
+
+
+def test_a_folder_is_no_name_for_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is the one where the process is, whose name is empty."""
+    monkeypatch.chdir(tmp_path)
+    graph = from_onnx(_rich())
+    for folder in (".", "..", tmp_path):
+        with pytest.raises(UsageError, match="a file cannot be written there"):
+            save(graph, folder, force=True)
