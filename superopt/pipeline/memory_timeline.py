@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from superopt import cost as costs
-from superopt.ir.errors import SuperoptError, Unsupported
+from superopt.ir.errors import InvalidModel, SuperoptError, Unsupported, printable
 from superopt.ir.graph import Graph, Node
+from superopt.ir.sizes import sizes_fed
 from superopt.ir.types import TensorType
 from superopt.memory.liveness import Lifetime, alive, lifetimes, unavoidable
 from superopt.memory.order import as_executed
@@ -90,7 +91,12 @@ def footprint(graph: Graph, *, sizes: Mapping[str, int] | None = None) -> Footpr
         feeds = feeds_for(graph, sizes or {})
     except NotCovered as error:
         raise Unsupported(f"{error}, so that nothing says how much memory the model takes") from error
-    return footprint_of(lowered_without_weights(graph), graph, feeds, sizes=sizes)
+    try:
+        return footprint_of(lowered_without_weights(graph), graph, feeds, sizes=sizes)
+    except InvalidModel as error:
+        counted = ", ".join(f"{name}={size}" for name, size in sizes_fed(graph, sizes or {}).items())
+        hint = f"counted at {printable(counted, 200)}; other sizes: --dim NAME=SIZE" if counted else error.hint
+        raise InvalidModel(error.what, where=error.where, hint=hint) from error
 
 
 def footprint_of(

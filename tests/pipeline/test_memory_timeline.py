@@ -7,8 +7,9 @@ import pytest
 from graphs import f32, graph, op
 from onnx import TypeProto
 
-from superopt.ir.errors import Unsupported
+from superopt.ir.errors import InvalidModel, Unsupported
 from superopt.ir.graph import constant
+from superopt.ir.poly import sym
 from superopt.ir.types import DType, OpaqueType, TensorType, ValueType
 from superopt.pipeline.memory_timeline import footprint
 
@@ -37,3 +38,11 @@ def test_an_input_without_sizes_is_told(kind: ValueType, said: str) -> None:
     nodes = [op("SequenceLength" if "tensor" in said else "Relu", "y", "x")]
     with pytest.raises(Unsupported, match=f"'x' is {said.removeprefix('is ')}"):
         footprint(graph({"x": kind}, ["y"], [], nodes))
+
+
+def test_a_model_for_other_sizes_names_those_at_which_it_was_counted() -> None:
+    nodes = [op("Add", "a", "x", "w"), op("NonZero", "y", "a")]  # of whose sizes only a run knows
+    model = graph({"x": f32(sym("N"), 2)}, ["y"], [constant("w", np.ones((5, 2), np.float32))], nodes)
+    with pytest.raises(InvalidModel, match="N=8; other sizes: --dim"):
+        footprint(model)
+    assert footprint(model, sizes={"N": 5}).known["a"].shape == (5, 2)
