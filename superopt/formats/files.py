@@ -183,6 +183,9 @@ def _unwritable(error: OSError | ValueError, where: str) -> SuperoptError:
     return type(limit)(f"cannot be written: {limit.what}", where=where, hint=limit.hint)
 
 
+_OVERWRITE = "choose another name, or overwrite it: --force (-f), in Python force=True"
+
+
 def _refuse_existing(path: Path, force: bool) -> None:
     where = printable(str(path))
     try:
@@ -194,7 +197,7 @@ def _refuse_existing(path: Path, force: bool) -> None:
     if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
         raise UsageError(f"is {kind_of(mode)}; a file cannot be written there", where=where)
     if not force:
-        raise UsageError("exists already", where=where, hint="choose another name, or overwrite it with --force (-f)")
+        raise UsageError("exists already", where=where, hint=_OVERWRITE)
 
 
 def refuse_unwritable(path: Path, *, force: bool) -> None:

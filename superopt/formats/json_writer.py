@@ -9,14 +9,16 @@ from pathlib import Path
 
 from superopt.formats.files import Replacement
 from superopt.formats.json_reader import FORMAT, VERSION
-from superopt.formats.json_weights import INLINE, describe, encode, finite, stream
+from superopt.formats.json_weights import INLINE, describe, encode, finite, parse_json, stream
 from superopt.formats.onnx_tensors import is_anonymous
 from superopt.formats.tensors import RandomData, SparseData, packed_chunks, refuse_changed_files
+from superopt.ir.errors import InvalidModel
 from superopt.ir.graph import Attribute, Graph, Node, OpaqueAttribute, Value, Weight
 from superopt.ir.types import DType, OpaqueType, ValueType
 
 __all__ = ["format_document", "save_json", "save_together", "shared_key", "to_json", "whole_document"]
 
+_AROUND = 8  # a value of a weight's metadata is at most so deep: in the tensor of a node's attribute, in seven others
 _INSIDE = "\0"  # the name of no file: stands for elements that are inside the document
 
 
@@ -181,11 +183,14 @@ def _annotate(entry: dict[str, object], doc: str, metadata: Mapping[str, str]) -
 
 
 def _is_canonical(text: str) -> bool:
-    """Whether a JSON text is exactly what reading its value back would give."""
+    """Whether a JSON text is exactly what reading its value back from the document would give."""
     try:
-        return len(text) < 100_000 and json.dumps(json.loads(text)) == text
-    except (ValueError, RecursionError):
+        if len(text) >= 100_000 or json.dumps(json.loads(text)) != text:
+            return False
+        parse_json(f"{'[' * _AROUND}{text}{']' * _AROUND}".encode())
+    except (InvalidModel, ValueError, RecursionError):
         return False
+    return True
 
 
 def format_document(document: Mapping[str, object]) -> str:

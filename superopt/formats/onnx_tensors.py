@@ -207,6 +207,8 @@ ELEMENT_TYPES: Mapping[DType, int] = {
 }
 DTYPES: Mapping[int, DType] = {number: d for d, number in ELEMENT_TYPES.items()}
 
+# of the positions of a sparse tensor: ONNX has int64, ONNX Runtime reads and writes narrower ones as well
+_INDICES = frozenset({DType.INT8, DType.INT16, DType.INT32, DType.INT64})
 _EXTERNAL_KEYS = frozenset({"location", "offset", "length", "checksum"})
 _NUMBER = re.compile(r"[0-9]{1,18}\Z")
 _TYPED = ("float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
@@ -379,7 +381,7 @@ def sparse_weight(proto: SparseTensorProto, files: ExternalFiles) -> Weight:
     shape = checked_shape(tuple(proto.dims), where)
     count = values.type.elements
     fits = indices.type.shape in ((count,), (count, len(shape)))
-    if indices.type.dtype is not DType.INT64 or values.type.rank != 1 or not fits:
+    if indices.type.dtype not in _INDICES or values.type.rank != 1 or not fits:
         raise InvalidModel(f"values {values.type} and indices {indices.type} do not fit {list(shape)}", where=where)
     assert values.data is not None
     assert indices.data is not None

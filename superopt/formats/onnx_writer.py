@@ -77,7 +77,7 @@ def save_onnx(graph: Graph, path: Path, *, force: bool = False, external_above: 
         InvalidModel: a file that weights are in was written to since the graph was loaded.
         UsageError: a file exists already and ``force`` is false, or cannot be written.
     """
-    sidecar = path.with_name(path.name + ".data")
+    sidecar = path.parent / f"{path.name}.data"
     places: dict[str, tuple[str, int, int]] = {}
     end = 0
     if _stored(graph) > external_above:

@@ -25,7 +25,7 @@ from superopt.formats.functions import MODEL, inlined
 from superopt.formats.onnx_nodes import node_proto
 from superopt.formats.onnx_reader import default_ir_version
 from superopt.formats.onnx_tensors import value_info
-from superopt.ir.errors import Unsupported, UsageError
+from superopt.ir.errors import InvalidOption, Unsupported
 from superopt.ir.graph import ArrayData, Graph, Node, OpaqueAttribute, Value, Weight, label, unused_name
 from superopt.ir.types import DType, TensorType
 from superopt.ops.infer import Applied, Barrier, Typing, application_reader, infer
@@ -67,12 +67,14 @@ def at_opset(graph: Graph, version: int) -> AtOpset:
         version: of the operator set.
 
     Raises:
-        UsageError: there is no such version.
+        InvalidOption: there is no such version.
         Unsupported: a node cannot be written at that version; ``where`` names it.
     """
     newest = defs.onnx_opset_version()
     if not 1 <= version <= newest:
-        raise UsageError(f"opset: {version} does not exist", hint=f"versions go from 1 to {newest}")
+        raise InvalidOption(
+            f"{version} does not exist", where="opset", option="opset", hint=f"versions go from 1 to {newest}"
+        )  # fmt: skip
     if ModelProto.FromString(graph.extras.get(MODEL, b"")).functions:
         raise Unsupported("the model's functions are not written at another version", hint="--functions inline")
     before = graph.onnx_version

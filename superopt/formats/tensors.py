@@ -254,7 +254,7 @@ class SparseData:
     type: TensorType
     payload: bytes = field(repr=False)
     values: WeightData
-    indices: WeightData  # int64, [nnz] flat positions or [nnz, rank] coordinates
+    indices: WeightData  # signed integers, [nnz] flat positions or [nnz, rank] coordinates
 
     @cached_property
     def digest(self) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from superopt.formats.bodies import all_names
 from superopt.ir.graph import Graph, Node, Weight, constant, unused_name
 from superopt.ir.terms import AttributeValue
 from superopt.ir.types import TensorType
@@ -64,7 +65,7 @@ class _Writer:
         self.source = source
         graph = source.graph
         self.opset = graph.onnx_version or 1
-        self.taken = {*graph.names, *graph.weight, *graph.declared, *(o for n in graph.nodes for o in n.outputs)}
+        self.taken = {*all_names(graph), *graph.declared}
         self.named = {n.name for n in graph.nodes}
         self.nodes: list[Node] = []
         self.weights: list[Weight] = []

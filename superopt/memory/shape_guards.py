@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from superopt.formats.bodies import all_names
 from superopt.ir.graph import PASS, Graph, Node, Weight, constant, unused_name
 from superopt.ir.types import DType, TensorType
 
@@ -53,7 +54,7 @@ class Guards:
     @staticmethod
     def of(graph: Graph, types: Mapping[str, TensorType | None]) -> Guards:
         """Guards for a graph."""
-        taken = {*graph.weight, *graph.declared, *(o for n in graph.nodes for o in n.outputs)}
+        taken = {*all_names(graph), *graph.declared}
         return Guards(dict(types), taken, {n.name for n in graph.nodes})
 
     def guard(self, name: str, after: str) -> str:

@@ -72,8 +72,9 @@ class Windows:
         """Number of windows along each axis: ``(size + before + after − dilation (kernel − 1) − 1) // stride + 1``."""
         found: list[Dim] = []
         for axis, size in enumerate(self.sizes):
-            room = size + self.before[axis] + self.after[axis] - self.dilations[axis] * (self.kernel[axis] - 1) - 1
-            require(at_least(room, 0), f"a window of {self.kernel[axis]} does not fit into a padded {size}")
+            spanned = self.dilations[axis] * (self.kernel[axis] - 1) + 1
+            room = size + self.before[axis] + self.after[axis] - spanned
+            require(at_least(room, 0), f"a window that spans {spanned} does not fit into {size} and its padding")
             found.append(room // self.strides[axis] + 1)
         return tuple(found)
 

@@ -24,6 +24,7 @@ import ml_dtypes
 import numpy as np
 
 from superopt.cost.half_precision import WIDE, HalfPrecision
+from superopt.formats.bodies import all_names
 from superopt.ir.graph import PASS, ArrayData, Graph, Node, Weight, WeightData, unused_name
 from superopt.ir.types import DType, TensorType
 from superopt.ops.forms import dtype_code
@@ -91,7 +92,9 @@ class Widened:
     count: int
 
 
-def widened(graph: Graph, typing: Typing, half: HalfPrecision, kept: AbstractSet[str]) -> Widened | None:
+def widened(
+    graph: Graph, typing: Typing, half: HalfPrecision, kept: AbstractSet[str], reserved: AbstractSet[str] = frozenset()
+) -> Widened | None:  # fmt: skip
     """The graph with operators in float32 that the backend has no kernel of half precision for; ``None``: it has none.
 
     An operator with such a kernel is computed in float32, too, if both what it reads and what reads it is.
@@ -101,10 +104,11 @@ def widened(graph: Graph, typing: Typing, half: HalfPrecision, kept: AbstractSet
         typing: of it.
         half: what the backend has kernels for.
         kept: values that stay as they are: they are rounded on purpose, or computed in integers.
+        reserved: names that nothing new may have besides the graph's: of what is around a body.
     """
     if not half.concerns(typing.types.values()):
         return None
-    found = _Widening(graph, typing, half, kept)
+    found = _Widening(graph, typing, half, kept, reserved)
     return found.written() if found.wide else None
 
 
@@ -115,8 +119,10 @@ class _Widening:
     operand and result are one value in float32.
     """
 
-    def __init__(self, graph: Graph, typing: Typing, half: HalfPrecision, kept: AbstractSet[str]) -> None:
-        self.graph, self.typing, self.half, self.kept = graph, typing, half, kept
+    def __init__(
+        self, graph: Graph, typing: Typing, half: HalfPrecision, kept: AbstractSet[str], reserved: AbstractSet[str]
+    ) -> None:  # fmt: skip
+        self.graph, self.typing, self.half, self.kept, self.reserved = graph, typing, half, kept, reserved
         self.constant = computed_from_weights(graph, typing)
         self.weights = {**graph.constants, **self._written_constants()}
         able = [i for i, n in enumerate(graph.nodes) if self._able(n, typing.nodes[i])]
@@ -185,7 +191,7 @@ class _Widening:
         narrow = {n for i, node in enumerate(nodes) if i not in self.wide for n in node.reads} | outputs
         narrow |= {n for node in nodes for n in node.captures}
         read = {n for i in sorted(self.wide) for n in nodes[i].inputs if self._is_half(n)}
-        taken = set(self.graph.names)
+        taken = {*all_names(self.graph), *self.reserved}
         alias: dict[str, str] = {}  # value of half precision → the same in float32
         copies: dict[str, str] = {}  # result of a cast of the model's own to float32 → what was cast, in float32
         weights: list[Weight] = []
@@ -251,12 +257,13 @@ class _Widening:
 # -- weights -------------------------------------------------------------------------------------------------------
 
 
-def narrowed(graph: Graph, original: Graph) -> Graph:
+def narrowed(graph: Graph, original: Graph, reserved: AbstractSet[str] = frozenset()) -> Graph:
     """The graph with weights of half precision behind casts, as far as it was widened from such.
 
     Args:
         graph: what a search made of the widened graph.
         original: what was widened.
+        reserved: names that nothing new may have.
     """
     stored = {id(w.data): w for w in original.constants.values() if w.data is not None}
     types = {w.type.dtype for w in original.weights if w.type.dtype in _HALF} | _constant_types(original)
@@ -271,7 +278,7 @@ def narrowed(graph: Graph, original: Graph) -> Graph:
     if not chosen:
         return graph
     outputs = {v.name for v in graph.outputs}
-    taken, alias, casts = set(graph.names) | kept, dict[str, str](), list[Node]()
+    taken, alias, casts = {*all_names(graph), *kept, *reserved}, dict[str, str](), list[Node]()
     weights: dict[str, Weight] = {}
     for weight in graph.weights:
         small = chosen.get(weight.name)

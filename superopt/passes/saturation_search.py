@@ -275,7 +275,7 @@ class _Run:
         if half is None or not options.widens or strict or options.no_tradeoffs:
             return
         guarded = {o for s in self.program.steps if not s.op for o in s.outputs if o}
-        found = widened(graph, self.typing, half, guarded)
+        found = widened(graph, self.typing, half, guarded, options.reserved | self.graph.names)
         if found is None:
             return
         typing = infer(found.graph)
@@ -706,7 +706,8 @@ class _Run:
                     self.program, REGISTRY, self.budget, self.options.reserved | self.graph.names, made_by="search"
                 )
             if emitted is not None and self.widened is not None:
-                emitted = replace(emitted, graph=narrowed(emitted.graph, self.canonical.graph))
+                reserved = self.options.reserved | self.graph.names
+                emitted = replace(emitted, graph=narrowed(emitted.graph, self.canonical.graph, reserved))
             if emitted is not None and not changed and not _simplified(emitted.graph, self.graph):
                 emitted = None
         except NotCovered as error:

@@ -17,6 +17,7 @@ import numpy as np
 from superopt import cost as costs
 from superopt import report
 from superopt.cost import CostModel, GraphCost
+from superopt.formats.bodies import all_names
 from superopt.ir.errors import InvalidModel, SuperoptError, UsageError
 from superopt.ir.graph import Graph
 from superopt.ops.infer import Typing, infer
@@ -160,7 +161,7 @@ def substitutions(
                 log.note(f"fewer multiplications were left out: the model with their weights would take more than "
                              f"{limit >> 20} MiB")  # fmt: skip
                 return
-            made = rewritten(plain, fitting, reserved=original.names)
+            made = rewritten(plain, fitting, reserved=all_names(original))
             cost = costs.graph_cost(made, prices.recorded or prices, sizes=setting.sizes)
             if cost.us > most:
                 continue

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from superopt import report
+from superopt.formats.bodies import all_names
 from superopt.ir.errors import InvalidModel, ResourceLimit, Unsupported, UsageError
 from superopt.ir.graph import PASS, Graph, Node, unused_name
 from superopt.ir.types import DType, TensorType
@@ -223,7 +224,7 @@ def _copies(kind: TensorType) -> str | None:
 def with_copies(graph: Graph, values: Collection[str]) -> Graph:
     """The graph, each operator reading a copy of these values; an output of the graph, and a subgraph, do not."""
     types = infer(graph).types
-    taken = set(graph.names)
+    taken = set(all_names(graph))
     copies: dict[str, str] = {}
     nodes: list[Node] = []
     for node in graph.nodes:

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from superopt import cost as costs
-from superopt.ir.errors import SuperoptError
+from superopt.ir.errors import InvalidModel, SuperoptError, Unsupported, printable
 from superopt.ir.graph import Graph, Node
+from superopt.ir.sizes import sizes_fed
 from superopt.ir.types import TensorType
 from superopt.memory.liveness import Lifetime, alive, lifetimes, unavoidable
 from superopt.memory.order import as_executed
@@ -83,10 +84,19 @@ def footprint(graph: Graph, *, sizes: Mapping[str, int] | None = None) -> Footpr
         sizes: what symbolic dimensions are counted at.
 
     Raises:
-        InvalidModel, Unsupported, ResourceLimit: ONNX Runtime cannot run it. NotCovered: an input is no tensor.
+        InvalidModel, ResourceLimit: ONNX Runtime cannot run it. Unsupported: likewise, or an input has no known size.
     """
     refuse_unbounded(graph, sizes or {})
-    return footprint_of(lowered_without_weights(graph), graph, feeds_for(graph, sizes or {}), sizes=sizes)
+    try:
+        feeds = feeds_for(graph, sizes or {})
+    except NotCovered as error:
+        raise Unsupported(f"{error}, so that nothing says how much memory the model takes") from error
+    try:
+        return footprint_of(lowered_without_weights(graph), graph, feeds, sizes=sizes)
+    except InvalidModel as error:
+        counted = ", ".join(f"{name}={size}" for name, size in sizes_fed(graph, sizes or {}).items())
+        hint = f"counted at {printable(counted, 200)}; other sizes: --dim NAME=SIZE" if counted else error.hint
+        raise InvalidModel(error.what, where=error.where, hint=hint) from error
 
 
 def footprint_of(

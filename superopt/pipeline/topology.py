@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from superopt.formats.functions import function_names
 from superopt.ir.errors import InvalidModel, NotEquivalent, Unsupported, printable
 from superopt.ir.graph import Attribute, Graph, Node, OpaqueAttribute, Weight
 from superopt.ops import REGISTRY
@@ -30,10 +31,10 @@ def topology(graph: Graph) -> Graph:
     Raises:
         Unsupported: parameters are where they cannot be left out: in a subgraph, a function, or a long list of numbers.
     """
-    if graph.extras:
+    if functions := function_names(graph):
         raise Unsupported(
-            f"the model has parts that superopt does not read ({printable(', '.join(sorted(graph.extras)), 200)})",
-            hint="they may hold parameters, so nothing is sent",
+            f"the model has functions of its own ({printable(', '.join(functions), 200)})",
+            hint="they may hold parameters, so nothing is sent; superopt optimize --functions inline writes none",
         )
     weights = [_bare(w) for w in graph.weights]
     nodes = []
@@ -54,7 +55,7 @@ def topology(graph: Graph) -> Graph:
         graph, weights=tuple(weights), nodes=tuple(nodes), doc="", metadata={},
         inputs=tuple(replace(v, doc="", metadata={}) for v in graph.inputs),
         outputs=tuple(replace(v, doc="", metadata={}) for v in graph.outputs),
-        values=tuple(replace(v, doc="", metadata={}) for v in graph.values),
+        values=tuple(replace(v, doc="", metadata={}) for v in graph.values), extras={},
     )  # fmt: skip
 
 
@@ -105,7 +106,9 @@ def apply(graph: Graph, patch: Graph, *, seed: int = 0, check: bool = True) -> t
         if [(v.name, v.type) for v in ours] != [(v.name, v.type) for v in theirs]:
             raise InvalidModel(f"the patch is of another model: its {kind}s differ")
     filled = replace(patch, weights=tuple(_filled(graph, patch)))
-    made = replace(_folded(filled), name=graph.name, doc=graph.doc, metadata=graph.metadata)
+    made = replace(
+        _folded(filled), name=graph.name, doc=graph.doc, metadata=graph.metadata, extras=graph.extras
+    )  # fmt: skip
     if not check:
         return made, None
     found = check_rewrite(graph, made, seed=seed)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
+from superopt.formats.bodies import all_names
 from superopt.ir.graph import Node
 from superopt.ir.types import TensorType
 from superopt.program.program import Program, ProgramStep
@@ -24,7 +25,7 @@ class FreshNames:
     """
 
     def __init__(self, program: Program, reserved: AbstractSet[str] = frozenset()) -> None:
-        self._taken = {*program.graph.names, *reserved}
+        self._taken = {*all_names(program.graph), *reserved}
         self._taken |= {n for s in program.steps for n in (*s.outputs, *s.reads)}
         self._next: dict[str, int] = {}
 

@@ -159,6 +159,8 @@ def type_values(graph: Graph, feeds: Mapping[str, np.ndarray], *, given: Graph |
     types = {w.name: w.type for w in graph.weights}
     types.update({n: TensorType(DType.of(a.dtype), tuple(map(int, a.shape))) for n, a in feeds.items()})
     beforehand = {v.name: v.type for v in graph.inputs if isinstance(v.type, TensorType)} | dict(types)
+    if not names:
+        return Typed(types, beforehand)
     named = {
         v.name: v.type for v in graph.values if isinstance(v.type, TensorType) and v.type.shape and not v.type.is_static
     }

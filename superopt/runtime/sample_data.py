@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from superopt.formats.tensors import shape_of
+from superopt.ir.errors import printable
 from superopt.ir.graph import ArrayData, Graph, Weight, constant
 from superopt.ir.sizes import at_sizes
 from superopt.ir.types import DType, OpaqueType, TensorType
@@ -74,7 +75,8 @@ def feeds_for(graph: Graph, sizes: Mapping[str, int] | None = None, *, integer: 
         if value.name in graph.weight:
             continue
         if value.type is None or isinstance(value.type, OpaqueType) or value.type.shape is None:
-            raise NotCovered(f"the rank of input {value.name} is not known")
+            unknown = "is no tensor" if isinstance(value.type, OpaqueType) else "is of unknown rank"
+            raise NotCovered(f"the input {printable(value.name)!r} {unknown}")
         drawn = sample(at_sizes(value.type, sizes or {}), position, integer=integer)
         feeds[value.name] = _of_both_signs(drawn, position) if bent else drawn
     return feeds

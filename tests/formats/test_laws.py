@@ -231,6 +231,19 @@ def _rich() -> ModelProto:
     return model
 
 
+@pytest.mark.parametrize("kind", [np.int8, np.int16, np.int32])
+def test_narrow_positions_of_a_sparse_weight_are_read_and_kept(kind: type[np.signedinteger]) -> None:
+    """ONNX has int64; ONNX Runtime reads others, and writes the narrowest into a model that it optimised."""
+    model = _rich()
+    places = numpy_helper.from_array(np.array([1, 3], kind), "")
+    model.graph.sparse_initializer[0].indices.CopyFrom(places)
+    found = from_onnx(model)
+    data = found.weight["sparse"].data
+    assert data is not None
+    assert data.numpy().tolist() == [[0, 1, 0], [1, 0, 0]]
+    assert to_onnx(found).graph.sparse_initializer[0].indices == places
+
+
 @pytest.mark.essential
 def test_everything_is_kept() -> None:
     model = _rich()
@@ -367,3 +380,27 @@ def test_a_document_in_pieces_is_the_document(name: str, count: int) -> None:
     outputs = tuple(Value(w.name, w.type) for w in (long, wide, short))
     graph = Graph("g", (), outputs, (replace(long, doc="last"), wide, short), (), {"": 20})
     assert b"".join(whole_document(graph)).decode() == format_document(to_json(graph))
+
+
+@pytest.mark.parametrize(
+    "text", ["NaN", "[-Infinity]", "9" * 401, "[" * 61 + "]" * 61, "[" * 50 + "]" * 50, '"\\ud800"']
+)
+def test_metadata_that_a_document_cannot_hold_as_a_value_is_text_in_it(text: str) -> None:
+    """Deep in a document, too: in the tensor of a node's attribute."""
+    metadata = {"x-made": text}
+    held = replace(constant("", np.ones(2, np.float32)), metadata=metadata)
+    kind = TensorType(DType.FLOAT32, (2,))
+    node = Node("n", "Constant", (), ("y",), {"value": held}, metadata=metadata)
+    graph = Graph("g", (), (Value("y", kind, metadata=metadata),), (), (node,), {"": 20}, metadata=metadata)
+    again = read_json(format_document(to_json(graph)).encode())
+    assert [again.metadata, again.outputs[0].metadata, again.nodes[0].metadata] == [metadata] * 3
+    assert again.nodes[0].attributes["value"].metadata == metadata  # type: ignore[union-attr]
+
+
+def test_a_folder_is_no_name_for_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is the one where the process is, whose name is empty."""
+    monkeypatch.chdir(tmp_path)
+    graph = from_onnx(_rich())
+    for folder in (".", "..", tmp_path):
+        with pytest.raises(UsageError, match="a file cannot be written there"):
+            save(graph, folder, force=True)

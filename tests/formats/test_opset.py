@@ -14,7 +14,7 @@ import superopt
 from superopt import formats
 from superopt.formats import from_onnx, to_onnx_bytes
 from superopt.formats.opset import at_opset
-from superopt.ir.errors import InvalidOption, Unsupported, UsageError
+from superopt.ir.errors import InvalidOption, Unsupported
 from superopt.ir.graph import Graph
 from superopt.pipeline.budget import TimeBudget
 from superopt.pipeline.opset import written_at_opset
@@ -112,7 +112,7 @@ def test_what_a_version_does_not_have_is_named(text: str, before: int, version: 
 
 def test_versions_that_do_not_exist() -> None:
     given = graph("g (float[4] x) => (float[4] y) { y = Relu (x) }", 21)
-    with pytest.raises(UsageError, match="99 does not exist; versions go from 1 to"):
+    with pytest.raises(InvalidOption, match="opset: 99 does not exist; versions go from 1 to"):
         at_opset(given, 99)
     with pytest.raises(InvalidOption):
         superopt.optimize(given, opset=0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import onnx
 import onnxruntime
@@ -10,8 +12,14 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 import superopt
 from superopt.formats.bodies import all_names, bodies, count_nodes
+from superopt.formats.onnx_reader import from_onnx
 from superopt.ir.graph import Graph
+from superopt.memory.shape_guards import Guards
 from superopt.ops.infer import infer
+from superopt.passes.fast_algorithms.sites import Writer
+from superopt.pipeline.fault_avoidance import with_copies
+from superopt.program.program import program_of
+from superopt.regions.replay import FreshNames
 from tests.control_flow import CASES, ROW, body, feeds, model, node, operators, value
 
 PRICES = "profile:cpu-epyc-2core"
@@ -189,3 +197,16 @@ def test_a_body_that_hides_a_name_around_it_is_carried_through() -> None:
     proto = model([outer, node("MatMul", "q w1", "y")], [value("c", [], TensorProto.BOOL), value("x")], [value("y")])
     graph = superopt.load(proto)
     assert [b.attribute for b in bodies(graph, infer(graph))] == ["else_branch"]
+
+
+def test_whoever_makes_values_knows_the_names_inside_bodies() -> None:
+    """ONNX refuses a name that is taken inside a body, wherever the new value stands."""
+    inside = ["a_new", "x_copy", "p/conv"]
+    names = ["x", *inside]
+    branch = body([node("Neg", *pair) for pair in pairwise(names)], [], [value(names[-1])])
+    nodes = [node("Relu", "w", "x"), node("If", "c", "y", then_branch=branch, else_branch=branch)]
+    graph = from_onnx(model(nodes, [value("c", [], TensorProto.BOOL), value("w")], [value("y")]))
+    assert FreshNames(program_of(graph, infer(graph))).fresh("a_new") == "a_new_2"
+    assert Guards.of(graph, {}).taken.issuperset(inside)
+    assert with_copies(graph, {"x"}).nodes[1].outputs == ("x_copy_2",)
+    assert Writer(graph, "p").name("conv") == "p/conv_1"

@@ -7,13 +7,14 @@ from pathlib import Path
 import numpy as np
 import onnxruntime as ort
 import pytest
-from onnx import numpy_helper, parser
+from onnx import checker, numpy_helper, parser
 from onnx.reference import ReferenceEvaluator
 
 from superopt.cost.half_precision import ONNX_RUNTIME_HALF as HALF
 from superopt.cost.target import for_target
 from superopt.formats import save
 from superopt.formats.onnx_reader import from_onnx
+from superopt.formats.onnx_writer import to_onnx
 from superopt.ir.graph import ArrayData, Graph, Weight, constant
 from superopt.ir.types import DType
 from superopt.ops.infer import infer
@@ -255,3 +256,24 @@ def test_strict_leaves_the_types() -> None:
     limits = SearchOptions(floats=rules.floats("strict"), cache=False, most_nodes=500)
     with for_target("profile:cpu-epyc-2core") as costs:
         assert search(read(CHAIN), rules.admitted, costs, limits).widened == 0
+
+
+# -- names ---------------------------------------------------------------------------------------------------------
+
+
+def test_new_values_have_other_names_than_those_of_bodies_and_around_them() -> None:
+    """What an If captures is cast around it and inside it; a body of the model's own has such a name, too."""
+    branch = "(float16[512, 512] {0}) {{ a_float32 = Exp(b) {0}0 = Exp(a_float32) {0} = Tanh({0}0) }}"
+    graph = read(
+        "(bool c, float16[512, 512] x) => (float16[512, 512] y) { a = Exp(x) b = Tanh(a) d = Sqrt(b) "
+        f"r = If(c) <then_branch = t () => {branch.format('t')}, else_branch = e () => {branch.format('e')}> "
+        "s = Exp(r) y = Add(s, d) }"
+    )
+    found = searched(graph)
+    assert found.bodies
+    assert found.widened > 3
+    made = to_onnx(found.graph)
+    checker.check_model(made, full_check=True)
+    inner = [o for n in made.graph.node for a in n.attribute for m in a.g.node for o in m.output]
+    assert any(name.startswith("b_float32") for name in inner)
+    assert {o for n in made.graph.node for o in n.output}.isdisjoint(inner)

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from onnx import ModelProto, helper
 from sampling import slow
 from typer.testing import CliRunner
 
 from superopt import pipeline
 from superopt.cli import app
-from superopt.formats import load, save, to_json
+from superopt.formats import from_onnx, load, save, to_json, to_onnx
+from superopt.formats.functions import MODEL
 from superopt.ir.errors import InvalidModel, NotEquivalent, Unsupported
 from superopt.ir.graph import ArrayData, Graph, Node, OpaqueAttribute, Value, Weight
 from superopt.ir.types import DType, TensorType
@@ -70,8 +72,22 @@ def test_where_parameters_cannot_be_left_out_nothing_is_sent(value: object) -> N
     model = Graph("g", (Value("x", kind),), (Value("y", kind),), (), (node,), {"": 21, "ai.onnx.ml": 3})
     with pytest.raises(Unsupported, match="numbers"):
         topology(model)
-    with pytest.raises(Unsupported, match="functions"):
-        topology(replace(model, nodes=(), outputs=model.inputs, extras={"functions": b"f"}))
+    own = ModelProto(functions=[helper.make_function("own", "f", ["a"], ["b"], [], [])]).SerializeToString()
+    with pytest.raises(Unsupported, match="functions of its own"):
+        topology(replace(model, nodes=(), outputs=model.inputs, extras={MODEL: own}))
+
+
+def test_what_a_file_says_besides_stays_at_home() -> None:
+    """An exporter's name, an IR version, annotations: none of them is sent, and the result has them again."""
+    model = to_onnx(load(TINY / "lora.json"))
+    model.producer_name, model.ir_version = "an exporter", 8
+    model.graph.quantization_annotation.add(tensor_name=model.graph.initializer[0].name)
+    graph = from_onnx(model)
+    assert "an exporter" not in json.dumps(to_json(topology(graph)))
+    made, _ = apply(graph, topology(graph))
+    again = to_onnx(made)
+    assert (again.producer_name, again.ir_version) == ("an exporter", 8)
+    assert again.graph.quantization_annotation == model.graph.quantization_annotation
 
 
 def test_a_patch_of_another_model_is_refused() -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from superopt.cost.cost_model import CostModel
+from superopt.formats.bodies import all_names
 from superopt.formats.tensors import set_aside
 from superopt.ir.graph import PASS, Attribute, Graph, Node, Value, Weight, attribute_key, constant
 from superopt.ir.terms import AttributeValue
@@ -237,7 +238,7 @@ class Writer:
 
     def __post_init__(self) -> None:
         graph = self.graph
-        self._taken = {n.name for n in graph.nodes} | graph.names | self.reserved
+        self._taken = {n.name for n in graph.nodes} | all_names(graph) | self.reserved
         self._made: dict[Hashable, list[str]] = {}
         self._known: dict[tuple[str, tuple[int, ...], bytes], str] = {}
 
