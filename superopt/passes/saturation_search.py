@@ -37,7 +37,7 @@ from superopt.passes.backend_fusion import (
 from superopt.passes.canonicalize import canonicalized
 from superopt.passes.half_precision import Widened, narrowed, widened
 from superopt.passes.integer_kernels import integer_plans
-from superopt.passes.layouts import chosen_forms, with_forms
+from superopt.passes.layouts import with_fewer_transposes
 from superopt.passes.rounding_guard import Representability, guard_deliberate_rounding
 from superopt.program.program import Program, ProgramStep, program_of
 from superopt.regions.boundary_cost import dominates, fusions
@@ -295,11 +295,13 @@ class _Run:
         """Put each operator on operands in the order of axes at which the program takes the least time."""
         options = self.options
         strict = options.floats is not None and options.floats.mode == "strict"
-        chosen = None if strict or options.enable or not options.layouts else chosen_forms(self.program, self.pricer)
-        if chosen is None:
+        if strict or options.enable or not options.layouts:
+            return
+        found = with_fewer_transposes(self.program, self.pricer, self.names)
+        if found is None:
             return
         program, before = self.program, self._cost()
-        self.program = with_forms(program, chosen, self.names)
+        self.program = found
         self.find_fused_kernels()
         gain = before - self._cost()
         if gain <= 0.0:

@@ -4,7 +4,31 @@ A Transpose of a program is a choice that its exporter made. Here the layouts of
 a Transpose goes only if all operators between it and another change together.
 """
 
+from __future__ import annotations
+
+from superopt.extraction.node_costs import Pricer
 from superopt.passes.layouts.choice import chosen_forms
 from superopt.passes.layouts.writing import with_forms
+from superopt.program.program import Program
+from superopt.regions.replay import FreshNames
 
-__all__ = ["chosen_forms", "with_forms"]
+__all__ = ["with_fewer_transposes"]
+
+
+def with_fewer_transposes(program: Program, pricer: Pricer, names: FreshNames) -> Program | None:
+    """The program with other layouts and fewer Transposes; ``None`` where no choice of layouts saves one.
+
+    Args:
+        program: the steps.
+        pricer: of operators.
+        names: of new values.
+    """
+    chosen = chosen_forms(program, pricer)
+    if chosen is None:
+        return None
+    found = with_forms(program, chosen, names)
+    return found if _transposes(found) < _transposes(program) else None
+
+
+def _transposes(program: Program) -> int:
+    return sum(program.steps[position].op == "Transpose" for position in program.running)

@@ -12,12 +12,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
-from math import isinf
+from math import exp, hypot, isinf
 
 import numpy as np
 
 from superopt.assignment import Policy as SolverPolicy
 from superopt.assignment import Problem, evaluate, solve
+from superopt.cost.record import Estimate
 from superopt.errors import InvalidModel, ResourceLimit
 from superopt.extraction.node_costs import Pricer
 from superopt.ir.types import TensorType
@@ -40,6 +41,8 @@ class LayoutPolicy:
         together: layouts in which a value is there at most: one that is made, and one that is read besides.
         work, seconds: of the solver. A step is exact where few values depend on each other, as in networks of images.
         solver: no bound is asked for.
+        errors: a form counts as dearer than the cheapest as far as its price exceeds that by more than so many standard
+            deviations. Where only errors of prices speak for a Transpose, there should be none.
         border: share of its time at which the Transpose of an input or of an output counts. Of two equal choices, the
             one with the Transpose at the border leaves more operators beside each other for rules.
     """
@@ -50,11 +53,13 @@ class LayoutPolicy:
     work: int = 4
     seconds: float = 10.0
     solver: SolverPolicy = field(default_factory=lambda: SolverPolicy(sweeps=0, program_entries=0))
+    errors: float = 2.0
     border: float = 0.99
 
 
 POLICY = LayoutPolicy()
 _FORBIDDEN = POLICY.solver.forbidden
+_IMPOSSIBLE = Estimate(float("inf"), "roofline")
 _NS = 1000.0  # nanoseconds of a microsecond: costs of a problem are integers
 _Sets = tuple[tuple[Layout, ...], ...]
 
@@ -135,7 +140,9 @@ class _Choice:
             own, *others = self._transpose_forms(step)
         else:
             own, *others = forms(REGISTRY[step.op], step.attributes, types, self.layouts)
-        others = [] if isinf(self._us(step, own)) else [f for f in others if not isinf(self._us(step, f))]
+        if isinf(self._price(step, own).us):
+            return (own,)
+        others = [f for f in others if not isinf(self._price(step, f).us)]
         return (own, *others)
 
     def _types(self, step: ProgramStep) -> tuple[TensorType | None, ...] | None:
@@ -152,23 +159,18 @@ class _Choice:
         ways = [own, *(p for p in self.layouts if len(p) == rank)]
         return tuple(Form(step.attributes, (p,), (q,)) for p in ways for q in ways)
 
-    def _us(self, step: ProgramStep, form: Form) -> float:
-        """Microseconds of a step in a form; infinite where it cannot be written.
-
-        What only moves elements counts as much in each form, that is nothing: rules make it a part of what it stands
-        beside (a Pad of its Conv), if no Transpose stands between.
-        """
+    def _price(self, step: ProgramStep, form: Form) -> Estimate:
+        """Of a step in a form; infinite where it cannot be written."""
         types = self._types(step)
         assert types is not None, "only steps of known types have forms"
         if step.op == "Transpose":
             source, first, second = transposition(step, form)
-            return self._moving_us(self.program.types[source], first, second)
+            return Estimate(self._moving_us(self.program.types[source], first, second), "free")
         given = self._given(step, form)
         if not self._raises(types, form) or not self._writable(step.op, form, given):
-            return float("inf")
+            return _IMPOSSIBLE
         fixed = tuple(a is not None and a in self.program.constant for a in step.args)
-        us = self.pricer.alone((step.op, form.attributes, given, fixed))
-        return 0.0 if not isinf(us) and REGISTRY[step.op].moves(given, dict(form.attributes)) else us
+        return self.pricer.expected((step.op, form.attributes, given, fixed))
 
     def _raises(self, types: Sequence[TensorType | None], form: Form) -> bool:
         """Whether the operands that get leading axes are of known sizes, so that a Reshape can be written."""
@@ -227,8 +229,7 @@ class _Choice:
         if len(wanted) != len(made) or moves(self.program.types[maker.outputs[fused.result]], made, wanted):
             return 0.0
         fixed = tuple(a is not None and a in self.program.constant for a in step.args)
-        saved = self.pricer.fused(maker.op, (step.op, form.attributes, self._given(step, form), fixed))
-        return min(saved, self._us(step, form))
+        return self.pricer.fused(maker.op, (step.op, form.attributes, self._given(step, form), fixed))
 
     def _most_saved_us(self, position: int, form: Form) -> float:
         """The same where the maker makes the operand in the best layout."""
@@ -284,6 +285,17 @@ class _Choice:
                 rows = [[0.0 if f.operands[k] in s else float("inf") for s in sets] for f in self.forms[i]]
                 yield steps[i], node, _integers(rows)
 
+    def _form_costs(self, position: int) -> list[float]:
+        """Microseconds of a step by form, where the backend runs it as one with the maker of its operand if it can."""
+        step, found = self.program.steps[position], self.forms[position]
+        prices = [self._price(step, f) for f in found]
+        if step.op == "Transpose":
+            return [price.us for price in prices]
+        left = [p.us - self._most_saved_us(position, f) for p, f in zip(prices, found, strict=True)]
+        least = min(range(len(left)), key=left.__getitem__)
+        errors = (self.policy.errors * hypot(p.sigma, prices[least].sigma) for p in prices)
+        return [max(left[least], us * exp(-error)) for us, error in zip(left, errors, strict=True)]
+
     def _fusions(self, steps: Mapping[int, int]) -> Iterator[tuple[int, int, np.ndarray]]:
         """What it costs that a step and the maker of its operand are in forms which the backend does not run as one."""
         for i, fused in self.fused.items():
@@ -296,10 +308,7 @@ class _Choice:
     def _problem(self) -> Problem:
         steps = {i: number for number, i in enumerate(self.forms)}
         values = {v: len(steps) + number for number, v in enumerate(self.values)}
-        costs = [
-            _integers([self._us(self.program.steps[i], f) - self._most_saved_us(i, f) for f in found])
-            for i, found in self.forms.items()
-        ]
+        costs = [_integers(self._form_costs(i)) for i in self.forms]
         for value, sets in self.sets.items():
             own = unchanged(self.program.types[value].rank or 0)
             made = value in self.makers
