@@ -1,7 +1,7 @@
 """Networks of channels-last exporters beside their twins: ``python -m lab.layouts [NAME ...] [--seconds S]``.
 
-Each network of :mod:`lab.channels_last` and its twin are optimised under recorded prices, the network also in one pass.
-A row has the Transposes that are left between convolutions, what ONNX Runtime leaves of the network by itself, and the
+Each network of :mod:`lab.channels_last` and its twin are optimised under recorded prices, the network also in one pass,
+without fast algorithms, which have Transposes of their own. A row has the Transposes that are left between convolutions, what ONNX Runtime leaves of the network by itself, and the
 time of the network and of its results ÷ the time of the twin's result, raced in one process on one thread.
 """
 
@@ -17,7 +17,7 @@ from lab.channels_last import CHANNELS_LAST
 from superopt.formats import to_onnx_bytes
 from superopt.ir.graph import Graph
 from superopt.pipeline.optimization import optimize
-from superopt.pipeline.options import Options
+from superopt.pipeline.options import ALGORITHMS, Options
 from superopt.runtime.lowered_graph import lowered
 from superopt.runtime.paired_benchmark import median_error, time_models
 from superopt.runtime.sample_data import feeds_for
@@ -84,7 +84,8 @@ def row_of(name: str, seconds: float) -> Row:
     took: list[float] = []
     for graph, effort in ((network, "default"), (network, "quick"), (twin, "default")):
         began = time.monotonic()
-        results.append(optimize(graph, options=Options(target=_TARGET, effort=effort, time_limit=None)).graph)
+        options = Options(target=_TARGET, effort=effort, time_limit=None, disable=(ALGORITHMS,))
+        results.append(optimize(graph, options=options).graph)
         took.append(time.monotonic() - began)
     best, quick, beside = results
     models = [to_onnx_bytes(g) for g in (beside, network, best, quick)]

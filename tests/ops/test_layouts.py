@@ -9,16 +9,19 @@ import pytest
 
 from superopt.ir.types import DType, TensorType
 from superopt.ops.infer import Applied, infer
-from superopt.passes.layouts.forms import Form, Layout, forms, in_layout, unchanged
+from superopt.passes.layouts.forms import Form, Layout, forms, in_layout, layout_of, unchanged
 from superopt.runtime.reference import evaluate_application
 
-LAYOUTS: tuple[Layout, ...] = (
+PERMS = (
     (1, 0), (0, 2, 1), (2, 0, 1), (0, 3, 1, 2), (0, 2, 3, 1), (0, 2, 1, 3), (0, 4, 1, 2, 3), (0, 2, 3, 4, 1),
 )  # fmt: skip
+LAYOUTS = tuple(map(layout_of, PERMS))
 
 
 def laid_out(array: np.ndarray, layout: Layout) -> np.ndarray:
-    return array.reshape((1,) * (len(layout) - array.ndim) + array.shape).transpose(layout)
+    own = [a for a in layout if -a <= array.ndim]
+    moved = array.transpose([a + array.ndim for a in own])
+    return moved.reshape([array.shape[a] if -a <= array.ndim else 1 for a in layout])
 
 
 def forms_of(sample: Any) -> tuple[Applied, list[np.ndarray | None], tuple[Form, ...]]:

@@ -65,9 +65,9 @@ def test_a_value_that_two_operators_read_is_transposed_once() -> None:
     b = GraphBuilder("shared")
     x = b.input("x", "float32", (1, 32, 32, 16))
     image = x.relu()
-    kernels = (b.weight(name, (16, 16, 3, 3), scale=0.1) for name in ("k", "m"))
+    kernels = (b.weight(name, (16, 16, 3, 3), scale=0.1) for name in "klmn")
     parts = [b.op("Conv", image.transpose(0, 3, 1, 2), k, pads=[1, 1, 1, 1]).transpose(0, 2, 3, 1) for k in kernels]
-    b.output(parts[0].sigmoid() * parts[1], "out")
+    b.output(parts[0].sigmoid() * parts[1] + parts[2].tanh() * parts[3], "out")
     graph = b.build()
     found = searched(graph)
     assert sum(n.op == "Transpose" for n in found.graph.nodes) == 2

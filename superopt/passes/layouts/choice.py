@@ -24,7 +24,7 @@ from superopt.extraction.node_costs import Pricer
 from superopt.ir.types import TensorType
 from superopt.ops import REGISTRY
 from superopt.ops.record import NotCovered
-from superopt.passes.layouts.forms import Form, Layout, forms, in_layout, inverse, unchanged
+from superopt.passes.layouts.forms import Form, Layout, forms, in_layout, inverse, layout_of, unchanged
 from superopt.passes.layouts.moves import moves, perm_of, transposed, transposition
 from superopt.program.program import Program, ProgramStep
 
@@ -87,9 +87,9 @@ def _layouts(program: Program, most: int) -> tuple[Layout, ...]:
     count: Counter[Layout] = Counter()
     for position in program.running:
         step = program.steps[position]
-        perm = perm_of(step) if step.op == "Transpose" else ()
-        if perm != unchanged(len(perm)):
-            count.update({perm, inverse(perm)})
+        layout = layout_of(perm_of(step)) if step.op == "Transpose" else ()
+        if layout != unchanged(len(layout)):
+            count.update({layout, inverse(layout)})
     kept: Counter[int] = Counter()
     found: list[Layout] = []
     for layout, _ in count.most_common():
@@ -107,7 +107,7 @@ class _Fused:
     maker: int
     result: int
     operand: int
-    perms: tuple[Layout, ...]
+    perms: tuple[tuple[int, ...], ...]
 
 
 class _Choice:
@@ -202,7 +202,7 @@ class _Choice:
         if step.op == "Transpose" or len(moving) != 1:
             return None
         operand, value = moving[0]
-        perms: list[Layout] = []
+        perms: list[tuple[int, ...]] = []
         while self._has_one_reader(value) and value in self.program.maker:
             maker = self.program.maker[value]
             before = self.program.steps[maker]
@@ -223,10 +223,12 @@ class _Choice:
         fused, step = self.fused[position], self.program.steps[position]
         wanted = form.operands[fused.operand]
         assert wanted is not None, "a moving operand is there"
+        if len(wanted) != len(made):
+            return 0.0
         for perm in fused.perms:
             wanted = transposed(perm, wanted)
         maker = self.program.steps[fused.maker]
-        if len(wanted) != len(made) or moves(self.program.types[maker.outputs[fused.result]], made, wanted):
+        if moves(self.program.types[maker.outputs[fused.result]], made, wanted):
             return 0.0
         fixed = tuple(a is not None and a in self.program.constant for a in step.args)
         return self.pricer.fused(maker.op, (step.op, form.attributes, self._given(step, form), fixed))

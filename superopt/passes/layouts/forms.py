@@ -1,8 +1,8 @@
 """The forms of an operator on operands in other layouts, read off its meaning.
 
-A layout of a value is a permutation: the value has leading axes of size 1 until it has as many axes as the permutation,
-and axis ``k`` of the value in the layout is its axis ``layout[k]``. An operator ``f`` with attributes ``a`` has a form
-with attributes ``b`` for layouts ``p`` of its operands and ``q`` of its results if
+A layout of a value lists its axes, counted from the last one (-1), in another order: axis ``k`` of the value in the
+layout is its axis ``layout[k]``. An axis that the value has not is one of size 1, as in broadcasting. An operator ``f``
+with attributes ``a`` has a form with attributes ``b`` for layouts ``p`` of its operands and ``q`` of its results if
 
     f(Transpose(x, p), attributes=b) = Transpose(f(x, attributes=a), q)
 
@@ -37,7 +37,7 @@ from superopt.ops.meaning import (
 )
 from superopt.ops.record import Operator
 
-__all__ = ["Form", "Layout", "forms", "in_layout", "inverse", "unchanged"]
+__all__ = ["Form", "Layout", "forms", "in_layout", "inverse", "layout_of", "unchanged"]
 
 Layout = tuple[int, ...]
 _Types = tuple[TensorType | None, ...]
@@ -58,18 +58,23 @@ class Form:
 
 def unchanged(rank: int) -> Layout:
     """The layout of a value as it is."""
-    return tuple(range(rank))
+    return tuple(range(-rank, 0))
+
+
+def layout_of(perm: Sequence[int]) -> Layout:
+    """The layout of what ``Transpose`` reads that its result is."""
+    return tuple(a - len(perm) for a in perm)
 
 
 def inverse(layout: Layout) -> Layout:
-    return tuple(layout.index(a) for a in range(len(layout)))
+    """The layout that leads back, where all axes are the value's own."""
+    return tuple(layout.index(a) - len(layout) for a in unchanged(len(layout)))
 
 
 def in_layout(kind: TensorType, layout: Layout) -> TensorType:
     """The type of a value in a layout."""
     shape = kind.shape or ()
-    full = (*(1,) * (len(layout) - len(shape)), *shape)
-    return replace(kind, shape=tuple(full[a] for a in layout))
+    return replace(kind, shape=tuple(shape[a] if -a <= len(shape) else 1 for a in layout))
 
 
 @lru_cache(maxsize=1 << 14)
@@ -77,7 +82,7 @@ def forms(operator: Operator, attributes: Attributes, types: _Types, layouts: tu
     """The operator's forms; the first is the operator as it is.
 
     Operands of the largest rank share one layout, and so do results of one rank. Operands of fewer axes stay as they
-    are, or take part with leading axes of size 1.
+    are, or take part in the layout of the others.
 
     Args:
         operator: its record.
@@ -106,12 +111,18 @@ def _first(found: Iterator[Form]) -> list[Form]:
 
 
 def _operands(ranks: Sequence[int | None], most: int, layout: Layout) -> Iterator[tuple[Layout | None, ...]]:
-    """The layouts of operands: those of fewer axes as they are, and with as many as the others."""
+    """The layouts of operands: those of fewer axes as they are, and in the layout of the others, from the first axis
+    on that they have."""
     own = [None if r is None else layout if r == most else unchanged(r) for r in ranks]
     yield tuple(own)
-    raised = [layout if r is not None and 0 < r < most else o for r, o in zip(ranks, own, strict=True)]
+    raised = [_from_own(layout, r) if r is not None and 0 < r < most else o for r, o in zip(ranks, own, strict=True)]
     if raised != own and layout != unchanged(most):
         yield tuple(raised)
+
+
+def _from_own(layout: Layout, rank: int) -> Layout:
+    """The layout without the axes before the first that a value of the rank has."""
+    return layout[next(k for k, a in enumerate(layout) if -a <= rank) :]
 
 
 def _with_attributes(
@@ -137,13 +148,13 @@ def _attribute_values(value: AttributeValue, p: Layout, q: Layout) -> Iterator[A
     for layout in (p, q):
         rank = len(layout)
         if isinstance(value, int) and 0 <= value < rank:
-            found[layout.index(value)] = None
+            found[layout.index(value - rank)] = None
         if isinstance(value, tuple) and value:
             axes = [v for v in value if isinstance(v, int) and 0 <= v < rank]
             if len(axes) == len(value) == len(set(axes)):
-                found[tuple(layout.index(a) for a in axes)] = None
+                found[tuple(layout.index(a - rank) for a in axes)] = None
             if rank and len(value) in (rank, 2 * rank):
-                found[tuple(value[start + a] for start in range(0, len(value), rank) for a in layout)] = None
+                found[tuple(value[end + a] for end in range(rank, len(value) + 1, rank) for a in layout)] = None
     return iter((value, *(v for v in found if v != value)))
 
 
@@ -209,8 +220,7 @@ def _normal(
             if layout is None or rank is None:
                 raise ValueError("an absent operand is not read")
             at = dict(zip(layout, map(index, places), strict=True))
-            lead = len(layout) - rank
-            if any(at[a] != 0 for a in range(lead)):
+            if any(at[a] != 0 for a in layout if -a > rank):
                 raise _Different
-            return Read(operand, tuple(at[a] for a in range(lead, len(layout))), outside)
+            return Read(operand, tuple(at[a] for a in unchanged(rank)), outside)
     raise _Different

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from superopt.ir.terms import Attributes
 from superopt.ir.types import TensorType
@@ -28,7 +28,7 @@ class Move:
     made: TensorType
 
 
-def perm_of(step: ProgramStep) -> Layout:
+def perm_of(step: ProgramStep) -> tuple[int, ...]:
     """The permutation of a Transpose."""
     value = dict(step.attributes)["perm"]
     return tuple(a for a in value if isinstance(a, int)) if isinstance(value, tuple) else ()
@@ -44,27 +44,23 @@ def transposition(step: ProgramStep, form: Form) -> tuple[str, Layout, Layout]:
 
 def transposed(perm: Sequence[int], layout: Layout) -> Layout:
     """The layout of ``x`` that ``Transpose(x, perm)`` in a layout is."""
-    return tuple(perm[a] for a in layout)
+    return tuple(perm[a] - len(perm) for a in layout)
 
 
 def moves(kind: TensorType, first: Layout, second: Layout) -> tuple[Move, ...]:
-    """What takes a value from one layout to another, which has as many axes or more.
+    """What takes a value from one layout, which has its own axes, to another.
 
     Args:
         kind: the type of the value as it is.
         first: the layout in which it is there.
         second: the layout that is wanted.
     """
-    lead = len(second) - len(first)
-    raised = (*range(lead), *(a + lead for a in first))
-    perm = tuple(raised.index(a) for a in second)
     source, made = in_layout(kind, first), in_layout(kind, second)
-    shape = (*(1,) * lead, *(source.shape or ()))
-    large = [a for a in perm if shape[a] != 1]
-    if source == made and large == sorted(large):
-        return ()
+    added = tuple(a for a in second if a not in first)
+    full = in_layout(kind, (*added, *first))
+    perm = tuple((*added, *first).index(a) for a in second)
+    large = [k for k in perm if (full.shape or ())[k] != 1]
     if large == sorted(large):
-        return (Move("Reshape", (("shape", made.shape or ()),), source, made),)
-    full = replace(source, shape=shape)
-    first_move = () if lead == 0 else (Move("Reshape", (("shape", shape),), source, full),)
-    return (*first_move, Move("Transpose", (("perm", perm),), full, made))
+        return () if source == made else (Move("Reshape", (("shape", made.shape or ()),), source, made),)
+    transpose = Move("Transpose", (("perm", perm),), full, made)
+    return (Move("Reshape", (("shape", full.shape or ()),), source, full), transpose) if added else (transpose,)
