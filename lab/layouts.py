@@ -1,8 +1,9 @@
 """Networks of channels-last exporters beside their twins: ``python -m lab.layouts [NAME ...] [--seconds S]``.
 
-Each network of :mod:`lab.channels_last` and its twin are optimised under recorded prices, the network also in one pass,
-without fast algorithms, which have Transposes of their own. A row has the Transposes that are left between convolutions, what ONNX Runtime leaves of the network by itself, and the
-time of the network and of its results ÷ the time of the twin's result, raced in one process on one thread.
+Each network of :mod:`lab.channels_last` and its twin are optimised under recorded prices, the network also in one
+pass, without fast algorithms, which have Transposes of their own. A row has the Transposes that are left between
+convolutions, what ONNX Runtime leaves of the network by itself, and the time of the network and of its results ÷ the
+time of the twin's result, raced in one process on one thread.
 """
 
 from __future__ import annotations
