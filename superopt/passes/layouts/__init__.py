@@ -7,7 +7,7 @@ a Transpose goes only if all operators between it and another change together.
 from __future__ import annotations
 
 from superopt.extraction.node_costs import Pricer
-from superopt.passes.layouts.choice import chosen_forms
+from superopt.passes.layouts.choice import POLICY, LayoutPolicy, chosen_forms
 from superopt.passes.layouts.writing import with_forms
 from superopt.program.program import Program
 from superopt.regions.replay import FreshNames
@@ -15,23 +15,22 @@ from superopt.regions.replay import FreshNames
 __all__ = ["with_fewer_transposes"]
 
 
-_LEFT = 0.5  # share of the Transposes that may stay: else they are not an exporter's, but a part of the computation
-# (attention, products of channels), for which rules find more than a choice of layouts does
-
-
-def with_fewer_transposes(program: Program, pricer: Pricer, names: FreshNames) -> Program | None:
+def with_fewer_transposes(
+    program: Program, pricer: Pricer, names: FreshNames, policy: LayoutPolicy = POLICY
+) -> Program | None:
     """The program with other layouts and far fewer Transposes; ``None`` where no choice of layouts saves as many.
 
     Args:
         program: the steps.
         pricer: of operators.
         names: of new values.
+        policy: limits.
     """
-    chosen = chosen_forms(program, pricer)
+    chosen = chosen_forms(program, pricer, policy)
     if chosen is None:
         return None
     found = with_forms(program, chosen, names)
-    return found if _transposes(found) <= _LEFT * _transposes(program) else None
+    return found if _transposes(found) <= policy.left * _transposes(program) else None
 
 
 def _transposes(program: Program) -> int:

@@ -28,7 +28,7 @@ from superopt.passes.layouts.forms import Form, Layout, forms, in_layout, invers
 from superopt.passes.layouts.moves import moves, perm_of, transposed, transposition
 from superopt.program.program import Program, ProgramStep
 
-__all__ = ["chosen_forms"]
+__all__ = ["POLICY", "LayoutPolicy", "chosen_forms"]
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,8 @@ class LayoutPolicy:
             deviations. Where only errors of prices speak for a Transpose, there should be none.
         border: share of its time at which the Transpose of an input or of an output counts. Of two equal choices, the
             one with the Transpose at the border leaves more operators beside each other for rules.
+        left: share of the Transposes that may stay. Where more stay, they are a part of the computation (attention,
+            products of channels), for which rules find more than a choice of layouts does.
     """
 
     layouts: int = 4
@@ -55,6 +57,7 @@ class LayoutPolicy:
     solver: SolverPolicy = field(default_factory=lambda: SolverPolicy(sweeps=0, program_entries=0))
     errors: float = 2.0
     border: float = 0.99
+    left: float = 0.5
 
 
 POLICY = LayoutPolicy()
@@ -324,11 +327,12 @@ class _Choice:
         )  # fmt: skip
 
     def solved(self) -> Mapping[int, Form] | None:
+        """The forms of a choice that costs less than the steps as they are; ``None`` where none was found."""
         problem = self._problem()
-        as_is = [0] * len(self.forms) + [s.index((unchanged(self.program.types[v].rank or 0),))
-                                         for v, s in self.sets.items()]  # fmt: skip
+        own = ((unchanged(self.program.types[v].rank or 0), sets) for v, sets in self.sets.items())
+        as_is = [*(0 for _ in self.forms), *(sets.index((layout,)) for layout, sets in own)]
+        policy = self.policy
         try:
-            policy = self.policy
             found = solve(problem, work=policy.work, time_limit=policy.seconds, policy=policy.solver)
         except (InvalidModel, ResourceLimit):
             return None

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import product
+from itertools import islice, product
 
 from superopt.ir.poly import Dim, substitute, sym
 from superopt.ir.terms import Attributes, AttributeValue
@@ -102,12 +102,8 @@ def forms(operator: Operator, attributes: Attributes, types: _Types, layouts: tu
         for operands in _operands(ranks, most, p):
             form = Form(attributes, operands, results)
             if (form.operands, form.results) != (own.operands, own.results):
-                found.extend(_first(_with_attributes(operator, own, form, types, made, p, q)))
+                found.extend(islice(_with_attributes(operator, own, form, types, made, p, q), 1))
     return tuple(found)
-
-
-def _first(found: Iterator[Form]) -> list[Form]:
-    return [form for form, _ in zip(found, range(1), strict=False)]
 
 
 def _operands(ranks: Sequence[int | None], most: int, layout: Layout) -> Iterator[tuple[Layout | None, ...]]:

@@ -60,7 +60,9 @@ def moves(kind: TensorType, first: Layout, second: Layout) -> tuple[Move, ...]:
     full = in_layout(kind, (*added, *first))
     perm = tuple((*added, *first).index(a) for a in second)
     large = [k for k in perm if (full.shape or ())[k] != 1]
-    if large == sorted(large):
-        return () if source == made else (Move("Reshape", (("shape", made.shape or ()),), source, made),)
+    if large == sorted(large) and source == made:
+        return ()
+    if large == sorted(large) and made.is_static:  # else not every shape can be written
+        return (Move("Reshape", (("shape", made.shape or ()),), source, made),)
     transpose = Move("Transpose", (("perm", perm),), full, made)
     return (Move("Reshape", (("shape", full.shape or ()),), source, full), transpose) if added else (transpose,)
