@@ -211,7 +211,11 @@ class Pricer:
 
     def alone(self, what: Application) -> float:
         """Microseconds of an application by itself, as far as they are known without measuring."""
-        return FORBIDDEN if what[0] not in REGISTRY else self._estimate(self._sized(what), now=False).us
+        return self.expected(what).us
+
+    def expected(self, what: Application) -> Estimate:
+        """The same, with its error."""
+        return _IMPOSSIBLE if what[0] not in REGISTRY else self._estimate(self._sized(what), now=False)
 
     def fused(self, producer: str, what: Application) -> float:
         """Microseconds that the backend saves by running an application as one with what makes its moving operand."""

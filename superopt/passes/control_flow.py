@@ -107,7 +107,7 @@ def _search(
 def _is_rewritten(body: Graph, found: SearchResult) -> bool:
     """Whether a search made something of a body: not where it only writes the same in another way."""
     return found.graph is not body and bool(
-        found.applied or found.widened or count_nodes(found.graph) < count_nodes(body)
+        found.applied or found.widened or found.laid_out or count_nodes(found.graph) < count_nodes(body)
     )
 
 
@@ -138,6 +138,7 @@ def _together(parts: Sequence[SearchResult]) -> SearchResult:
         before_us=sum(p.before_us for p in parts), after_us=sum(p.after_us for p in parts),
         regions=sum(p.regions for p in parts), distinct_regions=sum(p.distinct_regions for p in parts),
         e_nodes=sum(p.e_nodes for p in parts), widened=sum(p.widened for p in parts),
+        laid_out=sum(p.laid_out for p in parts),
         stopped=max((p.stopped for p in parts), key=ENDS.index),
         near_misses=tuple(dict.fromkeys(m for p in parts for m in p.near_misses))[:SHOWN],
         measurements_requested=sum(p.measurements_requested for p in parts),

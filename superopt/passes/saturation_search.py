@@ -37,6 +37,7 @@ from superopt.passes.backend_fusion import (
 from superopt.passes.canonicalize import canonicalized
 from superopt.passes.half_precision import Widened, narrowed, widened
 from superopt.passes.integer_kernels import integer_plans
+from superopt.passes.layouts import with_fewer_transposes
 from superopt.passes.rounding_guard import Representability, guard_deliberate_rounding
 from superopt.program.program import Program, ProgramStep, program_of
 from superopt.regions.boundary_cost import dominates, fusions
@@ -120,6 +121,7 @@ PREPARATION = (
     SearchPass("fused kernels", lambda run: run.find_fused_kernels(), "costs count a fused group once"),
 )
 PASSES = (
+    SearchPass("layouts", lambda run: run.choose_layouts(), "rules see operators beside each other, not Transposes"),
     SearchPass("backend fusion", lambda run: run.fuse_for_backend(), "before a rule removes operators of a pattern"),
     SearchPass("merge siblings", lambda run: run.merge_distant_siblings(), "no window of the next pass contains both"),
     SearchPass("saturate regions", lambda run: run.apply_rules(), "every rule on windows, until nothing improves"),
@@ -234,6 +236,7 @@ class _Run:
         budget = options.fold_budget_bytes
         self.widened: Widened | None = None  # the graph whose operators of half precision are computed in float32
         self.widening_us = 0.0  # what that gains
+        self.laid_out = 0  # operators in another layout
         self.budget = weights // 10 + (64 << 20) if budget is None else budget
         if memory.prices is None:
             pricer = Pricer(costs.in_context(weights), graph.opset, options.sizes, self.deadline)
@@ -312,6 +315,26 @@ class _Run:
         return us
 
     # -- passes --------------------------------------------------------------------------------------------------
+
+    def choose_layouts(self) -> None:
+        """Put each operator on operands in the order of axes at which the program takes the least time."""
+        options = self.options
+        strict = options.floats is not None and options.floats.mode == "strict"
+        if strict or options.enable or not options.layouts:
+            return
+        found = with_fewer_transposes(self.program, self.pricer, self.names)
+        if found is None:
+            return
+        program, before = self.program, self._cost()
+        self.program = found
+        self.find_fused_kernels()
+        gain = before - self._cost()
+        if gain <= 0.0:
+            self.program = program
+            return
+        self._compile()
+        self.totals.gain += gain
+        self.laid_out = sum(s.node is None for s in self.program.steps)
 
     def fuse_for_backend(self) -> None:
         """Rewrite operators to a form that the backend runs as one kernel."""
@@ -689,8 +712,11 @@ class _Run:
         """What stands now, as a graph."""
         totals = self.totals
         before, gained = totals.before + self.widening_us, totals.gain + self.widening_us
-        changed = self.widened or (self.program.steps is not self.steps and (totals.used or totals.aligned))
+        rewritten = totals.used or totals.aligned or self.laid_out
+        changed = self.widened or (self.program.steps is not self.steps and rewritten)
         notes = self.rounding_notes
+        if self.laid_out:
+            notes += (f"{self.laid_out} operators are written for another order of axes",)
         if self.widened is not None:
             notes += (f"{self.widened.count} operators of half precision are computed in float32",)
         if totals.aligned:
@@ -727,6 +753,7 @@ class _Run:
             stopped=self.stopped, seconds=time.monotonic() - self.start, near_misses=tuple(totals.missed)[:SHOWN],
             notes=notes, quarantined=dict(totals.quarantined),
             widened=self.widened.count if self.widened is not None and emitted is not None else 0,
+            laid_out=self.laid_out if emitted is not None else 0,
             measurements_requested=self.pricer.questions.requested,
             measurements_decisive=self.pricer.questions.changed_choice,
         )  # fmt: skip

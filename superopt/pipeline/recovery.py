@@ -1,5 +1,5 @@
-"""What a search leaves out after a failed check: float32 for half precision, then rewrites by the weights' elements,
-then rules under suspicion."""
+"""What a search leaves out after a failed check: float32 for half precision, then other layouts, then rewrites by the
+weights' elements, then rules under suspicion."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ __all__ = ["Recovery"]
 class Recovery:
     """Searches again without the cause of a failed check.
 
-    Float32 for half precision goes first, where a search chose it: it moves every value. Then go rewrites by the
-    weights' elements, where the search started from one. Then goes the rule that is suspected
-    most; then, with it, all that the next checks suspect.
+    Float32 for half precision goes first, where a search chose it: it moves every value. Then go other layouts, which
+    change as many operators. Then go rewrites by the weights' elements, where the search started from one. Then goes
+    the rule that is suspected most; then, with it, all that the next checks suspect.
 
     Args:
         context: the optimisation.
@@ -49,6 +49,11 @@ class Recovery:
             context.searches.widens = False
             self._record(refusal, "float32 for half precision")
             context.log.note(f"float32 for half precision failed the check ({refusal.reason}); it was left out")
+            return context.searches.search()
+        if candidate.search.laid_out:
+            context.searches.layouts = False
+            self._record(refusal, "other layouts")
+            context.log.note(f"other layouts failed the check ({refusal.reason}); they were left out")
             return context.searches.search()
         if self._first is None:
             self._first, self._weights = refusal, context.searches.weights

@@ -35,6 +35,7 @@ class Searches:
         cheap_us: what a price may be expected to lose, in microseconds, and still not be measured.
         bound: what the result may take of memory; ``None`` without a limit.
         widens: operators of half precision may be computed in float32.
+        layouts: operators may be written for another order of axes.
         weights: the rewrites by the weights' elements that searches start from; ``None``: they start from the model.
     """
 
@@ -43,6 +44,7 @@ class Searches:
     cheap_us: float
     bound: MemoryBound | None = field(init=False, default=None)
     widens: bool = field(init=False, default=True)
+    layouts: bool = field(init=False, default=True)
     weights: WeightRewrites | None = field(init=False, default=None)
     _weights_read: bool = field(init=False, default=False)
     _memories: dict[tuple[bool, tuple[str, ...]], SearchMemory] = field(
@@ -111,6 +113,7 @@ class Searches:
             finite=TRAINING in task.graph.metadata,  # of what is not finite nothing is learnt
             cheap_us=self.cheap_us,
             widens=self.widens,
+            layouts=self.layouts,
             reserved=task.graph.names,
         )
 

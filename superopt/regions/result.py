@@ -35,6 +35,7 @@ class SearchOptions:
         floats: the rules' verdicts in floating point, and how they are read; ``None`` uses whatever holds over the
             reals, for experiments.
         widens: operators of half precision are computed in float32, where the backend has no kernel for them.
+        layouts: operators may be written for another order of axes, where that needs less time for Transposes.
         finite: inputs are promised to be finite numbers, so what arithmetic without a pole makes of them is, too.
         no_tradeoffs: only plans with no more FLOPs, bytes and kernels than what they replace, and less of one.
         reducing_only: only the kinds of rewrites that are few and mostly right (merging, selecting early, what leaves
@@ -60,6 +61,7 @@ class SearchOptions:
     least_gain: float = 0.01
     floats: Floats | None = None
     widens: bool = True
+    layouts: bool = True
     finite: bool = False
     no_tradeoffs: bool = False
     reducing_only: bool = False
@@ -96,6 +98,7 @@ class SearchResult:
         asked, decided: questions about prices that were settled beyond what was known, and how many changed a choice.
         quarantined: rules that were switched off during the search, and why.
         widened: how many operators of half precision are computed in float32.
+        laid_out: how many operators are written for another order of axes.
         bodies: of control flow, that were rewritten: each before and after, as graphs of their own.
     """
 
@@ -114,4 +117,5 @@ class SearchResult:
     measurements_decisive: int = 0
     quarantined: Mapping[str, str] = field(default_factory=dict)
     widened: int = 0
+    laid_out: int = 0
     bodies: tuple[tuple[Graph, Graph], ...] = ()

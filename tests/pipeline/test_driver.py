@@ -6,6 +6,7 @@ import io
 import os
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import inf
 from pathlib import Path
 from types import SimpleNamespace
@@ -516,7 +517,7 @@ class Recorded:
     def task(self) -> Any:
         return SimpleNamespace(graph=self.graph, budget=TimeBudget.of(None))
 
-    @property
+    @cached_property
     def searches(self) -> Any:
         return SimpleNamespace(weights=None, search=self._search)
 
@@ -560,6 +561,19 @@ def test_suspects_are_left_out_together_and_no_graph_is_proposed_twice() -> None
     assert [f.left_out for f in context.failures] == ["a", "b", "c"]
     assert recovery.search_again(refused(again)) is None, "no rule is left to suspect"
     assert "the input is returned" in context.log.notes[-1]
+
+
+def test_other_layouts_are_left_out_before_any_rule() -> None:
+    graph, wrong, right = branches(), branches("Sub", "d"), branches("Mul", "d")
+    context: Any = Recorded(graph, lambda excluded: SearchResult(right))
+    again = Recovery(context).search_again(
+        refused(SearchResult(wrong, (AppliedRule("a", 1, ("y",), 1.0),), laid_out=3))
+    )
+    assert again is not None
+    assert again.graph is right
+    assert context.searches.layouts is False
+    assert context.excluded == [()]
+    assert [f.left_out for f in context.failures] == ["other layouts"]
 
 
 def test_the_loop_sends_each_refusal_back_and_ends_with_what_the_proposer_returns() -> None:

@@ -1,0 +1,37 @@
+"""Layouts: each operator on operands in the order of axes at which the program takes the least time.
+
+A Transpose of a program is a choice that its exporter made. Here the layouts of all values are chosen at once, because
+a Transpose goes only if all operators between it and another change together.
+"""
+
+from __future__ import annotations
+
+from superopt.extraction.node_costs import Pricer
+from superopt.passes.layouts.choice import POLICY, LayoutPolicy, chosen_forms
+from superopt.passes.layouts.writing import with_forms
+from superopt.program.program import Program
+from superopt.regions.replay import FreshNames
+
+__all__ = ["with_fewer_transposes"]
+
+
+def with_fewer_transposes(
+    program: Program, pricer: Pricer, names: FreshNames, policy: LayoutPolicy = POLICY
+) -> Program | None:
+    """The program with other layouts and far fewer Transposes; ``None`` where no choice of layouts saves as many.
+
+    Args:
+        program: the steps.
+        pricer: of operators.
+        names: of new values.
+        policy: limits.
+    """
+    chosen = chosen_forms(program, pricer, policy)
+    if chosen is None:
+        return None
+    found = with_forms(program, chosen, names)
+    return found if _transposes(found) <= policy.left * _transposes(program) else None
+
+
+def _transposes(program: Program) -> int:
+    return sum(program.steps[position].op == "Transpose" for position in program.running)

@@ -1,0 +1,68 @@
+"""From one layout of a value to another: a Transpose, or a Reshape where all axes that change places have size 1."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from superopt.ir.terms import Attributes
+from superopt.ir.types import TensorType
+from superopt.passes.layouts.forms import Form, Layout, in_layout
+from superopt.program.program import ProgramStep
+
+__all__ = ["Move", "moves", "perm_of", "transposed", "transposition"]
+
+
+@dataclass(frozen=True)
+class Move:
+    """An operator that moves the elements of a value.
+
+    Attributes:
+        kind: the type of its operand.
+        made: the type of its result.
+    """
+
+    op: str
+    attributes: Attributes
+    kind: TensorType
+    made: TensorType
+
+
+def perm_of(step: ProgramStep) -> tuple[int, ...]:
+    """The permutation of a Transpose."""
+    value = dict(step.attributes)["perm"]
+    return tuple(a for a in value if isinstance(a, int)) if isinstance(value, tuple) else ()
+
+
+def transposition(step: ProgramStep, form: Form) -> tuple[str, Layout, Layout]:
+    """What a Transpose in a form does: its operand, the layout in which it reads it, and that which it makes of it."""
+    (source,), (layout,) = step.args, form.operands
+    if source is None or layout is None:
+        raise ValueError("a Transpose has an operand")
+    return source, layout, transposed(perm_of(step), form.results[0])
+
+
+def transposed(perm: Sequence[int], layout: Layout) -> Layout:
+    """The layout of ``x`` that ``Transpose(x, perm)`` in a layout is."""
+    return tuple(perm[a] - len(perm) for a in layout)
+
+
+def moves(kind: TensorType, first: Layout, second: Layout) -> tuple[Move, ...]:
+    """What takes a value from one layout, which has its own axes, to another.
+
+    Args:
+        kind: the type of the value as it is.
+        first: the layout in which it is there.
+        second: the layout that is wanted.
+    """
+    source, made = in_layout(kind, first), in_layout(kind, second)
+    added = tuple(a for a in second if a not in first)
+    full = in_layout(kind, (*added, *first))
+    perm = tuple((*added, *first).index(a) for a in second)
+    large = [k for k in perm if (full.shape or ())[k] != 1]
+    if large == sorted(large) and source == made:
+        return ()
+    if large == sorted(large) and made.is_static:  # else not every shape can be written
+        return (Move("Reshape", (("shape", made.shape or ()),), source, made),)
+    transpose = Move("Transpose", (("perm", perm),), full, made)
+    return (Move("Reshape", (("shape", full.shape or ()),), source, full), transpose) if added else (transpose,)
