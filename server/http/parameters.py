@@ -66,6 +66,11 @@ DESCRIPTIONS: Mapping[str, tuple[dict[str, Any], str]] = {
                   "takes its place everywhere (inline)"),
     "opset": ({"type": "integer", "minimum": 1, "maximum": 99},
               "write the result at this version of ONNX's operators; without it, at the model's"),
+    "precision": ({"type": "string", "enum": ["float32", "mixed", "mixed:float16", "mixed:bfloat16"],
+                   "default": "float32"},
+                  "operators and weights in float16 or bfloat16 as far as errors stay within a budget (mixed)"),
+    "error": ({"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
+              "the budget of errors of mixed precision, of an output's largest element; 1e-3 without it"),
     "measure": ({"type": "boolean", "default": False}, "time input and result side by side"),
     "strict": ({"type": "boolean", "default": False}, "fail if a node is not understood"),
 }  # fmt: skip
@@ -82,7 +87,7 @@ def read_options(given: Callable[[str], Sequence[str]], limits: Limits, catalogu
     Raises:
         Problem: 400, naming the parameter.
     """
-    for name in ("target", "time_limit", "seed", *_WORDS, "opset", "measure", "strict"):
+    for name in ("target", "time_limit", "seed", *_WORDS, "opset", "precision", "error", "measure", "strict"):
         if len(given(name)) > 1:
             raise wrong(name, "is given more than once")
         if "" in given(name):
@@ -103,6 +108,10 @@ def read_options(given: Callable[[str], Sequence[str]], limits: Limits, catalogu
     }
     if version := _last(given("opset")):
         options["opset"] = _version(version)
+    if (precision := _word("precision", _last(given("precision")))) != "float32":
+        options["precision"] = precision
+    if share := _last(given("error")):
+        options["error"] = _error(share, precision)
     for name in ("enable", "disable"):
         options[name] = sorted({v for v in given(name) if v})[: _MANY + 1]
         if len(options[name]) > _MANY:
@@ -164,6 +173,18 @@ def _version(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) < 3 and int(text)):
         raise wrong("opset", "is not an integer from 1 to 99")
     return int(text)
+
+
+def _error(text: str, precision: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not 0 < found < 1:
+        raise wrong("error", "is not a number between 0 and 1")
+    if precision == "float32":
+        raise wrong("error", "is the budget of mixed precision; add precision=mixed")
+    return found
 
 
 def _word(name: str, text: str) -> str:

@@ -145,6 +145,19 @@ def optimize(
         int | None,
         typer.Option(metavar="N", min=1, help="write the result at version N of ONNX's operators, older or newer"),
     ] = None,
+    precision: Annotated[
+        str,
+        typer.Option(
+            metavar="float32|mixed|mixed:bfloat16",
+            help="mixed: operators and weights in float16 (or bfloat16), as far as errors stay within --error",
+        ),
+    ] = "float32",
+    error: Annotated[
+        float | None,
+        typer.Option(
+            metavar="E", help="budget of errors of mixed precision, of an output's largest element; 1e-3 by default"
+        ),
+    ] = None,
     learn: Annotated[
         float | None,
         typer.Option(
@@ -193,7 +206,7 @@ def optimize(
         enable=tuple(enable or ()), disable=tuple(disable or ()), sizes=parse_dims(dim or []), threads=threads,
         measure=measure, check=not no_check, full_check=check == "full", certify=verify_by == "certify", strict=strict,
         floats=floats, effort=effort, runtime=runtime, objective=objective,
-        functions=functions, opset=opset,
+        functions=functions, opset=opset, precision=precision, error=error,
     )  # fmt: skip
     options.validate(flags=True)
     source = context.get_parameter_source("cluster")

@@ -21,7 +21,7 @@ from superopt.ir.poly import Dim, Poly, sym
 from superopt.ir.types import DType, TensorType
 from superopt.ops.small import Small
 
-__all__ = ["fresh_size", "schema_defaults", "schema_types", "type_conflict"]
+__all__ = ["fresh_size", "inputs_of_type", "schema_defaults", "schema_types", "type_conflict"]
 
 _RAISED = (
     InferenceError, ValidationError, defs.SchemaError, DecodeError, EncodeError, ValueError, TypeError, RuntimeError,
@@ -70,6 +70,30 @@ def type_conflict(op: str, opset: int, dtypes: tuple[DType | None, ...]) -> str:
         if first != dtype:
             return f"its inputs {place} and {position} are {first} and {dtype}, which {op} takes only alike"
     return ""
+
+
+@lru_cache(maxsize=4096)
+def inputs_of_type(op: str, opset: int, dtype: DType, count: int) -> frozenset[int] | None:
+    """Which inputs of an operator of ONNX's own domain may be of an element type, where its first output may be, too.
+
+    Args:
+        op: the operator.
+        opset: the version of its domain.
+        dtype: the element type.
+        count: how many inputs the node has.
+
+    Returns:
+        ``None`` where there is no such operator, or its output is never of the type.
+    """
+    try:
+        schema = defs.get_schema(op, opset, "")
+    except defs.SchemaError:
+        return None
+    name = _SPELT[dtype]
+    if not schema.inputs or name not in schema.outputs[0].types:
+        return None
+    formal = (schema.inputs[min(i, len(schema.inputs) - 1)] for i in range(count))
+    return frozenset(i for i, each in enumerate(formal) if name in each.types)
 
 
 def schema_types(

@@ -130,8 +130,8 @@ POLICY = AcceptancePolicy()
 _TAIL = 5.0  # standard deviations on each side over which an expectation is summed
 _STEPS = 64  # points of that sum
 
-# "memory" only where less memory was asked for, "runs" only where the runtime breaks or refuses the input.
-Improvement = Literal["faster", "simpler", "memory", "runs"]
+# "memory" and "precision" only where that was asked for, "runs" only where the runtime breaks or refuses the input.
+Improvement = Literal["faster", "simpler", "memory", "precision", "runs"]
 
 
 @dataclass(frozen=True)

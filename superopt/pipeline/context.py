@@ -46,6 +46,7 @@ class Context:
         fault: what the runtime's optimiser breaks in the model.
         pareto: graphs that trade time for memory.
         verification: what is proved of the result.
+        precision: what of the result is in half precision.
     """
 
     task: Task
@@ -56,6 +57,7 @@ class Context:
     fault: RuntimeFault | None = None
     pareto: tuple[Point, ...] = ()
     verification: report.Verification | None = None
+    precision: report.Precision | None = None
 
     @cached_property
     def input_cost(self) -> GraphCost:

@@ -17,6 +17,7 @@ from superopt.pipeline.context import Context
 from superopt.pipeline.evaluation import Evaluator
 from superopt.pipeline.fault_avoidance import avoid_runtime_fault, find_runtime_fault
 from superopt.pipeline.memory_reduction import reduce_memory
+from superopt.pipeline.options import FLOAT32
 from superopt.pipeline.proposals import Proposer
 from superopt.pipeline.reporting import result_of
 from superopt.pipeline.result import Result
@@ -48,6 +49,15 @@ def rewrite(candidate: Candidate, context: Context) -> Candidate:
     return candidate
 
 
+def choose_precision(candidate: Candidate, context: Context) -> Candidate:
+    """Write the candidate in mixed precision, where that is asked for and keeps to the budget of errors."""
+    if context.task.options.precision == FLOAT32 or context.task.budget.interrupted:
+        return candidate
+    from superopt.pipeline.mixed_precision import in_mixed_precision  # here, because it loads the assignment solver
+
+    return in_mixed_precision(candidate, context)
+
+
 PASSES: tuple[Pass, ...] = (
     # First, because every later check holds results to what the model says, not to what the runtime makes of it.
     Pass("find runtime fault", find_runtime_fault),
@@ -57,8 +67,10 @@ PASSES: tuple[Pass, ...] = (
     Pass("reduce memory", reduce_memory),
     # Behind everything that changes nodes, so that what is proved is what is returned.
     Pass("certify", certify),
-    # Last, because the runtime may leave the rewritten graph right.
+    # Behind the rewrites, because the runtime may leave the rewritten graph right.
     Pass("avoid runtime fault", avoid_runtime_fault),
+    # Last, because what it returns is equal up to a budget of errors, and every other pass checks for equality.
+    Pass("choose precision", choose_precision),
 )
 
 

@@ -13,13 +13,15 @@ from superopt.rules.floats import MODES
 from superopt.runtime.protocol import RUNTIMES
 
 __all__ = [
-    "ALGORITHMS", "EFFORTS", "FUNCTIONS", "MOST_PARETO", "OBJECTIVES", "VALUES", "Effort", "Options", "Progress",
-    "pareto_paths", "bytes_of", "one_of", "quiet",
+    "ALGORITHMS", "EFFORTS", "FLOAT32", "FUNCTIONS", "MOST_PARETO", "OBJECTIVES", "PRECISIONS", "VALUES", "Effort",
+    "Options", "Progress", "pareto_paths", "bytes_of", "one_of", "quiet",
 ]  # fmt: skip
 
 ALGORITHMS = "algorithms"  # what ``disable`` calls those with fewer multiplications
 VALUES = "values"  # and rewrites by the elements of weights
 OBJECTIVES = ("time", "memory", "pareto")
+FLOAT32 = "float32"  # the precision that changes nothing
+PRECISIONS = (FLOAT32, "mixed", "mixed:float16", "mixed:bfloat16")
 FUNCTIONS = ("keep", "inline")
 MOST_PARETO = 99  # graphs that trade time for memory, whose files are claimed: no front has as many
 Progress = Callable[[int, int | None, str], None]
@@ -91,6 +93,9 @@ class Options:
             for runtimes that do not know functions. Either way rules and prices see the bodies, so a call costs
             nothing but where it stays, and "keep", which loses nothing, is the default.
         opset: version of ONNX's operators that the result is written at; ``None``: the model's.
+        precision: "mixed": operators and weights of float32 are in half precision where errors stay within a budget
+            (:mod:`superopt.pipeline.mixed_precision`): in float16, or the type behind the colon.
+        error: that budget, relative to an output's largest element; ``None``: 1e-3.
     """
 
     target: str = "cpu"
@@ -113,6 +118,8 @@ class Options:
     objective: str = "time"
     functions: str = "keep"
     opset: int | None = None
+    precision: str = FLOAT32
+    error: float | None = None
 
     def validate(self, flags: bool = False) -> None:
         """Refuse a value that an option does not take.
@@ -128,12 +135,21 @@ class Options:
         one_of("objective", self.objective, OBJECTIVES, flags)
         one_of("runtime", self.runtime, tuple(RUNTIMES), flags)
         one_of("functions", self.functions, FUNCTIONS, flags)
+        one_of("precision", self.precision, PRECISIONS, flags)
+        self._validate_precision(flags)
         least = (("time_limit", self.time_limit, 0.0), ("memory_limit", self.memory_limit, 1), ("seed", self.seed, 0),
                  ("threads", self.threads, 1), ("opset", self.opset, 1))  # fmt: skip
         for name, number, bound in least:
             if number is not None and not number >= bound:
                 hint = "None is no limit" if name == "time_limit" and not flags else ""
                 raise _refusal(name, f"{number:g} is less than {bound:g}", flags, hint=hint)
+
+    def _validate_precision(self, flags: bool) -> None:
+        if self.error is not None and not 0.0 < self.error < 1.0:
+            raise _refusal("error", f"{self.error:g} is no share of an output between 0 and 1", flags, hint="try 1e-3")
+        if self.error is not None and self.precision == FLOAT32:
+            hint = "add --precision mixed" if flags else "add precision='mixed'"
+            raise _refusal("error", "is the budget of mixed precision", flags, hint=hint)
 
 
 def _refusal(name: str, what: str, flags: bool, **more: str) -> InvalidOption:

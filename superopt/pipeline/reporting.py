@@ -71,6 +71,7 @@ def _report(candidate: Candidate, context: Context, tradeoffs: tuple[report.Trad
         verification=context.verification,
         pareto=tradeoffs,
         runtime_fault=None if context.fault is None else context.fault.reported(),
+        precision=context.precision,
     )  # fmt: skip
 
 
@@ -78,6 +79,7 @@ _IMPROVED = {
     "faster": "the result is faster by more than what was measured or modelled may be off",
     "simpler": "the result has fewer nodes, FLOPs or bytes, none of them more, and was not measured slower",
     "memory": "the result needs less memory",
+    "precision": "operators or weights are in half precision, within the budget of errors",
     "runs": "the result runs and is right where the runtime breaks or refuses the input",
 }
 _MORE = 2.0  # times the limit that was too short, suggested for another run

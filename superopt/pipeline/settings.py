@@ -37,6 +37,8 @@ Settings = TypedDict(  # noqa: UP013
         "objective": Literal["time", "memory", "pareto"],
         "functions": Literal["keep", "inline"],
         "opset": "int | None",
+        "precision": Literal["float32", "mixed", "mixed:float16", "mixed:bfloat16"],
+        "error": "float | None",
     },
     total=False,
 )
@@ -103,6 +105,12 @@ def _seconds(name: str, value: object) -> dict[str, Any]:
     return {name: value}
 
 
+def _share(name: str, value: object) -> dict[str, Any]:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+        raise _wrong(name, value, "a share of an output's largest element, like 1e-3")
+    return {name: value}
+
+
 def _memory(name: str, value: object) -> dict[str, Any]:
     if value is not None and (isinstance(value, bool) or not isinstance(value, int | str)):
         raise _wrong(name, value, "a number of bytes, or a text like '2G' or '512M'")
@@ -147,10 +155,10 @@ def _verify(name: str, value: object) -> dict[str, Any]:
 
 
 _READERS: Mapping[str, Callable[[str, Any], dict[str, Any]]] = {
-    **dict.fromkeys(("target", "runtime", "effort", "objective", "functions"), _text),
+    **dict.fromkeys(("target", "runtime", "effort", "objective", "functions", "precision"), _text),
     **dict.fromkeys(("measure", "strict"), _flag), **dict.fromkeys(("seed", "threads"), _whole),
     **dict.fromkeys(("enable", "disable"), _names),
     "opset": lambda name, value: {name: None} if value is None else _whole(name, value),
     "time_limit": _seconds, "memory_limit": _memory, "rules": _folder, "dim": _sizes, "verify": _verify,
-    "check": _check, "float": lambda name, value: {"floats": _text(name, value)[name]},
+    "check": _check, "error": _share, "float": lambda name, value: {"floats": _text(name, value)[name]},
 }  # fmt: skip

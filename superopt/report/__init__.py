@@ -11,9 +11,11 @@ from superopt.report.model import (
     Cost,
     Errors,
     FileSize,
+    Kept,
     Nodes,
     Opaque,
     Outcome,
+    Precision,
     Questions,
     Reason,
     Report,
@@ -28,7 +30,7 @@ from superopt.report.model import (
 from superopt.runtime.measurement import Measurement, certainty, outcome
 
 __all__ = [
-    "Algorithm", "Applied", "Check", "CheckFailure", "CheckPower", "Cost", "Errors", "FileSize", "Measurement",
-    "Nodes", "Opaque", "Outcome", "Questions", "Reason", "Report", "RuntimeFault", "Search", "Tradeoff", "Values",
-    "Verification", "Work", "certainty", "operator_counts", "outcome",
+    "Algorithm", "Applied", "Check", "CheckFailure", "CheckPower", "Cost", "Errors", "FileSize", "Kept",
+    "Measurement", "Nodes", "Opaque", "Outcome", "Precision", "Questions", "Reason", "Report", "RuntimeFault",
+    "Search", "Tradeoff", "Values", "Verification", "Work", "certainty", "operator_counts", "outcome",
 ]  # fmt: skip

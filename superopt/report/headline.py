@@ -22,6 +22,7 @@ _SEARCH_ENDS = {"time": "its time limit", "memory": "its memory limit", "interru
 _INSTEAD = {
     "simpler": "Simpler",
     "memory": "Less memory",
+    "precision": "Half precision",
     "runs": "Runs where the original does not",
 }  # of being faster
 _PROVED = frozenset({"proved_all_sizes", "evaluated"})
@@ -165,6 +166,9 @@ def _check(check: Mapping[str, Any]) -> str:
 
 def _proofs(report: Mapping[str, Any]) -> str:
     applied = report.get("rules_applied") or ()
+    if precision := report.get("precision"):
+        within = f"within the budget of {precision['budget']:g} of an output’s largest element"
+        return f"Half precision rounds more than the original does: {within}."
     if report.get("algorithms"):
         return "Fast algorithms (Winograd, Strassen) are used; their rounding errors are within the limit of this mode."
     if not applied:

@@ -36,7 +36,7 @@ def render(name: str, report: Report) -> str:
         (
             _summary(headline(report.json())), _bars(report), _work(report), _memory(report), _roofline(report),
             _operators(report), _rules(report),
-            _circumstances(report),
+            _precision(report), _circumstances(report),
         ),
     )  # fmt: skip
 
@@ -181,6 +181,21 @@ def _derivation(report: Report) -> str:
     )
     headers = ("step", "rules", "removed", "added", "gain", "time after")
     return f"<h2>Step by step</h2>{_table(headers, rows, (0, 4, 5))}<p>{escape(note)}</p>"
+
+
+def _precision(report: Report) -> str:
+    """The budget of errors of mixed precision, and what stays in float32."""
+    found = report.precision
+    if found is None:
+        return ""
+    said = (
+        f"{found.nodes_half} of {found.nodes} nodes and {bytes_text(found.weight_bytes_half)} of "
+        f"{bytes_text(found.weight_bytes)} of weights are of {found.type}. On {found.inputs} inputs errors were up to "
+        f"{found.error:.1e} of an output’s largest element; the budget is {found.budget:g}."
+    )
+    rows = [(k.what, k.reason, str(k.count), printable(f"{k.text}: {', '.join(k.where)}", 200)) for k in found.kept]
+    table = _table(("in float32", "reason", "count", "first"), rows, (2,))
+    return f"<h2>Precision</h2><p>{escape(unbroken(said))}</p>{table}"
 
 
 def _circumstances(report: Report) -> str:

@@ -21,10 +21,12 @@ __all__ = [
     "Cost",
     "Errors",
     "FileSize",
+    "Kept",
     "Measurement",
     "Nodes",
     "Opaque",
     "Outcome",
+    "Precision",
     "Questions",
     "Reason",
     "Report",
@@ -131,10 +133,11 @@ class Reason:
 
     Attributes:
         code: of "improved": "faster" (beyond the uncertainty of what was measured or modelled), "simpler" (in nodes,
-            FLOPs and bytes, and not measured slower), "memory" (less, where that was asked for), "runs" (where the
-            runtime breaks or refuses the input). Of "unchanged": "none_found"; "limits" (e-nodes or steps), "time",
-            "memory_limit", "interrupted": the search ended early; "not_better": what was found is neither faster nor
-            simpler; "not_checked", "check_failed", "refuted": what was found could not be shown equal.
+            FLOPs and bytes, and not measured slower), "memory" (less, where that was asked for), "precision" (half,
+            where that was asked for), "runs" (where the runtime breaks or refuses the input).
+            Of "unchanged": "none_found"; "limits" (e-nodes or steps), "time", "memory_limit", "interrupted": the search
+            ended early; "not_better": what was found is neither faster nor simpler; "not_checked", "check_failed",
+            "refuted": what was found could not be shown equal.
         text: in words; what to do next, where something can be done.
     """
 
@@ -317,6 +320,53 @@ class RuntimeFault:
     copies: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class Kept:
+    """What stays in float32 for one kind of reason.
+
+    Attributes:
+        what: "operators" or "weights".
+        reason: "overflow", "underflow", "pole" (a divisor that half precision would lose), "inner overflow", "long
+            sum", "jump", "type", "no kernel", "constant", "no elements", "not understood", or "budget".
+        count: how many.
+        text: of the first, in words.
+        where: names of the first ones.
+    """
+
+    what: str
+    reason: str
+    count: int
+    text: str
+    where: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Precision:
+    """The result in mixed precision.
+
+    Attributes:
+        type: of half precision: "float16" or "bfloat16".
+        budget: of errors, of an output's largest element.
+        error: the largest that was measured.
+        inputs: on so many.
+        nodes_half, nodes: operators in half precision, and all, Casts left out.
+        weight_bytes_half, weight_bytes: of float32, of the weights that are stored in half precision, and of all.
+        casts: how many there are.
+        kept: why the rest is in float32.
+    """
+
+    type: str
+    budget: float
+    error: float
+    inputs: int
+    nodes_half: int
+    nodes: int
+    weight_bytes_half: int
+    weight_bytes: int
+    casts: int
+    kept: tuple[Kept, ...]
+
+
 @dataclass(frozen=True, repr=False)
 class Report:
     """What was done to a model. ``memory``: by "before" and "after" what activations take over the steps of a run
@@ -351,6 +401,7 @@ class Report:
     reason: Reason = Reason("none_found", "no better equivalent graph was found")
     file: FileSize | None = None
     runtime_fault: RuntimeFault | None = None
+    precision: Precision | None = None
 
     @property
     def unchanged(self) -> str:
@@ -426,6 +477,8 @@ def summary(report: Report) -> str:
     """``1.18x faster (5.8 → 4.9 µs, measured); checked equal``, or why the input is returned."""
     if report.status == "unchanged":
         return f"unchanged: {report.reason.text}"
+    if (mixed := report.precision) is not None:
+        return f"{_halved(mixed)}; errors up to {mixed.error:.1e} on {mixed.inputs} inputs"
     other = _OTHERWISE.get(report.reason.code)
     what = other or (_faster if report.reason.code == "faster" else _simpler)(report)
     return f"{what}; {_checked(report)}"
@@ -460,6 +513,12 @@ def _simpler(report: Report) -> str:
     less += [f"{before} → {after} {what}" for before, after, what in sides if before != after]
     times = "" if report.measured is None else f"; no clear difference in time ({_times(report)[1]})"
     return f"simpler ({', '.join(less) or 'less work'}){times}"
+
+
+def _halved(found: Precision) -> str:
+    """How much is of half precision."""
+    bytes_ = found.weight_bytes_half / (found.weight_bytes or 1)
+    return f"{found.type}: {found.nodes_half} of {found.nodes} nodes, {bytes_:.0%} of the weights' bytes"
 
 
 def _checked(report: Report) -> str:

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from superopt.ir.errors import printable
-from superopt.report.model import Algorithm, Report, Work
+from superopt.report.model import Algorithm, Precision, Report, Work
 from superopt.report.quantities import bytes_text, count_text, counted, time_text
 from superopt.runtime.measurement import Measurement
 
@@ -76,6 +76,8 @@ def show_report(console: Console, name: str, report: Report, *, estimates: bool 
             f"{e.inputs} inputs; --float {report.float} allows {e.most:.0e}, and x{e.times:g} "
             f"(superopt verify --errors {e.most:.0e} holds the result to that)"
         )
+    if report.precision is not None:
+        show_precision(console, report.precision)
     if (found := report.values) is not None:
         before, after = found.weight_elements
         console.print(
@@ -107,6 +109,18 @@ def show_report(console: Console, name: str, report: Report, *, estimates: bool 
         console.print(f"carried through untouched: {escape(', '.join(parts))}{more}")
     for note in report.notes:
         console.print(f"note: {escape(note)}")
+
+
+def show_precision(console: Console, found: Precision) -> None:
+    """The budget of errors, and what stays in float32."""
+    console.print(
+        f"mixed precision: errors up to {found.error:.1e} of the largest element on {found.inputs} inputs, the budget "
+        f"is {found.budget:g}; {found.casts} Casts"
+    )
+    rows = [
+        (k.what, k.reason, str(k.count), escape(printable(f"{k.text}: {', '.join(k.where)}", 120))) for k in found.kept
+    ]
+    console.print(table("in float32", "reason", "", "first", rows=rows, numeric=(2,)))
 
 
 def facts(report: Report, *, estimates: bool) -> list[tuple[str, ...]]:

@@ -14,7 +14,7 @@ from superopt.cli import app
 from superopt.frontend import GraphBuilder
 from superopt.ir.errors import SuperoptError
 from superopt.pipeline import Options
-from superopt.pipeline.options import EFFORTS, FUNCTIONS, OBJECTIVES
+from superopt.pipeline.options import EFFORTS, FUNCTIONS, OBJECTIVES, PRECISIONS
 from superopt.pipeline.settings import Settings, options_of
 from superopt.rules.floats import MODES
 from superopt.runtime.protocol import RUNTIMES
@@ -40,7 +40,7 @@ def test_every_option_can_be_set_by_its_name() -> None:
         "target": "cuda", "runtime": "openvino", "time_limit": 7, "memory_limit": "2G", "seed": 3, "rules": "mine",
         "enable": ["conv"], "disable": "values", "dim": {"N": 8}, "threads": 2, "measure": True, "verify": "certify",
         "check": "full", "strict": True, "float": "fast", "effort": "quick", "objective": "memory",
-        "functions": "inline", "opset": 18,
+        "functions": "inline", "opset": 18, "precision": "mixed", "error": 1e-2,
     }  # fmt: skip
     assert set(every) == set(get_type_hints(Settings))
     made = options_of(None, every)
@@ -48,6 +48,7 @@ def test_every_option_can_be_set_by_its_name() -> None:
         target="cuda", runtime="openvino", time_limit=7, memory_limit=2 << 30, seed=3, rules=Path("mine"),
         enable=("conv",), disable=("values",), sizes={"N": 8}, threads=2, measure=True, certify=True, full_check=True,
         strict=True, floats="fast", effort="quick", objective="memory", functions="inline", opset=18,
+        precision="mixed", error=1e-2,
     )  # fmt: skip
     assert all(getattr(made, f.name) != getattr(Options(), f.name) for f in fields(Options) if f.name != "check")
     assert options_of(made, {"check": False}).check is False
@@ -55,7 +56,14 @@ def test_every_option_can_be_set_by_its_name() -> None:
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("float", MODES), ("effort", EFFORTS), ("objective", OBJECTIVES), ("runtime", RUNTIMES), ("functions", FUNCTIONS)],
+    [
+        ("float", MODES),
+        ("effort", EFFORTS),
+        ("objective", OBJECTIVES),
+        ("runtime", RUNTIMES),
+        ("functions", FUNCTIONS),
+        ("precision", PRECISIONS),
+    ],
 )
 def test_the_types_list_the_words_that_are_known(name: str, words: Any) -> None:
     assert set(get_args(get_type_hints(Settings)[name])) == set(words)
@@ -84,6 +92,10 @@ def test_the_types_list_the_words_that_are_known(name: str, words: Any) -> None:
         ({"seed": 1.5}, "seed", "seed: 1.5 is not a whole number"),
         ({"seed": True}, "seed", "seed: True is not a whole number"),
         ({"threads": 0}, "threads", "threads: 0 is less than 1"),
+        ({"precision": "half"}, "precision", "precision: 'half' is none of float32, mixed, mixed:float16, mixed:bfl"),
+        ({"precision": "mixed", "error": 2}, "error", "error: 2 is no share of an output between 0 and 1"),
+        ({"error": 1e-3}, "error", "error: is the budget of mixed precision; add precision='mixed'"),
+        ({"precision": "mixed", "error": "1%"}, "error", "error: '1%' is not a share of an output's largest element"),
         ({"measure": "yes"}, "measure", "measure: 'yes' is not True or False"),
         ({"disable": [3]}, "disable", "disable: [3] is not a sequence of names"),
         ({"rules": 3}, "rules", "rules: 3 is not the path of a folder"),

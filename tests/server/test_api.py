@@ -19,6 +19,7 @@ from starlette.testclient import TestClient
 
 from superopt.gate import updated, write_run
 from superopt.pipeline import EFFORTS
+from superopt.pipeline.options import PRECISIONS
 from superopt.report.corpus import CorpusRun, Row
 from superopt.report.naming import rule_name
 from superopt.rules import load_library, parse_rule
@@ -64,6 +65,13 @@ def test_a_job_is_accepted_and_can_be_looked_at(client: TestClient) -> None:
     assert client.delete(answer.headers["location"]).json()["state"] == "cancelled"
     assert client.delete(answer.headers["location"]).json()["state"] == "cancelled"
     problem(client.get(f"{answer.headers['location']}/result"), 409, "job-cancelled")
+
+
+def test_a_job_in_mixed_precision_has_its_budget(client: TestClient) -> None:
+    answer = client.post("/v1/jobs?precision=mixed:bfloat16&error=0.01", content=tiny(), headers=JSON)
+    assert answer.status_code == 202
+    options = client.get(answer.headers["location"]).json()["options"]
+    assert (options["precision"], options["error"]) == ("mixed:bfloat16", 0.01)
 
 
 def test_repeats_find_the_same_job(client: TestClient) -> None:
@@ -127,6 +135,8 @@ def test_large_bodies_are_taken(client: TestClient) -> None:
         ("seed=x", "seed"), ("seed=-1", "seed"), ("seed=99999999999", "seed"), ("dim=N", "dim"), ("dim=N=0", "dim"),
         ("enable=no-such-rule", "enable"), ("disable=matmu", "disable"), ("measure=maybe", "measure"),
         ("opset=0", "opset"), ("opset=x", "opset"), ("opset=13&opset=14", "opset"),
+        ("precision=half", "precision"), ("error=0.001", "error"), ("precision=mixed&error=2", "error"),
+        ("precision=mixed&error=x", "error"),
         ("target=", "target"), ("seed=1&seed=2", "seed"), ("dim=N=8&dim=N=9", "dim"), ("upload=x", "upload"),
         ("source=s3://a/b", "source"),
     ],
@@ -241,7 +251,7 @@ def test_health_and_metrics(client: TestClient, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_words_of_options_are_the_engines(client: TestClient) -> None:
-    known = {"float": MODES, "runtime": tuple(RUNTIMES), "effort": tuple(EFFORTS)}
+    known = {"float": MODES, "runtime": tuple(RUNTIMES), "effort": tuple(EFFORTS), "precision": PRECISIONS}
     for name, words in known.items():
         assert tuple(DESCRIPTIONS[name][0]["enum"]) == words
         assert client.post(f"/v1/jobs?{name}={words[0]}", content=tiny(), headers=JSON).status_code == 202
