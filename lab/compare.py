@@ -41,7 +41,7 @@ from superopt.passes.rounding_guard import guard_deliberate_rounding
 from superopt.passes.saturation_search import search
 from superopt.program.program import Program, program_of
 from superopt.regions.emission import emit
-from superopt.regions.lowering import Lowered, Region, lower, region_of
+from superopt.regions.lowering import LoweredRegion, Region, lower, region_of
 from superopt.regions.partition import segments
 from superopt.regions.plan import Plan, plan_of
 from superopt.regions.region_search import incumbent_of
@@ -226,7 +226,7 @@ class _State:
             else _State(replay(self.program, [(region, plan)], FreshNames(self.program)), self.pricer)
         )
 
-    def _plan(self, region: Region, lowered: Lowered, chosen: Mapping[int, ENode]) -> Plan | None:
+    def _plan(self, region: Region, lowered: LoweredRegion, chosen: Mapping[int, ENode]) -> Plan | None:
         graph = lowered.graph
         outputs = [lowered.classes[region.number[o]] for o in region.outputs]
         given = frozenset(n for g in graph.classes.values() for n, b in g.nodes.items() if b in lowered.origin)
@@ -243,7 +243,7 @@ class _State:
 class _Costing:
     """The cost of a region when some classes are computed as others, which nothing was united with."""
 
-    def __init__(self, lowered: Lowered, region: Region, pricer: Pricer) -> None:
+    def __init__(self, lowered: LoweredRegion, region: Region, pricer: Pricer) -> None:
         self.graph, self.pricer = lowered.graph, pricer
         self.origin = lowered.origin
         self.outputs = [lowered.classes[region.number[o]] for o in region.outputs]

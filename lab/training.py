@@ -30,7 +30,7 @@ from superopt.frontend.training import SGD, TrainingLoop, TrainingStep, train_st
 from superopt.ir.errors import NotEquivalent, printable
 from superopt.pipeline.optimization import optimize
 from superopt.runtime.paired_benchmark import circumstances, time_bound
-from superopt.runtime.protocol import Bound
+from superopt.runtime.protocol import BoundModel
 
 __all__ = ["Measured", "main", "measured"]
 
@@ -192,7 +192,7 @@ def measured(name: str, case: Case, *, search: float, deadline: float) -> Measur
     for variant, found in losses.items():
         if not np.allclose(found, losses["eager"], rtol=2e-3, atol=1e-5):
             raise NotEquivalent(f"{name}, {variant}: losses {found}, eager {losses['eager']}")
-    bound = [Bound(run, list, (run,)) for run in variants.values()]
+    bound = [BoundModel(run, list, (run,)) for run in variants.values()]
     raced = time_bound(bound, rounds=_ROUNDS, burst=2, threads=1, time_limit=_LONGEST, clock="cpu")
     return Measured(
         name, tuple(variants), np.array(raced.samples), (len(written.graph.nodes), len(better.graph.nodes)),

@@ -10,9 +10,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from superopt.ir.errors import UsageError
-from superopt.server.settings import Door, Limits, Settings, default_data
+from superopt.server.settings import ConnectionLimits, Limits, Settings, default_data
 
-__all__ = ["Door", "Limits", "Settings", "default_data", "examples", "require", "serve", "work"]
+__all__ = ["ConnectionLimits", "Limits", "Settings", "default_data", "examples", "require", "serve", "work"]
 
 _NEEDED = ("fastapi", "uvicorn", "httptools", "sqlalchemy", "jinja2", "python_multipart")
 

@@ -40,7 +40,7 @@ from superopt.server.views.catalogue import built_in_catalogue
 from superopt.server.views.certificates import Certificates
 from superopt.server.views.evidence import Evidence
 from superopt.server.views.inspection import Inspector
-from superopt.server.views.recorded import Recorded
+from superopt.server.views.recorded import RecordedCorpus
 from superopt.server.views.rule_judging import Judge
 from superopt.server.views.rule_trials import try_rule
 
@@ -76,7 +76,7 @@ class Service:
         self.judge = Judge()
         self.inspector = Inspector(self.blobs, limits)
         self.evidence = Evidence(BUILT_IN)
-        self.recorded = Recorded(self.settings.corpus)
+        self.recorded = RecordedCorpus(self.settings.corpus)
         self.gallery = Gallery(self.settings.corpus)
         self.pins = Pins(self.database, self.settings.limits)
         self.health = Health(self.store, self.blobs.incoming)

@@ -11,7 +11,16 @@ from typing import Any
 
 from superopt.ir.errors import UsageError
 
-__all__ = ["LOG_FORMATS", "LOG_LEVELS", "LOOPBACK", "WEBHOOKS", "Door", "Limits", "Settings", "default_data"]
+__all__ = [
+    "LOG_FORMATS",
+    "LOG_LEVELS",
+    "LOOPBACK",
+    "WEBHOOKS",
+    "ConnectionLimits",
+    "Limits",
+    "Settings",
+    "default_data",
+]
 
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 MIB, GIB = 1 << 20, 1 << 30
@@ -118,7 +127,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Door:
+class ConnectionLimits:
     """What a connection may take before its request is understood, and how slow it may be. Bytes and seconds.
 
     Each can be set in the environment: ``SUPEROPT_`` and the name in capitals. What is answered: ``docs/service.md``.
@@ -169,7 +178,7 @@ class Door:
         return {f"SUPEROPT_{f.name.upper()}": f.name for f in fields(cls)}
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str], **given: Any) -> Door:
+    def from_environment(cls, environment: Mapping[str, str], **given: Any) -> ConnectionLimits:
         """The limits as the environment says; what is given otherwise wins.
 
         Raises:
@@ -239,7 +248,7 @@ class Settings:
     access_log: bool = True
     webhooks: str = "off"
     limits: Limits = field(default_factory=Limits)
-    door: Door = field(default_factory=Door)
+    door: ConnectionLimits = field(default_factory=ConnectionLimits)
 
     def __post_init__(self) -> None:
         for name, given, known in (

@@ -194,13 +194,13 @@ def _optimised(name: str, graph: Graph, profile: Path) -> Graph:
 def _whole(profile: Path, names: Sequence[str], deadline: float) -> list[dict[str, Any]]:
     """Predicted and measured microseconds of whole models, before and after optimising under the profile."""
     from superopt.cost import RecordedProfile, graph_cost, read_profile
-    from superopt.cost.cuda import CudaDevice
+    from superopt.cost.cuda import CudaOperatorTimer
     from superopt.ir.errors import SuperoptError
     from superopt.runtime.sample_data import feeds_for
 
     kept = STATE / "whole.json"
     rows: list[dict[str, Any]] = json.loads(kept.read_text()) if kept.exists() else []
-    device = CudaDevice()
+    device = CudaOperatorTimer()
     costs = RecordedProfile(read_profile(profile))
     for name in names:
         if time.monotonic() > deadline - 20 or any(r["model"] == name for r in rows):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from superopt.fleet import Checkpoints, Fleet, Lost, Task, digest
+from superopt.fleet import Checkpoints, Fleet, Task, TaskLost, digest
 from superopt.fleet.stamp import libraries
 from superopt.ir.disk_cache import code_digest
 from superopt.ir.errors import SuperoptError
@@ -64,7 +64,7 @@ def prove_all(
         rule_id = outcome.task.name
         try:
             verdicts[rule_id] = verdict_from_json(outcome.result())
-        except Lost as error:
+        except TaskLost as error:
             verdicts[rule_id] = Unknown(f"the prover did not answer: {error.what}")
         if progress is not None:
             progress(rule_id, verdicts[rule_id], len(verdicts), len(asked))

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from lab.affine.forms import SMALL, Composition, Form, alone
-from superopt.discovery.linear import Assignment, EvaluatedTerm, Undecided, required_weights
+from superopt.discovery.linear import Assignment, EvaluatedTerm, WeightsNotSought, required_weights
 from superopt.ir.graph import Graph
 from superopt.ir.terms import App, Term, Var
 from superopt.ir.types import TensorType
@@ -58,7 +58,7 @@ def _as_depthwise(form: Form) -> Graph:
 def _soluble(known: EvaluatedTerm, right: Term, holes: dict[str, TensorType], rng: np.random.Generator) -> bool:
     try:
         return required_weights(known, right, holes, rng) is not None
-    except Undecided as reason:
+    except WeightsNotSought as reason:
         if "depends on each other" in str(reason):  # there are weights, of which more than one choice is one
             return True
         raise

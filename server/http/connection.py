@@ -19,11 +19,11 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from superopt.server.http.connections import Connections
-from superopt.server.http.guard import SECURITY, UNREAD, Unread
+from superopt.server.http.guard import SECURITY, UNREAD, UnreadBody
 from superopt.server.http.header_checks import read_head
 from superopt.server.http.health import PATHS
 from superopt.server.http.problems import MEDIA, Problem
-from superopt.server.http.transport import BUFFER, HEAD, Outgoing
+from superopt.server.http.transport import BUFFER, HEAD, OutgoingTransport
 
 __all__ = ["Connection"]
 
@@ -56,7 +56,7 @@ class Connection(HttpToolsProtocol):
         self._owners: deque[str] = deque()  # of requests that are not answered yet
         self._last_word: Problem | None = None  # to be said once they are
         self._upgrade = False
-        self._unread = Unread()  # of the request that is being read
+        self._unread = UnreadBody()  # of the request that is being read
         self._held = b""  # was read, and waits for its turn
         self._urgent = self._parsing = False  # what was asked last is to be answered at once; the parser is at work
         self._at_once: tuple[Any, Any] | None = None  # a request, and who answers it
@@ -68,7 +68,7 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Count it; refuse it where there is no room."""
         self._raw = transport
-        self._out = Outgoing(transport, self)
+        self._out = OutgoingTransport(transport, self)
         super().connection_made(self._out)  # type: ignore[arg-type]
         self._host = self.client[0] if self.client else "local"
         problem = self._door.arrive(self, self._host)
@@ -280,7 +280,7 @@ class Connection(HttpToolsProtocol):
         if self._upgrade:
             self.cycle.keep_alive = False
         scope: Any = self.scope
-        scope[UNREAD] = self._unread = Unread()
+        scope[UNREAD] = self._unread = UnreadBody()
         self._door.waits(self, False)
         self._reading, self._left, self._since = _Reading.BODY, head.length, self._last
         self._body = self._framing = self._bare = 0

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from superopt.server.http.problems import Problem
-from superopt.server.settings import Door
+from superopt.server.settings import ConnectionLimits
 
 if TYPE_CHECKING:
     from superopt.server.http.connection import Connection
@@ -59,7 +59,7 @@ class Connections:
         body: bytes of the largest body.
     """
 
-    def __init__(self, limits: Door, body: int) -> None:
+    def __init__(self, limits: ConnectionLimits, body: int) -> None:
         self.limits = limits
         self.body = body
         self.refused: Counter[tuple[str, int]] = Counter()  # (kind, status; 0 is a connection that was just closed)

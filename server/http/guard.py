@@ -18,7 +18,7 @@ from superopt.server.http.problems import Problem
 from superopt.server.service import Service
 from superopt.server.settings import LOOPBACK
 
-__all__ = ["CSP", "SECURITY", "UNREAD", "Guard", "Unread"]
+__all__ = ["CSP", "SECURITY", "UNREAD", "Guard", "UnreadBody"]
 
 CSP = (
     "default-src 'none'; style-src 'self'; script-src 'self' 'wasm-unsafe-eval'; worker-src 'self'; "
@@ -36,7 +36,7 @@ UNREAD = "superopt.unread"  # in a scope: whether some of the body has not come
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
-class Unread:
+class UnreadBody:
     """Whether some of a request's body has not come yet."""
 
     __slots__ = ("yes",)
@@ -45,7 +45,7 @@ class Unread:
         self.yes = yes
 
 
-_ALL_READ = Unread(False)
+_ALL_READ = UnreadBody(False)
 
 
 class Guard:

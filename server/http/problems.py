@@ -8,7 +8,7 @@ from typing import Any
 
 from starlette.responses import JSONResponse
 
-from superopt.server.http.system_errors import Meaning
+from superopt.server.http.system_errors import ErrorMeaning
 
 __all__ = ["MEDIA", "TITLES", "Problem", "from_meaning", "from_outcome"]
 
@@ -103,7 +103,7 @@ class Problem(Exception):  # RFC 9457's word
         return JSONResponse(self.body, self.status, self.headers, MEDIA)
 
 
-def from_meaning(found: Meaning) -> Problem:
+def from_meaning(found: ErrorMeaning) -> Problem:
     """The problem of an error of the operating system."""
     return Problem(503, found.kind, found.text, retry_after=found.retry_after)
 

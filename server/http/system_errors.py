@@ -9,14 +9,14 @@ import errno
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-__all__ = ["DISK_FULL", "OUT_OF_MEMORY", "Meaning", "meaning"]
+__all__ = ["DISK_FULL", "OUT_OF_MEMORY", "ErrorMeaning", "meaning"]
 
 DISK_FULL = "disk-full"
 OUT_OF_MEMORY = "out-of-memory"
 
 
 @dataclass(frozen=True)
-class Meaning:
+class ErrorMeaning:
     """What an error means.
 
     Attributes:
@@ -32,22 +32,24 @@ class Meaning:
     retry_after: int
 
 
-_FULL = Meaning(DISK_FULL, "the disk of the service is full", "free some of it, or move --data to a larger one", 60)
-_FILES = Meaning(
+_FULL = ErrorMeaning(
+    DISK_FULL, "the disk of the service is full", "free some of it, or move --data to a larger one", 60
+)
+_FILES = ErrorMeaning(
     "too-many-files",
     "the service has too many files open",
     "raise the limit (ulimit -n), or allow fewer connections",
     5,
 )
-_NOT_WRITABLE = Meaning(
+_NOT_WRITABLE = ErrorMeaning(
     "not-writable", "the service may not write in its own folder; its operator has to look at it",
     "give the user of the service the folder of --data, on a disk that is mounted for writing", 300,
 )  # fmt: skip
-_MEMORY = Meaning(OUT_OF_MEMORY, "the machine of the service has no memory left", "run fewer workers on it", 30)
-_BROKEN = Meaning(
+_MEMORY = ErrorMeaning(OUT_OF_MEMORY, "the machine of the service has no memory left", "run fewer workers on it", 30)
+_BROKEN = ErrorMeaning(
     "disk-error", "the disk of the service reports errors; its operator has to look at it", "see the system's log", 300
 )
-_MEANINGS: Mapping[int | str, Meaning] = {
+_MEANINGS: Mapping[int | str, ErrorMeaning] = {
     errno.ENOSPC: _FULL, errno.EDQUOT: _FULL, "SQLITE_FULL": _FULL,
     errno.EMFILE: _FILES, errno.ENFILE: _FILES,
     errno.EACCES: _NOT_WRITABLE, errno.EPERM: _NOT_WRITABLE, errno.EROFS: _NOT_WRITABLE,
@@ -57,7 +59,7 @@ _MEANINGS: Mapping[int | str, Meaning] = {
 }  # fmt: skip
 
 
-def meaning(error: BaseException | None) -> Meaning | None:
+def meaning(error: BaseException | None) -> ErrorMeaning | None:
     """What an error means, or the one that it was raised from; ``None`` where it says nothing of the machine."""
     return next((_MEANINGS[code] for code in _codes(error) if code in _MEANINGS), None)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from superopt.server.settings import Door
+from superopt.server.settings import ConnectionLimits
 
 if TYPE_CHECKING:
     from superopt.server.http.connection import Connection
 
-__all__ = ["BUFFER", "HEAD", "Outgoing", "Reads"]
+__all__ = ["BUFFER", "HEAD", "OutgoingTransport", "Reads"]
 
 BUFFER = memoryview(bytearray(1 << 16))  # of all connections: what is read is parsed before anything else is read
 HEAD = BUFFER[: 1 << 12]  # at a time, so that few pipelined requests are parsed before reading is paused
@@ -42,7 +42,7 @@ class _Nobody:
 _NOBODY = _Nobody()
 
 
-class Outgoing:
+class OutgoingTransport:
     """The transport as uvicorn's protocol sees it: counts what is written, and closes so that it can be read."""
 
     def __init__(self, transport: asyncio.Transport, connection: Connection) -> None:
@@ -75,7 +75,7 @@ class Outgoing:
         if not self._connection.deaf and not self._connection.held:
             self._transport.resume_reading()
 
-    def stuck(self, now: float, limits: Door) -> bool:
+    def stuck(self, now: float, limits: ConnectionLimits) -> bool:
         """Whether the client takes its answers more slowly than it may.
 
         Args:

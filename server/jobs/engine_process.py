@@ -13,13 +13,13 @@ from pathlib import Path
 import superopt
 from superopt.server.settings import Settings
 
-__all__ = ["Nursery"]
+__all__ = ["EngineProcess"]
 
 _ROOT = str(Path(superopt.__file__).parents[1])
 _START = "import sys; sys.path.append({root!r}); from superopt.server.jobs.child import main; main()"
 
 
-class Nursery:
+class EngineProcess:
     """The process that has the engine loaded and forks a child for each job."""
 
     def __init__(self, settings: Settings) -> None:

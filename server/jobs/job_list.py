@@ -13,7 +13,7 @@ from superopt.server.http.parameters import wrong
 from superopt.server.jobs.database import Database, jobs
 from superopt.server.jobs.store import FINAL, WAITING
 
-__all__ = ["MOST", "STATES", "Wanted", "list_jobs", "read_wanted"]
+__all__ = ["MOST", "STATES", "JobFilter", "list_jobs", "read_wanted"]
 
 STATES = (*WAITING, *sorted(FINAL))
 MOST = 200  # jobs of a page, and of one request that cancels
@@ -22,7 +22,7 @@ _HEX = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}
 
 
 @dataclass(frozen=True)
-class Wanted:
+class JobFilter:
     """Which jobs: all filters must fit, and those that are empty do.
 
     Attributes:
@@ -45,7 +45,7 @@ class Wanted:
         return bool(self.states or self.ids or self.name)
 
 
-def read_wanted(states: Sequence[str], ids: Sequence[str], name: str, after: str, limit: int) -> Wanted:
+def read_wanted(states: Sequence[str], ids: Sequence[str], name: str, after: str, limit: int) -> JobFilter:
     """Filters as they came.
 
     Raises:
@@ -64,10 +64,10 @@ def read_wanted(states: Sequence[str], ids: Sequence[str], name: str, after: str
     if after and cursor is None:
         raise wrong("after", "is no cursor; follow the address that an answer has under next")
     before = (float(cursor[1]), cursor[2]) if cursor else None
-    return Wanted(tuple(dict.fromkeys(states)), tuple(dict.fromkeys(ids)), name[:200], before, limit)
+    return JobFilter(tuple(dict.fromkeys(states)), tuple(dict.fromkeys(ids)), name[:200], before, limit)
 
 
-def list_jobs(database: Database, owner: str, wanted: Wanted) -> tuple[list[Mapping[str, Any]], str | None]:
+def list_jobs(database: Database, owner: str, wanted: JobFilter) -> tuple[list[Mapping[str, Any]], str | None]:
     """A page of an owner's jobs, the newest first.
 
     Returns:

@@ -21,7 +21,7 @@ import superopt
 from superopt.fleet.child import ends_with
 from superopt.ir.errors import UsageError
 from superopt.server.http import logs
-from superopt.server.settings import Door, Limits, Settings
+from superopt.server.settings import ConnectionLimits, Limits, Settings
 
 __all__ = ["Workers", "host", "die_with_parent", "from_json", "serve", "to_json"]
 
@@ -46,7 +46,7 @@ def from_json(text: str) -> Settings:
     """The settings that :func:`to_json` wrote."""
     data: dict[str, Any] = json.loads(text)
     corpus = Path(data["corpus"]) if data["corpus"] else None
-    door = Door(**{**data["door"], "trusted_proxies": tuple(data["door"]["trusted_proxies"])})
+    door = ConnectionLimits(**{**data["door"], "trusted_proxies": tuple(data["door"]["trusted_proxies"])})
     limits = Limits(**data["limits"])
     given = {"data": Path(data["data"]), "corpus": corpus, "stores": tuple(data["stores"]), "limits": limits}
     return Settings(**{**data, **given, "door": door})
@@ -209,7 +209,7 @@ def _with_room(settings: Settings) -> Settings:
         if soft != resource.RLIM_INFINITY and soft < wanted:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
         return settings
-    if asked > Door().connections:
+    if asked > ConnectionLimits().connections:
         raise UsageError(
             f"{asked} connections need {wanted} open files, and this process may have {hard}",
             hint="raise the limit (ulimit -Hn), or set SUPEROPT_CONNECTIONS lower",

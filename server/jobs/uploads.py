@@ -31,14 +31,14 @@ from superopt.server.jobs.blobs import SPARE, Blobs
 from superopt.server.jobs.failure_detection import StallDetector
 from superopt.server.settings import Limits
 
-__all__ = ["Resumable", "Uploads"]
+__all__ = ["ResumableUpload", "Uploads"]
 
 _HEX = re.compile(r"[0-9a-f]{32}")
 _HEAD = 64
 
 
 @dataclass(frozen=True)
-class Resumable:
+class ResumableUpload:
     """An upload: whose, how long it will be in bytes, and its file's name."""
 
     id: str
@@ -74,7 +74,7 @@ class Uploads:
         """Bytes of one upload."""
         return self._limits.upload
 
-    def create(self, owner: str, length: int, filename: str) -> Resumable:
+    def create(self, owner: str, length: int, filename: str) -> ResumableUpload:
         """A new one, empty.
 
         Raises:
@@ -86,7 +86,7 @@ class Uploads:
         if not is_file_name(filename):
             raise Problem(422, "invalid-model", f"{filename[:80]!r} is no name for a file; send Upload-Metadata: "
                           "filename and the name in base64")  # fmt: skip
-        made = Resumable(uuid.uuid4().hex, owner, length, filename)
+        made = ResumableUpload(uuid.uuid4().hex, owner, length, filename)
         with self._reserving:
             theirs = [u for u in self._all() if u.owner == owner]
             if len(theirs) >= self._limits.uploads and self._forget_empty(theirs):
@@ -99,7 +99,7 @@ class Uploads:
             self._idle()
         return made
 
-    def _reserve(self, upload: Resumable) -> None:
+    def _reserve(self, upload: ResumableUpload) -> None:
         """See that there is room for what is still to come of an upload.
 
         Raises:
@@ -122,7 +122,7 @@ class Uploads:
             raise Problem(429, "quota", f"your uploads would take {mine} bytes of the disk; {int(share)} are allowed "
                           "now: finish some and DELETE them", retry_after=60)  # fmt: skip
 
-    def find(self, upload_id: str, owner: str) -> Resumable:
+    def find(self, upload_id: str, owner: str) -> ResumableUpload:
         """One by its id.
 
         Raises:
@@ -130,14 +130,14 @@ class Uploads:
         """
         if _HEX.fullmatch(upload_id):
             try:
-                found = Resumable(**json.loads(self._facts(upload_id).read_text()))
+                found = ResumableUpload(**json.loads(self._facts(upload_id).read_text()))
             except FileNotFoundError:
                 found = None
             if found is not None and found.owner == owner:
                 return found
         raise _gone()
 
-    def offset(self, upload: Resumable) -> int:
+    def offset(self, upload: ResumableUpload) -> int:
         """Bytes that have arrived.
 
         Raises:
@@ -148,7 +148,7 @@ class Uploads:
         except FileNotFoundError:
             raise _gone() from None
 
-    async def append(self, upload: Resumable, offset: int, chunks: AsyncIterator[bytes]) -> int:
+    async def append(self, upload: ResumableUpload, offset: int, chunks: AsyncIterator[bytes]) -> int:
         """Add what comes; all that came before a connection was cut stays.
 
         Returns:
@@ -176,25 +176,25 @@ class Uploads:
         await run_in_threadpool(self._idle)  # from now on nothing comes
         return self.offset(upload)
 
-    def _renew(self, upload: Resumable) -> None:
+    def _renew(self, upload: ResumableUpload) -> None:
         """See that there is still room for an upload that was idle: others may have got it meanwhile."""
         with self._reserving:
             if self._idle().get(upload.id, 0.0) > self._limits.upload_idle:
                 self._reserve(upload)
 
-    def _opened(self, upload: Resumable) -> BinaryIO:
+    def _opened(self, upload: ResumableUpload) -> BinaryIO:
         """To add to it; one that was removed is not made again."""
         try:
             return os.fdopen(os.open(self._file(upload.id), os.O_WRONLY | os.O_APPEND), "ab")
         except FileNotFoundError:
             raise _gone() from None
 
-    def remove(self, upload: Resumable) -> None:
+    def remove(self, upload: ResumableUpload) -> None:
         """Forget one."""
         self._facts(upload.id).unlink(missing_ok=True)
         self._file(upload.id).unlink(missing_ok=True)
 
-    def model(self, chosen: Sequence[Resumable]) -> Upload:
+    def model(self, chosen: Sequence[ResumableUpload]) -> Upload:
         """Uploads as a model: the one that is called ``.onnx`` or ``.json``, and the files of its weights.
 
         Raises:
@@ -211,7 +211,7 @@ class Uploads:
             self._adopt(model), packed(beside), media, model.filename, sum(u.length for u in chosen)
         )  # fmt: skip
 
-    def _adopt(self, upload: Resumable) -> str:
+    def _adopt(self, upload: ResumableUpload) -> str:
         other = self._blobs.incoming / f"in-{uuid.uuid4().hex}"
         os.link(self._file(upload.id), other)  # the upload itself stays
         return self._blobs.adopt(other)[0]
@@ -228,7 +228,7 @@ class Uploads:
         """For how many seconds nothing has come of each upload."""
         return self._arrivals.observe(self._arrived())
 
-    def _forget_empty(self, uploads: Sequence[Resumable]) -> int:
+    def _forget_empty(self, uploads: Sequence[ResumableUpload]) -> int:
         """Remove those of which nothing has arrived for so long that nobody seems to send them; how many they are."""
         idle, arrived = self._idle(), self._arrived()
         gone = [u for u in uploads if not arrived.get(u.id) and idle.get(u.id, 0.0) > self._limits.upload_idle]
@@ -246,11 +246,11 @@ class Uploads:
             except FileNotFoundError:
                 continue
 
-    def _all(self) -> list[Resumable]:
+    def _all(self) -> list[ResumableUpload]:
         found = []
         for path in self._folder.glob("*.json"):
             try:
-                found.append(Resumable(**json.loads(path.read_text())))
+                found.append(ResumableUpload(**json.loads(path.read_text())))
             except (FileNotFoundError, ValueError):  # gone, or being written
                 continue
         return found

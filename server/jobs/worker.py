@@ -27,7 +27,7 @@ from superopt.server.jobs.blobs import Blobs
 from superopt.server.jobs.child import FILES, FRAME, NO_ROOM
 from superopt.server.jobs.database import Database
 from superopt.server.jobs.database_blobs import DatabaseBlobs
-from superopt.server.jobs.engine_process import Nursery
+from superopt.server.jobs.engine_process import EngineProcess
 from superopt.server.jobs.finality import reusable
 from superopt.server.jobs.retention import Retention
 from superopt.server.jobs.store import Claim, Store
@@ -71,7 +71,7 @@ class Worker:
         self._given_up: list[Claim] = []  # jobs that the database was not there to be told of
         self._swept = 0.0
         self._reaped = 0.0
-        self._nursery: Nursery | None = None
+        self._nursery: EngineProcess | None = None
         self._loaded = -_RELOAD
         self._reload = _RELOAD
 
@@ -126,11 +126,11 @@ class Worker:
                 log.warning("the engine's process ended; loading it again")
                 self._reload = min(2 * self._reload, 30.0)
             self._loaded = clock
-            self._nursery = Nursery(self.settings)
+            self._nursery = EngineProcess(self.settings)
         return False
 
     @property
-    def nursery(self) -> Nursery:
+    def nursery(self) -> EngineProcess:
         """The process that has the engine loaded; only asked for while a job is held."""
         assert self._nursery is not None
         return self._nursery

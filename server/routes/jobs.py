@@ -22,7 +22,7 @@ from superopt.server.http.parameters import JobId, canonical_id, read_options, w
 from superopt.server.http.problems import Problem
 from superopt.server.jobs.child import FILES, FRAME
 from superopt.server.jobs.finality import reusable
-from superopt.server.jobs.job_list import MOST, Wanted, list_jobs, read_wanted
+from superopt.server.jobs.job_list import MOST, JobFilter, list_jobs, read_wanted
 from superopt.server.jobs.store import FINAL, WAITING
 from superopt.server.routes.documents import delivered, describe, ended, send_file, send_result
 from superopt.server.service import Service, of
@@ -160,7 +160,7 @@ async def delete_jobs(request: Request) -> Response:
     return JSONResponse({"jobs": [describe(job) for job in found if job is not None], "next": link})
 
 
-def _wanted(request: Request) -> Wanted:
+def _wanted(request: Request) -> JobFilter:
     given = request.query_params
     limit = given.get("limit", "50")
     return read_wanted(

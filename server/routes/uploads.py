@@ -13,7 +13,7 @@ from starlette.responses import Response
 from superopt.server.http import openapi as doc
 from superopt.server.http.body import pieces
 from superopt.server.http.problems import Problem
-from superopt.server.jobs.uploads import Resumable
+from superopt.server.jobs.uploads import ResumableUpload
 from superopt.server.service import of
 
 __all__ = ["router"]
@@ -85,7 +85,7 @@ def _spoken(request: Request) -> None:
                       headers={"Tus-Version": _VERSION, **_TUS})  # fmt: skip
 
 
-async def _found(upload_id: str, request: Request) -> Resumable:
+async def _found(upload_id: str, request: Request) -> ResumableUpload:
     _spoken(request)
     service = of(request)
     caller = await service.caller(request)

@@ -15,7 +15,7 @@ from typing import Any
 from superopt.ir.errors import SuperoptError
 from superopt.report.corpus import CorpusRun, Row, geometric_mean
 
-__all__ = ["Recorded", "Run"]
+__all__ = ["RecordedCorpus", "Run"]
 
 log = logging.getLogger("superopt.serve")
 _WORSE = 1.02  # growth against the run before from which a page says so
@@ -89,7 +89,7 @@ def ratio_of(row: Row) -> float:
     return row.after_us / row.before_us if row.before_us > 0 else 1.0
 
 
-class Recorded:
+class RecordedCorpus:
     """The files of the corpus folder; read once. Without the folder there is nothing."""
 
     def __init__(self, folder: Path | None) -> None:

@@ -11,11 +11,11 @@ from superopt.server.views.union_graph import union
 if TYPE_CHECKING:
     from superopt.pipeline import Derivation, Options, Result
 
-__all__ = ["Told", "tell"]
+__all__ = ["ReportPayload", "tell"]
 
 
 @dataclass(frozen=True)
-class Told:
+class ReportPayload:
     """JSON data of the report and of the comparison, and the way to the result where anything changed."""
 
     report: dict[str, Any]
@@ -23,7 +23,7 @@ class Told:
     way: Derivation | None
 
 
-def tell(result: Result, options: Options) -> Told:
+def tell(result: Result, options: Options) -> ReportPayload:
     """Explain a result. Nothing is measured for it but the ceilings of this machine, once, where they are not known.
 
     Args:
@@ -38,7 +38,7 @@ def tell(result: Result, options: Options) -> Told:
         lines = [cost.timeline(graph, model, sizes=options.sizes) for graph in (result.original, result.graph)]
     told["roofline"] = _roofline(result, options)
     view = union(result.original, result.graph, sizes=options.sizes, timelines=(lines[0], lines[1]))
-    return Told(told, view, way)
+    return ReportPayload(told, view, way)
 
 
 def _roofline(result: Result, options: Options) -> dict[str, Any]:

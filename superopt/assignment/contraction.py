@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from superopt.assignment.pairwise import Pairwise
+from superopt.assignment.pairwise import PairwiseModel
 from superopt.assignment.reduction import Floats, Integers
 
-__all__ = ["Coarse", "Level", "Regrets", "regrets_of"]
+__all__ = ["CoarseProblem", "ContractionLevel", "Regrets", "regrets_of"]
 
 _ROUNDS = (0.9, 0.7, 0.5, 0.35, 0.2, 0.1, 0.0)  # share of its dependence from which a node follows, by round
 
@@ -32,15 +32,15 @@ class Regrets:
 
 
 @dataclass(frozen=True)
-class Level:
+class ContractionLevel:
     """A contracted problem: its model, the nodes that decide, and the number of contractions."""
 
-    model: Pairwise
+    model: PairwiseModel
     nodes: Integers
     merges: int
 
 
-def regrets_of(model: Pairwise, cap: float) -> Regrets:
+def regrets_of(model: PairwiseModel, cap: float) -> Regrets:
     """The regrets of all edges."""
     ends = np.zeros((len(model.pairs), 2))
     shapes = model.sizes[model.pairs]
@@ -54,7 +54,7 @@ def regrets_of(model: Pairwise, cap: float) -> Regrets:
     return Regrets(ends, cap)
 
 
-class Coarse:
+class CoarseProblem:
     """A problem while it is contracted.
 
     Args:
@@ -67,7 +67,7 @@ class Coarse:
     """
 
     def __init__(
-        self, model: Pairwise, costs: Floats, choice: Integers, regrets: Regrets, generator: np.random.Generator,
+        self, model: PairwiseModel, costs: Floats, choice: Integers, regrets: Regrets, generator: np.random.Generator,
         noise: float,
     ) -> None:  # fmt: skip
         self.choice = choice.tolist()
@@ -121,7 +121,7 @@ class Coarse:
         self.left -= 1
         self.merged.append((b, a, follows))
 
-    def level(self) -> Level:
+    def level(self) -> ContractionLevel:
         """The problem as it is contracted so far."""
         nodes = [i for i, gone in enumerate(self.gone) if not gone]
         number = {i: k for k, i in enumerate(nodes)}
@@ -136,7 +136,7 @@ class Coarse:
                     pairs.append((a, b))
                     tables.append(table.ravel())
         entries = np.concatenate([*tables, np.zeros(0)])
-        model = Pairwise(
+        model = PairwiseModel(
             np.array([len(self.costs[i]) for i in nodes], dtype=np.int64),
             np.concatenate([*(self.costs[i] for i in nodes), np.zeros(0)]),
             np.array(pairs, dtype=np.int64).reshape(-1, 2),
@@ -145,9 +145,9 @@ class Coarse:
             neighbours,
             0.0,
         )
-        return Level(model, np.array(nodes, dtype=np.int64), len(self.merged))
+        return ContractionLevel(model, np.array(nodes, dtype=np.int64), len(self.merged))
 
-    def lift(self, level: Level, choice: Integers, to: int = 0) -> Integers:
+    def lift(self, level: ContractionLevel, choice: Integers, to: int = 0) -> Integers:
         """A choice of a level as one of the nodes that decide after the first ``to`` contractions.
 
         Returns:

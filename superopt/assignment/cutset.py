@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from superopt.assignment.pairwise import Pairwise
+from superopt.assignment.pairwise import PairwiseModel
 
 __all__ = ["choose_cutset", "elimination_order"]
 
@@ -16,7 +16,7 @@ _TIES = 0.3  # bits by which orders differ between cutsets: sizes within a facto
 
 
 def choose_cutset(
-    model: Pairwise, entries: float, generator: np.random.Generator, spread: float, free: Iterable[int]
+    model: PairwiseModel, entries: float, generator: np.random.Generator, spread: float, free: Iterable[int]
 ) -> list[int]:
     """Nodes to fix.
 
@@ -46,7 +46,7 @@ def choose_cutset(
     return fixed
 
 
-def elimination_order(model: Pairwise, nodes: Sequence[int]) -> list[tuple[int, list[int]]]:
+def elimination_order(model: PairwiseModel, nodes: Sequence[int]) -> list[tuple[int, list[int]]]:
     """The nodes in the order of their elimination, each with the neighbours that its table is about."""
     graph = _Elimination(model, nodes, np.zeros(model.nodes))
     order = []
@@ -59,7 +59,7 @@ def elimination_order(model: Pairwise, nodes: Sequence[int]) -> list[tuple[int, 
 class _Elimination:
     """A graph whose nodes are eliminated: what is left, with the edges that eliminations add."""
 
-    def __init__(self, model: Pairwise, nodes: Sequence[int], ties: np.ndarray) -> None:
+    def __init__(self, model: PairwiseModel, nodes: Sequence[int], ties: np.ndarray) -> None:
         self.logs = np.log2(model.sizes).tolist()
         self.ties = ties.tolist()
         self.left = set(nodes)

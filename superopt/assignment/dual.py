@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from superopt.assignment.pairwise import Mask, Pairwise
+from superopt.assignment.pairwise import Mask, PairwiseModel
 from superopt.assignment.reduction import Floats, Integers
 
 __all__ = ["Dual"]
@@ -48,7 +48,7 @@ class Dual:
         model: the model.
     """
 
-    def __init__(self, model: Pairwise) -> None:
+    def __init__(self, model: PairwiseModel) -> None:
         self.model = model
         self.tables = np.where(model.forbidden, np.inf, model.tables)
         lengths = model.sizes[model.pairs]
@@ -144,7 +144,7 @@ class Dual:
         return bound, totals - least[model.node_of], excess
 
 
-def _by_shape(model: Pairwise) -> dict[tuple[int, int], Integers]:
+def _by_shape(model: PairwiseModel) -> dict[tuple[int, int], Integers]:
     """Edges by the shape of their tables."""
     groups: dict[tuple[int, int], list[int]] = defaultdict(list)
     for edge, (first, second) in enumerate(model.sizes[model.pairs].tolist()):
@@ -152,7 +152,7 @@ def _by_shape(model: Pairwise) -> dict[tuple[int, int], Integers]:
     return {shape: np.array(edges) for shape, edges in sorted(groups.items())}
 
 
-def _colouring(model: Pairwise) -> Integers:
+def _colouring(model: PairwiseModel) -> Integers:
     """Colours by node, different ones for neighbours: greedily, nodes with many neighbours first."""
     colours: list[int] = [-1] * model.nodes
     for node in sorted(range(model.nodes), key=lambda i: -len(model.neighbours[i])):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from superopt.assignment.cutset import elimination_order
-from superopt.assignment.pairwise import Pairwise, Slices
+from superopt.assignment.pairwise import PairwiseModel, Slices
 from superopt.assignment.reduction import Floats, Integers
 
 __all__ = ["Plan"]
@@ -42,7 +42,7 @@ class Plan:
         fixed: nodes that keep their strategies.
     """
 
-    def __init__(self, model: Pairwise, fixed: Sequence[int]) -> None:
+    def __init__(self, model: PairwiseModel, fixed: Sequence[int]) -> None:
         self.model = model
         is_fixed = np.zeros(model.nodes, dtype=bool)
         is_fixed[list(fixed)] = True

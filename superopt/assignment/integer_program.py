@@ -13,18 +13,18 @@ import highspy
 import numpy as np
 
 from superopt.assignment.memory import Memory
-from superopt.assignment.pairwise import Mask, Pairwise
+from superopt.assignment.pairwise import Mask, PairwiseModel
 from superopt.assignment.reduction import Floats, Integers
 from superopt.runtime.highs import solver
 
-__all__ = ["Outcome", "Program", "memory_entries"]
+__all__ = ["IntegerProgramResult", "AssignmentProgram", "memory_entries"]
 
 _GAP = 0.4  # costs are whole numbers
 _TOLERANCE = 1e-6  # of HiGHS, by which its solutions may violate a row, and so its bound be off
 
 
 @dataclass(frozen=True)
-class Outcome:
+class IntegerProgramResult:
     """What HiGHS found.
 
     Attributes:
@@ -36,7 +36,7 @@ class Outcome:
     bound: float
 
 
-class Program:
+class AssignmentProgram:
     """The integer program of a model.
 
     Args:
@@ -46,7 +46,7 @@ class Program:
         pairs: by entry of the tables, whether it may be.
     """
 
-    def __init__(self, model: Pairwise, memory: Memory, allowed: Mask, pairs: Mask) -> None:
+    def __init__(self, model: PairwiseModel, memory: Memory, allowed: Mask, pairs: Mask) -> None:
         self.model, self.memory = model, memory
         self.strategy = np.flatnonzero(allowed)
         self.entry = np.flatnonzero(pairs)
@@ -105,7 +105,7 @@ class Program:
         low = np.full(len(most), -np.inf)
         self._add(keys // width, keys % width, total / unit / scale[keys // width], low, most / scale)
 
-    def solve(self, seconds: float, nodes: int, start: Integers | None) -> Outcome:
+    def solve(self, seconds: float, nodes: int, start: Integers | None) -> IntegerProgramResult:
         """Minimise.
 
         Args:
@@ -121,11 +121,11 @@ class Program:
         run.run()
         info, status = run.getInfo(), run.getModelStatus()
         if status == highspy.HighsModelStatus.kInfeasible:
-            return Outcome(None, math.inf)
+            return IntegerProgramResult(None, math.inf)
         found = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
         choice = self._choice(np.array(run.getSolution().col_value)) if found else None
         bound = float(info.mip_dual_bound)
-        return Outcome(self._checked(choice), self.model.constant + bound - _TOLERANCE * (1 + abs(bound)))
+        return IntegerProgramResult(self._checked(choice), self.model.constant + bound - _TOLERANCE * (1 + abs(bound)))
 
     def _program(self) -> highspy.HighsLp:
         program = highspy.HighsLp()

@@ -13,7 +13,7 @@ import numpy as np
 
 from superopt.assignment.pairwise import Mask
 from superopt.assignment.problem import Problem
-from superopt.assignment.reduction import Floats, Integers, Reduced
+from superopt.assignment.reduction import Floats, Integers, ReducedProblem
 
 __all__ = ["Memory", "memory_of"]
 
@@ -58,7 +58,7 @@ class Memory:
         return np.asarray(np.bincount(self.strategy, self.bytes * rate[self.allocation], strategies), dtype=np.float64)
 
 
-def memory_of(problem: Problem, reduced: Reduced) -> Memory:
+def memory_of(problem: Problem, reduced: ReducedProblem) -> Memory:
     """The memory of a reduced problem."""
     live = np.flatnonzero(problem.intervals[:, 0] < problem.intervals[:, 1])
     usages = list(problem.node_usages())
@@ -81,7 +81,13 @@ def memory_of(problem: Problem, reduced: Reduced) -> Memory:
 
 
 def _grouped(
-    reduced: Reduced, margin: float, room: Floats, owner: Integers, start: Integers, end: Integers, rows: list[Floats]
+    reduced: ReducedProblem,
+    margin: float,
+    room: Floats,
+    owner: Integers,
+    start: Integers,
+    end: Integers,
+    rows: list[Floats],
 ) -> Memory:
     """The memory, with allocations of one node over the same intervals added up."""
     sizes = np.array([len(c) for c in reduced.costs], dtype=np.int64)

@@ -7,14 +7,14 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from superopt.assignment.reduction import Floats, Integers, Reduced
+from superopt.assignment.reduction import Floats, Integers, ReducedProblem
 
-__all__ = ["Mask", "Pairwise", "Slices", "pairwise_of"]
+__all__ = ["Mask", "PairwiseModel", "Slices", "pairwise_of"]
 
 Mask = NDArray[np.bool_]
 
 
-def pairwise_of(reduced: Reduced, penalty: float) -> Pairwise:
+def pairwise_of(reduced: ReducedProblem, penalty: float) -> PairwiseModel:
     """The arrays of a reduced problem.
 
     Args:
@@ -30,10 +30,10 @@ def pairwise_of(reduced: Reduced, penalty: float) -> Pairwise:
     sizes = np.array([len(c) for c in reduced.costs], dtype=np.int64)
     costs = np.concatenate([*reduced.costs, np.zeros(0)])
     tables = np.where(forbidden, penalty, tables)
-    return Pairwise(sizes, costs, pairs, tables, forbidden, neighbours, reduced.constant)
+    return PairwiseModel(sizes, costs, pairs, tables, forbidden, neighbours, reduced.constant)
 
 
-class Pairwise:
+class PairwiseModel:
     """Nodes and tables in one row each.
 
     Args:
@@ -77,12 +77,12 @@ class Pairwise:
         row, column = np.divmod(within, self.sizes[second])
         return self.offsets[first] + row, self.offsets[second] + column
 
-    def restricted(self, keep: Mask, costs: Floats) -> Pairwise:
+    def restricted(self, keep: Mask, costs: Floats) -> PairwiseModel:
         """The problem with some strategies only, one or more of each node, and other costs of strategies."""
         first, second = self.ends
         left = keep[first] & keep[second]
         sizes = np.add.reduceat(keep.astype(np.int64), self.offsets[:-1]) if self.nodes else self.sizes
-        return Pairwise(
+        return PairwiseModel(
             sizes, costs[keep], self.pairs, self.tables[left], self.forbidden[left], self.neighbours, self.constant
         )
 
@@ -114,7 +114,7 @@ class Slices:
         first, second: by edge, whether the choice of its first node is added to its second, and the reverse.
     """
 
-    def __init__(self, model: Pairwise, first: Mask, second: Mask) -> None:
+    def __init__(self, model: PairwiseModel, first: Mask, second: Mask) -> None:
         self.model = model
         sizes, pairs = model.sizes, model.pairs
         edges = np.concatenate([np.flatnonzero(first), np.flatnonzero(second)])

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from superopt.assignment.dual import Dual
-from superopt.assignment.integer_program import Program, memory_entries
+from superopt.assignment.integer_program import AssignmentProgram, memory_entries
 from superopt.assignment.memory import Memory
-from superopt.assignment.pairwise import Mask, Pairwise
+from superopt.assignment.pairwise import Mask, PairwiseModel
 from superopt.assignment.policy import Policy
 from superopt.assignment.reduction import Floats, Integers
 
@@ -35,7 +35,7 @@ class Proof:
 
 
 def prove(
-    model: Pairwise, memory: Memory, multipliers: Floats, best: Integers | None, policy: Policy,
+    model: PairwiseModel, memory: Memory, multipliers: Floats, best: Integers | None, policy: Policy,
     left: Callable[[], float], *, program: bool, paced: bool,
 ) -> Proof:  # fmt: skip
     """A lower bound, as good as the time allows.
@@ -65,13 +65,13 @@ def prove(
         return Proof(max(bound, known), None)
     if memory_entries(memory, allowed) > policy.memory_entries:
         return Proof(bound, None)
-    outcome = Program(model, memory, allowed, pairs).solve(left(), policy.program_nodes, best)
+    outcome = AssignmentProgram(model, memory, allowed, pairs).solve(left(), policy.program_nodes, best)
     better = outcome.choice if outcome.choice is not None and model.cost(outcome.choice) < cost else None
     return Proof(max(bound, min(outcome.bound, known)), better)
 
 
 def _bounded(
-    model: Pairwise, memory: Memory, multipliers: Floats, policy: Policy, left: Callable[[], float], paced: bool
+    model: PairwiseModel, memory: Memory, multipliers: Floats, policy: Policy, left: Callable[[], float], paced: bool
 ) -> tuple[float, Floats, Floats]:
     """The better bound of message passing with and without prices of memory; the excess of strategies and entries."""
     dual, whole = Dual(model), left() if paced else 0.0
@@ -90,12 +90,12 @@ def _bounded(
     return max(outcomes, key=lambda outcome: outcome[0])
 
 
-def _joint(model: Pairwise, strategies: Floats, entries: Floats) -> Floats:
+def _joint(model: PairwiseModel, strategies: Floats, entries: Floats) -> Floats:
     first, second = model.ends
     return np.asarray(entries + strategies[first] + strategies[second])
 
 
-def _possible(model: Pairwise, allowed: Mask, pairs: Mask) -> tuple[Mask, Mask]:
+def _possible(model: PairwiseModel, allowed: Mask, pairs: Mask) -> tuple[Mask, Mask]:
     """Without the strategies that have no allowed pair on some edge, and their pairs."""
     first, second = model.ends
     edge = np.repeat(np.arange(len(model.pairs)), np.diff(model.table_offsets))

@@ -21,14 +21,14 @@ from numpy.typing import NDArray
 from superopt.assignment.problem import Problem
 from superopt.errors import InvalidModel
 
-__all__ = ["Floats", "Integers", "Reduced", "reduce_problem"]
+__all__ = ["Floats", "Integers", "ReducedProblem", "reduce_problem"]
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Reduced:
+class ReducedProblem:
     """A problem after its reductions.
 
     Attributes:
@@ -46,7 +46,7 @@ class Reduced:
     lift: list[Integers]
 
 
-def reduce_problem(problem: Problem, forbidden: int) -> Reduced:
+def reduce_problem(problem: Problem, forbidden: int) -> ReducedProblem:
     """Apply the reductions.
 
     Args:
@@ -207,7 +207,7 @@ class _Reduction:
                 changed = True
         return changed
 
-    def result(self) -> Reduced:
+    def result(self) -> ReducedProblem:
         owner, lift = self._lift()
         alive = ~self.gone
         single = np.array([len(c) == 1 for c in self.costs], dtype=bool)
@@ -221,7 +221,7 @@ class _Reduction:
             for b, table in self.tables[a].items()
             if a < b
         }
-        return Reduced([self.costs[i] for i in left.tolist()], tables, constant, number[owner], lift)
+        return ReducedProblem([self.costs[i] for i in left.tolist()], tables, constant, number[owner], lift)
 
 
 def _largest_excess(table: Floats) -> Floats:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from superopt.assignment.memory import Memory
-from superopt.assignment.pairwise import Mask, Pairwise
+from superopt.assignment.pairwise import Mask, PairwiseModel
 from superopt.assignment.policy import Policy
 from superopt.assignment.reduction import Floats, Integers
 
 __all__ = ["combine", "repair"]
 
 
-def repair(model: Pairwise, memory: Memory, choice: Integers, policy: Policy) -> Integers | None:
+def repair(model: PairwiseModel, memory: Memory, choice: Integers, policy: Policy) -> Integers | None:
     """Change single nodes until memory fits: first those that relieve the intervals over the limit at least cost.
 
     Returns:
@@ -36,7 +36,7 @@ def repair(model: Pairwise, memory: Memory, choice: Integers, policy: Policy) ->
     return None
 
 
-def _changed(model: Pairwise, choice: Integers, order: Integers, gain: Floats, enough: float) -> Integers:
+def _changed(model: PairwiseModel, choice: Integers, order: Integers, gain: Floats, enough: float) -> Integers:
     """The first changes in order, no two at neighbours, until they gain enough."""
     changed, gained = choice.copy(), 0.0
     blocked: set[int] = set()
@@ -52,7 +52,7 @@ def _changed(model: Pairwise, choice: Integers, order: Integers, gain: Floats, e
     return changed
 
 
-def combine(model: Pairwise, memory: Memory, base: Integers, other: Integers, multipliers: Floats) -> Integers:
+def combine(model: PairwiseModel, memory: Memory, base: Integers, other: Integers, multipliers: Floats) -> Integers:
     """The base, which fits, with those parts of another choice that lower its cost and fit.
 
     A part is a connected component of the nodes at which the two differ. Parts that cost more are taken if they free
@@ -90,7 +90,7 @@ def combine(model: Pairwise, memory: Memory, base: Integers, other: Integers, mu
 class _Parts:
     """Connected components of the nodes at which two choices differ; ``rise``: what each adds to the cost."""
 
-    def __init__(self, model: Pairwise, memory: Memory, base: Integers, other: Integers, changed: Mask) -> None:
+    def __init__(self, model: PairwiseModel, memory: Memory, base: Integers, other: Integers, changed: Mask) -> None:
         self.part, self.count = _components(model, changed)
         rise = model.costs[model.offsets[:-1] + other] - model.costs[model.offsets[:-1] + base]
         edges = model.tables[model.entries(other)] - model.tables[model.entries(base)]
@@ -130,7 +130,7 @@ class _Parts:
         return True
 
 
-def _components(model: Pairwise, changed: Mask) -> tuple[Integers, int]:
+def _components(model: PairwiseModel, changed: Mask) -> tuple[Integers, int]:
     """By node, its component among the changed ones, -1 for the others; and how many there are."""
     part: list[int] = [-1] * model.nodes
     inside, count = changed.tolist(), 0

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from superopt.assignment.contraction import Coarse, Level, Regrets, regrets_of
+from superopt.assignment.contraction import CoarseProblem, ContractionLevel, Regrets, regrets_of
 from superopt.assignment.cutset import choose_cutset
 from superopt.assignment.elimination import Plan
 from superopt.assignment.memory import Memory
-from superopt.assignment.pairwise import Pairwise
+from superopt.assignment.pairwise import PairwiseModel
 from superopt.assignment.policy import Policy
 from superopt.assignment.reduction import Floats, Integers
 from superopt.assignment.repair import combine, repair
@@ -37,7 +37,7 @@ class Search:
         steps: so far.
     """
 
-    def __init__(self, model: Pairwise, memory: Memory, policy: Policy, seed: int) -> None:
+    def __init__(self, model: PairwiseModel, memory: Memory, policy: Policy, seed: int) -> None:
         self.model, self.memory, self.policy = model, memory, policy
         self.generator = np.random.default_rng(seed)
         self.plans: list[Plan] = []
@@ -71,8 +71,8 @@ class Search:
         cap = self.policy.cap * cost
         if self.regrets is None or not 0.5 < self.regrets.cap / cap < 2:
             self.regrets = regrets_of(self.model, cap)
-        coarse = Coarse(self.model, costs, self.choice, self.regrets, self.generator, self.policy.noise)
-        levels: list[Level] = []
+        coarse = CoarseProblem(self.model, costs, self.choice, self.regrets, self.generator, self.policy.noise)
+        levels: list[ContractionLevel] = []
         policy = self.policy
         target = max(self.model.nodes * policy.finest, policy.coarsest * policy.ratio)
         target *= 2 ** self.generator.uniform(-1, 1)
@@ -87,7 +87,7 @@ class Search:
             choice = coarse.lift(level, better, 0 if finer is None else finer.merges)
         self.choice = choice
 
-    def _cutset(self, model: Pairwise, free: list[int]) -> list[int]:
+    def _cutset(self, model: PairwiseModel, free: list[int]) -> list[int]:
         """A cutset; tables may be the larger, the fewer nodes there are."""
         policy = self.policy
         entries = policy.table_entries * min(policy.most_growth, max(1.0, policy.large / max(1, model.nodes)))

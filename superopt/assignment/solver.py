@@ -15,7 +15,7 @@ from superopt.assignment.pairwise import pairwise_of
 from superopt.assignment.policy import Policy
 from superopt.assignment.problem import Problem
 from superopt.assignment.proof import Proof, prove
-from superopt.assignment.reduction import Integers, Reduced, reduce_problem
+from superopt.assignment.reduction import Integers, ReducedProblem, reduce_problem
 from superopt.assignment.search import Search
 from superopt.errors import InvalidModel, ResourceLimit, SuperoptError
 
@@ -128,14 +128,14 @@ def _none_found(proof: Proof) -> SuperoptError:
     )
 
 
-def _penalty(reduced: Reduced) -> float:
+def _penalty(reduced: ReducedProblem) -> float:
     """More than any choice can gain by a forbidden pair."""
     nodes = sum(float(np.ptp(c)) for c in reduced.costs)
     edges = sum(float(np.ptp(t[np.isfinite(t)])) for t in reduced.tables.values())
     return 1.0 + nodes + edges
 
 
-def _lifted(reduced: Reduced, choice: Integers) -> tuple[int, ...]:
+def _lifted(reduced: ReducedProblem, choice: Integers) -> tuple[int, ...]:
     """Strategies of the original's nodes."""
     owners = np.concatenate([choice, [0]])[reduced.owner].tolist()  # at -1 stands the one strategy of what is decided
     return tuple(int(lift[s]) for lift, s in zip(reduced.lift, owners, strict=True))

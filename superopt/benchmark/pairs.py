@@ -27,7 +27,7 @@ from superopt.passes import SearchOptions, search
 from superopt.pipeline.options import Progress, quiet
 from superopt.rules import Rule, load_library
 
-__all__ = ["AIMS", "Estimated", "blocks", "rewrites", "rough_us", "searched"]
+__all__ = ["AIMS", "EstimatedCosts", "blocks", "rewrites", "rough_us", "searched"]
 
 AIMS = ("fewest operators", "fewest FLOPs", "chance 1", "chance 2", "chance 3")
 _FACTOR = 1.0  # standard deviation of the logarithm of a random factor: forms 7 times as slow are chosen now and then
@@ -43,7 +43,7 @@ def rough_us(flops: float, moved: float) -> float:
     return max(flops / _FLOPS_PER_US, moved / _BYTES_PER_US) + _NODE_US
 
 
-class Estimated(CostModel):
+class EstimatedCosts(CostModel):
     """Costs with an aim: rough time off by chance, or what a tool without measurements would go by.
 
     Args:
@@ -150,7 +150,7 @@ def rewrites(
     seen = {structural_hash(graph, values=False)}
     for aim in aims:
         try:
-            found = searched(graph, rules, Estimated(aim, sizes), limits)
+            found = searched(graph, rules, EstimatedCosts(aim, sizes), limits)
         except SuperoptError:
             continue  # no pair: what cannot be rewritten says nothing about costs
         digest = structural_hash(found, values=False)

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from superopt import cost as costs
-from superopt.cost.measurement import Device
+from superopt.cost.measurement import OperatorTimer
 from superopt.cost.record import Question, Record, question_of
-from superopt.cost.recording import Planning, Recorder
+from superopt.cost.recording import PlanningProfile, Recorder
 from superopt.fleet import Fleet, Task
 from superopt.ir.errors import SuperoptError, UsageError
 from superopt.ir.graph import Graph, structural_hash
@@ -29,7 +29,7 @@ from superopt.pipeline.optimization import load
 from superopt.pipeline.options import Progress, quiet
 from superopt.rules import load_library
 
-__all__ = ["Coverage", "Recorded", "asked_by", "coverage", "profile"]
+__all__ = ["Coverage", "RecordingSummary", "asked_by", "coverage", "profile"]
 
 _PLANS = 4  # searches of one model, at most: each measures what the last one wanted
 _SLICE = 90.0  # seconds of planning after which what is wanted so far is timed
@@ -39,7 +39,7 @@ _PROFILES = (".jsonl.gz",)
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordingSummary:
     """What a recording did.
 
     Attributes:
@@ -150,7 +150,7 @@ def profile(
     rules: Path | None = None,
     sizes: Mapping[str, int] | None = None,
     progress: Progress = quiet,
-) -> Recorded:
+) -> RecordingSummary:
     """Measure what the optimiser asks for on these models, and write the recorded profile.
 
     Args:
@@ -179,7 +179,7 @@ class _Recording:
     """One call: plans and measures in turns."""
 
     def __init__(
-        self, device: Device, models: Sequence[str | Path | Graph], out: Path, time_limit: float, fleet: Fleet,
+        self, device: OperatorTimer, models: Sequence[str | Path | Graph], out: Path, time_limit: float, fleet: Fleet,
         extend: bool, rules: Path | None, sizes: Mapping[str, int] | None, progress: Progress,
     ) -> None:  # fmt: skip
         self.start = time.monotonic()
@@ -199,7 +199,7 @@ class _Recording:
         names = "\n".join(sorted(r.id for r in load_library(rules).admitted))
         self.library = hashlib.sha256(names.encode()).hexdigest()[:12]
 
-    def run(self) -> Recorded:
+    def run(self) -> RecordingSummary:
         try:
             self.recorder.measure(self.again)
             while not self.recorder.over() and (todo := self._unsettled()):
@@ -246,7 +246,7 @@ class _Recording:
         for outcome in self.fleet.each(tasks, until=deadline):
             yield outcome.task.arguments[0], outcome.result()
 
-    def _finish(self) -> Recorded:
+    def _finish(self) -> RecordingSummary:
         recorder = self.recorder
         settled = sum(recorder.noted(self._name(m)) == 0.0 for m in self.models)
         planned = sum(recorder.noted(self._name(m)) is not None for m in self.models)
@@ -260,7 +260,7 @@ class _Recording:
         found = recorder.write({"plan": made})
         if complete:
             recorder.finish()
-        return Recorded(
+        return RecordingSummary(
             len(found.records), recorder.measured, len(keys), answered, planned, settled, len(self.models), self.rounds,
             complete, time.monotonic() - self.start, found.header,
         )  # fmt: skip
@@ -284,13 +284,13 @@ def _search(source: str | Path | Graph, state: _State, seconds: float) -> _Answe
     return list(model.questions.values()), list(model.missing.values())
 
 
-def _planning(state: _State) -> Planning:
+def _planning(state: _State) -> PlanningProfile:
     records, facts, backend, _, sizes = state
-    return Planning(records, facts, costs.BACKENDS[backend], sizes)
+    return PlanningProfile(records, facts, costs.BACKENDS[backend], sizes)
 
 
 def _plans(
-    graph: Graph, model: Planning, rules: Path | None, sizes: Mapping[str, int], seconds: float
+    graph: Graph, model: PlanningProfile, rules: Path | None, sizes: Mapping[str, int], seconds: float
 ) -> tuple[costs.GraphCost, costs.GraphCost]:
     """Costs of a graph and of what the search makes of it; ``model`` notes what it was asked, the forms with fewer
     multiplications included that an optimisation tries last."""

@@ -15,13 +15,13 @@ from superopt.formats.files import replace_file
 from superopt.ir import disk_cache
 from superopt.ir.errors import SuperoptError
 
-__all__ = ["Kept", "code_digest", "file_digest", "model_digest"]
+__all__ = ["RowCache", "code_digest", "file_digest", "model_digest"]
 
 _PACKAGES = (*disk_cache.OPTIMIZER_PACKAGES, "benchmark")  # whose code figures depend on
 
 
 @dataclass(frozen=True)
-class Kept:
+class RowCache:
     """A folder of rows.
 
     Attributes:

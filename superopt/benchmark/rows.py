@@ -23,7 +23,7 @@ from typing import Any
 
 from superopt import TIME_LIMIT, formats
 from superopt.benchmark.inductor import MARK
-from superopt.benchmark.row_cache import Kept, code_digest
+from superopt.benchmark.row_cache import RowCache, code_digest
 from superopt.ir.errors import SuperoptError, UsageError, printable
 from superopt.ir.temporary import TemporaryFolder
 from superopt.pipeline.options import Progress, quiet
@@ -128,7 +128,7 @@ def bench(
     if unknown:
         raise UsageError(f"there is nothing called {printable(unknown[0])!r} to compare with", hint=", ".join(TOOLS))
     tools = {name: peers.available(name) for name in options.tools}
-    kept = Kept(options.keep, _stamp(options, tools))
+    kept = RowCache(options.keep, _stamp(options, tools))
     rows, left_out = kept.rows(
         models, lambda path: _fresh(path, options, tools, peers), seconds=options.total_limit, progress=progress
     )

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from superopt import TIME_LIMIT, formats
-from superopt.benchmark.row_cache import Kept, code_digest
+from superopt.benchmark.row_cache import RowCache, code_digest
 from superopt.benchmark.rows import child_job
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import structural_hash
@@ -68,7 +68,7 @@ def compare_runtimes(
     """
     versions = {name: runtime_named(name).version for name in options.runtimes}
     settings = [code_digest(), versions, options.time_limit, options.race_limit, options.rounds]
-    kept = Kept(options.keep, hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16])
+    kept = RowCache(options.keep, hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16])
     rows, left_out = kept.rows(
         models, lambda path: _fresh(path, options), seconds=options.total_limit, progress=progress
     )

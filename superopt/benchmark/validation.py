@@ -27,7 +27,7 @@ from superopt.benchmark.predictions import (
     spearman,
     validate,
 )
-from superopt.benchmark.row_cache import Kept, code_digest, model_digest
+from superopt.benchmark.row_cache import RowCache, code_digest, model_digest
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph
 from superopt.passes import SearchOptions
@@ -105,7 +105,7 @@ def validate_costs(
     options = options or Options()
     model = costs.MeasuredCpu(threads=options.threads, sizes=options.sizes, progress=progress)
     decisive = (pairs, blocks, rounds, search_limit, options.threads, sorted(options.enable))
-    kept = Kept(keep, " ".join([code_digest()[:16], *map(str, decisive)]))
+    kept = RowCache(keep, " ".join([code_digest()[:16], *map(str, decisive)]))
     predictions: list[Prediction] = []
     directions: list[Direction] = []
     left_out: list[str] = []

@@ -97,7 +97,7 @@ def serve(
     def announce(url: str) -> None:
         typer.echo(f"superopt serves {url} with {workers} worker(s); Ctrl-C ends it", err=True)
 
-    door = server.Door.from_environment(
+    door = server.ConnectionLimits.from_environment(
         os.environ, trusted_proxies=_names(trusted_proxy), connections=connections,
         connections_per_address=connections_per_address,
     )  # fmt: skip

@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 from superopt.cost.cost_model import RecordedProfile
 from superopt.cost.fusion import BACKENDS
-from superopt.cost.measurement import CpuDevice, Device
+from superopt.cost.measurement import CpuOperatorTimer, OperatorTimer
 from superopt.cost.profile import Profile, load_profile, profile_names, shipped_header
 from superopt.cost.record import NOT_OPERATORS, Record, question_of
 from superopt.cost.roofline import Ceilings, ceilings_of, peaks_of_header
@@ -102,7 +102,7 @@ class Calibration:
     seconds: float
 
 
-def calibrated(name: str, profile: Profile, device: Device) -> Calibration:
+def calibrated(name: str, profile: Profile, device: OperatorTimer) -> Calibration:
     """The calibration of this machine against a profile: cached, or measured now in about three seconds.
 
     Args:
@@ -118,18 +118,18 @@ def calibrated(name: str, profile: Profile, device: Device) -> Calibration:
     return found
 
 
-def cached_calibration(name: str, header: Mapping[str, Any], device: Device) -> Calibration | None:
+def cached_calibration(name: str, header: Mapping[str, Any], device: OperatorTimer) -> Calibration | None:
     """The calibration that an earlier run stored for the profile with this header; ``None`` if there is none."""
     known = load_object(_FOLDER, _cache_name(name, header, device), ())
     return Calibration(**known) if isinstance(known, dict) else None
 
 
-def _cache_name(name: str, header: Mapping[str, Any], device: Device) -> str:
+def _cache_name(name: str, header: Mapping[str, Any], device: OperatorTimer) -> str:
     inputs = [name, str(header.get("sha256")), device.name, asdict(CALIBRATION)]
     return hashlib.sha256(json.dumps(inputs).encode()).hexdigest()
 
 
-def calibration_of(name: str, profile: Profile, device: Device) -> Calibration:
+def calibration_of(name: str, profile: Profile, device: OperatorTimer) -> Calibration:
     """Time a few of a profile's records again; a bound without a timed record gets the median of the other factors."""
     start, spent = time.monotonic(), time.process_time()
     found: dict[str, list[float]] = {bound: [] for bound in _BOUNDS}
@@ -223,7 +223,7 @@ def _scaled(record: Record, factor: float) -> Record:
     return replace(record, ns=record.ns * factor, ns_cold=record.ns_cold * factor)
 
 
-def nearest_profile(device: CpuDevice, calibrate: bool = True) -> tuple[str, Profile, Calibration | None] | None:
+def nearest_profile(device: CpuOperatorTimer, calibrate: bool = True) -> tuple[str, Profile, Calibration | None] | None:
     """The shipped profile nearest to this machine, and its calibration; ``None`` if no profile is of a processor.
 
     A profile is nearer if it was recorded with the same runtime, then with as many threads, then on a machine and with
@@ -250,13 +250,13 @@ def nearest_profile(device: CpuDevice, calibrate: bool = True) -> tuple[str, Pro
     return name, profile, measured(name, profile, device)
 
 
-def _cached(name: str, profile: Profile, device: Device) -> Calibration | None:
+def _cached(name: str, profile: Profile, device: OperatorTimer) -> Calibration | None:
     return cached_calibration(name, profile.header, device)
 
 
 def list_calibrations() -> dict[str, Calibration]:
     """The stored calibrations of this machine by shipped profile: one thread, ONNX Runtime. Nothing is measured."""
-    device = CpuDevice()
+    device = CpuOperatorTimer()
     found = {name: cached_calibration(name, shipped_header(name), device) for name in profile_names()}
     return {name: calibration for name, calibration in found.items() if calibration is not None}
 
@@ -272,7 +272,7 @@ def calibrated_cpu(
         sizes: what symbolic dimensions are costed at.
         calibrate: measure where no earlier run has; else the profile stands as it was recorded.
     """
-    device = CpuDevice(threads, runtime)
+    device = CpuOperatorTimer(threads, runtime)
     found = nearest_profile(device, calibrate)
     if found is None:
         return None

@@ -33,7 +33,15 @@ if TYPE_CHECKING:
     from superopt.cost.measured import Measurements
     from superopt.runtime.protocol import Runtime
 
-__all__ = ["refusal_cost", "Application", "Attributes", "CostModel", "Lowered", "DeviceTimer", "RecordedProfile"]
+__all__ = [
+    "refusal_cost",
+    "Application",
+    "Attributes",
+    "CostModel",
+    "LoweredGraphCosts",
+    "DeviceTimer",
+    "RecordedProfile",
+]
 
 
 @dataclass(frozen=True)
@@ -63,7 +71,7 @@ Application = tuple[str, Attributes, Sequence[TensorType | None], Sequence[bool]
 
 
 class DeviceTimer(Protocol):
-    """A device that times whole graphs by itself: :class:`superopt.cost.cuda.CudaDevice`."""
+    """A device that times whole graphs by itself: :class:`superopt.cost.cuda.CudaOperatorTimer`."""
 
     def time_models(
         self, graphs: Sequence[Graph], feeds: Mapping[str, np.ndarray[Any, Any]], sizes: Mapping[str, int] | None, *,
@@ -71,7 +79,7 @@ class DeviceTimer(Protocol):
     ) -> PairedTimes: ...  # fmt: skip
 
 
-class Lowered(Protocol):
+class LoweredGraphCosts(Protocol):
     """A cost model that prices the nodes of the runtime's own optimised graph."""
 
     @property
@@ -131,7 +139,7 @@ class CostModel(ABC):
         return self
 
     @property
-    def lowered(self) -> Lowered | None:
+    def lowered(self) -> LoweredGraphCosts | None:
         """This model, where it prices the runtime's own nodes; ``None``: graphs are costed by their own."""
         return None
 

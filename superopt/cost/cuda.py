@@ -29,7 +29,7 @@ from superopt.runtime.cuda.session import Clocked, Session, supported, time_sess
 from superopt.runtime.paired_benchmark import PairedTimes
 from superopt.runtime.sample_data import feeds_for
 
-__all__ = ["CudaDevice", "Timed", "slope"]
+__all__ = ["CudaOperatorTimer", "TimedDriver", "slope"]
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class CudaTimingPolicy:
 TIMING = CudaTimingPolicy()
 
 
-class Timed(Clocked, Protocol):
+class TimedDriver(Clocked, Protocol):
     """A driver with a clock that can release memory."""
 
     def allocated(self) -> int: ...
@@ -66,8 +66,8 @@ class Timed(Clocked, Protocol):
     def release(self, mark: int) -> None: ...
 
 
-class CudaDevice:
-    """A :class:`superopt.cost.measurement.Device`: CUDA device 0, or what a test puts in its place.
+class CudaOperatorTimer:
+    """A :class:`superopt.cost.measurement.OperatorTimer`: CUDA device 0, or what a test puts in its place.
 
     Raises:
         BackendUnavailable: there is none; with the reason and the next step.
@@ -75,9 +75,9 @@ class CudaDevice:
 
     backend = SUPEROPT_CUDA
 
-    def __init__(self, precision: str = "ieee", driver: Timed | None = None) -> None:
+    def __init__(self, precision: str = "ieee", driver: TimedDriver | None = None) -> None:
         self.precision = precision
-        self.driver: Timed = CudaDriver(precision) if driver is None else driver
+        self.driver: TimedDriver = CudaDriver(precision) if driver is None else driver
 
     @property
     def name(self) -> str:
@@ -85,12 +85,12 @@ class CudaDevice:
         return f"{self.driver.facts().get('device')}, {self.precision}"
 
     @property
-    def device_timer(self) -> CudaDevice:
+    def device_timer(self) -> CudaOperatorTimer:
         """Itself: it times captured graphs."""
         return self
 
     def facts(self) -> dict[str, Any]:
-        """See :class:`superopt.cost.measurement.Device`."""
+        """See :class:`superopt.cost.measurement.OperatorTimer`."""
         return {
             **self.driver.facts(), "threads": 1, "clock": "events", "backend": self.backend.name,
             "precision": self.precision, "layout": "plain", "dispatch_ns": 0.0, "peaks": self.peaks,
@@ -198,7 +198,7 @@ class CudaDevice:
         }  # fmt: skip
 
 
-def slope(driver: Timed, session: Session, sets: Sequence[Mapping[str, int]]) -> tuple[float, float]:
+def slope(driver: TimedDriver, session: Session, sets: Sequence[Mapping[str, int]]) -> tuple[float, float]:
     """Microseconds of one inference inside a captured graph, and its relative interquartile range over rounds."""
     rate = _rate(driver, session, sets)
     found = sorted(rate() for _ in range(TIMING.rounds))
@@ -207,7 +207,7 @@ def slope(driver: Timed, session: Session, sets: Sequence[Mapping[str, int]]) ->
     return middle, abs(spread)
 
 
-def _rate(driver: Timed, session: Session, sets: Sequence[Mapping[str, int]]) -> Callable[[], float]:
+def _rate(driver: TimedDriver, session: Session, sets: Sequence[Mapping[str, int]]) -> Callable[[], float]:
     """What reads the microseconds of one inference off two captured graphs, which have run once."""
 
     def replay(count: int) -> Callable[[], None]:

@@ -1,10 +1,10 @@
 """What a backend runs as one kernel, as data: pairs of operators, patterns of more, and where they match a graph.
 
 A :class:`Fusion` is a pair: the consumer disappears into its producer and adds (nearly) nothing to its time. A
-:class:`Pattern` is a larger group, or one that names alone do not define: an erf GELU, a root mean square, a transposed
-or scaled operand of a product. A rewrite that removes one operator of such a group makes the others run one by one, so
-prices must know the group. Example: folding GELU's division by √2 into the weights before it saves an operator, and
-made ConvNeXt 3 % slower.
+:class:`FusionPattern` is a larger group, or one that names alone do not define: an erf GELU, a root mean square, a
+transposed or scaled operand of a product. A rewrite that removes one operator of such a group makes the others run one
+by one, so prices must know the group. Example: folding GELU's division by √2 into the weights before it saves an
+operator, and made ConvNeXt 3 % slower.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ __all__ = [
     "CLOSE",
     "COMMUTE",
     "Fusion",
-    "Group",
+    "FusedGroup",
     "ONNX_RUNTIME_CPU",
     "ONNX_RUNTIME_PATTERNS",
     "OPENVINO_CPU",
     "OPENVINO_PATTERNS",
-    "Pattern",
+    "FusionPattern",
     "SUPEROPT_CUDA",
     "cpu_backend",
     "groups",
@@ -47,7 +47,7 @@ CLOSE = 1e-3  # relative: how near a constant must be to the one in the pattern
 
 
 @dataclass(frozen=True)
-class Pattern:
+class FusionPattern:
     """An operator and what it is applied to.
 
     Attributes:
@@ -63,24 +63,24 @@ class Pattern:
     """
 
     op: str
-    args: tuple[Pattern | float | str, ...]
+    args: tuple[FusionPattern | float | str, ...]
     swaps: bool = False
     rank: int = 0
     innermost: bool = False
     slow_ns: float = 0.0
 
 
-def _of(op: str, *args: Pattern | float | str) -> Pattern:
-    return Pattern(op, args)
+def _of(op: str, *args: FusionPattern | float | str) -> FusionPattern:
+    return FusionPattern(op, args)
 
 
-def _gelu() -> Iterator[Pattern]:
+def _gelu() -> Iterator[FusionPattern]:
     inner = _of("Add", _of("Erf", _of("Div", "x", 2**0.5)), 1.0)
     yield _of("Mul", _of("Mul", "x", inner), 0.5)
     yield _of("Mul", _of("Mul", "x", 0.5), inner)
 
 
-def _tanh_gelu() -> Iterator[Pattern]:
+def _tanh_gelu() -> Iterator[FusionPattern]:
     cubic = _of("Add", "x", _of("Mul", _of("Pow", "x", 3.0), 0.044715))
     factored = _of("Add", _of("Mul", _of("Mul", "x", 0.044715), "x"), 1.0)
     root = (2 / pi) ** 0.5
@@ -88,19 +88,19 @@ def _tanh_gelu() -> Iterator[Pattern]:
         yield _of("Mul", _of("Mul", "x", 0.5), _of("Add", _of("Tanh", inner), 1.0))
 
 
-def _mean_square(of: Pattern | str) -> Pattern:
+def _mean_square(of: FusionPattern | str) -> FusionPattern:
     return _of("Sqrt", _of("Add", _of("ReduceMean", _of("Pow", of, 2.0)), "scalar epsilon"))
 
 
-def _layer_normalisation() -> Pattern:
+def _layer_normalisation() -> FusionPattern:
     # The difference is read twice: by the square and by the quotient.
     centred = _of("Sub", "x", _of("ReduceMean", "x"))
     normal = _of("Div", centred, _mean_square(centred))
     return _of("Add", _of("Mul", normal, "constant scale"), "constant bias")
 
 
-def _products() -> Iterator[Pattern]:
-    left, right = (Pattern("Transpose", (name,), swaps=True) for name in ("x", "y"))
+def _products() -> Iterator[FusionPattern]:
+    left, right = (FusionPattern("Transpose", (name,), swaps=True) for name in ("x", "y"))
     yield _of("MatMul", left, right)
     yield _of("MatMul", left, "y")
     yield _of("MatMul", "x", right)
@@ -109,7 +109,7 @@ def _products() -> Iterator[Pattern]:
         yield _of("MatMul", "x", _of(op, "y", "scalar factor"))
 
 
-def _integer_products() -> Iterator[Pattern]:
+def _integer_products() -> Iterator[FusionPattern]:
     """MatMulIntegerToFloat: the scales' product belongs to the kernel, so that nothing else may read it."""
     product = _of("MatMulInteger", "a", "b", "zero point")
     scaled = _of("Mul", _of("Cast", product), _of("Mul", "s", "t"))
@@ -122,7 +122,7 @@ def _integer_products() -> Iterator[Pattern]:
 _SLOW_NS = 4.4
 # Read off ONNX Runtime 1.31's optimised graphs at its highest level, CPU; the larger of two that overlap comes first.
 # Not among them: Mul(x, 0.7071) for the division, a reciprocal for the quotient, GELU by tanh with x · (0.5 · (1 + …)).
-ONNX_RUNTIME_PATTERNS: tuple[Pattern, ...] = (
+ONNX_RUNTIME_PATTERNS: tuple[FusionPattern, ...] = (
     _layer_normalisation(),
     *_gelu(),
     *_tanh_gelu(),
@@ -130,15 +130,18 @@ ONNX_RUNTIME_PATTERNS: tuple[Pattern, ...] = (
     _of("Mul", _of("Mul", "x", _of("Div", 1.0, _mean_square("x"))), "constant scale"),
     _of("Mul", "x", _of("Sigmoid", "x")),
     _of("Mul", "x", _of("Sigmoid", _of("Mul", "x", "scalar factor"))),
-    Pattern(
-        "LayerNormalization", (Pattern("Add", ("x", "y"), rank=3), "constant scale"), innermost=True, slow_ns=_SLOW_NS
+    FusionPattern(
+        "LayerNormalization",
+        (FusionPattern("Add", ("x", "y"), rank=3), "constant scale"),
+        innermost=True,
+        slow_ns=_SLOW_NS,
     ),
     *_products(),
     *_integer_products(),
 )
 # Read off OpenVINO 2026.4's executed graphs. What works element by element is fused pair by pair in any order
 # (:data:`superopt.cost.fusion.OPENVINO_CPU`); here is what reads a value twice, and attention, which is one kernel.
-OPENVINO_PATTERNS: tuple[Pattern, ...] = (
+OPENVINO_PATTERNS: tuple[FusionPattern, ...] = (
     _layer_normalisation(),
     *_gelu(),
     _of("Mul", "x", _of("Sigmoid", "x")),
@@ -155,7 +158,7 @@ class _Match:
 
 
 @dataclass(frozen=True)
-class Group:
+class FusedGroup:
     """Nodes that run as one kernel, the producer of its result first, and the nanoseconds an element that the kernel
     takes beyond the most expensive of them alone."""
 
@@ -173,7 +176,9 @@ class Group:
         return dearest + 1e-3 * self.slow_ns * (elements if isinstance(elements, int) else 0)
 
 
-def groups(graph: Graph, patterns: tuple[Pattern, ...], types: Mapping[str, TensorType | None]) -> tuple[Group, ...]:
+def groups(
+    graph: Graph, patterns: tuple[FusionPattern, ...], types: Mapping[str, TensorType | None]
+) -> tuple[FusedGroup, ...]:
     """The groups of a graph that run as one kernel each, no node in two of them.
 
     Args:
@@ -186,7 +191,7 @@ def groups(graph: Graph, patterns: tuple[Pattern, ...], types: Mapping[str, Tens
     bare = _without_identities(graph)
     matcher = _Matcher(bare, types)
     taken: set[str] = set()
-    made: list[Group] = []
+    made: list[FusedGroup] = []
     for pattern in patterns:
         for node in bare.nodes:
             if node.op != pattern.op or node.domain or len(node.outputs) == 0 or node.outputs[0] in taken:
@@ -194,7 +199,7 @@ def groups(graph: Graph, patterns: tuple[Pattern, ...], types: Mapping[str, Tens
             found = next(matcher.matches(pattern, node.outputs[0], _Match(), last=True), None)
             if found is not None and not taken & found.nodes.keys():
                 taken |= found.nodes.keys()
-                made.append(Group(tuple(graph.producer[name] for name in found.nodes), pattern.slow_ns))
+                made.append(FusedGroup(tuple(graph.producer[name] for name in found.nodes), pattern.slow_ns))
     return tuple(made)
 
 
@@ -222,7 +227,7 @@ class _Matcher:
         }
 
     def matches(
-        self, what: Pattern | float | str, value: str, so_far: _Match, *, last: bool = False
+        self, what: FusionPattern | float | str, value: str, so_far: _Match, *, last: bool = False
     ) -> Iterator[_Match]:
         """The ways in which a value is what the pattern says; as deep as the pattern."""
         if isinstance(what, str):
@@ -238,7 +243,7 @@ class _Matcher:
         else:
             yield from self._operator(what, value, so_far, last)
 
-    def _operator(self, what: Pattern, value: str, so_far: _Match, last: bool) -> Iterator[_Match]:
+    def _operator(self, what: FusionPattern, value: str, so_far: _Match, last: bool) -> Iterator[_Match]:
         node = self.graph.producer.get(value)
         if node is None or node.op != what.op or node.domain or len(node.inputs) < len(what.args):
             return
@@ -258,7 +263,7 @@ class _Matcher:
             yield from self._arguments(what.args, order, begun)
 
     def _arguments(
-        self, args: tuple[Pattern | float | str, ...], given: tuple[str, ...], so_far: _Match
+        self, args: tuple[FusionPattern | float | str, ...], given: tuple[str, ...], so_far: _Match
     ) -> Iterator[_Match]:
         if not args:
             yield so_far
@@ -276,7 +281,7 @@ class _Matcher:
         kind, axis = self.types.get(node.outputs[0]), node.attributes.get("axis", -1)
         return axis == -1 or (kind is not None and kind.rank is not None and axis == kind.rank - 1)
 
-    def _is_internal(self, value: str, what: Pattern) -> bool:
+    def _is_internal(self, value: str, what: FusionPattern) -> bool:
         """Whether nobody outside the group reads it: one reader, or two for the difference of a normalisation."""
         return len(self.graph.consumers.get(value, ())) <= (2 if what.op == "Sub" else 1)
 
@@ -349,7 +354,7 @@ class Backend:
     absorbed: Mapping[str, int] = field(default_factory=dict)
     streamed: float = 20_000.0
     packing: frozenset[str] = frozenset()
-    patterns: tuple[Pattern, ...] = ()
+    patterns: tuple[FusionPattern, ...] = ()
     blocked: frozenset[str] = frozenset()
     folds_shapes: bool = False
     integers: IntegerKernels | None = None

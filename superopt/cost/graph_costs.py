@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from superopt.cost.cache_model import ActivationTransfers, WeightReuse, core_bytes
 from superopt.cost.control_flow import BodyCost, body_costs
-from superopt.cost.cost_model import CostModel, Lowered
+from superopt.cost.cost_model import CostModel, LoweredGraphCosts
 from superopt.cost.fusion import SUMMAND, groups
 from superopt.cost.half_precision import HalfCasts
 from superopt.cost.integer_kernels import DEQUANTIZE, QuantisedGroups
@@ -36,7 +36,7 @@ from superopt.runtime.sample_data import feeds_for, sample
 from superopt.runtime.unsafe_models import risk_of
 
 if TYPE_CHECKING:
-    from superopt.memory.copies import Planned
+    from superopt.memory.copies import PlannedGraph
 
 __all__ = [
     "GraphCost",
@@ -311,7 +311,7 @@ def least_order(graph: Graph, typing: Typing, sizes: Mapping[str, int] | None = 
 
 def task_of(
     graph: Graph, model: CostModel, typing: Typing | None = None, *, sizes: Mapping[str, int] | None = None
-) -> Planned:
+) -> PlannedGraph:
     """The graph as a planner of recomputation sees it, its nodes in the order of :func:`least_order`, but results (a
     weight's update) as soon as what they need is there.
 
@@ -323,7 +323,7 @@ def task_of(
 
 
 def _lowered_parts(
-    graph: Graph, model: CostModel, prices: Lowered, sizes: Mapping[str, int], activations: int
+    graph: Graph, model: CostModel, prices: LoweredGraphCosts, sizes: Mapping[str, int], activations: int
 ) -> list[_Part] | None:
     """Costs of ONNX Runtime's own nodes; ``None`` when it cannot run the graph on made-up inputs.
 
@@ -451,8 +451,8 @@ class _CostedInference(Inference):
         first = [i for i, n in enumerate(self.graph.nodes) if id(n) not in running]
         return (*first, *(places[i] for i in found))
 
-    def task(self, model: CostModel) -> Planned:
-        from superopt.memory.copies import Planned  # here, because few models are written for memory
+    def task(self, model: CostModel) -> PlannedGraph:
+        from superopt.memory.copies import PlannedGraph  # here, because few models are written for memory
         from superopt.memory.schedule_plan import Op, Task, original_timetable, prompt
 
         parts = self.grouped(list(self.applications(model, max(self.alive()))), model)
@@ -479,7 +479,7 @@ class _CostedInference(Inference):
         if len(ops) * len(results) <= POLICY.prompt_steps:
             order = [s.op for s in prompt(task, original_timetable(task)).steps]
             task, nodes = replace(task, ops=tuple(ops[i] for i in order)), [nodes[i] for i in order]
-        return Planned(self.graph, tuple(nodes), tuple(number), task, self.types)
+        return PlannedGraph(self.graph, tuple(nodes), tuple(number), task, self.types)
 
     def _renames(self, node: Node) -> bool:
         return node.op in VIEWS and not node.domain and bool(node.inputs) and node.inputs[0] not in self.static

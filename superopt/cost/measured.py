@@ -3,7 +3,7 @@
 :class:`Measurements` holds what was measured: a store on disk, a limit on the time spent, a predictor for the rest. All
 copies of a model share it, so that they spend one budget, remember what failed, and fit one predictor.
 :class:`MeasuredCpu` times with a runtime on this machine's processor, :class:`MeasuredDevice` on any
-:class:`superopt.cost.measurement.Device`.
+:class:`superopt.cost.measurement.OperatorTimer`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,15 @@ from superopt.cost.cache_model import MissCurve, default_miss_curve, fit_miss_cu
 from superopt.cost.cost_model import CostModel, DeviceTimer, refusal_cost
 from superopt.cost.fusion import Backend, cpu_backend
 from superopt.cost.graph_costs import Kernel
-from superopt.cost.measurement import METHOD, Device, Meter, Timing, application_graph, measure_graph, time_weight_pass
+from superopt.cost.measurement import (
+    METHOD,
+    Meter,
+    OperatorTimer,
+    Timing,
+    application_graph,
+    measure_graph,
+    time_weight_pass,
+)
 from superopt.cost.predictor import Predictor
 from superopt.cost.profile import Store
 from superopt.cost.record import Estimate, Key, Question, Record
@@ -359,7 +367,7 @@ class MeasuredDevice(MeasuringModel):
 
     def __init__(
         self,
-        device: Device,
+        device: OperatorTimer,
         *,
         store: Store | None = None,
         sizes: Mapping[str, int] | None = None,

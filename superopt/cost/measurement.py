@@ -17,8 +17,8 @@ kernels was 13 % high).
 A runtime that does not export its optimised graph (``Runtime.lowers``) is timed as it stands, less the share that its
 own trace attributes to layout changes at the edges, which a larger model does not pay.
 
-:class:`Device` is the interface from which a profile is recorded; :class:`CpuDevice` implements it here, and
-:class:`superopt.cost.cuda.CudaDevice` for CUDA.
+:class:`OperatorTimer` is the interface from which a profile is recorded; :class:`CpuOperatorTimer` implements it here,
+and :class:`superopt.cost.cuda.CudaOperatorTimer` for CUDA.
 """
 
 from __future__ import annotations
@@ -51,10 +51,19 @@ from superopt.runtime.limits import refuse_unbounded
 from superopt.runtime.lowered_graph import lowered, without_reorders
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.paired_benchmark import Clock, circumstances, time_bound
-from superopt.runtime.protocol import Bound, Runtime
+from superopt.runtime.protocol import BoundModel, Runtime
 from superopt.runtime.sample_data import feeds_for, with_values
 
-__all__ = ["time_weight_pass", "CpuDevice", "Device", "METHOD", "Meter", "Timing", "application_graph", "measure_graph"]
+__all__ = [
+    "time_weight_pass",
+    "CpuOperatorTimer",
+    "OperatorTimer",
+    "METHOD",
+    "Meter",
+    "Timing",
+    "application_graph",
+    "measure_graph",
+]
 
 
 @dataclass(frozen=True)
@@ -290,7 +299,7 @@ class Meter:
             taken = (taken + _flushed_time(last_level_bytes(), min(few, TIMING.cold_runs), twin, bound, self.now)) / 2
         return Timing(near, max(taken - self.flushed_all, near), spread)
 
-    def _repeated(self, bound: Bound, once: int) -> list[float]:
+    def _repeated(self, bound: BoundModel, once: int) -> list[float]:
         """Nanoseconds of bursts' best runs, sorted; ``once`` is about how long a run takes.
 
         What is short is timed in several moments, until two of them agree: all its bursts fit into a fifth of a
@@ -302,7 +311,7 @@ class Meter:
             found.append(self._burst_times(bound, once))
         return min(found, key=lambda t: t[len(t) // 2])
 
-    def _burst_times(self, bound: Bound, once: int) -> list[float]:
+    def _burst_times(self, bound: BoundModel, once: int) -> list[float]:
         timed = time_bound(
             [bound], rounds=max(3, min(25, TIMING.warm_ns // (3 * once))), burst=3 if once < TIMING.long_ns else 1,
             threads=self.threads, clock=self.clock, time_limit=0.5,
@@ -330,7 +339,7 @@ def refuse_large(graph: Graph) -> None:
 
 
 def _flushed_time(
-    size: int, runs: int, bound: Bound, twin: Bound, now: Callable[[], int], again: int = TIMING.cold_repeats
+    size: int, runs: int, bound: BoundModel, twin: BoundModel, now: Callable[[], int], again: int = TIMING.cold_repeats
 ) -> float:  # fmt: skip
     """The lower quartile of flushed runs; while that is still far above the least of them, as many are run again."""
     taken: list[int] = []
@@ -423,7 +432,7 @@ def _weights_chain(length: int) -> Graph:
     return Graph("chain", (Value("x", row),), (Value(names[-1], row),), weights, nodes, {"": 21})
 
 
-class Device(Protocol):
+class OperatorTimer(Protocol):
     """A machine that times operator applications.
 
     Attributes:
@@ -468,7 +477,7 @@ class Device(Protocol):
         ...
 
 
-class CpuDevice:
+class CpuOperatorTimer:
     """This machine's processor, through a runtime."""
 
     device_timer: DeviceTimer | None = None
@@ -516,8 +525,8 @@ class CpuDevice:
         return found
 
     @cached_property
-    def _fixed(self) -> dict[str, Bound]:
-        def bound(graph: Graph) -> Bound:
+    def _fixed(self) -> dict[str, BoundModel]:
+        def bound(graph: Graph) -> BoundModel:
             content = formats.to_onnx_bytes(with_values(graph))
             return self.meter.runtime.load(content, threads=self.meter.threads).bound(feeds_for(graph))
 

@@ -1,7 +1,7 @@
 """Records a profile: times questions in blocks between sentinels, stores each result, writes one file.
 
-*Planning.* The search asks a :class:`Planning` model as it asks one that measures. What the records lack is predicted,
-and noted once an extraction asks for it. So the plan holds what decides, not every e-node.
+*Planning.* The search asks a :class:`PlanningProfile` as it asks a model that measures. What the records lack is
+predicted, and noted once an extraction asks for it. So the plan holds what decides, not every e-node.
 
 *Drift.* The device's sentinels are timed before and after every block. A reading deviates if it is outside its
 sentinel's usual scatter (Tukey's fences: 1.5 interquartile ranges beyond the quartiles) and more than 3 % off the
@@ -27,13 +27,13 @@ from typing import Any
 from superopt.cost.cost_model import RecordedProfile
 from superopt.cost.fusion import Backend
 from superopt.cost.measured import Progress
-from superopt.cost.measurement import METHOD, Device
+from superopt.cost.measurement import METHOD, OperatorTimer
 from superopt.cost.profile import Profile, Store, write_profile
 from superopt.cost.record import Estimate, Key, Question, Record
 from superopt.ir.errors import SuperoptError, UsageError
 from superopt.ops.record import NotCovered
 
-__all__ = ["Planning", "Recorder"]
+__all__ = ["PlanningProfile", "Recorder"]
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class DriftPolicy:
 DRIFT = DriftPolicy()
 
 
-class Planning(RecordedProfile):
+class PlanningProfile(RecordedProfile):
     """A recorded profile that notes in ``missing``, by key, each question that it cannot answer.
 
     Args:
@@ -141,7 +141,12 @@ class Recorder:
     """
 
     def __init__(
-        self, device: Device, out: Path, deadline: float, progress: Progress | None = None, onto: Profile | None = None
+        self,
+        device: OperatorTimer,
+        out: Path,
+        deadline: float,
+        progress: Progress | None = None,
+        onto: Profile | None = None,
     ) -> None:
         self.device, self.out, self.deadline, self._progress = device, out, deadline, progress
         self.facts = device.facts()
@@ -172,9 +177,9 @@ class Recorder:
         """Keys that need not be tried again."""
         return self.refused | self.not_timeable
 
-    def costs(self, sizes: Mapping[str, int] | None = None) -> Planning:
+    def costs(self, sizes: Mapping[str, int] | None = None) -> PlanningProfile:
         """A cost model from what is recorded so far, which notes what it lacks."""
-        return Planning(self.records, self.facts, self.device.backend, sizes)
+        return PlanningProfile(self.records, self.facts, self.device.backend, sizes)
 
     def note(self, what: str, value: float) -> None:
         """Store a figure for later calls, beside the measurements."""

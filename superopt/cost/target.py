@@ -18,7 +18,7 @@ from superopt.runtime.protocol import runtime_named
 
 if TYPE_CHECKING:
     from superopt.cost.measured import Progress
-    from superopt.cost.measurement import Device
+    from superopt.cost.measurement import OperatorTimer
 
 __all__ = ["device_of", "for_target"]
 
@@ -78,18 +78,18 @@ def for_target(
         )
 
 
-def device_of(target: str, threads: int = 1, runtime: str = "onnxruntime") -> Device:
+def device_of(target: str, threads: int = 1, runtime: str = "onnxruntime") -> OperatorTimer:
     """The device that a target measures on.
 
     Raises:
         BackendUnavailable: it, or the runtime, is not here. UsageError: it is no device.
     """
     if target == "cpu":
-        from superopt.cost.measurement import CpuDevice
+        from superopt.cost.measurement import CpuOperatorTimer
 
-        return CpuDevice(threads, runtime_named(runtime))
+        return CpuOperatorTimer(threads, runtime_named(runtime))
     if target == "cuda":
-        from superopt.cost.cuda import CudaDevice
+        from superopt.cost.cuda import CudaOperatorTimer
 
-        return CudaDevice()
+        return CudaOperatorTimer()
     raise UsageError(f"{printable(target)} is not a device that can be measured", hint="--target cpu, or cuda")

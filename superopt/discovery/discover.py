@@ -18,8 +18,8 @@ from superopt.discovery.candidates import n_ary
 from superopt.discovery.config import DEFINITION, Config, Theme
 from superopt.discovery.derive import SHORTCUT
 from superopt.discovery.explore import (
-    Enumerated,
-    Explored,
+    EnumeratedTheme,
+    ExploredTheme,
     explore,
     fingerprint_points,
     key_of,
@@ -30,7 +30,7 @@ from superopt.discovery.minimise import minimised
 from superopt.discovery.sharded import Traffic, enumerate_sharded
 from superopt.discovery.solved import SOLVED
 from superopt.discovery.store import Bounds, Chunks, OutOfBounds, code_digest, digest_of
-from superopt.fleet import Fleet, Journal, Lost, Outcome, Task
+from superopt.fleet import Fleet, Journal, Outcome, Task, TaskLost
 from superopt.formats.files import replace_file
 from superopt.ir.errors import UsageError, printable
 from superopt.rules.canonical import rule_text, text_digest
@@ -61,7 +61,7 @@ class DiscoveryResult:
 
     rules: tuple[Rule, ...]
     proved: int
-    explored: tuple[Explored, ...]
+    explored: tuple[ExploredTheme, ...]
     unfinished: tuple[str, ...]
     log: Mapping[str, object]
 
@@ -240,9 +240,9 @@ def _cpu_seconds() -> float:
 
 def _explore_all(
     config: Config, chunks: Path, bounds: Bounds, fleet: Fleet, shards: int, say: Progress
-) -> dict[str, Explored]:
+) -> dict[str, ExploredTheme]:
     """Explored themes by name, in any order; those out of bounds are left out."""
-    explorations: dict[str, Explored] = {}
+    explorations: dict[str, ExploredTheme] = {}
     known_rules: tuple[Rule, ...] = ()
     kept_chunks = Chunks(chunks)
     traffic: dict[str, Traffic] = {}
@@ -295,7 +295,7 @@ def _explore_all(
 
 def _explored(
     theme: Theme, config: Config, chunks: str, say: Progress | None, bounds: Bounds, known_rules: Sequence[Rule],
-    enumerated: Enumerated | None, packed: bytes | None,
+    enumerated: EnumeratedTheme | None, packed: bytes | None,
 ) -> dict[str, object]:  # fmt: skip
     """A theme's results as data, gone on with from what it was prepared to. Verdicts on the way are kept where this
     process sees the run's folder."""
@@ -344,7 +344,7 @@ def _prepared(theme: Theme, config: Config, bounds: Bounds) -> bytes:
 
 def _sharded(
     theme: Theme, config: Config, shards: int, fleet: Fleet, chunks: Path, say: Progress
-) -> tuple[Enumerated, Traffic]:
+) -> tuple[EnumeratedTheme, Traffic]:
     """A theme's terms, enumerated by the whole fleet."""
     points = fingerprint_points(theme, config)
     chunks.mkdir(parents=True, exist_ok=True)
@@ -352,15 +352,15 @@ def _sharded(
         theme, points, config.seed, config.terms, shards=shards, fleet=fleet, kept=Chunks(chunks), folder=chunks,
         progress=lambda level: say(f"{theme.name}: {level}, in {shards} ranges on {fleet.where}"),
     )  # fmt: skip
-    return Enumerated(enumeration.pairs, tuple(enumeration.levels), enumeration.complete), traffic
+    return EnumeratedTheme(enumeration.pairs, tuple(enumeration.levels), enumeration.complete), traffic
 
 
-def _finish(explorations: dict[str, Explored], outcome: Outcome[dict[str, object]], say: Progress) -> None:
+def _finish(explorations: dict[str, ExploredTheme], outcome: Outcome[dict[str, object]], say: Progress) -> None:
     try:
-        explorations[outcome.task.name] = Explored.from_json(outcome.result())
+        explorations[outcome.task.name] = ExploredTheme.from_json(outcome.result())
     except OutOfBounds as why:
         say(f"{outcome.task.name}: not finished: out of {why}")
-    except Lost as why:
+    except TaskLost as why:
         say(f"{outcome.task.name}: not finished: {why}")
 
 
@@ -370,7 +370,7 @@ def _pays(rule: Rule, theme: Theme) -> bool:
     return found is not None and min(found) <= 0.9 * max(found)
 
 
-def _paying(explored: Sequence[Explored], config: Config) -> frozenset[int]:
+def _paying(explored: Sequence[ExploredTheme], config: Config) -> frozenset[int]:
     """Which of all proved rules pay, of the themes whose paying rules are worth more than a small library."""
     themes = {t.name: t for t in config.themes}
     every = [(themes[e.theme], r) for e in explored for r in e.rules]
@@ -420,7 +420,7 @@ def write_library(
     folder: Path,
     rules: Sequence[Rule],
     verdicts: Mapping[str, Mapping[str, object]],
-    explored: Sequence[Explored],
+    explored: Sequence[ExploredTheme],
     config: Config,
 ) -> None:
     """Write a folder of rules that ``--rules`` takes, with verdicts, near-misses, undecided candidates and gains."""
@@ -472,7 +472,7 @@ def _checked(rule: Rule, limit: float) -> dict[str, object]:
 
 
 def _log(
-    config: Config, explored: Sequence[Explored], unfinished: Sequence[str], proved: int, rules: Sequence[Rule],
+    config: Config, explored: Sequence[ExploredTheme], unfinished: Sequence[str], proved: int, rules: Sequence[Rule],
     seconds: float, cpu: float, fleet: Fleet,
 ) -> dict[str, object]:  # fmt: skip
     usage = max(resource.getrusage(w).ru_maxrss for w in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))

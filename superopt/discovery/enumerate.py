@@ -17,7 +17,7 @@ import numpy as np
 
 from superopt.discovery.coincidences import Form, Pairs
 from superopt.discovery.config import Template, Theme
-from superopt.discovery.template import Typed, batched, concrete, obligations_of, size_at, typed, variants
+from superopt.discovery.template import TypedTemplate, batched, concrete, obligations_of, size_at, typed, variants
 from superopt.ir.poly import substitute, sym
 from superopt.ir.terms import App, Term, Var, postorder, variables
 from superopt.ir.types import DType, TensorType
@@ -25,7 +25,7 @@ from superopt.ops.meaning import Call, Comprehension, Condition, IllTyped, Numbe
 from superopt.rules.rule import CLASSES, TensorScheme
 from superopt.rules.typing import complete, operator_of
 from superopt.runtime.evaluate import Array, evaluate
-from superopt.verifier.exact.algebra import ORDERED, PrimeField, Unlucky
+from superopt.verifier.exact.algebra import ORDERED, InverseOfZero, PrimeField
 from superopt.verifier.exact.ordered import Ordered
 from superopt.verifier.exact.sampling import Point, allowed
 
@@ -142,7 +142,7 @@ class Builder:
         self.found = Enumeration(theme, pairs=self.pairs)
         self.index: dict[Key, int] = {}
         self.by_size: dict[int, list[int]] = {}
-        self.typed: dict[tuple[int, tuple[TensorType, ...]], Typed | None] = {}
+        self.typed: dict[tuple[int, tuple[TensorType, ...]], TypedTemplate | None] = {}
         self.terms = 0
         self.mixers: dict[int, Array] = {}
         self.algebra: Algebra = PrimeField()
@@ -237,15 +237,15 @@ class Builder:
             for start in range(0, len(calls), step):
                 self._apply(form, calls[start : start + step], size, keep=keep)
 
-    def batch_size(self, form: Typed) -> int:
+    def batch_size(self, form: TypedTemplate) -> int:
         """Calls that are evaluated at once."""
         widths = [int(np.prod(concrete(t, p), initial=1)) for t in form.outputs for p in self.points]
         return max(1, min(BATCH, _ELEMENTS // max(widths, default=1)))
 
-    def _apply(self, form: Typed, calls: Array, size: int, *, keep: bool) -> None:
+    def _apply(self, form: TypedTemplate, calls: Array, size: int, *, keep: bool) -> None:
         try:
             batches = [self._evaluate(form, calls, i) for i in range(len(self.points))]
-        except Unlucky:
+        except InverseOfZero:
             if len(calls) > 1:
                 middle = len(calls) // 2
                 self._apply(form, calls[:middle], size, keep=keep)
@@ -260,7 +260,7 @@ class Builder:
                 self.add_term(None, kind, size, values, keep=keep, mark=joined[row].tobytes(),
                             make=(form, operands, output))  # fmt: skip
 
-    def _evaluate(self, form: Typed, calls: Array, place: int) -> list[Array]:
+    def _evaluate(self, form: TypedTemplate, calls: Array, place: int) -> list[Array]:
         """The outputs of all calls at one point, batch axis first; intermediate applications of a template too."""
         point = self.points[place]
         sizes: dict[str, int | Array] = {**point.sizes, **self.reals[place]}
@@ -303,7 +303,7 @@ class Builder:
 
     def add_term(
         self, term: Term | None, kind: TensorType, size: int, values: tuple[Array, ...], *, keep: bool,
-        mark: bytes | None = None, make: tuple[Typed, Sequence[int], int] | None = None,
+        mark: bytes | None = None, make: tuple[TypedTemplate, Sequence[int], int] | None = None,
     ) -> None:  # fmt: skip
         if mark is None:
             mark = np.concatenate([self._marks(v[None]) for v in values], axis=1).tobytes()
@@ -322,10 +322,10 @@ class Builder:
         if keep:
             self.by_size.setdefault(size, []).append(len(self.found.classes) - 1)
 
-    def term_of(self, form: Typed, operands: Sequence[int], output: int) -> Term:
+    def term_of(self, form: TypedTemplate, operands: Sequence[int], output: int) -> Term:
         return written_as(form).applied([self.found.classes[c].term for c in operands], output)
 
-    def typing(self, number: int, types: tuple[TensorType, ...]) -> list[Typed]:
+    def typing(self, number: int, types: tuple[TensorType, ...]) -> list[TypedTemplate]:
         template = self.theme.vocabulary[number]
         found = []
         for term in variants(template, types):
@@ -352,7 +352,7 @@ def _parted(operands: Array, kinds: Array, types: int) -> Iterator[tuple[int, Ar
         yield int(alike[which]), parts[which]
 
 
-def written_as(form: Typed) -> Form:
+def written_as(form: TypedTemplate) -> Form:
     """How a typed template is applied."""
     return Form(form.term, form.holes, form.several)
 

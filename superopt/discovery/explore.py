@@ -27,7 +27,7 @@ from superopt.rules.rule import Rule
 from superopt.verifier.exact.sampling import Point
 
 __all__ = [
-    "Enumerated", "Explored", "Prepared", "explore", "fingerprint_points", "key_of",
+    "EnumeratedTheme", "ExploredTheme", "PreparedTheme", "explore", "fingerprint_points", "key_of",
     "prepared",
 ]  # fmt: skip
 
@@ -38,28 +38,28 @@ _PAYS = 0.9  # a shortcut's cheaper side costs at most this share of the other
 
 
 @dataclass(frozen=True)
-class Enumerated:
+class EnumeratedTheme:
     """What of a theme's enumeration is gone on with: coinciding terms, in order, and counts."""
 
     pairs: Pairs
     levels: tuple[Level, ...]
     complete: bool
 
-    def prepared(self, theme: Theme) -> Prepared:
+    def prepared(self, theme: Theme) -> PreparedTheme:
         """With its candidates."""
-        return Prepared(tuple(candidates(theme, self.pairs)), self.levels, self.complete, {})
+        return PreparedTheme(tuple(candidates(theme, self.pairs)), self.levels, self.complete, {})
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """What a theme's candidates are, whatever is known already; ``log`` as that of :class:`Explored`."""
+class PreparedTheme:
+    """What a theme's candidates are, whatever is known already; ``log`` as that of :class:`ExploredTheme`."""
 
     candidates: tuple[Rule, ...]
     levels: tuple[Level, ...]
     complete: bool
     log: Mapping[str, float]
 
-    def prepared(self, theme: Theme) -> Prepared:
+    def prepared(self, theme: Theme) -> PreparedTheme:
         """As it is."""
         return self
 
@@ -72,7 +72,7 @@ def fingerprint_points(theme: Theme, config: Config) -> list[Point]:
 
 
 @dataclass(frozen=True)
-class Explored:
+class ExploredTheme:
     """What a theme gave.
 
     Attributes:
@@ -106,7 +106,7 @@ class Explored:
         return data
 
     @staticmethod
-    def from_json(data: Mapping[str, object]) -> Explored:
+    def from_json(data: Mapping[str, object]) -> ExploredTheme:
         """The inverse of :meth:`as_json`."""
         values = dict(data)
         rows = values["rules"]
@@ -121,13 +121,13 @@ class Explored:
         assert isinstance(open_, list)
         values |= {"rules": tuple(rules), "levels": tuple(Level(**v) for v in levels), "near_misses": tuple(misses),
                    "undecided": tuple(open_)}  # fmt: skip
-        return Explored(**values)  # type: ignore[arg-type]
+        return ExploredTheme(**values)  # type: ignore[arg-type]
 
 
 def explore(
     theme: Theme, config: Config, folder: str | None = None, progress: Callable[[str], None] | None = None,
-    bounds: Bounds = UNBOUNDED, known: Sequence[Rule] = (), enumerated: Enumerated | Prepared | None = None,
-) -> Explored:  # fmt: skip
+    bounds: Bounds = UNBOUNDED, known: Sequence[Rule] = (), enumerated: EnumeratedTheme | PreparedTheme | None = None,
+) -> ExploredTheme:  # fmt: skip
     """Enumerate a theme, and turn its coincidences into proved rules none of which the earlier ones derive.
 
     Args:
@@ -154,8 +154,8 @@ def key_of(theme: Theme, config: Config, known: Sequence[Rule]) -> str:
 
 def _explored(
     theme: Theme, config: Config, chunks: Chunks, say: Callable[[str], None], bounds: Bounds,
-    known_rules: Sequence[Rule], enumerated: Enumerated | Prepared | None,
-) -> Explored:  # fmt: skip
+    known_rules: Sequence[Rule], enumerated: EnumeratedTheme | PreparedTheme | None,
+) -> ExploredTheme:  # fmt: skip
     bounds.check()
     started = time.process_time()
     if theme.solve:
@@ -179,7 +179,7 @@ def _explored(
     for name, some in (("candidates", proposals), ("rules", kept_rules)):
         for size, count in Counter(max(operator_count(*r.lhs), operator_count(*r.rhs)) for r in some).items():
             log[f"size_{size}_{name}"] = count
-    return Explored(
+    return ExploredTheme(
         theme.name, tuple(kept_rules), enumeration.levels, enumeration.complete, len(proposals),
         followed, tally.tested, tally.refuted, tally.unknown, tally.proved, tuple(tally.near_misses),
         tuple(tally.undecided), log,
@@ -188,7 +188,7 @@ def _explored(
 
 def prepared(
     theme: Theme, config: Config, say: Callable[[str], None] = lambda _: None, bounds: Bounds = UNBOUNDED
-) -> Prepared:
+) -> PreparedTheme:
     """What of :func:`explore` does not depend on the rules of other themes: its enumeration and its candidates.
 
     Raises:
@@ -207,13 +207,13 @@ def prepared(
     log["enumerate_seconds"] = time.process_time() - started
     rules = tuple(candidates(theme, enumeration.pairs))
     log["seconds"] = time.process_time() - started
-    return Prepared(rules, tuple(enumeration.levels), enumeration.complete, log)
+    return PreparedTheme(rules, tuple(enumeration.levels), enumeration.complete, log)
 
 
 def _solved(
     theme: Theme, config: Config, chunks: Chunks, say: Callable[[str], None], bounds: Bounds,
     known_rules: Sequence[Rule], started: float,
-) -> Explored:  # fmt: skip
+) -> ExploredTheme:  # fmt: skip
     """A theme whose right sides are solved for."""
     given_rules = [replace(r, id=f"known-{i}") for i, r in enumerate(known_rules) if len(r.lhs) == 1]
     solution = solve_all(
@@ -224,7 +224,7 @@ def _solved(
         "insoluble": float(solution.without[0]), "unnamed": float(solution.without[1]),
     }  # fmt: skip
     tally = solution.tally
-    return Explored(
+    return ExploredTheme(
         theme.name, tuple(solution.rules), tuple(solution.levels), True, solution.candidates, solution.derived,
         tally.tested, tally.refuted, tally.unknown, tally.proved, tuple(tally.near_misses), tuple(tally.undecided), log,
     )  # fmt: skip

@@ -22,11 +22,11 @@ from superopt.discovery.candidates import restricted
 from superopt.discovery.config import WEIGHTS, Config, Theme
 from superopt.discovery.derive import QUICK_ROUNDS, all_rewrites_of, derived, parts_of, reached, rewrites_of
 from superopt.discovery.discover import finished, write_library
-from superopt.discovery.explore import Explored
+from superopt.discovery.explore import ExploredTheme
 from superopt.discovery.gain import priced_at
 from superopt.discovery.lifting import Problem, lifted
 from superopt.discovery.mining import Agenda, Entry, Target, mined
-from superopt.discovery.solved import Solved, solve_one
+from superopt.discovery.solved import SolvedTheme, solve_one
 from superopt.discovery.solving import Solver
 from superopt.discovery.store import UNBOUNDED, Bounds, Chunks, OutOfBounds, code_digest, digest_of
 from superopt.fleet import Fleet, Journal
@@ -316,7 +316,7 @@ class _TargetSolver:
         return self.results[key]
 
     def _solved_anew(self, problem: Problem, sizes: Mapping[str, int], us: float, most: float) -> TargetResult:
-        solution = Solved()
+        solution = SolvedTheme()
         solver = Solver(
             problem, cost=lambda rule: self.price(rule, sizes, us), most=most, seed=self.config.seed, bounds=self.bounds
         )
@@ -430,10 +430,10 @@ def _saved(solved_targets: Sequence[_SolvedTarget]) -> float:
     return total
 
 
-def _explored(outcome: LearningResult, solved_targets: Sequence[_SolvedTarget]) -> Explored:
+def _explored(outcome: LearningResult, solved_targets: Sequence[_SolvedTarget]) -> ExploredTheme:
     """The run in the form of a theme's, for the library's own files."""
     candidates = sum(target.result.candidates for target in solved_targets)
-    return Explored(
+    return ExploredTheme(
         FAMILY, outcome.rules, (), True, candidates, outcome.derived, candidates, 0, 0, len(outcome.rules), (), (), {}
     )
 

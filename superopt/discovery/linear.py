@@ -23,12 +23,12 @@ from superopt.ir.types import TensorType
 from superopt.ops.meaning import Comprehension
 from superopt.rules.typing import type_terms
 from superopt.runtime.evaluate import Array, evaluate
-from superopt.verifier.exact.algebra import MODULUS, PrimeField, Unlucky
+from superopt.verifier.exact.algebra import MODULUS, InverseOfZero, PrimeField
 from superopt.verifier.exact.ordered import Ordered
 from superopt.verifier.exact.sampling import Point
 
 __all__ = [
-    "MOST_UNKNOWN", "EvaluatedTerm", "Assignment", "RequiredWeight", "TooMany", "Undecided", "meanings_of",
+    "MOST_UNKNOWN", "EvaluatedTerm", "Assignment", "RequiredWeight", "TooMany", "WeightsNotSought", "meanings_of",
     "required_weights", "residues",
 ]  # fmt: skip
 
@@ -39,11 +39,11 @@ _DRAWS = 5  # of a sample that meets an inverse of zero
 Meanings = Mapping[App, tuple[Comprehension, ...]]
 
 
-class Undecided(Exception):
+class WeightsNotSought(Exception):
     """Whether there are weights is not looked at here."""
 
 
-class TooMany(Undecided):
+class TooMany(WeightsNotSought):
     """The weights have more elements at a place than are solved for."""
 
 
@@ -144,7 +144,7 @@ class EvaluatedTerm:
         Empty where nothing can be told, for an inverse of zero in every draw.
         """
         found: set[str] = set()
-        with suppress(Unlucky):
+        with suppress(InverseOfZero):
             goal = self.goal(0)
             for name, kind in self.kinds.items():
                 if name not in self.place.weights:
@@ -162,7 +162,7 @@ class EvaluatedTerm:
         inverse of zero in every draw.
         """
         algebra = self.place.algebra
-        with suppress(Unlucky):
+        with suppress(InverseOfZero):
             p, q, r = (self._drawn() for _ in range(3))
             last: dict[Term, Array] = {Var(n): v[None] for n, v in self.place.weights.items()}
             for name in self.kinds.keys() - self.place.weights.keys():
@@ -181,7 +181,7 @@ class EvaluatedTerm:
                     values[Var(name)] = self.place.algebra.random(self.rng, self.place.shape(kind))[None]
             try:
                 self._fill(self.term, values)
-            except Unlucky:
+            except InverseOfZero:
                 if attempt == _DRAWS - 1:
                     raise
             else:
@@ -307,7 +307,7 @@ class _Linear:
         offset = out[0]
         matrix = (out[1:-1] - offset).T % MODULUS
         if not np.array_equal((_times(matrix, probe) + offset) % MODULUS, out[-1]):
-            raise Undecided("not linear")
+            raise WeightsNotSought("not linear")
         return matrix, offset
 
     def _operand(self, term: Term, values: Mapping[Term, Array], sample: int) -> Array:
@@ -361,7 +361,7 @@ def _separated(
         mine = [i for i, p in enumerate(pivots) if p in inside]
         outside = np.delete(rows[mine], np.arange(start, start + width), axis=1)
         if outside.any():
-            raise Undecided("what weights have to be depends on each other")
+            raise WeightsNotSought("what weights have to be depends on each other")
         own = rows[mine][:, start : start + width]
         mixed = rng.integers(1, MODULUS, size=(_FUNCTIONALS, len(mine)))
         functionals = np.stack([_times(own.T, m) for m in mixed]) if mine else np.zeros((_FUNCTIONALS, width), np.int64)

@@ -33,12 +33,12 @@ from superopt.rules.canonical import map_terms
 from superopt.rules.scanner import RuleError
 from superopt.rules.typing import complete, type_terms
 from superopt.runtime.evaluate import Array
-from superopt.verifier.exact.algebra import NeedsOrder, Unlucky
+from superopt.verifier.exact.algebra import InverseOfZero, NeedsOrder
 
 __all__ = ["response"]
 
 _PROBE = "@probe"
-_UNDEFINED = (IllTyped, RuleError, Unlucky, NeedsOrder, ZeroDivisionError, KeyError)
+_UNDEFINED = (IllTyped, RuleError, InverseOfZero, NeedsOrder, ZeroDivisionError, KeyError)
 
 
 @dataclass(frozen=True)

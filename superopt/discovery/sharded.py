@@ -32,7 +32,7 @@ from superopt.discovery.coincidences import Coincidences, Form
 from superopt.discovery.config import Theme
 from superopt.discovery.enumerate import BATCH, Builder, Class, Enumeration, Level, algebra_of, begun, written_as
 from superopt.discovery.store import code_digest, digest_of
-from superopt.discovery.template import Typed
+from superopt.discovery.template import TypedTemplate
 from superopt.fleet import Checkpoints, Fleet, Task
 from superopt.ir.terms import Term, variables
 from superopt.ir.types import TensorType
@@ -335,7 +335,7 @@ class _Sharded:
             rows[number]["mark"] = np.frombuffer(mark, np.uint64)
         return rows
 
-    def _form(self, row: Any) -> Typed:
+    def _form(self, row: Any) -> TypedTemplate:
         number, types = self.groups[int(row["group"])]
         return self.builder.typing(number, types)[int(row["variant"])]
 
@@ -367,7 +367,7 @@ class _Block:
 
 
 def _cut(
-    builder: Builder, forms: Sequence[Typed], calls: Array, most: int
+    builder: Builder, forms: Sequence[TypedTemplate], calls: Array, most: int
 ) -> Iterator[Array]:  # fmt: skip
     """Calls in parts of the size of a block, in steps that are evaluated at once; whole where there are variants."""
     if len(forms) != 1:
@@ -399,14 +399,14 @@ class _Recorder(Builder):
     def values_of(self, number: int) -> tuple[Array, ...]:
         return tuple(self.submitting[number])
 
-    def typing(self, number: int, types: tuple[TensorType, ...]) -> list[Typed]:
+    def typing(self, number: int, types: tuple[TensorType, ...]) -> list[TypedTemplate]:
         found = super().typing(number, types)
         self.variants = {id(form): n for n, form in enumerate(found)}
         return found
 
     def add_term(
         self, term: Term | None, kind: TensorType, size: int, values: tuple[Array, ...], *, keep: bool,
-        mark: bytes | None = None, make: tuple[Typed, Sequence[int], int] | None = None,
+        mark: bytes | None = None, make: tuple[TypedTemplate, Sequence[int], int] | None = None,
     ) -> None:  # fmt: skip
         assert mark is not None
         assert make is not None

@@ -25,13 +25,13 @@ from superopt.ir.types import TensorType
 from superopt.rules.rule import Rule, attribute_symbols
 from superopt.rules.typing import operator_of, type_terms
 
-__all__ = ["SOLVED", "Solved", "data_beside_weights", "facing", "is_instance", "solve_all", "solve_one"]
+__all__ = ["SOLVED", "SolvedTheme", "data_beside_weights", "facing", "is_instance", "solve_all", "solve_one"]
 
 SOLVED = "solved"  # origin of a rule whose right side's weights were solved for
 
 
 @dataclass
-class Solved:
+class SolvedTheme:
     """What a theme gave.
 
     Attributes:
@@ -85,7 +85,7 @@ def _applications(roots: Sequence[Term], theme: Theme) -> frozenset[tuple[str, s
 
 
 def solve_one(
-    solver: Solver, config: Config, chunks: Chunks, name: str, follows: Callable[[Rule], bool], found: Solved,
+    solver: Solver, config: Config, chunks: Chunks, name: str, follows: Callable[[Rule], bool], found: SolvedTheme,
     usable: Callable[[Rule], bool] = lambda _: True, signals: bool = False,
 ) -> bool:  # fmt: skip
     """The cheapest equal of one problem that is proved and usable, added to ``found``; whether any candidate came up.
@@ -139,7 +139,7 @@ def solve_one(
 def solve_all(
     theme: Theme, config: Config, chunks: Chunks, say: Callable[[str], None], bounds: Bounds,
     follows: Callable[[Rule, Sequence[Rule]], bool],
-) -> Solved:  # fmt: skip
+) -> SolvedTheme:  # fmt: skip
     """Every left side of a theme, small ones first, but those with an instance of one for which an equal was found.
 
     Equals whose weights are as large as an image is are none: they take long to fold and leave as much to run.
@@ -155,7 +155,7 @@ def solve_all(
     Raises:
         OutOfBounds: time or memory is used up.
     """
-    solution = Solved()
+    solution = SolvedTheme()
     by_size: Counter[int] = Counter()
     solved: Counter[int] = Counter()
     known_problems: list[Problem] = []

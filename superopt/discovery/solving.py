@@ -26,7 +26,7 @@ from superopt.discovery.linear import (
     EvaluatedTerm,
     RequiredWeight,
     TooMany,
-    Undecided,
+    WeightsNotSought,
     required_weights,
 )
 from superopt.discovery.responses import response
@@ -42,7 +42,7 @@ from superopt.rules.canonical import map_terms
 from superopt.rules.rule import Guard, Rule, TensorScheme, TypeScheme
 from superopt.rules.scanner import RuleError
 from superopt.rules.typing import types_of
-from superopt.verifier.exact.algebra import NeedsOrder, PrimeField, Unlucky
+from superopt.verifier.exact.algebra import InverseOfZero, NeedsOrder, PrimeField
 from superopt.verifier.exact.ordered import Ordered
 from superopt.verifier.exact.sampling import Point, draw
 
@@ -55,7 +55,7 @@ _FITTING_DRAWS = 600  # of places at which a skeleton's weights have to be few
 _LARGE = 300  # elements of one tensor at a place
 _MOST_ASKED = 80  # skeletons of one problem, the cheapest, whose weights are solved for
 _LEVELS = 3  # of synthesis
-_UNDECIDED = (Undecided, Unlucky, NeedsOrder, IllTyped, ZeroDivisionError, KeyError)
+_UNDECIDED = (WeightsNotSought, InverseOfZero, NeedsOrder, IllTyped, ZeroDivisionError, KeyError)
 Key = tuple[Term, frozenset[tuple[str, TensorType]]]
 Cost = Callable[[Rule], tuple[float, float] | None]
 
@@ -155,7 +155,7 @@ class Solver:
             self.evaluated = [EvaluatedTerm(self.problem.term, self.problem.kinds, p, rng) for p in self.assignments]
             try:
                 self.evaluated[0].goal(0)
-            except Unlucky:
+            except InverseOfZero:
                 return True
             except NeedsOrder:
                 continue

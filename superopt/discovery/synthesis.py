@@ -29,7 +29,7 @@ from superopt.rules.rule import scalar
 from superopt.rules.scanner import RuleError
 from superopt.rules.typing import complete, operator_of
 from superopt.runtime.evaluate import Array
-from superopt.verifier.exact.algebra import MODULUS, NeedsOrder, Unlucky
+from superopt.verifier.exact.algebra import MODULUS, InverseOfZero, NeedsOrder
 
 __all__ = ["Table", "extents", "seeds"]
 
@@ -171,7 +171,7 @@ class Table:
                 for app, outputs in meanings.items():
                     arrays[app] = assignment.value(outputs[0], [None if a is None else arrays[a] for a in app.args])
                 values.append(arrays[term])
-        except (IllTyped, RuleError, Unlucky, NeedsOrder, ZeroDivisionError, KeyError):
+        except (IllTyped, RuleError, InverseOfZero, NeedsOrder, ZeroDivisionError, KeyError):
             return
         self._insert(Item(term, kind, tuple(values)))
 
@@ -198,7 +198,7 @@ class Table:
             values = tuple(
                 p.value(meaning.outputs[0], [i.values[n] for i in operands]) for n, p in enumerate(self.assignments)
             )
-        except (IllTyped, RuleError, Unlucky, NeedsOrder, ZeroDivisionError, KeyError):
+        except (IllTyped, RuleError, InverseOfZero, NeedsOrder, ZeroDivisionError, KeyError):
             return
         self._insert(Item(term, outputs[0], values))
 

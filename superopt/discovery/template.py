@@ -26,13 +26,13 @@ from superopt.rules.rule import CLASSES
 from superopt.rules.typing import complete, operator_of
 from superopt.verifier.exact.sampling import Point
 
-__all__ = ["Typed", "batched", "concrete", "obligations_of", "size_at", "typed", "variants"]
+__all__ = ["TypedTemplate", "batched", "concrete", "obligations_of", "size_at", "typed", "variants"]
 
 BATCH_AXIS = "@b"
 
 
 @dataclass(frozen=True, eq=False)
-class Typed:
+class TypedTemplate:
     """A template at operand types: meanings of its applications, types of its outputs."""
 
     term: Term
@@ -44,7 +44,7 @@ class Typed:
 
 def typed(
     template: Template, root: Term, types: tuple[TensorType, ...], theme: Theme, points: Sequence[Point]
-) -> Typed | None:
+) -> TypedTemplate | None:
     """The template at these operand types, or ``None`` where it is not well-formed or has no elements at a point."""
     if not theme.broadcast and not _alike(template, types):
         return None
@@ -63,7 +63,7 @@ def typed(
                     return None
     except (IllTyped, ZeroDivisionError, KeyError):
         return None
-    return Typed(root, template.holes, meanings, outputs, several)
+    return TypedTemplate(root, template.holes, meanings, outputs, several)
 
 
 def _applications(

@@ -16,7 +16,7 @@ from itertools import combinations
 from typing import NamedTuple, cast
 
 from superopt.egraph.egraph import ABSENT, LEAF, PROJECT, EGraph
-from superopt.egraph.pattern_index import ApplicationTest, Further, Select, Spec, Step, Trie, TypeTest
+from superopt.egraph.pattern_index import ApplicationTest, FurtherRoot, SelectOutput, Spec, Step, Trie, TypeTest
 from superopt.ir.poly import Dim, Poly, substitute, sym, symbols
 from superopt.ir.terms import App, AttributeValue, Project, Term, Var, children, format_term, postorder, rebuilt
 from superopt.ir.types import DType, TensorType
@@ -249,7 +249,7 @@ class _Compiler:
                 raise ValueError("a side that is a variable matches everywhere")
             if self.slot_of:
                 anchor, path = _anchor(root, self.slot_of)
-                self.steps.append(Further(self.slot(root)[0], _op(root), anchor, path))
+                self.steps.append(FurtherRoot(self.slot(root)[0], _op(root), anchor, path))
             else:
                 self.slot(root)
             self._below(root)
@@ -265,7 +265,7 @@ class _Compiler:
             term = todo.pop()
             if isinstance(term, Project):
                 target, fresh = self.slot(term.term)
-                self.steps.append(Select(self.slot_of[term], term.index, target, fresh))
+                self.steps.append(SelectOutput(self.slot_of[term], term.index, target, fresh))
                 new: list[Term] = [term.term] if fresh else []
             else:
                 new = self._application(term)

@@ -20,7 +20,7 @@ from superopt.ir.terms import AttributeValue
 from superopt.ir.types import DType
 from superopt.ops.record import FLOATS
 
-__all__ = ["ApplicationTest", "Further", "News", "Select", "Spec", "Step", "Trie", "TypeTest"]
+__all__ = ["ApplicationTest", "FurtherRoot", "NewNodes", "SelectOutput", "Spec", "Step", "Trie", "TypeTest"]
 
 # What a value must be: ("=", a constant), ("r", number of a register), or ("t", (specs, ...)) of a tuple.
 Spec = tuple[str, object]
@@ -52,7 +52,7 @@ class ApplicationTest:
 
 
 @dataclass(frozen=True)
-class Select:
+class SelectOutput:
     """The class in ``slot`` must be output ``index`` of an application, whose tuple class goes to ``target``."""
 
     slot: int
@@ -76,7 +76,7 @@ class TypeTest:
 
 
 @dataclass(frozen=True)
-class Further:
+class FurtherRoot:
     """Begin a further root: candidates are the ancestors of a bound slot along ``path`` of operators."""
 
     slot: int
@@ -85,14 +85,14 @@ class Further:
     path: tuple[str, ...]
 
 
-Step = ApplicationTest | Select | TypeTest | Further
+Step = ApplicationTest | SelectOutput | TypeTest | FurtherRoot
 Asked = tuple[
     ApplicationTest, tuple[TypeTest, ...]
 ]  # an application, and what the variables among its arguments must be
 
 
 @dataclass(frozen=True)
-class News:
+class NewNodes:
     """What an e-graph gained since patterns were last looked for: e-nodes born since, and classes of which more is
     known."""
 
@@ -203,8 +203,8 @@ class _TrieNode(Generic[P]):
     more: bool = False
     ends: list[tuple[P, int, int]] = field(default_factory=list)
     shapes: dict[tuple[int, str], _Shapes[P]] = field(default_factory=dict)
-    selects: dict[Select, _TrieNode[P]] = field(default_factory=dict)
-    further: dict[Further, _TrieNode[P]] = field(default_factory=dict)
+    selects: dict[SelectOutput, _TrieNode[P]] = field(default_factory=dict)
+    further: dict[FurtherRoot, _TrieNode[P]] = field(default_factory=dict)
     goes_on: bool = False  # there are next steps
 
     def after(self, step: ApplicationTest, typed: tuple[TypeTest, ...]) -> _TrieNode[P]:
@@ -218,9 +218,9 @@ class _TrieNode(Generic[P]):
             shape = shapes.by_args[step.args] = _Shape(step.args)
         return _below(self, shape.steps, (step, typed))
 
-    def next(self, step: Select | Further) -> _TrieNode[P]:
+    def next(self, step: SelectOutput | FurtherRoot) -> _TrieNode[P]:
         """The place after another step, made if it is new."""
-        return _below(self, self.selects, step) if isinstance(step, Select) else _below(self, self.further, step)
+        return _below(self, self.selects, step) if isinstance(step, SelectOutput) else _below(self, self.further, step)
 
 
 def _below(place: _TrieNode[P], known: dict[S, _TrieNode[P]], step: S) -> _TrieNode[P]:
@@ -267,7 +267,7 @@ class Trie(Generic[P]):
         place = self.roots.setdefault(first.op if isinstance(first, ApplicationTest) else PROJECT, _TrieNode())
         loops = len(steps) if self.loops is None else self.loops(pattern)
         place.depth, place.loops = max(place.depth, depth), max(place.loops, loops)
-        position, last = 0, max((i for i, s in enumerate(steps) if isinstance(s, Further)), default=-1)
+        position, last = 0, max((i for i, s in enumerate(steps) if isinstance(s, FurtherRoot)), default=-1)
         place.more |= last > 0
         while position < len(steps):
             step = steps[position]
@@ -293,7 +293,7 @@ class Trie(Generic[P]):
             registers += [step.element, *(r for _, s in step.attributes for r in _registers(s))]
         elif isinstance(step, TypeTest):
             registers += [step.element, *(r for s in step.sizes for r in _registers(s))]
-        elif isinstance(step, Select):
+        elif isinstance(step, SelectOutput):
             numbers.append(step.target)
         self.slots = max(self.slots, 1 + max(numbers))
         self.registers = max(self.registers, 1 + max(registers))
@@ -301,7 +301,7 @@ class Trie(Generic[P]):
     def walk(
         self, graph: EGraph, found: Callable[[P, list[int], list[AttributeValue]], None],
         levels: Mapping[int, int] | None = None, roots: Container[int] | None = None,
-        apart: Callable[[int, int], bool] | None = None, news: News | None = None, most: int = sys.maxsize,
+        apart: Callable[[int, int], bool] | None = None, news: NewNodes | None = None, most: int = sys.maxsize,
     ) -> int:  # fmt: skip
         """Call ``found`` with each occurrence of each pattern: the slots and registers, valid during the call.
 
@@ -325,7 +325,7 @@ class Trie(Generic[P]):
             self._start(run, news)
         return run.left
 
-    def _start(self, run: _Walk[P], news: News | None) -> None:
+    def _start(self, run: _Walk[P], news: NewNodes | None) -> None:
         graph, levels, roots = run.graph, run.levels, run.roots
         for op, place in sorted(self.roots.items()):
             for identity in graph.having(op):
@@ -382,7 +382,7 @@ class _Walk(Generic[P]):
         if place.further:
             self._further(place)
 
-    def at_old(self, place: _TrieNode[P], levels: Mapping[int, int], news: News) -> None:
+    def at_old(self, place: _TrieNode[P], levels: Mapping[int, int], news: NewNodes) -> None:
         """:meth:`at` for a first root of which only some e-nodes are new: an old one needs news from what it reads."""
         identity, level = self.slots[0], self.level
         group = self.graph.classes[identity]
@@ -508,7 +508,7 @@ class _Walk(Generic[P]):
                 self.found(pattern, self.slots, self.registers)
         self.at(place)
 
-    def _ancestors(self, step: Further) -> list[int]:
+    def _ancestors(self, step: FurtherRoot) -> list[int]:
         key = self.slots[step.anchor], step.path
         found = self.ancestors.get(key)
         if found is None:

@@ -22,7 +22,7 @@ from superopt.egraph.lifting import (
     names_of,
 )
 from superopt.egraph.matching import Pattern, compile_side
-from superopt.egraph.pattern_index import ApplicationTest, Further, Select, TypeTest
+from superopt.egraph.pattern_index import ApplicationTest, FurtherRoot, SelectOutput, TypeTest
 from superopt.egraph.saturation import RewriteSet
 from superopt.ir.disk_cache import SEARCH_PACKAGES, code_digest, load_object, packed, store_object, unpacked
 from superopt.ir.interpreter import rarely_collected
@@ -214,8 +214,8 @@ class _CompiledLibrary:
 
 
 _CLASSES: tuple[type, ...] = (
-    *CLASSES, _CompiledLibrary, _CompiledRule, _Side, ApplicationTest, Condition, Further, GroupRewrite, Pattern,
-    Select, TypeTest, SafeConditions,
+    *CLASSES, _CompiledLibrary, _CompiledRule, _Side, ApplicationTest, Condition, FurtherRoot, GroupRewrite, Pattern,
+    SelectOutput, TypeTest, SafeConditions,
 )  # fmt: skip
 _FOLDER = "moves"
 _MOST_FILES = 24  # of some megabytes

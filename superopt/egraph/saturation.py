@@ -17,13 +17,13 @@ from typing import NamedTuple, Protocol, TypeVar
 from superopt.egraph.egraph import ABSENT, EGraph, TypeClashError, is_multi
 from superopt.egraph.lifting import GroupRewrite, independent, siblings
 from superopt.egraph.matching import Match, Pattern, evaluate, match_of, turns
-from superopt.egraph.pattern_index import News, Trie
+from superopt.egraph.pattern_index import NewNodes, Trie
 from superopt.ir.terms import App, Attributes, AttributeValue, Project, Term, Var, postorder
 from superopt.ir.types import DType
 from superopt.ops import REGISTRY
 from superopt.ops.meaning import IllTyped
 
-__all__ = ["Limits", "RewriteSet", "Outcome", "Recipe", "instantiate", "recipe_of", "saturate"]
+__all__ = ["Limits", "RewriteSet", "SaturationOutcome", "Recipe", "instantiate", "recipe_of", "saturate"]
 
 
 # -- Inserting terms -----------------------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ class Limits:
 
 
 @dataclass
-class Outcome:
+class SaturationOutcome:
     """What happened. ``stopped``: "saturated", "nodes", "rounds", "steps" or "time"; ``quarantined``: rules and why."""
 
     stopped: str = "saturated"
@@ -308,7 +308,7 @@ class _Search:
         self.left = limits.steps
 
     def round(
-        self, number: int, levels: Mapping[int, int] | None, news: News | None, quarantined: Container[str]
+        self, number: int, levels: Mapping[int, int] | None, news: NewNodes | None, quarantined: Container[str]
     ) -> tuple[list[RewriteMatch], bool]:
         """The new occurrences, what shrinks first, in case a limit is reached; and whether a pattern is banned.
 
@@ -349,7 +349,7 @@ class _Search:
         return [occurrence for _, _, occurrence in self.found], banned
 
     def _walk(
-        self, net: Trie[Pattern], levels: Mapping[int, int] | None, roots: Container[int] | None, news: News | None
+        self, net: Trie[Pattern], levels: Mapping[int, int] | None, roots: Container[int] | None, news: NewNodes | None
     ) -> None:
         if self.left >= 0:
             self.left = net.walk(self.graph, self._hit, levels, roots, self._independent, news, self.left)
@@ -420,14 +420,14 @@ class _Search:
             state.behind, state.mode = True, _OFF
 
 
-def saturate(graph: EGraph, rewrites: RewriteSet, limits: Limits) -> Outcome:
+def saturate(graph: EGraph, rewrites: RewriteSet, limits: Limits) -> SaturationOutcome:
     """Apply the rewrites to the e-graph, in place."""
-    outcome = Outcome()
+    outcome = SaturationOutcome()
     seen: set[tuple[object, ...]] = set()
     search = _Search(graph, rewrites, limits)
     graph.rebuild()
     levels: Mapping[int, int] | None = None
-    news: News | None = None
+    news: NewNodes | None = None
     for number in range(limits.rounds):
         outcome.rounds = number + 1
         before = graph.version
@@ -457,7 +457,7 @@ def saturate(graph: EGraph, rewrites: RewriteSet, limits: Limits) -> Outcome:
             outcome.stopped = "saturated"
             return outcome
         levels = _distances(graph, max(search.one.depth, search.several.depth, 1))
-        news = News(graph.began, {graph.find(c) for c in graph.renewed})
+        news = NewNodes(graph.began, {graph.find(c) for c in graph.renewed})
     outcome.stopped = "rounds"
     return outcome
 
@@ -479,7 +479,7 @@ def _distances(graph: EGraph, most: int) -> dict[int, int]:
 
 
 def _merge_groups(
-    graph: EGraph, rewrites: RewriteSet, limits: Limits, seen: set[tuple[object, ...]], outcome: Outcome
+    graph: EGraph, rewrites: RewriteSet, limits: Limits, seen: set[tuple[object, ...]], outcome: SaturationOutcome
 ) -> None:
     groups = [g for g in rewrites.groups if g.single.operators <= graph.by_op.keys()]
     for group, occurrences in zip(groups, siblings(graph, groups), strict=True):
@@ -494,7 +494,7 @@ def _merge_groups(
             graph.rebuild()
 
 
-def _out_of(graph: EGraph, limits: Limits, outcome: Outcome) -> bool:
+def _out_of(graph: EGraph, limits: Limits, outcome: SaturationOutcome) -> bool:
     if len(graph) > limits.nodes:
         outcome.stopped = "nodes"
     elif time.monotonic() > limits.deadline:
@@ -514,7 +514,7 @@ def _always() -> bool:
 
 
 def _apply(
-    graph: EGraph, why: str, roots: Sequence[int], makes: Recipe, match: Match, outcome: Outcome,
+    graph: EGraph, why: str, roots: Sequence[int], makes: Recipe, match: Match, outcome: SaturationOutcome,
     pattern: Pattern | None = None,
 ) -> None:  # fmt: skip
     graph.cause = why

@@ -10,15 +10,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from superopt.fleet.child import Lost
+    from superopt.fleet.child import TaskLost
     from superopt.fleet.cluster import ClusterTimeouts
     from superopt.fleet.fleet import Checkpoints, Fleet, Outcome, Task
     from superopt.fleet.journal import Journal
     from superopt.fleet.stamp import digest
 
-__all__ = ["Checkpoints", "ClusterTimeouts", "Fleet", "Journal", "Lost", "Outcome", "Task", "digest"]
+__all__ = ["Checkpoints", "ClusterTimeouts", "Fleet", "Journal", "TaskLost", "Outcome", "Task", "digest"]
 
-_HOMES = {"Lost": "child", "ClusterTimeouts": "cluster", "Journal": "journal", "digest": "stamp"}
+_HOMES = {"TaskLost": "child", "ClusterTimeouts": "cluster", "Journal": "journal", "digest": "stamp"}
 
 
 def __getattr__(name: str) -> Any:

@@ -29,7 +29,7 @@ from superopt.ir.disk_cache import UNKEPT, cache_directory
 from superopt.ir.errors import BackendUnavailable, MachineLimit, ResourceLimit, SuperoptError
 from superopt.ir.temporary import own_folder
 
-__all__ = ["Crew", "Lost", "Took", "Unlike", "ends_with", "isolated", "packed", "unpacked"]
+__all__ = ["Crew", "TaskLost", "CallCost", "WorkerMismatch", "ends_with", "isolated", "packed", "unpacked"]
 
 _START = "import sys, json; sys.path[:] = json.loads(sys.argv[2]); from superopt.fleet import child; child.serve()"
 _IDLE = 300.0  # seconds without a task after which a child ends
@@ -45,7 +45,7 @@ def ends_with(parent: int) -> bool:
 
 
 @dataclass(frozen=True)
-class Took:
+class CallCost:
     """What a call took.
 
     Attributes:
@@ -60,11 +60,11 @@ class Took:
     worker: int
 
 
-class Lost(ResourceLimit):
+class TaskLost(ResourceLimit):
     """A task's process died or was ended; ``task`` and how often it was tried are in the message."""
 
 
-class Unlike(Exception):
+class WorkerMismatch(Exception):
     """A worker refuses a task, because it is not like the client: ``why``."""
 
     def __init__(self, why: SuperoptError) -> None:
@@ -90,7 +90,7 @@ def packed(
     return len(head).to_bytes(4, "big") + head + pickle.dumps((function, arguments), protocol=5)
 
 
-def unpacked(answer: bytes) -> tuple[Any, Took]:
+def unpacked(answer: bytes) -> tuple[Any, CallCost]:
     """What a call returned, and what it took.
 
     Raises:
@@ -99,7 +99,7 @@ def unpacked(answer: bytes) -> tuple[Any, Took]:
     good, value, took = pickle.loads(answer)
     if not good:
         raise value
-    return value, Took(*took)
+    return value, CallCost(*took)
 
 
 class Crew:
@@ -139,7 +139,7 @@ class Crew:
         """A child that has nothing to do, or a new one."""
         with self._lock:
             if self._closed:
-                raise Lost("the fleet was closed")
+                raise TaskLost("the fleet was closed")
             while self._idle:
                 if (known := self._idle.pop()).alive():
                     return known
@@ -156,7 +156,7 @@ class Crew:
             return made
 
     def close(self) -> None:
-        """End them all; threads that wait for one get :class:`Lost`."""
+        """End them all; threads that wait for one get :class:`TaskLost`."""
         with self._lock:
             self._closed = True
             for child in self._all:  # all are told before one is waited for: a second Ctrl-C may fall into that
@@ -202,7 +202,7 @@ class _Child:
         except (EOFError, OSError):
             why = ""
         self.end()
-        raise Lost(why or f"its process ended with {self.process.returncode}", where=f"worker on {platform.node()}")
+        raise TaskLost(why or f"its process ended with {self.process.returncode}", where=f"worker on {platform.node()}")
 
     def end(self) -> None:
         """End the process; who waits for its answer finds the channel's other end closed."""
@@ -252,7 +252,7 @@ def _answer(call: bytes) -> bytes:
             try:
                 stamp.check(*common)
             except SuperoptError as error:
-                raise Unlike(error) from None
+                raise WorkerMismatch(error) from None
         function, arguments = pickle.loads(call[4 + size :])
         value = function(*arguments)
     except BaseException as error:

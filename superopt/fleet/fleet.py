@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
 from superopt.fleet import cluster, mpi, stamp
-from superopt.fleet.child import Crew, Lost, Took, Unlike, isolated, packed, unpacked
+from superopt.fleet.child import CallCost, Crew, TaskLost, WorkerMismatch, isolated, packed, unpacked
 from superopt.fleet.cluster import TIMEOUTS, ClusterTimeouts
 from superopt.ir.errors import BackendUnavailable, SuperoptError, UsageError, printable
 
@@ -49,7 +49,7 @@ class Task(Generic[T]):
         name: for people.
         key: digest of everything that decides the result; without one it is not kept.
         files: files and folders that it reads, which a worker elsewhere must have under the same path.
-        seconds: after which its process is ended, and the task :class:`.Lost`.
+        seconds: after which its process is ended, and the task :class:`.TaskLost`.
         bytes: of memory that it needs, where that is more than any process needs, so that this machine is not given
             too many at once.
         last: whether its process is not used again, so that its memory is free.
@@ -257,7 +257,7 @@ class Fleet:
             started, began = time.process_time(), time.monotonic()
             try:
                 future.set_result(task.function(*task.arguments))
-                self._account(Took(time.process_time() - started, began, time.monotonic(), os.getpid()))
+                self._account(CallCost(time.process_time() - started, began, time.monotonic(), os.getpid()))
             except Exception as error:
                 future.set_exception(error)
             return future
@@ -266,7 +266,7 @@ class Fleet:
             last=task.last,
         ))  # fmt: skip
 
-    def _account(self, took: Took) -> None:
+    def _account(self, took: CallCost) -> None:
         self.seconds += took.seconds
         self.busy += took.ended - took.began
 
@@ -305,17 +305,17 @@ class Fleet:
             return Outcome(task, None if error else future.result(), error)
         try:
             answer = future.result()
-        except Lost as error:
+        except TaskLost as error:
             if "took longer" not in error.what and given.attempt < _ATTEMPTS:
                 return None
             times = f", {given.attempt} times" if given.attempt > 1 else ""
-            return Outcome(task, None, Lost(f"{error.what}{times}", where=error.where, hint=error.hint))
+            return Outcome(task, None, TaskLost(f"{error.what}{times}", where=error.where, hint=error.hint))
         except BackendUnavailable as error:  # its worker can start no process: others may
             return Outcome(task, None, error)
         except SuperoptError:
             raise
         except self._dead:
-            return Outcome(task, None, Lost("its worker died each time it was tried", where=self.where))
+            return Outcome(task, None, TaskLost("its worker died each time it was tried", where=self.where))
         except CancelledError:
             raise BackendUnavailable(
                 "the cluster dropped what it was given", where=self.where, hint="is its scheduler up? run it again"
@@ -329,7 +329,7 @@ class Fleet:
             value, took = unpacked(answer)
             self._account(took)
             return Outcome(task, value)
-        except Unlike as error:
+        except WorkerMismatch as error:
             raise error.why from None
         except Exception as error:
             return Outcome(task, None, error)

@@ -24,7 +24,7 @@ from superopt.ops.generators import weight_of
 __all__ = [
     "Call",
     "Functions",
-    "Inlined",
+    "InlinedGraph",
     "MODEL",
     "bound_body",
     "calls_in",
@@ -60,7 +60,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Inlined:
+class InlinedGraph:
     """A graph with bodies in place of calls.
 
     Attributes:
@@ -123,7 +123,7 @@ def _bound(proto: NodeProto, given: Mapping[str, AttributeProto]) -> NodeProto:
     return made
 
 
-def inlined(graph: Graph) -> Inlined:
+def inlined(graph: Graph) -> InlinedGraph:
     """The graph with bodies in place of calls, those inside bodies included, as far as that is bounded.
 
     Calls inside subgraphs (the branches of an If) stay, as subgraphs do. So does a call whose function may have another
@@ -131,7 +131,7 @@ def inlined(graph: Graph) -> Inlined:
     """
     functions = functions_in(graph)
     if not any(_key(n) in functions for n in graph.nodes):
-        return Inlined(graph)
+        return InlinedGraph(graph)
     run = _Inlining(graph, functions)
     parts = [run.call(n, 0) or n if _key(n) in functions else n for n in graph.nodes]
     calls = tuple(p for p in parts if isinstance(p, Call))
@@ -142,8 +142,8 @@ def inlined(graph: Graph) -> Inlined:
     try:
         made = made.checked()
     except InvalidModel as error:  # a body that no rule of ONNX's allows: as it came, then
-        return Inlined(graph, (), {"of the model": f"bodies in place of the calls make no valid graph: {error}"})
-    return Inlined(without_functions(made, functions) if calls else graph, calls, run.refused)
+        return InlinedGraph(graph, (), {"of the model": f"bodies in place of the calls make no valid graph: {error}"})
+    return InlinedGraph(without_functions(made, functions) if calls else graph, calls, run.refused)
 
 
 class _Inlining:
@@ -328,7 +328,7 @@ def _name(key: Key) -> str:
 # Writes calls of a model's functions again, where the rewritten graph still contains their bodies unchanged.
 
 
-def with_calls(graph: Graph, before: Inlined, given: Graph) -> Graph:
+def with_calls(graph: Graph, before: InlinedGraph, given: Graph) -> Graph:
     """A rewritten graph with calls again where the bodies still stand as they were, and nothing else reads inside.
 
     Args:

@@ -33,7 +33,15 @@ from superopt.formats.onnx_nodes import (
     node_keys,
     node_proto,
 )
-from superopt.formats.onnx_tensors import ExternalFiles, Inside, internalise, sparse_weight, value, value_info, weight
+from superopt.formats.onnx_tensors import (
+    EmbeddedElements,
+    ExternalFiles,
+    internalise,
+    sparse_weight,
+    value,
+    value_info,
+    weight,
+)
 from superopt.ir.errors import InvalidModel, ResourceLimit, printable
 from superopt.ir.graph import OWN, Graph, Node, Value, Weight
 from superopt.ir.types import TensorType
@@ -43,7 +51,7 @@ __all__ = ["SHAPE_ONLY", "default_ir_version", "from_model_bytes", "from_onnx", 
 SHAPE_ONLY = "superopt.shape_only"  # metadata key of an ONNX input that stands for a weight without values
 
 
-def from_model_bytes(data: bytes, files: ExternalFiles, inside: Mapping[int, Inside] | None = None) -> Graph:
+def from_model_bytes(data: bytes, files: ExternalFiles, inside: Mapping[int, EmbeddedElements] | None = None) -> Graph:
     """The graph of a serialised ModelProto.
 
     Args:
@@ -95,7 +103,7 @@ def shapes_alone(data: bytes) -> bytes:
     return bytes(model.SerializeToString())
 
 
-def _guarded(model: ModelProto, files: ExternalFiles, inside: Mapping[int, Inside]) -> Graph:
+def _guarded(model: ModelProto, files: ExternalFiles, inside: Mapping[int, EmbeddedElements]) -> Graph:
     check_text(model)
     try:
         return _read(model, files, inside)
@@ -103,7 +111,7 @@ def _guarded(model: ModelProto, files: ExternalFiles, inside: Mapping[int, Insid
         raise InvalidModel(f"is not an ONNX model: {printable(str(error))}") from error
 
 
-def _read(model: ModelProto, files: ExternalFiles, inside: Mapping[int, Inside]) -> Graph:
+def _read(model: ModelProto, files: ExternalFiles, inside: Mapping[int, EmbeddedElements]) -> Graph:
     check_model(model)
     proto = model.graph
     local = check_functions(model.functions, node_keys((), [proto]))

@@ -31,8 +31,8 @@ __all__ = [
     "DTYPES",
     "ELEMENT_TYPES",
     "ExternalFiles",
-    "Inside",
-    "Lean",
+    "EmbeddedElements",
+    "ModelWithoutWeights",
     "TypedData",
     "is_anonymous",
     "lean",
@@ -65,7 +65,7 @@ _HEAD = 20  # bytes of a tag and a length, at most
 
 
 @dataclass(frozen=True)
-class Inside:
+class EmbeddedElements:
     """Elements of a weight that lie in the model's own file."""
 
     file: MappedFile
@@ -74,11 +74,11 @@ class Inside:
 
 
 @dataclass(frozen=True)
-class Lean:
+class ModelWithoutWeights:
     """A model's message without its large weights, and where these lie, by their numbers among the initializers."""
 
     message: bytes
-    weights: Mapping[int, Inside] = field(default_factory=dict)
+    weights: Mapping[int, EmbeddedElements] = field(default_factory=dict)
 
 
 class _Strange(Exception):
@@ -94,7 +94,7 @@ class _Field:
     end: int
 
 
-def lean(path: Path, limit: int) -> Lean | None:
+def lean(path: Path, limit: int) -> ModelWithoutWeights | None:
     """A large ONNX file, its large weights left where they are; ``None`` where it is to be read as usual.
 
     Args:
@@ -116,14 +116,14 @@ def lean(path: Path, limit: int) -> Lean | None:
     if not weights:
         return None
     before, after = (_bytes(file, a, b) for a, b in ((0, graph.start), (graph.end, file.size)))
-    return Lean(before + _nested(_GRAPH, content) + after, weights)
+    return ModelWithoutWeights(before + _nested(_GRAPH, content) + after, weights)
 
 
-def _graph(file: MappedFile, graph: _Field) -> tuple[bytes, Mapping[int, Inside]]:
+def _graph(file: MappedFile, graph: _Field) -> tuple[bytes, Mapping[int, EmbeddedElements]]:
     if graph.kind != _BYTES:
         raise _Strange
     kept: list[bytes] = []
-    weights: dict[int, Inside] = {}
+    weights: dict[int, EmbeddedElements] = {}
     copied, count = graph.content, 0  # what lies between weights is copied at once
     for part in _fields(file, graph.content, graph.end):
         if part.number != _INITIALIZER:
@@ -134,7 +134,7 @@ def _graph(file: MappedFile, graph: _Field) -> tuple[bytes, Mapping[int, Inside]
         if raw is not None:
             tensor = _bytes(file, part.content, raw.start) + _bytes(file, raw.end, part.end)
             kept += _bytes(file, copied, part.start), _nested(_INITIALIZER, tensor)
-            weights[count], copied = Inside(file, raw.content, raw.end - raw.content), part.end
+            weights[count], copied = EmbeddedElements(file, raw.content, raw.end - raw.content), part.end
         count += 1
     kept.append(_bytes(file, copied, graph.end))
     return b"".join(kept), weights
@@ -282,7 +282,7 @@ class TypedData:
 
 
 def weight(
-    proto: TensorProto, files: ExternalFiles, name: str | None = None, inside: Inside | None = None
+    proto: TensorProto, files: ExternalFiles, name: str | None = None, inside: EmbeddedElements | None = None
 ) -> Weight:  # fmt: skip
     """A weight whose elements are left where they are until they are read.
 
@@ -336,7 +336,7 @@ def _data(proto: TensorProto, kind: TensorType, files: ExternalFiles) -> PackedD
     return TypedData(kind, bare.SerializeToString())
 
 
-def _raw(kind: TensorType, found: bytes | Inside) -> PackedData | FileData:
+def _raw(kind: TensorType, found: bytes | EmbeddedElements) -> PackedData | FileData:
     if kind.dtype is DType.STRING:
         raise InvalidModel("strings cannot be raw data")
     length = len(found) if isinstance(found, bytes) else found.length

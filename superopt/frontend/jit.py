@@ -5,7 +5,7 @@ among them; numbers and strings are constants of the graph, and a guard: where o
 function that looks at an element (``if x.sum() > 0``), calls what is no operator, reads what can change unseen (an
 object, a list) or gives something else than its graph at the first call is not traced: it runs as it is, and says why.
 
-A trace holds as long as what the function reads besides its arguments is the same (:class:`Captured`).
+A trace holds as long as what the function reads besides its arguments is the same (:class:`CapturedVariables`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from superopt.ir.graph import Graph
 from superopt.ir.types import DType
 from superopt.runtime.onnx_runtime import make_session
 
-__all__ = ["Captured", "Fallback", "Jit", "jit", "token"]
+__all__ = ["CapturedVariables", "Fallback", "Jit", "jit", "token"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -129,9 +129,9 @@ class Jit(Generic[P, R]):
         """The graphs that have been traced, in order."""
         return tuple(f.graph for f in self._traces.values() if isinstance(f, _Traced))
 
-    def _captured(self) -> Captured:
+    def _captured(self) -> CapturedVariables:
         """What the function reads now besides its arguments."""
-        return Captured(self._plain, self.function.__self__ if isinstance(self.function, MethodType) else None)
+        return CapturedVariables(self._plain, self.function.__self__ if isinstance(self.function, MethodType) else None)
 
     def _trace(self, values: Sequence[Any], named: tuple[str, ...], key: Hashable) -> _Traced | Fallback:
         if self._traces:
@@ -310,7 +310,7 @@ def _stays(value: Any) -> bool:
     return name.partition(".")[0] in _STAYING
 
 
-class Captured:
+class CapturedVariables:
     """The variables that a function reads from around it, and those of the functions among them.
 
     Attributes:

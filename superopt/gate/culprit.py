@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from superopt.gate.laboratory import Laboratory
+from superopt.gate.experiments import Experiments
 from superopt.report.corpus import CorpusRun, Culprit, Operators, Row
 from superopt.rules import Rule, parse_rule
 from superopt.rules.scanner import RuleError
@@ -57,7 +57,7 @@ def why_wrong(row: Row, rules: Mapping[str, Rule], seed: int = 0) -> Culprit:
     return Culprit("unknown", used, "no single rule that the result rests on explains it")
 
 
-def why_slower(row: Row, known: Row, allowed: float, now: CorpusRun, then: CorpusRun, lab: Laboratory) -> Culprit:
+def why_slower(row: Row, known: Row, allowed: float, now: CorpusRun, then: CorpusRun, lab: Experiments) -> Culprit:
     """The cause of a modelled cost that grew.
 
     Args:
@@ -108,7 +108,7 @@ def _model_changed(row: Row, known: Row) -> Culprit:
     return Culprit("model", (row.model,), change)
 
 
-def _price(row: Row, known: Row, lab: Laboratory, restored: Callable[..., bool]) -> Culprit | None:
+def _price(row: Row, known: Row, lab: Experiments, restored: Callable[..., bool]) -> Culprit | None:
     """Operators that cost more than they did, so much that the old price would restore the model's cost."""
     factors = _old_prices(known.before, row.before)
     dearer = {op: f for op, f in factors.items() if f < 1 - _CHANGED}
@@ -150,7 +150,7 @@ def _priced(op: str, known: Row, row: Row) -> str:
 
 
 def _rules(
-    row: Row, known: Row, now: CorpusRun, then: CorpusRun, lab: Laboratory, restored: Callable[..., bool]
+    row: Row, known: Row, now: CorpusRun, then: CorpusRun, lab: Experiments, restored: Callable[..., bool]
 ) -> Culprit | None:
     """Rules that the baseline used and that are gone, or that have come since, if undoing that restores the cost."""
     gone = [

@@ -12,13 +12,13 @@ from importlib.metadata import version
 from pathlib import Path
 
 from superopt import fleet as fleets
-from superopt.benchmark.row_cache import Kept, code_digest, model_digest
+from superopt.benchmark.row_cache import RowCache, code_digest, model_digest
 from superopt.cost import load_profile
-from superopt.fleet import Fleet, Lost
+from superopt.fleet import Fleet, TaskLost
 from superopt.fleet.fleet import cores
 from superopt.gate.baseline import read_run, row_data, row_from_data
 from superopt.gate.culprit import why_slower, why_wrong
-from superopt.gate.laboratory import Laboratory
+from superopt.gate.experiments import Experiments
 from superopt.gate.one import Task, row_of
 from superopt.gate.settings import DEFAULT_TARGET, CorpusSettings, models_of
 from superopt.ir.errors import ResourceLimit
@@ -65,7 +65,7 @@ def _rows(
     """Rows of all tasks, those of an earlier run included that was cut short."""
     deadline = time.monotonic() + settings.total_limit
     text = f"{code_digest()} {given} {settings.options('')!r}"
-    kept = Kept(settings.resume, hashlib.sha256(text.encode()).hexdigest()[:16])
+    kept = RowCache(settings.resume, hashlib.sha256(text.encode()).hexdigest()[:16])
     known = {name: row_from_data(name, row) for name, task in tasks.items() if (row := kept.get(task.path)) is not None}
     todo = [task for name, task in tasks.items() if name not in known]
     contents = {task.model: model_digest(task.path) for task in todo} if settings.resume is not None else {}
@@ -197,7 +197,7 @@ def _traced(
         return findings
     here = {row.model: path for row in run.rows if (path := settings.root / row.model).is_file()}
     tasks = tasks_of(here, settings, run.target)
-    lab = Laboratory(tasks, rules, time.monotonic() + settings.bisect_limit)
+    lab = Experiments(tasks, rules, time.monotonic() + settings.bisect_limit)
     named: dict[str, Culprit] = {}
     for number, finding in enumerate(slower):
         row, known = run.row(finding.model), baseline.row(finding.model)
@@ -259,7 +259,7 @@ def run_all(
     for outcome in fleet.each(line, until=deadline, progress=report_progress):
         try:
             row = outcome.result()
-        except Lost as error:
+        except TaskLost as error:
             row = Row(outcome.task.name, error=error.what, exit_code=ResourceLimit.exit_code)
         rows[row.model] = row
         if done is not None:

@@ -17,11 +17,11 @@ from superopt.ir.types import TensorType
 from superopt.memory.schedule_plan import Step, Task, Timetable
 from superopt.memory.shape_guards import FOR_MEMORY, Guards, measurable
 
-__all__ = ["Pin", "Planned", "Written", "written"]
+__all__ = ["Pin", "PlannedGraph", "WrittenPlan", "written"]
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedGraph:
     """A graph as its planner sees it.
 
     Attributes:
@@ -64,7 +64,7 @@ class Pin:
     after: int
 
 
-def written(planned: Planned, timetable: Timetable, pins: Iterable[Pin] = (), *, sizes_known: bool) -> Written:
+def written(planned: PlannedGraph, timetable: Timetable, pins: Iterable[Pin] = (), *, sizes_known: bool) -> WrittenPlan:
     """The graph with nodes in the timetable's order and copies, guarded.
 
     Args:
@@ -78,7 +78,7 @@ def written(planned: Planned, timetable: Timetable, pins: Iterable[Pin] = (), *,
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenPlan:
     """A plan as a graph.
 
     Attributes:
@@ -92,7 +92,7 @@ class Written:
 
 @dataclass
 class _Writer:
-    planned: Planned
+    planned: PlannedGraph
     sizes_known: bool
     values: list[Value] = field(default_factory=list)
     literals: dict[tuple[int, ...], str] = field(default_factory=dict)  # shapes whose rows are left open
@@ -102,7 +102,7 @@ class _Writer:
         self.nodes, self.weights = self.guards.nodes, self.guards.weights
         self.taken, self.named = self.guards.taken, self.guards.named
 
-    def graph(self, timetable: Timetable, pins: Sequence[Pin]) -> Written:
+    def graph(self, timetable: Timetable, pins: Sequence[Pin]) -> WrittenPlan:
         given, names = self.planned.graph, list(self.planned.names)
         running = {id(n) for n in self.planned.nodes}
         self.nodes += [n for n in given.nodes if id(n) not in running]
@@ -140,7 +140,7 @@ class _Writer:
             given, nodes=tuple(self.nodes), weights=(*given.weights, *self.weights),
             values=(*given.values, *self.values),
         )  # fmt: skip
-        return Written(graph, tuple(names))
+        return WrittenPlan(graph, tuple(names))
 
     def _executed(self, step: Step, names: Sequence[str]) -> Node:
         """The step's node, with the names of what it reads and makes."""

@@ -19,11 +19,11 @@ from superopt.ops.infer import Applied
 from superopt.ops.meaning import IllTyped
 from superopt.ops.record import NotCovered, Operator
 
-__all__ = ["Split", "split"]
+__all__ = ["SplitGraph", "split"]
 
 
 @dataclass(frozen=True)
-class Split:
+class SplitGraph:
     """A graph with a region computed in parts.
 
     Attributes:
@@ -35,7 +35,7 @@ class Split:
     types: Mapping[str, TensorType]
 
 
-def split(source: Source, region: Region) -> Split | None:
+def split(source: Source, region: Region) -> SplitGraph | None:
     """The graph with a region computed in parts; ``None`` where a part of it cannot be, or cannot be written."""
     graph, head, way = source.graph, region.nodes[0], region.way
     writer = _Writer(source)
@@ -55,7 +55,7 @@ def split(source: Source, region: Region) -> Split | None:
     lost = {graph.nodes[i].outputs[0] for i in gone} - {region.output}
     values = tuple(v for v in graph.values if v.name not in lost)
     changed = replace(graph, nodes=tuple(nodes), weights=(*graph.weights, *writer.weights), values=values)
-    return Split(changed, writer.types)
+    return SplitGraph(changed, writer.types)
 
 
 class _Writer:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import isclose
 
-from superopt.cost.fusion import CLOSE, COMMUTE, Group, Pattern, groups
+from superopt.cost.fusion import CLOSE, COMMUTE, FusedGroup, FusionPattern, groups
 from superopt.cost.predictor import BROADCASTING, broadcast_spans
 from superopt.egraph.egraph import ABSENT, EGraph, ENode
 from superopt.egraph.saturation import Limits, RewriteSet, saturate
@@ -29,7 +29,7 @@ from superopt.ops.meaning import IllTyped
 from superopt.ops.record import NotCovered
 from superopt.program.program import Kernel, Program, ProgramStep
 from superopt.regions.boundary_cost import step_application
-from superopt.regions.lowering import Lowered, Region, lower, region_of
+from superopt.regions.lowering import LoweredRegion, Region, lower, region_of
 from superopt.regions.plan import Plan, plan_of
 from superopt.regions.region_search import frame_of, incumbent_of
 
@@ -79,7 +79,7 @@ def fused_kernels(program: Program, pricer: Pricer) -> tuple[Kernel, ...]:
     return tuple(found)
 
 
-def groups_of(program: Program, pricer: Pricer) -> tuple[Group, ...]:
+def groups_of(program: Program, pricer: Pricer) -> tuple[FusedGroup, ...]:
     """What the backend runs as one kernel of the program as it stands, no barrier in it and nothing that is evaluated
     before it runs; nodes are known by what they make."""
     found = groups(as_graph(program), pricer.costs.backend.patterns, program.types)
@@ -189,7 +189,7 @@ def splitting_plans(program: Program, rewrites: RewriteSet, pricer: Pricer) -> I
 
 
 def _splitting_plan(
-    region: Region, names: list[str], group: Group, rewrites: RewriteSet, pricer: Pricer
+    region: Region, names: list[str], group: FusedGroup, rewrites: RewriteSet, pricer: Pricer
 ) -> Plan | None:
     """The cheapest way to write an operator of a group otherwise, if that is cheaper than the group's kernel."""
     lowered, problem, incumbent = _saturated(region, rewrites, pricer)
@@ -217,7 +217,7 @@ def _splitting_plan(
     return None if best is None else plan_of(region, lowered, best[1], best[2], kernel, best[0])
 
 
-def _saturated(region: Region, rewrites: RewriteSet, pricer: Pricer) -> tuple[Lowered, Problem, Choice]:
+def _saturated(region: Region, rewrites: RewriteSet, pricer: Pricer) -> tuple[LoweredRegion, Problem, Choice]:
     """A region with its equals, what they cost, and the region as it is."""
     lowered = lower(region, REGISTRY)
     saturate(lowered.graph, rewrites, _LIMITS)
@@ -229,8 +229,8 @@ def _light(rewrites: RewriteSet) -> RewriteSet:
     return RewriteSet(tuple(p for p in rewrites.patterns if all(_is_light(op) for op in p.operators)))
 
 
-def _size(pattern: Pattern) -> int:
-    return 1 + sum(_size(a) for a in pattern.args if isinstance(a, Pattern))
+def _size(pattern: FusionPattern) -> int:
+    return 1 + sum(_size(a) for a in pattern.args if isinstance(a, FusionPattern))
 
 
 def _is_light(op: str) -> bool:
@@ -254,7 +254,7 @@ def _around(program: Program, position: int, used: set[int]) -> set[int]:
 
 
 def _plan(
-    region: Region, name: str, patterns: tuple[Pattern, ...], rewrites: RewriteSet, pricer: Pricer
+    region: Region, name: str, patterns: tuple[FusionPattern, ...], rewrites: RewriteSet, pricer: Pricer
 ) -> Plan | None:
     lowered, problem, incumbent = _saturated(region, rewrites, pricer)
     graph = lowered.graph
@@ -292,7 +292,7 @@ def _chosen(problem: Problem, incumbent: Choice, members: Mapping[int, ENode]) -
 
 
 def _at(
-    graph: EGraph, what: Pattern | float | str, owner: int, names: Mapping[str, int], members: Mapping[int, ENode]
+    graph: EGraph, what: FusionPattern | float | str, owner: int, names: Mapping[str, int], members: Mapping[int, ENode]
 ) -> Iterator[_Found]:  # fmt: skip
     """The ways in which a class is what a pattern says; as deep as the pattern (see :mod:`superopt.cost.fusion`)."""
     owner = graph.find(owner)
@@ -330,7 +330,7 @@ def _is_innermost(graph: EGraph, node: ENode) -> bool:
 
 
 def _arguments(
-    graph: EGraph, args: tuple[Pattern | float | str, ...], given: tuple[int, ...], names: Mapping[str, int],
+    graph: EGraph, args: tuple[FusionPattern | float | str, ...], given: tuple[int, ...], names: Mapping[str, int],
     members: Mapping[int, ENode],
 ) -> Iterator[_Found]:  # fmt: skip
     if not args:

@@ -27,7 +27,7 @@ from superopt.ops.meaning import Read
 from superopt.ops.record import NotCovered
 from superopt.ops.shape import sizes_of, symbolic_shape
 
-__all__ = ["Canonicalized", "fold_known_sizes", "canonicalized"]
+__all__ = ["CanonicalGraph", "fold_known_sizes", "canonicalized"]
 
 
 # Bits of the significand, and least and greatest exponent of a number of full precision (IEEE 754; bfloat16).
@@ -58,7 +58,7 @@ SHARING = SharingPolicy()
 
 
 @dataclass(frozen=True)
-class Canonicalized:
+class CanonicalGraph:
     """A graph without what needs not run.
 
     Attributes:
@@ -73,7 +73,7 @@ class Canonicalized:
     removed_size_nodes: tuple[int, ...] = ()
 
 
-def canonicalized(graph: Graph, typing: Typing) -> Canonicalized:
+def canonicalized(graph: Graph, typing: Typing) -> CanonicalGraph:
     """The graph with one node for equal ones, weights for integers that depend on sizes alone, and no lossless casts
     between casts.
 
@@ -129,11 +129,11 @@ def canonicalized(graph: Graph, typing: Typing) -> Canonicalized:
             nodes[position] = node
     idle = _idle(graph, typing, nodes, kept)
     if not gone and not idle and not copies and not shared:
-        return Canonicalized(graph, ())
+        return CanonicalGraph(graph, ())
     left = [node for position, node in nodes.items() if position not in idle]
     of_open = tuple(p for p in idle if graph.nodes[p].op != "Cast" or _makes_integers(graph.nodes[p], typing))
     removed = tuple(sorted({*gone, *idle, *copies}))
-    return Canonicalized(_written(graph, left, known), removed, tuple(sorted({*of_open, *copies})))
+    return CanonicalGraph(_written(graph, left, known), removed, tuple(sorted({*of_open, *copies})))
 
 
 def fold_known_sizes(graph: Graph, typing: Typing) -> Graph:

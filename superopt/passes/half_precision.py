@@ -34,7 +34,7 @@ from superopt.ops.meaning import IllTyped
 from superopt.program.constant_folding import FoldedData
 from superopt.program.program import ComputedData
 
-__all__ = ["POLICY", "HalfPrecisionPolicy", "Widened", "WidenedData", "narrowed", "widened"]
+__all__ = ["POLICY", "HalfPrecisionPolicy", "WidenedGraph", "WidenedData", "narrowed", "widened"]
 
 _PASS = {PASS: "half precision"}
 _HALF = frozenset({DType.FLOAT16, DType.BFLOAT16})
@@ -80,7 +80,7 @@ class WidenedData:
 
 
 @dataclass(frozen=True)
-class Widened:
+class WidenedGraph:
     """A graph with operators of half precision in float32.
 
     Attributes:
@@ -94,7 +94,7 @@ class Widened:
 
 def widened(
     graph: Graph, typing: Typing, half: HalfPrecision, kept: AbstractSet[str], reserved: AbstractSet[str] = frozenset()
-) -> Widened | None:  # fmt: skip
+) -> WidenedGraph | None:  # fmt: skip
     """The graph with operators in float32 that the backend has no kernel of half precision for; ``None``: it has none.
 
     An operator with such a kernel is computed in float32, too, if both what it reads and what reads it is.
@@ -186,7 +186,7 @@ class _Widening:
 
     # -- the graph ---------------------------------------------------------------------------------------------------
 
-    def written(self) -> Widened:
+    def written(self) -> WidenedGraph:
         nodes, outputs = self.graph.nodes, {v.name for v in self.graph.outputs}
         narrow = {n for i, node in enumerate(nodes) if i not in self.wide for n in node.reads} | outputs
         narrow |= {n for node in nodes for n in node.captures}
@@ -218,7 +218,7 @@ class _Widening:
         kept = [w for w in self.graph.weights if w.name not in gone]
         values = tuple(v for v in self.graph.values if v.name in known and v.name not in alias.values())
         result = replace(self.graph, nodes=tuple(made), weights=(*kept, *weights), values=values).checked()
-        return Widened(result, len(self.wide - self.casts))
+        return WidenedGraph(result, len(self.wide - self.casts))
 
     def _cast(self, name: str, alias: dict[str, str], taken: set[str]) -> Node:
         """The cast of a value to float32."""

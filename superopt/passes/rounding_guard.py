@@ -39,7 +39,7 @@ from superopt.regions.lowering import Region
 from superopt.regions.plan import OUTSIDE, Plan, PlanNode, Ref
 from superopt.runtime.reference import at_dtype
 
-__all__ = ["Representability", "guard_deliberate_rounding", "deliberate_roundings"]
+__all__ = ["RoundedConstants", "guard_deliberate_rounding", "deliberate_roundings"]
 
 
 # -- Rounding ------------------------------------------------------------------------------------------------------
@@ -322,7 +322,7 @@ def _is_small(count: object) -> bool:
 _HALF = {DType.FLOAT16: 2.0**-11, DType.BFLOAT16: 2.0**-8, DType.FLOAT32: 2.0**-24}  # of a unit in the last place of 1
 
 
-class Representability:
+class RoundedConstants:
     """What plans lose by rounding their constants; each constant is computed once in a search."""
 
     def __init__(self) -> None:

@@ -35,10 +35,10 @@ from superopt.passes.backend_fusion import (
     splitting_plans,
 )
 from superopt.passes.canonicalize import canonicalized
-from superopt.passes.half_precision import Widened, narrowed, widened
+from superopt.passes.half_precision import WidenedGraph, narrowed, widened
 from superopt.passes.integer_kernels import integer_plans
 from superopt.passes.layouts import with_fewer_transposes
-from superopt.passes.rounding_guard import Representability, guard_deliberate_rounding
+from superopt.passes.rounding_guard import RoundedConstants, guard_deliberate_rounding
 from superopt.program.program import Program, ProgramStep, program_of
 from superopt.regions.boundary_cost import dominates, fusions
 from superopt.regions.cache import RegionCache
@@ -194,7 +194,7 @@ class SearchMemory:
     """
 
     regions: dict[_Key, RegionResult] = field(default_factory=dict)
-    representability: Representability = field(default_factory=Representability)
+    representability: RoundedConstants = field(default_factory=RoundedConstants)
     prices: SidePrices | None = None
 
 
@@ -234,7 +234,7 @@ class _Run:
         self.nodes = options.node_limit  # e-nodes of the current region, at most
         weights = graph.weight_bytes
         budget = options.fold_budget_bytes
-        self.widened: Widened | None = None  # the graph whose operators of half precision are computed in float32
+        self.widened: WidenedGraph | None = None  # the graph whose operators of half precision are computed in float32
         self.widening_us = 0.0  # what that gains
         self.laid_out = 0  # operators in another layout
         self.budget = weights // 10 + (64 << 20) if budget is None else budget

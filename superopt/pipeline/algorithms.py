@@ -28,11 +28,11 @@ from superopt.rules import Library
 from superopt.rules.floats import MODES
 from superopt.verifier.check.sessions import Bench
 
-__all__ = ["Outcome", "apply_algorithms"]
+__all__ = ["AlgorithmOutcome", "apply_algorithms"]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class AlgorithmOutcome:
     """What became of a model.
 
     Attributes:
@@ -59,7 +59,7 @@ def apply_algorithms(
     inputs: int = 3,
     time_limit: float = TIME_LIMIT,
     progress: Callable[[int, int | None, str], None] = quiet,
-) -> Outcome:
+) -> AlgorithmOutcome:
     """Rewrite operators by algorithms with fewer multiplications where prices say that it pays and errors allow it.
 
     Args:
@@ -89,8 +89,8 @@ def apply_algorithms(
             candidate = first_accepted(_proposals(context), Evaluator(context))
     if candidate.algorithms is None:
         reason = "; ".join(context.log.notes) or "no fast algorithm of any operator gains enough"
-        return Outcome(graph, None, reason=reason)
-    return Outcome(candidate.graph, candidate.algorithms, candidate.measurement)
+        return AlgorithmOutcome(graph, None, reason=reason)
+    return AlgorithmOutcome(candidate.graph, candidate.algorithms, candidate.measurement)
 
 
 def _proposals(context: Context) -> Proposals:

@@ -24,9 +24,9 @@ from superopt.verifier.check.differential import EXACT, CheckResult, Slack
 from superopt.verifier.check.sessions import Bench
 
 if TYPE_CHECKING:
-    from superopt.pipeline.fast_algorithms import ErrorBudget, Setting
-    from superopt.pipeline.fault_avoidance import RuntimeFault
-    from superopt.pipeline.rematerialization import Point
+    from superopt.pipeline.fast_algorithms import ErrorBudget, FastAlgorithmSettings
+    from superopt.pipeline.fault_avoidance import AvoidableFault
+    from superopt.pipeline.rematerialization import TradeoffPoint
 
 __all__ = ["Context"]
 
@@ -54,8 +54,8 @@ class Context:
     log: Log = field(default_factory=Log)
     inputs: int | None = None
     failures: list[report.CheckFailure] = field(default_factory=list)
-    fault: RuntimeFault | None = None
-    pareto: tuple[Point, ...] = ()
+    fault: AvoidableFault | None = None
+    pareto: tuple[TradeoffPoint, ...] = ()
     verification: report.Verification | None = None
     precision: report.Precision | None = None
 
@@ -78,12 +78,14 @@ class Context:
         return Acceptance(self.task, self.bench, self.log)
 
     @cached_property
-    def algorithm_setting(self) -> Setting:
+    def algorithm_setting(self) -> FastAlgorithmSettings:
         """What fast algorithms may cost."""
-        from superopt.pipeline.fast_algorithms import Setting  # here, because most models have no operator for one
+        from superopt.pipeline.fast_algorithms import (
+            FastAlgorithmSettings,  # here, because most models have no operator for one
+        )
 
         options, bound = self.task.options, self.searches.bound
-        return Setting(
+        return FastAlgorithmSettings(
             options.floats, self.task.sizes, options.seed, options.threads, runtime_named(options.runtime),
             memory=None if bound is None else bound.most, inputs=self.inputs,
         )  # fmt: skip

@@ -47,7 +47,7 @@ from superopt.runtime.protocol import Runtime
 from superopt.verifier.check.differential import make_inputs
 from superopt.verifier.check.sessions import Arrays, Bench
 
-__all__ = ["Accuracy", "ErrorBudget", "Errors", "Substitution", "Setting", "accuracy", "substitutions"]
+__all__ = ["Accuracy", "ErrorBudget", "Errors", "Substitution", "FastAlgorithmSettings", "accuracy", "substitutions"]
 
 _LESS = (6.0, 3.0)  # growth of errors of algorithms that are proposed after those of the mode
 
@@ -66,7 +66,7 @@ class Accuracy:
 
 
 @dataclass(frozen=True)
-class Setting:
+class FastAlgorithmSettings:
     """What fast algorithms may cost.
 
     Attributes:
@@ -124,7 +124,7 @@ class Substitution:
 
 
 def substitutions(
-    original: Graph, plain: Graph, prices: CostModel, setting: Setting, log: Log
+    original: Graph, plain: Graph, prices: CostModel, setting: FastAlgorithmSettings, log: Log
 ) -> Iterator[Substitution]:
     """Graphs with fast algorithms in the place of operators, in the order in which they are to be tried.
 
@@ -192,7 +192,7 @@ def _pricing(prices: CostModel) -> CostModel | None:
     return None if found is None else costs.RecordedProfile(costs.load_profile(found), prices.sizes)
 
 
-def _fitting(plain: Graph, chosen: list[Choice], setting: Setting) -> list[Choice]:
+def _fitting(plain: Graph, chosen: list[Choice], setting: FastAlgorithmSettings) -> list[Choice]:
     """As many of the algorithms as memory allows, without those first that gain the least for a byte."""
     weights = plain.weight_bytes
     kept = list(chosen)
@@ -305,7 +305,7 @@ class ErrorBudget:
         bench: where graphs are run.
     """
 
-    def __init__(self, original: Graph, setting: Setting, bench: Bench) -> None:
+    def __init__(self, original: Graph, setting: FastAlgorithmSettings, bench: Bench) -> None:
         self._setting, self._normal = setting, setting.inputs or _error_input_count(original, setting.sizes)
         seeds = range(setting.seed, setting.seed + self._normal)
         kinds = [*(("normal", seed) for seed in seeds), ("edge", setting.seed)]

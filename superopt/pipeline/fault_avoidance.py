@@ -27,7 +27,7 @@ from superopt.runtime.limits import LARGE, refuse_unbounded
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.verifier.check.differential import CheckResult
 
-__all__ = ["avoid_runtime_fault", "fewest_copies", "find_runtime_fault", "RuntimeFault", "with_copies"]
+__all__ = ["avoid_runtime_fault", "fewest_copies", "find_runtime_fault", "AvoidableFault", "with_copies"]
 
 _NOT_RUN = (InvalidModel, ResourceLimit, Unsupported, UsageError, MemoryError)  # with which a model does not run here
 _LISTED = 4  # copied values in a note
@@ -44,7 +44,7 @@ class CheckedCopies:
 
 
 @dataclass(frozen=True)
-class RuntimeFault:
+class AvoidableFault:
     """What the runtime's optimiser breaks in the model.
 
     Attributes:
@@ -89,7 +89,7 @@ def find_runtime_fault(candidate: Candidate, context: Context) -> Candidate:
         return candidate
     if fault is not None:
         context.log.limit(fault.words())
-        context.fault = RuntimeFault(fault, _checked_copies(context, model, until))
+        context.fault = AvoidableFault(fault, _checked_copies(context, model, until))
     context.bench.drop(graph)  # its sessions are gone, and may have been large
     return candidate
 

@@ -24,7 +24,7 @@ from superopt.rules import Rule, TensorScheme
 from superopt.verifier import ProvedAllSizes
 from superopt.verifier.prover.piecewise import prove_joined
 
-__all__ = ["TARGETS", "Fissioned", "fissions"]
+__all__ = ["TARGETS", "FissionedGraph", "fissions"]
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ TARGETS = (0.7, 0.5, 0.35, 0.25, 0.18, 0.12, 0.08)  # of what is alive at once
 
 
 @dataclass(frozen=True)
-class Fissioned:
+class FissionedGraph:
     """A graph with regions computed in parts.
 
     Attributes:
@@ -73,7 +73,9 @@ class Fissioned:
     regions: tuple[Region, ...]
 
 
-def fissions(graph: Graph, *, targets: Sequence[float] = TARGETS, deadline: float = float("inf")) -> list[Fissioned]:
+def fissions(
+    graph: Graph, *, targets: Sequence[float] = TARGETS, deadline: float = float("inf")
+) -> list[FissionedGraph]:
     """Graphs of falling peak in which regions are computed in parts, each proved equal; the graph given is left out.
 
     Args:
@@ -81,7 +83,7 @@ def fissions(graph: Graph, *, targets: Sequence[float] = TARGETS, deadline: floa
         targets: shares of the peak, falling, that graphs are cut down to.
         deadline: on the monotonic clock, after which no region is looked for.
     """
-    made: list[Fissioned] = []
+    made: list[FissionedGraph] = []
     known = _SharedSearch()
     least = first = _Cutting(graph, 0.0, known).peak
     for target in targets:
@@ -90,7 +92,7 @@ def fissions(graph: Graph, *, targets: Sequence[float] = TARGETS, deadline: floa
             pass
         if cutting.regions and cutting.peak < POLICY.remaining * least:
             least = cutting.peak
-            made.append(Fissioned(cutting.graph, cutting.peak, tuple(cutting.regions)))
+            made.append(FissionedGraph(cutting.graph, cutting.peak, tuple(cutting.regions)))
         elif cutting.peak > cutting.target:
             break  # nor is less to be had
     return made

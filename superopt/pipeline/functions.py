@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from superopt.formats.functions import Inlined, inlined, with_calls
+from superopt.formats.functions import InlinedGraph, inlined, with_calls
 from superopt.ir.errors import InvalidModel, ResourceLimit, Unsupported, UsageError
 from superopt.ir.graph import Graph, structural_hash
 from superopt.pipeline.options import Options
@@ -29,7 +29,7 @@ _RUN = 20.0  # seconds for one run of the model, which is not timed
 _LISTED = 4  # functions that a note names
 
 
-def inline_functions(given: Graph, options: Options) -> tuple[Inlined, tuple[str, ...]]:
+def inline_functions(given: Graph, options: Options) -> tuple[InlinedGraph, tuple[str, ...]]:
     """A model with bodies in place of calls of its functions, and what there is to say of calls that stay.
 
     ONNX Runtime runs the model both ways, and all calls stay if it makes other values of the bodies.
@@ -40,7 +40,7 @@ def inline_functions(given: Graph, options: Options) -> tuple[Inlined, tuple[str
         for name, why in list(found.refused.items())[:_LISTED]
     )
     if found.calls and (why := _difference(given, found.graph, options)):
-        return Inlined(given), (f"calls of the model's functions stay as they are: {why}",)
+        return InlinedGraph(given), (f"calls of the model's functions stay as they are: {why}",)
     return found, notes
 
 
@@ -71,7 +71,7 @@ def _equal(a: np.ndarray, b: np.ndarray) -> bool:
     return bool(np.array_equal(a, b, equal_nan=a.dtype.kind in "fc"))
 
 
-def restore_calls(result: Result, given: Graph, before: Inlined, options: Options) -> Result:
+def restore_calls(result: Result, given: Graph, before: InlinedGraph, options: Options) -> Result:
     """A result as it is returned: of the model as it came, with calls where their bodies are unchanged.
 
     Args:

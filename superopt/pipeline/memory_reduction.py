@@ -11,7 +11,7 @@ from superopt.pipeline.context import Context
 from superopt.verifier.check.differential import EXACT, CheckResult, Slack
 
 if TYPE_CHECKING:
-    from superopt.pipeline.rematerialization import Point
+    from superopt.pipeline.rematerialization import TradeoffPoint
 
 __all__ = ["reduce_memory"]
 
@@ -32,7 +32,7 @@ def reduce_memory(candidate: Candidate, context: Context) -> Candidate:
     points = rematerialization.for_memory(
         after, options, task.costs, context.log, task.budget.left, timer, task.progress
     )
-    kept: list[Point] = []
+    kept: list[TradeoffPoint] = []
     for point in points:
         if not point.chosen and task.budget.left <= 0.0:
             continue
@@ -47,7 +47,7 @@ def reduce_memory(candidate: Candidate, context: Context) -> Candidate:
     return candidate
 
 
-def _check(point: Point, candidate: Candidate, context: Context) -> CheckResult | None:
+def _check(point: TradeoffPoint, candidate: Candidate, context: Context) -> CheckResult | None:
     """The check of a graph; ``None`` where it does not pass."""
     task, slack = context.task, EXACT
     if not task.options.check:

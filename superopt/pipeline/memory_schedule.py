@@ -39,14 +39,14 @@ from superopt.runtime.lowered_graph import discard_threshold, weightless_file
 from superopt.runtime.onnx_runtime import make_session, run
 from superopt.runtime.sample_data import feeds_for, with_values
 
-__all__ = ["Scheduled", "arena_of", "arena_block", "least_memory", "orders"]
+__all__ = ["ScheduledGraph", "arena_of", "arena_block", "least_memory", "orders"]
 
 _SESSIONS = 3  # more of a model, where their orders may differ
 _ASKED = 4  # graphs of which the arena is asked: a second or two each
 
 
 @dataclass(frozen=True)
-class Scheduled:
+class ScheduledGraph:
     """A graph with its nodes and sizes as its activations take least.
 
     Attributes:
@@ -66,7 +66,7 @@ class Scheduled:
 
 def least_memory(
     graph: Graph, *, sizes: Mapping[str, int] | None = None, deadline: float = float("inf"), alike: bool = True
-) -> Scheduled:
+) -> ScheduledGraph:
     """The same kernels with the least memory for activations that is found.
 
     Args:
@@ -81,8 +81,8 @@ def least_memory(
     """
     sizes = sizes or {}
     before = min(_footprints(graph, sizes), key=lambda f: f.plan.peak)
-    unchanged, run = Scheduled(graph, before, before, ""), kernels(before.ran)
-    tried, least = list[Scheduled](), before.plan.peak
+    unchanged, run = ScheduledGraph(graph, before, before, ""), kernels(before.ran)
+    tried, least = list[ScheduledGraph](), before.plan.peak
 
     for how, made, said in _candidates(graph, before, sizes, alike):
         if time.monotonic() > deadline or least <= before.bound:
@@ -92,15 +92,15 @@ def least_memory(
         except (SuperoptError, NotCovered):  # a shape that has to be known
             continue
         if not alike or kernels(after.ran, said) == run:
-            tried.append(Scheduled(made, before, after, how))
+            tried.append(ScheduledGraph(made, before, after, how))
             least = min(least, after.plan.peak)
     better = [found for found in tried if found.after.plan.peak < before.plan.peak]
     return _best_measured(unchanged, better, sizes, deadline, alike) if better else unchanged
 
 
 def _best_measured(
-    unchanged: Scheduled, found: Sequence[Scheduled], sizes: Mapping[str, int], deadline: float, alike: bool
-) -> Scheduled:
+    unchanged: ScheduledGraph, found: Sequence[ScheduledGraph], sizes: Mapping[str, int], deadline: float, alike: bool
+) -> ScheduledGraph:
     """Of what is modelled to need least, of each kind first, the one of which the arena is asked least: it decides, and
     not always as modelled. Of equals first what the prover follows, who does not know how many rows a ``Compress``
     keeps."""

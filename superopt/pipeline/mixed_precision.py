@@ -40,7 +40,7 @@ from superopt.passes.mixed_precision import (
 from superopt.pipeline.acceptance_policy import Decision
 from superopt.pipeline.candidate import Candidate
 from superopt.pipeline.context import Context
-from superopt.runtime.protocol import Loaded, runtime_named
+from superopt.runtime.protocol import LoadedModel, runtime_named
 from superopt.verifier.check.check_plan import CheckResult
 from superopt.verifier.check.output_errors import OutputError, OutputErrors, error_of, steered_inputs
 from superopt.verifier.check.sessions import Arrays, Bench, attempt
@@ -359,7 +359,7 @@ class _SingleErrors:
             yield from ((n, error / sqrt(len(group))) for n in group)
 
 
-def _ran(session: Loaded, names: Sequence[str], feeds: Arrays) -> Arrays | None:
+def _ran(session: LoadedModel, names: Sequence[str], feeds: Arrays) -> Arrays | None:
     try:
         return session.run(feeds, names)
     except (InvalidModel, UsageError):

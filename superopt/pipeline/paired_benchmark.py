@@ -22,7 +22,7 @@ from superopt.runtime.limits import LARGE, give_back, refuse_unbounded
 from superopt.runtime.measurement import Measurement
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.paired_benchmark import SETTLED, Clock, Enough, PairedTimes, time_loadings
-from superopt.runtime.protocol import Bound, Runtime
+from superopt.runtime.protocol import BoundModel, Runtime
 from superopt.runtime.unsafe_models import risk_of
 from superopt.verifier.check.differential import make_inputs
 from superopt.verifier.check.sessions import Bench
@@ -83,7 +83,7 @@ def measure(
     with Bench() if bench is None else nullcontext(bench) as given:
         refuse_fatal((before, after), feeds, given)
 
-        def loaded() -> list[Bound]:
+        def loaded() -> list[BoundModel]:
             made = given.loaded_all((before, after), runtime, threads=threads, keep=loadings == 1)
             return [m.bound(feeds) for m in made]
 

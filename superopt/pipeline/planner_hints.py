@@ -22,9 +22,9 @@ from superopt.memory.unknown_shapes import best_open, kernel_of
 from superopt.ops.infer import Typing
 from superopt.ops.record import NotCovered
 from superopt.pipeline.memory_timeline import Footprint, footprint
-from superopt.pipeline.symbolic_rows import Sum, merged, sizes_of, sums, values_of_known_sizes
+from superopt.pipeline.symbolic_rows import AffineProduct, merged, sizes_of, sums, values_of_known_sizes
 
-__all__ = ["Hidden", "hidden_sizes", "kernels"]
+__all__ = ["GraphWithHiddenSizes", "hidden_sizes", "kernels"]
 
 _NOTHING = frozenset[str](), frozenset[str]()
 _ROUNDS = 5  # in which it is found out what has to be left closed
@@ -32,7 +32,7 @@ _REFINED = 3  # graphs that are tried
 
 
 @dataclass(frozen=True)
-class Hidden:
+class GraphWithHiddenSizes:
     """A graph that hides sizes from some kernels.
 
     Attributes:
@@ -50,7 +50,7 @@ class Hidden:
 
 def hidden_sizes(
     graph: Graph, typing: Typing, found: Footprint, sizes: Mapping[str, int], *, alike: bool = True
-) -> Iterator[Hidden]:
+) -> Iterator[GraphWithHiddenSizes]:
     """The graph with sizes hidden: from all kernels that run without them, and then from those of them from which it is
     worth it, as simulated with the views that this takes.
 
@@ -87,7 +87,7 @@ class _Search:
         self.firm = frozenset[str]()
         self.seen = set[frozenset[str]]()
 
-    def wide(self) -> Hidden | None:
+    def wide(self) -> GraphWithHiddenSizes | None:
         """All sizes hidden, but from what the runtime fuses only at sizes that it knows."""
         for _ in range(_ROUNDS):
             made, lost = self._hidden_graph(frozenset(self.may & self.owner.keys()))
@@ -99,7 +99,7 @@ class _Search:
             self.firm |= again
         return None
 
-    def narrow(self, wide: Hidden) -> Hidden | None:
+    def narrow(self, wide: GraphWithHiddenSizes) -> GraphWithHiddenSizes | None:
         """Sizes hidden where it is worth it in what is run then."""
         owner = _owners(self.graph, wide.after.ran, wide.named)
         for _ in range(_ROUNDS):
@@ -119,7 +119,7 @@ class _Search:
         self.may -= closed
         return bool(closed)
 
-    def _hidden_graph(self, hidden: frozenset[str]) -> tuple[Hidden | None, frozenset[str]]:
+    def _hidden_graph(self, hidden: frozenset[str]) -> tuple[GraphWithHiddenSizes | None, frozenset[str]]:
         """The graph with sizes hidden, and which kernels this has cost, or what is around those that it has brought."""
         self.seen.add(hidden)
         hiding = _Hiding(self.graph, self.typing, hidden, self.firm, self.signal)
@@ -132,7 +132,9 @@ class _Search:
         if self.alike and not lost and not around and kernels(after.ran, said) != kernels(self.found.ran):
             return None, frozenset()
         open_ = {k for o, k in self.owner.items() if o in hidden}
-        return Hidden(graph, said, hiding.named, after), (lost & open_) or (around & open_) or lost or around
+        return GraphWithHiddenSizes(graph, said, hiding.named, after), (lost & open_) or (
+            around & open_
+        ) or lost or around
 
 
 def kernels(ran: Graph, said: Set[str] = frozenset()) -> Counter[tuple[str, str]]:
@@ -273,7 +275,7 @@ class _Hiding:
             return node
         return replace(node, inputs=(node.inputs[0], self._shape([-1, *sizes[1:]])), attributes={})
 
-    def _merged(self, node: Node, found: Sum) -> Node:
+    def _merged(self, node: Node, found: AffineProduct) -> Node:
         """A product with a vector added, as the runtime merges them at sizes that it knows."""
         hides = node.outputs[0] in self.hidden
         left = self._read(found.left, hides)

@@ -13,7 +13,7 @@ from superopt.cost import CostModel
 from superopt.cost.graph_costs import task_of, work
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph, structural_hash
-from superopt.memory.copies import Planned
+from superopt.memory.copies import PlannedGraph
 from superopt.memory.planner import block_of
 from superopt.memory.remat import ROWS, front
 from superopt.memory.schedule_plan import Timetable, original_timetable
@@ -25,15 +25,15 @@ from superopt.pipeline.log import Log
 from superopt.pipeline.memory_schedule import arena_block, least_memory
 from superopt.pipeline.memory_timeline import footprint
 from superopt.pipeline.options import EFFORTS, Options, Progress
-from superopt.pipeline.schedule_lowering import Realised, realised
+from superopt.pipeline.schedule_lowering import RealisedPlan, realised
 from superopt.report.quantities import bytes_text
 from superopt.runtime.limits import LARGE
 from superopt.runtime.measurement import Measurement
 
 if TYPE_CHECKING:
-    from superopt.pipeline.fission import Fissioned
+    from superopt.pipeline.fission import FissionedGraph
 
-__all__ = ["Point", "for_memory", "smallest_points", "points"]
+__all__ = ["TradeoffPoint", "for_memory", "smallest_points", "points"]
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ Timer = Callable[[Graph, Graph], "Measurement | None"]
 
 
 @dataclass(frozen=True)
-class Point:
+class TradeoffPoint:
     """A graph that computes the same, what it needs, and at which price.
 
     Attributes:
@@ -89,11 +89,11 @@ class Point:
     measured: Measurement | None = None
     chosen: bool = False
 
-    def timed(self, given: Graph, timer: Timer) -> Point:
+    def timed(self, given: Graph, timer: Timer) -> TradeoffPoint:
         """The point with its measurement beside the graph given; what cannot be timed counts as modelled."""
         return self if self.measured is not None else replace(self, measured=timer(given, self.graph))
 
-    def reported(self, fastest: Point) -> report.Tradeoff:
+    def reported(self, fastest: TradeoffPoint) -> report.Tradeoff:
         """The point beside the fastest."""
         timed = self.measured
         return report.Tradeoff(
@@ -114,7 +114,7 @@ class MemoryPlan:
         how: what was done.
     """
 
-    planned: Planned
+    planned: PlannedGraph
     table: Timetable
     us: float
     how: str
@@ -149,9 +149,9 @@ class MemoryPlanWriter:
         given, least = found.asked or (arena_block(graph, sizes), 0)
         self.planned = task_of(graph, model.recorded or model, typing, sizes=sizes)
         self.us = sum(op.us for op in self.planned.task.ops)
-        self.first = [Point(graph, self.weights + self.held + given, self.us, "")]
+        self.first = [TradeoffPoint(graph, self.weights + self.held + given, self.us, "")]
         if found.how:
-            self.first.append(Point(found.graph, self.weights + self.held + least, self.us, found.how))
+            self.first.append(TradeoffPoint(found.graph, self.weights + self.held + least, self.us, found.how))
 
     def left(self) -> float:
         """Seconds."""
@@ -187,18 +187,18 @@ class MemoryPlanWriter:
             planned = task_of(made.graph, self.model.recorded or self.model, sizes=self.sizes)
             yield MemoryPlan(planned, original_timetable(planned.task), self.price(made, planned), "fission")
 
-    def price(self, made: Fissioned, planned: Planned) -> float:
+    def price(self, made: FissionedGraph, planned: PlannedGraph) -> float:
         """Modelled microseconds of a graph with regions in parts, beyond those of the graph given."""
         return sum(op.us for op in planned.task.ops) - self.us
 
     def _with_recomputation(
-        self, planned: Planned, us: float, how: str, most: int | None, among: int = 1
+        self, planned: PlannedGraph, us: float, how: str, most: int | None, among: int = 1
     ) -> Iterator[MemoryPlan]:
         """Plans that compute values of a graph again, one of so many graphs that share work and time."""
         found = front(planned.task, rows=self.rows // among, seconds=self.planning * self.left() / among, enough=most)
         yield from (MemoryPlan(planned, t, us + t.us, how) for t in found[1:])
 
-    def write(self, plan: MemoryPlan) -> Point | None:
+    def write(self, plan: MemoryPlan) -> TradeoffPoint | None:
         """A plan, written; ``None`` where ONNX Runtime does not take it."""
         try:
             if plan.how == "fission":
@@ -207,12 +207,12 @@ class MemoryPlanWriter:
                 made, how = realised(plan.planned, plan.table, sizes=self.sizes, deadline=self.deadline), plan.how
         except (SuperoptError, NotCovered):  # a size that has to be known
             return None
-        return Point(made.graph, self.weights + self.held + made.block, self.us + plan.us, how)
+        return TradeoffPoint(made.graph, self.weights + self.held + made.block, self.us + plan.us, how)
 
-    def _in_parts(self, plan: MemoryPlan) -> tuple[Realised, str]:
+    def _in_parts(self, plan: MemoryPlan) -> tuple[RealisedPlan, str]:
         """A plan with regions in parts as it takes least: in an order of its own, or in one that guards see to."""
         found = least_memory(plan.planned.graph, sizes=self.sizes, deadline=self.deadline, alike=False)
-        least = Realised(found.graph, found.asked[1] if found.asked else arena_block(found.graph, self.sizes))
+        least = RealisedPlan(found.graph, found.asked[1] if found.asked else arena_block(found.graph, self.sizes))
         if least.block > PLANS.near * plan.peak and self.left() > 0.0:
             guarded = realised(plan.planned, plan.table, sizes=self.sizes, deadline=self.deadline)
             if guarded.block < least.block:
@@ -223,9 +223,9 @@ class MemoryPlanWriter:
         """Bytes that may be alive at once for weights and activations to be within a limit with something to spare."""
         return PLANS.limit_share * limit - self.weights - self.held
 
-    def within_limit(self, limit: int, plans: Sequence[MemoryPlan]) -> list[Point]:
+    def within_limit(self, limit: int, plans: Sequence[MemoryPlan]) -> list[TradeoffPoint]:
         """Points from plans of rising time, up to the first that needs no more than the limit."""
-        room, found = self.room(limit), list[Point]()
+        room, found = self.room(limit), list[TradeoffPoint]()
         while plans and len(found) < PLANS.attempts and self.left() > 0.0:
             plan = next((p for p in plans if p.block <= room), min(plans, key=lambda p: p.block))
             plans = [p for p in plans if p.block < plan.block]
@@ -239,12 +239,12 @@ class MemoryPlanWriter:
             room = min(room, room * plan.block / block)
         return found
 
-    def least(self, plans: Sequence[MemoryPlan]) -> Point | None:
+    def least(self, plans: Sequence[MemoryPlan]) -> TradeoffPoint | None:
         """Of the plans of the least block, those of each kind first, written, the one that needs least."""
         rising = sorted(plans, key=lambda p: p.block)
         kinds = list({p.how: p for p in reversed(rising)}.values())
         rising = [*reversed(kinds), *(p for p in rising if p not in kinds)]
-        found: Point | None = None
+        found: TradeoffPoint | None = None
         for plan in rising[: PLANS.attempts]:
             if found is not None and self.left() <= 0.0:
                 break
@@ -258,7 +258,7 @@ class MemoryPlanWriter:
 
 def for_memory(
     graph: Graph, options: Options, model: CostModel, log: Log, seconds: float, timer: Timer | None, progress: Progress
-) -> tuple[Point, ...]:
+) -> tuple[TradeoffPoint, ...]:
     """What the graph is written as, where the options ask for less memory, or for a limit that it else exceeds.
 
     Args:
@@ -305,7 +305,7 @@ def for_memory(
     return tuple(chosen) if options.objective == "pareto" else (chosen[at],)
 
 
-def _chosen_index(found: Sequence[Point], limit: int | None, objective: str) -> int:
+def _chosen_index(found: Sequence[TradeoffPoint], limit: int | None, objective: str) -> int:
     """Which of the points was asked for."""
     if limit is not None:
         meets = [i for i, p in enumerate(found) if p.bytes <= limit]
@@ -316,7 +316,7 @@ def _chosen_index(found: Sequence[Point], limit: int | None, objective: str) -> 
     return min(quick, key=lambda i: found[i].bytes)
 
 
-def _summary(given: Point, point: Point, weights: int, limit: int | None) -> str:
+def _summary(given: TradeoffPoint, point: TradeoffPoint, weights: int, limit: int | None) -> str:
     how = f" ({point.how})" if point.how else ""
     text = f"activations take {bytes_text(point.bytes - weights)} in ONNX Runtime{how}"
     if point.how:
@@ -337,7 +337,7 @@ def points(
     sizes: Mapping[str, int] | None = None,
     seconds: float = 120.0,
     rows: int = ROWS,
-) -> list[Point]:
+) -> list[TradeoffPoint]:
     """Graphs of which none is both faster, as modelled, and smaller, by rising time; the first is the one given, or the
     same kernels in less memory.
 
@@ -378,7 +378,7 @@ def smallest_points(
     seconds: float = 120.0,
     rows: int = ROWS,
     timer: Timer | None = None,
-) -> list[Point]:
+) -> list[TradeoffPoint]:
     """The graph given, and what was found; the last is the best, unless it was measured to be too slow.
 
     Args:
@@ -416,8 +416,8 @@ def smallest_points(
     return found
 
 
-def _undominated(found: Sequence[Point]) -> list[Point]:
-    kept: list[Point] = []
+def _undominated(found: Sequence[TradeoffPoint]) -> list[TradeoffPoint]:
+    kept: list[TradeoffPoint] = []
     for point in sorted(found, key=lambda p: (p.us, p.bytes)):
         if not kept or point.bytes < kept[-1].bytes:
             kept.append(point)

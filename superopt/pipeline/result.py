@@ -13,7 +13,7 @@ from superopt.ir.graph import Graph
 if TYPE_CHECKING:
     import onnx
 
-    from superopt.pipeline.rematerialization import Point
+    from superopt.pipeline.rematerialization import TradeoffPoint
     from superopt.rules.values import Certificate
 
 __all__ = ["Result"]
@@ -32,7 +32,7 @@ class Result:
     original: Graph
     report: report.Report
     by_values: tuple[tuple[Graph, Certificate], ...] = ()
-    pareto: tuple[Point, ...] = ()
+    pareto: tuple[TradeoffPoint, ...] = ()
 
     def __repr__(self) -> str:
         return f"<superopt Result {printable(self.graph.name)!r}: {self.report.summary}>"

@@ -31,13 +31,13 @@ from superopt.runtime.onnx_runtime import ONNX_RUNTIME, InferenceSession
 from superopt.runtime.onnx_runtime import run as run_session
 from superopt.verifier.check.differential import make_inputs
 from superopt.verifier.check.input_generation import LEVELS, fed_types
-from superopt.verifier.check.rounding_noise import Disturbed, is_exact
+from superopt.verifier.check.rounding_noise import DisturbedRuns, is_exact
 from superopt.verifier.check.sessions import Arrays, Bench, attempt
 from superopt.verifier.check.steered_inputs import steered
 from superopt.verifier.check.tolerance import FACTOR, ULPS, Displacement, element_type, equal, scales
 
 if TYPE_CHECKING:
-    from superopt.runtime.protocol import Loaded
+    from superopt.runtime.protocol import LoadedModel
 
 __all__ = ["Fault", "Unoptimised"]
 
@@ -166,8 +166,8 @@ class Unoptimised:
         return 0, refusal
 
     @cached_property
-    def _disturbed(self) -> Disturbed:
-        return Disturbed(self.graph, self._bench, self._plain, self._typing)
+    def _disturbed(self) -> DisturbedRuns:
+        return DisturbedRuns(self.graph, self._bench, self._plain, self._typing)
 
     @cached_property
     def _jumping(self) -> frozenset[str]:
@@ -198,13 +198,13 @@ class Unoptimised:
             graph: the model itself, or what was made of it.
         """
         try:
-            loaded: Loaded = self._bench.loaded(graph, ONNX_RUNTIME)
+            loaded: LoadedModel = self._bench.loaded(graph, ONNX_RUNTIME)
             plain = None if graph is self.graph else self._bench.session(graph, optimise=False)
             return self._differing(loaded, plain)
         except (InvalidModel, Unsupported, UsageError) as error:
             return Fault(refusal=error.what)
 
-    def _differing(self, loaded: Loaded, plain: InferenceSession | None) -> Fault | None:
+    def _differing(self, loaded: LoadedModel, plain: InferenceSession | None) -> Fault | None:
         made: list[Arrays] = []
         names = [v.name for v in self.graph.outputs]
         for trial in self._trials:

@@ -19,14 +19,14 @@ from itertools import pairwise, takewhile
 
 from superopt import formats
 from superopt.ir.graph import Graph, Node
-from superopt.memory.copies import Pin, Planned, Written, written
+from superopt.memory.copies import Pin, PlannedGraph, WrittenPlan, written
 from superopt.memory.schedule_plan import Timetable, prompt
 from superopt.pipeline.memory_schedule import arena_of
 from superopt.pipeline.memory_timeline import Footprint, footprint_of
 from superopt.runtime.onnx_runtime import NCHWC
 from superopt.runtime.sample_data import feeds_for
 
-__all__ = ["Realised", "realised"]
+__all__ = ["RealisedPlan", "realised"]
 
 _ROUNDS = 6  # of looking at the order that is run, and pinning what strays from the plan
 _FAR = 8  # steps by which a kernel that strays from its place is no matter
@@ -35,7 +35,7 @@ _INTO, _PLAIN = "ReorderInput", "ReorderOutput"  # copies into and out of the bl
 
 
 @dataclass(frozen=True)
-class Realised:
+class RealisedPlan:
     """A plan as a graph, and the bytes of the block that the arena is asked for when it is run."""
 
     graph: Graph
@@ -43,9 +43,9 @@ class Realised:
 
 
 def realised(
-    planned: Planned, plan: Timetable, *, sizes: Mapping[str, int] | None = None, sizes_known: bool = False,
+    planned: PlannedGraph, plan: Timetable, *, sizes: Mapping[str, int] | None = None, sizes_known: bool = False,
     deadline: float = float("inf"),
-) -> Realised:  # fmt: skip
+) -> RealisedPlan:  # fmt: skip
     """A plan as a graph that ONNX Runtime runs as planned, as far as pins can see to that.
 
     Args:
@@ -62,13 +62,13 @@ def realised(
     feeds = feeds_for(planned.graph, sizes or {})
     plan = prompt(planned.task, plan)
     pins: dict[Pin, None] = {}
-    best: Realised | None = None
+    best: RealisedPlan | None = None
     for _ in range(_ROUNDS):
         made = written(planned, plan, pins, sizes_known=sizes_known)
         graph = replace(made.graph, nodes=_backwards(made.graph))
         arena = arena_of(graph, sizes or {})
         if best is None or arena.block < best.block:
-            best = Realised(graph, arena.block)
+            best = RealisedPlan(graph, arena.block)
         found = footprint_of(formats.from_bytes(arena.ran), graph, feeds, sizes=sizes)
         fresh = dict.fromkeys(p for p in _Run(planned, plan, made, found).pins() if p not in pins)
         if not fresh or time.monotonic() > deadline:
@@ -104,9 +104,9 @@ def _backwards(graph: Graph) -> tuple[Node, ...]:
 class _Run:
     """A plan, how it was written, and how ONNX Runtime runs that."""
 
-    planned: Planned
+    planned: PlannedGraph
     plan: Timetable
-    made: Written
+    made: WrittenPlan
     found: Footprint
 
     @cached_property

@@ -15,7 +15,7 @@ from superopt.memory.shape_guards import FOR_MEMORY, Guards
 from superopt.ops.infer import Typing
 from superopt.pipeline.memory_timeline import Footprint
 
-__all__ = ["Sum", "values_of_known_sizes", "merged", "open_rows", "sizes_of", "sums"]
+__all__ = ["AffineProduct", "values_of_known_sizes", "merged", "open_rows", "sizes_of", "sums"]
 
 _COMPRESS = 9  # the first opset that has it
 
@@ -120,7 +120,7 @@ def values_of_known_sizes(after: Footprint, given: Set[str]) -> frozenset[str]:
 
 
 @dataclass(frozen=True)
-class Sum:
+class AffineProduct:
     """``left @ matrix + bias`` with ``inner`` columns on the left; ``shape``: the result's."""
 
     product: str
@@ -131,12 +131,12 @@ class Sum:
     shape: Sequence[int]
 
 
-def sums(graph: Graph, typing: Typing) -> dict[str, Sum]:
+def sums(graph: Graph, typing: Typing) -> dict[str, AffineProduct]:
     """Products with a constant matrix and a constant vector added, by what they make.
 
     ONNX Runtime runs them as a ``Gemm`` between two ``Reshape``, but only where it knows all sizes.
     """
-    found: dict[str, Sum] = {}
+    found: dict[str, AffineProduct] = {}
     outputs = {v.name for v in graph.outputs}
     for node in graph.nodes:
         for product, bias in (node.inputs, node.inputs[::-1]) if node.op == "Add" and not node.domain else ():
@@ -149,11 +149,11 @@ def sums(graph: Graph, typing: Typing) -> dict[str, Sum]:
             sides = matrix.type.shape
             if sides is not None and len(sides) == 2 and vector.type.shape == sides[1:]:
                 inner = int(str(sides[0]))
-                found[node.outputs[0]] = Sum(product, maker.inputs[0], matrix.name, bias, inner, shape)
+                found[node.outputs[0]] = AffineProduct(product, maker.inputs[0], matrix.name, bias, inner, shape)
     return found
 
 
-def merged(guards: Guards, node: Node, found: Sum, left: str, flattened: str, shape: str) -> Node:
+def merged(guards: Guards, node: Node, found: AffineProduct, left: str, flattened: str, shape: str) -> Node:
     """A product with a vector added, written as the runtime merges them at sizes that it knows.
 
     Args:

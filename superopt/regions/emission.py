@@ -17,7 +17,7 @@ from superopt.program.constant_folding import FoldedData, data_of, folded_weight
 from superopt.program.program import ComputedData, Program, ProgramStep
 from superopt.regions.replay import FreshNames
 
-__all__ = ["Emitted", "emit"]
+__all__ = ["EmittedGraph", "emit"]
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ POLICY = FoldPolicy()
 
 
 @dataclass(frozen=True)
-class Emitted:
+class EmittedGraph:
     """The graph, and how many constants were folded, with the bytes that the model's weights grew by."""
 
     graph: Graph
@@ -63,7 +63,7 @@ class _Literals:
 def emit(
     program: Program, operators: Mapping[str, Operator], budget: int, reserved: AbstractSet[str] = frozenset(), *,
     made_by: str = "",
-) -> Emitted:  # fmt: skip
+) -> EmittedGraph:  # fmt: skip
     """The program as a graph with the signature of the model.
 
     Args:
@@ -104,7 +104,7 @@ def emit(
         graph, nodes=tuple(nodes), weights=(*kept, *weights, *literals.made.values()),
         values=tuple(v for v in graph.values if v.name in known),
     )  # fmt: skip
-    return Emitted(result.checked(), len(weights), grown)
+    return EmittedGraph(result.checked(), len(weights), grown)
 
 
 def _fold(program: Program, budget: int) -> tuple[list[Weight], int, dict[str, str]]:

@@ -22,7 +22,7 @@ from superopt.ops.record import Operator
 from superopt.program.program import LeafFacts, Program, ProgramStep, facts_of_reals
 from superopt.program.value_analysis import ANYTHING, ValueFacts, rounded_facts
 
-__all__ = ["Lowered", "Region", "lower", "region_of"]
+__all__ = ["LoweredRegion", "Region", "lower", "region_of"]
 
 _DEEP = 24  # weight-only steps that are drawn into a region with each step that uses them
 
@@ -153,7 +153,7 @@ def _weight_steps(program: Program, chosen: Sequence[ProgramStep], made: set[str
 
 
 @dataclass(frozen=True, eq=False)
-class Lowered:
+class LoweredRegion:
     """An e-graph of a region.
 
     Attributes:
@@ -166,7 +166,7 @@ class Lowered:
     origin: Mapping[int, int]
 
 
-def lower(region: Region, operators: Mapping[str, Operator]) -> Lowered:
+def lower(region: Region, operators: Mapping[str, Operator]) -> LoweredRegion:
     """The e-graph that holds exactly the region.
 
     Raises:
@@ -199,7 +199,7 @@ def lower(region: Region, operators: Mapping[str, Operator]) -> Lowered:
     graph.input_nodes = {classes[n]: known for n, known in below.items()}
     for known in classes.values():
         graph.classes[graph.find(known)].original = True
-    return Lowered(graph, tuple(classes[n] for n in region.values), origin)
+    return LoweredRegion(graph, tuple(classes[n] for n in region.values), origin)
 
 
 def _add_narrow_constants(graph: EGraph, step: ProgramStep, args: tuple[int, ...], made: int) -> None:

@@ -10,7 +10,7 @@ from superopt.egraph.egraph import ABSENT, LEAF, PROJECT, EGraph, ENode
 from superopt.extraction.dag import Choice, Problem, constant_forms, used_classes
 from superopt.ir.terms import Attributes
 from superopt.ir.types import TensorType
-from superopt.regions.lowering import Lowered, Region
+from superopt.regions.lowering import LoweredRegion, Region
 
 __all__ = ["OUTSIDE", "PlanNode", "Plan", "Ref", "rule_list", "plan_of"]
 
@@ -73,7 +73,7 @@ def rule_list(plan: Plan) -> str:
 @dataclass
 class _Writer:
     region: Region
-    lowered: Lowered
+    lowered: LoweredRegion
     chosen: Mapping[int, ENode | None]  # class → its e-node; None where the value is given
     names: Mapping[int, list[int]]  # class → numbers of the region's values in it
 
@@ -157,7 +157,9 @@ class _Writer:
         return None if node is None else self.graph.classes[owner].nodes[node]
 
 
-def plan_of(region: Region, lowered: Lowered, problem: Problem, choice: Choice, before: float, after: float) -> Plan:
+def plan_of(
+    region: Region, lowered: LoweredRegion, problem: Problem, choice: Choice, before: float, after: float
+) -> Plan:
     """Write a choice down as a plan."""
     graph = lowered.graph
     leaf_count = len(region.leaves)

@@ -10,7 +10,7 @@ from functools import partial
 from math import sqrt
 
 from superopt.egraph.egraph import ABSENT, EGraph, ENode
-from superopt.egraph.saturation import Limits, Outcome, RewriteSet, saturate
+from superopt.egraph.saturation import Limits, RewriteSet, SaturationOutcome, saturate
 from superopt.extraction.dag import (
     Candidate,
     Choice,
@@ -25,7 +25,7 @@ from superopt.extraction.node_costs import Pricer
 from superopt.extraction.pruning import reduced, restricted
 from superopt.ops.record import Operator
 from superopt.regions.boundary_cost import dominates
-from superopt.regions.lowering import Lowered, Region, lower
+from superopt.regions.lowering import LoweredRegion, Region, lower
 from superopt.regions.plan import Plan, plan_of
 from superopt.runtime.paired_benchmark import SURELY
 
@@ -119,7 +119,7 @@ def search_region(
 
 
 def _priced_plan(
-    region: Region, lowered: Lowered, problem: Problem, incumbent: Choice, choice: Choice, pricer: Pricer,
+    region: Region, lowered: LoweredRegion, problem: Problem, incumbent: Choice, choice: Choice, pricer: Pricer,
     least_gain: float, before: float,
 ) -> tuple[Plan, float]:  # fmt: skip
     """The plan of a choice, and what it has to gain."""
@@ -133,7 +133,7 @@ def _priced_plan(
 
 
 def _surest(
-    lowered: Lowered, problem: Problem, incumbent: Choice, pricer: Pricer, deadline: float, choose: _Chooser
+    lowered: LoweredRegion, problem: Problem, incumbent: Choice, pricer: Pricer, deadline: float, choose: _Chooser
 ) -> Choice:
     """The best choice where everything new costs as much more as its price may be off by.
 
@@ -163,14 +163,14 @@ def is_simpler(region: Region, plan: Plan) -> bool:
     return plan.grown <= 0 and after < before
 
 
-def _missed(found: RegionResult, outcome: Outcome, gain: float, needed: float, plan: Plan) -> RegionResult:
+def _missed(found: RegionResult, outcome: SaturationOutcome, gain: float, needed: float, plan: Plan) -> RegionResult:
     rules = ", ".join(sorted(plan.rules)) or "evaluating constants"
     share = 100 * gain / found.before if found.before else 0.0
     text = f"{rules} would save {gain:.1f} µs ({share:.1f} % of the region), less than the noise of {needed:.1f} µs"
     return RegionResult(None, found.before, found.e_nodes, outcome.stopped, text, outcome.quarantined)
 
 
-def incumbent_of(region: Region, lowered: Lowered, problem: Problem) -> Choice:
+def incumbent_of(region: Region, lowered: LoweredRegion, problem: Problem) -> Choice:
     """The region as it is, as a choice: the first e-node of each class that the input made."""
     graph = lowered.graph
     choice: Choice = {}
@@ -184,7 +184,7 @@ def incumbent_of(region: Region, lowered: Lowered, problem: Problem) -> Choice:
     return choice
 
 
-def _original(region: Region, lowered: Lowered, problem: Problem) -> Choice:
+def _original(region: Region, lowered: LoweredRegion, problem: Problem) -> Choice:
     """The first form of each class in the order of the steps, which cannot be cyclic."""
     graph = lowered.graph
     choice: Choice = {}
@@ -216,7 +216,7 @@ def _original(region: Region, lowered: Lowered, problem: Problem) -> Choice:
 
 
 def _extract(
-    region: Region, lowered: Lowered, pricer: Pricer, deadline: float, choose: _Chooser, *, unsure: bool
+    region: Region, lowered: LoweredRegion, pricer: Pricer, deadline: float, choose: _Chooser, *, unsure: bool
 ) -> tuple[Choice, Problem]:
     graph = lowered.graph
     frame = frame_of(region, lowered)
@@ -252,7 +252,7 @@ def _extract(
 
 
 def _decided(
-    region: Region, lowered: Lowered, problem: Problem, incumbent: Choice, choice: Choice, pricer: Pricer
+    region: Region, lowered: LoweredRegion, problem: Problem, incumbent: Choice, choice: Choice, pricer: Pricer
 ) -> bool:
     """Whether no answer would change what becomes of a choice: it asks for no more of anything, or gains more than its
     prices are off by."""
@@ -296,7 +296,7 @@ def _without_dearer(problem: Problem, incumbent: Choice) -> tuple[Problem, Choic
 
 
 def _with_input_operators(
-    lowered: Lowered, problem: Problem, incumbent: Choice, choice: Choice, pricer: Pricer
+    lowered: LoweredRegion, problem: Problem, incumbent: Choice, choice: Choice, pricer: Pricer
 ) -> Choice:
     """The choice with the input's own operators wherever another of the same operands gains less than prices are off
     by: noise decides no such thing, and the next calibration would undo it."""
@@ -313,7 +313,7 @@ def _with_input_operators(
     return best
 
 
-def _own_error(lowered: Lowered, node: ENode, pricer: Pricer) -> float:
+def _own_error(lowered: LoweredRegion, node: ENode, pricer: Pricer) -> float:
     """Microseconds that an e-node's price is off by, but for what is shared with others of its operator."""
     estimate = pricer.node(lowered.graph, node, kept=True, ask=False)
     known = estimate.source in ("measured", "free")
@@ -321,7 +321,7 @@ def _own_error(lowered: Lowered, node: ENode, pricer: Pricer) -> float:
     return estimate.us * min(estimate.sigma, cap)
 
 
-def unchanged_cost(region: Region, lowered: Lowered, pricer: Pricer) -> float:
+def unchanged_cost(region: Region, lowered: LoweredRegion, pricer: Pricer) -> float:
     """The modelled cost of the region before anything was added to its e-graph; equal applications count once."""
     frame = frame_of(region, lowered)
     lowered.graph.rebuild()
@@ -329,7 +329,7 @@ def unchanged_cost(region: Region, lowered: Lowered, pricer: Pricer) -> float:
     return cost_of(problem, incumbent_of(region, lowered, problem)) + _naming(region, lowered, pricer)
 
 
-def _naming(region: Region, lowered: Lowered, pricer: Pricer) -> float:
+def _naming(region: Region, lowered: LoweredRegion, pricer: Pricer) -> float:
     """Microseconds of naming values whose names must stay and that equal others of them."""
     us, seen = 0.0, set[int]()
     for name in region.apart:
@@ -339,7 +339,7 @@ def _naming(region: Region, lowered: Lowered, pricer: Pricer) -> float:
     return us
 
 
-def frame_of(region: Region, lowered: Lowered) -> ExtractionInput:
+def frame_of(region: Region, lowered: LoweredRegion) -> ExtractionInput:
     """What the region gives an extraction."""
     graph = lowered.graph
     roots = [lowered.classes[region.number[o]] for o in region.outputs]
@@ -368,7 +368,7 @@ def _nodes(problem: Problem, choice: Choice) -> set[int]:
     return {choice[c] for c in used_classes(problem, choice) or ()}
 
 
-def _noise(lowered: Lowered, problem: Problem, before: Choice, after: Choice, pricer: Pricer) -> float:
+def _noise(lowered: LoweredRegion, problem: Problem, before: Choice, after: Choice, pricer: Pricer) -> float:
     """What a gain must exceed, from what the two do not share.
 
     One standard deviation of the difference where all of it is measured. Else two, of which
@@ -400,7 +400,7 @@ def _noise(lowered: Lowered, problem: Problem, before: Choice, after: Choice, pr
     return SURELY * sqrt(total + sum((more * sigma) ** 2 for more, sigma in change.values() if more > 0))
 
 
-def _matching_operators(lowered: Lowered, problem: Problem, gone: set[int], fresh: set[int]) -> dict[int, int]:
+def _matching_operators(lowered: LoweredRegion, problem: Problem, gone: set[int], fresh: set[int]) -> dict[int, int]:
     """Pairs of an application that goes and one that comes, of one operator, with equal attributes, over operands of
     equal types, as far as both have them: a layer with and without its bias, or with another weight."""
     graph, found = lowered.graph, dict[int, int]()

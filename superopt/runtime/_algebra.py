@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-__all__ = ["Algebra", "Array", "FLOAT64", "Float64", "Named", "aligned", "broadcast", "folded", "product_sum"]
+__all__ = ["Algebra", "Array", "FLOAT64", "Float64", "IndexedArray", "aligned", "broadcast", "folded", "product_sum"]
 
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -149,7 +149,7 @@ _PIECE = 1 << 25  # bytes of a factor that are packed at once: the windows of an
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Named:
+class IndexedArray:
     """An array with one axis per index variable it depends on; axes are in the program's order of variables."""
 
     array: Array
@@ -159,7 +159,7 @@ class Named:
         return int(self.array.shape[self.axes.index(axis)])
 
 
-def aligned(values: Sequence[Named], rank: Mapping[str, int]) -> tuple[list[Array], tuple[str, ...]]:
+def aligned(values: Sequence[IndexedArray], rank: Mapping[str, int]) -> tuple[list[Array], tuple[str, ...]]:
     """The arrays with axes of size 1 put in, so that they broadcast, and the union of the axes."""
     axes = values[0].axes
     if all(v.axes == axes for v in values):
@@ -173,7 +173,7 @@ def aligned(values: Sequence[Named], rank: Mapping[str, int]) -> tuple[list[Arra
     return arrays, axes
 
 
-def broadcast(value: Named, axes: Sequence[str], extents: Mapping[str, int]) -> Array:
+def broadcast(value: IndexedArray, axes: Sequence[str], extents: Mapping[str, int]) -> Array:
     """The value over exactly these axes (in any order), repeated along those it lacks; a view."""
     present = [a for a in axes if a in value.axes]
     array = value.array.transpose([value.axes.index(a) for a in present])
@@ -181,7 +181,7 @@ def broadcast(value: Named, axes: Sequence[str], extents: Mapping[str, int]) -> 
     return np.broadcast_to(array, [extents[a] for a in axes])
 
 
-def folded(algebra: Algebra, kind: str, value: Named, reduced: Sequence[str]) -> Named:
+def folded(algebra: Algebra, kind: str, value: IndexedArray, reduced: Sequence[str]) -> IndexedArray:
     """The reduction of a value over axes that it has.
 
     A window of few positions is folded position by position: NumPy is slow at reducing short strided axes.
@@ -192,17 +192,17 @@ def folded(algebra: Algebra, kind: str, value: Named, reduced: Sequence[str]) ->
         return value
     count = prod(value.array.shape[a] for a in axes)
     if kind == "sum" or not 0 < count <= 64 or value.array.size < 4096 * count:
-        return Named(algebra.reduce(kind, value.array, axes), rest)
+        return IndexedArray(algebra.reduce(kind, value.array, axes), rest)
     moved = np.moveaxis(value.array, axes, range(len(axes)))
     positions = iter(np.ndindex(*moved.shape[: len(axes)]))
     result = moved[next(positions)]
     for position in positions:
         result = algebra.function("mul" if kind == "prod" else kind, result, moved[position])
-    return Named(result, rest)
+    return IndexedArray(result, rest)
 
 
-def product_sum(algebra: Algebra, factors: Sequence[Named], reduced: Sequence[str], extents: Mapping[str, int],
-                rank: Mapping[str, int], piece: int = _PIECE) -> Named:  # fmt: skip
+def product_sum(algebra: Algebra, factors: Sequence[IndexedArray], reduced: Sequence[str], extents: Mapping[str, int],
+                rank: Mapping[str, int], piece: int = _PIECE) -> IndexedArray:  # fmt: skip
     """``Σ over reduced of Π factors``: pairs are contracted by matrix products, the cheapest result first.
 
     Args:
@@ -216,9 +216,9 @@ def product_sum(algebra: Algebra, factors: Sequence[Named], reduced: Sequence[st
     left = list(factors)
     repeated = prod(extents[v] for v in reduced if not any(v in f.axes for f in left))
     if repeated != 1:
-        left.append(Named(algebra.integers(np.asarray(repeated, dtype=np.int64)), ()))
+        left.append(IndexedArray(algebra.integers(np.asarray(repeated, dtype=np.int64)), ()))
     if not left:
-        return Named(algebra.integers(np.asarray(1, dtype=np.int64)), ())
+        return IndexedArray(algebra.integers(np.asarray(1, dtype=np.int64)), ())
     while True:
         for position, factor in enumerate(left):
             others = {a for f in (*left[:position], *left[position + 1 :]) for a in f.axes}
@@ -235,7 +235,7 @@ def product_sum(algebra: Algebra, factors: Sequence[Named], reduced: Sequence[st
         left.append(_contracted(algebra, *pair, inner, extents, rank, piece))
 
 
-def _cheapest(factors: Sequence[Named], reduced: Sequence[str], extents: Mapping[str, int]) -> tuple[int, int]:
+def _cheapest(factors: Sequence[IndexedArray], reduced: Sequence[str], extents: Mapping[str, int]) -> tuple[int, int]:
     if len(factors) == 2:
         return 0, 1
     best = (-1.0, 0, 1)
@@ -249,12 +249,12 @@ def _cheapest(factors: Sequence[Named], reduced: Sequence[str], extents: Mapping
     return best[1], best[2]
 
 
-def _contracted(algebra: Algebra, a: Named, b: Named, inner: Sequence[str], extents: Mapping[str, int],
-                rank: Mapping[str, int], piece: int) -> Named:  # fmt: skip
+def _contracted(algebra: Algebra, a: IndexedArray, b: IndexedArray, inner: Sequence[str], extents: Mapping[str, int],
+                rank: Mapping[str, int], piece: int) -> IndexedArray:  # fmt: skip
     """``Σ over inner of a · b``; every axis of ``inner`` is in both."""
     if not inner:
         arrays, axes = aligned([a, b], rank)
-        return Named(algebra.function("mul", *arrays), axes)
+        return IndexedArray(algebra.function("mul", *arrays), axes)
     axis, count = _cut(a, b, inner, piece)
     if count > 1:
         return _piecewise(algebra, a, b, inner, extents, rank, piece, axis, count)
@@ -269,10 +269,10 @@ def _contracted(algebra: Algebra, a: Named, b: Named, inner: Sequence[str], exte
     axes = (*batch, *rows, *columns)
     product = product.reshape([extents[v] for v in axes])
     order = sorted(range(len(axes)), key=lambda p: rank[axes[p]])
-    return Named(product.transpose(order), tuple(axes[p] for p in order))
+    return IndexedArray(product.transpose(order), tuple(axes[p] for p in order))
 
 
-def _cut(a: Named, b: Named, inner: Sequence[str], piece: int) -> tuple[str, int]:
+def _cut(a: IndexedArray, b: IndexedArray, inner: Sequence[str], piece: int) -> tuple[str, int]:
     """The axis along which the larger factor is taken in pieces, and in how many."""
     value = max(a, b, key=lambda v: v.array.nbytes)
     outer = [v for v in value.axes if v not in inner and value.size(v) > 1]
@@ -283,26 +283,26 @@ def _cut(a: Named, b: Named, inner: Sequence[str], piece: int) -> tuple[str, int
 
 
 def _piecewise(
-    algebra: Algebra, a: Named, b: Named, inner: Sequence[str], extents: Mapping[str, int], rank: Mapping[str, int],
-    piece: int, axis: str, count: int,
-) -> Named:  # fmt: skip
+    algebra: Algebra, a: IndexedArray, b: IndexedArray, inner: Sequence[str], extents: Mapping[str, int],
+    rank: Mapping[str, int], piece: int, axis: str, count: int,
+) -> IndexedArray:  # fmt: skip
     """:func:`_contracted`, for so many pieces of an axis that is not summed over."""
     ends = [extents[axis] * number // count for number in range(count + 1)]
-    parts: list[Named] = []
+    parts: list[IndexedArray] = []
     for start, end in pairwise(ends):
         left, right = (_part(v, axis, slice(start, end)) for v in (a, b))
         parts.append(_contracted(algebra, left, right, inner, {**extents, axis: end - start}, rank, piece))
     axes = parts[0].axes
-    return Named(np.concatenate([p.array for p in parts], axes.index(axis)), axes)
+    return IndexedArray(np.concatenate([p.array for p in parts], axes.index(axis)), axes)
 
 
-def _part(value: Named, axis: str, part: slice) -> Named:
+def _part(value: IndexedArray, axis: str, part: slice) -> IndexedArray:
     if axis not in value.axes:
         return value
-    return Named(value.array[(slice(None),) * value.axes.index(axis) + (part,)], value.axes)
+    return IndexedArray(value.array[(slice(None),) * value.axes.index(axis) + (part,)], value.axes)
 
 
-def _packed(value: Named, batch: Sequence[str], outer: Sequence[str], inner: Sequence[str]) -> Array:
+def _packed(value: IndexedArray, batch: Sequence[str], outer: Sequence[str], inner: Sequence[str]) -> Array:
     """The value as ``[*batch, outer, inner]``, copied only where BLAS could not read it in place.
 
     The copy keeps in the innermost place the axis that moves fastest in memory, on whichever side it is.
@@ -318,7 +318,7 @@ def _packed(value: Named, batch: Sequence[str], outer: Sequence[str], inner: Seq
     return array if inner_last else array.swapaxes(-1, -2)
 
 
-def _nearest(value: Named, axes: Sequence[str]) -> tuple[float, int]:
+def _nearest(value: IndexedArray, axes: Sequence[str]) -> tuple[float, int]:
     """The smallest step in memory along any of the axes; of equal ones (a window), the longer axis is nearer."""
     steps = ((abs(value.array.strides[value.axes.index(v)]), -value.size(v)) for v in axes if value.size(v) > 1)
     return min(steps, default=(float("inf"), 0))

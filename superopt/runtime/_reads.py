@@ -12,28 +12,39 @@ import numpy as np
 
 from superopt.ir.poly import Dim, Poly, Quotient
 from superopt.ops.meaning import Where
-from superopt.runtime._algebra import Algebra, Array, Named, aligned, broadcast
+from superopt.runtime._algebra import Algebra, Array, IndexedArray, aligned, broadcast
 from superopt.runtime._program import Affine, Domain, Form, Step, span
 
 if TYPE_CHECKING:
     from superopt.runtime.evaluate import Evaluation
 
-__all__ = ["Request", "Scaled", "Task", "Value", "atom_positions", "guarded", "interval", "mask", "positions", "read"]
+__all__ = [
+    "Request",
+    "ScaledNumber",
+    "Task",
+    "Value",
+    "atom_positions",
+    "guarded",
+    "interval",
+    "mask",
+    "positions",
+    "read",
+]
 
 
 # -- Values of subexpressions --------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True, eq=False)
-class Scaled:
+class ScaledNumber:
     """``mantissa · exp(exponent)``; a mantissa of ``None`` is 1. ``number`` is the product, once computed."""
 
-    mantissa: Named | None
-    exponent: Named
-    number: Named | None = None
+    mantissa: IndexedArray | None
+    exponent: IndexedArray
+    number: IndexedArray | None = None
 
 
-Value = Named | Scaled
+Value = IndexedArray | ScaledNumber
 Request = tuple[int, Domain]  # the number of a step, and the ranges of index variables to evaluate it over
 Task = Generator[Request, Value, Value]  # yields requests, is sent their values, returns its own
 
@@ -41,48 +52,48 @@ Task = Generator[Request, Value, Value]  # yields requests, is sent their values
 # -- Reads ---------------------------------------------------------------------------------------------------------
 
 
-def positions(form: Form, domain: Domain, rank: Mapping[str, int]) -> Named:
+def positions(form: Form, domain: Domain, rank: Mapping[str, int]) -> IndexedArray:
     """The int64 values of an index polynomial over a domain."""
     if isinstance(form, Affine):
-        terms = [Named(np.arange(*domain[v], dtype=np.int64) * c, (v,)) for v, c in form.terms]
-        return _summed([Named(np.asarray(form.constant, dtype=np.int64), ()), *terms], rank)
+        terms = [IndexedArray(np.arange(*domain[v], dtype=np.int64) * c, (v,)) for v, c in form.terms]
+        return _summed([IndexedArray(np.asarray(form.constant, dtype=np.int64), ()), *terms], rank)
     terms = []
     for monomial, coefficient in form.terms:
-        product = Named(np.asarray(coefficient, dtype=np.int64), ())
+        product = IndexedArray(np.asarray(coefficient, dtype=np.int64), ())
         for atom in monomial:
             arrays, axes = aligned([product, atom_positions(atom, domain, rank)], rank)
-            product = Named(np.multiply(*arrays), axes)
+            product = IndexedArray(np.multiply(*arrays), axes)
         terms.append(product)
     return _summed(terms, rank)
 
 
-def atom_positions(atom: str | Quotient, domain: Domain, rank: Mapping[str, int]) -> Named:
+def atom_positions(atom: str | Quotient, domain: Domain, rank: Mapping[str, int]) -> IndexedArray:
     if isinstance(atom, str):
-        return Named(np.arange(*domain[atom], dtype=np.int64), (atom,))
+        return IndexedArray(np.arange(*domain[atom], dtype=np.int64), (atom,))
     arrays, axes = aligned([_dim(atom.numerator, domain, rank), _dim(atom.denominator, domain, rank)], rank)
-    return Named(np.floor_divide(*arrays), axes)
+    return IndexedArray(np.floor_divide(*arrays), axes)
 
 
-def _dim(value: Dim, domain: Domain, rank: Mapping[str, int]) -> Named:
+def _dim(value: Dim, domain: Domain, rank: Mapping[str, int]) -> IndexedArray:
     return positions(value if isinstance(value, Poly) else Affine(value, ()), domain, rank)
 
 
-def _summed(terms: Sequence[Named], rank: Mapping[str, int]) -> Named:
+def _summed(terms: Sequence[IndexedArray], rank: Mapping[str, int]) -> IndexedArray:
     result = terms[0]
     for term in terms[1:]:
         arrays, axes = aligned([result, term], rank)
-        result = Named(np.add(*arrays), axes)
+        result = IndexedArray(np.add(*arrays), axes)
     return result
 
 
 def read(
     array: Array,
-    index: Sequence[Affine | Named],
+    index: Sequence[Affine | IndexedArray],
     outside: Fraction | float | None,
     algebra: Algebra,
     domain: Domain,
     rank: Mapping[str, int],
-) -> Named:
+) -> IndexedArray:
     """The elements of ``array`` at ``index`` over a domain.
 
     Args:
@@ -96,7 +107,7 @@ def read(
     """
     if any(stop <= first for first, stop in _used(index, domain)):
         axes = _axes(index, rank)
-        return Named(np.empty([max(domain[v][1] - domain[v][0], 0) for v in axes], array.dtype), axes)
+        return IndexedArray(np.empty([max(domain[v][1] - domain[v][0], 0) for v in axes], array.dtype), axes)
     if not all(isinstance(i, Affine) for i in index):
         return _gathered(array, index, outside, algebra, domain, rank)
     forms = [i for i in index if isinstance(i, Affine)]
@@ -117,15 +128,15 @@ def read(
     shape = [domain[v][1] - domain[v][0] for v in axes]
     corner = array[tuple(slice(s, s + 1) for s in start)]
     view = np.lib.stride_tricks.as_strided(corner, shape, [strides[v] for v in axes])
-    return Named(view, axes)
+    return IndexedArray(view, axes)
 
 
-def _used(index: Sequence[Affine | Named], domain: Domain) -> list[tuple[int, int]]:
-    return [domain[v] for i in index for v in (i.axes if isinstance(i, Named) else (t for t, _ in i.terms))]
+def _used(index: Sequence[Affine | IndexedArray], domain: Domain) -> list[tuple[int, int]]:
+    return [domain[v] for i in index for v in (i.axes if isinstance(i, IndexedArray) else (t for t, _ in i.terms))]
 
 
-def _axes(index: Sequence[Affine | Named], rank: Mapping[str, int]) -> tuple[str, ...]:
-    names = {v for i in index for v in (i.axes if isinstance(i, Named) else (t for t, _ in i.terms))}
+def _axes(index: Sequence[Affine | IndexedArray], rank: Mapping[str, int]) -> tuple[str, ...]:
+    names = {v for i in index for v in (i.axes if isinstance(i, IndexedArray) else (t for t, _ in i.terms))}
     return tuple(sorted(names, key=rank.__getitem__))
 
 
@@ -147,17 +158,17 @@ def _padded(array: Array, spans: Sequence[tuple[int, int]], fill: Array) -> tupl
 
 def _gathered(
     array: Array,
-    index: Sequence[Affine | Named],
+    index: Sequence[Affine | IndexedArray],
     outside: Fraction | float | None,
     algebra: Algebra,
     domain: Domain,
     rank: Mapping[str, int],
-) -> Named:
+) -> IndexedArray:
     """A read with positions that are data or not affine: those axes by NumPy's gather, the others as a view.
 
     An affine axis that shares a variable with a gathered one (``x[i, idx[i]]``) is gathered too.
     """
-    gathered = {d for d, i in enumerate(index) if isinstance(i, Named)}
+    gathered = {d for d, i in enumerate(index) if isinstance(i, IndexedArray)}
     while True:
         taken = {v for d in gathered for v in _names(index[d])}
         more = {d for d, i in enumerate(index) if d not in gathered and taken & set(_names(i))}
@@ -165,11 +176,11 @@ def _gathered(
             break
         gathered |= more
     dims = sorted(gathered)
-    pieces = [i if isinstance(i, Named) else positions(i, domain, rank) for i in (index[d] for d in dims)]
+    pieces = [i if isinstance(i, IndexedArray) else positions(i, domain, rank) for i in (index[d] for d in dims)]
     if not all(array.shape[d] for d in dims):
         fill = algebra.constant(Fraction(0) if outside is None else outside)
         axes = _axes(index, rank)
-        return Named(np.full([domain[v][1] - domain[v][0] for v in axes], fill), axes)
+        return IndexedArray(np.full([domain[v][1] - domain[v][0] for v in axes], fill), axes)
     # The view: gathered axes whole, under names of their own in front of all others.
     inner_rank = {**{f"@{d}": d - len(index) - len(rank) for d in dims}, **rank}
     inner_domain = {**domain, **{f"@{d}": (0, array.shape[d]) for d in dims}}
@@ -190,7 +201,7 @@ def _gathered(
         found = np.where(mask, found, algebra.constant(Fraction(0) if outside is None else outside))
     order = sorted((*axes, *rest), key=rank.__getitem__)
     both = (*axes, *rest)
-    return Named(found.transpose([both.index(v) for v in order]), tuple(order))
+    return IndexedArray(found.transpose([both.index(v) for v in order]), tuple(order))
 
 
 def _gather_at(array: Array, places: Sequence[Array]) -> Array:
@@ -206,8 +217,8 @@ def _gather_at(array: Array, places: Sequence[Array]) -> Array:
     return array
 
 
-def _names(index: Affine | Named) -> tuple[str, ...]:
-    return index.axes if isinstance(index, Named) else tuple(v for v, _ in index.terms)
+def _names(index: Affine | IndexedArray) -> tuple[str, ...]:
+    return index.axes if isinstance(index, IndexedArray) else tuple(v for v, _ in index.terms)
 
 
 # -- Guards --------------------------------------------------------------------------------------------------------
@@ -238,14 +249,14 @@ def interval(kind: str, form: Form, bounds: tuple[int, int]) -> tuple[str, int, 
     return variable, min(first, bounds[1]), max(min(stop, bounds[1]), min(first, bounds[1]))
 
 
-def mask(conditions: Sequence[tuple[str, Form]], domain: Domain, rank: Mapping[str, int]) -> Named:
+def mask(conditions: Sequence[tuple[str, Form]], domain: Domain, rank: Mapping[str, int]) -> IndexedArray:
     """Where all conditions hold (booleans)."""
-    result = Named(np.asarray(True), ())
+    result = IndexedArray(np.asarray(True), ())
     for kind, form in conditions:
         value = positions(form, domain, rank)
         holds = value.array >= 0 if kind == "ge" else (value.array == 0) == (kind == "eq")
-        arrays, axes = aligned([result, Named(np.asarray(holds), value.axes)], rank)
-        result = Named(np.logical_and(*arrays), axes)
+        arrays, axes = aligned([result, IndexedArray(np.asarray(holds), value.axes)], rank)
+        result = IndexedArray(np.logical_and(*arrays), axes)
     return result
 
 
@@ -280,14 +291,14 @@ def guarded(run: Evaluation, step: Step, domain: Domain) -> Task:
     holds = mask(rest, box, rank)
     if box == dict(domain):
         (truth, new, old), axes = aligned([holds, inner, outer], rank)
-        return Named(np.where(truth, new, old), axes)
+        return IndexedArray(np.where(truth, new, old), axes)
     cut = {v for v in box if box[v] != domain[v]}
     axes = run.program.sort({*outer.axes, *inner.axes, *holds.axes, *cut})
     result = np.array(broadcast(outer, axes, _extents(domain)), dtype=np.result_type(outer.array, inner.array))
     region = tuple(slice(box[v][0] - domain[v][0], box[v][1] - domain[v][0]) for v in axes)
     new, truth = (broadcast(x, axes, _extents(box)) for x in (inner, holds))
     result[region] = np.where(truth, new, result[region]) if rest else new
-    return Named(result, axes)
+    return IndexedArray(result, axes)
 
 
 def _variable(step: Step) -> str | None:
@@ -316,13 +327,13 @@ def _pieces(run: Evaluation, step: Step, domain: Domain, variable: str) -> Task:
         work.extend(c for c in reversed(cuts) if c[0] < c[1])
     if len(parts) <= 1:
         return (yield (parts[0][2] if parts else step.parts[1]), domain)
-    values: list[tuple[Named, Domain]] = []
+    values: list[tuple[IndexedArray, Domain]] = []
     for first, stop, current in parts:
         scope = {**domain, variable: (first, stop)}
         values.append((run.plain((yield current, scope)), scope))
     axes = run.program.sort({variable, *(a for v, _ in values for a in v.axes)})
     arrays: list[Array] = [broadcast(value, axes, _extents(scope)) for value, scope in values]
-    return Named(np.concatenate(arrays, axis=axes.index(variable)), axes)
+    return IndexedArray(np.concatenate(arrays, axis=axes.index(variable)), axes)
 
 
 def _extents(domain: Domain) -> dict[str, int]:

@@ -31,11 +31,21 @@ from math import prod
 import numpy as np
 
 from superopt.ops.meaning import Call, Comprehension, Number, Read, Reduce, SizeValue, Where
-from superopt.runtime._algebra import FLOAT64, Algebra, Array, Float64, Named, aligned, broadcast, folded, product_sum
+from superopt.runtime._algebra import (
+    FLOAT64,
+    Algebra,
+    Array,
+    Float64,
+    IndexedArray,
+    aligned,
+    broadcast,
+    folded,
+    product_sum,
+)
 from superopt.runtime._program import Affine, Domain, Form, Program, Step, lower, span
 from superopt.runtime._reads import (
     Request,
-    Scaled,
+    ScaledNumber,
     Task,
     Value,
     atom_positions,
@@ -107,7 +117,7 @@ class Evaluation:
     def task(self, step: Step, domain: Domain) -> Task:
         match step.scalar:
             case Number(value):
-                return _done(Named(self.algebra.constant(value), ()))
+                return _done(IndexedArray(self.algebra.constant(value), ()))
             case SizeValue():
                 return _done(self.size(step, domain))
             case Read():
@@ -120,22 +130,22 @@ class Evaluation:
                 return guarded(self, step, domain)
         raise TypeError(f"not a scalar of the meaning language: {step.scalar!r}")
 
-    def size(self, step: Step, domain: Domain) -> Named:
+    def size(self, step: Step, domain: Domain) -> IndexedArray:
         """A polynomial of sizes, index variables and real attributes as numbers."""
         (form,) = step.index
         assert not isinstance(form, int)
         if isinstance(form, Affine) or not self.program.reals:
             value = positions(form, domain, self.program.rank)
-            return Named(self.algebra.integers(value.array), value.axes)
-        total: Named | None = None
+            return IndexedArray(self.algebra.integers(value.array), value.axes)
+        total: IndexedArray | None = None
         for monomial, coefficient in form.terms:
-            product = Named(self.algebra.integers(np.asarray(coefficient, dtype=np.int64)), ())
+            product = IndexedArray(self.algebra.integers(np.asarray(coefficient, dtype=np.int64)), ())
             for atom in monomial:
                 if isinstance(atom, str) and atom in self.reals:
-                    factor = Named(self.reals[atom], ())
+                    factor = IndexedArray(self.reals[atom], ())
                 else:
                     whole = atom_positions(atom, domain, self.program.rank)
-                    factor = Named(self.algebra.integers(whole.array), whole.axes)
+                    factor = IndexedArray(self.algebra.integers(whole.array), whole.axes)
                 product = self.apply("mul", product, factor)
             total = product if total is None else self.apply("add", total, product)
         assert total is not None
@@ -146,11 +156,11 @@ class Evaluation:
         assert isinstance(scalar, Read)
         array = self.operands[scalar.operand]
         assert array is not None, "a meaning read an absent operand"
-        index: list[Affine | Named] = []
+        index: list[Affine | IndexedArray] = []
         for form in step.index:
             if isinstance(form, int):
                 value = self.plain((yield form, domain))
-                index.append(Named(self.algebra.positions(value.array), value.axes))
+                index.append(IndexedArray(self.algebra.positions(value.array), value.axes))
             else:
                 index.append(form if isinstance(form, Affine) else positions(form, domain, self.program.rank))
         outside = None if scalar.outside is None else scalar.outside.value
@@ -166,8 +176,8 @@ class Evaluation:
             values.append((yield part, domain))
         if self.algebra.logarithmic:
             if function == "exp":
-                return Scaled(None, self.plain(values[0]))
-            if any(isinstance(v, Scaled) for v in values):
+                return ScaledNumber(None, self.plain(values[0]))
+            if any(isinstance(v, ScaledNumber) for v in values):
                 found = self.scaled(function, values, step.stabilise)
                 if found is not None:
                     return found
@@ -188,20 +198,20 @@ class Evaluation:
                 return all(map(self.is_place, step.parts))
         return False
 
-    def nearest(self, function: str, places: Sequence[Named]) -> Named:
+    def nearest(self, function: str, places: Sequence[IndexedArray]) -> IndexedArray:
         """The larger or smaller of two integers."""
-        whole = [Named(self.algebra.positions(v.array), v.axes) for v in places]
+        whole = [IndexedArray(self.algebra.positions(v.array), v.axes) for v in places]
         arrays, axes = aligned(whole, self.program.rank)
-        return Named(self.algebra.integers((np.maximum if function == "max" else np.minimum)(*arrays)), axes)
+        return IndexedArray(self.algebra.integers((np.maximum if function == "max" else np.minimum)(*arrays)), axes)
 
-    def apply(self, function: str, *values: Named) -> Named:
+    def apply(self, function: str, *values: IndexedArray) -> IndexedArray:
         """A function of the algebra, on arrays whose axes need not be the same."""
         arrays, axes = aligned(values, self.program.rank)
-        return Named(self.algebra.function(function, *arrays), axes)
+        return IndexedArray(self.algebra.function(function, *arrays), axes)
 
-    def plain(self, value: Value) -> Named:
+    def plain(self, value: Value) -> IndexedArray:
         """The number itself."""
-        if isinstance(value, Named):
+        if isinstance(value, IndexedArray):
             return value
         if value.number is None:
             power = self.apply("exp", value.exponent)
@@ -210,51 +220,51 @@ class Evaluation:
 
     def scaled(self, function: str, values: Sequence[Value], stabilise: bool) -> Value | None:
         """Products, quotients, logarithms and wanted sums of exponentials; ``None``: as for any number."""
-        if function == "inv" and isinstance(values[0], Scaled):
+        if function == "inv" and isinstance(values[0], ScaledNumber):
             mantissa = None if values[0].mantissa is None else self.apply("inv", values[0].mantissa)
-            return Scaled(mantissa, self.negated(values[0].exponent))
-        if function == "log" and isinstance(values[0], Scaled):
+            return ScaledNumber(mantissa, self.negated(values[0].exponent))
+        if function == "log" and isinstance(values[0], ScaledNumber):
             mantissa, exponent = values[0].mantissa, values[0].exponent
             return exponent if mantissa is None else self.apply("add", self.apply("log", mantissa), exponent)
         if function == "mul":
             return self.product(values)
         return self.sum(values) if function == "add" and stabilise else None
 
-    def product(self, values: Sequence[Value]) -> Scaled:
-        mantissa: Named | None = None
-        exponent: Named | None = None
+    def product(self, values: Sequence[Value]) -> ScaledNumber:
+        mantissa: IndexedArray | None = None
+        exponent: IndexedArray | None = None
         for value in values:
-            factor = value.mantissa if isinstance(value, Scaled) else value
+            factor = value.mantissa if isinstance(value, ScaledNumber) else value
             if factor is not None:
                 mantissa = factor if mantissa is None else self.apply("mul", mantissa, factor)
-            if isinstance(value, Scaled):
+            if isinstance(value, ScaledNumber):
                 exponent = value.exponent if exponent is None else self.apply("add", exponent, value.exponent)
         assert exponent is not None
-        return Scaled(mantissa, exponent)
+        return ScaledNumber(mantissa, exponent)
 
-    def sum(self, values: Sequence[Value]) -> Scaled:
+    def sum(self, values: Sequence[Value]) -> ScaledNumber:
         """``a·exp(p) + b·exp(q) = (a·exp(p − m) + b·exp(q − m)) · exp(m)`` with ``m = max(p, q)``, 0 where infinite."""
-        zero = Named(self.algebra.constant(0.0), ())
-        largest = zero if any(isinstance(v, Named) for v in values) else None
+        zero = IndexedArray(self.algebra.constant(0.0), ())
+        largest = zero if any(isinstance(v, IndexedArray) for v in values) else None
         for value in values:
-            if isinstance(value, Scaled):
+            if isinstance(value, ScaledNumber):
                 largest = value.exponent if largest is None else self.apply("max", largest, value.exponent)
         assert largest is not None
         largest = self.apply("finite", largest)
-        total: Named | None = None
+        total: IndexedArray | None = None
         for value in values:
-            exponent = value.exponent if isinstance(value, Scaled) else zero
-            term = Scaled(
-                value.mantissa if isinstance(value, Scaled) else value,
+            exponent = value.exponent if isinstance(value, ScaledNumber) else zero
+            term = ScaledNumber(
+                value.mantissa if isinstance(value, ScaledNumber) else value,
                 self.apply("add", exponent, self.negated(largest)),
             )
             number = self.plain(term)
             total = number if total is None else self.apply("add", total, number)
         assert total is not None
-        return Scaled(total, largest)
+        return ScaledNumber(total, largest)
 
-    def negated(self, value: Named) -> Named:
-        return self.apply("mul", value, Named(self.algebra.integers(np.asarray(-1, dtype=np.int64)), ()))
+    def negated(self, value: IndexedArray) -> IndexedArray:
+        return self.apply("mul", value, IndexedArray(self.algebra.integers(np.asarray(-1, dtype=np.int64)), ()))
 
     def bound(self, form: Form, domain: Domain) -> int:
         """The largest value of an extent over a domain."""
@@ -347,7 +357,7 @@ def reduction(run: Evaluation, step: Step, domain: Domain) -> Task:
         factors, guards = _factors_and_conditions(run, number)
         inner, guards = restricted(guards, inner, variables)
     if any(inner[v][0] >= inner[v][1] for v in variables):
-        return Named(run.algebra.constant(_IDENTITY[kind]), ())
+        return IndexedArray(run.algebra.constant(_IDENTITY[kind]), ())
     total: Value | None = None
     for scope in _scopes(run, factors, variables, inner):
         values: list[Value] = []
@@ -394,21 +404,21 @@ def _scopes(run: Evaluation, factors: Sequence[int], variables: Sequence[str], i
     return [{**inner, long: (s, min(s + width, stop))} for s in range(first, stop, width)]
 
 
-def _within(run: Evaluation, variable: str, extent: Form, scope: Domain) -> Named:
+def _within(run: Evaluation, variable: str, extent: Form, scope: Domain) -> IndexedArray:
     rank = run.program.rank
     ends, own = positions(extent, scope, rank), positions(Affine(0, ((variable, 1),)), scope, rank)
     arrays, axes = aligned([ends, own], rank)
-    return Named(np.greater(*arrays), axes)
+    return IndexedArray(np.greater(*arrays), axes)
 
 
 def _summed(
-    run: Evaluation, values: Sequence[Value], variables: Sequence[str], holds: Sequence[Named], scope: Domain
+    run: Evaluation, values: Sequence[Value], variables: Sequence[str], holds: Sequence[IndexedArray], scope: Domain
 ) -> Value:
     """A sum of products; exponentials are summed relative to the largest."""
     algebra, rank = run.algebra, run.program.rank
-    factors = [v for v in values if isinstance(v, Named)]
-    powers = [v for v in values if isinstance(v, Scaled)]
-    peak: Named | None = None
+    factors = [v for v in values if isinstance(v, IndexedArray)]
+    powers = [v for v in values if isinstance(v, ScaledNumber)]
+    peak: IndexedArray | None = None
     rest = list(holds)
     if powers:
         product = run.product(powers)
@@ -425,32 +435,37 @@ def _summed(
     for hold in rest:
         place = next((i for i, f in enumerate(factors) if set(hold.axes) <= set(f.axes)), None)
         if place is None:
-            factors.append(Named(algebra.integers(hold.array.astype(np.int64)), hold.axes))
+            factors.append(IndexedArray(algebra.integers(hold.array.astype(np.int64)), hold.axes))
         else:
             factors[place] = _masked(run, hold, factors[place], Fraction(0))
     extents = {v: stop - first for v, (first, stop) in scope.items()}
     total = product_sum(algebra, factors, variables, extents, rank)
-    return total if peak is None else Scaled(total, peak)
+    return total if peak is None else ScaledNumber(total, peak)
 
 
-def _masked(run: Evaluation, hold: Named, value: Named, otherwise: Fraction | float) -> Named:
+def _masked(run: Evaluation, hold: IndexedArray, value: IndexedArray, otherwise: Fraction | float) -> IndexedArray:
     (holds, elements), axes = aligned([hold, value], run.program.rank)
-    return Named(np.where(holds, elements, run.algebra.constant(otherwise)), axes)
+    return IndexedArray(np.where(holds, elements, run.algebra.constant(otherwise)), axes)
 
 
 def _folded(
-    run: Evaluation, kind: str, value: Named, variables: Sequence[str], holds: Sequence[Named], scope: Domain
-) -> Named:
+    run: Evaluation,
+    kind: str,
+    value: IndexedArray,
+    variables: Sequence[str],
+    holds: Sequence[IndexedArray],
+    scope: Domain,
+) -> IndexedArray:
     for hold in holds:
         value = _masked(run, hold, value, _IDENTITY[kind])
     if kind == "prod" and any(v not in value.axes for v in variables):
         axes = run.program.sort({*value.axes, *variables})
-        value = Named(broadcast(value, axes, {v: stop - first for v, (first, stop) in scope.items()}), axes)
+        value = IndexedArray(broadcast(value, axes, {v: stop - first for v, (first, stop) in scope.items()}), axes)
     return folded(run.algebra, kind, value, [v for v in variables if v in value.axes])
 
 
 def _joined(run: Evaluation, function: str, a: Value, b: Value) -> Value:
-    if function == "add" and isinstance(a, Scaled) and isinstance(b, Scaled):
+    if function == "add" and isinstance(a, ScaledNumber) and isinstance(b, ScaledNumber):
         return run.sum([a, b])
     return run.apply(function, run.plain(a), run.plain(b))
 

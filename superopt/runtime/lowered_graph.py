@@ -33,7 +33,7 @@ from superopt.runtime.sample_data import with_values, without_elements
 from superopt.runtime.unsafe_models import refuse_fatal_loading, risk_of
 
 __all__ = [
-    "Typed",
+    "LoweredTypes",
     "block_size",
     "discard_threshold",
     "first_of_equals",
@@ -136,14 +136,14 @@ def run_types(graph: Graph, feeds: Mapping[str, np.ndarray]) -> dict[str, Tensor
 
 
 @dataclass(frozen=True)
-class Typed:
+class LoweredTypes:
     """The types of a lowered graph's tensors: in a run, and as ONNX Runtime's own inference has them before it."""
 
     types: Mapping[str, TensorType]
     beforehand: Mapping[str, TensorType]
 
 
-def type_values(graph: Graph, feeds: Mapping[str, np.ndarray], *, given: Graph | None = None) -> Typed:
+def type_values(graph: Graph, feeds: Mapping[str, np.ndarray], *, given: Graph | None = None) -> LoweredTypes:
     """The types in a run on these inputs, and before it.
 
     Args:
@@ -160,7 +160,7 @@ def type_values(graph: Graph, feeds: Mapping[str, np.ndarray], *, given: Graph |
     types.update({n: TensorType(DType.of(a.dtype), tuple(map(int, a.shape))) for n, a in feeds.items()})
     beforehand = {v.name: v.type for v in graph.inputs if isinstance(v.type, TensorType)} | dict(types)
     if not names:
-        return Typed(types, beforehand)
+        return LoweredTypes(types, beforehand)
     named = {
         v.name: v.type for v in graph.values if isinstance(v.type, TensorType) and v.type.shape and not v.type.is_static
     }
@@ -175,7 +175,7 @@ def type_values(graph: Graph, feeds: Mapping[str, np.ndarray], *, given: Graph |
         if given is not None:
             types |= _inferred(graph, given, names, told)
             if all(n in types for n in names):
-                return Typed(types, beforehand)
+                return LoweredTypes(types, beforehand)
         if given is not None and (risk := risk_of(given)) is not None and risk.fed(feeds):
             raise Unsupported("running it for the types of its values may end the process")
         made = bind(session, feeds, longest=_LONGEST_RUN).outputs()
@@ -188,7 +188,7 @@ def type_values(graph: Graph, feeds: Mapping[str, np.ndarray], *, given: Graph |
             dtype, sizes = element_type(output.type), arrays[output.name].shape
         if dtype is not None:
             types[output.name] = TensorType(dtype, tuple(map(int, sizes)))
-    return Typed(types, beforehand)
+    return LoweredTypes(types, beforehand)
 
 
 def _inferred(

@@ -33,7 +33,7 @@ from superopt.ir.errors import (
 )
 from superopt.ir.temporary import TemporaryFolder
 from superopt.ir.types import DType
-from superopt.runtime.protocol import Bound, Loaded, Runtime, Traced
+from superopt.runtime.protocol import BoundModel, LoadedModel, Runtime, TracedKernel
 from superopt.runtime.watchdog import stopped_after
 
 __all__ = [
@@ -359,10 +359,10 @@ def bind(
     session: InferenceSession,
     feeds: Mapping[str, np.ndarray],
     *,
-    like: Bound | None = None,
+    like: BoundModel | None = None,
     over: Mapping[str, str] = MappingProxyType({}),
     longest: float = _LONGEST_RUN,
-) -> Bound:
+) -> BoundModel:
     """Bind inputs, and outputs where they are tensors, to memory that lives as long as the result.
 
     Args:
@@ -384,11 +384,11 @@ def bind(
         values = {i.name: to_value(feeds[i.name], i.type) for i in session.get_inputs()}
     except Unsupported:  # strings and sequences cannot be bound, but they can be run
         run(session, feeds, time_limit=longest)
-        return Bound(lambda: run(session, feeds, keep=True), list, (session, feeds))
+        return BoundModel(lambda: run(session, feeds, keep=True), list, (session, feeds))
     steps = _Steps(session, values, like.outputs() if like is not None else [], over)
     with translated("", running=True):
         steps.prepare(longest)
-    return Bound(steps.run, lambda: steps.made, (steps,))
+    return BoundModel(steps.run, lambda: steps.made, (steps,))
 
 
 class _Steps:
@@ -470,7 +470,7 @@ _LAYOUT = frozenset({"ReorderInput", "ReorderOutput"})
 
 @dataclass(frozen=True, eq=False)
 class Session:
-    """A session of ONNX Runtime as a :class:`superopt.runtime.protocol.Loaded`."""
+    """A session of ONNX Runtime as a :class:`superopt.runtime.protocol.LoadedModel`."""
 
     session: InferenceSession
 
@@ -483,9 +483,9 @@ class Session:
         self,
         feeds: Mapping[str, np.ndarray],
         *,
-        like: Bound | None = None,
+        like: BoundModel | None = None,
         over: Mapping[str, str] = MappingProxyType({}),
-    ) -> Bound:
+    ) -> BoundModel:
         return bind(self.session, feeds, like=like, over=over)
 
 
@@ -496,7 +496,7 @@ class _OnnxRuntime:
     def version(self) -> str:
         return str(onnxruntime.__version__)
 
-    def load(self, model: bytes | Path, *, threads: int | None = None, optimise: bool = True) -> Loaded:
+    def load(self, model: bytes | Path, *, threads: int | None = None, optimise: bool = True) -> LoadedModel:
         return Session(make_session(model, threads=threads, optimise=optimise))
 
     def lowered(self, model: bytes) -> bytes:
@@ -505,21 +505,21 @@ class _OnnxRuntime:
             make_session(model, threads=1, save_optimised=path)
             return path.read_bytes()
 
-    def trace(self, model: bytes, feeds: Mapping[str, np.ndarray], *, runs: int = 9) -> tuple[Traced, ...]:
+    def trace(self, model: bytes, feeds: Mapping[str, np.ndarray], *, runs: int = 9) -> tuple[TracedKernel, ...]:
         with TemporaryFolder("runtime") as folder:
             session = make_session(model, threads=1, trace=folder / "trace")
             for _ in range(1 + max(runs, 1)):
                 run(session, feeds, keep=True)
             ended: Any = session  # whose end of profiling is left untyped
             events = json.loads(Path(ended.end_profiling()).read_text())
-        found: dict[str, Traced] = {}
+        found: dict[str, TracedKernel] = {}
         for event in events:
             if event.get("cat") != "Node" or not event["name"].endswith("_kernel_time"):
                 continue
             kernel, place = event["args"]["op_name"], event["args"]["node_index"]
             name = event["name"].removesuffix("_kernel_time")
             least = min(float(event["dur"]), found[place].us if place in found else float("inf"))
-            found[place] = Traced(kernel, (name,), least, kernel in _LAYOUT)
+            found[place] = TracedKernel(kernel, (name,), least, kernel in _LAYOUT)
         return tuple(found.values())
 
 

@@ -30,7 +30,7 @@ from superopt.ir.errors import (
     quoted_error,
     system_limits,
 )
-from superopt.runtime.protocol import Bound, Loaded, Runtime, Traced
+from superopt.runtime.protocol import BoundModel, LoadedModel, Runtime, TracedKernel
 
 __all__ = ["openvino"]
 
@@ -87,13 +87,13 @@ class _OpenVino:
     def _core(self) -> Any:
         return self._package.Core()
 
-    def load(self, model: bytes | Path, *, threads: int | None = None, optimise: bool = True) -> Loaded:
+    def load(self, model: bytes | Path, *, threads: int | None = None, optimise: bool = True) -> LoadedModel:
         return _Model(self._package, self._compiled(model, threads, {}))  # it has no way to run a graph unoptimised
 
     def lowered(self, model: bytes) -> bytes:
         raise Unsupported("OpenVINO does not hand out the graph that it runs as an ONNX model")
 
-    def trace(self, model: bytes, feeds: Mapping[str, np.ndarray], *, runs: int = 9) -> tuple[Traced, ...]:
+    def trace(self, model: bytes, feeds: Mapping[str, np.ndarray], *, runs: int = 9) -> tuple[TracedKernel, ...]:
         loaded = _Model(self._package, self._compiled(model, 1, {"PERF_COUNT": True}))
         request = loaded.request(feeds)
         with _translated(running=True):
@@ -113,7 +113,7 @@ class _OpenVino:
                 kernel, stands = facts["layerType"].astype(str), facts["originalLayersNames"].astype(str)
                 us = ((runs + 1) * means[name] - first[name]) / max(runs, 1)
                 nodes = tuple(n for n in stands.split(",") if n)
-                found.append(Traced(kernel, nodes, max(us, 0.0), kernel == "Reorder"))
+                found.append(TracedKernel(kernel, nodes, max(us, 0.0), kernel == "Reorder"))
         return tuple(found)
 
     def _compiled(self, model: bytes | Path, threads: int | None, more: Mapping[str, Any]) -> Any:
@@ -175,9 +175,9 @@ class _Model:
         self,
         feeds: Mapping[str, np.ndarray],
         *,
-        like: Bound | None = None,
+        like: BoundModel | None = None,
         over: Mapping[str, str] = MappingProxyType({}),
-    ) -> Bound:
+    ) -> BoundModel:
         if over:
             raise Unsupported("OpenVINO chooses by itself what is written over what")
         request = self.request(feeds)
@@ -189,7 +189,9 @@ class _Model:
             if not request.wait_for(int(1e3 * _LONGEST_RUN)):
                 request.cancel()
                 raise ResourceLimit(f"running it takes more than {_LONGEST_RUN:.0f} s")
-        return Bound(_infer_call(request), lambda: _outputs(request, self.compiled), (request, self.compiled, feeds))
+        return BoundModel(
+            _infer_call(request), lambda: _outputs(request, self.compiled), (request, self.compiled, feeds)
+        )
 
 
 def _outputs(request: Any, compiled: Any) -> list[Any]:

@@ -24,7 +24,7 @@ import numpy as np
 from superopt.ir.errors import UsageError
 from superopt.runtime.limits import give_back
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
-from superopt.runtime.protocol import Bound, Runtime, released
+from superopt.runtime.protocol import BoundModel, Runtime, released
 
 __all__ = [
     "Clock",
@@ -130,7 +130,7 @@ def time_models(
 
 
 def time_bound(
-    bound: Sequence[Bound],
+    bound: Sequence[BoundModel],
     *,
     runtime: Runtime = ONNX_RUNTIME,
     rounds: int = 15,
@@ -168,7 +168,7 @@ def time_bound(
 
 
 def time_loadings(
-    load: Callable[[], Sequence[Bound]],
+    load: Callable[[], Sequence[BoundModel]],
     *,
     loadings: int,
     rounds: int,

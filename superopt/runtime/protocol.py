@@ -17,11 +17,11 @@ import numpy as np
 
 from superopt.ir.errors import InvalidOption, printable
 
-__all__ = ["Bound", "Loaded", "RUNTIMES", "Runtime", "Traced", "released", "runtime_named"]
+__all__ = ["BoundModel", "LoadedModel", "RUNTIMES", "Runtime", "TracedKernel", "released", "runtime_named"]
 
 
 @dataclass(frozen=True, eq=False)
-class Bound:
+class BoundModel:
     """A model ready to run repeatedly: calling ``step`` runs it once on its bound inputs."""
 
     step: Callable[[], object]
@@ -30,7 +30,7 @@ class Bound:
 
 
 @dataclass(frozen=True)
-class Traced:
+class TracedKernel:
     """A kernel that a run executed.
 
     Attributes:
@@ -46,7 +46,7 @@ class Traced:
     layout: bool = False
 
 
-class Loaded(Protocol):
+class LoadedModel(Protocol):
     """A model that a runtime has made ready."""
 
     def run(
@@ -69,9 +69,9 @@ class Loaded(Protocol):
         self,
         feeds: Mapping[str, np.ndarray],
         *,
-        like: Bound | None = None,
+        like: BoundModel | None = None,
         over: Mapping[str, str] = MappingProxyType({}),
-    ) -> Bound:
+    ) -> BoundModel:
         """Inputs, and outputs where they are tensors, in memory that lives as long as the result; it has run once.
 
         Args:
@@ -103,7 +103,7 @@ class Runtime(Protocol):
     @property
     def version(self) -> str: ...
 
-    def load(self, model: bytes | Path, *, threads: int | None = None, optimise: bool = True) -> Loaded:
+    def load(self, model: bytes | Path, *, threads: int | None = None, optimise: bool = True) -> LoadedModel:
         """Make a model ready.
 
         Args:
@@ -125,7 +125,7 @@ class Runtime(Protocol):
         """
         ...
 
-    def trace(self, model: bytes, feeds: Mapping[str, np.ndarray], *, runs: int = 9) -> tuple[Traced, ...]:
+    def trace(self, model: bytes, feeds: Mapping[str, np.ndarray], *, runs: int = 9) -> tuple[TracedKernel, ...]:
         """What a run executes on one thread, in order.
 
         Args:
@@ -134,7 +134,7 @@ class Runtime(Protocol):
             runs: runs that are timed, after one that is not.
 
         Raises:
-            InvalidModel, Unsupported, ResourceLimit, UsageError: as :meth:`load` and :meth:`Loaded.run`.
+            InvalidModel, Unsupported, ResourceLimit, UsageError: as :meth:`load` and :meth:`LoadedModel.run`.
         """
         ...
 

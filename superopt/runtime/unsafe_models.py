@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from superopt.fleet.child import Crew, Lost, packed, unpacked
+from superopt.fleet.child import Crew, TaskLost, packed, unpacked
 from superopt.ir.errors import InvalidModel
 from superopt.ir.graph import Graph, Node, OpaqueAttribute
 from superopt.ir.poly import Dim, symbols, value_at
@@ -27,7 +27,7 @@ from superopt.ops.infer import Typing, infer, known_shapes, sizes_fed_to
 from superopt.runtime import isolated_process
 from superopt.runtime.onnx_runtime import InferenceSession, to_array, to_value
 
-__all__ = ["FATAL", "Elsewhere", "Risk", "refuse_fatal_loading", "risk_of"]
+__all__ = ["FATAL", "IsolatedSession", "Risk", "refuse_fatal_loading", "risk_of"]
 
 FATAL = frozenset({"Einsum", "GRU", "LSTM", "RNN"})
 _RECURRENT = FATAL - {"Einsum"}
@@ -91,7 +91,7 @@ def refuse_fatal_loading(graph: Graph, source: bytes | Path, crew: Crew | None =
     call = packed(isolated_process.attempt, (source, {}), files=None, seconds=_LONGEST, last=crew is None)
     try:
         unpacked((crew or Crew()).run(call))
-    except Lost as error:
+    except TaskLost as error:
         raise InvalidModel(f"loading it ends the process ({error.what})") from error
 
 
@@ -111,7 +111,7 @@ def _has_within(node: Node) -> bool:
     return any(name.encode() in payload for name in (*FATAL, "com.microsoft") for payload in within)
 
 
-class Elsewhere(InferenceSession):
+class IsolatedSession(InferenceSession):
     """A session that runs what may end the process in another one.
 
     :meth:`guard` says for which inputs. Where the other process ends, the model is refused.
@@ -150,7 +150,7 @@ class Elsewhere(InferenceSession):
             made, _ = unpacked(
                 self._crew.run(packed(isolated_process.outputs, task, files=None, seconds=_LONGEST, last=False))
             )
-        except Lost as error:
+        except TaskLost as error:
             raise InvalidModel(f"running it ends the process ({error.what})") from error
         assert isinstance(made, dict)
         return made

@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from superopt import formats
-from superopt.benchmark.pairs import Estimated
+from superopt.benchmark.pairs import EstimatedCosts
 from superopt.benchmark.predictions import (
     Direction,
     Prediction,
@@ -169,14 +169,14 @@ def test_ctrl_c_ends_the_trial_with_the_models_that_are_done(monkeypatch, tmp_pa
         if where == "the search of a model" and "stopped" in at and what.startswith("applying all rules"):
             signal.raise_signal(signal.SIGINT)
 
-    lookup = Estimated._lookup
+    lookup = EstimatedCosts._lookup
 
     def asked(self, question):
         if where == "the search of a block" and "stopped" in at:
             signal.raise_signal(signal.SIGINT)
         return lookup(self, question)
 
-    monkeypatch.setattr(Estimated, "_lookup", asked)
+    monkeypatch.setattr(EstimatedCosts, "_lookup", asked)
     given = {"rounds": 2, "keep": tmp_path / "kept"}
     found = validate_costs(paths, **given, progress=note)
     assert found.interrupted

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from superopt.cost import ONNX_RUNTIME_CPU, Profile, Record, RecordedProfile, graph_cost
-from superopt.cost.fusion import ONNX_RUNTIME_PATTERNS, SUPEROPT_CUDA, Pattern, groups
+from superopt.cost.fusion import ONNX_RUNTIME_PATTERNS, SUPEROPT_CUDA, FusionPattern, groups
 from superopt.cost.record import key_of
 from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ir.types import DType, TensorType
@@ -18,7 +18,7 @@ X = TensorType(DType.FLOAT32, (2, 8, 16))
 ROW, WIDE = np.ones(16, np.float32), np.ones((16, 4), np.float32)
 
 
-def kernels_in(graph: Graph, patterns: tuple[Pattern, ...] = ONNX_RUNTIME_PATTERNS) -> list[tuple[Node, ...]]:
+def kernels_in(graph: Graph, patterns: tuple[FusionPattern, ...] = ONNX_RUNTIME_PATTERNS) -> list[tuple[Node, ...]]:
     """The nodes of each group that runs as one kernel."""
     return [g.nodes for g in groups(graph, patterns, infer(graph).types)]
 

@@ -7,7 +7,7 @@ from superopt.benchmark import predictions
 from superopt.benchmark.predictions import held_out
 from superopt.cost import MeasuredCpu, Profile, Record, RecordedProfile, Store, graph_cost
 from superopt.cost.cache_model import MissCurve, default_miss_curve, fit_miss_curve, miss_curve_of_header, probe_sizes
-from superopt.cost.measurement import CpuDevice, time_weight_pass
+from superopt.cost.measurement import CpuOperatorTimer, time_weight_pass
 from superopt.cost.record import Key, constant_bytes, key_of
 from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ir.types import DType, TensorType
@@ -74,7 +74,7 @@ def test_the_ramp_is_measured_once_and_kept(tmp_path, monkeypatch):
 
 def test_a_recording_says_how_much_the_cache_holds(monkeypatch):
     monkeypatch.setattr("superopt.cost.measurement.time_weight_pass", lambda size, _: 0.01 * size)
-    facts = CpuDevice().facts()
+    facts = CpuOperatorTimer().facts()
     assert miss_curve_of_header(facts) == default_miss_curve(facts["cache_bytes"])
 
 

@@ -12,7 +12,7 @@ from superopt.cost.fusion import ONNX_RUNTIME_CPU
 from superopt.cost.graph_costs import graph_cost
 from superopt.cost.measurement import Timing
 from superopt.cost.record import key_of, question_of
-from superopt.cost.recording import Planning, Recorder
+from superopt.cost.recording import PlanningProfile, Recorder
 from superopt.frontend import GraphBuilder
 from superopt.ir.errors import BackendUnavailable, InvalidModel, UsageError
 from superopt.ir.graph import Graph, Node, Value, constant
@@ -114,7 +114,7 @@ def test_what_is_no_application_is_no_question(key):
 
 def test_a_plan_notes_what_it_lacks_and_only_that():
     known = Record(key_of("Relu", {}, (f(4),)), 500.0, 500.0)
-    plan = Planning([known], {}, ONNX_RUNTIME_CPU)
+    plan = PlanningProfile([known], {}, ONNX_RUNTIME_CPU)
     assert plan.application("Relu", {}, (f(4),), (f(4),)).source == "measured"
     assert plan.in_context(10).application("Relu", {}, (f(8),), (f(8),)).source != "measured"
     assert [q.key for q in plan.missing.values()] == [key_of("Relu", {}, (f(8),))]

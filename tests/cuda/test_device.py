@@ -12,7 +12,7 @@ import pytest
 
 from superopt import optimize
 from superopt.cost import cuda
-from superopt.cost.cuda import CudaDevice, slope
+from superopt.cost.cuda import CudaOperatorTimer, slope
 from superopt.cost.measured import MeasuredDevice
 from superopt.cost.profile import Store
 from superopt.cost.record import Question
@@ -144,7 +144,7 @@ def test_a_slope_is_free_of_what_every_launch_costs() -> None:
 
 def test_a_device_times_warm_and_cold_and_gives_memory_back() -> None:
     driver = Recorder()
-    device = CudaDevice(driver=driver)
+    device = CudaOperatorTimer(driver=driver)
     kind = TensorType(DType.FLOAT32, (64, 64))
     question = Question("Relu", {}, [kind], [kind], [False])
     held = driver.allocated()
@@ -184,7 +184,7 @@ def test_nothing_imports_cupy_at_start_up() -> None:
 
 def test_costs_on_a_device_are_measured_once_and_kept(tmp_path: Path) -> None:
     """The model that ``--target cuda`` uses, over the device that counts time."""
-    model = MeasuredDevice(CudaDevice(driver=Recorder()), store=Store("device", {}, tmp_path))
+    model = MeasuredDevice(CudaOperatorTimer(driver=Recorder()), store=Store("device", {}, tmp_path))
     kind = TensorType(DType.FLOAT32, (64, 64))
     first = model.application("Relu", {}, [kind], [kind])
     assert (first.us, first.source) == (pytest.approx(5.0), "measured")
@@ -210,12 +210,12 @@ def test_whole_graphs_race_on_the_device() -> None:
     driver = Recorder()
     held = driver.allocated()
     two, one = multiplied(2), perceptron()
-    result = CudaDevice(driver=driver).time_models([two, two], {"x": np.ones((16, 64), np.float32)}, rounds=4)
+    result = CudaOperatorTimer(driver=driver).time_models([two, two], {"x": np.ones((16, 64), np.float32)}, rounds=4)
     assert result.ratios == (pytest.approx(1.0), pytest.approx(1.0))
     assert result.rounds == 4
     assert driver.allocated() == held, "a race gives its memory back"
     steps = len(Session(one, Recorder()).plan.steps)
-    alone = CudaDevice(driver=driver).time_models([one], {"x": np.ones((4, 8), np.float32)}, rounds=3)
+    alone = CudaOperatorTimer(driver=driver).time_models([one], {"x": np.ones((4, 8), np.float32)}, rounds=3)
     assert alone.ms[0] == pytest.approx(3e-3 * steps, rel=0.02)  # 3 µs a launch, and hardly anything for the events
     assert alone.circumstances["clock"] == "events"
 
@@ -225,7 +225,7 @@ def test_a_race_that_cannot_be_planned_names_the_node() -> None:
     x = builder.input("x", "float32", (4, 8))
     builder.output(builder.op("NonZero", x), "y")
     with pytest.raises(Unsupported, match="NonZero"):
-        CudaDevice(driver=Recorder()).time_models([builder.build()], {"x": np.ones((4, 8), np.float32)})
+        CudaOperatorTimer(driver=Recorder()).time_models([builder.build()], {"x": np.ones((4, 8), np.float32)})
 
 
 @pytest.mark.parametrize(("before", "after", "better"), [(4, 0, True), (0, 4, False)])
@@ -234,8 +234,8 @@ def test_optimising_for_cuda_races_on_the_device(
 ) -> None:
     """What the search found (here: a graph with another number of products) has to win on the device."""
     monkeypatch.setenv("SUPEROPT_CACHE", str(tmp_path))
-    monkeypatch.setattr(CudaDevice, "peaks", {"flops_per_s": 1e12, "bytes_per_s": 1e12})
-    monkeypatch.setattr(cuda, "CudaDevice", lambda: CudaDevice(driver=Recorder()))
+    monkeypatch.setattr(CudaOperatorTimer, "peaks", {"flops_per_s": 1e12, "bytes_per_s": 1e12})
+    monkeypatch.setattr(cuda, "CudaOperatorTimer", lambda: CudaOperatorTimer(driver=Recorder()))
     monkeypatch.setattr(optimise, "load_library", lambda *_: Library({}, {}))
     monkeypatch.setattr(child_process, "search", lambda *_, **__: SearchResult(multiplied(after)))
     graph = multiplied(before)

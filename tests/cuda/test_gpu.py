@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from beside import CONVOLUTIONS, assert_close, convolution, feeds_of, operator_samples
 
-from superopt.cost.cuda import CudaDevice
+from superopt.cost.cuda import CudaOperatorTimer
 from superopt.cost.record import Question
 from superopt.formats import load
 from superopt.frontend import GraphBuilder
@@ -105,7 +105,7 @@ def test_a_convolution_is_the_librarys(driver: CudaDriver) -> None:
 
 def test_operators_take_time_and_large_ones_more(driver: CudaDriver) -> None:
     """Within what the device can reach: its own ceilings."""
-    device = CudaDevice(driver=driver)
+    device = CudaOperatorTimer(driver=driver)
     held = driver.allocated()
     found = []
     for side in (256, 4096):

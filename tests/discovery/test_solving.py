@@ -14,7 +14,7 @@ from superopt.discovery.config import Config, load_config
 from superopt.discovery.explore import explore
 from superopt.discovery.leftsides import left_sides
 from superopt.discovery.lifting import Problem, lifted
-from superopt.discovery.linear import Assignment, EvaluatedTerm, Undecided, required_weights
+from superopt.discovery.linear import Assignment, EvaluatedTerm, WeightsNotSought, required_weights
 from superopt.discovery.skeletons import skeletons
 from superopt.discovery.solved import SOLVED, _narrower, data_beside_weights, is_instance, solve_all
 from superopt.discovery.solving import Solver, assignments_of
@@ -87,7 +87,7 @@ def test_a_nonlinear_skeleton_is_not_solved() -> None:
     place = Assignment(Point({"n": 3}, {}), {}, PrimeField())
     square = App("Mul", (Var("x"), App("Mul", (Var("?a"), Var("?a")))))
     rng = np.random.default_rng(0)
-    with pytest.raises(Undecided, match="not linear"):
+    with pytest.raises(WeightsNotSought, match="not linear"):
         required_weights(EvaluatedTerm(Var("x"), kinds, place, rng), square, hole, rng)
 
 

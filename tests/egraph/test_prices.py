@@ -11,7 +11,7 @@ from rules_for_tests import rules
 from superopt.egraph.egraph import EGraph
 from superopt.egraph.matching import Pattern
 from superopt.egraph.rewrites import compile_rewrites
-from superopt.egraph.saturation import Limits, Outcome, saturate
+from superopt.egraph.saturation import Limits, SaturationOutcome, saturate
 from superopt.ir.terms import AttributeValue
 from superopt.ops import REGISTRY
 from superopt.ops.infer import infer
@@ -36,7 +36,7 @@ class Fixed:
         return self.prices
 
 
-def saturated(prices: Fixed | None) -> tuple[Outcome, EGraph]:
+def saturated(prices: Fixed | None) -> tuple[SaturationOutcome, EGraph]:
     """A chain of so many products, which one rule may put together."""
     nodes = [op("MatMul", f"v{i + 1}", f"v{i}", f"w{i}") for i in range(LENGTH)]
     model = graph({"v0": f32(3, 4), **{f"w{i}": f32(4, 4) for i in range(LENGTH)}}, [f"v{LENGTH}"], [], nodes)

@@ -16,7 +16,7 @@ import fleet_tasks as work
 import pytest
 from clusters import DaskCluster, dask_cluster
 
-from superopt.fleet import ClusterTimeouts, Fleet, Journal, Lost, Task, digest
+from superopt.fleet import ClusterTimeouts, Fleet, Journal, Task, TaskLost, digest
 from superopt.ir.errors import BackendUnavailable, UsageError
 
 pytest.importorskip("distributed", reason="an extra: pip install 'superopt[dask]'")
@@ -63,7 +63,7 @@ def test_a_task_that_kills_its_process_is_tried_three_times_and_the_workers_live
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     found = list(fleet.map([Task(work.dies, (str(tmp_path / "a"), 99)), Task(work.dies, (str(tmp_path / "b"), 2))]))
-    with pytest.raises(Lost, match="3 times"):
+    with pytest.raises(TaskLost, match="3 times"):
         found[0].result()
     assert found[1].result() == 2
     assert all(w.poll() is None for w in cluster.workers)
@@ -71,7 +71,7 @@ def test_a_task_that_kills_its_process_is_tried_three_times_and_the_workers_live
 
 def test_a_task_that_takes_too_long_is_ended(fleet: Fleet) -> None:
     (found,) = fleet.map([Task(work.sleeps, (600.0,), seconds=0.3)])
-    with pytest.raises(Lost, match="longer than"):
+    with pytest.raises(TaskLost, match="longer than"):
         found.result()
 
 

@@ -21,7 +21,7 @@ import pytest
 from superopt.discovery import store as discovery_store
 from superopt.discovery.config import load_config
 from superopt.discovery.discover import discover
-from superopt.fleet import Fleet, Journal, Lost, Task, digest
+from superopt.fleet import Fleet, Journal, Task, TaskLost, digest
 from superopt.fleet.child import Crew, packed, unpacked
 from superopt.fleet.fleet import memory
 from superopt.fleet.stamp import libraries
@@ -67,7 +67,7 @@ def test_a_task_whose_process_dies_is_tried_again(two: Fleet, tmp_path: Path, ti
 
 def test_a_task_that_always_kills_its_process_is_reported(two: Fleet, tmp_path: Path) -> None:
     found = list(two.map([Task(work.dies, (str(tmp_path), 99)), Task(work.square, (4,))]))
-    with pytest.raises(Lost, match=r"ended with -9, 3 times"):
+    with pytest.raises(TaskLost, match=r"ended with -9, 3 times"):
         found[0].result()
     assert len(list(tmp_path.iterdir())) == 3
     assert found[1].result() == 16
@@ -76,7 +76,7 @@ def test_a_task_that_always_kills_its_process_is_reported(two: Fleet, tmp_path: 
 def test_a_task_that_takes_too_long_is_ended_once(two: Fleet) -> None:
     started = time.monotonic()
     (found,) = two.map([Task(work.sleeps, (600.0,), seconds=0.3)])
-    with pytest.raises(Lost, match="longer than"):
+    with pytest.raises(TaskLost, match="longer than"):
         found.result()
     assert time.monotonic() - started < 300
 

@@ -13,13 +13,13 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from superopt.benchmark.row_cache import Kept, model_digest
+from superopt.benchmark.row_cache import RowCache, model_digest
 from superopt.cli import app
 from superopt.formats import load_with_files
 from superopt.ir.errors import UsageError
 from superopt.pipeline import Options, batch
 from superopt.pipeline.batch import JOURNAL, demand_of, optimize_all
-from superopt.pipeline.rematerialization import Point
+from superopt.pipeline.rematerialization import TradeoffPoint
 
 TARGET = Options(target="profile:cpu-epyc-2core")
 
@@ -84,7 +84,7 @@ def test_a_model_that_changes_meanwhile_is_neither_written_nor_kept(
 
 
 def test_a_measurement_of_a_model_that_changed_meanwhile_is_not_kept(tmp_path: Path) -> None:
-    path, kept = model(tmp_path / "m.onnx", 1.0), Kept(tmp_path / "kept", "stamp")
+    path, kept = model(tmp_path / "m.onnx", 1.0), RowCache(tmp_path / "kept", "stamp")
     before = model_digest(path)
     kept.put(path, {"us": 1}, before)
     assert kept.get(path) is not None
@@ -101,7 +101,10 @@ def test_graphs_that_trade_time_for_memory_are_written_beside_each_result(
 
     def with_a_front(path: Path, **given: Any) -> Any:
         made = real(path, **given)
-        return replace(made, pareto=(Point(made.original, 2, 1.0, "order"), Point(made.graph, 1, 2.0, "recomputation")))
+        return replace(
+            made,
+            pareto=(TradeoffPoint(made.original, 2, 1.0, "order"), TradeoffPoint(made.graph, 1, 2.0, "recomputation")),
+        )
 
     monkeypatch.setattr(batch, "optimize", with_a_front)
     paths = [model(tmp_path / f"{name}.onnx", 1.0) for name in ("a", "b")]

@@ -22,13 +22,13 @@ from typer.testing import CliRunner
 from superopt.cli import app
 from superopt.cost import Profile, Record, RecordedProfile, read_profile, write_profile
 from superopt.cost.record import Key
-from superopt.fleet import Fleet, Lost
+from superopt.fleet import Fleet, TaskLost
 from superopt.formats import save
 from superopt.frontend import GraphBuilder
 from superopt.gate import CorpusSettings, models_of, read_run
 from superopt.gate.culprit import minimal, why_slower
+from superopt.gate.experiments import Experiments
 from superopt.gate.judge import run_all
-from superopt.gate.laboratory import Laboratory
 from superopt.gate.one import Task
 from superopt.ir.errors import InvalidModel, UsageError
 from superopt.ir.graph import Graph
@@ -136,7 +136,7 @@ def needed_rule(corpus: Corpus, model: str, used: frozenset[str]) -> str:
     assert known is not None
     rules = [r for r in load_library().admitted if r.id in used]
     task = Task(model, corpus.folder / model, Options(target=baseline.target, time_limit=60.0))
-    lab = Laboratory({model: task}, tuple(rules), float("inf"))
+    lab = Experiments({model: task}, tuple(rules), float("inf"))
     for name in sorted(used):
         if lab.cost(model, [r for r in rules if r.id != name]) > known.after_us * 1.02:
             return name
@@ -409,7 +409,7 @@ def test_a_worker_that_is_lost_takes_only_its_model(corpus: Corpus, why: str) ->
     """How a fleet loses a process, tests/fleet shows; here it says so, and each model becomes a row."""
 
     def lost(_: bytes) -> bytes:
-        raise Lost(why)
+        raise TaskLost(why)
 
     options = Options(target="profile:none", time_limit=1.0)
     tasks = [Task(f"{n}.json", corpus.folder / f"{n}.json", options) for n in "ab"]

@@ -17,7 +17,7 @@ from superopt.frontend.training import train_step
 from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ir.types import DType, TensorType
 from superopt.memory.arena import measured_arena
-from superopt.memory.copies import Pin, Planned, written
+from superopt.memory.copies import Pin, PlannedGraph, written
 from superopt.memory.planner import block_of
 from superopt.memory.remat import front
 from superopt.memory.schedule_plan import Op, Task, original_timetable, patient, peak_of, prompt
@@ -48,7 +48,7 @@ def sines(depth: int) -> Graph:
     return Graph("sines", (Value("x", kind),), (Value("g0", kind),), tuple(weights), tuple(nodes), {"": 18})
 
 
-def planned_of(graph: Graph) -> Planned:
+def planned_of(graph: Graph) -> PlannedGraph:
     with costs.for_target("profile:cpu-epyc-2core") as model:
         return task_of(graph, model)
 
@@ -222,7 +222,7 @@ def _with_rows(graph: Graph) -> Graph:
     return replace(graph, inputs=(Value("x", kind),), outputs=(Value("g0", kind),))
 
 
-def planned_symbolic(graph: Graph) -> Planned:
+def planned_symbolic(graph: Graph) -> PlannedGraph:
     with costs.for_target("profile:cpu-epyc-2core") as model:
         return task_of(graph, model, sizes={"N": ROWS})
 

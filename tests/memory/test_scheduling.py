@@ -18,7 +18,7 @@ from superopt.ir.types import DType, TensorType
 from superopt.memory.arena import measured_arena
 from superopt.memory.order import execution_order
 from superopt.ops.infer import infer
-from superopt.pipeline.memory_schedule import Scheduled, least_memory
+from superopt.pipeline.memory_schedule import ScheduledGraph, least_memory
 from superopt.pipeline.memory_timeline import footprint
 from superopt.pipeline.symbolic_rows import open_rows
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
@@ -34,7 +34,7 @@ def blocks(graph: Graph) -> int:
 
 
 @cache
-def written(name: str) -> tuple[Graph, Scheduled]:
+def written(name: str) -> tuple[Graph, ScheduledGraph]:
     """A model of the corpus, and what it becomes, which takes seconds: several tests look at it."""
     graph = with_values(formats.load(TINY / f"{name}.json"))
     return graph, least_memory(graph)

@@ -8,7 +8,7 @@ import pytest
 from graphs import assert_equivalent
 
 from superopt import cost
-from superopt.cost.fusion import ONNX_RUNTIME_PATTERNS, SUPEROPT_CUDA, Pattern, groups
+from superopt.cost.fusion import ONNX_RUNTIME_PATTERNS, SUPEROPT_CUDA, FusionPattern, groups
 from superopt.egraph.rewrites import compile_rewrites
 from superopt.extraction.node_costs import Pricer
 from superopt.frontend import GraphBuilder, Tensor
@@ -20,7 +20,7 @@ from superopt.program.program import Program, program_of
 from superopt.rules import load_library
 
 
-def kernels_in(graph: Graph, patterns: tuple[Pattern, ...] = ONNX_RUNTIME_PATTERNS) -> list[tuple[Node, ...]]:
+def kernels_in(graph: Graph, patterns: tuple[FusionPattern, ...] = ONNX_RUNTIME_PATTERNS) -> list[tuple[Node, ...]]:
     """The nodes of each group that runs as one kernel."""
     return [g.nodes for g in groups(graph, patterns, infer(graph).types)]
 

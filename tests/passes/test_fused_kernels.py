@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from superopt import cost
-from superopt.cost.fusion import ONNX_RUNTIME_PATTERNS, Pattern, groups
+from superopt.cost.fusion import ONNX_RUNTIME_PATTERNS, FusionPattern, groups
 from superopt.frontend import GraphBuilder
 from superopt.ir.graph import Graph, Node
 from superopt.ops.infer import infer
@@ -13,7 +13,7 @@ from superopt.passes import SearchOptions, saturation_search, search
 from superopt.rules import load_library
 
 
-def kernels_in(graph: Graph, patterns: tuple[Pattern, ...] = ONNX_RUNTIME_PATTERNS) -> list[tuple[Node, ...]]:
+def kernels_in(graph: Graph, patterns: tuple[FusionPattern, ...] = ONNX_RUNTIME_PATTERNS) -> list[tuple[Node, ...]]:
     """The nodes of each group that runs as one kernel."""
     return [g.nodes for g in groups(graph, patterns, infer(graph).types)]
 

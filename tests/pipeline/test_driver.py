@@ -35,7 +35,7 @@ from superopt.pipeline.log import Log
 from superopt.pipeline.options import EFFORTS, Options
 from superopt.pipeline.paired_benchmark import measure
 from superopt.pipeline.recovery import Recovery
-from superopt.pipeline.rematerialization import Point
+from superopt.pipeline.rematerialization import TradeoffPoint
 from superopt.pipeline.result_check import skipped
 from superopt.report import CheckFailure, Measurement
 from superopt.report.html import render
@@ -124,7 +124,7 @@ def test_what_is_certified_is_what_is_returned(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(certifying, "certify_result", noted)
     graph = branches()
     written = replace(graph, name="written").checked()
-    point = Point(written, 1, 1.0, "order", chosen=True)
+    point = TradeoffPoint(written, 1, 1.0, "order", chosen=True)
     monkeypatch.setattr(rematerialization, "for_memory", lambda *_: (point,))
     result = superopt.optimize(graph, target="profile:cpu-epyc-2core", certify=True, objective="memory")
     assert result.graph is written

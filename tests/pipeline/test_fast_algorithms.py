@@ -170,8 +170,8 @@ def test_errors_are_within_the_budget_on_large_inputs_too() -> None:
     assert any("errors grow from" in note for note in report.notes)
 
 
-def setting() -> fast_algorithms.Setting:
-    return fast_algorithms.Setting("standard", {}, 0, 1, ONNX_RUNTIME, inputs=2)
+def setting() -> fast_algorithms.FastAlgorithmSettings:
+    return fast_algorithms.FastAlgorithmSettings("standard", {}, 0, 1, ONNX_RUNTIME, inputs=2)
 
 
 def test_errors_are_measured_on_inputs_of_each_kind() -> None:

@@ -14,7 +14,7 @@ from superopt.ir.errors import Unsupported
 from superopt.ir.graph import Graph, Node, Value, Weight, constant
 from superopt.ir.types import DType, TensorType
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
-from superopt.runtime.protocol import Bound, Loaded, Traced
+from superopt.runtime.protocol import BoundModel, LoadedModel, TracedKernel
 from superopt.runtime.sample_data import sample
 
 
@@ -70,7 +70,7 @@ def chain(*ops: str) -> Graph:
 
 @dataclass
 class _Strayed:
-    loaded: Loaded
+    loaded: LoadedModel
     by: float
 
     def run(
@@ -83,9 +83,9 @@ class _Strayed:
         self,
         feeds: Mapping[str, np.ndarray],
         *,
-        like: Bound | None = None,
+        like: BoundModel | None = None,
         over: Mapping[str, str] = MappingProxyType({}),
-    ) -> Bound:
+    ) -> BoundModel:
         return self.loaded.bound(feeds, like=like, over=over)
 
 
@@ -100,7 +100,7 @@ class Odd:
     lowers: bool = False
     apart: str = "Relu"
 
-    def load(self, model: bytes | Path, *, threads: int | None = None, optimise: bool = True) -> Loaded:
+    def load(self, model: bytes | Path, *, threads: int | None = None, optimise: bool = True) -> LoadedModel:
         content = model if isinstance(model, bytes) else model.read_bytes()
         ops = {n.op_type for n in onnx.load_from_string(content).graph.node}
         if ops & self.refuses:
@@ -111,5 +111,5 @@ class Odd:
     def lowered(self, model: bytes) -> bytes:
         raise Unsupported("odd does not hand it out")
 
-    def trace(self, model: bytes, feeds: Mapping[str, np.ndarray], *, runs: int = 9) -> tuple[Traced, ...]:
+    def trace(self, model: bytes, feeds: Mapping[str, np.ndarray], *, runs: int = 9) -> tuple[TracedKernel, ...]:
         return ONNX_RUNTIME.trace(model, feeds, runs=runs)

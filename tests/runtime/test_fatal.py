@@ -7,7 +7,7 @@ import onnx.parser
 import pytest
 
 from superopt import formats
-from superopt.fleet.child import Lost
+from superopt.fleet.child import TaskLost
 from superopt.ir.errors import InvalidModel
 from superopt.ir.graph import Graph
 from superopt.pipeline import optimize
@@ -96,7 +96,7 @@ def test_recurrent_operators_on_16_bit_numbers_are_loaded_elsewhere_first(monkey
 
     class Dies:
         def run(self, call: bytes) -> bytes:
-            raise Lost("its process ended with -11")
+            raise TaskLost("its process ended with -11")
 
         def close(self) -> None:
             pass

@@ -17,8 +17,8 @@ from superopt import formats
 from superopt.benchmark import RuntimesOptions, compare_runtimes
 from superopt.cost import OPENVINO_CPU
 from superopt.cost.calibration import nearest_profile
-from superopt.cost.fusion import Pattern, groups
-from superopt.cost.measurement import CpuDevice
+from superopt.cost.fusion import FusionPattern, groups
+from superopt.cost.measurement import CpuOperatorTimer
 from superopt.frontend import GraphBuilder
 from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ops.infer import infer
@@ -34,7 +34,7 @@ FEW = frozenset({"Add", "BatchNormalization", "Erf", "Mul", "Relu"})  # stand fo
 POINTWISE = next(f for f in OPENVINO_CPU.fusions if "Erf" in f.producers).producers
 
 
-def kernels_in(graph: Graph, patterns: tuple[Pattern, ...] = OPENVINO_CPU.patterns) -> list[tuple[Node, ...]]:
+def kernels_in(graph: Graph, patterns: tuple[FusionPattern, ...] = OPENVINO_CPU.patterns) -> list[tuple[Node, ...]]:
     """The nodes of each group that runs as one kernel."""
     return [g.nodes for g in groups(graph, patterns, infer(graph).types)]
 
@@ -130,7 +130,7 @@ def test_its_trace_tells_layout_changes_from_work():
 
 
 def test_prices_are_a_recorded_profiles_scaled_to_the_runtime():
-    found = nearest_profile(CpuDevice(1, runtime_named("openvino")))
+    found = nearest_profile(CpuOperatorTimer(1, runtime_named("openvino")))
     assert found is not None
     _, profile, calibration = found
     assert profile.header["backend"] == "onnxruntime-cpu"

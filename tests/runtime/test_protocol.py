@@ -15,7 +15,7 @@ from superopt.cli import app
 from superopt.cost import BACKENDS, OPENVINO_CPU, RecordedProfile, for_target, load_profile
 from superopt.cost.fusion import cpu_backend
 from superopt.cost.measured import MeasuredCpu, device_store
-from superopt.cost.measurement import CpuDevice, Meter, Timing, measure_graph
+from superopt.cost.measurement import CpuOperatorTimer, Meter, Timing, measure_graph
 from superopt.cost.profile import Store
 from superopt.ir.errors import BackendUnavailable, InvalidModel, Unsupported, UsageError
 from superopt.ir.graph import Graph, Node, Value
@@ -25,7 +25,7 @@ from superopt.runtime import openvino as module
 from superopt.runtime import reference
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.paired_benchmark import time_models
-from superopt.runtime.protocol import RUNTIMES, Runtime, Traced, runtime_named
+from superopt.runtime.protocol import RUNTIMES, Runtime, TracedKernel, runtime_named
 from superopt.runtime.sample_data import feeds_for
 from superopt.verifier.check.differential import check
 
@@ -133,7 +133,7 @@ def test_a_race_says_what_ran(runtime):
 def test_layout_changes_at_the_edges_are_not_in_a_price(monkeypatch):
     """Where the optimised graph is not handed out, by the share that the runtime's trace gives to them."""
     odd = Odd({})
-    traced = (Traced("Reorder", (), 1.0, layout=True), Traced("Conv", ("n0",), 3.0))
+    traced = (TracedKernel("Reorder", (), 1.0, layout=True), TracedKernel("Conv", ("n0",), 3.0))
     monkeypatch.setattr(Odd, "trace", lambda *_, **__: traced)
     monkeypatch.setattr(Meter, "time", lambda *_, **__: Timing(1000.0, 2000.0, 0.1))
     assert measure_graph(chain("Conv"), Meter(1, odd)) == Timing(750.0, 1500.0, 0.1)
@@ -146,7 +146,7 @@ def test_what_is_kept_is_kept_by_runtime(monkeypatch, tmp_path):
     odd = Odd({})
     monkeypatch.setitem(BACKENDS, "odd-cpu", cpu_backend(ONNX_RUNTIME))  # type: ignore[index]
     assert device_store(1, odd).path != device_store(1).path
-    assert CpuDevice(1, odd).name != CpuDevice(1).name
+    assert CpuOperatorTimer(1, odd).name != CpuOperatorTimer(1).name
     assert MeasuredCpu(runtime=odd, store=Store("t", {}, tmp_path)).lowered is None
     profile = load_profile("cpu-epyc-2core")
     assert RecordedProfile(profile, backend=OPENVINO_CPU).digest != RecordedProfile(profile).digest

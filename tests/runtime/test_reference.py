@@ -14,7 +14,7 @@ from superopt.ir.graph import Graph, Node, Value, Weight, constant
 from superopt.ir.types import DType, TensorType
 from superopt.ops import REGISTRY
 from superopt.runtime import reference
-from superopt.runtime._algebra import FLOAT64, Float64, Named, product_sum
+from superopt.runtime._algebra import FLOAT64, Float64, IndexedArray, product_sum
 from superopt.runtime.reference import evaluate_application, run
 
 F = DType.FLOAT32
@@ -137,7 +137,7 @@ def test_a_factor_that_is_packed_in_pieces_gives_the_same(
     if windows:  # of an image, where they lie
         arrays[0] = sliding_window_view(arrays[0], (sizes["i"], sizes["j"]), axis=(2, 3))
         left, sizes = left + "ij", sizes | {"h": sizes["h"] - 2, "w": sizes["w"] - 1}
-    factors = [Named(array, tuple(axes)) for array, axes in zip(arrays, (left, right), strict=True)]
+    factors = [IndexedArray(array, tuple(axes)) for array, axes in zip(arrays, (left, right), strict=True)]
     rank = {axis: place for place, axis in enumerate(dict.fromkeys(left + right))}
     whole = product_sum(FLOAT64, factors, reduced, sizes, rank)
     found = product_sum(counted := Counted(), factors, reduced, sizes, rank, piece)

@@ -13,7 +13,7 @@ from superopt.rules import load_library
 from superopt.server import examples
 from superopt.server.app import create_app
 from superopt.server.settings import Settings
-from superopt.server.views.recorded import Recorded
+from superopt.server.views.recorded import RecordedCorpus
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_the_gallery_of_an_installation_has_every_model_and_what_was_measured() 
     models = {m["name"] for m in tomllib.loads((corpus / "manifest.toml").read_text())["model"]}
     assert {path.stem for path in gallery.glob("*.json")} == models
     assert (gallery / "manifest.toml").read_text() == (corpus / "manifest.toml").read_text()
-    recorded = Recorded(gallery)
+    recorded = RecordedCorpus(gallery)
     assert set(recorded.measured) | set(recorded.failed) == models
     assert {"onnxsim", "onnxslim"} <= set(recorded.tools)
     assert recorded.runs

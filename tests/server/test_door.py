@@ -20,12 +20,12 @@ from service_testing import Live, free_port, start, stop, tiny, until
 from superopt.server.http.connections import Connections
 from superopt.server.http.keys import Keys
 from superopt.server.jobs.database import Database
-from superopt.server.settings import Door, Limits, Settings
+from superopt.server.settings import ConnectionLimits, Limits, Settings
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "service.md"
 LIVEZ = GET % b"/livez"
 CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
-TIGHT = Door(
+TIGHT = ConnectionLimits(
     header_seconds=1.5, idle_seconds=1.5, rate_grace=1.5, linger_seconds=0.5, connections=40, connections_per_address=10
 )
 ANSWER = re.compile(rb"HTTP/1\.1 (?=\d{3} )")

@@ -13,7 +13,7 @@ from superopt.ir.errors import UsageError
 from superopt.server.http.connections import Connections
 from superopt.server.http.header_checks import read_head
 from superopt.server.http.problems import Problem
-from superopt.server.settings import Door, Settings
+from superopt.server.settings import ConnectionLimits, Settings
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "service.md"
 
@@ -32,12 +32,12 @@ DOCS = Path(__file__).resolve().parents[2] / "docs" / "service.md"
     ],
 )
 def test_whose_request_it_is(peer: str, forwarded: str, client: str) -> None:
-    connections = Connections(Door(trusted_proxies=("10.0.0.0/24", "2001:db8::5")), 100)
+    connections = Connections(ConnectionLimits(trusted_proxies=("10.0.0.0/24", "2001:db8::5")), 100)
     assert connections.client(peer, forwarded) == client
 
 
 def test_a_client_does_not_become_another_by_another_address_of_its_network() -> None:
-    connections = Connections(Door(connections_per_address=2), 100)
+    connections = Connections(ConnectionLimits(connections_per_address=2), 100)
     assert [connections.begin(f"2001:db8::{n}") for n in range(3)] == [True, True, False]
     assert connections.begin("2001:db8:0:1::1")
     assert [connections.begin(name) for name in ("192.0.2.1", "::ffff:192.0.2.1", "192.0.2.1")] == [True, True, False]
@@ -50,33 +50,35 @@ def test_a_client_does_not_become_another_by_another_address_of_its_network() ->
 
 def test_every_limit_can_be_set_and_is_documented() -> None:
     text = DOCS.read_text()
-    for variable, name in Door.variables().items():
+    for variable, name in ConnectionLimits.variables().items():
         assert f"`{variable}`" in text, variable
         if name != "trusted_proxies":
-            assert getattr(Door.from_environment({variable: "7"}), name) == 7
+            assert getattr(ConnectionLimits.from_environment({variable: "7"}), name) == 7
             for wrong in ("0", "-1", "many", "nan", "1e99"):
                 with pytest.raises(UsageError, match=variable):
-                    Door.from_environment({variable: wrong})
-    assert Door.from_environment({}) == Door()
-    proxies = Door.from_environment({"SUPEROPT_TRUSTED_PROXIES": "10.0.0.5, 192.168.0.0/16"}).trusted_proxies
+                    ConnectionLimits.from_environment({variable: wrong})
+    assert ConnectionLimits.from_environment({}) == ConnectionLimits()
+    proxies = ConnectionLimits.from_environment(
+        {"SUPEROPT_TRUSTED_PROXIES": "10.0.0.5, 192.168.0.0/16"}
+    ).trusted_proxies
     assert proxies == ("10.0.0.5", "192.168.0.0/16")
     with pytest.raises(UsageError, match="neither an address nor a network"):
-        Door(trusted_proxies=("proxy.example",))
-    assert len(Door.variables()) == len(fields(Door))
+        ConnectionLimits(trusted_proxies=("proxy.example",))
+    assert len(ConnectionLimits.variables()) == len(fields(ConnectionLimits))
 
 
 def test_a_service_behind_a_proxy_needs_a_key(tmp_path: Path) -> None:
     from superopt.server import serve
 
     with pytest.raises(UsageError, match="without an API key"):
-        serve(Settings(tmp_path, door=Door(trusted_proxies=("127.0.0.1",))))
+        serve(Settings(tmp_path, door=ConnectionLimits(trusted_proxies=("127.0.0.1",))))
 
 
 def test_more_connections_than_open_files(tmp_path: Path) -> None:
     from superopt.server import serve
 
     with pytest.raises(UsageError, match="SUPEROPT_CONNECTIONS"):
-        serve(Settings(tmp_path, door=Door(connections=10**9)))
+        serve(Settings(tmp_path, door=ConnectionLimits(connections=10**9)))
 
 
 def test_few_open_files_leave_fewer_connections_than_by_default() -> None:

@@ -16,7 +16,7 @@ import uvicorn
 from superopt.server.http.connection import Connection
 from superopt.server.http.connections import Connections
 from superopt.server.http.transport import Reads
-from superopt.server.settings import Door
+from superopt.server.settings import ConnectionLimits
 
 GET = b"GET /x HTTP/1.1\r\nHost: localhost\r\n"
 SAID = {
@@ -41,7 +41,7 @@ def test_a_lost_connection_is_no_garbage(said: str) -> None:
         config = uvicorn.Config(_app, log_level="critical", lifespan="off")
         config.load()
         state = uvicorn.server.ServerState()
-        connections = Connections(Door(linger_seconds=0.1), 1 << 20)
+        connections = Connections(ConnectionLimits(linger_seconds=0.1), 1 << 20)
 
         def protocol() -> Reads:
             one = Connection(connections, config=config, server_state=state, app_state={})

@@ -14,7 +14,7 @@ from service_testing import GRAPH, Live, free_port, start, stop, tiny, until
 
 from superopt.server.http.keys import Keys
 from superopt.server.jobs.database import Database
-from superopt.server.settings import Door, Limits, Settings
+from superopt.server.settings import ConnectionLimits, Limits, Settings
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "service.md"
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
@@ -36,7 +36,7 @@ def proxied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Live, st
     if NGINX is None:
         pytest.skip("no nginx here: apt-get install nginx-light")
     folder = tmp_path_factory.mktemp("nginx")
-    door = Door(trusted_proxies=("127.0.0.1",), connections_per_address=MOST)
+    door = ConnectionLimits(trusted_proxies=("127.0.0.1",), connections_per_address=MOST)
     settings = Settings(folder / "data", port=free_port(), workers=0, door=door, limits=Limits(body_idle=30.0))
     settings.data.mkdir()
     database = Database(settings.url)

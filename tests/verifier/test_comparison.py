@@ -24,7 +24,7 @@ from superopt.verifier.check.deviation import Explanations, Overflow, Trial
 from superopt.verifier.check.differential import check, suspects
 from superopt.verifier.check.input_targets import input_targets
 from superopt.verifier.check.power import mutants
-from superopt.verifier.check.rounding_noise import Disturbed
+from superopt.verifier.check.rounding_noise import DisturbedRuns
 from superopt.verifier.check.sessions import Arrays, Bench
 from superopt.verifier.check.steered_inputs import Feed, steered
 from superopt.verifier.check.tolerance import compare, scales
@@ -306,7 +306,7 @@ def test_moves_of_a_deliberate_rounding_are_not_an_excuse():
     graph, feeds = WRONG["rounding by a large constant"][0], {"x": rng.standard_normal((4, 8)).astype(single)}
     with Bench() as bench:
         plain = bench.session(graph, optimise=False)
-        moved, inside = Disturbed(graph, bench, plain).samples(feeds, range(4), tiny=False, time_limit=None)
+        moved, inside = DisturbedRuns(graph, bench, plain).samples(feeds, range(4), tiny=False, time_limit=None)
     old = run(plain, feeds)["y"]
     assert max(np.abs(r["y"] - old).max() for r in inside) >= 1
     assert max(np.abs(r["y"] - old).max() for r in moved) == 0

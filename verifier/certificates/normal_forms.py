@@ -20,7 +20,7 @@ from superopt.rules import Rule
 from superopt.rules.grammar import parse_guard
 from superopt.rules.typing import types_of
 from superopt.runtime.evaluate import FLOAT64, Array, evaluate
-from superopt.verifier.exact.algebra import NeedsOrder, Rationals, Unlucky
+from superopt.verifier.exact.algebra import InverseOfZero, NeedsOrder, Rationals
 from superopt.verifier.exact.sampling import draw
 from superopt.verifier.exact.size_bounds import reaches
 from superopt.verifier.exact.testing import Trial, algebra_for, elements, trial_at, values_of
@@ -143,7 +143,7 @@ def _agree(trial: Trial, position: int, sides: list[Comprehension], steps: list[
                 for _ in range(power):
                     scaled = algebra.function("mul", scaled, at(factor))
                 pairs.append((f"what step {number} leaves", scaled, at(after)))
-        except Unlucky:
+        except InverseOfZero:
             return False
         except NeedsOrder:
             continue

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import z3
 
-from superopt.fleet.child import Lost, isolated, packed, unpacked
+from superopt.fleet.child import TaskLost, isolated, packed, unpacked
 from superopt.ir.poly import Dim, Poly, Quotient
 from superopt.ops.meaning import Condition
 
@@ -125,7 +125,7 @@ def within(seconds: float, ask: Callable[[T], object], question: T) -> str:
     """What a function answers in a process of its own, or "unknown" where it takes longer."""
     try:
         return str(unpacked(isolated(packed(ask, (question,), files=None, seconds=seconds, last=False)))[0])
-    except Lost:
+    except TaskLost:
         return "unknown"
 
 

@@ -22,7 +22,7 @@ from superopt.ops.meaning import IllTyped
 from superopt.runtime.onnx_runtime import InferenceSession
 from superopt.verifier.check.body_magnitudes import with_body_magnitudes
 from superopt.verifier.check.deliberate_rounding import outputs_rounded_on_purpose
-from superopt.verifier.check.rounding_noise import ELEMENTARY, REALS, Disturbed, is_exact, live_values
+from superopt.verifier.check.rounding_noise import ELEMENTARY, REALS, DisturbedRuns, is_exact, live_values
 from superopt.verifier.check.sessions import REFUSALS, Arrays, Bench, attempt
 from superopt.verifier.check.steered_inputs import Feed
 from superopt.verifier.check.tolerance import Comparison, Displacement, compare, element_type
@@ -250,7 +250,7 @@ class Explanations:
         self._slack, self._release, self._large = slack, rest or (lambda: None), rest is not None
         self._graph, self._typing, self._bench, self._plain = graph, typing, bench, plain
         self._longest, self._reals, self._inside = longest, reals, inside
-        self._disturbed: Disturbed | None = None
+        self._disturbed: DisturbedRuns | None = None
         self._overflows: dict[str, Overflow] = {}
         self._smooth: dict[str, bool] = {}
         self._evidence: dict[int, _Evidence] = {}
@@ -395,9 +395,9 @@ class Explanations:
             self._evidence[number] = _Evidence()
         return self._evidence[number]
 
-    def _noise(self) -> Disturbed:
+    def _noise(self) -> DisturbedRuns:
         if self._disturbed is None:
-            self._disturbed = Disturbed(self._graph, self._bench, self._plain, self._typing)
+            self._disturbed = DisturbedRuns(self._graph, self._bench, self._plain, self._typing)
         return self._disturbed
 
     def optimised(self, trial: Trial, number: int) -> Arrays | None:

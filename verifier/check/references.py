@@ -17,7 +17,7 @@ from superopt.ir.graph import Graph, Value
 from superopt.ir.types import TensorType
 from superopt.ops.infer import Typing
 from superopt.runtime import reference
-from superopt.runtime.protocol import Loaded, Runtime
+from superopt.runtime.protocol import LoadedModel, Runtime
 from superopt.verifier.check.deviation import leading_to
 from superopt.verifier.check.rounding_noise import live_values
 from superopt.verifier.check.sessions import REFUSALS, Arrays, Bench, attempt
@@ -134,21 +134,21 @@ class CrossRuntime:
         return self._run(self._after, feeds, time_limit)
 
     @cached_property
-    def _before(self) -> Loaded | str:
+    def _before(self) -> LoadedModel | str:
         return self._load(self.original)
 
     @cached_property
-    def _after(self) -> Loaded | str:
+    def _after(self) -> LoadedModel | str:
         return self._load(self.result)
 
-    def _load(self, graph: Graph) -> Loaded | str:
+    def _load(self, graph: Graph) -> LoadedModel | str:
         try:
             return self.bench.loaded(graph, self.runtime)
         except _REFUSALS as error:
             return error.what
 
     def _run(
-        self, loaded: Loaded | str, feeds: Mapping[str, np.ndarray], time_limit: float
+        self, loaded: LoadedModel | str, feeds: Mapping[str, np.ndarray], time_limit: float
     ) -> tuple[Arrays | None, str]:
         if isinstance(loaded, str):
             return None, loaded

@@ -42,7 +42,7 @@ from superopt.verifier.check.tolerance import pieces
 
 __all__ = [
     "Builder",
-    "Disturbed",
+    "DisturbedRuns",
     "ELEMENTARY",
     "EXACT",
     "NoiseInput",
@@ -325,7 +325,7 @@ class _Noisy:
     noise_inputs: tuple[NoiseInput, ...]
 
 
-class Disturbed:
+class DisturbedRuns:
     """Disturbed runs of a graph.
 
     Args:

@@ -11,7 +11,7 @@ from types import TracebackType
 
 import numpy as np
 
-from superopt.fleet.child import Crew, Lost, packed, unpacked
+from superopt.fleet.child import Crew, TaskLost, packed, unpacked
 from superopt.formats.mapped_file import MemoryMap, Scratch, located
 from superopt.formats.onnx_writer import save_with_external, to_onnx_bytes
 from superopt.formats.tensors import FileData, PackedData, SparseData, expected_bytes, packed_chunks, shape_of
@@ -30,9 +30,9 @@ from superopt.runtime import isolated_process
 from superopt.runtime.limits import give_back, resident
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME, InferenceSession, OrtValue, Session, is_native, make_session
 from superopt.runtime.onnx_runtime import run as run_session
-from superopt.runtime.protocol import Loaded, Runtime
+from superopt.runtime.protocol import LoadedModel, Runtime
 from superopt.runtime.sample_data import with_values, without_elements
-from superopt.runtime.unsafe_models import Elsewhere, refuse_fatal_loading, risk_of
+from superopt.runtime.unsafe_models import IsolatedSession, refuse_fatal_loading, risk_of
 
 __all__ = ["LARGE", "LONGEST", "REFUSALS", "Arrays", "Bench", "attempt"]
 
@@ -69,7 +69,7 @@ class Bench:
         self._mapped: dict[tuple[_FilePosition, TensorType], OrtValue] = {}  # one file position may hold several shapes
         self._models = self._fillings = 0
         self._least = resident()
-        self._cached: dict[_Key, tuple[Graph, Loaded]] = {}
+        self._cached: dict[_Key, tuple[Graph, LoadedModel]] = {}
 
     def __enter__(self) -> Bench:
         return self
@@ -101,8 +101,8 @@ class Bench:
         if risk is not None:
             source = self._source(graph)
             refuse_fatal_loading(graph, source, self._other_process)
-            made = make_session(source, threads=1, optimise=optimise, kind=Elsewhere)
-            assert isinstance(made, Elsewhere)
+            made = make_session(source, threads=1, optimise=optimise, kind=IsolatedSession)
+            assert isinstance(made, IsolatedSession)
             made.guard(risk, source, optimise, self._other_process)
             return made
         key = _key(graph, ONNX_RUNTIME, 1)
@@ -120,7 +120,7 @@ class Bench:
         )
         try:
             unpacked(self._other_process.run(call))
-        except (Lost, BackendUnavailable):
+        except (TaskLost, BackendUnavailable):
             return False
         return True
 
@@ -152,7 +152,7 @@ class Bench:
             self._least = resident()
         self._least = min(self._least, resident())
 
-    def loaded(self, graph: Graph, runtime: Runtime, *, threads: int = 1, keep: bool = False) -> Loaded:
+    def loaded(self, graph: Graph, runtime: Runtime, *, threads: int = 1, keep: bool = False) -> LoadedModel:
         """A graph in a runtime, as its user runs it.
 
         Args:
@@ -168,7 +168,7 @@ class Bench:
 
     def loaded_all(
         self, graphs: Sequence[Graph], runtime: Runtime, *, threads: int = 1, keep: bool = False
-    ) -> list[Loaded]:  # fmt: skip
+    ) -> list[LoadedModel]:  # fmt: skip
         """:meth:`loaded` for several graphs, prepared side by side: most of that is the runtime's, and of one core.
 
         A large one is prepared by itself, and its free memory handed back before the next: preparing takes up to twice
@@ -302,7 +302,7 @@ def _transposable(graph: Graph) -> frozenset[str]:
     return frozenset(i for n in graph.nodes if n.op not in _UNMOVED for i in n.reads)
 
 
-def _load_and_release(load: Callable[[bytes | Path], Loaded], source: bytes | Path) -> Loaded:
+def _load_and_release(load: Callable[[bytes | Path], LoadedModel], source: bytes | Path) -> LoadedModel:
     made = load(source)
     give_back()
     return made

@@ -22,7 +22,7 @@ from superopt.ops.infer import Applied
 from superopt.verifier.equivalence.constants import ModelConstants
 from superopt.verifier.equivalence.weight_expressions import evaluated
 
-__all__ = ["Folds", "chained", "irrational"]
+__all__ = ["FoldHypotheses", "chained", "irrational"]
 
 _DEPTH = 8  # nodes behind a linear operator through which a scale and shift are followed
 
@@ -236,7 +236,7 @@ def irrational(value: float, dtype: DType, shape: tuple[int, ...]) -> Term | Non
     return None
 
 
-class Folds:
+class FoldHypotheses:
     """Hypotheses on how constants were folded from one model's."""
 
     def __init__(self, known: ModelConstants) -> None:

@@ -33,7 +33,7 @@ from superopt.verifier.equivalence.constants import ModelConstants, constants_of
 from superopt.verifier.equivalence.folding_hypotheses import irrational
 from superopt.verifier.equivalence.fused_operators import bodies_of, unfused
 from superopt.verifier.equivalence.inlining import inlined
-from superopt.verifier.equivalence.provenance import Unfolded, unfolded
+from superopt.verifier.equivalence.provenance import UnfoldedModel, unfolded
 from superopt.verifier.equivalence.refutation import refute, witness
 from superopt.verifier.equivalence.regions import PROVED, ROUNDED, Region, Work
 from superopt.verifier.equivalence.shared_values import Side, aligned
@@ -281,7 +281,7 @@ def _opened(a: Graph, b: Graph) -> tuple[Side, Side, dict[str, float]]:
     return first, second, {**own.ulps, **found.ulps}
 
 
-def _decimals(a: Graph, b: Graph, found: Unfolded) -> tuple[Graph, Unfolded]:
+def _decimals(a: Graph, b: Graph, found: UnfoldedModel) -> tuple[Graph, UnfoldedModel]:
     """The first model with decimals that only it has, and that stand for irrational numbers, put back as those."""
     theirs = {contents_of(w) for w in (*b.weights, *found.graph.weights)}
     nodes: list[Node] = []
@@ -303,7 +303,7 @@ def _decimals(a: Graph, b: Graph, found: Unfolded) -> tuple[Graph, Unfolded]:
         off[weight.name] = deviation(array, weight.type.dtype, evaluated(term, {}))
     weights = (*(w for w in a.weights if w.name not in off), *added)
     graph = replace(a, nodes=(*nodes, *a.nodes), weights=weights).checked() if nodes else a
-    return graph, Unfolded(graph, frozenset(o for n in nodes for o in n.outputs if o), off, {})
+    return graph, UnfoldedModel(graph, frozenset(o for n in nodes for o in n.outputs if o), off, {})
 
 
 def _verdict(work: Work, nodes: Sequence[Node], ran: CheckResult, reason: str) -> GraphVerdict:

@@ -22,10 +22,10 @@ from superopt.ops import REGISTRY
 from superopt.ops.meaning import IllTyped
 from superopt.ops.record import NotCovered
 from superopt.verifier.equivalence.constants import JUMPS, ModelConstants, contents_of
-from superopt.verifier.equivalence.folding_hypotheses import Folds
+from superopt.verifier.equivalence.folding_hypotheses import FoldHypotheses
 from superopt.verifier.equivalence.weight_expressions import LIMIT, deviation, evaluated, sources, written
 
-__all__ = ["NOTE", "Unfolded", "unfolded"]
+__all__ = ["NOTE", "UnfoldedModel", "unfolded"]
 
 NOTE = "superopt.value"
 _MOST_STEPS = 200
@@ -35,7 +35,7 @@ _FAILS = (SuperoptError, IllTyped, NotCovered, ArithmeticError, TypeError, Value
 
 
 @dataclass(frozen=True)
-class Unfolded:
+class UnfoldedModel:
     """The second model with weights put back as nodes.
 
     Attributes:
@@ -55,7 +55,7 @@ class _Refused(Exception):
     """The note does not hold."""
 
 
-def unfolded(known: ModelConstants, b: Graph, theirs: frozenset[str]) -> Unfolded:
+def unfolded(known: ModelConstants, b: Graph, theirs: frozenset[str]) -> UnfoldedModel:
     """``b`` with every weight that the first model's constants explain replaced by the nodes that compute it.
 
     Args:
@@ -69,7 +69,7 @@ def unfolded(known: ModelConstants, b: Graph, theirs: frozenset[str]) -> Unfolde
     refused: dict[str, str] = {}
     fed = {v.name for v in b.inputs}
     opset = b.opset.get("", 1)
-    folds = Folds(known)
+    folds = FoldHypotheses(known)
     for weight in b.weights:
         if weight.data is None or weight.name in fed:
             continue
@@ -91,7 +91,7 @@ def unfolded(known: ModelConstants, b: Graph, theirs: frozenset[str]) -> Unfolde
         ulps[weight.name] = found[1]
     weights = (*(w for w in b.weights if w.name not in ulps), *added.values())
     graph = replace(b, nodes=(*nodes, *b.nodes), weights=weights).checked() if nodes else b
-    return Unfolded(graph, frozenset(o for n in nodes for o in n.outputs if o), ulps, refused)
+    return UnfoldedModel(graph, frozenset(o for n in nodes for o in n.outputs if o), ulps, refused)
 
 
 def _from_note(weight: Weight, known_constants: ModelConstants, refused: dict[str, str]) -> tuple[Term, float] | None:

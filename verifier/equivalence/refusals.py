@@ -7,7 +7,7 @@ from pathlib import Path
 from google.protobuf.message import DecodeError
 from onnx import ModelProto
 
-from superopt.fleet.child import Crew, Lost, packed, unpacked
+from superopt.fleet.child import Crew, TaskLost, packed, unpacked
 from superopt.formats.onnx_writer import to_onnx_bytes
 from superopt.ir.errors import InvalidModel, SuperoptError, Unsupported
 from superopt.ir.graph import Graph
@@ -62,7 +62,7 @@ def _refusal(source: bytes | Path) -> str | None:
         unpacked(crew.run(packed(isolated_process.load, (source,), files=None, seconds=_LONGEST, last=True)))
     except (InvalidModel, Unsupported) as refusal:
         return refusal.what
-    except (Lost, SuperoptError) as ended:
+    except (TaskLost, SuperoptError) as ended:
         return f"loading it ends the process ({ended})"
     finally:
         crew.close()

@@ -21,7 +21,7 @@ from superopt.ir.types import DType, TensorType
 from superopt.ops import REGISTRY
 from superopt.runtime.reference import at_dtype, evaluate_application
 
-__all__ = ["LIMIT", "Evaluated", "deviation", "evaluated", "sources", "written"]
+__all__ = ["LIMIT", "EvaluatedExpression", "deviation", "evaluated", "sources", "written"]
 
 # Folding Conv, bias and BatchNormalization takes six roundings of a half ulp each, by whatever formula; two such folds
 # in a row, or a sum of some thousand rounded terms, stay below this too.
@@ -36,7 +36,7 @@ _LINEAR = frozenset(
 
 
 @dataclass(frozen=True)
-class Evaluated:
+class EvaluatedExpression:
     """An expression's value (reals in float64), the magnitude of its terms, and its type."""
 
     value: np.ndarray
@@ -49,7 +49,7 @@ def sources(term: Term) -> tuple[str, ...]:
     return tuple(dict.fromkeys(t.name for t in postorder(term) if isinstance(t, Var)))
 
 
-def evaluated(term: Term, arrays: Mapping[str, tuple[np.ndarray, DType]]) -> Evaluated:
+def evaluated(term: Term, arrays: Mapping[str, tuple[np.ndarray, DType]]) -> EvaluatedExpression:
     """The exact value (in float64) of an expression.
 
     Args:
@@ -59,13 +59,13 @@ def evaluated(term: Term, arrays: Mapping[str, tuple[np.ndarray, DType]]) -> Eva
     Raises:
         IllTyped: an operator does not accept its arguments.
     """
-    made: dict[Term, list[Evaluated | None]] = {}
+    made: dict[Term, list[EvaluatedExpression | None]] = {}
     for sub in postorder(term):
         if isinstance(sub, Var):
             array, dtype = arrays[sub.name]
             kind = TensorType(dtype, tuple(map(int, array.shape)))
             size = np.abs(array.astype(np.float64)) if dtype.is_float else array
-            made[sub] = [Evaluated(array, size, kind)]
+            made[sub] = [EvaluatedExpression(array, size, kind)]
         elif isinstance(sub, Project):
             made[sub] = [made[sub.term][sub.index]]
         else:
@@ -75,7 +75,7 @@ def evaluated(term: Term, arrays: Mapping[str, tuple[np.ndarray, DType]]) -> Eva
     return found
 
 
-def _applied(app: App, args: list[Evaluated | None]) -> list[Evaluated | None]:
+def _applied(app: App, args: list[EvaluatedExpression | None]) -> list[EvaluatedExpression | None]:
     operator, attributes = REGISTRY[app.op], dict(app.attributes)
     types = [None if a is None else a.type for a in args]
     values = evaluate_application(
@@ -91,12 +91,14 @@ def _applied(app: App, args: list[Evaluated | None]) -> list[Evaluated | None]:
     else:
         sizes = tuple(None if v is None else _scaled(v, args) for v in values)
     return [
-        None if v is None or s is None else Evaluated(v, np.maximum(np.abs(v), np.abs(s)) if t.dtype.is_float else v, t)
+        None
+        if v is None or s is None
+        else EvaluatedExpression(v, np.maximum(np.abs(v), np.abs(s)) if t.dtype.is_float else v, t)
         for v, s, t in zip(values, sizes, kinds, strict=True)
     ]
 
 
-def _scaled(value: np.ndarray, args: list[Evaluated | None]) -> np.ndarray:
+def _scaled(value: np.ndarray, args: list[EvaluatedExpression | None]) -> np.ndarray:
     """The magnitude of an elementwise function: the value's, as much larger as its arguments' terms are than they."""
     size: np.ndarray = np.abs(value).astype(np.float64)
     for arg in args:
@@ -111,7 +113,7 @@ def _scaled(value: np.ndarray, args: list[Evaluated | None]) -> np.ndarray:
     return size
 
 
-def deviation(stored: np.ndarray, dtype: DType, exact: Evaluated) -> float:
+def deviation(stored: np.ndarray, dtype: DType, exact: EvaluatedExpression) -> float:
     """Ulps between stored numbers and an expression, the largest of any element; infinite where they are not equal."""
     if stored.shape != exact.value.shape or exact.type.dtype != dtype:
         return float("inf")

@@ -19,7 +19,7 @@ import numpy as np
 from superopt.runtime.evaluate import Array
 from superopt.verifier.check.tolerance import pieces
 
-__all__ = ["MODULUS", "ORDERED", "NeedsOrder", "PrimeField", "Rationals", "Unlucky"]
+__all__ = ["MODULUS", "ORDERED", "NeedsOrder", "PrimeField", "Rationals", "InverseOfZero"]
 
 # The largest safe prime below 2^26 of which -1 is no square and every number up to 30 is one: so √(a²x) is |a|·√x for
 # all quotients of such numbers, as it is of reals, and a rule that is wrong by the sign of a root is told.
@@ -32,7 +32,7 @@ _BLOCK = 1024  # products below 2^52 that an int64 can sum without overflow
 _LEAST_POWER, _MOST_POWER = -1074 - 53, 1024  # of two, that the parts of a float64 are multiples of
 
 
-class Unlucky(Exception):
+class InverseOfZero(Exception):
     """An inverse of zero was met: draw other values."""
 
 
@@ -87,7 +87,7 @@ def _powers_of_two(modulus: int) -> Array:
 class PrimeField:
     """The algebra of packed residue pairs. ``key`` seeds the functions that are hashes.
 
-    Raises :class:`Unlucky` for the inverse of zero and :class:`NeedsOrder` for max, abs, floor and the like.
+    Raises :class:`InverseOfZero` for the inverse of zero and :class:`NeedsOrder` for max, abs, floor and the like.
     """
 
     logarithmic = False
@@ -193,7 +193,7 @@ class PrimeField:
     def _inv(self, x: Array) -> Array:
         p, q = _p(x), _q(x)
         if (p == 0).any():
-            raise Unlucky("inverse of 0")
+            raise InverseOfZero("inverse of 0")
         inverse = _power(q % _NO_Q, np.asarray(_HALF - 2), _HALF)
         return _pack(_power(p, np.asarray(MODULUS - 2), MODULUS), np.where((q == _NO_Q) | (q == 0), _NO_Q, inverse))
 
@@ -291,7 +291,7 @@ def _truth(value: bool) -> Fraction:
 
 def _inverse(x: Any) -> Any:
     if x == 0:
-        raise Unlucky("inverse of 0")
+        raise InverseOfZero("inverse of 0")
     return Fraction(0) if isinstance(x, float) else 1 / x
 
 
@@ -375,7 +375,7 @@ class Rationals:
     def _hash(self, name: str, values: tuple[Any, ...]) -> Fraction:
         if name == "pow" and values[1].denominator == 1 and abs(values[1]) <= 16:
             if values[0] == 0 and values[1] < 0:
-                raise Unlucky("inverse of 0")
+                raise InverseOfZero("inverse of 0")
             return Fraction(values[0] ** int(values[1]))
         first = values[0]
         if name in ("tanh", "sinh", "cosh"):

@@ -20,7 +20,7 @@ from superopt.rules.grammar import RuleError, format_rule, parse_rule
 from superopt.rules.rule import Rule
 from superopt.rules.typing import instances, types_of
 from superopt.runtime.evaluate import Array
-from superopt.verifier.exact.algebra import MODULUS, PrimeField, Unlucky
+from superopt.verifier.exact.algebra import MODULUS, InverseOfZero, PrimeField
 from superopt.verifier.exact.sampling import Point, allowed, names_of
 from superopt.verifier.exact.testing import Difference, Exact, Trial, algebra_for, compare, fails, trial_at
 
@@ -54,7 +54,7 @@ def _failure(instance: Rule, point: Point, rng: np.random.Generator, tries: int 
     for _ in range(tries):
         try:
             found = fails(instance, point, rng)
-        except Unlucky:
+        except InverseOfZero:
             continue
         if found is not None:
             return found
@@ -98,7 +98,7 @@ def _simpler(failure: Failure) -> Failure:
     def still(candidate: dict[str, Array]) -> Difference | None:
         try:
             return compare(trial, candidate, algebra)
-        except Unlucky:
+        except InverseOfZero:
             return None
 
     for name, array in list(values.items()):
@@ -173,11 +173,11 @@ def replay(data: Mapping[str, Any]) -> bool:
         values = {n: _elements(data["elements"][n], trial, n, algebra) for n in trial.variables}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RuleError(f"not a counterexample: {error}") from error
-    except Unlucky:
+    except InverseOfZero:
         return False
     try:
         return compare(trial, values, algebra) is not None
-    except Unlucky:
+    except InverseOfZero:
         return False
 
 

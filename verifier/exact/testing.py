@@ -25,7 +25,7 @@ from superopt.rules.rule import CLASSES, Rule
 from superopt.rules.scanner import RuleError
 from superopt.rules.typing import at_sizes, instances, type_terms, types_of
 from superopt.runtime.evaluate import FLOAT64, Algebra, Array, evaluate
-from superopt.verifier.exact.algebra import ORDERED, NeedsOrder, PrimeField, Rationals, Unlucky
+from superopt.verifier.exact.algebra import ORDERED, InverseOfZero, NeedsOrder, PrimeField, Rationals
 from superopt.verifier.exact.ordered import Ordered
 from superopt.verifier.exact.sampling import Point, draw
 from superopt.verifier.exact.size_bounds import reaches
@@ -340,7 +340,7 @@ def fails(
         values = elements(trial, algebra, rng, shared=agreed % 2 == 1 or agreed >= usual)
         try:
             difference = compare(trial, values, algebra)
-        except Unlucky:
+        except InverseOfZero:
             if _less_defined(rule, trial, values, algebra):
                 why = "one side divides by zero at elements where the other does not"
                 return replace(trial, ill_typed=why), {}, None
@@ -358,7 +358,7 @@ def fails(
             {},
             None,
         )
-    raise Unlucky
+    raise InverseOfZero
 
 
 def _less_defined(rule: Rule, trial: Trial, given_arrays: Mapping[str, Array], algebra: Exact) -> bool:
@@ -366,7 +366,7 @@ def _less_defined(rule: Rule, trial: Trial, given_arrays: Mapping[str, Array], a
     sides = (trial.lhs, trial.rhs) if rule.forward or not rule.backward else (trial.rhs, trial.lhs)
     try:
         values_of(sides[0], trial, given_arrays, algebra)
-    except Unlucky:
+    except InverseOfZero:
         return False
     return True  # both sides were evaluated before, and one of them does
 
@@ -377,7 +377,7 @@ def _defined(trial: Trial, roots: Sequence[Term], rng: np.random.Generator) -> b
     for _ in range(6):
         try:
             values_of(roots, trial, elements(trial, algebra, rng), algebra)
-        except Unlucky:
+        except InverseOfZero:
             continue
         return True
     return False
@@ -397,7 +397,7 @@ def _agrees_in_order(trial: Trial, rng: np.random.Generator) -> bool:
             with np.errstate(all="ignore"):
                 if compare(trial, given, algebra) is not None:
                     return False
-        except (Unlucky, NeedsOrder):
+        except (InverseOfZero, NeedsOrder):
             return False
     return True
 
@@ -444,7 +444,7 @@ def test(rule: Rule, *, seed: int = 0, trials: int = 8) -> Verdict:  # noqa: PT0
             continue
         try:
             found = fails(instance, point, rng)
-        except Unlucky:
+        except InverseOfZero:
             continue
         if found is None:
             trial = trial_at(instance, point)

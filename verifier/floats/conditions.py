@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from superopt.verifier.floats.comparison import ErrorAnalysis
     from superopt.verifier.floats.verdict_search import Site
 
-__all__ = ["Against", "finished", "verdict_of"]
+__all__ = ["CounterPoints", "finished", "verdict_of"]
 
 Array = np.ndarray[Any, Any]
 # Windows that are tried: a coarse ladder, so that one point more or less seldom moves the result.
@@ -42,7 +42,7 @@ _KEPT = 20_000  # points against a direction that are kept
 
 
 @dataclass
-class Against:
+class CounterPoints:
     """What was found against a direction: points, with all that conditions are chosen by.
 
     Attributes:
@@ -134,7 +134,7 @@ class Against:
             self.specials.add("another infinity")
 
 
-def verdict_of(table: Against, form: Format, sites: Sequence[Site]) -> FloatVerdict:
+def verdict_of(table: CounterPoints, form: Format, sites: Sequence[Site]) -> FloatVerdict:
     """The verdict that the points found leave."""
     specials = "; ".join(sorted(table.specials))
     ratio = float(f"{min(table.ratio, 1e30):.2g}")
@@ -197,7 +197,7 @@ class _Rows:
     high: Array
 
 
-def _minimal_conditions(table: Against, data: _Rows, form: Format) -> Iterator[SafeConditions]:
+def _minimal_conditions(table: CounterPoints, data: _Rows, form: Format) -> Iterator[SafeConditions]:
     """Minimal sets of rounded variables, each with the widest window; one that widens nothing is left out."""
     names = table.names
     found: list[tuple[frozenset[str], tuple[int, int]]] = []

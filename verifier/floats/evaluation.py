@@ -24,7 +24,7 @@ __all__ = [
     "FLOAT64",
     "FORMATS",
     "Format",
-    "Wide",
+    "PreciseValues",
     "cone",
     "degree_of",
     "kernel_values",
@@ -174,14 +174,14 @@ def kernel_values(nodes: Sequence[Node], order: Sequence[int], inputs: Inputs, d
 
 
 @dataclass(frozen=True)
-class Wide:
+class PreciseValues:
     """Precise values by node, and bounds of the rounding error of kernels (float64; infinite where there is none)."""
 
     values: Mapping[int, Array]
     errors: Mapping[int, Array]
 
 
-def wide_values(nodes: Sequence[Node], order: Sequence[int], inputs: Inputs, form: Format) -> Wide:
+def wide_values(nodes: Sequence[Node], order: Sequence[int], inputs: Inputs, form: Format) -> PreciseValues:
     """Every node precisely, with what the rounding of the operations up to it may add up to."""
     values: dict[int, Array] = {}
     errors: dict[int, Array] = {}
@@ -204,7 +204,7 @@ def wide_values(nodes: Sequence[Node], order: Sequence[int], inputs: Inputs, for
                         sizes[a] = np.abs(values[a]).astype(np.float64)
                 beside = [sizes[a] for a in args], [errors[a] for a in args]
                 values[number], errors[number] = _step_with_error(name, given_arrays, *beside, nodes, args, form)
-    return Wide(values, errors)
+    return PreciseValues(values, errors)
 
 
 def _step_with_error(
@@ -277,7 +277,7 @@ def _through(name: str, args: Sequence[Array], errors: Sequence[Array]) -> tuple
     return value, np.where(errors[0] == 0, 0.0, np.inf)
 
 
-def sensitivities(nodes: Sequence[Node], order: Sequence[int], wide: Wide, root: int) -> dict[str, Array]:
+def sensitivities(nodes: Sequence[Node], order: Sequence[int], wide: PreciseValues, root: int) -> dict[str, Array]:
     """``Σ |∂root/∂v · v|`` over the elements of every variable ``v``, by variable: total derivatives.
 
     A variable that occurs twice and cancels contributes what remains: the derivative of ``a − (a − x)`` by ``a`` is 0.

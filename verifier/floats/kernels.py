@@ -17,11 +17,11 @@ from superopt.ir.types import DType
 from superopt.rules.floats import HARMFUL, Directions, FloatVerdict, SafeConditions
 from superopt.verifier.floats.adversarial_points import Points, flooded, middling, ordinary
 from superopt.verifier.floats.comparison import ErrorAnalysis, plain
-from superopt.verifier.floats.conditions import Against
+from superopt.verifier.floats.conditions import CounterPoints
 from superopt.verifier.floats.evaluation import FLOAT64, FORMATS, cone
 from superopt.verifier.floats.runtime_check import runtime_results
 from superopt.verifier.floats.scalar_program import Node
-from superopt.verifier.floats.verdict_search import Look, Site
+from superopt.verifier.floats.verdict_search import PointSearch, Site
 
 __all__ = ["RUN_TYPES", "kernel_points", "with_kernels_specials"]
 
@@ -45,7 +45,7 @@ def kernel_points(
     form = RUN_TYPES[dtype]
     for number, site in enumerate(s for s in sites[:_SITES] if s.different and s.counts):
         batch = site.meant(middling(site.counts, _POINTS, rng))
-        for backward, error_analysis in Look(site, number, form).kernels(batch, directions):
+        for backward, error_analysis in PointSearch(site, number, form).kernels(batch, directions):
             yield site, backward, batch, error_analysis
 
 
@@ -56,7 +56,7 @@ def with_kernels_specials(sites: Sequence[Site], found: Directions, rng: np.rand
     may ask for, and there is none. Where only the target stops being finite, operands that are finite by how they are
     made are a condition: what was masked by a choice may then be masked by a product.
     """
-    tables = (Against(()), Against(()))
+    tables = (CounterPoints(()), CounterPoints(()))
     worst: list[dict[str, object]] = [{}, {}]
     for site in [s for s in sites if s.counts][:_SITES]:
         some = {

@@ -19,7 +19,7 @@ from superopt.verifier.floats.adversarial_points import Points, confined, drawn,
 from superopt.verifier.floats.comparison import FACTOR, ErrorAnalysis
 from superopt.verifier.floats.evaluation import FORMATS, Format
 from superopt.verifier.floats.kernels import RUN_TYPES, kernel_points
-from superopt.verifier.floats.verdict_search import Look, Site, sites_of
+from superopt.verifier.floats.verdict_search import PointSearch, Site, sites_of
 
 __all__ = ["Breach", "Task", "breaches", "check_all", "directions_used", "each_of", "tasks_of"]
 
@@ -176,7 +176,7 @@ def _suspects(
     site: Site, position: int, form: Format, batch: Points, directions: Iterable[bool]
 ) -> Iterator[tuple[bool, Points, ErrorAnalysis]]:  # fmt: skip
     """The points of a batch that are against a direction if no variable is rounded, with what is allowed there."""
-    look = Look(site, position, form, ())
+    look = PointSearch(site, position, form, ())
     for backward in directions:
         yield from ((backward, *found) for found in look.against(batch, backward=backward))
 

@@ -26,7 +26,7 @@ from superopt.ir.poly import Dim, Poly, substitute
 from superopt.ir.terms import App, Project, Term, Var
 from superopt.ops.meaning import Call, Comprehension, Condition, Meaning, Number, Read, Reduce, Scalar, SizeValue, Where
 
-__all__ = ["LIMIT", "Node", "Straight", "TooLarge"]
+__all__ = ["LIMIT", "Node", "StraightLineProgram", "TooLarge"]
 
 LIMIT = 1500  # nodes of one side: sizes at which more are needed are not evaluated
 EXACT = frozenset({"neg", "abs", "max", "min", "less", "equal", "not", "and", "or", "xor", "sign", "select"})
@@ -49,7 +49,7 @@ _Value = int | _Powers
 
 
 @dataclass
-class Straight:
+class StraightLineProgram:
     """Nodes, operands before results; equal nodes once, so that equal numbers mean equal float operations.
 
     Attributes:

@@ -49,11 +49,11 @@ from superopt.verifier.floats.adversarial_points import (
     with_specials,
 )
 from superopt.verifier.floats.comparison import FACTOR, ErrorAnalysis, analyse_errors, plain
-from superopt.verifier.floats.conditions import Against, finished, verdict_of
+from superopt.verifier.floats.conditions import CounterPoints, finished, verdict_of
 from superopt.verifier.floats.evaluation import (
     FORMATS,
     Format,
-    Wide,
+    PreciseValues,
     cone,
     degree_of,
     kernel_values,
@@ -61,9 +61,9 @@ from superopt.verifier.floats.evaluation import (
     wide_values,
 )
 from superopt.verifier.floats.runtime_check import runtime_results
-from superopt.verifier.floats.scalar_program import Node, Straight, TooLarge
+from superopt.verifier.floats.scalar_program import Node, StraightLineProgram, TooLarge
 
-__all__ = ["FACTOR", "POINTS", "Look", "Site", "examine", "measured", "sites_of"]
+__all__ = ["FACTOR", "POINTS", "PointSearch", "Site", "examine", "measured", "sites_of"]
 
 Array = np.ndarray[Any, Any]
 POINTS = 2048  # drawn at each site before the worst are refined
@@ -94,7 +94,7 @@ class Site:
     """
 
     trial: Trial
-    program: Straight
+    program: StraightLineProgram
     pairs: tuple[tuple[int, int], ...]
     positions: tuple[tuple[int, int], ...]
     counts: Mapping[str, int]
@@ -156,7 +156,7 @@ def _site(trial: Trial, rng: np.random.Generator) -> Site | None:
     types = {t: trial.meanings[t].outputs for t in trial.meanings}
     reals = frozenset(t for t in types if _is_real(t))
     _, run = type_terms((*trial.lhs, *trial.rhs), trial.variables, as_run=True)
-    program = Straight(run, whole, shapes, reals)
+    program = StraightLineProgram(run, whole, shapes, reals)
     places = _positions(trial, rng)
     try:
         pairs = tuple((program.element(trial.lhs[r], at), program.element(trial.rhs[r], at)) for r, at in places)
@@ -236,7 +236,8 @@ def examine(rule: Rule, *, seed: int = 0, points: int = POINTS, runtime: bool = 
 
 
 def _confirmed(
-    sites: Sequence[Site], form: Format, rng: np.random.Generator, tables: tuple[Against, Against], points: int
+    sites: Sequence[Site], form: Format, rng: np.random.Generator, tables: tuple[CounterPoints, CounterPoints],
+    points: int,
 ) -> list[FloatVerdict]:  # fmt: skip
     """The verdicts, once points inside their own windows are against none of their conditions."""
     asked: set[frozenset[tuple[str, tuple[int, int]]]] = set()
@@ -250,15 +251,15 @@ def _confirmed(
         for number, site in enumerate(sites):
             count = max(64, _number(site, points) // 8)
             batches = [confined(drawn(site.counts, count, form, rng), window, form, rng) for window in new]
-            Look(site, number, form, tables).at(joined(batches))
+            PointSearch(site, number, form, tables).at(joined(batches))
 
 
 def measured(
     sites: Sequence[Site], form: Format, rng: np.random.Generator, *, points: int = POINTS, runtime: bool = False
-) -> tuple[Against, Against]:
+) -> tuple[CounterPoints, CounterPoints]:
     """What was found against each direction (left to right, right to left) in a type."""
     names = tuple(sites[0].counts)
-    tables = (Against(names), Against(names))
+    tables = (CounterPoints(names), CounterPoints(names))
     degree = max(degree_of(s.program.nodes, (n for pair in s.pairs for n in pair)) for s in sites)
     for table in tables:
         table.degree = degree
@@ -266,7 +267,7 @@ def measured(
         first = number < _SEARCHED
         count = _number(site, points if first else points // 4)
         batch = drawn(site.counts, count, form, rng) if site.counts else {}
-        look = Look(site, number, form, tables)
+        look = PointSearch(site, number, form, tables)
         scores = look.at(batch)
         for _ in range(_ROUNDS if site.counts and first else 0):
             batch = mutated(_worst(batch, scores, form, _PARENTS), _CHILDREN, form, rng)
@@ -298,13 +299,13 @@ def _worst(batch: Points, scores: Array, form: Format, number: int) -> Points:
 
 
 @dataclass
-class Look:
+class PointSearch:
     """Evaluates both sides of a site at points, and notes what is against either direction."""
 
     site: Site
     number: int
     form: Format
-    tables: tuple[Against, ...] = ()
+    tables: tuple[CounterPoints, ...] = ()
 
     def against(self, batch: Points, *, backward: bool) -> Iterator[tuple[Points, ErrorAnalysis]]:
         """Of each result the points that may be against a direction, as they stand if no variable is rounded.
@@ -325,7 +326,7 @@ class Look:
             chosen = np.flatnonzero(~(first.error <= FACTOR * first.allowance) | first.deliberate)
             if chosen.size:
                 values = {n: _at(v, chosen) for n, v in wide.values.items()}
-                there = Wide(values, {n: _at(e, chosen) for n, e in wide.errors.items()})
+                there = PreciseValues(values, {n: _at(e, chosen) for n, e in wide.errors.items()})
                 results = {n: _at(v, chosen) for n, v in floats.items()}
                 error_analysis = self._direction(source, target, results, there, chosen.size)
                 yield {n: a[:, chosen] for n, a in batch.items()}, error_analysis
@@ -351,7 +352,7 @@ class Look:
         return scores
 
     def _direction(
-        self, source: int, target: int, floats: Mapping[int, Array], wide: Wide, count: int
+        self, source: int, target: int, floats: Mapping[int, Array], wide: PreciseValues, count: int
     ) -> ErrorAnalysis:  # fmt: skip
         nodes, form = self.site.program.nodes, self.form
         below = cone(nodes, [source])
@@ -369,7 +370,9 @@ class Look:
             else self._by_chance(error_analysis, source, below, wide)
         )
 
-    def _by_chance(self, error_analysis: ErrorAnalysis, source: int, below: Sequence[int], wide: Wide) -> ErrorAnalysis:
+    def _by_chance(
+        self, error_analysis: ErrorAnalysis, source: int, below: Sequence[int], wide: PreciseValues
+    ) -> ErrorAnalysis:
         """Without purpose in what rounds no more than its terms add up to without their signs.
 
         A trick adds and takes away the same number, so that without signs nothing of it is left either. Terms of
@@ -460,7 +463,8 @@ def _at(array: Array, chosen: Array) -> Array:
 
 
 def _lost(
-    nodes: Sequence[Node], below: Sequence[int], floats: Mapping[int, Array], wide: Wide, form: Format, count: int
+    nodes: Sequence[Node], below: Sequence[int], floats: Mapping[int, Array], wide: PreciseValues, form: Format,
+    count: int,
 ) -> Array:  # fmt: skip
     """Where the source rounds, but not on purpose: an intermediate result is infinite, or below the normal numbers;
     or anywhere if it goes through a root, an exponential or the like: no trick of rounding is made of those."""

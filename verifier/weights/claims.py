@@ -30,7 +30,7 @@ from superopt.ir.poly import symbols
 from superopt.ir.types import DType, TensorType
 from superopt.rules.values import Certificate, KeptSlices, Uniform
 from superopt.runtime.evaluate import Array
-from superopt.verifier.exact.algebra import NeedsOrder, PrimeField, Unlucky
+from superopt.verifier.exact.algebra import InverseOfZero, NeedsOrder, PrimeField
 from superopt.verifier.weights.decided import check_answer, leaves_of_test
 from superopt.verifier.weights.draws import Claims, Draws, Evaluation, Shapes, Side, weight_named
 from superopt.verifier.weights.tabulated import check_tabulated
@@ -342,7 +342,7 @@ class _Check:
                 wanted = self.values.evaluated(self.before, [place.before], draws.drawn, draws)[place.before]
                 array = self.values.evaluated(self.after, [place.after], given_arrays, draws)[place.after]
                 return array, _cut(wanted, place.slices), tuple(draws.drawn)
-            except Unlucky:
+            except InverseOfZero:
                 continue
         raise NotEquivalent(f"no draw for {place.before!r} has an inverse where one is needed")
 
@@ -415,7 +415,7 @@ class _Check:
                     if not self.before.constant(operand):
                         draws.value(operand)
                 return self.values.evaluated(self.before, [name], draws.drawn, draws)[name]
-            except Unlucky:
+            except InverseOfZero:
                 continue
         raise NotEquivalent(f"no draw for {name!r} has an inverse where one is needed")
 

@@ -34,7 +34,7 @@ from superopt.rules.rule import Rule
 from superopt.runtime.evaluate import Array
 from superopt.verifier.exact.bilinear import check_algorithm
 
-__all__ = ["TILES", "Sought", "find", "log_of", "rule_of", "tile_named"]
+__all__ = ["TILES", "FoundAlgorithm", "find", "log_of", "rule_of", "tile_named"]
 
 TILES = (
     "complex", "conv:2:3", "conv:3:3", "conv:4:3", "conv:6:3", "conv:2:5", "conv:4:5", "conv:2:7",
@@ -45,7 +45,7 @@ _SMALL = 6  # elements of data and weights together, up to which all small vecto
 
 
 @dataclass(frozen=True)
-class Sought:
+class FoundAlgorithm:
     """What was found for a tile, and what it took.
 
     Attributes:
@@ -88,7 +88,7 @@ def tile_named(name: str) -> Tile:
     raise UsageError(f"{name!r} is no tile", hint="complex, matmul:2:2:2, conv:4:3, conv:4x4:3x3, conv:4:3:2")
 
 
-def find(tile: Tile, *, seed: int = 0, steps: int = 3_000_000, walks: int = 4) -> Sought:
+def find(tile: Tile, *, seed: int = 0, steps: int = 3_000_000, walks: int = 4) -> FoundAlgorithm:
     """The algorithm with the fewest products that the finders know of, exactly checked.
 
     Args:
@@ -127,7 +127,7 @@ def find(tile: Tile, *, seed: int = 0, steps: int = 3_000_000, walks: int = 4) -
     best = replace(ordered[0], origin={**ordered[0].origin, "work": sum(work.values())}) if ordered else None
     compared = check_algorithm(best) if best is not None else 0
     seconds = time.process_time() - start
-    return Sought(tile, products, best, max(0, len(ordered) - 1), compared, work, seconds)
+    return FoundAlgorithm(tile, products, best, max(0, len(ordered) - 1), compared, work, seconds)
 
 
 def _take(name: str, normal_form: Candidates, algorithms: list[Algorithm], work: dict[str, int]) -> None:
@@ -135,7 +135,7 @@ def _take(name: str, normal_form: Candidates, algorithms: list[Algorithm], work:
     work[name] = normal_form.work
 
 
-def log_of(sought: Sequence[Sought]) -> list[str]:
+def log_of(sought: Sequence[FoundAlgorithm]) -> list[str]:
     """A Markdown table of what was found."""
     lines = [
         "| tile | products of the meaning | found | operations on data, weights, outputs | error growth: rms, bound "

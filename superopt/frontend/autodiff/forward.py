@@ -33,7 +33,7 @@ from superopt.ops.infer import infer
 from superopt.ops.work import arithmetic
 from superopt.runtime.reference import run
 
-__all__ = ["Joint", "ModeReport", "hessian_vector", "joint", "jvp", "linearize", "modes", "tangents"]
+__all__ = ["JointGraph", "ModeReport", "hessian_vector", "joint", "jvp", "linearize", "modes", "tangents"]
 
 
 def jvp(
@@ -272,7 +272,7 @@ def _renamed(graph: Graph, names: Mapping[str, str]) -> Graph:
 
 
 @dataclass(frozen=True)
-class Joint:
+class JointGraph:
     """Forward and backward pass.
 
     Attributes:
@@ -287,7 +287,7 @@ class Joint:
     backward: Graph
 
 
-def joint(graph: Graph, outputs: Sequence[str], inputs: Sequence[str]) -> Joint:
+def joint(graph: Graph, outputs: Sequence[str], inputs: Sequence[str]) -> JointGraph:
     """Reverse mode without computing anything twice: :func:`vjp`, cut where the cotangents come in.
 
     Args:
@@ -336,7 +336,7 @@ def joint(graph: Graph, outputs: Sequence[str], inputs: Sequence[str]) -> Joint:
         inputs=(*(v for v in whole.inputs if v.name in read), *(Value(n, types[n]) for n in kept)),
         weights=tuple(w for w in whole.weights if w.name in read),
     )  # fmt: skip
-    return Joint(_pruned(forward), kept, backward.checked())
+    return JointGraph(_pruned(forward), kept, backward.checked())
 
 
 def _pruned(graph: Graph) -> Graph:

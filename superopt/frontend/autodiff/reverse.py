@@ -65,7 +65,7 @@ def gradients(
 
 
 @dataclass(frozen=True)
-class Added:
+class GradientNodes:
     """What a graph has to grow by to have gradients, and their names."""
 
     nodes: tuple[Node, ...]
@@ -74,7 +74,7 @@ class Added:
     gradients: tuple[str, ...]
 
 
-def seeded(graph: Graph, outputs: Sequence[str], inputs: Sequence[str]) -> Added:
+def seeded(graph: Graph, outputs: Sequence[str], inputs: Sequence[str]) -> GradientNodes:
     """The parts of :func:`gradients` that the graph does not have, under names that it does not use."""
     extension = Extension(graph)
     of, to = chosen_outputs(extension, outputs), chosen_inputs(extension, inputs)
@@ -83,7 +83,7 @@ def seeded(graph: Graph, outputs: Sequence[str], inputs: Sequence[str]) -> Added
     names = tuple(str(extension.emit(expressions[name]).term) for name in to)
     fresh = {o for n in extension.nodes for o in n.outputs} | {w.name for w in extension.weights.values()}
     types = {name: extension.types.get(name) for name in fresh}
-    return Added(tuple(extension.nodes), tuple(extension.weights.values()), types, names)
+    return GradientNodes(tuple(extension.nodes), tuple(extension.weights.values()), types, names)
 
 
 def vjp(

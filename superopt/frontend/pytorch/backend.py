@@ -28,7 +28,7 @@ from superopt.frontend.pytorch.exchange import (
     shape_of,
     tensor_of,
 )
-from superopt.frontend.pytorch.exporting import Lifted, Pure, exported, trial
+from superopt.frontend.pytorch.exporting import LiftedRegion, PureRegion, exported, trial
 from superopt.ir.errors import SuperoptError, Unsupported, printable
 from superopt.ir.graph import Graph
 from superopt.runtime.onnx_runtime import make_session, translated
@@ -138,7 +138,7 @@ class _Callable:
     """A region: a graph for each signature of its arguments, the region itself where it cannot be one."""
 
     def __init__(self, module: torch.fx.GraphModule, region: Region, rewrite: Rewrite) -> None:
-        self.module, self.region, self.rewrite = Lifted(module), region, rewrite
+        self.module, self.region, self.rewrite = LiftedRegion(module), region, rewrite
         self.known: dict[Any, _Compiled | None] = {}
 
     def __call__(self, *given: Any) -> Any:
@@ -194,7 +194,7 @@ class _Compiled:
     """A region for one signature as a callable: ONNX Runtime forward, and backward where a gradient is asked for."""
 
     def __init__(
-        self, module: Lifted, inputs: tuple[Any, ...], region: Region, rewrite: Rewrite
+        self, module: LiftedRegion, inputs: tuple[Any, ...], region: Region, rewrite: Rewrite
     ) -> None:  # fmt: skip
         fixed = {p: v for p, v in enumerate(inputs) if not isinstance(v, torch.Tensor)}
         given = tuple(v for v in inputs if isinstance(v, torch.Tensor))
@@ -214,7 +214,7 @@ class _Compiled:
             check_type(value, "result")
         self.module, self.region, self.rewrite = module, region, rewrite
         self.changed = tuple(found_trial.changed)
-        self.pure = Pure(module, fixed, len(inputs), self.changed)
+        self.pure = PureRegion(module, fixed, len(inputs), self.changed)
         plain = tuple(v.detach().clone() for v in given)
         graph = exported(self.pure, plain)
         if len(graph.inputs) != len(given):

@@ -19,7 +19,7 @@ from superopt.frontend.pytorch.exchange import overlap
 from superopt.ir.errors import InvalidOption, Unsupported, UsageError, printable
 from superopt.ir.graph import Graph, constant
 
-__all__ = ["Lifted", "Pure", "Trial", "exported", "from_torch", "tensors", "trial", "tried"]
+__all__ = ["LiftedRegion", "PureRegion", "ExportTrial", "exported", "from_torch", "tensors", "trial", "tried"]
 
 OPSET = 20
 _QUIET = threading.RLock()
@@ -145,7 +145,7 @@ def refuse_effects(program: Any) -> None:
 
 
 @dataclass(frozen=True)
-class Trial:
+class ExportTrial:
     """What a call on copies of its inputs did.
 
     Attributes:
@@ -161,7 +161,7 @@ class Trial:
     shared: bool
 
 
-def trial(module: Callable[..., Any], inputs: tuple[Any, ...]) -> Trial:
+def trial(module: Callable[..., Any], inputs: tuple[Any, ...]) -> ExportTrial:
     """Call a module on copies of its inputs, without gradients; random numbers that it draws are put back."""
     copies = tuple(v.detach().clone() if isinstance(v, torch.Tensor) else v for v in inputs)
     versions = [v._version if isinstance(v, torch.Tensor) else 0 for v in copies]
@@ -174,7 +174,7 @@ def trial(module: Callable[..., Any], inputs: tuple[Any, ...]) -> Trial:
         if isinstance(v, torch.Tensor) and (v._version != version or not _same(v, old))
     }  # fmt: skip
     shared = overlap([v for v in (*copies, *results) if isinstance(v, torch.Tensor)])
-    return Trial(tuple(results), drawn, changed, shared)
+    return ExportTrial(tuple(results), drawn, changed, shared)
 
 
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -208,7 +208,7 @@ def tensors(value: Any) -> list[torch.Tensor]:
     return [v for v in value if isinstance(v, torch.Tensor)] if isinstance(value, tuple | list) else []
 
 
-class Lifted(torch.nn.Module):
+class LiftedRegion(torch.nn.Module):
     """A region as a function of what it holds, too: parameters and buffers, which others may change between calls.
 
     Args:
@@ -237,7 +237,7 @@ class Lifted(torch.nn.Module):
         )
 
 
-class Pure(torch.nn.Module):
+class PureRegion(torch.nn.Module):
     """A region as a function of its tensors alone: what it writes to is a copy, and a further result.
 
     Args:

@@ -1,11 +1,11 @@
 """Training steps as graphs: forward pass, loss, backward pass and update of the weights, in one model."""
 
-from superopt.frontend.training.loop import Rehearsal, TrainingLoop, rehearse
+from superopt.frontend.training.loop import TrainingLoop, TrialSteps, rehearse
 from superopt.frontend.training.losses import LOSSES
 from superopt.frontend.training.optimisers import SGD, Adam, AdamW, Optimiser
 from superopt.frontend.training.step import TrainingStep, train_step
 
 __all__ = [
-    "LOSSES", "SGD", "Adam", "AdamW", "Optimiser", "Rehearsal", "TrainingLoop", "TrainingStep", "rehearse",
+    "LOSSES", "SGD", "Adam", "AdamW", "Optimiser", "TrialSteps", "TrainingLoop", "TrainingStep", "rehearse",
     "train_step",
 ]  # fmt: skip

@@ -21,9 +21,9 @@ from superopt.passes.rounding_guard import guard_deliberate_rounding
 from superopt.passes.weights.constant_values import constants_of, others_of
 from superopt.passes.weights.decided_tests import decided_tests
 from superopt.passes.weights.index_axes import Removal, removal_of
-from superopt.passes.weights.known_positions import Elsewhere, moved_of
+from superopt.passes.weights.known_positions import ReplacementSteps, moved_of
 from superopt.passes.weights.low_rank import factored_of
-from superopt.passes.weights.rewriting import Written, with_operands, write
+from superopt.passes.weights.rewriting import RewrittenSteps, with_operands, write
 from superopt.passes.weights.slice_analysis import SliceAnalysis, Slices
 from superopt.passes.weights.tables import Tabulation, tabulations_of
 from superopt.program.program import Program, ProgramStep, program_of
@@ -76,10 +76,10 @@ def by_positions(graph: Graph, worth: Callable[[Graph], bool]) -> Stage | None:
     values = SliceAnalysis(
         values.program.with_steps(values.program.steps, {}, ()), finite=False
     )  # what is read is counted
-    alike: dict[object, list[Elsewhere]] = {}
+    alike: dict[object, list[ReplacementSteps]] = {}
     for found in moved_of(values):
         alike.setdefault(found.kind, []).append(found)
-    taken: list[Elsewhere] = []
+    taken: list[ReplacementSteps] = []
     after = graph
     for group in alike.values():
         trial = _elsewhere(values.program, [*taken, *group])
@@ -125,7 +125,7 @@ def _with_tables(program: Program, taken: Sequence[Tabulation]) -> Graph:
     return _graph(program, steps, [w for t in taken for w in t.weights], types)
 
 
-def _elsewhere(program: Program, taken: Iterable[Elsewhere]) -> Graph:
+def _elsewhere(program: Program, taken: Iterable[ReplacementSteps]) -> Graph:
     put = {m.position: m for m in taken}
     gone = frozenset[int]().union(*(m.without for m in put.values()))
     left = [(at, s) for at, s in enumerate(program.steps) if at not in gone]
@@ -240,7 +240,7 @@ def _graph(
     ).graph
 
 
-def _certificate(values: SliceAnalysis, removal: Removal, made: Written) -> Certificate:
+def _certificate(values: SliceAnalysis, removal: Removal, made: RewrittenSteps) -> Certificate:
     wanted = {n for p, _ in removal.absorbed for n in values.program.steps[p].reads}
     kept: list[KeptSlices] = []
     for old, new in made.becomes.items():

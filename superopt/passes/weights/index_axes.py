@@ -30,8 +30,8 @@ from superopt.passes.weights.slice_analysis import LONGEST, SliceAnalysis, exten
 from superopt.program.program import Program, ProgramStep
 
 __all__ = [
-    "Absorbed",
-    "Index",
+    "AbsorbedSum",
+    "AxisIndex",
     "StepAxes",
     "WeightedSum",
     "Removal",
@@ -46,7 +46,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, eq=False)
-class Index:
+class AxisIndex:
     """An axis of a value and how it is indexed.
 
     Attributes:
@@ -84,7 +84,7 @@ class StepAxes:
     step: ProgramStep
     meaning: Meaning
     extents: Mapping[str, int]
-    indices: tuple[Index, ...]
+    indices: tuple[AxisIndex, ...]
     pinned: frozenset[str]
     sums: Mapping[str, Reduce]
 
@@ -108,14 +108,14 @@ def step_axes(step: ProgramStep, meaning: Meaning, types: Mapping[str, TensorTyp
     every = extents_of(meaning)
     extents = {v: e for v, e in every.items() if isinstance(e, int) and 1 < e <= LONGEST}
     pinned = {v for v in every if v not in extents}
-    indices: list[Index] = []
+    indices: list[AxisIndex] = []
     for output, comprehension in zip(step.outputs, meaning.outputs, strict=False):
         for axis, digits in enumerate(comprehension.axes):
             names = tuple(v for v, _ in digits)
             if output and names and all(n in extents for n in names):
                 sizes = [extents[n] for n in names]
                 at = np.arange(prod(sizes)).reshape(sizes)
-                indices.append(Index(output, axis, names, at, np.ones(at.shape, dtype=bool), True, None))
+                indices.append(AxisIndex(output, axis, names, at, np.ones(at.shape, dtype=bool), True, None))
             else:
                 pinned.update(names)
         for scalar, conditions in _walk(comprehension.body):
@@ -130,11 +130,11 @@ def step_axes(step: ProgramStep, meaning: Meaning, types: Mapping[str, TensorTyp
                     for axis, position in enumerate(index):
                         size = (types[name].shape or ())[axis]
                         found = _index(name, axis, position, conditions, extents, operand, size)
-                        if isinstance(found, Index):
+                        if isinstance(found, AxisIndex):
                             indices.append(found)
                         elif isinstance(size, int):  # any of it may be read
                             every_one = np.ones(size, dtype=bool)
-                            indices.append(Index(name, axis, (), np.arange(size), every_one, False, operand))
+                            indices.append(AxisIndex(name, axis, (), np.arange(size), every_one, False, operand))
                         pinned |= _stuck(position, found)
     for comprehension in meaning.outputs:
         for scalar, _ in _walk(comprehension.body):
@@ -178,13 +178,13 @@ def _walk(body: Scalar) -> Iterator[tuple[Scalar, tuple[Condition, ...]]]:
 def _index(
     value: str, axis: int, position: Dim | Scalar, conditions: Sequence[Condition], extents: Mapping[str, int],
     operand: int, size: Dim,
-) -> Index | None:  # fmt: skip
+) -> AxisIndex | None:  # fmt: skip
     """How an axis is indexed; ``None`` where that cannot be told."""
     if isinstance(position, Scalar):
         return None
     if isinstance(position, int):
         one = np.asarray(position)
-        return Index(value, axis, (), one, np.ones((), dtype=bool), True, operand)
+        return AxisIndex(value, axis, (), one, np.ones((), dtype=bool), True, operand)
     names = tuple(sorted(symbols(position)))
     if any(n not in extents for n in names):
         return None
@@ -206,7 +206,7 @@ def _index(
     chosen = at[active]
     last = size - 1 if isinstance(size, int) else LONGEST
     within = bool(((chosen >= 0) & (chosen <= last)).all())
-    return Index(
+    return AxisIndex(
         value, axis, names, at.clip(0, last), active, within and np.unique(chosen).size == chosen.size, operand
     )
 
@@ -217,7 +217,7 @@ def _holds(kind: str, value: np.ndarray) -> np.ndarray:
     return value >= 0 if kind == "ge" else (value == 0) if kind == "eq" else (value != 0)
 
 
-def _stuck(position: Dim | Scalar, found: Index | None) -> frozenset[str]:
+def _stuck(position: Dim | Scalar, found: AxisIndex | None) -> frozenset[str]:
     """Variables in an index that must keep all their positions."""
     if isinstance(position, Scalar):
         reads = [s for s in subexpressions(position) if isinstance(s, Read)]
@@ -265,7 +265,7 @@ _MOST_ROUNDS = 10_000
 
 
 @dataclass(frozen=True, eq=False)
-class Absorbed:
+class AbsorbedSum:
     """How a sum does without terms.
 
     Attributes:
@@ -298,7 +298,7 @@ class Removal:
 
     program: Program
     places: Mapping[int, StepAxes]
-    absorbed: Mapping[tuple[int, str], Absorbed]
+    absorbed: Mapping[tuple[int, str], AbsorbedSum]
     slices: dict[tuple[str, int], np.ndarray] = field(default_factory=dict)
     variables: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
     stuck: set[int] = field(default_factory=set)
@@ -400,7 +400,7 @@ def removal_of(values: SliceAnalysis, *, sums: bool = True) -> Removal | None:
 
 def _absorbed(
     values: SliceAnalysis, step: ProgramStep, meaning: Meaning, reduction: Reduce, sums: bool
-) -> Absorbed | None:
+) -> AbsorbedSum | None:
     kind, variable = values.program.types[step.outputs[0]].dtype, reduction.variable
     terms = values.terms(step, meaning, reduction) if kind.is_float else None
     if terms is None:
@@ -422,7 +422,7 @@ def _absorbed(
                 representative = first.setdefault(int(data.identity[at]), at)
                 if representative != at:
                     merged[at] = representative
-    found = Absorbed(product, vanishing, merged, number)
+    found = AbsorbedSum(product, vanishing, merged, number)
     return found if bool(found.allowed.any()) else None
 
 

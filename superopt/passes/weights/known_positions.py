@@ -27,7 +27,7 @@ from superopt.program.program import ProgramStep
 from superopt.regions.replay import FreshNames
 from superopt.runtime.evaluate import FLOAT64, evaluate
 
-__all__ = ["Elsewhere", "ElementTable", "ConstantScatters", "moved_of"]
+__all__ = ["ReplacementSteps", "ElementTable", "ConstantScatters", "moved_of"]
 
 
 # -- Tables of scatters --------------------------------------------------------------------------------------------
@@ -183,7 +183,7 @@ _PARTS = 32  # slices that one table may become: a kernel each
 
 
 @dataclass(frozen=True)
-class Elsewhere:
+class ReplacementSteps:
     """Steps in the place of one.
 
     Attributes:
@@ -252,7 +252,7 @@ class _Source:
     first: int = 0
 
 
-def moved_of(values: SliceAnalysis) -> Iterator[Elsewhere]:
+def moved_of(values: SliceAnalysis) -> Iterator[ReplacementSteps]:
     """Steps that read or write known positions, each with what it is in forms of whole axes.
 
     Of writes one into the other, only the last is given: what it is needs none of the others.
@@ -479,7 +479,7 @@ def _run(at: np.ndarray) -> tuple[int, int, list[int]] | None:
 
 def _written(
     values: SliceAnalysis, position: int, sources: Sequence[_Source], form: _Form, names: FreshNames
-) -> Elsewhere | None:
+) -> ReplacementSteps | None:
     """The steps of a form; ``None`` where the model's opset has them not."""
     program, step = values.program, values.program.steps[position]
     steps: list[ProgramStep] = []
@@ -508,4 +508,4 @@ def _written(
     steps[-1] = replace(steps[-1], outputs=step.outputs)
     del types[last]
     kinds = tuple(program.types.get(a) for a in step.reads)
-    return Elsewhere(position, tuple(steps), types, (step.op, kinds, tuple(s.op for s in steps)))
+    return ReplacementSteps(position, tuple(steps), types, (step.op, kinds, tuple(s.op for s in steps)))

@@ -27,7 +27,7 @@ from superopt.program.program import ProgramStep
 from superopt.regions.replay import FreshNames
 from superopt.rules.values import Factored
 
-__all__ = ["Factors", "factored_of"]
+__all__ = ["LowRankFactors", "factored_of"]
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ POLICY = LowRankPolicy()
 
 
 @dataclass(frozen=True)
-class Factors:
+class LowRankFactors:
     """New steps and weights in the place of products, and what is claimed of each."""
 
     steps: list[ProgramStep]
@@ -79,7 +79,7 @@ class _Site:
     bias: int | None
 
 
-def factored_of(values: SliceAnalysis, budget: float) -> Factors | None:
+def factored_of(values: SliceAnalysis, budget: float) -> LowRankFactors | None:
     """Products with weights that are of low rank within a budget.
 
     Args:
@@ -89,7 +89,7 @@ def factored_of(values: SliceAnalysis, budget: float) -> Factors | None:
     if budget <= 0:
         return None
     program, names = values.program, FreshNames(values.program)
-    found = Factors([], [], {}, ())
+    found = LowRankFactors([], [], {}, ())
     claims: list[Factored] = []
     for position, step in enumerate(program.steps):
         meaning = None if program.is_constant(step) else values.meaning(position)
@@ -103,7 +103,7 @@ def factored_of(values: SliceAnalysis, budget: float) -> Factors | None:
         claims.append(
             Factored(step.outputs[0], step.args[site.operand] or "", made.rank, made.error, made.error == 0.0)
         )
-    return Factors(found.steps, found.weights, found.types, tuple(claims)) if claims else None
+    return LowRankFactors(found.steps, found.weights, found.types, tuple(claims)) if claims else None
 
 
 def _site(values: SliceAnalysis, step: ProgramStep, meaning: Meaning) -> _Site | None:
@@ -232,7 +232,7 @@ def _exact(matrix: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray] | Non
 
 
 def _written(
-    values: SliceAnalysis, step: ProgramStep, site: _Site, pair: _Pair, names: FreshNames, found: Factors
+    values: SliceAnalysis, step: ProgramStep, site: _Site, pair: _Pair, names: FreshNames, found: LowRankFactors
 ) -> list[ProgramStep] | None:  # fmt: skip
     """Two steps of the same operator; ``None`` where it cannot take such weights."""
     program, name = values.program, step.args[site.operand] or ""

@@ -20,12 +20,12 @@ from superopt.ir.types import TensorType
 from superopt.ops import REGISTRY
 from superopt.ops.meaning import Call, IllTyped, Number, Read, Reduce, Scalar, Where
 from superopt.ops.record import NotCovered
-from superopt.passes.weights.index_axes import Absorbed, Removal, StepAxes
+from superopt.passes.weights.index_axes import AbsorbedSum, Removal, StepAxes
 from superopt.passes.weights.slice_analysis import SliceAnalysis
 from superopt.program.program import Program, ProgramStep
 from superopt.regions.replay import FreshNames
 
-__all__ = ["Written", "with_operands", "writable", "write"]
+__all__ = ["RewrittenSteps", "with_operands", "writable", "write"]
 
 _FITTED = 4  # entries of attributes that may have to change together
 
@@ -35,7 +35,7 @@ class _Stuck(Exception):
 
 
 @dataclass
-class Written:
+class RewrittenSteps:
     """New steps and weights, and what became of values.
 
     Attributes:
@@ -55,10 +55,10 @@ class Written:
     stuck: set[int] = field(default_factory=set)
 
 
-def write(values: SliceAnalysis, removal: Removal) -> Written:
+def write(values: SliceAnalysis, removal: Removal) -> RewrittenSteps:
     """The program's steps without what is removed."""
     program, names = values.program, FreshNames(values.program)
-    made = Written()
+    made = RewrittenSteps()
     for position, step in enumerate(program.steps):
         place = removal.places.get(position)
         free = removal.variables.get(position, {})
@@ -74,7 +74,7 @@ def write(values: SliceAnalysis, removal: Removal) -> Written:
     return made
 
 
-def _join_sums(values: SliceAnalysis, made: Written) -> None:
+def _join_sums(values: SliceAnalysis, made: RewrittenSteps) -> None:
     """What is added for constant slices, added to the weight that the only reader adds anyway."""
     for new, (before, extra) in list(made.added.items()):
         readers = [i for i, s in enumerate(made.steps) if new in s.reads]
@@ -134,7 +134,13 @@ def with_operands(
 
 class _Writer:
     def __init__(
-        self, values: SliceAnalysis, removal: Removal, position: int, place: StepAxes, names: FreshNames, made: Written
+        self,
+        values: SliceAnalysis,
+        removal: Removal,
+        position: int,
+        place: StepAxes,
+        names: FreshNames,
+        made: RewrittenSteps,
     ) -> None:
         self.values, self.removal, self.position, self.place = values, removal, position, place
         self.names, self.made = names, made
@@ -228,7 +234,7 @@ class _Writer:
                 raise _Stuck
         return array
 
-    def sums(self) -> Iterator[tuple[str, Absorbed]]:
+    def sums(self) -> Iterator[tuple[str, AbsorbedSum]]:
         for variable in sorted(self.less):
             absorbed = self.removal.absorbed.get((self.position, variable))
             if absorbed is not None:

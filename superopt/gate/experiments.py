@@ -15,10 +15,10 @@ from superopt.passes import SearchOptions, search
 from superopt.pipeline.optimization import load, select_rules
 from superopt.rules import Rule
 
-__all__ = ["Laboratory", "Scaled"]
+__all__ = ["Experiments", "ScaledCosts"]
 
 
-class Scaled(costs.CostModel):
+class ScaledCosts(costs.CostModel):
     """A cost model in which some operators cost a multiple of what they do.
 
     Args:
@@ -60,7 +60,7 @@ class Scaled(costs.CostModel):
 
 
 @dataclass
-class Laboratory:
+class Experiments:
     """Experiments on the models of a run, within a time limit; each is done once.
 
     Attributes:
@@ -91,7 +91,7 @@ class Laboratory:
             floats=select_rules(task.options).floats(task.options.floats),
         )  # fmt: skip
         with costs.for_target(task.options.target, sizes=task.options.sizes) as found:
-            prices = Scaled(found, factors) if factors else found
+            prices = ScaledCosts(found, factors) if factors else found
             graph = load(task.path)
             result = search(graph, rules, prices, limits)
             us = costs.graph_cost(result.graph, prices, sizes=task.options.sizes).us
