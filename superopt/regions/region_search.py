@@ -164,8 +164,13 @@ def _of_own_operators(lowered: Lowered, problem: Problem, incumbent: Choice, pri
         i for i, c in enumerate(problem.candidates) if c.us == 0 or graph.classes[graph.find(c.owner)].constant
     }  # fmt: skip
     others = set(range(len(problem.candidates))) - kept - free
-    alike = _matching_operators(lowered, problem, kept, others, shared=True).keys() & others
-    return restricted(problem, kept | free | alike)
+    left = kept | free | (_matching_operators(lowered, problem, kept, others, shared=True).keys() & others)
+    while True:
+        made = {problem.candidates[i].owner for i in left}
+        usable = {i for i in left if made.issuperset(problem.candidates[i].needs)}
+        if usable == left:
+            return restricted(problem, left)
+        left = usable
 
 
 def is_simpler(region: Region, plan: Plan) -> bool:
