@@ -28,13 +28,13 @@ SAMPLE = (
     "sums with a channel's and a channel's of full rank",
 )
 
-# A composition for each theme of docs/compositions.toml that the library has rules from.
+# Compositions about which the library has rules from docs/compositions.toml.
 COMPOSITIONS = (
     "grouped Conv of a product",
     "grouped Conv of a product with a number",
     "depthwise Conv with bias of a product",
-    "depthwise Conv of a sum",
-    "sum of products with a scalar weight",
+    "depthwise Conv with bias of a sum",
+    "sum of quotients by a channel's",
     "difference of products with a scalar weight",
     "GroupNormalization before a sum with a weight",
     "a value less its ReduceLogSumExp",
