@@ -102,6 +102,8 @@ class Theme:
         single: of a theme that solves: data are one example, an axis of one element in front.
         profile: of a theme that solves: by whose prices a right side has to be cheaper, if not by the roofline's, which
             knows no device: of two ways to put elements in order it cannot say which is faster.
+        small: whether elements of leaves that are compared in order are at most 4: beyond that, floats of a function
+            that is flat far from 0 are equal, and which of them is the largest is chance.
     """
 
     name: str
@@ -135,6 +137,7 @@ class Theme:
     repeated: bool = True
     single: bool = False
     profile: str = ""
+    small: bool = False
 
     @property
     def source(self) -> str:
@@ -269,7 +272,7 @@ _KEYS = frozenset({
     "name", "family", "profiles", "operators", "leaves", "weights", "attributes", "vocabulary", "sizes", "batch",
     "join", "origin", "broadcast", "base", "about", "weights_alone", "shortcuts", "signals", "solve", "data",
     "slack", "records", "instances", "simplifies", "biased", "alternatives", "branches", "repeated", "single",
-    "profile",
+    "profile", "small",
 })  # fmt: skip
 
 
@@ -307,7 +310,7 @@ def _theme(row: Mapping[str, object], where: str) -> Theme:
         made_of, int(str(row.get("instances", 0))), bool(row.get("simplifies", False)),
         bool(row.get("biased", False)), bool(row.get("alternatives", False)),
         bool(row.get("branches", False)), bool(row.get("repeated", True)), bool(row.get("single", False)),
-        str(row.get("profile", "")),
+        str(row.get("profile", "")), bool(row.get("small", False)),
     )  # fmt: skip
 
 

@@ -173,6 +173,8 @@ class Builder:
     def _random(self, scheme: TensorScheme, kind: TensorType, point: Point) -> Array:
         shape = concrete(kind, point)
         if scheme.dtype == "f":
+            if self.theme.small and isinstance(self.algebra, Ordered):
+                return self.algebra.small(self.rng, shape)
             return self.algebra.random(self.rng, shape)
         top = 2 if scheme.below is None else size_at(scheme.below, point)
         return self.algebra.integers(self.rng.integers(0, top, size=shape))

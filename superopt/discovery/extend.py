@@ -33,13 +33,14 @@ from superopt.discovery.gain import priced, recorded
 from superopt.discovery.generalise import with_sizes
 from superopt.discovery.minimise import near_to, rank, special
 from superopt.discovery.solved import SOLVED, data_beside_weights
-from superopt.egraph.egraph import ABSENT, LEAF, PROJECT, EGraph, ENode
+from superopt.egraph.egraph import ABSENT, LEAF, EGraph, ENode
 from superopt.egraph.rewrites import data_of, flowing
 from superopt.egraph.saturation import RewriteSet
 from superopt.ir.poly import sym, value_at
-from superopt.ir.terms import App, postorder, variables
+from superopt.ir.terms import App, Term, postorder, variables
 from superopt.ops.forms import product as elements_of
 from superopt.ops.meaning import IllTyped
+from superopt.ops.work import flops
 from superopt.rules.canonical import text_digest
 from superopt.rules.library import ADMISSIBLE, BUILT_IN, load_library, parse_file, write_rules
 from superopt.rules.rule import Guard, Rule
@@ -48,12 +49,15 @@ from superopt.rules.spelling import default_of
 from superopt.rules.typing import instances, type_terms
 from superopt.verifier.admission import check
 from superopt.verifier.exact.counterexample import describe
+from superopt.verifier.exact.sampling import Point
 from superopt.verifier.exact.testing import trial_at
 from superopt.verifier.verdict import Refuted, kind_of
 
 __all__ = ["extend", "extended"]
 
-_ENDLESS = (1 << 30, 1 << 30)
+Runs = tuple[int, int, int]  # operators that compute or move elements, all that run, and arithmetic
+_ENDLESS: Runs = (1 << 30, 1 << 30, 0)
+_MORE_ARITHMETIC = 1.5  # times what a right side has: below it, as many operators are as little
 _CONFIG = re.compile("config [0-9a-f]+")  # in an origin
 _IMAGE = 4  # axes: a batch, channels, height and width
 _AFFINE = frozenset({"Add", "Mul"})  # operators as which an affine one is written
@@ -100,11 +104,8 @@ def _joins(rule: Rule, others: Sequence[Rule]) -> bool:
     if not right < left:
         faster = right[0] == left[0] and (_halves(rule, data) or _makes_fewer_elements(rule, data))
         return faster and not reached(rule, rewrites_of(near_to(rule, others)), rounds=ROUNDS)
-    for known_rules in (near_to(rule, others), others):  # few rules first, which is quick
-        least = _least(rule, data, rewrites_of(known_rules))
-        if least is not None and least <= right:
-            return False
-    return True
+    few_first = (near_to(rule, others), others)
+    return not any(_do_as_little(rule, data, right, rewrites_of(known_rules)) for known_rules in few_first)
 
 
 def _is_affine_form(rule: Rule) -> bool:
@@ -182,52 +183,66 @@ def _data(rule: Rule) -> frozenset[str]:
     return frozenset(n for n in data if rule.tensors[n].shape[:1] == tuple(batches)) if len(batches) == 1 else data
 
 
-def _least(rule: Rule, data: AbstractSet[str], rewrite_set: RewriteSet) -> tuple[int, int] | None:
-    """The least that runs of what a search's few rounds make of the left side, at each number of leading axes.
+def _do_as_little(rule: Rule, data: AbstractSet[str], right: tuple[int, int], rewrite_set: RewriteSet) -> bool:
+    """Whether a search's few rounds make of the left side what runs no more than the right side, at each number of
+    leading axes: fewer operators, or as many with about as much arithmetic.
 
-    ``None``: not known.
+    One kernel with zeros between its groups is no equal of a kernel with groups.
     """
-    found: list[tuple[int, int]] = []
     for instance in instances(rule, (1, 0)) if rule.lead else instances(rule):
         point = distinct_point(instance)
         if point is None:
-            return None
-        universe = Universe(instance, point, frozenset(instance.tensors) - data)
+            return False
         try:
-            [(root, _)] = universe.add(replace(instance, rhs=instance.lhs))
+            universe, root = _universe_of(instance, point, data, instance.lhs)
+            other, other_root = _universe_of(instance, point, data, instance.rhs)
         except (IllTyped, ZeroDivisionError):
-            return None
+            return False
         universe.saturate(rewrite_set, nodes=NODES, rounds=QUICK_ROUNDS)
-        found.append(_cheapest(universe.graph, root))
-    return max(found, default=None)
+        operators, running, arithmetic = _cheapest(universe.graph, root)
+        more = arithmetic > _MORE_ARITHMETIC * _cheapest(other.graph, other_root)[2]
+        if (operators, running) > right or ((operators, running) == right and more):
+            return False
+    return True
 
 
-def _cheapest(graph: EGraph, root: int) -> tuple[int, int]:
-    """Of the forms of a class, shared parts counted where they are read: operators that compute or move elements, and
-    all that run."""
-    best: dict[int, tuple[int, int]] = {}
+def _universe_of(
+    instance: Rule, point: Point, data: AbstractSet[str], side: tuple[Term, ...]
+) -> tuple[Universe, int]:  # fmt: skip
+    """An e-graph of one side, and its class."""
+    universe = Universe(instance, point, frozenset(instance.tensors) - data)
+    [(root, _)] = universe.add(replace(instance, lhs=side, rhs=side))
+    return universe, root
+
+
+def _cheapest(graph: EGraph, root: int) -> Runs:
+    """Of the forms of a class, shared parts counted where they are read: what runs."""
+    best: dict[int, Runs] = {}
     changed = True
     while changed:
         changed = False
         for identity, group in graph.classes.items():
-            forms = [_sum(graph, node, best) for node in group.nodes] if not group.constant else [(0, 0)]
+            forms = [_sum(graph, node, best) for node in group.nodes] if not group.constant else [(0, 0, 0)]
             least = min((f for f in forms if f is not None), default=None)
             if least is not None and least < best.get(identity, _ENDLESS):
                 best[identity], changed = least, True
     return best.get(graph.find(root), _ENDLESS)
 
 
-def _sum(graph: EGraph, node: ENode, best: Mapping[int, tuple[int, int]]) -> tuple[int, int] | None:
+def _sum(graph: EGraph, node: ENode, best: Mapping[int, Runs]) -> Runs | None:
     """What runs for an e-node; ``None`` where that is not known of an operand."""
-    op = graph.heads[node[0]].op
-    if op == LEAF:
-        return 0, 0
+    head = graph.heads[node[0]]
+    if head.op == LEAF:
+        return 0, 0, 0
     below = [best.get(graph.find(a)) for a in node[1:] if a != ABSENT]
     known = [b for b in below if b is not None]
     if len(known) < len(below):
         return None
-    own = (0, 0) if op == PROJECT else (int(op not in ONNX_RUNTIME_CPU.views), 1)
-    return own[0] + sum(b[0] for b in known), own[1] + sum(b[1] for b in known)
+    own: Runs = (0, 0, 0)
+    if head.operator is not None:
+        arithmetic = value_at(flops(head.operator, graph.argument_types(node), dict(head.attributes)), {})
+        own = int(head.op not in ONNX_RUNTIME_CPU.views), 1, arithmetic
+    return own[0] + sum(b[0] for b in known), own[1] + sum(b[1] for b in known), own[2] + sum(b[2] for b in known)
 
 
 def extend(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from math import prod
 
@@ -169,14 +170,18 @@ def _feasible(drafts: Mapping[int, Sequence[Candidate]]) -> dict[int, list[Candi
 def _indexed(
     graph: EGraph, kept: Mapping[int, list[Candidate]], roots: tuple[int, ...], pricer: Pricer, frame: ExtractionInput
 ) -> Problem:
-    """Of e-nodes that need the same the cheapest, and each that the input has: what is in its place has to gain."""
+    """Of e-nodes that need the same the cheapest, and each that the input has: what is in its place has to gain.
+
+    Also the cheapest with an operator and attributes that the input has: the prices of these are off by the same.
+    """
     candidates: list[Candidate] = []
     index: dict[tuple[int, ENode], int] = {}
     of: dict[int, tuple[int, ...]] = {}
     readers: dict[int, list[int]] = {}
+    given = {node[0] for node in frame.input_nodes}
     for owner, found in kept.items():
-        best: dict[tuple[tuple[int, ...], ENode | None], Candidate] = {}
-        keys = [(c.operands, c.node if c.node in frame.input_nodes else None) for c in found]
+        best: dict[tuple[tuple[int, ...], ENode], Candidate] = {}
+        keys = [(c.operands, _apart(c.node, frame.input_nodes, given)) for c in found]
         for key, candidate in zip(keys, found, strict=True):
             if key not in best or candidate.us < best[key].us:
                 best[key] = candidate
@@ -196,6 +201,11 @@ def _indexed(
         tuple(candidates), of, {c: tuple(r) for c, r in readers.items()}, roots, index,
         tuple(savings), {c: tuple(s) for c, s in pairs.items()},
     )  # fmt: skip
+
+
+def _apart(node: ENode, nodes: AbstractSet[ENode], heads: AbstractSet[int]) -> ENode:
+    """What tells an e-node from others that need the same: it is the input's, or has a head of the input's."""
+    return node if node in nodes else node[:1] if node[0] in heads else ()
 
 
 def _savings(

@@ -111,9 +111,14 @@ def search_region(
     plan, needed = _priced_plan(region, lowered, problem, incumbent, choice, pricer, least_gain, before)
     if before - plan.after < needed and not is_simpler(region, plan):
         missed = _missed(result, outcome, before - after, needed, plan)
-        choice = _surest(lowered, problem, incumbent, pricer, limits.deadline, choose)
-        plan, needed = _priced_plan(region, lowered, problem, incumbent, choice, pricer, least_gain, before)
-        if before - plan.after < max(needed, 1e-9):
+        for narrowed in (_doubted, _of_own_operators):
+            choice = choose(
+                narrowed(lowered, problem, incumbent, pricer), incumbent, max(0.0, limits.deadline - time.monotonic())
+            )
+            plan, needed = _priced_plan(region, lowered, problem, incumbent, choice, pricer, least_gain, before)
+            if before - plan.after >= max(needed, 1e-9):
+                break
+        else:
             return missed
     return RegionResult(plan, before, len(graph), outcome.stopped, quarantined=outcome.quarantined)
 
@@ -132,10 +137,8 @@ def _priced_plan(
     return plan, max(least_gain * _changed(problem, incumbent, choice), noise)
 
 
-def _surest(
-    lowered: LoweredRegion, problem: Problem, incumbent: Choice, pricer: Pricer, deadline: float, choose: _Chooser
-) -> Choice:
-    """The best choice where everything new costs as much more as its price may be off by.
+def _doubted(lowered: LoweredRegion, problem: Problem, incumbent: Choice, pricer: Pricer) -> Problem:
+    """The problem where everything new costs as much more as its price may be off by.
 
     What is best by price may put a change that is in doubt beside one that is not; the second is worth having alone.
     """
@@ -149,8 +152,25 @@ def _surest(
         doubt = min(estimate.sigma, POLICY.shared_error) if known else SURELY * estimate.sigma
         return replace(candidate, us=candidate.us * (1 + doubt))
 
-    doubted = replace(problem, candidates=tuple(dear(i, c) for i, c in enumerate(problem.candidates)))
-    return choose(doubted, incumbent, max(0.0, deadline - time.monotonic()))
+    return replace(problem, candidates=tuple(dear(i, c) for i, c in enumerate(problem.candidates)))
+
+
+def _of_own_operators(lowered: LoweredRegion, problem: Problem, incumbent: Choice, pricer: Pricer) -> Problem:
+    """The problem with what the region has already, the same with other weights, and what takes no time: the prices of
+    these are off by the same, so that a choice of them that gains is in no doubt."""
+    del pricer
+    kept, graph = _nodes(problem, incumbent) | set(incumbent.values()), lowered.graph
+    free = {
+        i for i, c in enumerate(problem.candidates) if c.us == 0 or graph.classes[graph.find(c.owner)].constant
+    }  # fmt: skip
+    others = set(range(len(problem.candidates))) - kept - free
+    left = kept | free | (_matching_operators(lowered, problem, kept, others, shared=True).keys() & others)
+    while True:
+        made = {problem.candidates[i].owner for i in left}
+        usable = {i for i in left if made.issuperset(problem.candidates[i].needs)}
+        if usable == left:
+            return restricted(problem, left)
+        left = usable
 
 
 def is_simpler(region: Region, plan: Plan) -> bool:
@@ -291,8 +311,7 @@ def _without_dearer(problem: Problem, incumbent: Choice) -> tuple[Problem, Choic
     left = set(cheapest.values())
     if len(left) == len(problem.candidates):
         return problem, incumbent
-    places = {i: cheapest[c.owner, c.operands] for i, c in enumerate(problem.candidates)}
-    return restricted(problem, left), {owner: places[index] for owner, index in incumbent.items()}
+    return restricted(problem, left), {o: cheapest[o, problem.candidates[i].operands] for o, i in incumbent.items()}
 
 
 def _with_input_operators(
@@ -400,9 +419,12 @@ def _noise(lowered: LoweredRegion, problem: Problem, before: Choice, after: Choi
     return SURELY * sqrt(total + sum((more * sigma) ** 2 for more, sigma in change.values() if more > 0))
 
 
-def _matching_operators(lowered: LoweredRegion, problem: Problem, gone: set[int], fresh: set[int]) -> dict[int, int]:
+def _matching_operators(
+    lowered: LoweredRegion, problem: Problem, gone: set[int], fresh: set[int], *, shared: bool = False
+) -> dict[int, int]:
     """Pairs of an application that goes and one that comes, of one operator, with equal attributes, over operands of
-    equal types, as far as both have them: a layer with and without its bias, or with another weight."""
+    equal types, as far as both have them: a layer with and without its bias, or with another weight. One that goes is
+    in one pair, or in several (``shared``)."""
     graph, found = lowered.graph, dict[int, int]()
     waiting: dict[int, list[tuple[int, tuple[object, ...]]]] = {}
     for index in sorted(gone):
@@ -412,7 +434,7 @@ def _matching_operators(lowered: LoweredRegion, problem: Problem, gone: set[int]
         node = problem.candidates[index].node
         mine = _types(graph, node)
         for other, theirs in waiting.get(node[0], []):
-            if other not in found and all(a == b for a, b in zip(mine, theirs, strict=False)):
+            if (shared or other not in found) and all(a == b for a, b in zip(mine, theirs, strict=False)):
                 found[index], found[other] = other, index
                 break
     return found

@@ -61,6 +61,16 @@ def test_what_leaves_as_much_or_forgets_its_data_does_not_join() -> None:
     assert names([], [same, forgets]) == []
 
 
+def test_as_many_operators_with_more_arithmetic_are_not_as_little() -> None:
+    """``−(x·a)`` as a product with a diagonal matrix is one operator, and does what ``x·(−a)`` does with n times the
+    arithmetic."""
+    forall = {"x": "f[..., m, n]", "a": "f[n]"}
+    diagonal = row("neg-2", "Neg(Mul(x, a))", "MatMul(x, Neg(Mul(EyeLike(shape=[n, n]), a)))", **forall)
+    direct = row("neg-3", "Neg(Mul(x, a))", "Mul(x, Neg(a))", **forall)
+    assert names([diagonal], [direct]) == ["neg-3"]
+    assert names([direct], [diagonal]) == []
+
+
 def test_a_view_is_less_than_a_move() -> None:
     turned = row("turn-1", "Transpose(x, perm=[1, 0])", "Reshape(x, shape=[n, 1])", x="f[1, n]")
     back = row("turn-2", "Reshape(x, shape=[n, 1])", "Transpose(x, perm=[1, 0])", x="f[1, n]")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+from as_run import as_run
 
-from lab.case_suite import FOUND
-from lab.pairs.__main__ import UNREACHED, Form, Row, is_found, row_of, table
+from lab.case_suite import FOUND, options
+from lab.pairs.__main__ import UNREACHED, Form, Row, form_of, is_found, row_of, table
 from lab.pairs.cases import Case, cases
 from lab.pairs.generated import properties
+from superopt.pipeline.optimization import optimize
 
 CASES = {c.name: c for c in cases()}
 # A draw over kinds.
@@ -23,6 +26,18 @@ SAMPLE = (
     "LeakyRelu of LeakyRelu",
     "Pad by nothing",
     "sums with a channel's and a channel's of full rank",
+)
+
+# Compositions about which the library has rules from docs/compositions.toml.
+COMPOSITIONS = (
+    "grouped Conv of a product",
+    "grouped Conv of a product with a number",
+    "depthwise Conv with bias of a product",
+    "depthwise Conv with bias of a sum",
+    "sum of quotients by a channel's",
+    "difference of products with a scalar weight",
+    "GroupNormalization before a sum with a weight",
+    "a value less its ReduceLogSumExp",
 )
 
 
@@ -41,6 +56,18 @@ def test_both_sides_are_equal_in_float64(kind: str) -> None:
 def test_what_a_person_finds_is_found(name: str) -> None:
     row = row_of(CASES[name])
     assert row.outcome == FOUND, row
+
+
+@pytest.mark.parametrize("name", COMPOSITIONS)
+def test_what_is_found_computes_the_same_in_onnx_runtime(name: str) -> None:
+    case = CASES[name]
+    result = optimize(case.given, options=options("standard")).graph
+    given, answer = form_of(case.given), form_of(case.answer)
+    assert is_found(given, answer, form_of(result)), [node.op for node in result.nodes]
+    rng = np.random.default_rng(0)
+    feeds = {v.name: rng.normal(size=v.type.shape).astype(np.float32) for v in case.given.inputs}
+    for before, after in zip(as_run(case.given, feeds).values(), as_run(result, feeds).values(), strict=True):
+        np.testing.assert_allclose(after, before, rtol=1e-4, atol=1e-4)
 
 
 def test_properties_are_read_off_the_records() -> None:

@@ -46,6 +46,33 @@ def test_what_is_sure_is_done_without_what_is_in_doubt() -> None:
     assert operators(sigma=1.0) == ["Cast", "Greater", "Mul", "Sub"]
 
 
+class DoubtfulProducts(Roofline):
+    """A device on which nobody has timed a product, and Gemm seems to be the faster one."""
+
+    def __init__(self, sigma: float) -> None:
+        super().__init__()
+        self.prices = {"MatMul": Estimate(1000.0, "roofline", sigma), "Gemm": Estimate(700.0, "roofline", sigma)}
+
+    def application(self, op, *args, **kwargs):
+        return self.prices.get(op) or super().application(op, *args, **kwargs)
+
+
+def test_an_operator_that_stays_with_other_weights_is_in_no_doubt() -> None:
+    forall = {"x": "f[m, k]", "t": "f[]", "w": "f[k, n]"}
+    rules = [
+        parse_rule({"id": "scale", "forall": forall, "lhs": ["MatMul(Mul(x, t), w)"], "rhs": ["MatMul(x, Mul(w, t))"]}),
+        parse_rule({"id": "gemm", "forall": forall, "lhs": ["MatMul(x, w)"], "rhs": ["Gemm(x, w)"]}),
+    ]
+    rng = np.random.default_rng(0)
+    weights = [constant("t", np.float32(3)), constant("w", rng.normal(size=(16, 8)).astype(np.float32))]
+    model = graph({"x": f32(4, 16)}, ["o"], weights, [op("Mul", "s", "x", "t"), op("MatMul", "o", "s", "w")])
+    results = [
+        [n.op for n in search(model, rules, DoubtfulProducts(s), SearchOptions(cache=False)).graph.nodes]
+        for s in (0.01, 0.5)
+    ]
+    assert results == [["Gemm"], ["MatMul"]]
+
+
 class Unasked(Doubtful):
     """A device that has not yet been asked what an Add or a Neg takes."""
 
