@@ -41,7 +41,7 @@ from superopt.server.views.certificates import Certificates
 from superopt.server.views.evidence import Evidence
 from superopt.server.views.inspection import Inspector
 from superopt.server.views.recorded import RecordedCorpus
-from superopt.server.views.rule_judging import Judge
+from superopt.server.views.rule_judging import RuleJudge
 from superopt.server.views.rule_trials import try_rule
 
 __all__ = ["Service", "of"]
@@ -73,7 +73,7 @@ class Service:
         self.webhooks = Webhooks(self.database, self.settings.webhooks, limits)
         self.catalogue = built_in_catalogue()
         self.certificates = Certificates(self.settings.data / "certificates")
-        self.judge = Judge()
+        self.judge = RuleJudge()
         self.inspector = Inspector(self.blobs, limits)
         self.evidence = Evidence(BUILT_IN)
         self.recorded = RecordedCorpus(self.settings.corpus)

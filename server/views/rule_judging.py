@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from superopt.rules import Rule
     from superopt.rules.floats import Directions
 
-__all__ = ["Judge", "judge_rule", "main"]
+__all__ = ["RuleJudge", "judge_rule", "main"]
 
 _ROOT = str(Path(superopt.__file__).parents[1])
 _START = "import sys; sys.path.append({root!r}); from superopt.server.views.rule_judging import main; main()"
@@ -46,7 +46,7 @@ _UNDECIDED = {
 log = logging.getLogger("superopt.serve")
 
 
-class Judge:
+class RuleJudge:
     """Judges rules, one at a time."""
 
     def __init__(self) -> None:

@@ -26,7 +26,7 @@ from superopt.runtime.paired_benchmark import PairedTimes, median_error, time_mo
 from superopt.runtime.sample_data import feeds_for, with_values
 
 __all__ = [
-    "Direction", "HeldOut", "Prediction", "Repetition", "held_out", "predict_changes", "repeat",
+    "Direction", "HeldOut", "Prediction", "ProfileRepeatability", "held_out", "predict_changes", "repeat",
     "right_share", "spearman", "validate",
 ]  # fmt: skip
 
@@ -97,7 +97,7 @@ class HeldOut:
 
 
 @dataclass(frozen=True)
-class Repetition:
+class ProfileRepeatability:
     """A model profiled twice from nothing: seconds of each (by the clock, and of CPU), and how much the two differ.
 
     ``median_difference`` is the median over records of |second ÷ first − 1|, ``on_ratios`` the same once both runs are
@@ -245,7 +245,7 @@ def held_out(records: Iterable[Record], ceilings: Ceilings | None = None) -> Hel
 
 def repeat(
     name: str, graph: Graph, make: Callable[[Store], MeasuredCpu], *, sizes: Mapping[str, int] | None = None
-) -> Repetition:
+) -> ProfileRepeatability:
     """Profile a model twice from nothing: ONNX Runtime's nodes of it and its own operators."""
     runs: list[dict[str, float]] = []
     seconds, cpu = [], []
@@ -261,7 +261,7 @@ def repeat(
             runs.append({r.key.text: r.ns_cold for r in store.records})
     ratios = [runs[1][k] / ns for k, ns in runs[0].items() if k in runs[1] and ns > 0]
     level = statistics.median(ratios) if ratios else 1.0
-    return Repetition(
+    return ProfileRepeatability(
         name, len(ratios), (seconds[0], seconds[1]), statistics.median(abs(r - 1) for r in ratios) if ratios else 0.0,
         statistics.median(abs(r / level - 1) for r in ratios) if ratios else 0.0, (cpu[0], cpu[1]),
     )  # fmt: skip

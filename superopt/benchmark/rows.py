@@ -30,7 +30,7 @@ from superopt.pipeline.options import Progress, quiet
 from superopt.rules import load_library
 from superopt.runtime.paired_benchmark import PairedTimes, result_of
 
-__all__ = ["BenchOptions", "Peers", "TOOLS", "bench", "child_job"]
+__all__ = ["BenchOptions", "PeerTools", "TOOLS", "bench", "child_job"]
 
 TOOLS = ("ort", "onnxsim", "onnxslim", "onnxscript", "onnxoptimizer", "inductor")
 _MODULES = {"onnxsim": "onnxsim", "onnxslim": "onnxslim", "onnxscript": "onnxscript", "onnxoptimizer": "onnxoptimizer"}
@@ -83,7 +83,7 @@ def _available(name: str) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Peers:
+class PeerTools:
     """How other tools are found and run.
 
     Attributes:
@@ -95,7 +95,7 @@ class Peers:
     script: Path
 
 
-INSTALLED = Peers(_available, Path(__file__).with_name("peer.py"))
+INSTALLED = PeerTools(_available, Path(__file__).with_name("peer.py"))
 
 
 @dataclass
@@ -105,7 +105,7 @@ class _Model:
     path: Path
     folder: Path
     options: BenchOptions
-    peers: Peers
+    peers: PeerTools
     tools: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
@@ -114,7 +114,7 @@ class _Model:
 
 
 def bench(
-    models: Sequence[Path], options: BenchOptions, *, peers: Peers = INSTALLED, progress: Progress = quiet
+    models: Sequence[Path], options: BenchOptions, *, peers: PeerTools = INSTALLED, progress: Progress = quiet
 ) -> dict[str, Any]:
     """Run the benchmark.
 
@@ -153,7 +153,7 @@ def _stamp(options: BenchOptions, tools: Mapping[str, Mapping[str, str]]) -> str
 
 
 def _fresh(
-    path: Path, options: BenchOptions, tools: Mapping[str, Mapping[str, str]], peers: Peers
+    path: Path, options: BenchOptions, tools: Mapping[str, Mapping[str, str]], peers: PeerTools
 ) -> dict[str, Any]:  # fmt: skip
     """A model's row, made now."""
     with TemporaryFolder("bench") as folder:

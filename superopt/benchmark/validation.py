@@ -19,7 +19,7 @@ from superopt.benchmark.predictions import (
     Direction,
     HeldOut,
     Prediction,
-    Repetition,
+    ProfileRepeatability,
     held_out,
     predict_changes,
     repeat,
@@ -178,7 +178,7 @@ def _forms(
             yield f"{name}/{number}", [("block", block), *rewritten], _BLOCK_RACE * len(rewritten)
 
 
-def repeat_profile(model: str | Path | Graph, *, threads: int = 1) -> Repetition:
+def repeat_profile(model: str | Path | Graph, *, threads: int = 1) -> ProfileRepeatability:
     """Profile a model twice from nothing on this machine: how long it takes, and how much the two runs differ."""
     name = model.name if isinstance(model, Graph) else Path(model).stem
     return repeat(name, load(model), lambda store: costs.MeasuredCpu(threads=threads, store=store))

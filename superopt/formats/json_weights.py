@@ -37,7 +37,7 @@ __all__ = [
     "DTYPE_NAMES",
     "INLINE",
     "Sidecars",
-    "StoredTensor",
+    "SafetensorsEntry",
     "decode",
     "describe",
     "encode",
@@ -228,7 +228,7 @@ _ENTRY = frozenset({"dtype", "shape", "data_offsets"})
 
 
 @dataclass(frozen=True)
-class StoredTensor:
+class SafetensorsEntry:
     """One tensor of a file: its safetensors type name, shape, and place from the start of the file."""
 
     dtype: str
@@ -237,7 +237,7 @@ class StoredTensor:
     end: int
 
 
-def read_header(file: MappedFile) -> Mapping[str, StoredTensor]:
+def read_header(file: MappedFile) -> Mapping[str, SafetensorsEntry]:
     """The tensors of a safetensors file.
 
     Raises:
@@ -257,16 +257,16 @@ def read_header(file: MappedFile) -> Mapping[str, StoredTensor]:
         raise error.within(where) from error
 
 
-def _entry(cursor: Cursor, base: int, size: int) -> StoredTensor:
+def _entry(cursor: Cursor, base: int, size: int) -> SafetensorsEntry:
     members = cursor.members(_ENTRY, _ENTRY)
     shape = checked_shape(tuple(d.integer(0) for d in members["shape"].items()))
     offsets = [o.integer(0) for o in members["data_offsets"].items()]
     if len(offsets) != 2 or offsets[0] > offsets[1] or base + offsets[1] > size:
         members["data_offsets"].fail("does not lie within the file")
-    return StoredTensor(members["dtype"].string(), shape, base + offsets[0], base + offsets[1])
+    return SafetensorsEntry(members["dtype"].string(), shape, base + offsets[0], base + offsets[1])
 
 
-def stored_data(found: StoredTensor, kind: TensorType, file: MappedFile) -> FileData:
+def stored_data(found: SafetensorsEntry, kind: TensorType, file: MappedFile) -> FileData:
     """The elements of a weight, left in the file. Types that safetensors lacks are stored packed, as bytes (U8).
 
     Raises:
@@ -325,7 +325,7 @@ class Sidecars:
 
     def __init__(self, files: ExternalFiles) -> None:
         self._files = files
-        self._headers: dict[str, Mapping[str, StoredTensor]] = {}
+        self._headers: dict[str, Mapping[str, SafetensorsEntry]] = {}
 
     def data(self, location: Cursor, tensor: str, kind: TensorType) -> WeightData:
         """The elements of a weight, left in their file."""

@@ -22,7 +22,7 @@ from superopt.ir.poly import Dim
 from superopt.ir.terms import AttributeValue
 from superopt.ir.types import DType, TensorType
 from superopt.ops.meaning import Comprehension, IllTyped, Meaning, Mistyped, build
-from superopt.ops.rounding import Rounding, moves, rounding_of
+from superopt.ops.rounding import RoundingEffect, moves, rounding_of
 
 __all__ = [
     "Canonical", "NodeForm", "NodeView", "NotCovered", "Operator", "Registry", "FLOATS", "INTEGERS", "NUMERIC", "ANY",
@@ -183,7 +183,7 @@ class Operator:
         """
         return _applied(self, tuple(types), tuple(sorted(attributes.items())))
 
-    def rounding(self, types: Sequence[TensorType | None], attributes: Mapping[str, AttributeValue]) -> Rounding:
+    def rounding(self, types: Sequence[TensorType | None], attributes: Mapping[str, AttributeValue]) -> RoundingEffect:
         """What it does to rounding errors of its operands: exact, smooth, or with jumps. From the meaning.
 
         Raises:
@@ -236,7 +236,7 @@ def _applied(
 @lru_cache(maxsize=65536)
 def _rounding(
     operator: Operator, types: tuple[TensorType | None, ...], attributes: tuple[tuple[str, AttributeValue], ...]
-) -> Rounding:
+) -> RoundingEffect:
     meaning, results = _applied(operator, types, attributes)
     return rounding_of(meaning, types, results)
 

@@ -16,7 +16,7 @@ import numpy as np
 from superopt.ir.types import DType, TensorType
 from superopt.ops.meaning import Call, Meaning, Number, Read, Reduce, Scalar, SizeValue, Where, parts
 
-__all__ = ["EXACT", "JUMPS", "Rounding", "moves", "representable", "rounding_of"]
+__all__ = ["EXACT", "JUMPS", "RoundingEffect", "moves", "representable", "rounding_of"]
 
 # Of FUNCTIONS: those whose result is always a number that the operands' own type holds …
 EXACT = frozenset({
@@ -37,7 +37,7 @@ _EXPONENT = {DType.BFLOAT16: 8, DType.FLOAT16: 5, DType.FLOAT32: 8, DType.FLOAT6
 
 
 @dataclass(frozen=True)
-class Rounding:
+class RoundingEffect:
     """How an application treats errors of its operands.
 
     Attributes:
@@ -60,7 +60,7 @@ class _Exactness:
     discrete: bool
 
 
-def rounding_of(meaning: Meaning, given: Sequence[TensorType | None], results: Sequence[TensorType]) -> Rounding:
+def rounding_of(meaning: Meaning, given: Sequence[TensorType | None], results: Sequence[TensorType]) -> RoundingEffect:
     """What a meaning at these types does to errors; indices are whole numbers and do not count."""
     dtypes = [None if t is None else t.dtype for t in given]
     found = [_scalar(c.body, dtypes, r.dtype) for c, r in zip(meaning.outputs, results, strict=True)]
@@ -70,7 +70,7 @@ def rounding_of(meaning: Meaning, given: Sequence[TensorType | None], results: S
     }  # fmt: skip
     narrows = any(_narrows(source, target) for source, target in turned)
     exact = all(f.exact for f in found) and all(_holds(source, target) for source, target in turned)
-    return Rounding(exact and not narrows, any(f.jumps for f in found), narrows)
+    return RoundingEffect(exact and not narrows, any(f.jumps for f in found), narrows)
 
 
 def moves(meaning: Meaning, given: Sequence[TensorType | None], results: Sequence[TensorType]) -> bool:

@@ -13,7 +13,7 @@ from superopt.cost import GraphCost
 from superopt.ir.errors import InvalidModel, ResourceLimit, Unsupported
 from superopt.ir.graph import Graph
 from superopt.ir.sizes import sizes_fed
-from superopt.pipeline.acceptance_policy import POLICY, Comparison, Decision, Replacement, extent_of
+from superopt.pipeline.acceptance_policy import POLICY, CandidateComparison, Decision, Replacement, extent_of
 from superopt.pipeline.log import Log
 from superopt.pipeline.paired_benchmark import measure
 from superopt.pipeline.shape_defaults import single_example_sizes, sizes_text
@@ -59,7 +59,7 @@ class Acceptance:
             earlier: a benchmark of both.
         """
         task, timed = self.task, self.task.timed
-        comparison = Comparison(
+        comparison = CandidateComparison(
             extent_of(task.graph, before_cost), extent_of(after, after_cost),
             after_cost.us / before_cost.us if before_cost.us else 1.0, timed=timed,
         )  # fmt: skip
@@ -82,7 +82,7 @@ class Acceptance:
         return decision, measurement
 
     def _for_one_example(
-        self, decision: Decision, comparison: Comparison, after: Graph, us: tuple[float, float]
+        self, decision: Decision, comparison: CandidateComparison, after: Graph, us: tuple[float, float]
     ) -> Decision:  # fmt: skip
         """The decision, unless a benchmark with a batch of one shows the candidate slower.
 
@@ -116,7 +116,7 @@ class Acceptance:
         return replace(replacement, measured=measurement), measurement is not None
 
     def _compared(
-        self, comparison: Comparison, after: Graph, sizes: Mapping[str, int], us: tuple[float, float]
+        self, comparison: CandidateComparison, after: Graph, sizes: Mapping[str, int], us: tuple[float, float]
     ) -> Measurement | None:
         """The benchmark of a comparison: for as long as it could change the decision, and over several loadings where
         they decide."""

@@ -1,6 +1,6 @@
 """The acceptance policy: whether a candidate is better than the input.
 
-A candidate improves on the input (:attr:`Comparison.improvement`) in one of two ways. The report's status says
+A candidate improves on the input (:attr:`CandidateComparison.improvement`) in one of two ways. The report's status says
 "improved" for no other reason, and what improves nothing is not returned.
 
 - *faster*: the paired benchmark shows it faster by more than the measurement's uncertainty; or all of its rounds leave
@@ -32,7 +32,7 @@ from superopt.runtime.paired_benchmark import SURELY, beyond_quartiles, median_b
 __all__ = [
     "POLICY",
     "AcceptancePolicy",
-    "Comparison",
+    "CandidateComparison",
     "Decision",
     "Estimate",
     "Extent",
@@ -228,7 +228,7 @@ def regret(estimates: Sequence[Estimate]) -> float:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class CandidateComparison:
     """A candidate beside the input.
 
     Attributes:

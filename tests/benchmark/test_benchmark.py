@@ -67,7 +67,7 @@ def test_failures_are_counted_and_rows_are_kept(tmp_path: Path) -> None:
     def available(name: str) -> dict[str, str]:
         return {"version": "1"} if name != "inductor" else {"missing": "not installed", "next": "install it"}
 
-    peers = rows.Peers(available, tmp_path / "peer.py")
+    peers = rows.PeerTools(available, tmp_path / "peer.py")
     names = ("ort", "onnxsim", "onnxslim", "onnxscript", "onnxoptimizer", "inductor")
     options = BenchOptions(
         names, time_limit=20.0, peer_limit=5.0, race_limit=1.0, rounds=5, keep=tmp_path / "kept", grace=0.0

@@ -10,7 +10,7 @@ import pytest
 from superopt.ir.types import DType, TensorType
 from superopt.ops import REGISTRY
 from superopt.ops.infer import Applied, infer
-from superopt.ops.rounding import Rounding
+from superopt.ops.rounding import RoundingEffect
 from superopt.runtime.reference import evaluate_application
 
 STEP = 1e-13  # relative, and at 0 absolute: a thousand times float64's own error
@@ -99,4 +99,4 @@ def test_casts(source: str, target: str, narrows: bool, exact: bool) -> None:
 def test_integers_have_no_rounding() -> None:
     whole = TensorType(DType.INT64, (4,))
     for op in ("Add", "Sub", "Mul", "Div", "Max", "Less", "Equal"):
-        assert REGISTRY[op].rounding([whole, whole], {}) == Rounding(True, False)
+        assert REGISTRY[op].rounding([whole, whole], {}) == RoundingEffect(True, False)

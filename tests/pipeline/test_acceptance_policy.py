@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from superopt.cost import Demand
-from superopt.pipeline.acceptance_policy import POLICY, Comparison, Estimate, Extent, regret
+from superopt.pipeline.acceptance_policy import POLICY, CandidateComparison, Estimate, Extent, regret
 from superopt.report import Measurement
 from superopt.runtime.paired_benchmark import IQR_OF_NORMAL
 
@@ -55,7 +55,7 @@ def raced(ratio: float, spread: float = 0.01, rounds: int = 15, loadings: int = 
 def test_a_result_is_better_if_it_is_faster_beyond_doubt_or_simpler(
     after: Extent, measured: Measurement | None, improvement: str | None
 ) -> None:
-    found = Comparison(INPUT, after, 0.5, measured=measured).decide()
+    found = CandidateComparison(INPUT, after, 0.5, measured=measured).decide()
     assert found.improvement == improvement
     assert found.accepted is (improvement is not None)
     assert found.accepted or found.reason
@@ -69,11 +69,11 @@ def test_a_result_is_better_if_it_is_faster_beyond_doubt_or_simpler(
 def test_where_nothing_can_be_timed_prices_say_what_is_faster(
     after: Extent, modelled: float, improvement: str | None
 ) -> None:
-    assert Comparison(INPUT, after, modelled, timed=False).decide().improvement == improvement
+    assert CandidateComparison(INPUT, after, modelled, timed=False).decide().improvement == improvement
 
 
 def test_what_is_refused_is_said_with_figures() -> None:
-    why = Comparison(INPUT, TRADED, 0.5, measured=raced(0.976, spread=0.001)).decide().reason
+    why = CandidateComparison(INPUT, TRADED, 0.5, measured=raced(0.976, spread=0.001)).decide().reason
     assert "nodes 100 → 300" in why
     assert "bytes of weights 1,000,000 → 1,300,000" in why
     assert "0.976 ± 0.035" in why
@@ -91,8 +91,8 @@ def test_noise_seldom_decides(noise: float, rounds: int) -> None:
     """Of equal models, one that does less is refused, and one that trades is taken, about as seldom as is said."""
     rng = random.Random(7)
     races = [race(rng, 1.0, noise, rounds) for _ in range(4000)]
-    refused = sum(not Comparison(INPUT, LESS, 0.9, measured=m).decide().accepted for m in races)
-    taken = sum(Comparison(INPUT, TRADED, 0.98, measured=m).decide().accepted for m in races)
+    refused = sum(not CandidateComparison(INPUT, LESS, 0.9, measured=m).decide().accepted for m in races)
+    taken = sum(CandidateComparison(INPUT, TRADED, 0.98, measured=m).decide().accepted for m in races)
     most = 2 * POLICY.error_rate * len(races)  # one look has a quarter of the doubt; ratios are not quite normal
     assert refused <= most
     assert taken <= most
@@ -112,7 +112,7 @@ def test_noise_seldom_decides(noise: float, rounds: int) -> None:
 def test_where_rounds_are_in_doubt_prices_and_rounds_decide_together(
     modelled: float, ratio: float, spread: float, accepted: bool
 ) -> None:
-    comparison = Comparison(INPUT, TRADED, modelled, measured=raced(ratio, spread=spread))
+    comparison = CandidateComparison(INPUT, TRADED, modelled, measured=raced(ratio, spread=spread))
     decision = comparison.decide()
     assert decision.accepted is accepted
     if accepted:
@@ -122,7 +122,7 @@ def test_where_rounds_are_in_doubt_prices_and_rounds_decide_together(
 
 def sat(rng: random.Random, truth: float, noise: float) -> bool:
     """Whether a result that does less is taken, after a loading and, where that is what decides, more of them."""
-    compared = Comparison(
+    compared = CandidateComparison(
         INPUT, LESS, 0.9, measured=race(rng, truth * rng.lognormvariate(0.0, POLICY.loading_deviation), noise, 31)
     )
     if not compared.undecided:
@@ -133,7 +133,7 @@ def sat(rng: random.Random, truth: float, noise: float) -> bool:
         ratios += [here * rng.lognormvariate(0.0, noise) for _ in range(POLICY.fewest_rounds)]
         low, _, high = quantiles(ratios, n=4)
         found = Measurement(1.0, 1.0, median(ratios), len(ratios), high - low, {}, stdev(ratios), number)
-        compared = Comparison(INPUT, LESS, 0.9, measured=found)
+        compared = CandidateComparison(INPUT, LESS, 0.9, measured=found)
         if number > 1 and compared.conclusive:
             break
     return compared.decide().accepted
@@ -149,10 +149,10 @@ def test_how_models_were_loaded_seldom_decides_and_hides_little(noise: float) ->
 def traded(rng: random.Random, truth: float, noise: float) -> bool:
     """Whether a candidate that has to be faster is accepted, after one loading and, where that is open, more."""
 
-    def looked_at(ratios: list[float], loadings: int) -> Comparison:
+    def looked_at(ratios: list[float], loadings: int) -> CandidateComparison:
         low, _, high = quantiles(ratios, n=4)
         measurement = Measurement(1.0, 1.0, median(ratios), len(ratios), high - low, {}, stdev(ratios), loadings)
-        return Comparison(INPUT, TRADED, 0.9, measured=measurement)
+        return CandidateComparison(INPUT, TRADED, 0.9, measured=measurement)
 
     def rounds(count: int) -> list[float]:
         loaded = truth * rng.lognormvariate(0.0, POLICY.loading_deviation)
@@ -184,8 +184,12 @@ def test_a_candidate_that_gains_a_twentieth_is_accepted_every_time(noise: float)
 def test_what_matters_is_seen() -> None:
     """A model that is a tenth slower or faster is told from noise of a twentieth."""
     rng = random.Random(8)
-    slower = [Comparison(INPUT, LESS, 0.9, measured=race(rng, 1.1, 0.05, 31)).decide().accepted for _ in range(300)]
-    faster = [Comparison(INPUT, TRADED, 0.9, measured=race(rng, 0.9, 0.05, 31)).decide().accepted for _ in range(300)]
+    slower = [
+        CandidateComparison(INPUT, LESS, 0.9, measured=race(rng, 1.1, 0.05, 31)).decide().accepted for _ in range(300)
+    ]
+    faster = [
+        CandidateComparison(INPUT, TRADED, 0.9, measured=race(rng, 0.9, 0.05, 31)).decide().accepted for _ in range(300)
+    ]
     assert sum(slower) < 0.1 * len(slower)
     assert sum(faster) > 0.9 * len(faster)
 
@@ -201,42 +205,52 @@ def test_rounds_that_something_else_disturbed_do_not_hide_a_slower_result(rounds
         ]
         low, _, high = quantiles(ratios, n=4)
         found = Measurement(1.0, 1.0, median(ratios), rounds, high - low, deviation=stdev(ratios))
-        lost += not Comparison(INPUT, LESS, 0.9, measured=found).decide().accepted
+        lost += not CandidateComparison(INPUT, LESS, 0.9, measured=found).decide().accepted
     assert lost > 0.9 * 300
 
 
 def test_a_race_goes_on_while_it_could_change_something() -> None:
-    assert Comparison(INPUT, LESS, 0.9, measured=raced(0.99, spread=0.3)).conclusive  # taken whatever comes
-    assert not Comparison(INPUT, LESS, 0.9, measured=raced(0.9, spread=0.3)).conclusive  # it may be shown to be faster
-    assert Comparison(INPUT, LESS, 0.9, measured=raced(0.9)).conclusive
-    assert not Comparison(INPUT, LESS, 0.99, measured=raced(0.99, spread=0.3)).conclusive  # as likely a little slower
-    assert not Comparison(INPUT, LESS, 0.9, measured=raced(1.02, spread=0.3)).conclusive
-    assert not Comparison(INPUT, TRADED, 0.9, measured=raced(0.99, spread=0.3)).conclusive
-    assert Comparison(INPUT, TRADED, 0.9, measured=raced(0.5)).conclusive
-    close = Comparison(INPUT, TRADED, 0.9, measured=raced(0.98, spread=0.01))
+    assert CandidateComparison(INPUT, LESS, 0.9, measured=raced(0.99, spread=0.3)).conclusive  # taken whatever comes
+    assert not CandidateComparison(
+        INPUT, LESS, 0.9, measured=raced(0.9, spread=0.3)
+    ).conclusive  # it may be shown to be faster
+    assert CandidateComparison(INPUT, LESS, 0.9, measured=raced(0.9)).conclusive
+    assert not CandidateComparison(
+        INPUT, LESS, 0.99, measured=raced(0.99, spread=0.3)
+    ).conclusive  # as likely a little slower
+    assert not CandidateComparison(INPUT, LESS, 0.9, measured=raced(1.02, spread=0.3)).conclusive
+    assert not CandidateComparison(INPUT, TRADED, 0.9, measured=raced(0.99, spread=0.3)).conclusive
+    assert CandidateComparison(INPUT, TRADED, 0.9, measured=raced(0.5)).conclusive
+    close = CandidateComparison(INPUT, TRADED, 0.9, measured=raced(0.98, spread=0.01))
     assert close.conclusive  # what is open is how the models were loaded, so they are loaded again
     assert (close.undecided, close.faster) == (True, True)  # and prices decide where there is no time for that
-    again = Comparison(INPUT, TRADED, 0.9, measured=raced(0.98, spread=0.01, rounds=31, loadings=16))
+    again = CandidateComparison(INPUT, TRADED, 0.9, measured=raced(0.98, spread=0.01, rounds=31, loadings=16))
     assert (again.conclusive, again.undecided, again.decide().improvement) == (True, False, "faster")
-    assert Comparison(INPUT, TRADED, 0.9, measured=raced(0.5, rounds=3)).conclusive  # it is that large
-    assert not Comparison(INPUT, TRADED, 0.9, measured=raced(0.9, rounds=3)).conclusive
-    assert not Comparison(INPUT, TRADED, 0.9, measured=raced(0.5, spread=0.0, rounds=2)).conclusive  # two are too few
-    assert Comparison(INPUT, TRADED, 0.9, measured=raced(1.03, rounds=7)).conclusive  # it has to be faster, and is not
-    assert Comparison(
+    assert CandidateComparison(INPUT, TRADED, 0.9, measured=raced(0.5, rounds=3)).conclusive  # it is that large
+    assert not CandidateComparison(INPUT, TRADED, 0.9, measured=raced(0.9, rounds=3)).conclusive
+    assert not CandidateComparison(
+        INPUT, TRADED, 0.9, measured=raced(0.5, spread=0.0, rounds=2)
+    ).conclusive  # two are too few
+    assert CandidateComparison(
+        INPUT, TRADED, 0.9, measured=raced(1.03, rounds=7)
+    ).conclusive  # it has to be faster, and is not
+    assert CandidateComparison(
         INPUT, LESS, 0.9, measured=raced(1.002, rounds=7)
     ).conclusive  # it cannot be shown to be slower any more
 
 
 def test_two_rounds_decide_nothing() -> None:
-    assert not Comparison(INPUT, TRADED, 0.9, measured=raced(0.5, spread=0.0, rounds=2)).decide().accepted
-    assert Comparison(INPUT, LESS, 0.9, measured=raced(1.5, spread=0.0, rounds=2)).decide().accepted
+    assert not CandidateComparison(INPUT, TRADED, 0.9, measured=raced(0.5, spread=0.0, rounds=2)).decide().accepted
+    assert CandidateComparison(INPUT, LESS, 0.9, measured=raced(1.5, spread=0.0, rounds=2)).decide().accepted
 
 
 def test_what_no_race_could_show_is_not_raced() -> None:
-    assert Comparison(INPUT, TRADED, 0.995).undetectable
-    assert not Comparison(INPUT, TRADED, 0.97).undetectable
-    assert not Comparison(INPUT, TRADED, 1.2).undetectable  # prices may be wrong by as much
-    assert not Comparison(INPUT, LESS, 0.995).undetectable  # it does less, and is taken unless it is shown slower
+    assert CandidateComparison(INPUT, TRADED, 0.995).undetectable
+    assert not CandidateComparison(INPUT, TRADED, 0.97).undetectable
+    assert not CandidateComparison(INPUT, TRADED, 1.2).undetectable  # prices may be wrong by as much
+    assert not CandidateComparison(
+        INPUT, LESS, 0.995
+    ).undetectable  # it does less, and is taken unless it is shown slower
 
 
 @pytest.mark.parametrize("mean", [0.7, 0.9, 0.97, 1.05])

@@ -27,7 +27,7 @@ from superopt.ops.infer import infer
 from superopt.passes import AppliedRule, SearchResult
 from superopt.pipeline import acceptance, child_process, context, proposals, rematerialization, result_check, task
 from superopt.pipeline import budget as time_budget
-from superopt.pipeline.acceptance_policy import Comparison
+from superopt.pipeline.acceptance_policy import CandidateComparison
 from superopt.pipeline.budget import TimeBudget
 from superopt.pipeline.candidate import Candidate, Proposals, Refusal, first_accepted
 from superopt.pipeline.check_policy import CHECKS
@@ -206,7 +206,7 @@ def test_how_a_second_search_is_made(
 ) -> None:
     """With few rules where the first was modelled to gain too little to be measured."""
     hopes = iter([hopeless, False])
-    monkeypatch.setattr(Comparison, "undetectable", property(lambda self: next(hopes)))
+    monkeypatch.setattr(CandidateComparison, "undetectable", property(lambda self: next(hopes)))
     raced = iter([*([] if hopeless else [Measurement(1.0, 1.1, 1.1, 7)]), Measurement(1.0, 0.9, 0.9, 7)])
     monkeypatch.setattr(acceptance, "measure", lambda *args, **kwargs: next(raced))
     asked = searches_of(monkeypatch)

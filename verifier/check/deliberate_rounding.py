@@ -22,7 +22,7 @@ from superopt.ir.graph import Graph
 from superopt.ir.types import DType, TensorType
 from superopt.ops.infer import Applied, Typing
 from superopt.ops.meaning import IllTyped
-from superopt.ops.rounding import Rounding
+from superopt.ops.rounding import RoundingEffect
 from superopt.verifier.check.input_targets import constant_array
 from superopt.verifier.check.rounding_noise import ELEMENTARY
 from superopt.verifier.check.tolerance import element_type
@@ -202,11 +202,11 @@ class _Forms:
             for other in others
         )
 
-    def _rounding(self, node: Applied) -> Rounding:
+    def _rounding(self, node: Applied) -> RoundingEffect:
         try:
             return node.operator.rounding(self._types(node), node.attributes)
         except (IllTyped, ArithmeticError):
-            return Rounding(exact=False, jumps=True, narrows=True)
+            return RoundingEffect(exact=False, jumps=True, narrows=True)
 
     def _moves_elements(self, node: Applied) -> bool:
         try:

@@ -35,7 +35,7 @@ from superopt.verifier.equivalence.fused_operators import bodies_of, unfused
 from superopt.verifier.equivalence.inlining import inlined
 from superopt.verifier.equivalence.provenance import UnfoldedModel, unfolded
 from superopt.verifier.equivalence.refutation import refute, witness
-from superopt.verifier.equivalence.regions import PROVED, ROUNDED, Region, Work
+from superopt.verifier.equivalence.regions import PROVED, ROUNDED, Region, RegionProofs
 from superopt.verifier.equivalence.shared_values import Side, aligned
 from superopt.verifier.equivalence.signatures import interface_difference, narrower, unified
 from superopt.verifier.equivalence.weight_expressions import deviation, evaluated, ulps, written
@@ -171,7 +171,7 @@ def verify(
     first, second, found = _opened(read, unified(read, inlined(b)))
     if ran.verdict == "failed" and structural_hash(a) != structural_hash(b):  # runtimes may run one graph in two ways
         same = {n: first.named[c] for n, c in second.classes.items() if c in first.named}
-        counts = _counted(Work(first, second, same, found, 0.0, 0.0), b.nodes)
+        counts = _counted(RegionProofs(first, second, same, found, 0.0, 0.0), b.nodes)
         return GraphVerdict("refuted", *counts, check=ran, feeds=ran.feeds or witness(a, b, seed), reason=ran.reason)
     try:
         partners = aligned(first, second, seed)
@@ -179,7 +179,7 @@ def verify(
         partners, reason = {}, f"not aligned: {error}"
     else:
         reason = ""
-    work = Work(first, second, partners, found, time_limit, time.monotonic() + total)
+    work = RegionProofs(first, second, partners, found, time_limit, time.monotonic() + total)
     work.run()
     verdict = _verdict(work, b.nodes, ran, reason)
     fewer = narrower(a, b)
@@ -306,7 +306,7 @@ def _decimals(a: Graph, b: Graph, found: UnfoldedModel) -> tuple[Graph, Unfolded
     return graph, UnfoldedModel(graph, frozenset(o for n in nodes for o in n.outputs if o), off, {})
 
 
-def _verdict(work: Work, nodes: Sequence[Node], ran: CheckResult, reason: str) -> GraphVerdict:
+def _verdict(work: RegionProofs, nodes: Sequence[Node], ran: CheckResult, reason: str) -> GraphVerdict:
     """The verdict on the whole, from the regions."""
     counts = _counted(work, nodes)
     outputs = [v.name for v in work.b.graph.outputs]
@@ -333,7 +333,7 @@ def _verdict(work: Work, nodes: Sequence[Node], ran: CheckResult, reason: str) -
     )
 
 
-def _counted(work: Work, nodes: Sequence[Node]) -> tuple[int, int, int]:
+def _counted(work: RegionProofs, nodes: Sequence[Node]) -> tuple[int, int, int]:
     """Nodes of the second model, as it was given, that are the same, proved, and only tested."""
     readers: dict[str, list[int]] = {}
     for position, node in enumerate(nodes):

@@ -23,7 +23,7 @@ from superopt.verifier.equivalence.shared_values import Side, digest_of, literal
 from superopt.verifier.prover.piecewise import prove_joined
 from superopt.verifier.verdict import ProvedAllSizes
 
-__all__ = ["PROVED", "ROUNDED", "Region", "Work"]
+__all__ = ["PROVED", "ROUNDED", "Region", "RegionProofs"]
 
 PROVED = "proved"
 ROUNDED = "proved up to rounding"
@@ -67,7 +67,7 @@ class _Walk:
 
 
 @dataclass
-class Work:
+class RegionProofs:
     """Proofs of aligned values, in the second model's order.
 
     Attributes:
