@@ -20,7 +20,7 @@ SCRIPT = """
 import json, sys
 from pathlib import Path
 import fleet_tasks as work
-from superopt.fleet import Fleet, Journal, Lost, Task, digest, mpi
+from superopt.fleet import Fleet, Journal, Task, TaskLost, digest, mpi
 
 folder = Path(sys.argv[1])
 with mpi.client() as wanted:
