@@ -25,7 +25,7 @@ from superopt.ops import REGISTRY
 from superopt.ops.infer import Typing
 from superopt.passes.rounding_guard import guard_deliberate_rounding
 from superopt.program.program import Program, program_of
-from superopt.regions.lowering import lower, region_of
+from superopt.regions.lowering import LoweredRegion, Region, lower, region_of
 from superopt.rules.floats import Floats
 from superopt.rules.rule import Rule
 
@@ -84,8 +84,10 @@ def matches_of(
     program, _ = guard_deliberate_rounding(program_of(graph, typing))
     of_reals, safe = (_patterns(rule, program, known) for known in (None, floats))
     prices = SidePrices(Pricer(costs.in_context(graph.weight_bytes), graph.opset, sizes, float("inf")))
+    region = region_of(program, [i for i in program.running if program.steps[i].op])
+    search = _MatchSearch(region, lower(region, REGISTRY), prices, floats.mode)
     return tuple(
-        _direction(rule, program, backward, of_reals[backward], safe[backward], prices, floats.mode)
+        _direction(rule, program, search, backward=backward, patterns=of_reals[backward], safe=safe[backward])
         for backward in (False, True)
     )
 
@@ -100,8 +102,8 @@ def _patterns(rule: Rule, program: Program, floats: Floats | None) -> tuple[list
 
 
 def _direction(
-    rule: Rule, program: Program, backward: bool, patterns: Sequence[Pattern], safe: Sequence[Pattern],
-    prices: SidePrices, mode: str,
+    rule: Rule, program: Program, search: _MatchSearch, *, backward: bool, patterns: Sequence[Pattern],
+    safe: Sequence[Pattern],
 ) -> DirectionMatches:  # fmt: skip
     source, target = (rule.rhs, rule.lhs) if backward else (rule.lhs, rule.rhs)
     texts = ", ".join(map(format_term, source)), ", ".join(map(format_term, target))
@@ -116,55 +118,61 @@ def _direction(
         stays = f"each {', '.join(sorted(barriers))} rounds on purpose, or is not understood: it stays as it is"
         return DirectionMatches(*texts, "; ".join(t for t in (why, stays if barriers else "") if t), ())
     if all(p.floats is not None and not any(p.floats.values()) for p in safe):
-        return DirectionMatches(*texts, f"not as good in floating point under '{mode}', whatever the operands are", ())
-    return DirectionMatches(*texts, "", _Search(program, patterns, safe, prices, mode).places())
+        return DirectionMatches(
+            *texts, f"not as good in floating point under '{search.mode}', whatever the operands are", ()
+        )
+    return DirectionMatches(*texts, "", search.places(patterns, safe))
 
 
-class _Search:
-    """Holds the patterns of a direction against a program."""
+class _MatchSearch:
+    """Holds the patterns of a direction against a region's operators."""
 
-    def __init__(
-        self, program: Program, patterns: Sequence[Pattern], safe: Sequence[Pattern], prices: SidePrices, mode: str
-    ) -> None:
-        region = region_of(program, [i for i in program.running if program.steps[i].op])
-        self.lowered = lower(region, REGISTRY)
-        self.region, self.graph = region, self.lowered.graph
-        self.patterns, self.safe, self.prices, self.mode = patterns, safe, prices, mode
-        self.gains: dict[int, float] = {}  # by class of the first root: of its best match
-        self.refusals: dict[int, str] = {}  # by class of the first root: of a match of operators and types
+    def __init__(self, region: Region, lowered: LoweredRegion, prices: SidePrices, mode: str) -> None:
+        self.region, self.lowered, self.graph = region, lowered, lowered.graph
+        self.prices, self.mode = prices, mode
 
-    def places(self) -> tuple[Place, ...]:
-        for pattern in self.safe:
-            pattern.trie.walk(self.graph, self._met)
-        return tuple(self._places())
+    def places(self, patterns: Sequence[Pattern], safe: Sequence[Pattern]) -> tuple[Place, ...]:
+        """The places of a direction.
 
-    def _met(self, pattern: Pattern, slots: list[int], registers: list[AttributeValue]) -> None:
-        values = tuple([registers[r] for r in pattern.registers])
-        root, match = slots[pattern.roots[0]], match_of(self.graph, pattern, slots, values)
-        if match is None:
-            self.refusals.setdefault(root, refusal(self.graph, pattern, slots, values, self.mode))
-            return
-        before, after = self.prices.of(self.graph, pattern, slots, values, match.sizes)
-        self.gains[root] = max(self.gains.get(root, float("-inf")), before - after)
+        Args:
+            patterns: what it is compiled to over the reals.
+            safe: the same with the conditions of floating point.
+        """
+        gains: dict[int, float] = {}  # by class of the first root: of its best match
+        refusals: dict[int, str] = {}  # by class of the first root: of a match of operators and types
 
-    def _places(self) -> Iterator[Place]:
-        first = {_first_operator(p.source[0]) for p in self.patterns}
+        def met(pattern: Pattern, slots: list[int], registers: list[AttributeValue]) -> None:
+            values = tuple([registers[r] for r in pattern.registers])
+            root, match = slots[pattern.roots[0]], match_of(self.graph, pattern, slots, values)
+            if match is None:
+                refusals.setdefault(root, refusal(self.graph, pattern, slots, values, self.mode))
+                return
+            before, after = self.prices.of(self.graph, pattern, slots, values, match.sizes)
+            gains[root] = max(gains.get(root, float("-inf")), before - after)
+
+        for pattern in safe:
+            pattern.trie.walk(self.graph, met)
+        found: list[Place] = []
+        for name, identity in self._last_operators(patterns):
+            if identity in gains:
+                found.append(Place(name, "", gains[identity]))
+            elif self.graph.classes[identity].constant:
+                found.append(Place(name, "it is constant: it is computed once, whatever its form"))
+            else:
+                found.append(Place(name, refusals.get(identity) or self._difference(patterns, identity)))
+        return tuple(found)
+
+    def _last_operators(self, patterns: Sequence[Pattern]) -> Iterator[tuple[str, int]]:
+        """Names and classes of the operators that could be the last one of a match."""
+        first = {_first_operator(p.source[0]) for p in patterns}
         for step in self.region.steps:
             output = next((o for o in step.outputs if o), "")
-            if step.op not in first or not output:
-                continue
-            identity = self.graph.find(self.lowered.classes[self.region.number[output]])
-            name = step.name or output
-            if identity in self.gains:
-                yield Place(name, "", self.gains[identity])
-            elif self.graph.classes[identity].constant:
-                yield Place(name, "it is constant: it is computed once, whatever its form")
-            else:
-                yield Place(name, self.refusals.get(identity) or self._difference(identity))
+            if step.op in first and output:
+                yield step.name or output, self.graph.find(self.lowered.classes[self.region.number[output]])
 
-    def _difference(self, identity: int) -> str:
+    def _difference(self, patterns: Sequence[Pattern], identity: int) -> str:
         """What is different from the pattern that has most in common with a place."""
-        found = [_compare(self.graph, p.rule, p.source[0], identity, {}) for p in self.patterns]
+        found = [_compare(self.graph, p.rule, p.source[0], identity, {}) for p in patterns]
         return max(found, key=lambda d: d.alike).text or "another root of the rule has no operator here"
 
 
@@ -204,7 +212,9 @@ def _compare_node(graph: EGraph, rule: Rule, term: App, node: Sequence[int], bou
     given, alike = dict(graph.heads[node[0]].attributes), 1
     for name, wanted in term.attributes:
         if name in given and not _may_be(wanted, given[name]):
-            return _Difference(alike, f"{term.op} has {name} {_shown(given[name])}, the rule has {_shown(wanted)}")
+            return _Difference(
+                alike, f"{term.op} has {name} {_value_text(given[name])}, the rule has {_value_text(wanted)}"
+            )
     for place, arg in enumerate(term.args):
         made = node[place + 1] if place + 1 < len(node) else ABSENT
         if (arg is None) != (made == ABSENT):
@@ -226,8 +236,8 @@ def _may_be(wanted: AttributeValue, given: AttributeValue) -> bool:
     return isinstance(wanted, Poly) or wanted == given
 
 
-def _shown(value: AttributeValue | Dim) -> str:
-    return f"({', '.join(map(_shown, value))})" if isinstance(value, tuple) else str(value)
+def _value_text(value: AttributeValue | Dim) -> str:
+    return f"({', '.join(map(_value_text, value))})" if isinstance(value, tuple) else str(value)
 
 
 def _maker(graph: EGraph, identity: int) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 
 from superopt.ir.graph import Graph, Node, Value, constant, unused_name
 from superopt.ir.types import DType, TensorType
+from superopt.ops.forms import dtype_code
 from superopt.ops.infer import Typing
 from superopt.passes.mixed_precision.inner_arithmetic import at_poles, in_exponents
 from superopt.passes.mixed_precision.policy import POLICY
@@ -18,7 +19,6 @@ from superopt.passes.mixed_precision.restrictions import WIDE, Magnitudes
 __all__ = ["Watched", "watched"]
 
 Run = Mapping[str, np.ndarray]
-_BOOLEAN = 9  # ONNX's number of the type
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def watched(graph: Graph, typing: Typing) -> Watched:
                 unused_name(f"{name}_{what}", taken) for what in ("some", "positive", "least")
             )
             made += [
-                Node("", "Cast", (size,), (some,), {"to": _BOOLEAN}),
+                Node("", "Cast", (size,), (some,), {"to": dtype_code(DType.BOOL.value)}),
                 Node("", "Where", (some, size, infinite.name), (positive,)),
                 Node("", "ReduceMin", (positive,), (least[name],), {"keepdims": 0}),
             ]
