@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from superopt import TIME_LIMIT
 from superopt.ir.errors import UsageError
 
 __all__ = [
@@ -64,7 +65,7 @@ class Limits:
         body_seconds: longest time for a whole body.
         sync_seconds: how long ``POST /v1/optimize`` waits before it answers 202 and leaves the job running.
         wait: most that ``Prefer: wait`` is honoured.
-        search_seconds: time limit of the search where the request names none.
+        search_seconds: time limit of the search where the request names none: that of the other doors.
         most_search_seconds: largest time limit that a request may name.
         job_seconds: wall time of one attempt, all included; then the best so far is asked for.
         last_words: how long it may take to hand that over before it is killed.
@@ -100,9 +101,9 @@ class Limits:
     body_seconds: float = 600.0
     sync_seconds: float = 180.0
     wait: float = 60.0
-    search_seconds: float = 60.0
-    most_search_seconds: float = 300.0
-    job_seconds: float = 600.0
+    search_seconds: float = TIME_LIMIT
+    most_search_seconds: float = 2 * TIME_LIMIT
+    job_seconds: float = 3 * TIME_LIMIT
     last_words: float = 20.0
     job_memory: int = 8 * GIB
     result: int = 8 * GIB

@@ -43,7 +43,6 @@ SERVED = ("post-json", "post-onnx", "upload")
 DOORS = ("cli", "python", *SERVED, "wheel")
 FILES, MEMORY = 128, 2 << 30  # of the small limits
 SECONDS = 900.0  # for one model through one door
-SEARCH = 300  # seconds that a search may take in the service, whose own limit the clock of a busy machine reaches first
 _PYTHON = """
 import json, sys, superopt
 result = superopt.optimize(sys.argv[1], target=sys.argv[2])
@@ -111,7 +110,7 @@ class Service:
         return Client(self.url)
 
     def post(self, body: bytes, media: str, target: str) -> dict[str, Any]:
-        query = urlencode({"target": target, "time_limit": SEARCH})
+        query = urlencode({"target": target})
         request = Request(f"{self.url}/v1/jobs?{query}", body, {"Content-Type": media})
         try:
             with urlopen(request, timeout=SECONDS) as answer:
@@ -220,9 +219,7 @@ class Doors:
         formats.save(formats.load(model), path, force=True)
         if door == "post-onnx" and path.stat().st_size <= service.largest_body():
             return service.post(path.read_bytes(), _MEDIA[door], self.target)
-        return service.client.submit(
-            path, target=self.target, time_limit=SEARCH
-        )  # what is too large to be posted is to be uploaded
+        return service.client.submit(path, target=self.target)  # what is too large to be posted is to be uploaded
 
 
 class Record:

@@ -354,7 +354,7 @@ def memory(
 ) -> None:
     """Show the memory of MODEL's activations in ONNX Runtime, step by step, and a bound that no order goes below."""
     from superopt.formats import load
-    from superopt.pipeline.memory_timeline import footprint, footprint_data
+    from superopt.pipeline.memory_timeline import footprint_data
     from superopt.report.views import show_memory
 
     models = [model, made] if made else [model]
@@ -363,8 +363,7 @@ def memory(
     found = []
     for name in models:
         with Input(name) as path:
-            graph = load(path)
-            found.append(footprint_data(footprint(graph, sizes=sizes), graph, sizes=sizes))
+            found.append(footprint_data(load(path), sizes=sizes))
     if report_json is not None:
         write_json(found[0] if made is None else {**found[0], "result": found[1]}, report_json, force)
     if report_html is not None:

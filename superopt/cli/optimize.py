@@ -119,6 +119,7 @@ def optimize(
         typer.Option(
             "--float",
             metavar="strict|standard|fast",
+            envvar="SUPEROPT_FLOAT",
             help="strict: rules that are safe for all floats, and no algorithm with fewer multiplications. standard: "
             "also rules whose conditions hold, and algorithms with errors up to 1e-5. fast: all rules that are true of "
             "the reals, and errors up to 1e-4",

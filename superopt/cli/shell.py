@@ -92,6 +92,7 @@ Effort = Annotated[
     str,
     typer.Option(
         metavar="quick|default|thorough",
+        envvar="SUPEROPT_EFFORT",
         help="how much work the search and the benchmark may do; quick: one pass by prices, nothing is timed",
     ),
 ]

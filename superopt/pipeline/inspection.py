@@ -10,6 +10,7 @@ from superopt import cost as costs
 from superopt.formats.functions import inlined
 from superopt.ir.errors import UsageError
 from superopt.ir.graph import Graph
+from superopt.ir.sizes import sizes_fed
 from superopt.ops.infer import infer
 from superopt.passes.rule_matches import DirectionMatches, matches_of
 from superopt.pipeline.optimization import load
@@ -17,6 +18,7 @@ from superopt.pipeline.options import Options, Progress, quiet
 from superopt.pipeline.shape_defaults import default_sizes
 from superopt.report.inspection import facts_of
 from superopt.rules.library import load_library
+from superopt.runtime.limits import refuse_unbounded
 
 __all__ = ["cost", "inspect", "rule_matches"]
 
@@ -34,10 +36,20 @@ def cost(
     sizes: Mapping[str, int] | None = None,
     progress: Progress = quiet,
 ) -> dict[str, Any]:
-    """What each operator costs on the target, in a runtime if that is the processor, as JSON data."""
+    """What each operator costs on the target, in a runtime if that is the processor, as JSON data.
+
+    Args:
+        model: a path or a graph.
+        target: as of ``optimize``.
+        runtime: likewise.
+        sizes: of symbolic dimensions; the others are what :func:`default_sizes` says, as in ``optimize``.
+        progress: called with (done, total, what).
+    """
     graph = inlined(load(model)).graph
-    with costs.for_target(target, runtime=runtime, progress=progress, sizes=sizes) as model_costs:
-        found = costs.graph_cost(graph, model_costs, sizes=sizes or {})
+    refuse_unbounded(graph, sizes or {}, absurd=True)
+    known = default_sizes(graph, sizes or {})
+    with costs.for_target(target, runtime=runtime, progress=progress, sizes=known) as model_costs:
+        found = costs.graph_cost(graph, model_costs, sizes=known)
         peaks = model_costs.peaks()
     nodes = [
         _node(name, op, estimate, work, peaks)
@@ -45,7 +57,7 @@ def cost(
     ]
     return {
         "format": "superopt.cost", "version": 1, "name": graph.name, "target": target, "runtime": runtime,
-        "us": found.us,
+        "sizes": sizes_fed(graph, known), "us": found.us,
         "measured_share": found.measured_share, "flops": found.flops, "bytes": found.bytes,
         "intensity": found.intensity, "peak_activation_bytes": found.peak_activation_bytes,
         "weight_bytes": found.weight_bytes, "memory_bytes": found.memory, "nodes": nodes,

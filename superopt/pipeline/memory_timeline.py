@@ -21,6 +21,7 @@ from superopt.memory.sharing import IN_PLACE, RENAMING
 from superopt.ops.infer import infer
 from superopt.ops.record import NotCovered
 from superopt.pipeline.options import Options
+from superopt.pipeline.shape_defaults import default_sizes
 from superopt.runtime.limits import LARGE, refuse_unbounded
 from superopt.runtime.lowered_graph import lowered_without_weights, type_values
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
@@ -154,14 +155,26 @@ def _overwritten(own: Graph, types: Mapping[str, TensorType], values: Sequence[L
     return [replace(v, end=v.end - 1) if v.start >= 0 and gone.get(v.end) == v.name else v for v in values]
 
 
-def footprint_data(found: Footprint, graph: Graph, *, sizes: Mapping[str, int] | None = None) -> dict[str, Any]:
-    """The footprint as JSON data: bytes, and per step the node, what is alive and what is taken; who holds the peak."""
+def footprint_data(graph: Graph, *, sizes: Mapping[str, int] | None = None) -> dict[str, Any]:
+    """The footprint as JSON data: bytes, and per step the node, what is alive and what is taken; who holds the peak.
+
+    Args:
+        graph: the model.
+        sizes: of symbolic dimensions; the others are what :func:`default_sizes` says, as in ``optimize``.
+
+    Raises:
+        InvalidModel, ResourceLimit, Unsupported: as :func:`footprint`.
+    """
+    refuse_unbounded(graph, sizes or {})
+    counted = default_sizes(graph, sizes or {})
+    found = footprint(graph, sizes=counted)
     taken, lives = found.bytes_by_step, found.alive
     top = max(range(len(taken)), key=lambda i: (taken[i], -i))
     holding = [b for b in found.plan.buffers if b.start <= top <= b.end]
-    weights = costs.work(graph, infer(graph, dict(sizes or {})), sizes or {}).weight_bytes
+    weights = costs.work(graph, infer(graph, counted), counted).weight_bytes
     return {
         "format": "superopt.memory", "version": 1, "runtime": released(ONNX_RUNTIME),
+        "sizes": sizes_fed(graph, counted),
         "peak_bytes": found.plan.peak, "inputs_bytes": found.plan.inputs, "outputs_bytes": found.plan.outputs,
         "block_bytes": found.plan.block, "weight_bytes": weights, "alive_bytes": found.ideal,
         "bound_bytes": found.bound,
@@ -186,10 +199,7 @@ def memory_report(before: Graph, after: Graph, options: Options) -> dict[str, An
         return None
     sides = {"before": before} if after is before else {"before": before, "after": after}
     try:
-        return {
-            side: footprint_data(footprint(graph, sizes=options.sizes), graph, sizes=options.sizes)
-            for side, graph in sides.items()
-        }
+        return {side: footprint_data(graph, sizes=options.sizes) for side, graph in sides.items()}
     except (SuperoptError, NotCovered):
         return None
 

@@ -207,6 +207,13 @@ def _show_list(console: Console, lines: Sequence[str], what: str) -> None:
         console.print(f"  and {len(lines) - _MOST_LINES} more {what} (--json lists all)")
 
 
+def _show_sizes(console: Console, sizes: Mapping[str, int]) -> None:
+    """At which sizes of symbolic dimensions something was counted."""
+    if sizes:
+        told = ", ".join(f"{printable(name, 60)}={size}" for name, size in sorted(sizes.items()))
+        console.print(f"counted at {told}; other sizes: --dim NAME=SIZE", markup=False, highlight=False, soft_wrap=True)
+
+
 def show_cost(console: Console, name: str, facts: Mapping[str, Any], top: int) -> None:
     """The costliest nodes and the total."""
     nodes = sorted(facts["nodes"], key=lambda n: -n["us"])
@@ -233,6 +240,7 @@ def show_cost(console: Console, name: str, facts: Mapping[str, Any], top: int) -
         f"{count_text(facts['flops'], 'FLOP')}, {bytes_text(facts['bytes'])} moved, weights "
         f"{bytes_text(facts['weight_bytes'])}, peak activations {bytes_text(facts['peak_activation_bytes'])}"
     )
+    _show_sizes(console, facts["sizes"])
     roof = facts["roofline"]
     if "flops_per_second" in roof:
         cached = roof.get("cache_bytes_per_second")
@@ -520,6 +528,7 @@ def show_memory(console: Console, path: str, facts: Mapping[str, Any]) -> None:
         f"alive at once in this order {size['alive_bytes']}; at least in any order {size['bound_bytes']}",
         markup=False, highlight=False, soft_wrap=True,
     )  # fmt: skip
+    _show_sizes(console, facts["sizes"])
     steps = facts["steps"]
     if not steps:
         return

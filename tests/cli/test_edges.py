@@ -229,9 +229,17 @@ def test_a_settings_file_that_does_not_fit(file: str, text: str, code: int, said
 
 
 def test_variables_that_are_empty_say_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("TIME_LIMIT", "THREADS", "MEMORY_LIMIT", "TARGET"):
+    for name in ("TIME_LIMIT", "THREADS", "MEMORY_LIMIT", "TARGET", "FLOAT", "EFFORT"):
         monkeypatch.setenv(f"SUPEROPT_{name}", "")
     assert run("optimize", "m.onnx", "--time-limit", "0")[0] == 0
+
+
+@pytest.mark.parametrize("option", ["float", "effort"])
+def test_variables_that_say_something_unknown(option: str, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(f"SUPEROPT_{option.upper()}", "warp")
+    code, _, err = run("optimize", "m.onnx")
+    assert code == 2
+    assert f"--{option} 'warp' is none of" in err
 
 
 def test_names_that_are_no_text(folder: Path, run: Run) -> None:

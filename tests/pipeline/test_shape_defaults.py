@@ -13,6 +13,8 @@ from superopt.ir.errors import InvalidModel
 from superopt.ir.graph import Graph
 from superopt.passes import SearchResult
 from superopt.pipeline import acceptance, child_process, optimize
+from superopt.pipeline.inspection import cost
+from superopt.pipeline.memory_timeline import footprint_data
 from superopt.pipeline.shape_defaults import default_sizes, single_example_sizes, sizes_text
 from superopt.report import Measurement
 
@@ -151,3 +153,14 @@ def test_one_example_stands_for_several_where_they_are_much_work(
     x = b.input("x", "float32", ["n", 64, wide, wide])
     b.output(b.op("Conv", x, b.weight("w", (64, 64, 3, 3)), pads=[1] * 4), "y")
     assert default_sizes(b.build(), given) == expected
+
+
+def test_costs_and_memory_are_of_the_sizes_at_which_optimize_counts() -> None:
+    graph = images(["n", 3, "h", "w"])
+    sizes = {"n": 1, "h": 224, "w": 224}
+    for facts, said in (
+        (cost(graph, target="profile:cpu-epyc-2core"), cost(graph, target="profile:cpu-epyc-2core", sizes=sizes)),
+        (footprint_data(graph), footprint_data(graph, sizes=sizes)),
+    ):
+        assert facts == said
+        assert facts["sizes"] == sizes

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from superopt import TIME_LIMIT, Options
 from superopt.ir.errors import UsageError
 from superopt.server.http.connections import Connections
 from superopt.server.http.header_checks import read_head
 from superopt.server.http.problems import Problem
-from superopt.server.settings import ConnectionLimits, Settings
+from superopt.server.settings import ConnectionLimits, Limits, Settings
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "service.md"
 
@@ -65,6 +66,12 @@ def test_every_limit_can_be_set_and_is_documented() -> None:
     with pytest.raises(UsageError, match="neither an address nor a network"):
         ConnectionLimits(trusted_proxies=("proxy.example",))
     assert len(ConnectionLimits.variables()) == len(fields(ConnectionLimits))
+
+
+def test_a_search_may_take_what_it_may_take_elsewhere() -> None:
+    limits = Limits()
+    assert limits.search_seconds == TIME_LIMIT == Options().time_limit
+    assert limits.search_seconds < limits.most_search_seconds < limits.job_seconds
 
 
 def test_a_service_behind_a_proxy_needs_a_key(tmp_path: Path) -> None:
