@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
@@ -11,13 +13,20 @@ import pytest
 from lab.channels_last import CHANNELS_LAST
 from lab.layouts import interior_transposes
 from superopt.cost.target import for_target
-from superopt.formats import to_onnx_bytes
+from superopt.extraction.node_costs import Pricer
+from superopt.formats import load, to_onnx_bytes
 from superopt.frontend import GraphBuilder
 from superopt.ir.graph import Graph
+from superopt.ops.infer import infer
 from superopt.passes import SearchOptions, SearchResult, search
+from superopt.passes.layouts import with_fewer_transposes
+from superopt.passes.layouts.choice import POLICY
+from superopt.program.program import Program, program_of
+from superopt.regions.replay import FreshNames
 from superopt.rules import load_library
 from superopt.runtime.sample_data import feeds_for
 
+TINY = Path(__file__).parents[2] / "corpus" / "tiny"
 TARGET = "profile:cpu-epyc-2core"
 
 
@@ -91,3 +100,23 @@ def test_symbolic_batches_and_outputs_in_between_stay() -> None:
 def test_layouts_are_left_out_if_asked() -> None:
     network = CHANNELS_LAST["unet"](True, size=64, width=1)
     assert searched(network, layouts=False).laid_out == 0
+
+
+@pytest.mark.parametrize("name", ["bert", "swin_tiny", "mlp_mixer", "resnet", "unet", "convnext"])
+def test_programs_that_are_left_without_pricing_a_form_would_keep_their_transposes(name: str) -> None:
+    exported = CHANNELS_LAST.get(name)
+    graph = load(TINY / f"{name}.json") if exported is None else exported(True, size=64, width=1)
+    program = program_of(graph, infer(graph))
+    transposes = count(program)
+    policy = replace(POLICY, left=1.0)  # nothing is left out
+    with for_target(TARGET) as costs:
+        pricer = Pricer(costs, graph.opset, {})
+        best = with_fewer_transposes(program, pricer, FreshNames(program, graph.names), policy)
+        found = with_fewer_transposes(program, pricer, FreshNames(program, graph.names))
+    assert (found is None) == (best is None or count(best) > POLICY.left * transposes)
+    if found is not None and best is not None:
+        assert [(s.op, s.attributes) for s in found.steps] == [(s.op, s.attributes) for s in best.steps]
+
+
+def count(program: Program) -> int:
+    return sum(program.steps[position].op == "Transpose" for position in program.running)

@@ -9,7 +9,7 @@ reads it, and forbids the sets without the layout that is read. So a value that 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import combinations
 from math import exp, hypot, isinf
@@ -21,6 +21,7 @@ from superopt.assignment import Problem, evaluate, solve
 from superopt.cost.record import Estimate
 from superopt.errors import InvalidModel, ResourceLimit
 from superopt.extraction.node_costs import Pricer
+from superopt.ir.terms import Attributes
 from superopt.ir.types import TensorType
 from superopt.ops import REGISTRY
 from superopt.ops.record import NotCovered
@@ -81,6 +82,10 @@ def chosen_forms(program: Program, pricer: Pricer, policy: LayoutPolicy = POLICY
     layouts = _layouts(program, policy.layouts)
     if not layouts or len(program.steps) > policy.steps:
         return None
+    transposes = [i for i in program.running if program.steps[i].op == "Transpose"]
+    staying = sum(_stays(program, i, layouts) for i in transposes)
+    if staying > policy.left * len(transposes):
+        return None
     choice = _Choice(program, pricer, layouts, policy)
     return choice.solved() if choice.forms else None
 
@@ -90,7 +95,7 @@ def _layouts(program: Program, most: int) -> tuple[Layout, ...]:
     count: Counter[Layout] = Counter()
     for position in program.running:
         step = program.steps[position]
-        layout = layout_of(perm_of(step)) if step.op == "Transpose" else ()
+        layout = layout_of(perm_of(step.attributes)) if step.op == "Transpose" else ()
         if layout != unchanged(len(layout)):
             count.update({layout, inverse(layout)})
     kept: Counter[int] = Counter()
@@ -113,13 +118,32 @@ class _Fused:
     perms: tuple[tuple[int, ...], ...]
 
 
+@dataclass(frozen=True)
+class _Operator:
+    """What decides the forms of a step and their prices, which repeated layers share."""
+
+    name: str
+    attributes: Attributes
+    types: tuple[TensorType | None, ...]
+    fixed: tuple[bool, ...]
+
+    def forms(self, layouts: tuple[Layout, ...]) -> tuple[Form, ...]:
+        """As its meaning says; the first is the operator as it is."""
+        return forms(REGISTRY[self.name], self.attributes, self.types, layouts)
+
+
 class _Choice:
     """The problem: steps with several forms, then values that such steps make or read."""
 
     def __init__(self, program: Program, pricer: Pricer, layouts: tuple[Layout, ...], policy: LayoutPolicy) -> None:
         self.program, self.pricer, self.layouts, self.policy = program, pricer, layouts, policy
         self.fed = {v.name for v in program.graph.inputs}
-        self.forms = {i: found for i in program.running if len(found := self._forms(program.steps[i])) > 1}
+        self.priced: dict[_Operator, tuple[tuple[Form, ...], tuple[Estimate, ...]]] = {}
+        self.moved: dict[TensorType, dict[tuple[Layout, Layout], float]] = {}  # microseconds by a value's type
+        self.saved: dict[Hashable, tuple[tuple[float, ...], ...]] = {}
+        own = ((i, _operator(program, program.steps[i])) for i in program.running)
+        self.operators = {i: o for i, o in own if o is not None and len(self._forms(o)[0]) > 1}
+        self.forms = {i: self._forms(o)[0] for i, o in self.operators.items()}
         touched = (n for i in self.forms for n in (*program.steps[i].args, *program.steps[i].outputs))
         self.values = [n for n in dict.fromkeys(touched) if n and n not in program.constant]
         self.makers = {o: (i, k) for i in self.forms for k, o in enumerate(program.steps[i].outputs) if o}
@@ -134,51 +158,42 @@ class _Choice:
 
     # -- strategies --------------------------------------------------------------------------------------------------
 
-    def _forms(self, step: ProgramStep) -> tuple[Form, ...]:
-        """The forms of a step that can be written and priced; the first is the step as it is."""
-        types = self._types(step)
-        if not step.op or types is None:
-            return ()
-        if step.op == "Transpose":
-            own, *others = self._transpose_forms(step)
+    def _forms(self, operator: _Operator) -> tuple[tuple[Form, ...], tuple[Estimate, ...]]:
+        """The forms that can be written and priced, and their prices; the first is the operator as it is."""
+        found = self.priced.get(operator)
+        if found is None:
+            found = self.priced[operator] = self._new_forms(operator)
+        return found
+
+    def _new_forms(self, operator: _Operator) -> tuple[tuple[Form, ...], tuple[Estimate, ...]]:
+        if operator.name == "Transpose":
+            own, *others = self._transpose_forms(operator)
         else:
-            own, *others = forms(REGISTRY[step.op], step.attributes, types, self.layouts)
-        if isinf(self._price(step, own).us):
-            return (own,)
-        others = [f for f in others if not isinf(self._price(step, f).us)]
-        return (own, *others)
+            own, *others = operator.forms(self.layouts)
+        price = self._price(operator, own)
+        if isinf(price.us):
+            return (own,), (price,)
+        priced = [(f, self._price(operator, f)) for f in others]
+        possible = [(own, price), *((f, p) for f, p in priced if not isinf(p.us))]
+        return tuple(f for f, _ in possible), tuple(p for _, p in possible)
 
-    def _types(self, step: ProgramStep) -> tuple[TensorType | None, ...] | None:
-        """Of the operands; ``None`` where one is not known."""
-        types = [None if a is None else self.program.types.get(a) for a in step.args]
-        known = all(
-            t is not None and t.shape is not None for a, t in zip(step.args, types, strict=True) if a is not None
-        )
-        return tuple(types) if known else None
-
-    def _transpose_forms(self, step: ProgramStep) -> tuple[Form, ...]:
-        rank = len(perm_of(step))
+    def _transpose_forms(self, operator: _Operator) -> tuple[Form, ...]:
+        rank = len(perm_of(operator.attributes))
         own = unchanged(rank)
         ways = [own, *(p for p in self.layouts if len(p) == rank)]
-        return tuple(Form(step.attributes, (p,), (q,)) for p in ways for q in ways)
+        return tuple(Form(operator.attributes, (p,), (q,)) for p in ways for q in ways)
 
-    def _price(self, step: ProgramStep, form: Form) -> Estimate:
-        """Of a step in a form; infinite where it cannot be written."""
-        types = self._types(step)
-        assert types is not None, "only steps of known types have forms"
-        if step.op == "Transpose":
-            source, first, second = transposition(step, form)
-            return Estimate(self._moving_us(self.program.types[source], first, second), "free")
-        given = self._given(step, form)
-        if not self._raises(types, form) or not self._writable(step.op, form, given):
+    def _price(self, operator: _Operator, form: Form) -> Estimate:
+        """Of an operator in a form; infinite where it cannot be written."""
+        if operator.name == "Transpose":
+            first, second = transposition(operator.attributes, form)
+            (kind,) = operator.types
+            assert kind is not None, "a Transpose has an operand"
+            return Estimate(self._moving_us(kind, first, second), "free")
+        given = _given(operator, form)
+        if not _raises(operator, form) or not self._writable(operator.name, form, given):
             return _IMPOSSIBLE
-        fixed = tuple(a is not None and a in self.program.constant for a in step.args)
-        return self.pricer.expected((step.op, form.attributes, given, fixed))
-
-    def _raises(self, types: Sequence[TensorType | None], form: Form) -> bool:
-        """Whether the operands that get leading axes are of known sizes, so that a Reshape can be written."""
-        pairs = zip(types, form.operands, strict=True)
-        return all(t is None or p is None or len(p) == t.rank or t.is_static for t, p in pairs)
+        return self.pricer.expected((operator.name, form.attributes, given, operator.fixed))
 
     def _writable(self, op: str, form: Form, types: tuple[TensorType | None, ...]) -> bool:
         record, opsets = REGISTRY[op], self.program.graph.opset
@@ -190,13 +205,12 @@ class _Choice:
 
     def _moving_us(self, kind: TensorType, first: Layout, second: Layout) -> float:
         """Microseconds from one layout of a value to another."""
-        found = moves(kind, first, second)
-        return sum(self.pricer.alone((m.op, m.attributes, (m.kind,), (False,))) for m in found)
-
-    def _given(self, step: ProgramStep, form: Form) -> tuple[TensorType | None, ...]:
-        """The types of a step's operands in a form."""
-        pairs = zip(self._types(step) or (), form.operands, strict=True)
-        return tuple(None if t is None or p is None else in_layout(t, p) for t, p in pairs)
+        known = self.moved.setdefault(kind, {})
+        us = known.get((first, second))
+        if us is None:
+            found = moves(kind, first, second)
+            us = known[first, second] = sum(self.pricer.alone((m.op, m.attributes, (m.kind,), (False,))) for m in found)
+        return us
 
     def _fused(self, position: int) -> _Fused | None:
         """What the backend may run a step as one with: the maker of its moving operand, Transposes left out."""
@@ -211,7 +225,7 @@ class _Choice:
             before = self.program.steps[maker]
             if before.op != "Transpose":
                 return _Fused(maker, before.outputs.index(value), operand, tuple(perms)) if before.op else None
-            perms.append(perm_of(before))
+            perms.append(perm_of(before.attributes))
             source = before.args[0]
             assert source is not None, "a Transpose has an operand"
             value = source
@@ -220,27 +234,43 @@ class _Choice:
     def _has_one_reader(self, value: str) -> bool:
         return len(self.program.readers.get(value, ())) == 1 and value not in self.program.required_names
 
-    def _saved_us(self, position: int, form: Form, made: Layout) -> float:
-        """Microseconds that the backend saves by running a step in a form as one with the maker of its operand, which
-        makes it in a layout."""
-        fused, step = self.fused[position], self.program.steps[position]
+    def _saved_us(self, position: int) -> tuple[tuple[float, ...], ...]:
+        """Microseconds that the backend saves by running a step as one with the maker of its operand: a row for each
+        layout in which the maker makes it, a column for each form of the step."""
+        fused, operator = self.fused[position], self.operators[position]
+        maker, made = self.program.steps[fused.maker], tuple(self._made_layouts(position))
+        kind = self.program.types[maker.outputs[fused.result]]
+        key = (operator, fused.operand, fused.perms, maker.op, kind, made)
+        found = self.saved.get(key)
+        if found is None:
+            found = self.saved[key] = tuple(
+                tuple(self._saving_us(operator, fused, maker.op, kind, f, p) for f in self.forms[position])
+                for p in made
+            )
+        return found
+
+    def _saving_us(
+        self, operator: _Operator, fused: _Fused, maker: str, kind: TensorType, form: Form, made: Layout
+    ) -> float:
+        """The same for a form of an operator, whose operand is made in a layout.
+
+        Args:
+            operator: it.
+            fused: with what it may be run as one.
+            maker: the name of that operator.
+            kind: the type of what it makes.
+            form: of the operator.
+            made: the layout.
+        """
         wanted = form.operands[fused.operand]
         assert wanted is not None, "a moving operand is there"
         if len(wanted) != len(made):
             return 0.0
         for perm in fused.perms:
             wanted = transposed(perm, wanted)
-        maker = self.program.steps[fused.maker]
-        if moves(self.program.types[maker.outputs[fused.result]], made, wanted):
+        if moves(kind, made, wanted):
             return 0.0
-        fixed = tuple(a is not None and a in self.program.constant for a in step.args)
-        return self.pricer.fused(maker.op, (step.op, form.attributes, self._given(step, form), fixed))
-
-    def _most_saved_us(self, position: int, form: Form) -> float:
-        """The same where the maker makes the operand in the best layout."""
-        if position not in self.fused:
-            return 0.0
-        return max(self._saved_us(position, form, made) for made in self._made_layouts(position))
+        return self.pricer.fused(maker, (operator.name, form.attributes, _given(operator, form), operator.fixed))
 
     def _made_layouts(self, position: int) -> list[Layout]:
         """The layouts in which the maker of a step's operand makes it, by the maker's forms."""
@@ -284,29 +314,37 @@ class _Choice:
             sets, found = self.sets[value], self.makers.get(value)
             if found is not None:
                 i, k = found
-                table = [[self._there_us(value, f.results[k], s) for s in sets] for f in self.forms[i]]
-                yield steps[i], node, _integers(table)
-            for i, k in self.readers[value]:
-                rows = [[0.0 if f.operands[k] in s else float("inf") for s in sets] for f in self.forms[i]]
-                yield steps[i], node, _integers(rows)
+                made = [f.results[k] for f in self.forms[i]]
+                times = {p: _integers([self._there_us(value, p, s) for s in sets]) for p in dict.fromkeys(made)}
+                yield steps[i], node, np.stack([times[p] for p in made])
+            readers = self.readers[value]
+            read = dict.fromkeys(f.operands[k] for i, k in readers for f in self.forms[i])
+            there = {p: _integers([0.0 if p in s else float("inf") for s in sets]) for p in read}
+            for i, k in readers:
+                yield steps[i], node, np.stack([there[f.operands[k]] for f in self.forms[i]])
 
     def _form_costs(self, position: int) -> list[float]:
         """Microseconds of a step by form, where the backend runs it as one with the maker of its operand if it can."""
-        step, found = self.program.steps[position], self.forms[position]
-        prices = [self._price(step, f) for f in found]
-        if step.op == "Transpose":
+        prices = self._forms(self.operators[position])[1]
+        if self.program.steps[position].op == "Transpose":
             return [price.us for price in prices]
-        left = [p.us - self._most_saved_us(position, f) for p, f in zip(prices, found, strict=True)]
+        left = [p.us - most for p, most in zip(prices, self._most_saved_us(position), strict=True)]
         least = min(range(len(left)), key=left.__getitem__)
         errors = (self.policy.errors * hypot(p.sigma, prices[least].sigma) for p in prices)
         return [max(left[least], us * exp(-error)) for us, error in zip(left, errors, strict=True)]
+
+    def _most_saved_us(self, position: int) -> list[float]:
+        """By form, what the backend saves where the maker makes the operand in the best layout."""
+        if position not in self.fused:
+            return [0.0] * len(self.forms[position])
+        return [max(column) for column in zip(*self._saved_us(position), strict=True)]
 
     def _fusions(self, steps: Mapping[int, int]) -> Iterator[tuple[int, int, np.ndarray]]:
         """What it costs that a step and the maker of its operand are in forms which the backend does not run as one."""
         for i, fused in self.fused.items():
             if fused.maker in steps:
-                made = self._made_layouts(i)
-                lost = [[self._most_saved_us(i, f) - self._saved_us(i, f, p) for f in self.forms[i]] for p in made]
+                saved = np.array(self._saved_us(i))
+                lost = saved.max(axis=0) - saved
                 if np.any(lost):
                     yield steps[fused.maker], steps[i], _integers(lost)
 
@@ -345,3 +383,45 @@ def _integers(us: object) -> np.ndarray:
     """Costs of a problem."""
     ns = np.asarray(us, dtype=np.float64) * _NS
     return np.where(np.isfinite(ns), np.rint(np.where(np.isfinite(ns), ns, 0.0)), _FORBIDDEN).astype(np.int64)
+
+
+def _given(operator: _Operator, form: Form) -> tuple[TensorType | None, ...]:
+    """The types of an operator's operands in a form."""
+    pairs = zip(operator.types, form.operands, strict=True)
+    return tuple(None if t is None or p is None else in_layout(t, p) for t, p in pairs)
+
+
+def _raises(operator: _Operator, form: Form) -> bool:
+    """Whether the operands that get leading axes are of known sizes, so that a Reshape can be written."""
+    pairs = zip(operator.types, form.operands, strict=True)
+    return all(t is None or p is None or len(p) == t.rank or t.is_static for t, p in pairs)
+
+
+def _operator(program: Program, step: ProgramStep) -> _Operator | None:
+    """``None`` for a barrier, and where the type of an operand is not known."""
+    types = tuple(None if a is None else program.types.get(a) for a in step.args)
+    known = all(t is not None and t.shape is not None for a, t in zip(step.args, types, strict=True) if a is not None)
+    if not step.op or not known:
+        return None
+    fixed = tuple(a is not None and a in program.constant for a in step.args)
+    return _Operator(step.op, step.attributes, types, fixed)
+
+
+def _stays(program: Program, position: int, layouts: tuple[Layout, ...]) -> bool:
+    """Whether a Transpose remains in every choice: what makes its operand and what reads its result have one form."""
+    step = program.steps[position]
+    (source,), (result,) = step.args, step.outputs
+    kind = None if source is None else program.types.get(source)
+    if source is None or kind is None or kind.shape is None:
+        return True
+    layout = layout_of(perm_of(step.attributes))
+    if all(m.op != "Transpose" for m in moves(kind, unchanged(len(layout)), layout)):
+        return False
+
+    def flexible(neighbour: int) -> bool:
+        operator = _operator(program, program.steps[neighbour])
+        return operator is not None and (operator.name == "Transpose" or len(operator.forms(layouts)) > 1)
+
+    maker, readers = program.maker.get(source), program.readers.get(result, ())
+    movable = result not in program.required_names and all(map(flexible, readers))
+    return not movable and (maker is None or not flexible(maker))

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from superopt.ir.terms import Attributes
 from superopt.ir.types import TensorType
 from superopt.passes.layouts.forms import Form, Layout, in_layout
-from superopt.program.program import ProgramStep
 
 __all__ = ["Move", "moves", "perm_of", "transposed", "transposition"]
 
@@ -28,18 +27,18 @@ class Move:
     made: TensorType
 
 
-def perm_of(step: ProgramStep) -> tuple[int, ...]:
-    """The permutation of a Transpose."""
-    value = dict(step.attributes)["perm"]
+def perm_of(attributes: Attributes) -> tuple[int, ...]:
+    """The permutation of a Transpose with these attributes."""
+    value = dict(attributes)["perm"]
     return tuple(a for a in value if isinstance(a, int)) if isinstance(value, tuple) else ()
 
 
-def transposition(step: ProgramStep, form: Form) -> tuple[str, Layout, Layout]:
-    """What a Transpose in a form does: its operand, the layout in which it reads it, and that which it makes of it."""
-    (source,), (layout,) = step.args, form.operands
-    if source is None or layout is None:
+def transposition(attributes: Attributes, form: Form) -> tuple[Layout, Layout]:
+    """What a Transpose in a form does: the layout in which it reads its operand, and that which it makes of it."""
+    (layout,) = form.operands
+    if layout is None:
         raise ValueError("a Transpose has an operand")
-    return source, layout, transposed(perm_of(step), form.results[0])
+    return layout, transposed(perm_of(attributes), form.results[0])
 
 
 def transposed(perm: Sequence[int], layout: Layout) -> Layout:

@@ -49,7 +49,7 @@ class _Writer:
             step, form = self.program.steps[i], self.forms[i]
             if step.op != "Transpose" or self._moves(step, form):
                 continue
-            source, layout, _ = transposition(step, form)
+            source, layout, _ = _transposition(step, form)
             result = step.outputs[0], form.results[0]
             name = result[0] if self._is_required(*result) else wanted.get(result)
             if name is not None and not self._is_required(source, layout):
@@ -62,7 +62,7 @@ class _Writer:
 
     def _moves(self, step: ProgramStep, form: Form) -> bool:
         """Whether a Transpose in a form does anything."""
-        source, first, second = transposition(step, form)
+        source, first, second = _transposition(step, form)
         return bool(moves(self.program.types[source], first, second))
 
     def written(self) -> Program:
@@ -130,7 +130,7 @@ class _Writer:
             self.steps.append(ProgramStep(step.op, args, form.attributes, outputs, None, step.name, step.rules))
 
     def _transpose(self, step: ProgramStep, form: Form) -> None:
-        source, first, second = transposition(step, form)
+        source, first, second = _transposition(step, form)
         result, layout = step.outputs[0], form.results[0]
         name = self._name(source, first)
         if self._moves(step, form):
@@ -140,3 +140,10 @@ class _Writer:
         if self._is_required(result, layout) and name != result:
             self.steps.append(ProgramStep("Identity", (name,), (), (result,), None, result))
             self.named[result, layout] = result
+
+
+def _transposition(step: ProgramStep, form: Form) -> tuple[str, Layout, Layout]:
+    """The operand of a Transpose in a form, the layout in which it reads it, and that which it makes of it."""
+    source = step.args[0]
+    assert source is not None, "a Transpose has an operand"
+    return source, *transposition(step.attributes, form)
