@@ -21,7 +21,7 @@ __all__ = [
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _UNIT = re.compile(
     r"(?<=\d) (?=(?:s|ms|µs|ns|%|×|B|[KMGT]iB|[kMGT]|[kMGT]?(?:FLOPs?|B)(?:/s)?|nodes?|steps?|rules?|times|models?"
-    r"|rounds|trials|FLOP per byte)\b|(?:%|×))|(?<=[±×≈]) (?=\d)"
+    r"|rounds|trials|FLOP per byte)\b|(?:%|×)|→ \d)|(?<=[±×≈→]) (?=\d)"
 )
 
 
