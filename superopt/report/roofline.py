@@ -32,6 +32,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 64.0, 20.0, 18.0, 46.0
 _NAMED = 4  # operators that get a label; the others are named when pointed at
 _CHARACTER, _LINE = 9.5, 17.0  # of a label, at the font size of narrow screens
 _LEAST_AREA, _MOST_AREA = 12.0, 260.0
+_WHOLE_RADIUS = 7.0
 
 
 @dataclass(frozen=True)
@@ -64,15 +65,21 @@ def roofline(data: Mapping[str, Any]) -> tuple[str, str]:
         parts.append(frame.roofs(roofs))
     longest = max((s.us for s in small), default=1.0)
     labelled = {s.name for s in sorted((s for s in small if s.side == whole[0].side), key=lambda s: -s.us)[:_NAMED]}
-    seen: set[str] = set()
     for spot in whole:
-        frame.reserve(*frame.graph_label(spot, alone=len(whole) == 1))
+        frame.keep_free(spot, _WHOLE_RADIUS)
+    for spot in small:
+        frame.keep_free(spot, _radius(spot, longest))
+    higher = max(whole, key=lambda s: (s.speed, s.side == "after"))
+    names = {s.side: frame.graph_name(s, above=s is higher, alone=len(whole) == 1) for s in whole}
+    if roofs:
+        parts.append(frame.peak(roofs.flops))
+    seen: set[str] = set()
     for spot in sorted(small, key=lambda s: -s.us):
         parts.append(frame.operator(spot, longest, label=spot.name in labelled and spot.name not in seen))
         seen.add(spot.name)
     if len(whole) == 2:
         parts.append(frame.step(*whole))
-    parts += [frame.graph(spot, alone=len(whole) == 1) for spot in whole]
+    parts += [frame.graph(spot, names[spot.side]) for spot in whole]
     note = _note(whole, roofs)
     head = f'<svg class="plot" viewBox="0 0 {_WIDE:.0f} {_HIGH:.0f}" role="img" aria-label="{escape(note)}">'
     return head + "".join(parts) + "</svg>", note
@@ -131,15 +138,22 @@ class _Frame:
     def __init__(self, xs: Sequence[float], ys: Sequence[float]) -> None:
         self.x0, self.x1 = _decades(xs)
         self.y0, self.y1 = _decades(ys)
-        self._labels: list[_Box] = []
+        self._taken = [_label_box(*_TITLE)]
 
-    def reserve(self, x: float, y: float, anchor: str, words: str) -> bool:
-        """Whether a label fits beside those before it; then its room is taken."""
-        box = _label_box(x, y, anchor, words)
-        if any(_overlap(box, other) for other in self._labels):
-            return False
-        self._labels.append(box)
-        return True
+    def keep_free(self, spot: _Spot, radius: float) -> None:
+        """No label covers the dot of a place."""
+        x, y = self.x(spot.intensity), self.y(spot.speed)
+        self._taken.append((x - radius, y - radius, x + radius, y + radius))
+
+    def place(self, places: Sequence[_Label]) -> _Label | None:
+        """The first of these labels that lies in the frame and covers nothing; then its room is taken."""
+        for label in places:
+            box = _label_box(*label)
+            inside = box[0] >= _LEFT and box[2] <= _WIDE and box[1] >= 0 and box[3] <= _HIGH - _BOTTOM
+            if inside and not any(_overlap(box, other) for other in self._taken):
+                self._taken.append(box)
+                return label
+        return None
 
     def x(self, value: float) -> float:
         return _LEFT + (math.log10(value) - self.x0) / (self.x1 - self.x0) * (_WIDE - _LEFT - _RIGHT)
@@ -158,17 +172,21 @@ class _Frame:
             parts.append(f'<path class="grid" d="M{_LEFT} {y:.1f} H{_WIDE - _RIGHT}"/>')
             parts.append(_text(_LEFT - 8, y + 4, "end", count_text(10.0**e).replace(".00", "")))
         parts.append(_text((_LEFT + _WIDE - _RIGHT) / 2, _HIGH - 8, "middle", "FLOP per byte moved"))
-        parts.append(_text(_LEFT + 6, _TOP + 13, "start", "FLOP per second"))
+        parts.append(_text(*_TITLE))
         return "".join(parts)
 
     def roofs(self, roofs: _Roofs) -> str:
         """The slopes of the bandwidths up to their ridges, then the level of the peak."""
-        right = 10.0**self.x1
         lines = [self._roof("roof", roofs.flops, roofs.memory)]
         if roofs.cache:
             lines.insert(0, self._roof("roof near", roofs.flops, roofs.cache))
-        level = _text(self.x(right) - 4, self.y(roofs.flops) - 6, "end", count_text(roofs.flops, "FLOP/s"))
-        return "".join(lines) + level
+        return "".join(lines)
+
+    def peak(self, flops: float) -> str:
+        """The words at the level of the peak, above it or below it; none where neither has room (the note says it)."""
+        words, x, y = count_text(flops, "FLOP/s"), _WIDE - _RIGHT - 4, self.y(flops)
+        label = self.place([(x, y - 6, "end", words), (x, y + _LINE, "end", words)])
+        return _text(*label) if label else ""
 
     def _roof(self, kind: str, flops: float, band: float) -> str:
         left, right, low = 10.0**self.x0, 10.0**self.x1, 10.0**self.y0
@@ -183,24 +201,36 @@ class _Frame:
 
     def operator(self, spot: _Spot, longest: float, *, label: bool) -> str:
         x, y = self.x(spot.intensity), self.y(spot.speed)
-        radius = math.sqrt(max(_LEAST_AREA, _MOST_AREA * spot.us / longest) / math.pi)
+        radius = _radius(spot, longest)
         title = f"{spot.name}, {spot.side}: {time_text(spot.us)}, {count_text(spot.speed, 'FLOP/s')}"
         dot = (f'<circle class="minor fill-{spot.side}" cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}">'
                f"<title>{escape(title)}</title></circle>")  # fmt: skip
-        words = (x + radius + 4, y + 4, "start", spot.name)
-        return dot + (_text(*words, quiet=True) if label and self.reserve(*words) else "")
+        far, name = radius + 4, spot.name
+        places = [(x + far, y + 4, "start", name), (x - far, y + 4, "end", name), (x, y - far, "middle", name),
+                  (x, y + far + _LINE, "middle", name)]  # fmt: skip
+        words = self.place(places) if label else None
+        return dot + (_text(*words, quiet=True) if words else "")
 
-    def graph_label(self, spot: _Spot, *, alone: bool) -> tuple[float, float, str, str]:
+    def graph_name(self, spot: _Spot, *, above: bool, alone: bool) -> _Label:
+        """Above the higher of two dots and below the other, so that neither covers a name; nothing else covers them."""
         x, y = self.x(spot.intensity), self.y(spot.speed)
-        return x, y + (24 if spot.side == "before" else -14), "middle", "whole graph" if alone else spot.name
+        label = (x, y - 14 if above else y + 24, "middle", "whole graph" if alone else spot.name)
+        self._taken.append(_label_box(*label))
+        return label
 
-    def graph(self, spot: _Spot, *, alone: bool) -> str:
+    def graph(self, spot: _Spot, name: _Label) -> str:
         x, y = self.x(spot.intensity), self.y(spot.speed)
-        label = _text(*self.graph_label(spot, alone=alone))
-        return f'<g class="point"><circle class="fill-{spot.side}" cx="{x:.1f}" cy="{y:.1f}" r="7"/>{label}</g>'
+        dot = f'<circle class="fill-{spot.side}" cx="{x:.1f}" cy="{y:.1f}" r="{_WHOLE_RADIUS:g}"/>'
+        return f'<g class="point">{dot}{_text(*name)}</g>'
+
+
+def _radius(spot: _Spot, longest: float) -> float:
+    return math.sqrt(max(_LEAST_AREA, _MOST_AREA * spot.us / longest) / math.pi)
 
 
 _Box = tuple[float, float, float, float]  # left, top, right, bottom
+_Label = tuple[float, float, str, str]  # x, y, anchor, words
+_TITLE: _Label = (_LEFT + 6, _TOP + 13, "start", "FLOP per second")
 
 
 def _label_box(x: float, y: float, anchor: str, words: str) -> _Box:
