@@ -111,7 +111,7 @@ def test_waiting_executes_the_same_in_no_more_bytes(seed: int) -> None:
 
 
 def test_a_chain_needs_about_the_root_of_its_length() -> None:
-    length = 25
+    length = 16
     ahead = [Op((i,), (i + 1,), 1.0) for i in range(length)]
     back = [Op((2 * length - i, i + 1), (2 * length - i + 1,), 2.0) for i in reversed(range(length))]
     back = [Op(tuple({length + k, length - k}), (length + k + 1,), 2.0) for k in range(length)]
