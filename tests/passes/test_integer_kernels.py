@@ -10,6 +10,7 @@ import onnxruntime as ort
 import pytest
 from onnx import numpy_helper, parser
 from roofline import Roofline
+from sampling import slow
 
 from superopt.formats import load, to_onnx_bytes
 from superopt.formats.onnx_reader import from_onnx
@@ -146,7 +147,7 @@ def kernels(model: Graph, folder: Path) -> list[str]:
     return [n.op_type for n in onnx.load(options.optimized_model_filepath).graph.node]
 
 
-@pytest.mark.parametrize("mode", ["strict", "standard", "fast"])
+@pytest.mark.parametrize("mode", ["strict", "standard", slow("fast")])
 def test_a_scale_stays_in_the_kernel_of_its_product(mode: str, tmp_path: Path) -> None:
     """Rules move it past what only moves elements, or behind the product of reals; the kernel has it for nothing."""
     result = searched(dynamic(ATTENTION), mode)
