@@ -52,8 +52,8 @@ def test_a_small_graph_is_a_block_itself():
 
 
 def test_rewrites_are_equal_different_and_reproducible():
-    [block] = blocks(towers(3, 32), 1)
-    rules = load_library().admitted
+    [block] = blocks(towers(1, 32), 1)
+    rules = [r for r in load_library().admitted if r.operators <= {"MatMul", "Add", "Relu", "Concat", "Split"}]
     found = dict(rewrites(block, rules, AIMS))
     assert len(found) >= 2
     digests = [structural_hash(g, values=False) for g in (block, *found.values())]
