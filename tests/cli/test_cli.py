@@ -179,11 +179,11 @@ def test_usage_errors(tmp_path: Path) -> None:
 @pytest.mark.essential
 def test_disabled_rules_are_not_used(tmp_path: Path) -> None:
     source, report = foldable(tmp_path / "m.onnx"), tmp_path / "r.json"
-    run("optimize", str(source), "--json", str(report))
+    run("optimize", str(source), "--json", str(report), *QUICK)
     used = [r["rule"] for r in json.loads(report.read_text())["rules_applied"]]
     flags = [flag for rule in used if rule != "fold" for flag in ("--disable", rule)]
     assert flags
-    done = run("optimize", str(source), "--json", str(report), "-f", *flags)
+    done = run("optimize", str(source), "--json", str(report), "-f", *QUICK, *flags)
     assert done.returncode == 0, done.stderr.decode()
     again = [r["rule"] for r in json.loads(report.read_text())["rules_applied"]]
     assert not (set(again) & set(used) - {"fold"})
@@ -328,17 +328,3 @@ def test_ctrl_c_while_the_arguments_are_read_is_one_line(after: float) -> None:
     child.send_signal(signal.SIGINT)
     out, err = child.communicate(timeout=120)
     assert (child.returncode, out, err) == (130, b"", b"superopt: interrupted; nothing was written\n")
-
-
-def test_interrupt_leaves_no_file(tmp_path: Path) -> None:
-    target = tmp_path / "o.onnx"
-    source = TINY / "bert.json"
-    command = [sys.executable, "-m", "superopt.cli", "optimize", str(source), "-o", str(target)]
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path)
-    time.sleep(1.0)
-    child.send_signal(signal.SIGINT)
-    out, err = child.communicate(timeout=120)
-    assert child.returncode in (0, 130)
-    assert b"Traceback" not in out + err
-    assert target.exists() == (child.returncode == 0 or b"wrote" in out)
-    assert not [p for p in tmp_path.iterdir() if p != target]
