@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+SITE_READY := $(VENV)/.site
 
 .PHONY: demo docs test test-essential test-slow check format web browser bench bench-deploy bench-quick peepholes bench-algorithms bench-train bench-memory bench-parts bench-steps bench-growth bench-cost bench-ablation profile-plan profile-record profile-operators profile-forms certify \
 	gpu-record conformance corpus clean corpus-gate corpus-compare golden golden-tiny corpus-update corpus-update-full patterns attack doors
@@ -33,8 +34,7 @@ format: $(READY)
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-docs: $(READY)            ## the documentation as a site in build/site: links checked, tables compared with their data
-	@$(BIN)/python -c "import material" 2>/dev/null || $(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[docs]'
+docs: $(SITE_READY)       ## the documentation as a site in build/site: links checked, tables compared with their data
 	@$(BIN)/python lab/tables.py --check
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
@@ -181,6 +181,10 @@ $(READY): pyproject.toml
 	@$(BIN)/python -m compileall -q superopt rules server verifier -x node_modules  # else, where Python writes no bytecode, each run compiles
 	@$(BIN)/python -m superopt.passes.precompile 2>/dev/null
 	@touch $(READY)
+
+$(SITE_READY): $(READY)
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[docs]'
+	@touch $(SITE_READY)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

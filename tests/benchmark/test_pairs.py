@@ -41,7 +41,7 @@ def test_blocks_are_runs_of_nodes_that_stand_alone_at_the_same_places_for_a_seed
         start = order.index(held[0])
         assert held == order[start : start + len(held)]
         assert block.inputs
-        assert check(block, block).verdict == "passed"
+        assert check(block, block, trials=1).verdict == "passed"
     assert names(blocks(graph, 3, seed=5)) == names(found)
     assert names(blocks(graph, 3, seed=6)) != names(found)
 
@@ -52,8 +52,8 @@ def test_a_small_graph_is_a_block_itself():
 
 
 def test_rewrites_are_equal_different_and_reproducible():
-    [block] = blocks(towers(3, 32), 1)
-    rules = load_library().admitted
+    [block] = blocks(towers(1, 32), 1)
+    rules = [r for r in load_library().admitted if r.operators <= {"MatMul", "Add", "Relu", "Concat", "Split"}]
     found = dict(rewrites(block, rules, AIMS))
     assert len(found) >= 2
     digests = [structural_hash(g, values=False) for g in (block, *found.values())]

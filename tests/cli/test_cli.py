@@ -24,6 +24,7 @@ from tests.cli.in_process import run
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ROOT / "corpus" / "tiny"
+QUICK = ("--effort", "quick")  # where the search is not what is asked about
 
 
 def process(*args: str, stdin: bytes | None = None, **environment: str) -> subprocess.CompletedProcess[bytes]:
@@ -63,8 +64,8 @@ def foldable(path: Path, *, batch: str | int = "N") -> Path:
     graph = helper.make_graph(
         nodes,
         "foldable",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [batch, 16, 32, 32])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [batch, 16, 32, 32])],
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [batch, 16, 12, 12])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [batch, 16, 12, 12])],
         [onnx.numpy_helper.from_array(v.astype(np.float32), k) for k, v in weights.items()],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
@@ -93,7 +94,7 @@ def test_optimize_writes_the_model_and_the_report(tmp_path: Path) -> None:
 
 def test_html_report_is_a_page_with_escaped_names(tmp_path: Path) -> None:
     source, page = foldable(tmp_path / "m<b>.onnx"), tmp_path / "r.html"
-    done = run("optimize", str(source), "--html", str(page))
+    done = run("optimize", str(source), "--html", str(page), *QUICK)
     assert done.returncode == 0, done.stderr.decode()
     text = page.read_text()
     assert text.startswith("<!doctype html>")
@@ -103,7 +104,7 @@ def test_html_report_is_a_page_with_escaped_names(tmp_path: Path) -> None:
 
 def test_pipes(tmp_path: Path) -> None:
     source = foldable(tmp_path / "m.onnx")
-    done = process("optimize", "-", "-o", "-", stdin=source.read_bytes())
+    done = process("optimize", "-", "-o", "-", *QUICK, stdin=source.read_bytes())
     assert done.returncode == 0, done.stderr.decode()
     onnx.checker.check_model(onnx.load_from_string(done.stdout))
     assert b"; checked equal\n" in done.stderr
@@ -117,7 +118,7 @@ def test_existing_files_are_kept_unless_forced(tmp_path: Path) -> None:
     assert refused.returncode == 2
     assert b"-f" in refused.stderr
     assert target.read_text() == "precious"
-    assert run("optimize", str(source), "-o", str(target), "-f").returncode == 0
+    assert run("optimize", str(source), "-o", str(target), "-f", *QUICK).returncode == 0
     onnx.load(target)
 
 
@@ -178,11 +179,11 @@ def test_usage_errors(tmp_path: Path) -> None:
 @pytest.mark.essential
 def test_disabled_rules_are_not_used(tmp_path: Path) -> None:
     source, report = foldable(tmp_path / "m.onnx"), tmp_path / "r.json"
-    run("optimize", str(source), "--json", str(report))
+    run("optimize", str(source), "--json", str(report), *QUICK)
     used = [r["rule"] for r in json.loads(report.read_text())["rules_applied"]]
     flags = [flag for rule in used if rule != "fold" for flag in ("--disable", rule)]
     assert flags
-    done = run("optimize", str(source), "--json", str(report), "-f", *flags)
+    done = run("optimize", str(source), "--json", str(report), "-f", *QUICK, *flags)
     assert done.returncode == 0, done.stderr.decode()
     again = [r["rule"] for r in json.loads(report.read_text())["rules_applied"]]
     assert not (set(again) & set(used) - {"fold"})
@@ -195,7 +196,7 @@ def test_convert_there_and_back_then_diff(tmp_path: Path) -> None:
     assert run("convert", str(tmp_path / "m.json"), str(tmp_path / "b.onnx")).returncode == 0
     done = run("diff", str(source), str(tmp_path / "b.onnx"), "--json", "-")
     assert json.loads(done.stdout)["identical"] is True
-    run("optimize", str(source), "-o", str(tmp_path / "o.onnx"))
+    run("optimize", str(source), "-o", str(tmp_path / "o.onnx"), *QUICK)
     found = json.loads(run("diff", str(source), str(tmp_path / "o.onnx"), "--json", "-").stdout)
     assert found["identical"] is False
     assert "BatchNormalization" in {n["op"] for n in found["only_a"]}
@@ -206,7 +207,7 @@ def test_inspect_and_cost_and_explain(tmp_path: Path) -> None:
     source = foldable(tmp_path / "m.onnx", batch=2)
     facts = json.loads(run("inspect", str(source), "--json", "-").stdout)
     assert facts["operators"] == {"Add": 1, "BatchNormalization": 2, "Conv": 2, "Relu": 1}
-    assert facts["work"]["flops"] > 2 * 2 * 16 * 32 * 32 * 16 * 9
+    assert facts["work"]["flops"] > 2 * 2 * 16 * 12 * 12 * 16 * 9
     prices = json.loads(run("cost", str(source), "--json", "-").stdout)
     assert prices["us"] > 0
     assert {n["source"] for n in prices["nodes"]} <= {"measured", "interpolated", "roofline", "free"}
@@ -234,7 +235,7 @@ def test_memory_over_the_steps_of_a_run(tmp_path: Path) -> None:
 def test_memory_as_a_page_before_beside_after(tmp_path: Path) -> None:
     source, made, page = (tmp_path / n for n in ("m<b>.onnx", "o.onnx", "m.html"))
     foldable(source)
-    assert run("optimize", str(source), "-o", str(made), "--html", str(tmp_path / "o.html")).returncode == 0
+    assert run("optimize", str(source), "-o", str(made), "--html", str(tmp_path / "o.html"), *QUICK).returncode == 0
     done = run("memory", str(source), "--result", str(made), "--html", str(page), "--json", str(tmp_path / "m.json"))
     assert done.returncode == 0, done.stderr.decode()
     facts = json.loads((tmp_path / "m.json").read_text())
@@ -267,7 +268,7 @@ def test_settings_file_gives_defaults_and_flags_win(tmp_path: Path, monkeypatch:
     monkeypatch.chdir(tmp_path)
     source = foldable(tmp_path / "m.onnx")
     (tmp_path / "superopt.toml").write_text("[optimize]\ntime_limit = 0\n")
-    command = ["optimize", str(source), "--json", "-"]
+    command = ["optimize", str(source), "--json", "-", *QUICK]
     for given, status in (([], "unchanged"), (["--time-limit", "60"], "improved")):
         done = run(*command, *given)
         assert done.returncode == 0, done.stderr
@@ -327,17 +328,3 @@ def test_ctrl_c_while_the_arguments_are_read_is_one_line(after: float) -> None:
     child.send_signal(signal.SIGINT)
     out, err = child.communicate(timeout=120)
     assert (child.returncode, out, err) == (130, b"", b"superopt: interrupted; nothing was written\n")
-
-
-def test_interrupt_leaves_no_file(tmp_path: Path) -> None:
-    target = tmp_path / "o.onnx"
-    source = TINY / "bert.json"
-    command = [sys.executable, "-m", "superopt.cli", "optimize", str(source), "-o", str(target)]
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path)
-    time.sleep(1.0)
-    child.send_signal(signal.SIGINT)
-    out, err = child.communicate(timeout=120)
-    assert child.returncode in (0, 130)
-    assert b"Traceback" not in out + err
-    assert target.exists() == (child.returncode == 0 or b"wrote" in out)
-    assert not [p for p in tmp_path.iterdir() if p != target]

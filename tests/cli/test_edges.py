@@ -19,6 +19,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from sampling import slow
 
 from superopt.cli import main, streams
 from superopt.cli.shell import parse_bytes
@@ -294,8 +295,15 @@ def test_streams_as_they_come(script: str, folder: Path) -> None:
     assert len(done.stderr.splitlines()) == (said != b"")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize("after", [0.0, 0.1, 0.4, 1.5])
+@pytest.mark.parametrize(
+    ("number", "after"),
+    [
+        *((signal.SIGINT, after) for after in (0.0, 0.1, 0.4, 1.5)),
+        *((signal.SIGTERM, 0.0), (signal.SIGTERM, 1.5), (signal.SIGHUP, 0.4)),
+        *(slow(signal.SIGTERM, after) for after in (0.1, 0.4)),
+        *(slow(signal.SIGHUP, after) for after in (0.0, 0.1, 1.5)),
+    ],
+)
 def test_a_signal_at_any_moment_is_one_line(number: signal.Signals, after: float, folder: Path) -> None:
     """From the first import on; the child says when that is done."""
     heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # a job in the background is deaf

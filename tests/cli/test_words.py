@@ -14,7 +14,7 @@ from superopt.ir.errors import InvalidModel, UsageError
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ROOT / "corpus" / "tiny" / "deep_linear.json"
-TARGET = ["--target", "profile:cpu-epyc-2core"]
+TARGET = ["--target", "profile:cpu-epyc-2core", "--effort", "quick"]
 
 
 def command(*arguments: str) -> None:

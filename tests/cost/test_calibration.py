@@ -145,7 +145,7 @@ def test_the_list_says_how_this_machine_compares() -> None:
     before = json.loads(subprocess.run([*command, "-"], capture_output=True, check=True).stdout)
     assert [row["calibration"] for row in before["profiles"]] == [None] * len(before["profiles"])
     model = Path(__file__).parents[2] / "corpus" / "tiny" / "deep_linear.json"
-    subprocess.run([sys.executable, "-m", "superopt.cli", "optimize", str(model)], capture_output=True, check=True)
+    subprocess.run([sys.executable, "-m", "superopt.cli", "cost", str(model)], capture_output=True, check=True)
     after = json.loads(subprocess.run([*command, "-"], capture_output=True, check=True).stdout)
     assert any(set(row["calibration"]["factors"]) == {"overhead", "arithmetic", "memory"} for row in after["profiles"])
     shown = subprocess.run([*command[:-1]], capture_output=True, check=True, text=True).stdout

@@ -162,6 +162,7 @@ def test_sums_of_products_are_learnt_as_products_of_matrices(tmp_path: Path) -> 
         assert isinstance(testing.test(rule, seed=31), verdict.Tested)
 
 
+@pytest.mark.slow  # half a minute; the next test says how an Expand is stated, test_learn.py how rules are learnt
 def test_what_is_repeated_is_moved_before_it_is_repeated(tmp_path: Path) -> None:
     """Relative positions as BoTNet adds them: expanded along an axis that is then put elsewhere."""
     b = GraphBuilder("net")

@@ -100,7 +100,7 @@ def found(graph, node):
     return None if identity is None else graph.find(identity)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(graphs())
 def test_the_net_finds_what_trying_everything_finds(made):
     graph, _ = made
@@ -121,7 +121,7 @@ def test_the_net_finds_what_trying_everything_finds(made):
         assert not mine
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(graphs(), st.data())
 def test_nothing_new_is_missed_near_what_changed(made, data):
     graph, values = made
@@ -145,7 +145,7 @@ def test_nothing_new_is_missed_near_what_changed(made, data):
     assert after - renamed <= near <= after
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(graphs(), st.integers(0, 2))
 def test_no_more_applications_that_change_nothing_are_gone_through_than_allowed(made, most):
     graph, _ = made

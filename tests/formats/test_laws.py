@@ -122,7 +122,7 @@ def _key(value: object) -> object:
 
 
 @pytest.mark.essential
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(graphs())
 def test_json_round_trip(graph: Graph) -> None:
     document = to_json(graph)
@@ -133,7 +133,7 @@ def test_json_round_trip(graph: Graph) -> None:
 
 
 @pytest.mark.essential
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(graphs())
 def test_onnx_round_trip(graph: Graph) -> None:
     again = from_bytes(to_onnx_bytes(graph))

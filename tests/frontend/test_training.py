@@ -45,7 +45,7 @@ LONG = {"googlenet", "inception_v3", "nasnet_a", "nasrnn", "qwen2_2l", "swin_tin
 
 SHORT = [p for p in TINY if p.stem not in LONG]
 GIVEN = [
-    *sampled(SHORT, 14, always=[p for p in SHORT if p.stem in REFUSED]), *(slow(p) for p in TINY if p.stem in LONG)
+    *sampled(SHORT, 8, always=[p for p in SHORT if p.stem in REFUSED]), *(slow(p) for p in TINY if p.stem in LONG)
 ]  # fmt: skip
 
 

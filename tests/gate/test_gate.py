@@ -102,10 +102,11 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def used(tmp_path_factory: pytest.TempPathFactory) -> frozenset[str]:
-    """The rules that the whole library applies to these models; with them alone, these tests are quick."""
+    """The rules that the library applies to these models; with them alone, these tests are quick."""
     prices = RecordedProfile(read_profile(profile(tmp_path_factory.mktemp("profile") / "p.gz")))
+    rules = [r for r in load_library().admitted if r.operators <= OPERATORS.keys()]  # of others nothing has a price
     found = [
-        search(graph, load_library().admitted, prices, SearchOptions(time_limit=60.0, cache=False))
+        search(graph, rules, prices, SearchOptions(time_limit=60.0, cache=False))
         for graph in (products("products", 64), branches("branches", 64))
     ]
     return frozenset(a.rule for f in found for a in f.applied if a.rule != "fold")
@@ -421,7 +422,8 @@ def test_a_worker_that_is_lost_takes_only_its_model(corpus: Corpus, why: str) ->
 
 @pytest.mark.parametrize("workers", ["1", slow("2")])
 def test_a_run_that_was_cut_short_goes_on(corpus: Corpus, monkeypatch: pytest.MonkeyPatch, workers: str) -> None:
-    monkeypatch.setattr(optimization, "load_library", load_library)  # which the workers have
+    if workers != "1":
+        monkeypatch.setattr(optimization, "load_library", load_library)  # which the workers have
     given = ("--resume", "kept", "--workers", workers)
     corpus.run("run", *given, "--total-limit", "0", code=7)
     corpus.run("run", *given, "--json", "first.json")

@@ -99,6 +99,7 @@ def test_a_table_that_was_written_is_gone_on_with(tmp_path: Path, capsys: pytest
         main(arguments)
 
 
+@pytest.mark.slow  # searches of two models; the test before this one goes on with a table, too
 def test_a_model_that_waits_keeps_its_row(tmp_path: Path) -> None:
     """A run that is stopped between models does not lose those that it had not come to again."""
     table, common = tmp_path / "table.json", ["--time-limit", "5", "--results", str(tmp_path / "results")]

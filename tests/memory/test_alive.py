@@ -63,18 +63,18 @@ def test_parts_of_which_any_could_be_next_are_ordered_in_bounded_work(monkeypatc
         return after(*given)
 
     monkeypatch.setattr(scheduling._Walk, "_after", counted)
-    parts = range(150)
+    parts = range(100)
     nodes = [Node(f"a{i}", "Relu", ("x",), (f"a{i}",)) for i in parts]
     nodes += [Node(f"b{i}", "ReduceMax", (f"a{i}",), (f"b{i}",)) for i in parts]
     nodes.append(Node("y", "Concat", tuple(f"b{i}" for i in parts), ("y",)))
-    sizes = {"x": 8, "y": 300} | {f"a{i}": 8 for i in parts} | {f"b{i}": 2 for i in parts}
+    sizes = {"x": 8, "y": 200} | {f"a{i}": 8 for i in parts} | {f"b{i}": 2 for i in parts}
     found = least_peak(nodes, sizes.__getitem__, ["x"], ["y"], renames)
     done = {"x"}
     for node in (nodes[i] for i in found.order):
         assert done.issuperset(node.inputs)
         done.update(node.outputs)
     assert len(done) == len(nodes) + 1
-    assert found.peak < 1000  # as given: all of a at once, 1208 and more
+    assert found.peak < 660  # as given: all of a at once, 808 and more
     assert tried[0] < 2_000_000
 
 

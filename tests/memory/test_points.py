@@ -69,7 +69,7 @@ def test_copies_are_left_out_where_there_is_room(seed: int) -> None:
 
 def test_a_uniform_chain_has_plans_between_all_kept_and_all_made_again() -> None:
     """A price alone keeps all of it or nothing."""
-    length = 24
+    length = 16
     ops = [Op((i - 1,) if i else (), (i,), 1.0) for i in range(length)]
     ops += [Op(tuple({length + k - 1, length - k - 1}), (length + k,), 2.0) for k in range(length)]
     task = Task(tuple(ops), (1,) * (2 * length), frozenset(), frozenset({2 * length - 1}))

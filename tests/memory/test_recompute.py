@@ -20,7 +20,7 @@ from superopt.memory.arena import measured_arena
 from superopt.memory.copies import Pin, PlannedGraph, written
 from superopt.memory.planner import block_of
 from superopt.memory.remat import front
-from superopt.memory.schedule_plan import Op, Task, original_timetable, patient, peak_of, prompt
+from superopt.memory.schedule_plan import Op, Task, Timetable, original_timetable, patient, peak_of, prompt
 from superopt.ops.infer import Applied, infer
 from superopt.pipeline.memory_timeline import footprint
 from superopt.pipeline.rematerialization import MemoryPlanWriter, points, smallest_points
@@ -111,7 +111,7 @@ def test_waiting_executes_the_same_in_no_more_bytes(seed: int) -> None:
 
 
 def test_a_chain_needs_about_the_root_of_its_length() -> None:
-    length = 25
+    length = 16
     ahead = [Op((i,), (i + 1,), 1.0) for i in range(length)]
     back = [Op((2 * length - i, i + 1), (2 * length - i + 1,), 2.0) for i in reversed(range(length))]
     back = [Op(tuple({length + k, length - k}), (length + k + 1,), 2.0) for k in range(length)]
@@ -137,11 +137,19 @@ def test_what_may_not_be_repeated_is_not() -> None:
     assert len(front(task)) > 1 == len(front(fixed))
 
 
-@pytest.mark.parametrize("known", [False, True])
-def test_the_runtime_keeps_copies_where_they_were_planned(known: bool) -> None:
+@pytest.fixture(scope="module")
+def smallest() -> tuple[Graph, PlannedGraph, Timetable]:
+    """Sines, their task, and the plan of it that takes least."""
     graph = sines(12)
     planned = planned_of(graph)
-    plan = min(front(planned.task), key=lambda p: p.peak)
+    return graph, planned, min(front(planned.task), key=lambda p: p.peak)
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_the_runtime_keeps_copies_where_they_were_planned(
+    known: bool, smallest: tuple[Graph, PlannedGraph, Timetable]
+) -> None:
+    graph, planned, plan = smallest
     copies = len(plan.steps) - len(planned.task.ops)
     made = realised(planned, plan, sizes_known=known).graph
     ran = formats.from_bytes(ONNX_RUNTIME.lowered(formats.to_onnx_bytes(made)))

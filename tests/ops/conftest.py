@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sampling import sampled
 
 from superopt.ir.graph import ArrayData, Graph, Node, Value, Weight, constant
 from superopt.ir.types import DType, TensorType
@@ -424,7 +425,13 @@ def samples() -> list[Sample]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test that takes ``sample`` runs over every sample; the first of some operators are essential."""
+    """A test that takes ``sample`` runs over every sample; the first of some operators are essential.
+
+    One that takes ``newer`` runs over a third of those of newer opsets.
+    """
+    if "newer" in metafunc.fixturenames:
+        newer = [s for s in SAMPLES if s.opset >= 21]
+        metafunc.parametrize("newer", sampled(newer, len(newer) // 3), ids=str)
     if "sample" in metafunc.fixturenames:
         essential = getattr(metafunc.module, "ESSENTIAL", ())
         first = {id(next(s for s in SAMPLES if s.op == op)) for op in essential}

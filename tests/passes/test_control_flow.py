@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from itertools import pairwise
 
 import numpy as np
@@ -38,10 +39,16 @@ def _optimized(proto: ModelProto, **settings: object) -> tuple[superopt.Result, 
     return result, made
 
 
+@cache
+def _case(name: str) -> tuple[superopt.Result, ModelProto]:
+    """What becomes of a case, which several tests look at."""
+    return _optimized(CASES[name][0])
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_bodies_have_fewer_nodes_and_give_the_same(name: str) -> None:
     proto, given, most = CASES[name]
-    result, made = _optimized(proto)
+    result, made = _case(name)
     assert result.report.status == "improved", result.report.reason
     assert len(operators(made)) <= most
     assert result.report.nodes.after == len(operators(made))
@@ -55,7 +62,7 @@ def test_bodies_have_fewer_nodes_and_give_the_same(name: str) -> None:
 @pytest.mark.parametrize("name", ["if", "scan", "if in a loop"])
 def test_the_same_through_json_and_twice(name: str) -> None:
     proto, _, _ = CASES[name]
-    first, _ = _optimized(proto)
+    first, _ = _case(name)
     again, _ = _optimized(proto, effort="default")
     assert first.report.result == again.report.result
 
@@ -138,7 +145,7 @@ def test_names_of_a_branch_that_mean_something_else_outside_keep_the_if() -> Non
 
 
 def test_new_weights_stand_outside_of_bodies_under_names_of_their_own() -> None:
-    result, made = _optimized(CASES["if"][0])
+    result, made = _case("if")
     names = {t.name for t in made.graph.initializer}
     assert len(names) == 2
     inside = [t.name for n in made.graph.node for a in n.attribute for t in a.g.initializer]

@@ -22,6 +22,7 @@ from superopt.verifier import test as exact_test
 from superopt.verifier.verdict import Refuted
 
 TINY = Path(__file__).parents[2] / "corpus" / "tiny"
+FLOATS = load_library().floats("standard")  # whose rules ship compiled
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +36,7 @@ def tiny(name: str) -> Graph:
 
 def optimised(name: str, library, dispatch: float = 2.0) -> tuple[Graph, Counter]:
     model = tiny(name)
-    options = SearchOptions(time_limit=120.0, cache=False)
+    options = SearchOptions(time_limit=120.0, cache=False, floats=FLOATS)
     result = search(model, library, Roofline(dispatch), options)
     assert result.after_us <= result.before_us
     return result.graph, Counter(n.op for n in result.graph.nodes)
@@ -70,7 +71,7 @@ def test_constants_that_are_added_one_after_the_other_are_added_beforehand(libra
             op("Add", f"t{gate}", f"s{gate}", f"b{gate}"), op("Sigmoid", f"y{gate}", f"t{gate}"),
         ]  # fmt: skip
     model = graph({"x": f32(1, 16)}, [f"y{g}" for g in "ifgo"], weights, nodes)
-    after = search(model, library, Roofline(2.0), SearchOptions(time_limit=120.0, cache=False)).graph
+    after = search(model, library, Roofline(2.0), SearchOptions(time_limit=120.0, cache=False, floats=FLOATS)).graph
     ops = Counter(n.op for n in after.nodes)
     assert ops["Add"] == 0
     assert ops["MatMul"] + ops["Gemm"] <= 2
@@ -130,7 +131,8 @@ def test_siblings_that_wait_for_each_other_are_not_all_merged(library):
     model = graph({"x": f32(4, 16)}, ["y"], [weight("wa", 16, 16), weight("wb", 16, 16)], nodes)
     regions = sibling_regions(program_of(model, infer(model)))
     assert len(regions) <= 1
-    result = search(model, library, Roofline(200.0), SearchOptions(time_limit=10.0, cache=False, enable=("matmul",)))
+    options = SearchOptions(time_limit=10.0, cache=False, floats=FLOATS, enable=("matmul",))
+    result = search(model, library, Roofline(200.0), options)
     assert_equivalent(model, result.graph)
 
 
@@ -140,7 +142,7 @@ def test_whether_parallel_convolutions_merge_is_the_device_s_choice(library) -> 
     wide = {"sha256": "wide", "backend": "superopt-cuda", "peaks": {"flops_per_s": 6e13, "bytes_per_s": 4.3e12}}
     gpu, cpu = cost.RecordedProfile(cost.Profile(wide, {})), cost.RecordedProfile(cost.load_profile("cpu-epyc-2core"))
     model = formats.load(TINY.parent / "googlenet.json")
-    options = SearchOptions(time_limit=120.0, cache=False, least_gain=0.0)
+    options = SearchOptions(time_limit=120.0, cache=False, floats=FLOATS, least_gain=0.0)
     before, on_gpu, on_cpu = (
         sum(n.op == "Conv" for n in g.nodes)
         for g in (model, *(search(model, library, c, options).graph for c in (gpu, cpu)))

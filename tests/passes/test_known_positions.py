@@ -137,7 +137,7 @@ def test_a_certificate_survives_its_file() -> None:
 # ---- in an optimisation
 def test_windows_are_joined_of_slices_in_an_optimisation_where_that_is_cheaper() -> None:
     """ConvBERT unfolds a signal so."""
-    graph = gathered((1, 96, 72, 1), 2, WINDOWS)
+    graph = gathered((1, 48, 72, 1), 2, WINDOWS)
     found = optimize(graph, options=superopt.Options(target=PROFILE, time_limit=None))
     assert found.report.values is not None
     assert any("known" in c for c in found.report.values.claims)

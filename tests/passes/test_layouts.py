@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime as ort
 import pytest
+from sampling import slow
 
 from lab.channels_last import CHANNELS_LAST
 from lab.layouts import interior_transposes
@@ -60,8 +61,9 @@ def test_no_more_transposes_are_left_than_the_twin_has(name: str) -> None:
     assert_equal(network, found.graph)
 
 
-@pytest.mark.parametrize("one_pass", [False, True])
-@pytest.mark.parametrize("name", ["resnet", "unet"])
+@pytest.mark.parametrize(
+    ("name", "one_pass"), [slow("resnet", False), ("resnet", True), ("unet", False), slow("unet", True)]
+)
 def test_rules_keep_what_layouts_gained(name: str, one_pass: bool) -> None:
     network, twin = (CHANNELS_LAST[name](last, size=64, width=1) for last in (True, False))
     found, beside = (searched(g, rules=True, one_pass=one_pass, most_nodes=2000) for g in (network, twin))

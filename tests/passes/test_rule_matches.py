@@ -92,7 +92,7 @@ def test_a_rule_that_changes_an_e_graph_matches(model: str) -> None:
     program, _ = guard_deliberate_rounding(program_of(graph, typing))
     floats, changing = LIBRARY.floats("standard"), 0
     here = {s.op for s in program.steps}
-    for rule in [r for r in sorted(LIBRARY) if LIBRARY[r].operators <= here][::3]:
+    for rule in [r for r in sorted(LIBRARY) if LIBRARY[r].operators <= here][::6]:
         moves = compile_rewrites((LIBRARY[rule],), program, floats=floats).all_rewrites
         lowered = lower(region_of(program, [i for i in program.running if program.steps[i].op]), REGISTRY)
         before = lowered.graph.version

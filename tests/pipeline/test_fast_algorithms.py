@@ -69,9 +69,15 @@ def plain() -> Graph:
     return optimised(model(), disable=("algorithms",))[0]
 
 
-def test_the_default_uses_them_and_says_where_and_how_accurately() -> None:
+@pytest.fixture(scope="module")
+def default() -> tuple[Graph, Report]:
+    """What is found with them, which several tests look at."""
+    return optimised(model())
+
+
+def test_the_default_uses_them_and_says_where_and_how_accurately(default: tuple[Graph, Report]) -> None:
     graph = model()
-    result, report = optimised(graph)
+    result, report = default
     assert {n.op for n in result.nodes} & {"Conv", "BatchNormalization"} == set()
     assert [(a.operator, a.algorithm[:2]) for a in report.algorithms] == [("Conv", "F(")] * 2
     assert all(1 < a.growth < a.bound and a.after_us < a.before_us for a in report.algorithms)
@@ -82,6 +88,7 @@ def test_the_default_uses_them_and_says_where_and_how_accurately() -> None:
     assert {a.rule for a in report.rules_applied} >= {"fold"}
     assert report.cost.after_us < 0.9 * report.cost.before_us
     assert report.json()["algorithms"][0]["where"]
+    assert report.work.weight_bytes_after > report.work.weight_bytes_before
     given = {n.name for n in graph.nodes}
     new = [n for n in result.nodes if n.name not in given]
     assert "fast algorithms" in {n.metadata.get(PASS) for n in new}
@@ -98,12 +105,12 @@ def test_none_are_used_where_none_are_allowed(settings: dict[str, object], plain
     assert [n.op for n in result.nodes if n.op != "BatchNormalization"] == ["Conv", "Relu"] * 2
 
 
-def test_the_same_graph_and_prices_give_the_same_result() -> None:
-    assert optimised(model())[1].result == optimised(model())[1].result
+def test_the_same_graph_and_prices_give_the_same_result(default: tuple[Graph, Report]) -> None:
+    assert optimised(model())[1].result == default[1].result
 
 
-def test_a_memory_limit_holds_with_them(plain: Graph) -> None:
-    kept, report = optimised(model())
+def test_a_memory_limit_holds_with_them(plain: Graph, default: tuple[Graph, Report]) -> None:
+    kept, report = default
     work = report.work
     needed = (work.weight_bytes_after or 0) + (work.peak_activation_bytes_after or 0)
     for limit in (needed // 2, 3 * needed // 4):
@@ -261,7 +268,9 @@ def timed(
 
 
 @pytest.mark.parametrize(("ratio", "used"), [slow(0.6, True), (0.95, True), (0.98, False), slow(1.2, False)])
-def test_timing_refuses_forms_and_nothing_else(ratio: float, used: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timing_refuses_forms_and_nothing_else(
+    ratio: float, used: bool, default: tuple[Graph, Report], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(acceptance_policy, "POLICY", replace(POLICY, negligible_loss=-1.0))  # timed however clear it is
     monkeypatch.setattr(acceptance, "measure", timed(formed=0.6, beside_plain=ratio))
     result, report = optimised(model(), target="cpu", time_limit=60.0)
@@ -269,16 +278,16 @@ def test_timing_refuses_forms_and_nothing_else(ratio: float, used: bool, monkeyp
     assert ("MatMul" in {n.op for n in result.nodes}) is used
     assert "BatchNormalization" not in {n.op for n in result.nodes}
     if used:
-        assert report.result == optimised(model())[1].result, "what timing accepts is what prices propose"
+        assert report.result == default[1].result, "what timing accepts is what prices propose"
     else:
         assert any("they take" in note for note in report.notes)
 
 
-def test_noise_of_races_chooses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_noise_of_races_chooses_nothing(default: tuple[Graph, Report], monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounds on a busy machine: what each race says differs, what comes back does not."""
     monkeypatch.setattr(acceptance_policy, "POLICY", replace(POLICY, negligible_loss=-1.0))
     found = set()
-    for seed in range(3):
+    for seed in range(2):
         rng = np.random.default_rng(seed)
 
         def measure(before: Graph, after: Graph, rng: np.random.Generator = rng, **more: object) -> Measurement:
@@ -289,7 +298,7 @@ def test_noise_of_races_chooses_nothing(monkeypatch: pytest.MonkeyPatch) -> None
 
         monkeypatch.setattr(acceptance, "measure", measure)
         found.add(optimised(model(), target="cpu", time_limit=60.0)[1].result)
-    assert found == {optimised(model())[1].result}
+    assert found == {default[1].result}
 
 
 def test_forms_that_surely_gain_are_raced_beside_the_input_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,10 +314,9 @@ def test_forms_that_surely_gain_are_raced_beside_the_input_alone(monkeypatch: py
 def test_where_memory_is_what_counts_there_are_no_forms(monkeypatch: pytest.MonkeyPatch) -> None:
     """They hold larger weights than what they stand for."""
     monkeypatch.setattr(acceptance, "measure", timed(formed=0.4))
-    for objective, some in (("time", True), ("memory", False)):
-        _, report = optimised(model(), target="cpu", time_limit=60.0, objective=objective)
-        assert bool(report.algorithms) is some
-        assert (report.work.weight_bytes_after > report.work.weight_bytes_before) is some
+    _, report = optimised(model(), target="cpu", time_limit=60.0, objective="memory")
+    assert report.algorithms == ()
+    assert report.work.weight_bytes_after <= report.work.weight_bytes_before
 
 
 def test_what_does_not_fit_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:

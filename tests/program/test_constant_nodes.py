@@ -32,7 +32,7 @@ def optimised(graph: Graph) -> superopt.Result:
     return superopt.optimize(graph, options=superopt.Options(target="profile:cpu-epyc-2core", time_limit=None))
 
 
-@pytest.mark.parametrize("name", [slow("mobileone_s0"), "lora"])
+@pytest.mark.parametrize("name", [slow("mobileone_s0"), slow("lora"), "deep_linear"])
 def test_they_are_optimised_like_others(name: str) -> None:
     graph = formats.load(CORPUS / f"{name}.json")
     plain, found = optimised(graph), optimised(held(graph))

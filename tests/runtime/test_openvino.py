@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from odd_runtimes import ROWS, chain, typed
+from sampling import sampled
 
 import superopt
 from superopt import formats
@@ -57,7 +58,7 @@ def test_a_search_that_measures_with_several_threads_ends(tmp_path):
     subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True, timeout=100)
 
 
-@pytest.mark.parametrize("producer", [p for p in PRODUCERS if p not in POINTWISE or p in FEW])
+@pytest.mark.parametrize("producer", sampled([p for p in PRODUCERS if p not in POINTWISE or p in FEW], 6))
 def test_what_the_table_fuses_adds_no_kernel(producer):
     alone = kernels(chain(producer))
     consumers = sorted({c for f in OPENVINO_CPU.fusions if producer in f.producers for c in f.consumers})

@@ -181,11 +181,11 @@ def running(live: Live, answer: httpx.Response) -> bool:
 
 
 def test_a_search_that_was_cut_short_answers_for_nobody_else(live: Live) -> None:
-    sent = model("efficientnet_b0")
-    first = live.post(sent, time_limit=0.2)
+    sent = model("lora")
+    first = live.post(sent, time_limit=0.1)
     until(lambda: live.succeeded(first), 180)
     assert live.http.get(first.headers["location"]).json()["stopped"] == "time"
-    again = live.post(sent, time_limit=0.2)
+    again = live.post(sent, time_limit=0.1)
     assert (again.status_code, again.json()["cached"]) == (202, False)
     until(lambda: live.succeeded(again), 180)
     assert live.http.get(again.headers["location"]).json()["cached"] is False
@@ -216,7 +216,7 @@ def test_cancel_ends_the_child(live: Live) -> None:
 @pytest.mark.parametrize("step", [pytest.param(-7200.0, id="clock back"), slow(7200.0, id="clock forward")])
 def test_a_killed_worker_loses_no_job(live: Live, step: float) -> None:
     sent = [tiny(f"kill {n} {step}") for n in range(2)]
-    answers = [live.post(model("lora"), time_limit=1, seed=7 + (step > 0)), *map(live.post, sent)]
+    answers = [live.post(model("lora"), effort="quick", seed=7 + (step > 0)), *map(live.post, sent)]
     until(lambda: running(live, answers[0]))
     [worker] = live.worker_pids()
     children = Path(f"/proc/{worker}/task/{worker}/children").read_text().split()
@@ -255,7 +255,7 @@ def test_limits_of_memory_and_time_hold_and_nothing_stays(tmp_path: Path) -> Non
 def test_a_killed_server_takes_its_workers_along_and_goes_on_after_a_restart(tmp_path: Path) -> None:
     settings = Settings(data=tmp_path, port=free_port(), lease=1.0, poll=0.1, limits=Limits(search_seconds=1.0))
     live = start(settings)
-    answers = [live.post(model("lora"), time_limit=1), live.post(tiny("after"))]
+    answers = [live.post(model("lora"), effort="quick"), live.post(tiny("after"))]
     until(lambda: running(live, answers[0]))
     workers = live.worker_pids()
     os.killpg(live.process.pid, signal.SIGKILL)
@@ -352,7 +352,7 @@ def test_without_the_extra_serve_says_what_to_install(monkeypatch: pytest.Monkey
 
 
 def test_every_frame_of_a_derivation_is_a_model_that_computes_the_same(live: Live, tmp_path: Path) -> None:
-    sent = model("mobileone_s0")
+    sent = model("lora")
     answer = live.post(sent, time_limit=30, target="profile:cpu-epyc-2core")
     until(lambda: live.succeeded(answer), 180)
     job = live.http.get(answer.headers["location"]).json()

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import httpx
 import pytest
-from service_testing import Live, Stopwatch, free_port, start, stop, tiny, until
+from service_testing import Live, Stopwatch, free_port, start, tiny, until
 from starlette.testclient import TestClient
 from test_live import with_data
 
@@ -135,11 +135,8 @@ def test_a_service_that_was_killed_knows_what_had_arrived(tmp_path: Path) -> Non
         live.process.kill()
         live.process.wait()
         live.http.close()
-    live = start(settings)
-    try:
-        assert offset(live.http, place) == 400
-    finally:
-        stop(live)
+    with TestClient(create_app(settings), base_url="http://localhost") as again:
+        assert offset(again, place) == 400
 
 
 @pytest.mark.parametrize("age", [0.0, 1000.0])

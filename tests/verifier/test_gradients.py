@@ -20,7 +20,8 @@ NOT_PROVED = {"AveragePool", "Celu", "MaxPool"}
 
 
 LONG = {
-    "Attention", "BatchNormalization", "Conv", "ConvTranspose", "DepthToSpace", "GroupNormalization", "LRN",
+    "Attention", "BatchNormalization", "Conv", "ConvTranspose", "DepthToSpace", "GroupNormalization",
+    "InstanceNormalization", "LRN", "MeanVarianceNormalization",
 }  # fmt: skip
 
 

@@ -73,7 +73,7 @@ def test_false_rules_are_refuted_and_replay(rule: Rule) -> None:
 def test_proof_and_testing_agree_on_mutants_of_the_library() -> None:
     """One mutant of a sample of rules here, all of every rule with SUPEROPT_FULL=1."""
     asked = refuted = 0
-    for rule in _sample(dict(LIBRARY), 40):
+    for rule in _sample(dict(LIBRARY), 20):
         made = list(mutants(rule))
         for what, mutant in made if FULL else made[zlib.crc32(rule.id.encode()) % max(len(made), 1) :][:1]:
             asked += 1
@@ -88,10 +88,10 @@ def test_mutants_of_pixels_as_channels_are_refuted() -> None:
     rules = [r for r in LIBRARY.values() if str(r.lhs[0]).startswith("SpaceToDepth(Conv(")]
     assert len(rules) == 2
     for rule in rules:
-        asked = list(mutants(rule))[:: 1 if FULL else 4]
+        asked = list(mutants(rule))[:: 1 if FULL else 8]
         made = [(what, mutant, exact_test(mutant)) for what, mutant in asked]
         left = [(what, mutant) for what, mutant, verdict in made if not isinstance(verdict, Refuted)]
-        assert len(made) > 12
+        assert len(made) > 6
         assert {what for what, _ in left} <= {"Conv: pads[2] +1", "Conv: pads[3] +1"}
         assert not any(isinstance(prove(mutant, time_limit=0.5), ProvedAllSizes) for _, mutant in left)
 

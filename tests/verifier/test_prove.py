@@ -38,10 +38,10 @@ def test_false_rules_are_not_proved(case) -> None:
 
 
 def test_proof_and_exact_testing_never_disagree_on_mutants() -> None:
-    """Every 29th mutant here; all 2,770 were compared when this was written, without a disagreement."""
+    """Every 58th mutant here; all were compared when this was written, without a disagreement."""
     everything = [(c[0], what, m) for c in cases.TRUE for what, m in mutants(cases.rule_of(c))]
     proved = 0
-    for name, what, mutant in itertools.islice(everything, 0, None, 29):
+    for name, what, mutant in itertools.islice(everything, 0, None, 58):
         if not isinstance(prove(mutant, time_limit=0.3), ProvedAllSizes):
             continue
         proved += 1
