@@ -13,7 +13,10 @@ from dataclasses import dataclass, replace
 
 from superopt.ir.types import TensorType
 
-__all__ = ["PARTIAL", "REPLICATED", "Placement", "Spec", "local_type", "parse_placement", "piece_shape", "split"]
+__all__ = ["DOMAIN", "PARTIAL", "REPLICATED", "Placement", "Spec", "local_type", "parse_placement", "piece_shape", "split"]
+
+
+DOMAIN = "superopt.devices"  # of the nodes in rank files by which devices exchange pieces
 
 
 @dataclass(frozen=True, order=True)
