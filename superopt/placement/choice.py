@@ -10,16 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 
 import numpy as np
 
 from superopt.assignment import Assignment, Problem, solve
 from superopt.assignment import Policy as SolverPolicy
-from superopt.errors import InvalidModel
+from superopt.errors import InvalidModel, UsageError
 from superopt.ir.types import TensorType
+from superopt.ops.record import NotCovered
 from superopt.placement.cluster import Cluster
 from superopt.placement.collectives import AxisNetwork, Step, axis_networks, reshardings, specs
-from superopt.placement.placements import PARTIAL, REPLICATED, Spec, local_type
+from superopt.placement.placements import Spec, local_type
 from superopt.placement.speeds import Speeds
 from superopt.placement.strategies import MeshForm, Model, Operation, mesh_forms
 
@@ -75,29 +77,44 @@ class PlacementProblem:
     def __init__(self, model: Model, cluster: Cluster, mesh: Sequence[int], speeds: Speeds) -> None:
         self.model, self.cluster, self.mesh, self.speeds = model, cluster, tuple(mesh), speeds
         self.networks: tuple[AxisNetwork, ...] = axis_networks(cluster, mesh)
-        self.forms = [mesh_forms(model, o, mesh) for o in model.operations]
+        self.forms = [self._writable(o, mesh_forms(model, o, mesh)) for o in model.operations]
         self.values = model.values
         made = {v for o in model.operations for v in o.outputs if v}
         outputs = {o.name for o in model.graph.outputs}
         self.specs: dict[str, list[Spec]] = {}
         for v in self.values:
             partial = v in made and v not in outputs and model.types[v].dtype.is_float
-            self.specs[v] = specs(model.types[v], mesh, partial=partial)
+            self.specs[v] = specs(model.types[v], self.mesh, partial=partial)
         self._ways: dict[tuple[TensorType, Spec], Mapping[Spec, tuple[float, tuple[Step, ...]]]] = {}
         self._tables: dict[tuple[object, ...], np.ndarray] = {}
+
+    def _writable(self, operation: Operation, forms: Sequence[MeshForm]) -> list[MeshForm]:
+        """The forms that can be written as nodes of the model's opset; without a split the node stays as it is."""
+        own, *others = forms
+        return [own, *(f for f in others if self._node_exists(operation, f))]
+
+    def _node_exists(self, operation: Operation, form: MeshForm) -> bool:
+        assert operation.operator is not None, "a barrier has one form"
+        version = self.model.graph.opset.get(operation.operator.domain, 1)
+        try:
+            operation.operator.write(dict(form.attributes), self._pieces(operation, form), version)
+        except NotCovered:
+            return False
+        return True
+
+    def _pieces(self, operation: Operation, form: MeshForm) -> tuple[TensorType | None, ...]:
+        """The types of a device's operands."""
+        pairs = zip(self.model.kinds(operation), form.operands, strict=True)
+        return tuple(None if t is None or s is None else local_type(t, s, self.mesh) for t, s in pairs)
 
     # -- costs -------------------------------------------------------------------------------------------------------
 
     def form_seconds(self, operation: Operation, form: MeshForm) -> float:
         """Seconds of a device's application."""
-        kinds = tuple(
-            None if t is None or s is None else local_type(t, s, self.mesh)
-            for t, s in zip(self.model.kinds(operation), form.operands, strict=True)
-        )
         pairs = zip(self.model.made(operation), form.results, strict=True)
         made = [piece for t, s in pairs if (piece := local_type(t, s, self.mesh)) is not None]
         fixed = [a in self.model.static for a in operation.args]
-        return self.speeds.seconds(operation.name, form.attributes, kinds, made, fixed)
+        return self.speeds.seconds(operation.name, form.attributes, self._pieces(operation, form), made, fixed)
 
     def way(self, value: str, source: Spec, target: Spec) -> tuple[float, tuple[Step, ...]]:
         """Seconds and steps from one placement of a value to another; infinite where there is no way."""
@@ -207,6 +224,8 @@ def choose(
     Raises:
         InvalidModel: nothing fits into the devices' memory. ResourceLimit: nothing was found within the time.
     """
+    if mesh is not None and prod(mesh) != len(cluster.devices):
+        raise UsageError(f"{prod(mesh)} places for {len(cluster.devices)} devices", where="mesh")
     meshes = [tuple(mesh)] if mesh is not None else _meshes(len(cluster.devices), policy.axes)
     speeds = Speeds(cluster)
     best: tuple[Choice, PlacementProblem] | None = None

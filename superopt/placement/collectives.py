@@ -1,7 +1,8 @@
 """Collectives, how a tensor gets from one placement to another, and what that takes.
 
 A step changes the placement along one axis of the mesh. Times are those of Thakur, Rabenseifner and Gropp,
-"Optimization of collective communication operations in MPICH", 2005: with ``d`` devices, latency α and β seconds a byte,
+"Optimization of collective communication operations in MPICH", 2005: with ``d`` devices, latency α and β seconds a
+byte,
 
 * AllReduce of n bytes: the ring 2(d-1)(α + n/d·β), or recursive doubling ⌈log₂ d⌉(α + n·β), whichever is less;
 * AllGather to n bytes and ReduceScatter of n bytes: the ring (d-1)(α + n/d·β);
@@ -18,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import permutations, product
+from itertools import pairwise, permutations, product
 from math import ceil, log2
 
 from superopt.ir.types import TensorType
@@ -91,7 +92,7 @@ def _route(cluster: Cluster, first: str, second: str) -> tuple[tuple[str, str], 
     import networkx as nx
 
     path = nx.shortest_path(cluster.network, first, second, weight="latency")
-    return tuple(zip(path, path[1:], strict=False))
+    return tuple(pairwise(path))
 
 
 def step_seconds(step: Step, kind: TensorType, network: AxisNetwork, local: Callable[[TensorType], float]) -> float:
@@ -118,7 +119,7 @@ def step_seconds(step: Step, kind: TensorType, network: AxisNetwork, local: Call
     return local(after or kind)
 
 
-def _steps(spec: Spec, mesh: Sequence[int], rank: int) -> list[tuple[Step, Spec]]:
+def _steps(spec: Spec, rank: int) -> list[tuple[Step, Spec]]:
     """Every step from a spec. What an inner axis of the mesh splits stays as it is: its pieces lie inside."""
     found = []
     for m, placement in enumerate(spec):
@@ -137,7 +138,7 @@ def _steps(spec: Spec, mesh: Sequence[int], rank: int) -> list[tuple[Step, Spec]
 
 
 def reshardings(
-    kind: TensorType, source: Spec, mesh: Sequence[int], networks: Sequence[AxisNetwork],
+    kind: TensorType, source: Spec, mesh: tuple[int, ...], networks: Sequence[AxisNetwork],
     local: Callable[[TensorType], float],
 ) -> Mapping[Spec, tuple[float, tuple[Step, ...]]]:  # fmt: skip
     """The fastest way from a spec to every other that it can reach: seconds, and the steps in order.
@@ -158,7 +159,7 @@ def reshardings(
             continue
         best[spec] = seconds, steps
         piece = local_type(kind, spec, mesh)
-        for step, after in _steps(spec, mesh, kind.rank or 0):
+        for step, after in _steps(spec, kind.rank or 0):
             if piece is not None and after not in best and local_type(kind, after, mesh) is not None:
                 if step.op == "First" and not kind.dtype.is_float:
                     continue
@@ -168,7 +169,7 @@ def reshardings(
     return best
 
 
-def specs(kind: TensorType, mesh: Sequence[int], *, partial: bool) -> list[Spec]:
+def specs(kind: TensorType, mesh: tuple[int, ...], *, partial: bool) -> list[Spec]:
     """Every spec that a tensor can have; all replicated is the first."""
     choices = [REPLICATED, *(split(k) for k in range(kind.rank or 0)), *([PARTIAL] if partial else [])]
     return [s for s in product(choices, repeat=len(mesh)) if local_type(kind, s, mesh) is not None]

@@ -24,7 +24,7 @@ __all__ = ["Layout", "composed", "with_copies"]
 
 @dataclass(frozen=True)
 class Layout:
-    """Where inputs and outputs lie: by name, for each axis of the mesh the tensor's axis that it splits, or ``None``."""
+    """Where inputs and outputs lie: by name, for each axis of the mesh the tensor's axis that it splits, or none."""
 
     mesh: tuple[int, ...]
     splits: Mapping[str, tuple[int | None, ...]]
@@ -185,14 +185,15 @@ class _Composer:
 
     def _group(self, rank: int, node: Node) -> list[int]:
         """The ranks of a collective, all of which say the same of it."""
-        group = node.attributes.get("group")
-        if not isinstance(group, tuple) or rank not in group or not all(r in range(len(self.ranks)) for r in group):
+        given = node.attributes.get("group")
+        group = [r for r in given if isinstance(r, int)] if isinstance(given, tuple) else []
+        if rank not in group or not all(r in range(len(self.ranks)) for r in group):
             raise InvalidModel("has no group of ranks with its own", where=f"rank {rank}, {node.name}")
         for other in group:
-            found = self.exchanges[int(other)].get(node.outputs[0])
+            found = self.exchanges[other].get(node.outputs[0])
             if found is None or (found.op, dict(found.attributes)) != (node.op, dict(node.attributes)):
                 raise InvalidModel(f"rank {other} does not take part", where=f"rank {rank}, {node.name}")
-        return [int(r) for r in group]
+        return group
 
     def _size(self, rank: int, node: Node, axis: int) -> int:
         """Places of a rank's piece along the axis that a collective splits."""

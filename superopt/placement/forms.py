@@ -119,9 +119,7 @@ def _placements(
 
 def _split_operands(types: _Types, effect: _Effect) -> tuple[Placement | None, ...]:
     axes = [effect.get(p) for p in range(len(types))]
-    return tuple(
-        None if t is None else REPLICATED if a is None else split(a) for t, a in zip(types, axes, strict=True)
-    )
+    return tuple(None if t is None else REPLICATED if a is None else split(a) for t, a in zip(types, axes, strict=True))
 
 
 def _partial(operands: Sequence[Placement | None], chosen: frozenset[int]) -> tuple[Placement | None, ...]:

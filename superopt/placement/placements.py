@@ -10,10 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from superopt.ir.types import TensorType
 
-__all__ = ["DOMAIN", "PARTIAL", "REPLICATED", "Placement", "Spec", "local_type", "parse_placement", "piece_shape", "split"]
+__all__ = [
+    "DOMAIN",
+    "PARTIAL",
+    "REPLICATED",
+    "Placement",
+    "Spec",
+    "local_type",
+    "parse_placement",
+    "piece_shape",
+    "split",
+]
 
 
 DOMAIN = "superopt.devices"  # of the nodes in rank files by which devices exchange pieces
@@ -62,7 +73,8 @@ def piece_shape(shape: Sequence[int], placement: Placement, count: int) -> tuple
     return tuple(s // count if k == placement.axis else s for k, s in enumerate(shape))
 
 
-def local_type(kind: TensorType, spec: Spec, mesh: Sequence[int]) -> TensorType | None:
+@lru_cache(maxsize=1 << 16)
+def local_type(kind: TensorType, spec: Spec, mesh: tuple[int, ...]) -> TensorType | None:
     """The type of a device's piece; ``None`` where an axis does not divide.
 
     Args:

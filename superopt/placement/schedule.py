@@ -64,7 +64,9 @@ def group_of(rank: int, mesh: Sequence[int], axis: int) -> tuple[int, ...]:
     """The ranks that differ from one along an axis of the mesh alone, in order."""
     own = coordinates(rank, mesh)
     others = ((r, coordinates(r, mesh)) for r in range(_product(mesh)))
-    return tuple(r for r, place in others if all(a == b for k, (a, b) in enumerate(zip(own, place, strict=True)) if k != axis))
+    return tuple(
+        r for r, place in others if all(a == b for k, (a, b) in enumerate(zip(own, place, strict=True)) if k != axis)
+    )
 
 
 def _product(mesh: Sequence[int]) -> int:
@@ -136,7 +138,11 @@ class _Scheduler:
             assert before is not None
             assert piece is not None
             network, copying = self.problem.networks[step.mesh_axis], self.problem.speeds.copying
-            seconds = 0.0 if value in self.model.static and step.op not in COLLECTIVES else step_seconds(step, before, network, copying)
+            seconds = (
+                0.0
+                if value in self.model.static and step.op not in COLLECTIVES
+                else step_seconds(step, before, network, copying)
+            )
             self.made.append(Movement(step, name, result, before, piece, seconds))
             if not final:
                 self.named[value, after] = result

@@ -6,8 +6,8 @@ pieces: its meaning is that of MatMul with one more axis. So a sum over split op
     MatMul(x0, x1) = ReduceSum(LocalMatMul(pieces of x0 along 1, pieces of x1 along 0), axes=[0], keepdims=0)
 
 where pieces are a Reshape and a Transpose, and what is replicated is an Expand. The verifier proves it as any rule, and
-writes a certificate, which its checker reads without the prover. Sizes become symbols, equal ones the same symbol; where
-that is not proved, sizes stay and the number of devices alone is a symbol.
+writes a certificate, which its checker reads without the prover. Sizes become symbols, equal ones the same symbol;
+where that is not proved, sizes stay and the number of devices alone is a symbol.
 """
 
 from __future__ import annotations
@@ -90,9 +90,8 @@ def local_operator(operator: Operator) -> Operator:
 
 
 def _on_each(devices: Dim, output: Comprehension) -> Comprehension:
-    return_index: list[Dim] = []
-    axis = tensor([devices], lambda device: (return_index.append(device), 0)[1]).axes[0]
-    (device,) = return_index
+    (axis,) = tensor([devices], lambda _: 0).axes
+    device: Dim = sym(axis[0][0]) if axis else 0
     return Comprehension((axis, *output.axes), _read_at(device, output.body))
 
 
@@ -180,7 +179,9 @@ def _statement(
 def _rule(operator: Operator, forall: Mapping[str, TensorScheme], left: App, right: App, form: Form) -> Rule | None:
     """The rule, where both sides have types."""
     several = len(form.results) > 1
-    kinds = {n: TensorType(DType({"f": "float32", "i": "int64", "b": "bool"}[s.dtype]), s.shape) for n, s in forall.items()}
+    kinds = {
+        n: TensorType(DType({"f": "float32", "i": "int64", "b": "bool"}[s.dtype]), s.shape) for n, s in forall.items()
+    }
     try:
         _, made = local_operator(operator).apply([_type_of(a, kinds) for a in right.args], dict(right.attributes))
         operator.apply([_type_of(a, kinds) for a in left.args], dict(left.attributes))
@@ -257,7 +258,9 @@ def _row(value: AttributeValue) -> tuple[int, ...]:
 def _sized(value: AttributeValue, size: Callable[[int], Dim], symbolic: bool) -> AttributeValue:
     if not symbolic:
         return value
-    return tuple(map(size, _row(value))) if isinstance(value, tuple) else size(value) if isinstance(value, int) else value
+    return (
+        tuple(map(size, _row(value))) if isinstance(value, tuple) else size(value) if isinstance(value, int) else value
+    )
 
 
 def _global(whole: AttributeValue, piece: AttributeValue, local: AttributeValue, count: int) -> AttributeValue:

@@ -1,7 +1,7 @@
 """When each device does what: a discrete-event simulation of schedules, and its Chrome trace.
 
-A device computes and exchanges at the same time, but does one thing of a kind at a time, in the order of its schedule. A
-collective begins when all that take part have reached it.
+A device computes and exchanges at the same time, but does one thing of a kind at a time, in the order of its schedule.
+A collective begins when all that take part have reached it.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def tasks_of(instructions: Sequence[Instruction], mesh: Sequence[int]) -> list[T
     tasks: list[Task] = []
     for instruction in instructions:
         reads, results, name, exchange = _facts(instruction)
-        groups = [(r,) for r in ranks]
+        groups: list[tuple[int, ...]] = [(r,) for r in ranks]
         if exchange:
             assert isinstance(instruction, Movement)
             groups = list(dict.fromkeys(group_of(r, mesh, instruction.step.mesh_axis) for r in ranks))
