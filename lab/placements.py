@@ -1,7 +1,7 @@
 """Placements of models on clusters: ``python -m lab.placements [exhaustive|plans|large ...]``.
 
-``exhaustive``: random models of few operators on random clusters; the solver's choice beside all others. ``plans``: what
-is chosen for layers of transformers where devices, batches and memory differ. ``large``: 96 layers on 64 devices.
+``exhaustive``: random models of few operators on random clusters; the solver's choice beside all others. ``plans``:
+what is chosen for layers of transformers where devices, batches and memory differ. ``large``: 96 layers on 64 devices.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def drawn_model(seed: int, operators: int = 6) -> Graph:
     values = [b.input("x", "float32", (int(rng.choice(sizes)), int(rng.choice(sizes))))]
     for _ in range(operators):
         x = values[-1] if rng.random() < 0.75 else values[int(rng.integers(len(values)))]
-        rows, columns = (int(s) for s in x.shape or ())
+        _, columns = (int(s) for s in x.shape or ())
         match int(rng.integers(6)):
             case 0 | 1:
                 n = int(rng.choice(sizes))

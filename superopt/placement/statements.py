@@ -149,8 +149,9 @@ def _statement(
     pieces: Sequence[tuple[int, ...] | None], symbolic: frozenset[str], count: int, *, general: bool,
 ) -> Rule | None:  # fmt: skip
     values = dict(form.attributes)
-    rows = [*(p for p in pieces if p is not None), *(_row(values[n]) for n in sorted(symbolic))]
-    size = _symbols(rows) if general else _literal
+    size = _literal
+    if general:
+        size = _symbols([p for p in pieces if p is not None], [_row(values[n]) for n in sorted(symbolic)])
     given: list[Term | None] = []
     own: list[Term | None] = []
     forall: dict[str, TensorScheme] = {}
@@ -235,13 +236,19 @@ def _literal(size: int) -> Dim:
     return size
 
 
-def _symbols(rows: Sequence[tuple[int, ...]]) -> Callable[[int], Dim]:
-    """A symbol for each number above 1, and products of such for what is the product of neighbours elsewhere."""
+def _symbols(shapes: Sequence[tuple[int, ...]], lists: Sequence[tuple[int, ...]]) -> Callable[[int], Dim]:
+    """A symbol for each number above 1; products of such for what is the product of neighbours elsewhere, and sums for
+    what is the sum of a list."""
     found: dict[int, Dim] = {}
+    rows = [*shapes, *lists]
     for k, number in enumerate(sorted({n for r in rows for n in r if n > 1})):
         runs = (r[a:b] for r in rows if number not in r for a in range(len(r)) for b in range(a + 2, len(r) + 1))
         factors = next((run for run in runs if prod(run) == number and min(run) > 1), None)
-        found[number] = sym(f"n{k}") if factors is None else prod((found[n] for n in factors), start=1)
+        terms = next((row for row in lists if len(row) > 1 and sum(row) == number and min(row) > 1), None)
+        if factors is not None:
+            found[number] = prod((found[n] for n in factors), start=1)
+        else:
+            found[number] = sym(f"n{k}") if terms is None else sum((found[n] for n in terms), start=0)
     return lambda size: found.get(size, size)
 
 
