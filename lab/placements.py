@@ -34,7 +34,8 @@ _GROUPED = 8  # devices of a host
 
 def cluster(count: int, *, memory: float = 80e9, latency: float = 1e-6, link: float = 300e9, **peaks: float) -> Cluster:
     """Equal devices on a switch; more than eight are hosts of eight on slower links."""
-    devices = tuple(Device(f"d{k}", int(memory), **{**_GPU, **peaks}) for k in range(count))
+    rates = [peaks.get(key, rate) for key, rate in _GPU.items()]
+    devices = tuple(Device(f"d{k}", int(memory), "", *rates) for k in range(count))
     hosts = range(0, count, _GROUPED)
     links = [Link(d.name, f"host {k // _GROUPED}", latency, link) for k, d in enumerate(devices)]
     if len(hosts) > 1:
@@ -87,7 +88,7 @@ def drawn_model(seed: int, operators: int = 6) -> Graph:
     values = [b.input("x", "float32", (int(rng.choice(sizes)), int(rng.choice(sizes))))]
     for _ in range(operators):
         x = values[-1] if rng.random() < 0.75 else values[int(rng.integers(len(values)))]
-        _, columns = (int(s) for s in x.shape or ())
+        columns = [s for s in x.shape or () if isinstance(s, int)][1]
         match int(rng.integers(6)):
             case 0 | 1:
                 n = int(rng.choice(sizes))

@@ -8,6 +8,7 @@ bytes of its piece from when it is made until it was read last; weights are alwa
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -230,10 +231,11 @@ def choose(
     speeds = Speeds(cluster)
     best: tuple[Choice, PlacementProblem] | None = None
     refused: InvalidModel | None = None
-    for m in meshes:
+    began = time.monotonic()
+    for number, m in enumerate(meshes):
         placement = PlacementProblem(model, cluster, m, speeds)
         try:
-            found = _solved(placement, time_limit / len(meshes), seed, policy)
+            found = _solved(placement, began + time_limit * (number + 1) / len(meshes), seed, policy)
         except InvalidModel as error:
             refused = error
             continue
@@ -252,13 +254,14 @@ def _meshes(count: int, axes: int) -> list[tuple[int, ...]]:
     return found
 
 
-def _solved(placement: PlacementProblem, time_limit: float, seed: int, policy: PlacementPolicy) -> Choice:
+def _solved(placement: PlacementProblem, deadline: float, seed: int, policy: PlacementPolicy) -> Choice:
+    """The choice on one mesh, by a moment of the clock."""
     memory = limit = placement.cluster.memory
     problem = placement.problem(limit)
     for _ in range(policy.rounds):
         found: Assignment = solve(
-            replace(problem, usage_limit=limit), time_limit=time_limit / policy.rounds, work=policy.work, seed=seed,
-            policy=policy.solver,
+            replace(problem, usage_limit=limit), time_limit=max(0.0, deadline - time.monotonic()), work=policy.work,
+            seed=seed, policy=policy.solver,
         )  # fmt: skip
         choice = placement.choice_of(found.strategies, found.bound / _PICOSECONDS)
         if choice.peak <= memory:

@@ -149,7 +149,7 @@ class MpiTransport:
 
     def reduce_scatter(self, group: Sequence[int], parts: Sequence[np.ndarray]) -> np.ndarray:
         given = np.stack(parts)
-        result = np.empty_like(given[0])
+        result = np.empty(given.shape[1:], given.dtype)
         self._among(group).Reduce_scatter_block(given, result, op=self._mpi.SUM)
         return result
 

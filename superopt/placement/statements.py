@@ -149,7 +149,7 @@ def _statement(
     pieces: Sequence[tuple[int, ...] | None], symbolic: frozenset[str], count: int, *, general: bool,
 ) -> Rule | None:  # fmt: skip
     values = dict(form.attributes)
-    size = _literal
+    size: Callable[[int], Dim] = _literal
     if general:
         size = _symbols([p for p in pieces if p is not None], [_row(values[n]) for n in sorted(symbolic)])
     given: list[Term | None] = []

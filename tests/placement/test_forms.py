@@ -96,7 +96,9 @@ def test_an_operator_has_the_forms_of_its_meaning_for_all_sizes_and_numbers_of_d
 
 
 def test_a_divided_group_is_an_attribute_of_the_piece() -> None:
-    by_channel = next(p for p in forms("Conv", BY_CHANNEL, f(2, 8, 6, 6), f(8, 1, 3, 3)) if p.form.results == (split(1),))
+    by_channel = next(
+        p for p in forms("Conv", BY_CHANNEL, f(2, 8, 6, 6), f(8, 1, 3, 3)) if p.form.results == (split(1),)
+    )
     assert dict(by_channel.form.attributes)["group"] == 8 // COUNT
 
 
