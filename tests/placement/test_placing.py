@@ -371,7 +371,8 @@ def test_a_failing_rank_ends_the_others(tmp_path: Path) -> None:
 def test_a_device_exchanges_while_it_computes() -> None:
     tasks = [
         Task("a", (0,), "compute", 2.0, ()), Task("b", (1,), "compute", 3.0, ()),
-        Task("sum", (0, 1), "network", 1.0, (0, 1)), Task("other", (0,), "compute", 5.0, (0,)), Task("reader", (0,), "compute", 1.0, (2,)),
+        Task("sum", (0, 1), "network", 1.0, (0, 1)), Task("other", (0,), "compute", 5.0, (0,)),
+        Task("reader", (0,), "compute", 1.0, (2,)),
     ]  # fmt: skip
     events = simulate(tasks)
     assert [(e.start, e.end) for e in events] == [(0, 2), (0, 3), (3, 4), (2, 7), (7, 8)]
