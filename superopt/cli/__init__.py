@@ -119,6 +119,7 @@ def _all_commands() -> typer.Typer:
         library,
         models,
         optimize,
+        placement,
         service,
     )
 
@@ -131,6 +132,7 @@ def _all_commands() -> typer.Typer:
     made.add_typer(algorithms.app, name="algorithms")
     made.add_typer(gradients.app, name="gradients")
     made.command()(assignment.assign)
+    made.command()(placement.place)
     made.command()(discovery.discover)
     made.command()(gradients.train_step)
     return made

@@ -1,0 +1,149 @@
+"""What every device does, in order: applications of operators to pieces, and steps from one placement to another.
+
+All devices do the same, each with its own pieces; they differ in what a Slice keeps and in what "First" keeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from superopt.ir.graph import unused_name
+from superopt.ir.types import TensorType
+from superopt.placement.choice import Choice, PlacementProblem
+from superopt.placement.collectives import COLLECTIVES, Step, step_seconds
+from superopt.placement.placements import Spec, local_type
+from superopt.placement.strategies import MeshForm, Operation
+
+__all__ = ["Application", "Instruction", "Movement", "coordinates", "group_of", "schedule_of"]
+
+
+@dataclass(frozen=True)
+class Application:
+    """An operator on pieces: names and types of a device's operands and results."""
+
+    operation: Operation
+    form: MeshForm
+    args: tuple[str | None, ...]
+    outputs: tuple[str, ...]
+    kinds: tuple[TensorType | None, ...]
+    made: tuple[TensorType, ...]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Movement:
+    """A step of a value: names and types of the piece before and after it."""
+
+    step: Step
+    source: str
+    target: str
+    before: TensorType
+    after: TensorType
+    seconds: float
+
+    @property
+    def collective(self) -> bool:
+        """Whether devices exchange something."""
+        return self.step.op in COLLECTIVES
+
+
+Instruction = Application | Movement
+
+
+def coordinates(rank: int, mesh: Sequence[int]) -> tuple[int, ...]:
+    """The place of a rank in the mesh; the last axis is the fastest."""
+    found = []
+    for count in reversed(mesh):
+        rank, place = divmod(rank, count)
+        found.append(place)
+    return tuple(reversed(found))
+
+
+def group_of(rank: int, mesh: Sequence[int], axis: int) -> tuple[int, ...]:
+    """The ranks that differ from one along an axis of the mesh alone, in order."""
+    own = coordinates(rank, mesh)
+    others = ((r, coordinates(r, mesh)) for r in range(_product(mesh)))
+    return tuple(
+        r for r, place in others if all(a == b for k, (a, b) in enumerate(zip(own, place, strict=True)) if k != axis)
+    )
+
+
+def _product(mesh: Sequence[int]) -> int:
+    total = 1
+    for count in mesh:
+        total *= count
+    return total
+
+
+def schedule_of(choice: Choice, problem: PlacementProblem) -> list[Instruction]:
+    """The instructions of a choice, in the order of the model's operations. A value gets to a placement once."""
+    return _Scheduler(choice, problem).instructions()
+
+
+class _Scheduler:
+    """``named`` has the name of each value in each placement in which it is there by now."""
+
+    def __init__(self, choice: Choice, problem: PlacementProblem) -> None:
+        self.choice, self.problem, self.model = choice, problem, problem.model
+        self.taken = {*self.model.graph.names, *self.model.types}
+        self.named = {(v, choice.specs[v]): v for v in problem.values}
+        self.made: list[Instruction] = []
+
+    def instructions(self) -> list[Instruction]:
+        for operation, form in zip(self.model.operations, self.choice.forms, strict=True):
+            pairs = zip(operation.args, form.operands, strict=True)
+            args = tuple(None if a is None or s is None else self._placed(a, s) for a, s in pairs)
+            results = list(zip(operation.outputs, form.results, strict=False))
+            outputs = tuple(v and (v if s == self.choice.specs[v] else self._fresh(v, s)) for v, s in results)
+            self.made.append(self._application(operation, form, args, outputs))
+            for (v, s), name in zip(results, outputs, strict=True):
+                if v and s != self.choice.specs[v]:
+                    self._move(v, s, self.choice.specs[v], name, last=v)
+        return self.made
+
+    def _application(
+        self, operation: Operation, form: MeshForm, args: tuple[str | None, ...], outputs: tuple[str, ...]
+    ) -> Application:
+        mesh, model = self.choice.mesh, self.model
+        kinds = tuple(
+            None if t is None or s is None else local_type(t, s, mesh)
+            for t, s in zip(model.kinds(operation), form.operands, strict=True)
+        )
+        made = (local_type(t, s, mesh) for t, s in zip(model.made(operation), form.results, strict=True))
+        seconds = self.problem.form_seconds(operation, form)
+        return Application(operation, form, args, outputs, kinds, tuple(t for t in made if t is not None), seconds)
+
+    def _fresh(self, value: str, spec: Spec) -> str:
+        how = "_".join(str(p).replace(" ", "") for p in spec)
+        return unused_name(f"{value}_{how}", self.taken)
+
+    def _placed(self, value: str, spec: Spec) -> str:
+        """The name of a value in a placement, to which it is moved if it is not there."""
+        if (value, spec) not in self.named:
+            self._move(value, self.choice.specs[value], spec, value)
+        return self.named[value, spec]
+
+    def _move(self, value: str, source: Spec, target: Spec, name: str, last: str = "") -> None:
+        _, steps = self.problem.way(value, source, target)
+        spec, kind = source, self.model.types[value]
+        for number, step in enumerate(steps):
+            after = (*spec[: step.mesh_axis], step.target, *spec[step.mesh_axis + 1 :])
+            final = bool(last) and number == len(steps) - 1
+            if (value, after) in self.named and not final:
+                name, spec = self.named[value, after], after
+                continue
+            result = last if final else self._fresh(value, after)
+            before, piece = local_type(kind, spec, self.choice.mesh), local_type(kind, after, self.choice.mesh)
+            assert before is not None
+            assert piece is not None
+            network, copying = self.problem.networks[step.mesh_axis], self.problem.speeds.copying
+            seconds = (
+                0.0
+                if value in self.model.static and step.op not in COLLECTIVES
+                else step_seconds(step, before, network, copying)
+            )
+            self.made.append(Movement(step, name, result, before, piece, seconds))
+            if not final:
+                self.named[value, after] = result
+            name, spec = result, after
