@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
@@ -55,6 +56,22 @@ def test_every_model_of_the_corpus_is_recorded_and_opens(gallery: TestClient) ->
         assert page.status_code == 200
         assert f"<h1>{row['name']}</h1>" in page.text
         assert 'id="timeline"' in page.text
+
+
+def test_a_rule_that_the_library_has_no_more_is_told(tmp_path: Path) -> None:
+    """Results outlive libraries: a recorded one names the rules of its day, and so does a job from before an update."""
+    (tmp_path / "results").mkdir()
+    shutil.copy(examples() / "lstm.json", tmp_path)
+    (tmp_path / "manifest.toml").write_text(
+        '[[model]]\nname = "lstm"\nfamily = "f"\nparameters = 9\nnodes = 2\nwhy = "to be tried"\n'
+    )
+    entry = json.loads(gzip.decompress((examples() / "results" / "lstm.json.gz").read_bytes()))
+    known = {"rule": "matmul-447d0000", "count": 1, "verdict": "proved_all_sizes", "gain_us": 1.0, "places": []}
+    entry["report"]["rules_applied"] = [known, {**known, "rule": "fold", "verdict": "evaluated"}]
+    (tmp_path / "results" / "lstm.json.gz").write_bytes(gzip.compress(json.dumps(entry).encode()))
+    with TestClient(create_app(Settings(data=tmp_path, corpus=tmp_path)), base_url="http://localhost") as client:
+        rows = re.findall(r"<tr><td>(.*?)</td>", client.get("/corpus/lstm").text.partition('"rules-fired"')[2])
+    assert rows[:2] == ['matmul-447d0000 <small class="fine">not in this library</small>', "constant folding"]
 
 
 def test_a_recorded_comparison_is_of_the_model_and_of_what_is_reported(gallery: TestClient) -> None:

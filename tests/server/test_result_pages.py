@@ -154,7 +154,7 @@ def test_the_expected_wait_is_of_recent_jobs(client: TestClient) -> None:
     assert waiting.expects == "2 jobs are before it; recent jobs took about 40 s each."
     running = expected_wait(database, limits, service.store.job(ids[1]), 0)
     assert 6 < running.elapsed < 60
-    assert running.expects.startswith("The search takes at most 60 s;")
+    assert running.expects.startswith("The search takes at most 300 s;")
 
 
 def test_the_first_page_says_what_superopt_is_and_opens_a_finished_report(corpus: TestClient) -> None:
