@@ -52,7 +52,8 @@ _DAMAGED = (
 )  # fmt: skip
 SEARCH_PACKAGES = ("program", "egraph", "extraction", "regions", "passes")  # whose code decides what a search finds
 OPTIMIZER_PACKAGES = (  # whose code decides what an optimisation returns
-    *SEARCH_PACKAGES, "cost", "formats", "ir", "memory", "ops", "pipeline", "report", "rules", "runtime", "verifier",
+    *SEARCH_PACKAGES, "assignment", "cost", "formats", "ir", "memory", "ops", "pipeline", "report", "rules", "runtime",
+    "verifier",
 )  # fmt: skip
 UNKEPT: set[str] = set()  # folders that are reported
 SHIPPED = Path(__file__).resolve().parents[1] / "compiled"  # what ships with the wheel; a checkout makes its own

@@ -22,5 +22,5 @@ def test_every_package_is_said_to_decide_a_result_or_not_to() -> None:
     """A new package that no cache knows of would let kept results outlive a change of it."""
     root = Path(superopt.__file__).parent
     packages = {p.parent.name for p in root.glob("*/__init__.py")}
-    others = {"assignment", "benchmark", "cli", "discovery", "fleet", "frontend", "gate", "server"}
+    others = {"benchmark", "cli", "discovery", "fleet", "frontend", "gate", "placement", "server"}
     assert packages == {*OPTIMIZER_PACKAGES, *others}
