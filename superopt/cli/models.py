@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -354,16 +355,14 @@ def memory(
 ) -> None:
     """Show the memory of MODEL's activations in ONNX Runtime, step by step, and a bound that no order goes below."""
     from superopt.formats import load
-    from superopt.pipeline.memory_timeline import footprint_data
+    from superopt.pipeline.memory_timeline import footprints
     from superopt.report.views import show_memory
 
     models = [model, made] if made else [model]
     claim({"--json": report_json, "--html": report_html}, models, force=force)
-    sizes = parse_dims(dim or [])
-    found = []
-    for name in models:
-        with Input(name) as path:
-            found.append(footprint_data(load(path), sizes=sizes))
+    with ExitStack() as opened:
+        graphs = [load(opened.enter_context(Input(name))) for name in models]
+        found = list(footprints(graphs[0], graphs[-1], sizes=parse_dims(dim or [])).values())
     if report_json is not None:
         write_json(found[0] if made is None else {**found[0], "result": found[1]}, report_json, force)
     if report_html is not None:

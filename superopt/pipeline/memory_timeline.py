@@ -28,7 +28,7 @@ from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.protocol import released
 from superopt.runtime.sample_data import feeds_for
 
-__all__ = ["Footprint", "footprint", "footprint_data", "footprint_of", "memory_report"]
+__all__ = ["Footprint", "footprint", "footprint_data", "footprint_of", "footprints", "memory_report"]
 
 
 @dataclass(frozen=True)
@@ -165,8 +165,20 @@ def footprint_data(graph: Graph, *, sizes: Mapping[str, int] | None = None) -> d
     Raises:
         InvalidModel, ResourceLimit, Unsupported: as :func:`footprint`.
     """
-    refuse_unbounded(graph, sizes or {})
-    counted = default_sizes(graph, sizes or {})
+    return _data_at(graph, default_sizes(graph, sizes or {}))
+
+
+def footprints(before: Graph, after: Graph, *, sizes: Mapping[str, int] | None = None) -> dict[str, dict[str, Any]]:
+    """:func:`footprint_data` of a model and of its result, both at the model's sizes, by "before" and "after".
+
+    Where they are the same there is no "after".
+    """
+    counted = default_sizes(before, sizes or {})
+    sides = {"before": before} if after is before else {"before": before, "after": after}
+    return {side: _data_at(graph, counted) for side, graph in sides.items()}
+
+
+def _data_at(graph: Graph, counted: Mapping[str, int]) -> dict[str, Any]:
     found = footprint(graph, sizes=counted)
     taken, lives = found.bytes_by_step, found.alive
     top = max(range(len(taken)), key=lambda i: (taken[i], -i))
@@ -197,9 +209,8 @@ def memory_report(before: Graph, after: Graph, options: Options) -> dict[str, An
     large = any(graph.weight_bytes > LARGE for graph in (before, after))
     if options.runtime != ONNX_RUNTIME.name or "cuda" in options.target or large:
         return None
-    sides = {"before": before} if after is before else {"before": before, "after": after}
     try:
-        return {side: footprint_data(graph, sizes=options.sizes) for side, graph in sides.items()}
+        return footprints(before, after, sizes=options.sizes)
     except (SuperoptError, NotCovered):
         return None
 

@@ -14,7 +14,7 @@ from superopt.ir.graph import Graph
 from superopt.passes import SearchResult
 from superopt.pipeline import acceptance, child_process, optimize
 from superopt.pipeline.inspection import cost
-from superopt.pipeline.memory_timeline import footprint_data
+from superopt.pipeline.memory_timeline import footprint_data, footprints
 from superopt.pipeline.shape_defaults import default_sizes, single_example_sizes, sizes_text
 from superopt.report import Measurement
 
@@ -164,3 +164,10 @@ def test_costs_and_memory_are_of_the_sizes_at_which_optimize_counts() -> None:
     ):
         assert facts == said
         assert facts["sizes"] == sizes
+
+
+def test_a_model_and_its_result_are_counted_at_the_same_sizes() -> None:
+    graph, other = images(["n", 3, "h", "w"]), images(["n", 3, "h", "w"], rows=48)
+    both = footprints(graph, other, sizes={"h": 48})
+    assert both["before"]["sizes"] == both["after"]["sizes"] == {"n": 1, "h": 48, "w": 224}
+    assert list(footprints(graph, graph)) == ["before"]
