@@ -150,8 +150,8 @@ def least_seconds(problem: PlacementProblem) -> float:
         key = (value, source, targets)
         if key not in known:
             ways = (
-                (0.0 if source is None else problem.way(value, source, s)[0])
-                + sum(problem.way(value, s, t)[0] for t in targets if t is not None)
+                (0.0 if source is None else problem.resharding(value, source, s)[0])
+                + sum(problem.resharding(value, s, t)[0] for t in targets if t is not None)
                 for s in problem.specs[value]
             )
             known[key] = min(ways)

@@ -76,8 +76,10 @@ def _mesh(text: str) -> tuple[int, ...]:
 
 
 def _show(plan: Plan) -> None:
+    from superopt.placement.schedule import Movement
+
     choice, console = plan.choice, out()
-    moved = Counter(m["op"] for m in plan.data()["movements"])
+    moved = Counter(i.step.op for i in plan.instructions if isinstance(i, Movement))
     said = ", ".join(f"{count} {op}" for op, count in sorted(moved.items())) or "nothing is exchanged"
     shape = " × ".join(map(str, choice.mesh))
     lines = [

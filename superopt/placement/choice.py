@@ -87,7 +87,7 @@ class PlacementProblem:
         for v in self.values:
             partial = v in made and v not in outputs and model.types[v].dtype.is_float
             self.specs[v] = specs(model.types[v], self.mesh, partial=partial)
-        self._ways: dict[tuple[TensorType, Spec], Mapping[Spec, tuple[float, tuple[Step, ...]]]] = {}
+        self._reshardings: dict[tuple[TensorType, Spec], Mapping[Spec, tuple[float, tuple[Step, ...]]]] = {}
         self._tables: dict[tuple[object, ...], np.ndarray] = {}
 
     def _writable(self, operation: Operation, forms: Sequence[MeshForm]) -> list[MeshForm]:
@@ -99,31 +99,35 @@ class PlacementProblem:
         assert operation.operator is not None, "a barrier has one form"
         version = self.model.graph.opset.get(operation.operator.domain, 1)
         try:
-            operation.operator.write(dict(form.attributes), self._pieces(operation, form), version)
+            operation.operator.write(dict(form.attributes), self.operand_types(operation, form), version)
         except NotCovered:
             return False
         return True
 
-    def _pieces(self, operation: Operation, form: MeshForm) -> tuple[TensorType | None, ...]:
+    def operand_types(self, operation: Operation, form: MeshForm) -> tuple[TensorType | None, ...]:
         """The types of a device's operands."""
-        pairs = zip(self.model.kinds(operation), form.operands, strict=True)
+        pairs = zip(self.model.operand_types(operation), form.operands, strict=True)
         return tuple(None if t is None or s is None else local_type(t, s, self.mesh) for t, s in pairs)
+
+    def result_types(self, operation: Operation, form: MeshForm) -> tuple[TensorType, ...]:
+        """The types of a device's results."""
+        pairs = zip(self.model.result_types(operation), form.results, strict=True)
+        return tuple(piece for t, s in pairs if (piece := local_type(t, s, self.mesh)) is not None)
 
     # -- costs -------------------------------------------------------------------------------------------------------
 
     def form_seconds(self, operation: Operation, form: MeshForm) -> float:
         """Seconds of a device's application."""
-        pairs = zip(self.model.made(operation), form.results, strict=True)
-        made = [piece for t, s in pairs if (piece := local_type(t, s, self.mesh)) is not None]
+        types, made = self.operand_types(operation, form), self.result_types(operation, form)
         fixed = [a in self.model.static for a in operation.args]
-        return self.speeds.seconds(operation.name, form.attributes, self._pieces(operation, form), made, fixed)
+        return self.speeds.seconds(operation.name, form.attributes, types, made, fixed)
 
-    def way(self, value: str, source: Spec, target: Spec) -> tuple[float, tuple[Step, ...]]:
+    def resharding(self, value: str, source: Spec, target: Spec) -> tuple[float, tuple[Step, ...]]:
         """Seconds and steps from one placement of a value to another; infinite where there is no way."""
         key = self.model.types[value], source
-        if key not in self._ways:
-            self._ways[key] = reshardings(*key, self.mesh, self.networks, self.speeds.copying)
-        return self._ways[key].get(target, (float("inf"), ()))
+        if key not in self._reshardings:
+            self._reshardings[key] = reshardings(*key, self.mesh, self.networks, self.speeds.copying)
+        return self._reshardings[key].get(target, (float("inf"), ()))
 
     def bytes_of(self, value: str, spec: Spec) -> int:
         """Bytes of a device's piece."""
@@ -177,7 +181,7 @@ class PlacementProblem:
         key = self.model.types[value], tuple(sources), tuple(targets)
         if key not in self._tables:
             pairs = ((s, t) for s in sources for t in targets)
-            rows = [_cost(self.way(value, s, t)[0]) for s, t in pairs if s is not None and t is not None]
+            rows = [_cost(self.resharding(value, s, t)[0]) for s, t in pairs if s is not None and t is not None]
             self._tables[key] = np.array(rows, dtype=np.int64)
         return self._tables[key]
 
@@ -195,17 +199,18 @@ class PlacementProblem:
         for operation, form in zip(self.model.operations, forms, strict=True):
             total += self.form_seconds(operation, form)
             for a, s in zip(operation.args, form.operands, strict=True):
-                total += self.way(a, placed[a], s)[0] if a is not None and s is not None else 0.0
+                total += self.resharding(a, placed[a], s)[0] if a is not None and s is not None else 0.0
             for v, s in zip(operation.outputs, form.results, strict=False):
-                total += self.way(v, s, placed[v])[0] if v else 0.0
+                total += self.resharding(v, s, placed[v])[0] if v else 0.0
         return total
 
     def peak(self, forms: Sequence[MeshForm], placed: Mapping[str, Spec]) -> int:
         """Bytes that a device holds at one time, copies in other placements included."""
         held = [0] * (len(self.model.operations) + 1)
         for v, (start, end) in self.intervals.items():
+            size = self.bytes_of(v, placed[v])
             for t in range(start, end):
-                held[t] += self.bytes_of(v, placed[v])
+                held[t] += size
         for t, (operation, form) in enumerate(zip(self.model.operations, forms, strict=True)):
             copies = {(a, s) for a, s in zip(operation.args, form.operands, strict=True) if a and s and s != placed[a]}
             copies |= {(v, s) for v, s in zip(operation.outputs, form.results, strict=False) if v and s != placed[v]}

@@ -123,7 +123,7 @@ def cluster_of(data: Mapping[str, Any]) -> Cluster:
     Raises:
         InvalidModel: a key is missing or unknown, a number is out of range, or a device cannot be reached.
     """
-    _known(data, {"name", "device", "link"}, "/")
+    _refuse_unknown_keys(data, {"name", "device", "link"}, "/")
     name = data.get("name", "")
     if not isinstance(name, str):
         _refuse("/name", "is not text")
@@ -140,7 +140,7 @@ def cluster_of(data: Mapping[str, Any]) -> Cluster:
 
 
 def _devices(row: Mapping[str, Any], where: str) -> list[Device]:
-    _known(row, _DEVICE, where)
+    _refuse_unknown_keys(row, _DEVICE, where)
     name, count, profile = row.get("name"), row.get("count", 1), row.get("profile", "")
     if not isinstance(name, str) or not name:
         _refuse(f"{where}/name", "is missing or no text")
@@ -160,7 +160,7 @@ def _devices(row: Mapping[str, Any], where: str) -> list[Device]:
 
 
 def _links(row: Mapping[str, Any], names: Sequence[str], where: str) -> list[Link]:
-    _known(row, _LINK, where)
+    _refuse_unknown_keys(row, _LINK, where)
     ends = row.get("between")
     if not isinstance(ends, list) or len(ends) != 2 or not all(isinstance(e, str) and e for e in ends):
         _refuse(f"{where}/between", "is no pair of names", 'for instance between = ["a*", "switch"]')
@@ -192,7 +192,7 @@ def _tables(data: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
     return rows
 
 
-def _known(row: Mapping[str, Any], keys: set[str], where: str) -> None:
+def _refuse_unknown_keys(row: Mapping[str, Any], keys: set[str], where: str) -> None:
     if unknown := sorted(row.keys() - keys):
         _refuse(where, f"has the unknown key {unknown[0]!r}", f"known are {', '.join(sorted(keys))}")
 

@@ -24,7 +24,7 @@ from math import ceil, log2
 
 from superopt.ir.types import TensorType
 from superopt.placement.cluster import Cluster
-from superopt.placement.placements import PARTIAL, REPLICATED, Placement, Spec, local_type, split
+from superopt.placement.placements import PARTIAL, REPLICATED, Placement, Spec, groups_of, local_type, split
 
 __all__ = ["COLLECTIVES", "AxisNetwork", "Step", "axis_networks", "reshardings", "specs", "step_seconds"]
 
@@ -58,15 +58,8 @@ class Step:
 def axis_networks(cluster: Cluster, mesh: Sequence[int]) -> tuple[AxisNetwork, ...]:
     """The networks of a mesh's axes. Ranks are numbered with the last axis fastest."""
     names = [d.name for d in cluster.devices]
-    found = []
-    for axis, count in enumerate(mesh):
-        stride = 1
-        for size in mesh[axis + 1 :]:
-            stride *= size
-        starts = [r for r in range(len(names)) if (r // stride) % count == 0]
-        groups = [[names[s + k * stride] for k in range(count)] for s in starts]
-        found.append(_network(cluster, groups))
-    return tuple(found)
+    groups = [[[names[rank] for rank in group] for group in groups_of(mesh, axis)] for axis in range(len(mesh))]
+    return tuple(_network(cluster, along) for along in groups)
 
 
 def _network(cluster: Cluster, groups: Sequence[Sequence[str]]) -> AxisNetwork:

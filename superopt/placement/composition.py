@@ -30,7 +30,7 @@ class Layout:
     splits: Mapping[str, tuple[int | None, ...]]
 
     @property
-    def places(self) -> list[tuple[int, ...]]:
+    def coordinates(self) -> list[tuple[int, ...]]:
         """The place in the mesh of each rank."""
         return list(product(*map(range, self.mesh)))
 
@@ -75,8 +75,8 @@ class _Composer:
         self, original: Graph, types: Mapping[str, TensorType], ranks: Sequence[Graph], layout: Layout
     ) -> None:
         self.original, self.types, self.ranks, self.layout = original, types, ranks, layout
-        if len(ranks) != len(layout.places):
-            raise InvalidModel(f"{len(ranks)} rank files for {len(layout.places)} devices")
+        if len(ranks) != len(layout.coordinates):
+            raise InvalidModel(f"{len(ranks)} rank files for {len(layout.coordinates)} devices")
         self.nodes: list[Node] = []
         self.weights: dict[str, Weight] = {}
         self.shared: dict[tuple[object, ...], str] = {}
@@ -141,7 +141,7 @@ class _Composer:
 
     def _splits(self, name: str, rank: int) -> list[tuple[int, int, int]]:
         """Axis, number of pieces and which of them, from the first axis of the mesh on."""
-        place, splits = self.layout.places[rank], self.layout.splits.get(name, ())
+        place, splits = self.layout.coordinates[rank], self.layout.splits.get(name, ())
         rows = zip(splits, self.layout.mesh, place, strict=False)
         return [(axis, count, position) for axis, count, position in rows if axis is not None]
 
@@ -223,7 +223,7 @@ class _Composer:
         """The pieces below a place in the mesh, put together from the last axis of the mesh on."""
         depth = len(place)
         if depth == len(split):
-            rank = self.layout.places.index(place)
+            rank = self.layout.coordinates.index(place)
             return self.named[rank][name]
         axis = split[depth]
         if axis is None:

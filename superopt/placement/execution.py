@@ -21,12 +21,13 @@ from superopt.errors import BackendUnavailable, InvalidModel
 from superopt.formats import load, to_onnx_bytes
 from superopt.ir.graph import Graph, Node, Value
 from superopt.ops.infer import infer
-from superopt.placement.placements import DOMAIN, parse_placement
+from superopt.placement.placements import DOMAIN, coordinates, parse_placement
+from superopt.placement.plan import PLAN, rank_name
 from superopt.placement.rank_files import piece_bounds
-from superopt.placement.schedule import coordinates
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.protocol import LoadedModel
 from superopt.runtime.sample_data import feeds_for
+from superopt.verifier.check.output_errors import error_of
 
 __all__ = ["RankProgram", "Transport", "main", "run_in_threads", "whole_outputs"]
 
@@ -175,7 +176,7 @@ class RankProgram:
     weights: Arrays = field(default_factory=dict)
 
     @staticmethod
-    def of(graph: Graph, threads: int = 1) -> RankProgram:
+    def from_graph(graph: Graph, threads: int = 1) -> RankProgram:
         """Cut a rank's graph at its collectives.
 
         Args:
@@ -274,9 +275,9 @@ def whole_outputs(pieces: Sequence[Mapping[str, np.ndarray]], plan: Mapping[str,
 
 def run_in_threads(folder: Path, feeds: Mapping[str, np.ndarray]) -> Arrays:
     """The outputs of the ranks of a plan, as threads of this process."""
-    plan = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
+    plan = json.loads((folder / PLAN).read_text(encoding="utf-8"))
     count = len(plan["devices"])
-    programs = [RankProgram.of(load(folder / f"rank-{r}.onnx")) for r in range(count)]
+    programs = [RankProgram.from_graph(load(folder / rank_name(r))) for r in range(count)]
     ranks, found, failures = Threads(count), dict[int, Arrays](), list[BaseException]()
 
     def work(rank: int) -> None:
@@ -325,13 +326,13 @@ def main() -> None:
     transport = MpiTransport()
     world = transport.world
     rank, count = int(world.Get_rank()), int(world.Get_size())
-    plan = json.loads((options.folder / "plan.json").read_text(encoding="utf-8"))
+    plan = json.loads((options.folder / PLAN).read_text(encoding="utf-8"))
     if count not in (1, len(plan["devices"])):
         parser.error(f"the plan is for {len(plan['devices'])} ranks, not {count}")
     if count == 1:
         whole, seconds = _timed(lambda: run_in_threads(options.folder, feeds), options.runs, lambda: None)
     else:
-        program = RankProgram.of(load(options.folder / f"rank-{rank}.onnx"))
+        program = RankProgram.from_graph(load(options.folder / rank_name(rank)))
         own = pieces_of(feeds, plan, rank)
         pieces, seconds = _timed(lambda: program.run(own, transport, rank), options.runs, world.Barrier)
         gathered = world.gather(pieces, root=0)
@@ -349,10 +350,7 @@ def _say(
         loaded = ONNX_RUNTIME.load(to_onnx_bytes(original), threads=1)
         names = [o.name for o in original.outputs]
         expected, alone = _timed(lambda: loaded.run(feeds, names), runs, lambda: None)
-        errors = [
-            float(np.abs(whole[n] - expected[n]).max() / max(1e-30, float(np.abs(expected[n]).max()))) for n in names
-        ]
-        row |= {"one_process_milliseconds": alone * 1e3, "max_rel_error": max(errors)}
+        row |= {"one_process_milliseconds": alone * 1e3, "max_rel_error": error_of(expected, whole).relative}
     print(json.dumps(row))
 
 

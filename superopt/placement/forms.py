@@ -36,7 +36,7 @@ from superopt.ops.meaning import (
     subexpressions,
 )
 from superopt.ops.record import Operator
-from superopt.placement.placements import PARTIAL, REPLICATED, Placement, piece_shape, split
+from superopt.placement.placements import PARTIAL, REPLICATED, Placement, local_type, split
 
 __all__ = ["Form", "candidates", "replicated_form"]
 
@@ -274,8 +274,10 @@ def _with_attributes(
     operands: tuple[Placement | None, ...], results: tuple[Placement, ...], count: int,
 ) -> Iterator[Form]:  # fmt: skip
     """The form with each choice of attributes that gives the types of the pieces."""
-    given = [None if t is None or o is None else _piece(t, o, count) for t, o in zip(types, operands, strict=True)]
-    wanted = tuple(_piece(t, r, count) for t, r in zip(made, results, strict=True))
+    mesh = (count,)
+    pairs = zip(types, operands, strict=True)
+    given = [None if t is None or o is None else local_type(t, (o,), mesh) for t, o in pairs]
+    wanted = tuple(local_type(t, (r,), mesh) for t, r in zip(made, results, strict=True))
     if None in wanted or any(g is None and t is not None for g, t in zip(given, types, strict=True)):
         return
     names = [name for name, _ in attributes]
@@ -287,11 +289,6 @@ def _with_attributes(
             continue
         if local == wanted:
             yield Form(candidate, operands, results)
-
-
-def _piece(kind: TensorType, placement: Placement, count: int) -> TensorType | None:
-    shape = piece_shape([s for s in kind.shape or () if isinstance(s, int)], placement, count)
-    return None if shape is None else TensorType(kind.dtype, shape)
 
 
 def _local_values(value: AttributeValue, count: int) -> Iterator[AttributeValue]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import prod
 
 from superopt.ir.types import TensorType
 
@@ -20,9 +21,11 @@ __all__ = [
     "REPLICATED",
     "Placement",
     "Spec",
+    "coordinates",
+    "group_of",
+    "groups_of",
     "local_type",
     "parse_placement",
-    "piece_shape",
     "split",
 ]
 
@@ -64,15 +67,6 @@ def parse_placement(text: str) -> Placement:
     return Placement(text)
 
 
-def piece_shape(shape: Sequence[int], placement: Placement, count: int) -> tuple[int, ...] | None:
-    """The shape of one of ``count`` pieces; ``None`` where the axis does not divide into so many."""
-    if placement.kind != "split":
-        return tuple(shape)
-    if placement.axis >= len(shape) or shape[placement.axis] % count or not shape[placement.axis]:
-        return None
-    return tuple(s // count if k == placement.axis else s for k, s in enumerate(shape))
-
-
 @lru_cache(maxsize=1 << 16)
 def local_type(kind: TensorType, spec: Spec, mesh: tuple[int, ...]) -> TensorType | None:
     """The type of a device's piece; ``None`` where an axis does not divide.
@@ -82,7 +76,32 @@ def local_type(kind: TensorType, spec: Spec, mesh: tuple[int, ...]) -> TensorTyp
         spec: its placements.
         mesh: devices along each axis of the mesh.
     """
-    shape: tuple[int, ...] | None = tuple(s for s in kind.shape or () if isinstance(s, int))
+    shape = [s for s in kind.shape or () if isinstance(s, int)]
     for placement, count in zip(spec, mesh, strict=True):
-        shape = None if shape is None else piece_shape(shape, placement, count)
-    return None if shape is None else replace(kind, shape=shape)
+        if placement.kind == "split":
+            axis = placement.axis
+            if axis >= len(shape) or not shape[axis] or shape[axis] % count:
+                return None
+            shape[axis] //= count
+    return replace(kind, shape=tuple(shape))
+
+
+def coordinates(rank: int, mesh: Sequence[int]) -> tuple[int, ...]:
+    """The place of a rank in the mesh; the last axis is the fastest."""
+    found = []
+    for count in reversed(mesh):
+        rank, place = divmod(rank, count)
+        found.append(place)
+    return tuple(reversed(found))
+
+
+def group_of(rank: int, mesh: Sequence[int], axis: int) -> tuple[int, ...]:
+    """The ranks that differ from one along an axis of the mesh alone, in order."""
+    stride = prod(mesh[axis + 1 :])
+    first = rank - coordinates(rank, mesh)[axis] * stride
+    return tuple(first + k * stride for k in range(mesh[axis]))
+
+
+def groups_of(mesh: Sequence[int], axis: int) -> list[tuple[int, ...]]:
+    """All groups of ranks along an axis of the mesh, each once."""
+    return list(dict.fromkeys(group_of(rank, mesh, axis) for rank in range(prod(mesh))))

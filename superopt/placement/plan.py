@@ -7,6 +7,7 @@ import os
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -26,28 +27,46 @@ from superopt.placement.timeline import Event, chrome_trace, simulate, tasks_of
 from superopt.verifier.check.check_plan import CheckResult
 from superopt.verifier.check.differential import check
 
-__all__ = ["Plan", "check_ranks", "layout_of", "place", "write_plan"]
+__all__ = ["PLAN", "Plan", "check_ranks", "layout_of", "place", "rank_name", "write_plan"]
 
 FORMAT, PLAN, TIMELINE, CERTIFICATES = "superopt.placement", "plan.json", "timeline.json", "certificates"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A choice with its schedule and its simulation.
+    """A choice, its schedule and its simulation.
 
     Attributes:
+        choice: of forms and placements.
+        problem: what it solves.
         certificates: by the digest of a form's statement: whether its certificate holds, or why not.
         check: whether the rank files compute the model; ``None``: it was not asked.
     """
 
-    model: Model
-    cluster: Cluster
     choice: Choice
-    instructions: tuple[Instruction, ...]
-    events: tuple[Event, ...]
     problem: PlacementProblem
     certificates: Mapping[str, str] = field(default_factory=dict)
     check: CheckResult | None = None
+
+    @property
+    def model(self) -> Model:
+        """What is placed."""
+        return self.problem.model
+
+    @property
+    def cluster(self) -> Cluster:
+        """Where it is placed."""
+        return self.problem.cluster
+
+    @cached_property
+    def instructions(self) -> tuple[Instruction, ...]:
+        """The schedule."""
+        return tuple(schedule_of(self.choice, self.problem))
+
+    @cached_property
+    def events(self) -> tuple[Event, ...]:
+        """A simulated run of the schedule."""
+        return tuple(simulate(tasks_of(self.instructions, self.choice.mesh)))
 
     @property
     def simulated(self) -> float:
@@ -122,10 +141,7 @@ def place(
         InvalidModel: nothing fits into the devices' memory. ResourceLimit: nothing was found within the time.
     """
     model = model_of(graph, sizes)
-    choice, problem = choose(model, cluster, mesh=mesh, time_limit=time_limit, seed=seed)
-    instructions = tuple(schedule_of(choice, problem))
-    events = tuple(simulate(tasks_of(instructions, choice.mesh)))
-    return Plan(model, cluster, choice, instructions, events, problem)
+    return Plan(*choose(model, cluster, mesh=mesh, time_limit=time_limit, seed=seed))
 
 
 def write_plan(plan: Plan, folder: Path, *, force: bool = False, checked: bool = True, seed: int = 0) -> Plan:
@@ -149,9 +165,9 @@ def write_plan(plan: Plan, folder: Path, *, force: bool = False, checked: bool =
         raise UsageError("has a plan already", where=str(folder), hint="-f replaces it")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as place_:
-            made = Path(place_)
-            for rank, graph in enumerate(rank_graphs(plan.choice, plan.problem)):
+        with tempfile.TemporaryDirectory(dir=folder) as temporary:
+            made = Path(temporary)
+            for rank, graph in enumerate(rank_graphs(plan.choice, plan.model, plan.instructions)):
                 save(graph, made / rank_name(rank))
             plan = replace(plan, certificates=_certificates(plan, made / CERTIFICATES, checked=checked))
             if checked:
@@ -184,7 +200,7 @@ def check_ranks(original: Graph, model: Model, layout: Layout, folder: Path, see
     Files that do not fit together fail the check, as ranks that compute something else do.
     """
     try:
-        ranks = [load(folder / rank_name(rank)) for rank in range(len(layout.places))]
+        ranks = [load(folder / rank_name(rank)) for rank in range(len(layout.coordinates))]
         whole = composed(original, model.types, ranks, layout)
     except InvalidModel as error:
         return CheckResult("failed", reason=str(error))
@@ -225,6 +241,6 @@ def _write(path: Path, data: Mapping[str, Any]) -> None:
 def _moved(source: Path, target: Path) -> None:
     """Files of a folder and of its folders, in another."""
     for path in sorted(p for p in source.rglob("*") if p.is_file()):
-        place_ = target / path.relative_to(source)
-        place_.parent.mkdir(parents=True, exist_ok=True)
-        os.replace(path, place_)
+        moved = target / path.relative_to(source)
+        moved.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(path, moved)

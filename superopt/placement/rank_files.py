@@ -7,8 +7,9 @@ between the collectives (:mod:`superopt.placement.execution`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from math import prod
 
 import numpy as np
 
@@ -17,9 +18,10 @@ from superopt.ir.graph import ArrayData, Attribute, Graph, Node, Value, Weight, 
 from superopt.ir.terms import Attributes
 from superopt.ir.types import TensorType
 from superopt.ops import REGISTRY
-from superopt.placement.choice import Choice, PlacementProblem
-from superopt.placement.placements import DOMAIN, Spec, local_type
-from superopt.placement.schedule import Application, Instruction, Movement, coordinates, group_of, schedule_of
+from superopt.placement.choice import Choice
+from superopt.placement.placements import DOMAIN, Spec, coordinates, group_of, local_type
+from superopt.placement.schedule import Application, Instruction, Movement
+from superopt.placement.strategies import Model
 
 __all__ = ["rank_graphs", "piece_bounds"]
 
@@ -34,20 +36,23 @@ def piece_bounds(shape: Sequence[int], spec: Spec, mesh: Sequence[int], place: S
     return tuple(slice(a, a + n) for a, n in zip(starts, sizes, strict=True))
 
 
-def rank_graphs(choice: Choice, problem: PlacementProblem) -> list[Graph]:
+def rank_graphs(choice: Choice, model: Model, instructions: Sequence[Instruction]) -> list[Graph]:
     """The graph of each rank, in order.
+
+    Args:
+        choice: of placements.
+        model: what is placed.
+        instructions: the choice's schedule.
 
     Raises:
         Unsupported: a weight has no elements, and is split.
     """
-    instructions = schedule_of(choice, problem)
-    count = int(np.prod(choice.mesh))
-    return [_RankWriter(choice, problem, rank).graph(instructions) for rank in range(count)]
+    return [_RankWriter(choice, model, rank).graph(instructions) for rank in range(prod(choice.mesh))]
 
 
 class _RankWriter:
-    def __init__(self, choice: Choice, problem: PlacementProblem, rank: int) -> None:
-        self.choice, self.model, self.rank = choice, problem.model, rank
+    def __init__(self, choice: Choice, model: Model, rank: int) -> None:
+        self.choice, self.model, self.rank = choice, model, rank
         self.place = coordinates(rank, choice.mesh)
         self.nodes: list[Node] = []
         self.literals: list[Weight] = []
@@ -61,9 +66,9 @@ class _RankWriter:
             self.taken.update(o for o in _results(instruction) if o)
         for instruction in instructions:
             if isinstance(instruction, Movement):
-                self._move(instruction)
+                self._write_movement(instruction)
             else:
-                self._apply(instruction)
+                self._write_application(instruction)
         used = {n for node in self.nodes for n in node.reads} | {o.name for o in original.outputs}
         weights = [self._piece(w) for n, w in original.constants.items() if n in used]
         moved = any(n.domain == DOMAIN for n in self.nodes)
@@ -92,7 +97,7 @@ class _RankWriter:
 
     # -- nodes -------------------------------------------------------------------------------------------------------
 
-    def _apply(self, made: Application) -> None:
+    def _write_application(self, made: Application) -> None:
         operation, whole = made.operation, made.operation.node
         unchanged = made.form.attributes == operation.attributes and made.args == operation.args
         if operation.operator is None or (unchanged and made.outputs == operation.outputs):
@@ -113,7 +118,7 @@ class _RankWriter:
             self.literals.append(constant(places[place], array))
         return Node(name, op, form.names(args, places), tuple(outputs), dict(form.attributes), domain=record.domain)
 
-    def _move(self, made: Movement) -> None:
+    def _write_movement(self, made: Movement) -> None:
         step, name = made.step, unused_name(f"{made.target}_{made.step.op}", self.node_names)
         position = self.place[step.mesh_axis]
         if made.collective:
@@ -121,9 +126,10 @@ class _RankWriter:
         elif step.op == "Slice":
             size = (made.after.shape or ())[step.target.axis]
             assert isinstance(size, int)
-            bounds: Mapping[str, int] = {"starts": position * size, "ends": (position + 1) * size}
-            lists: Attributes = (("axes", (step.target.axis,)), ("ends", (bounds["ends"],)),
-                                 ("starts", (bounds["starts"],)), ("steps", (1,)))  # fmt: skip
+            start = position * size
+            lists: Attributes = (
+                ("axes", (step.target.axis,)), ("ends", (start + size,)), ("starts", (start,)), ("steps", (1,)),
+            )  # fmt: skip
             self.nodes.append(self._written("Slice", lists, [made.before], [made.source], [made.target], name))
         elif position == 0:
             self.nodes.append(Node(name, "Identity", (made.source,), (made.target,)))

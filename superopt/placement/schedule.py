@@ -5,7 +5,6 @@ All devices do the same, each with its own pieces; they differ in what a Slice k
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from superopt.ir.graph import unused_name
@@ -15,7 +14,7 @@ from superopt.placement.collectives import COLLECTIVES, Step, step_seconds
 from superopt.placement.placements import Spec, local_type
 from superopt.placement.strategies import MeshForm, Operation
 
-__all__ = ["Application", "Instruction", "Movement", "coordinates", "group_of", "schedule_of"]
+__all__ = ["Application", "Instruction", "Movement", "schedule_of"]
 
 
 @dataclass(frozen=True)
@@ -51,31 +50,6 @@ class Movement:
 Instruction = Application | Movement
 
 
-def coordinates(rank: int, mesh: Sequence[int]) -> tuple[int, ...]:
-    """The place of a rank in the mesh; the last axis is the fastest."""
-    found = []
-    for count in reversed(mesh):
-        rank, place = divmod(rank, count)
-        found.append(place)
-    return tuple(reversed(found))
-
-
-def group_of(rank: int, mesh: Sequence[int], axis: int) -> tuple[int, ...]:
-    """The ranks that differ from one along an axis of the mesh alone, in order."""
-    own = coordinates(rank, mesh)
-    others = ((r, coordinates(r, mesh)) for r in range(_product(mesh)))
-    return tuple(
-        r for r, place in others if all(a == b for k, (a, b) in enumerate(zip(own, place, strict=True)) if k != axis)
-    )
-
-
-def _product(mesh: Sequence[int]) -> int:
-    total = 1
-    for count in mesh:
-        total *= count
-    return total
-
-
 def schedule_of(choice: Choice, problem: PlacementProblem) -> list[Instruction]:
     """The instructions of a choice, in the order of the model's operations. A value gets to a placement once."""
     return _Scheduler(choice, problem).instructions()
@@ -99,20 +73,15 @@ class _Scheduler:
             self.made.append(self._application(operation, form, args, outputs))
             for (v, s), name in zip(results, outputs, strict=True):
                 if v and s != self.choice.specs[v]:
-                    self._move(v, s, self.choice.specs[v], name, last=v)
+                    self._reshard(v, s, self.choice.specs[v], name, last=v)
         return self.made
 
     def _application(
         self, operation: Operation, form: MeshForm, args: tuple[str | None, ...], outputs: tuple[str, ...]
     ) -> Application:
-        mesh, model = self.choice.mesh, self.model
-        kinds = tuple(
-            None if t is None or s is None else local_type(t, s, mesh)
-            for t, s in zip(model.kinds(operation), form.operands, strict=True)
-        )
-        made = (local_type(t, s, mesh) for t, s in zip(model.made(operation), form.results, strict=True))
-        seconds = self.problem.form_seconds(operation, form)
-        return Application(operation, form, args, outputs, kinds, tuple(t for t in made if t is not None), seconds)
+        problem = self.problem
+        kinds, made = problem.operand_types(operation, form), problem.result_types(operation, form)
+        return Application(operation, form, args, outputs, kinds, made, problem.form_seconds(operation, form))
 
     def _fresh(self, value: str, spec: Spec) -> str:
         how = "_".join(str(p).replace(" ", "") for p in spec)
@@ -121,11 +90,11 @@ class _Scheduler:
     def _placed(self, value: str, spec: Spec) -> str:
         """The name of a value in a placement, to which it is moved if it is not there."""
         if (value, spec) not in self.named:
-            self._move(value, self.choice.specs[value], spec, value)
+            self._reshard(value, self.choice.specs[value], spec, value)
         return self.named[value, spec]
 
-    def _move(self, value: str, source: Spec, target: Spec, name: str, last: str = "") -> None:
-        _, steps = self.problem.way(value, source, target)
+    def _reshard(self, value: str, source: Spec, target: Spec, name: str, last: str = "") -> None:
+        _, steps = self.problem.resharding(value, source, target)
         spec, kind = source, self.model.types[value]
         for number, step in enumerate(steps):
             after = (*spec[: step.mesh_axis], step.target, *spec[step.mesh_axis + 1 :])

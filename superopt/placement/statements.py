@@ -30,7 +30,7 @@ from superopt.ops.infer import MALFORMED
 from superopt.ops.meaning import Call, Comprehension, IllTyped, Operand, Read, Reduce, Scalar, Where, tensor
 from superopt.ops.record import Operator
 from superopt.placement.forms import Form, candidates, replicated_form
-from superopt.placement.placements import PARTIAL, REPLICATED, Placement, piece_shape
+from superopt.placement.placements import PARTIAL, REPLICATED, Placement, local_type
 from superopt.rules import Rule
 from superopt.rules.canonical import rule_text
 from superopt.rules.rule import TensorScheme, term_symbols
@@ -124,10 +124,8 @@ def statements(
         form: on ``count`` devices.
         count: a number of devices for which the form was read off.
     """
-    pieces = [
-        None if t is None or o is None else piece_shape([s for s in t.shape or () if isinstance(s, int)], o, count)
-        for t, o in zip(types, form.operands, strict=True)
-    ]
+    pairs = zip(types, form.operands, strict=True)
+    pieces = [None if t is None or o is None else _piece_shape(t, o, count) for t, o in pairs]
     before = dict(attributes)
     divided = frozenset(n for n, v in form.attributes if v != before[n])
     sized = [n for n, v in form.attributes if n not in divided and _may_be_sizes(v)]
@@ -142,6 +140,11 @@ def statements(
     rule = _statement(operator, attributes, types, form, pieces, frozenset(), count, general=False)
     if rule is not None:
         yield rule, False
+
+
+def _piece_shape(kind: TensorType, placement: Placement, count: int) -> tuple[int, ...] | None:
+    piece = local_type(kind, (placement,), (count,))
+    return None if piece is None else tuple(s for s in piece.shape or () if isinstance(s, int))
 
 
 def _statement(

@@ -16,7 +16,7 @@ from superopt.ir.terms import Attributes
 from superopt.ir.types import TensorType
 from superopt.ops.infer import Applied, computed_from_weights, infer
 from superopt.ops.record import Operator
-from superopt.placement.placements import PARTIAL, REPLICATED, Spec, piece_shape
+from superopt.placement.placements import PARTIAL, REPLICATED, Spec, local_type
 from superopt.placement.statements import ProvedForm, proved_forms
 
 __all__ = ["MeshForm", "Model", "Operation", "mesh_forms", "model_of"]
@@ -70,15 +70,15 @@ class Model:
         weights = [w for w in self.graph.constants if w in used]
         return (*given, *weights, *(v for o in self.operations for v in o.outputs if v))
 
-    def kinds(self, operation: Operation) -> _Types:
+    def operand_types(self, operation: Operation) -> _Types:
         """The types of the operands."""
         return tuple(None if a is None else self.types[a] for a in operation.args)
 
-    def made(self, operation: Operation) -> tuple[TensorType, ...]:
+    def result_types(self, operation: Operation) -> tuple[TensorType, ...]:
         """The types of the results; those that nothing uses are as the operator makes them."""
         if operation.operator is None:
             return tuple(self.types[o] for o in operation.outputs)
-        return operation.operator.apply(self.kinds(operation), dict(operation.attributes))[1]
+        return operation.operator.apply(self.operand_types(operation), dict(operation.attributes))[1]
 
 
 def model_of(graph: Graph, sizes: Mapping[str, int] | None = None) -> Model:
@@ -115,7 +115,7 @@ def model_of(graph: Graph, sizes: Mapping[str, int] | None = None) -> Model:
 
 def mesh_forms(model: Model, operation: Operation, mesh: Sequence[int]) -> tuple[MeshForm, ...]:
     """The forms of an operation; that without any split is the first, and the only one of a barrier."""
-    kinds, whole = model.kinds(operation), (REPLICATED,) * len(mesh)
+    kinds, whole = model.operand_types(operation), (REPLICATED,) * len(mesh)
     if operation.operator is None:
         given = tuple(None if a is None else whole for a in operation.args)
         return (MeshForm((), given, (whole,) * len(operation.outputs), ()),)
@@ -136,7 +136,7 @@ def _mesh_forms(
         if _pointless(proved, fixed):
             continue
         pieces = tuple(
-            None if t is None or o is None else _piece(t, piece_shape(_sizes(t), o, mesh[0]))
+            None if t is None or o is None else local_type(t, (o,), mesh[:1])
             for t, o in zip(types, form.operands, strict=True)
         )
         for inner in _mesh_forms(operator, form.attributes, pieces, fixed, mesh[1:]):
@@ -154,12 +154,3 @@ def _pointless(proved: ProvedForm, fixed: Sequence[bool]) -> bool:
     pairs = list(zip(form.operands, fixed, strict=True))
     working = any(o is not None and (o.kind == "split" or (o == PARTIAL and not f)) for o, f in pairs)
     return not working and any(o == PARTIAL for o, _ in pairs)
-
-
-def _sizes(kind: TensorType) -> list[int]:
-    return [s for s in kind.shape or () if isinstance(s, int)]
-
-
-def _piece(kind: TensorType, shape: tuple[int, ...] | None) -> TensorType:
-    assert shape is not None, "a form splits what divides"
-    return TensorType(kind.dtype, shape)

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from superopt.placement.schedule import Application, Instruction, Movement, group_of
+from superopt.placement.placements import groups_of
+from superopt.placement.schedule import Application, Instruction, Movement
 
 __all__ = ["Event", "Task", "chrome_trace", "simulate", "tasks_of"]
 
@@ -70,7 +71,7 @@ def tasks_of(instructions: Sequence[Instruction], mesh: Sequence[int]) -> list[T
         groups: list[tuple[int, ...]] = [(r,) for r in ranks]
         if exchange:
             assert isinstance(instruction, Movement)
-            groups = list(dict.fromkeys(group_of(r, mesh, instruction.step.mesh_axis) for r in ranks))
+            groups = groups_of(mesh, instruction.step.mesh_axis)
         for group in groups:
             after = tuple(sorted({made[d, v] for d in group for v in reads if (d, v) in made}))
             made.update(((d, v), len(tasks)) for d in group for v in results)

@@ -23,10 +23,9 @@ from superopt.placement import Plan, check_ranks, cluster_of, place, read_cluste
 from superopt.placement.choice import choose
 from superopt.placement.collectives import Step, axis_networks, reshardings, specs, step_seconds
 from superopt.placement.execution import RankProgram, Threads, run_in_threads
-from superopt.placement.placements import PARTIAL, REPLICATED, Spec, split
+from superopt.placement.placements import PARTIAL, REPLICATED, Spec, coordinates, group_of, split
 from superopt.placement.plan import layout_of, rank_name
 from superopt.placement.rank_files import piece_bounds
-from superopt.placement.schedule import coordinates, group_of
 from superopt.placement.timeline import Task, chrome_trace, simulate
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.sample_data import feeds_for
@@ -358,7 +357,7 @@ def test_a_plan_that_is_wrong_is_not_written(tmp_path: Path, monkeypatch: pytest
 def test_a_failing_rank_ends_the_others(tmp_path: Path) -> None:
     plan = _column_row(place(mlp(6, 8, hidden=12), cluster(2), mesh=(2,)))
     write_plan(plan, tmp_path, checked=False)
-    program = RankProgram.of(load(tmp_path / rank_name(0)))
+    program = RankProgram.from_graph(load(tmp_path / rank_name(0)))
     ranks = Threads(2)
     ranks.abort()
     with pytest.raises(KeyError):
