@@ -145,9 +145,9 @@ class _Frame:
         x, y = self.x(spot.intensity), self.y(spot.speed)
         self._taken.append((x - radius, y - radius, x + radius, y + radius))
 
-    def place(self, places: Sequence[_Label]) -> _Label | None:
+    def free_label(self, labels: Sequence[_Label]) -> _Label | None:
         """The first of these labels that lies in the frame and covers nothing; then its room is taken."""
-        for label in places:
+        for label in labels:
             box = _label_box(*label)
             inside = box[0] >= _LEFT and box[2] <= _WIDE and box[1] >= 0 and box[3] <= _HIGH - _BOTTOM
             if inside and not any(_overlap(box, other) for other in self._taken):
@@ -185,7 +185,7 @@ class _Frame:
     def peak(self, flops: float) -> str:
         """The words at the level of the peak, above it or below it; none where neither has room (the note says it)."""
         words, x, y = count_text(flops, "FLOP/s"), _WIDE - _RIGHT - 4, self.y(flops)
-        label = self.place([(x, y - 6, "end", words), (x, y + _LINE, "end", words)])
+        label = self.free_label([(x, y - 6, "end", words), (x, y + _LINE, "end", words)])
         return _text(*label) if label else ""
 
     def _roof(self, kind: str, flops: float, band: float) -> str:
@@ -208,7 +208,7 @@ class _Frame:
         far, name = radius + 4, spot.name
         places = [(x + far, y + 4, "start", name), (x - far, y + 4, "end", name), (x, y - far, "middle", name),
                   (x, y + far + _LINE, "middle", name)]  # fmt: skip
-        words = self.place(places) if label else None
+        words = self.free_label(places) if label else None
         return dot + (_text(*words, quiet=True) if words else "")
 
     def graph_name(self, spot: _Spot, *, above: bool, alone: bool) -> _Label:

@@ -7,7 +7,7 @@ a Transpose goes only if all operators between it and another change together.
 from __future__ import annotations
 
 from superopt.extraction.node_costs import Pricer
-from superopt.passes.layouts.choice import POLICY, LayoutPolicy, chosen_forms
+from superopt.passes.layouts.choice import POLICY, LayoutPolicy, chosen_forms, transposes_of
 from superopt.passes.layouts.writing import with_forms
 from superopt.program.program import Program
 from superopt.regions.replay import FreshNames
@@ -30,8 +30,4 @@ def with_fewer_transposes(
     if chosen is None:
         return None
     found = with_forms(program, chosen, names)
-    return found if _transposes(found) <= policy.left * _transposes(program) else None
-
-
-def _transposes(program: Program) -> int:
-    return sum(program.steps[position].op == "Transpose" for position in program.running)
+    return found if len(transposes_of(found)) <= policy.left * len(transposes_of(program)) else None

@@ -29,7 +29,7 @@ from superopt.passes.layouts.forms import Form, Layout, forms, in_layout, invers
 from superopt.passes.layouts.moves import moves, perm_of, transposed, transposition
 from superopt.program.program import Program, ProgramStep
 
-__all__ = ["POLICY", "LayoutPolicy", "chosen_forms"]
+__all__ = ["POLICY", "LayoutPolicy", "chosen_forms", "transposes_of"]
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def chosen_forms(program: Program, pricer: Pricer, policy: LayoutPolicy = POLICY
     layouts = _layouts(program, policy.layouts)
     if not layouts or len(program.steps) > policy.steps:
         return None
-    transposes = [i for i in program.running if program.steps[i].op == "Transpose"]
+    transposes = transposes_of(program)
     staying = sum(_stays(program, i, layouts) for i in transposes)
     if staying > policy.left * len(transposes):
         return None
@@ -90,12 +90,16 @@ def chosen_forms(program: Program, pricer: Pricer, policy: LayoutPolicy = POLICY
     return choice.solved() if choice.forms else None
 
 
+def transposes_of(program: Program) -> list[int]:
+    """The positions of the Transposes that run."""
+    return [i for i in program.running if program.steps[i].op == "Transpose"]
+
+
 def _layouts(program: Program, most: int) -> tuple[Layout, ...]:
     """The layouts that Transposes of the program lead to, or come from."""
     count: Counter[Layout] = Counter()
-    for position in program.running:
-        step = program.steps[position]
-        layout = layout_of(perm_of(step.attributes)) if step.op == "Transpose" else ()
+    for position in transposes_of(program):
+        layout = layout_of(perm_of(program.steps[position].attributes))
         if layout != unchanged(len(layout)):
             count.update({layout, inverse(layout)})
     kept: Counter[int] = Counter()
