@@ -65,10 +65,10 @@ bench-deploy: $(READY)    ## networks exported by PyTorch and transformers, besi
 
 bench-quick: $(READY)     ## --effort quick from start to file beside OnnxSlim, onnxsim and onnxscript where installed: seconds and modelled ratios; quiet
 	@mkdir -p build
-	@$(BIN)/python -m lab.quick corpus/*.json --json build/quick.json
+	@$(BIN)/python -m lab.quick_effort_benchmark corpus/*.json --json build/quick.json
 
 peepholes: $(READY)       ## record which rules the recorded results of `make golden` rest on: rules/peepholes.json
-	@$(BIN)/python -m lab.peepholes
+	@$(BIN)/python -m lab.peephole_recording
 
 corpus-gate: $(READY)     ## modelled costs of tiny models of every family against the recorded baseline; who made them worse?
 	@$(BIN)/superopt corpus compare
@@ -144,7 +144,7 @@ profile-record: $(READY)  ## record PROFILE on this quiet machine for the corpus
 	@$(BIN)/superopt profile $(wildcard $(PLAN)) corpus/tiny/*.json corpus/*.json --out $(PROFILE) --time-limit 690 -f
 
 profile-operators: $(READY)  ## add to PROFILE what operators by themselves take, at types that are drawn, on this quiet machine; at most 8 minutes, run it again to go on
-	@$(BIN)/python -m lab.operators build/operators --each 20 --seed 7
+	@$(BIN)/python -m lab.operator_models build/operators --each 20 --seed 7
 	@$(BIN)/superopt profile build/operators/*.json --out $(PROFILE) --extend --time-limit 450
 
 profile-forms: $(READY)   ## add to PROFILE what forms of drawn operators ask for, on this quiet machine; at most 8 minutes, run it again to go on

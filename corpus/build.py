@@ -24,13 +24,13 @@ if str(CORPUS.parent) not in sys.path:
 from corpus.models.registry import MODELS, Model  # noqa: E402
 from superopt import formats  # noqa: E402
 from superopt.formats.json_writer import format_document  # noqa: E402
-from superopt.formats.tensors import RandomData  # noqa: E402
+from superopt.formats.weight_data import RandomWeightData  # noqa: E402
 from superopt.ir.errors import UsageError  # noqa: E402
 from superopt.ir.graph import Graph  # noqa: E402
-from superopt.ir.poly import symbols  # noqa: E402
+from superopt.ir.size_polynomial import symbols  # noqa: E402
 from superopt.ir.types import TensorType  # noqa: E402
-from superopt.ops.infer import infer  # noqa: E402
-from superopt.ops.work import arithmetic  # noqa: E402
+from superopt.ops.flops_and_bytes import arithmetic  # noqa: E402
+from superopt.ops.shape_inference import infer  # noqa: E402
 from superopt.runtime import onnx_runtime  # noqa: E402
 
 SYMBOLIC_SIZE = 4  # what a symbolic input size is run at
@@ -38,7 +38,7 @@ SYMBOLIC_SIZE = 4  # what a symbolic input size is run at
 
 def parameters(graph: Graph) -> int:
     """Elements of the random weights; constants (shapes, scalars, masks, tables) do not count."""
-    counted = [w.type.elements for w in graph.weights if isinstance(w.data, RandomData)]
+    counted = [w.type.elements for w in graph.weights if isinstance(w.data, RandomWeightData)]
     return sum(c for c in counted if isinstance(c, int))
 
 

@@ -21,8 +21,8 @@ if str(ROOT) not in sys.path:
 import numpy as np  # noqa: E402
 
 from superopt import formats, optimize  # noqa: E402
-from superopt.frontend import GraphBuilder, Tensor  # noqa: E402
-from superopt.ir.graph import ArrayData, Graph, Node, Weight  # noqa: E402
+from superopt.frontend import GraphBuilder, SymbolicTensor  # noqa: E402
+from superopt.ir.graph import ArrayWeightData, Graph, Node, Weight  # noqa: E402
 from superopt.ir.types import TensorType  # noqa: E402
 from superopt.runtime.paired_benchmark import time_models  # noqa: E402
 from superopt.verifier.check.differential import check, make_inputs  # noqa: E402
@@ -94,7 +94,7 @@ def nasrnn(graph: Graph) -> Graph:
     return b.build()
 
 
-def _inputs_at_once(b: GraphBuilder, graph: Graph, weight: np.ndarray) -> Tensor:
+def _inputs_at_once(b: GraphBuilder, graph: Graph, weight: np.ndarray) -> SymbolicTensor:
     values = [
         b.input(v.name, "float32", v.type.shape)
         for v in graph.inputs
@@ -124,7 +124,7 @@ def _reading(node: Node, renamed: Mapping[str, str]) -> Node:
 
 
 def _weight(name: str, values: np.ndarray, like: Weight) -> Weight:
-    return Weight(name, TensorType(like.type.dtype, values.shape), ArrayData(values))
+    return Weight(name, TensorType(like.type.dtype, values.shape), ArrayWeightData(values))
 
 
 BY_HAND: dict[str, Callable[[Graph], Graph]] = {

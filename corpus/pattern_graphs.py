@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from superopt.frontend import GraphBuilder
-from superopt.frontend.tensor import Tensor
+from superopt.frontend.symbolic_tensor import SymbolicTensor
 from superopt.ir.graph import Graph
 
 __all__ = ["PATTERNS", "Pattern"]
 
 _OPSET = 23
-Make = Callable[[GraphBuilder, Tensor], Tensor]
+Make = Callable[[GraphBuilder, SymbolicTensor], SymbolicTensor]
 
 
 @dataclass(frozen=True)
@@ -54,55 +54,57 @@ class Pattern:
         return len(names) <= self.most and not set(names) & set(self.gone)
 
 
-def _w(b: GraphBuilder, name: str, *shape: int, offset: float = 0.0) -> Tensor:
+def _w(b: GraphBuilder, name: str, *shape: int, offset: float = 0.0) -> SymbolicTensor:
     return b.weight(name, shape, scale=0.3, offset=offset)
 
 
-def _bn(b: GraphBuilder, x: Tensor, channels: int) -> Tensor:
+def _bn(b: GraphBuilder, x: SymbolicTensor, channels: int) -> SymbolicTensor:
     positive = b.weight("var", (channels,), scale=0.5, offset=0.5, distribution="uniform")
     parts = [_w(b, "gamma", channels, offset=1.0), _w(b, "beta", channels), _w(b, "mean", channels), positive]
     return b.op("BatchNormalization", x, *parts, epsilon=1e-5)
 
 
-def _conv(b: GraphBuilder, x: Tensor, channels: int = 8, out: int = 8, size: int = 3, bias: bool = True) -> Tensor:
+def _conv(
+    b: GraphBuilder, x: SymbolicTensor, channels: int = 8, out: int = 8, size: int = 3, bias: bool = True
+) -> SymbolicTensor:
     w = _w(b, f"w{channels}{out}{size}", out, channels, size, size)
     pads = [size // 2] * 4
     return b.op("Conv", x, w, _w(b, f"b{channels}{out}{size}", out) if bias else None, pads=pads)
 
 
-def _layernorm(b: GraphBuilder, x: Tensor, width: int) -> Tensor:
+def _layernorm(b: GraphBuilder, x: SymbolicTensor, width: int) -> SymbolicTensor:
     centred = x - b.op("ReduceMean", x, [-1], keepdims=1)
     variance = b.op("ReduceMean", b.op("Pow", centred, 2.0), [-1], keepdims=1)
     normal = b.op("Div", centred, b.op("Sqrt", variance + 1e-5))
     return normal * _w(b, "gamma", width, offset=1.0) + _w(b, "beta", width)
 
 
-def _rmsnorm(b: GraphBuilder, x: Tensor, width: int) -> Tensor:
+def _rmsnorm(b: GraphBuilder, x: SymbolicTensor, width: int) -> SymbolicTensor:
     square = b.op("ReduceMean", b.op("Pow", x, 2.0), [-1], keepdims=1)
     return b.op("Div", x, b.op("Sqrt", square + 1e-6)) * _w(b, "gamma", width, offset=1.0)
 
 
-def _gelu_erf(b: GraphBuilder, x: Tensor) -> Tensor:
+def _gelu_erf(b: GraphBuilder, x: SymbolicTensor) -> SymbolicTensor:
     return x * (b.op("Erf", b.op("Div", x, 1.4142135)) + 1.0) * 0.5
 
 
-def _gelu_tanh(b: GraphBuilder, x: Tensor) -> Tensor:
+def _gelu_tanh(b: GraphBuilder, x: SymbolicTensor) -> SymbolicTensor:
     inner = (x + b.op("Pow", x, 3.0) * 0.044715) * 0.7978845608
     return x * 0.5 * (b.op("Tanh", inner) + 1.0)
 
 
-def _attention(b: GraphBuilder, x: Tensor) -> Tensor:
+def _attention(b: GraphBuilder, x: SymbolicTensor) -> SymbolicTensor:
     """One head's scaled dot-product attention over a sequence, batched: [2, 6, 8]."""
     q, k, v = (b.op("MatMul", x, _w(b, n, 8, 8)) for n in "qkv")
     scores = b.op("MatMul", q, b.op("Transpose", k, perm=[0, 2, 1])) * 0.35355339
     return b.op("MatMul", b.op("Softmax", scores, axis=-1), v)
 
 
-def _qkv(b: GraphBuilder, x: Tensor) -> Tensor:
+def _qkv(b: GraphBuilder, x: SymbolicTensor) -> SymbolicTensor:
     return b.op("Concat", *(b.op("MatMul", x, _w(b, n, 16, 16)) for n in "qkv"), axis=-1)
 
 
-def _qdq(b: GraphBuilder, x: Tensor) -> Tensor:
+def _qdq(b: GraphBuilder, x: SymbolicTensor) -> SymbolicTensor:
     zero = np.int8(0)
     for _ in range(2):
         q = b.op("QuantizeLinear", x, np.float32(0.1), zero)
@@ -110,17 +112,17 @@ def _qdq(b: GraphBuilder, x: Tensor) -> Tensor:
     return x
 
 
-def _shape_reshape(b: GraphBuilder, x: Tensor) -> Tensor:
+def _shape_reshape(b: GraphBuilder, x: SymbolicTensor) -> SymbolicTensor:
     rows = b.op("Gather", b.op("Shape", x), np.int64(0), axis=0)
     return b.op("Reshape", x, b.op("Concat", b.op("Unsqueeze", rows, [0]), [-1], axis=0)).relu()
 
 
-def _slices(b: GraphBuilder, x: Tensor) -> Tensor:
+def _slices(b: GraphBuilder, x: SymbolicTensor) -> SymbolicTensor:
     halves = [b.op("Slice", x, [i * 4], [i * 4 + 4], [1]) for i in (0, 1)]
     return b.op("Concat", *halves, axis=1).relu()
 
 
-def _scatter_free_split(b: GraphBuilder, x: Tensor) -> Tensor:
+def _scatter_free_split(b: GraphBuilder, x: SymbolicTensor) -> SymbolicTensor:
     left, right = b.ops("Split", x, [4, 4], outputs=2, axis=1)
     return b.op("Concat", left, right, axis=1).relu()
 

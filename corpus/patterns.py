@@ -25,9 +25,9 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from corpus.pattern_graphs import PATTERNS, Pattern  # noqa: E402
+from superopt.cost.backend_capabilities import ONNX_RUNTIME_CPU, BackendCapabilities  # noqa: E402
 from superopt.cost.cost_model import CostModel  # noqa: E402
-from superopt.cost.fusion import ONNX_RUNTIME_CPU, Backend  # noqa: E402
-from superopt.cost.record import Estimate, Question  # noqa: E402
+from superopt.cost.measurement_record import CostEstimate, MeasurementRequest  # noqa: E402
 from superopt.ir.graph import Graph, structural_hash  # noqa: E402
 from superopt.passes import SearchOptions, search  # noqa: E402
 from superopt.rules import Rule, load_library  # noqa: E402
@@ -45,19 +45,21 @@ class Counting(CostModel):
     cache_bytes = None
 
     def __init__(self, flops: bool) -> None:
-        super().__init__({}, Backend("counting", (), ONNX_RUNTIME_CPU.views))  # which fuses nothing by itself
+        super().__init__(
+            {}, BackendCapabilities("counting", (), ONNX_RUNTIME_CPU.views)
+        )  # which fuses nothing by itself
         self.flops = flops
 
     @property
     def digest(self) -> str:
         return f"counting {'FLOPs' if self.flops else 'operators'}"
 
-    def _view(self) -> Estimate:
-        return Estimate(0.5 if not self.flops else 0.01, "measured")
+    def _view(self) -> CostEstimate:
+        return CostEstimate(0.5 if not self.flops else 0.01, "measured")
 
-    def _lookup(self, question: Question) -> Estimate:
+    def _lookup(self, question: MeasurementRequest) -> CostEstimate:
         work = question.work[0] / 1e3
-        return Estimate(work + 0.01 if self.flops else 1.0 + 1e-6 * work, "measured")
+        return CostEstimate(work + 0.01 if self.flops else 1.0 + 1e-6 * work, "measured")
 
 
 @dataclass(frozen=True)

@@ -27,26 +27,36 @@ from typing import Any
 from superopt import cost as costs
 from superopt import formats
 from superopt.benchmark.row_cache import file_digest
-from superopt.formats.files import replace_file
+from superopt.formats.safe_file_access import replace_file
 from superopt.ir.errors import SuperoptError, UsageError, printable
 from superopt.ir.graph import Graph
-from superopt.ir.sizes import sizes_fed
+from superopt.ir.symbolic_size_binding import sizes_fed
 from superopt.passes import SearchOptions, search
 from superopt.pipeline.optimization import load
 from superopt.pipeline.options import Progress, quiet
 from superopt.pipeline.paired_benchmark import runnable
 from superopt.pipeline.rule_learning import learn_from
-from superopt.pipeline.searching import search_user_rules_first
+from superopt.pipeline.search_runner import search_user_rules_first
 from superopt.report.corpus import geometric_mean
-from superopt.rules import Library, Rule, load_library
+from superopt.rules import Rule, RuleLibrary, load_library
 from superopt.rules.canonical import rule_text
-from superopt.rules.floats import Floats
+from superopt.rules.float_verdicts import FloatVerdictStore
 from superopt.runtime.paired_benchmark import time_models
 from superopt.verifier.admission import admit
 from superopt.verifier.check.differential import make_inputs
 from superopt.verifier.prover.prover import prove
 
-__all__ = ["Ablation", "LEARNT", "Outcome", "admitted", "data_of", "document", "main", "outcomes_of", "table"]
+__all__ = [
+    "RuleAblation",
+    "LEARNT",
+    "AblationOutcome",
+    "admitted",
+    "data_of",
+    "document",
+    "main",
+    "outcomes_of",
+    "table",
+]
 
 
 NONE = "no rules"
@@ -62,7 +72,7 @@ def admitted(folder: Path | None) -> tuple[Rule, ...]:
     return proved(folder).admitted
 
 
-def proved(folder: Path | None) -> Library:
+def proved(folder: Path | None) -> RuleLibrary:
     """The library of a folder with verdicts on all of its rules; the built-in one without a folder.
 
     Raises:
@@ -84,11 +94,11 @@ class _Compared:
 
     rules: tuple[Rule, ...]
     own: tuple[Rule, ...]
-    floats: Floats | None
+    floats: FloatVerdictStore | None
 
 
 @dataclass(frozen=True)
-class Ablation:
+class RuleAblation:
     """Libraries to compare, and under which limits.
 
     Attributes:
@@ -106,12 +116,16 @@ class Ablation:
     time_limit: float = 30.0
     sizes: Mapping[str, int] | None = None
     results: Path | None = None
-    floats: Floats | None = None
+    floats: FloatVerdictStore | None = None
     learning: float = 0.0
 
     def search(
-        self, models: Sequence[Source], *, known: Mapping[str, Outcome] | None = None, progress: Progress = quiet
-    ) -> Iterator[list[Outcome]]:
+        self,
+        models: Sequence[Source],
+        *,
+        known: Mapping[str, AblationOutcome] | None = None,
+        progress: Progress = quiet,
+    ) -> Iterator[list[AblationOutcome]]:
         """Optimise every model with every library, and with no rules.
 
         Args:
@@ -131,7 +145,7 @@ class Ablation:
                     key = hashlib.sha256(contents + self._settings_key(given)).hexdigest()
                     found = (known or {}).get(key)
                     if found is None or not self._ready_to_race(found):
-                        outcome = Outcome(_name(source), library, key=key)
+                        outcome = AblationOutcome(_name(source), library, key=key)
                         found = self._searched(source, outcome, given, model_costs)
                     row.append(replace(found, library=library))
             yield row
@@ -157,18 +171,20 @@ class Ablation:
         floats = "" if given.floats is None or not rules else given.floats.digest
         return json.dumps([self.target, self.time_limit, sizes, sorted(map(rule_text, rules)), floats]).encode()
 
-    def _ready_to_race(self, outcome: Outcome) -> bool:
+    def _ready_to_race(self, outcome: AblationOutcome) -> bool:
         """Whether all that a race needs is there: the file of a result that has not been raced."""
         return (
             self.results is None or outcome.ratio is not None or outcome.after_us == outcome.before_us
             or self._file(outcome).is_file()
         )  # fmt: skip
 
-    def _file(self, outcome: Outcome) -> Path:
+    def _file(self, outcome: AblationOutcome) -> Path:
         assert self.results is not None
         return self.results / f"{outcome.key[:24]}.onnx"
 
-    def _searched(self, source: Source, outcome: Outcome, given: _Compared, model: costs.CostModel) -> Outcome:
+    def _searched(
+        self, source: Source, outcome: AblationOutcome, given: _Compared, model: costs.CostModel
+    ) -> AblationOutcome:
         """One model with one library."""
         sizes = self.sizes or {}
         try:
@@ -195,8 +211,8 @@ class Ablation:
         return outcome
 
     def measured(
-        self, source: Source, row: Sequence[Outcome], *, rounds: int = 15, time_limit: float = 6.0
-    ) -> tuple[list[Outcome], Mapping[str, Any]]:
+        self, source: Source, row: Sequence[AblationOutcome], *, rounds: int = 15, time_limit: float = 6.0
+    ) -> tuple[list[AblationOutcome], Mapping[str, Any]]:
         """The outcomes of one model with measured ratios, and the circumstances.
 
         Args:
@@ -230,7 +246,7 @@ class Ablation:
         return made, result.circumstances
 
 
-def _recorded(path: Path | None) -> tuple[dict[str, Outcome], Mapping[str, Any]]:
+def _recorded(path: Path | None) -> tuple[dict[str, AblationOutcome], Mapping[str, Any]]:
     """Outcomes of an earlier run by key, and its races' circumstances; none where there is no such file."""
     if path is None or not path.is_file():
         return {}, {}
@@ -271,14 +287,14 @@ class _Run:
     """One call of the program: what is known by now, written after every model."""
 
     arguments: argparse.Namespace
-    ablation: Ablation
-    recorded: dict[str, Outcome]
+    ablation: RuleAblation
+    recorded: dict[str, AblationOutcome]
     machine: Mapping[str, Any]
 
     def run(self) -> tuple[dict[str, Any], bool]:
         """The table, and whether all models are in it (and raced, if that was asked for)."""
         start = time.monotonic()
-        rows: dict[str, list[Outcome]] = {}
+        rows: dict[str, list[AblationOutcome]] = {}
         sources = {_name(s): s for s in self.arguments.models}
         for row in self.ablation.search(self.arguments.models, known=self.recorded, progress=_show):
             rows[row[0].model] = row
@@ -299,7 +315,7 @@ class _Run:
     def _late(self, start: float) -> bool:
         return self.arguments.total_limit is not None and time.monotonic() - start > self.arguments.total_limit
 
-    def _write(self, rows: Mapping[str, Sequence[Outcome]]) -> dict[str, Any]:
+    def _write(self, rows: Mapping[str, Sequence[AblationOutcome]]) -> dict[str, Any]:
         settings = {
             "target": self.ablation.target, "time_limit": self.ablation.time_limit,
             "rules": {**{n: len(r) for n, r in self.ablation.libraries.items()}, NONE: 0},
@@ -340,9 +356,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not found:
             raise UsageError(f"--library {text} is not NAME=DIR")
         compared[name] = proved(Path(folder) if folder else None)
-    floats = Floats({key: row for library in compared.values() for key, row in library.float_store.items()})
+    floats = FloatVerdictStore({key: row for library in compared.values() for key, row in library.float_store.items()})
     libraries = {name: library.admitted for name, library in compared.items()}
-    ablation = Ablation(
+    ablation = RuleAblation(
         libraries, given.target, given.time_limit, results=given.results, floats=floats, learning=given.discover
     )
     data, whole = _Run(given, ablation, known, machine).run()
@@ -371,7 +387,7 @@ _DIFFERENT = 0.005  # least difference of modelled ratios that puts a model amon
 
 
 @dataclass(frozen=True)
-class Outcome:
+class AblationOutcome:
     """One model with one library.
 
     Attributes:
@@ -404,7 +420,9 @@ class Outcome:
         return self.after_us / self.before_us if self.before_us else 1.0
 
 
-def data_of(outcomes: Sequence[Outcome], settings: Mapping[str, Any], machine: Mapping[str, Any]) -> dict[str, Any]:
+def data_of(
+    outcomes: Sequence[AblationOutcome], settings: Mapping[str, Any], machine: Mapping[str, Any]
+) -> dict[str, Any]:
     """The table as JSON data: a row per model, a column per library; where the first library is not the best.
 
     Args:
@@ -412,7 +430,7 @@ def data_of(outcomes: Sequence[Outcome], settings: Mapping[str, Any], machine: M
         settings: target, seconds a search, rules of each library, date.
         machine: circumstances of the races; empty where nothing was measured.
     """
-    rows: dict[str, dict[str, Outcome]] = {}
+    rows: dict[str, dict[str, AblationOutcome]] = {}
     for outcome in sorted(outcomes, key=lambda o: o.model):
         rows.setdefault(outcome.model, {})[outcome.library] = outcome
     return {
@@ -427,23 +445,23 @@ def data_of(outcomes: Sequence[Outcome], settings: Mapping[str, Any], machine: M
     }  # fmt: skip
 
 
-def _behind(row: Sequence[Outcome]) -> bool:
+def _behind(row: Sequence[AblationOutcome]) -> bool:
     """Whether the first library has no result, or one that costs more than another library's."""
     return not row[0].before_us or _above(row) > _SAME
 
 
-def _above(row: Sequence[Outcome]) -> float:
+def _above(row: Sequence[AblationOutcome]) -> float:
     """By which share the first library's result costs more than the cheapest of another."""
     least, own = min(o.after_us for o in row if o.before_us and o.library != LEARNT), row[0].after_us
     return own / least - 1.0 if least else float("inf") if own else 0.0
 
 
-def _named(row: Sequence[Outcome]) -> str:
+def _named(row: Sequence[AblationOutcome]) -> str:
     """A model on which the first library is behind, and by how much."""
     return f"{row[0].model} (by {100 * _above(row):.2g} %)" if row[0].before_us else row[0].model
 
 
-def outcomes_of(data: Any) -> list[Outcome]:
+def outcomes_of(data: Any) -> list[AblationOutcome]:
     """The outcomes of a table that was written.
 
     Raises:
@@ -451,22 +469,22 @@ def outcomes_of(data: Any) -> list[Outcome]:
     """
     if not isinstance(data, Mapping) or data["format"] != FORMAT:
         raise ValueError(f"not {FORMAT}")
-    known = {f.name for f in fields(Outcome)}
+    known = {f.name for f in fields(AblationOutcome)}
     return [
-        Outcome(row["model"], library, **{k: v for k, v in told.items() if k in known})
+        AblationOutcome(row["model"], library, **{k: v for k, v in told.items() if k in known})
         for row in data["models"] for library, told in row["outcomes"].items()
     ]  # fmt: skip
 
 
-def _rows(data: Mapping[str, Any]) -> list[list[Outcome]]:
+def _rows(data: Mapping[str, Any]) -> list[list[AblationOutcome]]:
     """Outcomes by model."""
-    rows: dict[str, list[Outcome]] = {}
+    rows: dict[str, list[AblationOutcome]] = {}
     for outcome in outcomes_of(data):
         rows.setdefault(outcome.model, []).append(outcome)
     return list(rows.values())
 
 
-def _cell(outcome: Outcome) -> str:
+def _cell(outcome: AblationOutcome) -> str:
     """The modelled ratio, and the measured one where there is one."""
     if outcome.failure and not outcome.before_us:
         return printable(outcome.failure, 40)
@@ -485,7 +503,7 @@ def table(data: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _means(rows: Sequence[Sequence[Outcome]], column: int) -> str:
+def _means(rows: Sequence[Sequence[AblationOutcome]], column: int) -> str:
     """Geometric means over all models: a model that was not raced because it came back as it was is 1."""
     modelled = f"{geometric_mean(r[column].modelled for r in rows):.3f}"
     raced = [r[column].ratio for r in rows]
@@ -537,7 +555,7 @@ def _raced_how(data: Mapping[str, Any]) -> str:
     )
 
 
-def _line(row: Sequence[Outcome]) -> str:
+def _line(row: Sequence[AblationOutcome]) -> str:
     rules = sorted(row[0].rules.items(), key=lambda r: (-r[1], r[0]))
     text = ", ".join(f"{rule} ×{n}" for rule, n in rules[:4]) + (
         f" and {len(rules) - 4} more" if len(rules) > 4 else ""

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lab.multiplications import devices_table, operators_table, shared_table, sums_table
+from lab.fast_algorithm_limits import devices_table, operators_table, shared_table, sums_table
 from superopt import cost as costs
 from superopt import formats
 from superopt.cost.cost_model import CostModel
@@ -29,7 +29,7 @@ from superopt.ir.graph import Graph
 from superopt.passes.fast_algorithms.selection import (
     GROWTH,
     LEAST_GAIN,
-    Choice,
+    FastAlgorithmChoice,
     Form,
     alternatives,
     choose,
@@ -38,14 +38,14 @@ from superopt.passes.fast_algorithms.selection import (
     rewritten,
 )
 from superopt.passes.fast_algorithms.sites import sites_of
-from superopt.pipeline.fast_algorithms import Accuracy, accuracy
+from superopt.pipeline.fast_algorithm_proposals import NumericalErrorComparison, accuracy
 from superopt.pipeline.optimization import optimize
 from superopt.pipeline.paired_benchmark import clock_of
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.paired_benchmark import circumstances, time_loadings
 from superopt.verifier.check.differential import make_inputs
 
-__all__ = ["Measured", "conv", "main", "matmul", "measured", "replaced"]
+__all__ = ["FastAlgorithmMeasurement", "conv", "main", "matmul", "measured", "replaced"]
 
 CONVS = (
     (512, 512, 28), (256, 256, 28), (512, 512, 16), (256, 256, 14), (512, 512, 14), (128, 128, 28), (256, 256, 56),
@@ -61,7 +61,7 @@ _NEAR = 1.03  # a choice within this of the fastest is as good
 
 
 @dataclass(frozen=True)
-class Measured:
+class FastAlgorithmMeasurement:
     """One operator beside its forms.
 
     Attributes:
@@ -81,7 +81,7 @@ class Measured:
     ratios: tuple[float, ...]
     best: tuple[float, ...]
     ms: float
-    errors: Accuracy | None
+    errors: NumericalErrorComparison | None
     load: float
     kept: int | None = None
 
@@ -127,7 +127,7 @@ def measured(
     decide: bool = False,
     threads: int = 1,
     burst: int = 2,
-) -> Measured:
+) -> FastAlgorithmMeasurement:
     """Time an operator beside its forms, the cheapest ``most`` by the model.
 
     Args:
@@ -150,7 +150,7 @@ def measured(
     kept = _chosen_form(graph, model) if decide else None
     direct, *others = alternatives(graph, sites[0], model, GROWTH["standard"])
     timed = [(us, form) for n, (us, form) in enumerate(others) if form and (n < most or form == kept)]
-    graphs = [rewritten(graph, [Choice(sites[0], form, 0.0, 0.0)]) for _, form in timed]
+    graphs = [rewritten(graph, [FastAlgorithmChoice(sites[0], form, 0.0, 0.0)]) for _, form in timed]
     forms = (None, *(form for _, form in timed))
     load = os.getloadavg()[0]
     models, feeds = [formats.to_onnx_bytes(g) for g in (graph, *graphs)], make_inputs(graph, 0, "normal")
@@ -158,7 +158,7 @@ def measured(
         lambda: [ONNX_RUNTIME.load(m, threads=threads).bound(feeds) for m in models], loadings=_SITTINGS,
         rounds=rounds, burst=burst, threads=threads, clock=clock_of(threads), time_limit=_SECONDS,
     )  # fmt: skip
-    found = Measured(
+    found = FastAlgorithmMeasurement(
         shape, forms, (direct[0], *(us for us, _ in timed)), result.ratios,
         tuple(ms / result.best_ms[0] for ms in result.best_ms), result.ms[0], None, load,
         forms.index(kept) if decide else None,
@@ -230,7 +230,7 @@ def plan(folder: Path, count: int, seed: int) -> None:
 
 def random_table(model: CostModel, count: int, seed: int, threads: int) -> list[str]:
     """Markdown: on shapes that nobody chose, how often prices choose what is fastest, and what it costs where not."""
-    found: list[Measured] = []
+    found: list[FastAlgorithmMeasurement] = []
     for shape, graph, most in drawn(count, seed):
         one = measured(graph, shape, model, rounds=4, most=most, decide=True, threads=threads, burst=1)
         found.append(one)
@@ -254,7 +254,7 @@ def random_table(model: CostModel, count: int, seed: int, threads: int) -> list[
     return [said, "", _scatter(found), "", *rows]
 
 
-def _scatter(found: Sequence[Measured]) -> str:
+def _scatter(found: Sequence[FastAlgorithmMeasurement]) -> str:
     """By kind of form, what was measured ÷ what was modelled, of the operator's time: what prices are off by."""
     logs: dict[str, list[float]] = defaultdict(list)
     for one in found:

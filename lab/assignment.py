@@ -17,7 +17,7 @@ from pathlib import Path
 from superopt.assignment import read_problem, solve
 from superopt.errors import SuperoptError
 
-__all__ = ["CONTEST", "Row", "main", "solved"]
+__all__ = ["CONTEST", "AssignmentBenchmarkRow", "main", "solved"]
 
 CONTEST: Mapping[str, tuple[int, int]] = {  # seconds, and the best cost of 25 teams on 8 cores
     "A": (60, 6_548_641_531),
@@ -35,7 +35,7 @@ _DEFAULT_SECONDS = 60  # of problems that are not in the table
 
 
 @dataclass(frozen=True)
-class Row:
+class AssignmentBenchmarkRow:
     """A problem and what was found; ``error`` where there is no assignment, and then the numbers are 0.
 
     Attributes:
@@ -56,7 +56,7 @@ class Row:
     error: str = ""
 
 
-def solved(path: Path, *, share: float, seed: int) -> Row:
+def solved(path: Path, *, share: float, seed: int) -> AssignmentBenchmarkRow:
     """Solve a problem.
 
     Args:
@@ -74,9 +74,11 @@ def solved(path: Path, *, share: float, seed: int) -> Row:
         )  # fmt: skip
     except SuperoptError as error:
         spent = time.process_time() - began
-        return Row(name, problem.nodes, limit, spent, best, 0, 0, 0, problem.usage_limit, 0, str(error))
+        return AssignmentBenchmarkRow(
+            name, problem.nodes, limit, spent, best, 0, 0, 0, problem.usage_limit, 0, str(error)
+        )
     spent = round(time.process_time() - began, 1)
-    return Row(
+    return AssignmentBenchmarkRow(
         name, problem.nodes, limit, spent, best, result.cost, result.bound, result.peak, problem.usage_limit,
         result.steps,
     )  # fmt: skip
@@ -94,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     only = set(filter(None, options.only.split(",")))
     paths = sorted([*options.folder.glob("*.json"), *options.folder.glob("*.json.gz")])
     earlier = json.loads(options.json.read_text()) if options.json and options.json.exists() else []
-    rows = {item["problem"]: Row(**item) for item in earlier}
+    rows = {item["problem"]: AssignmentBenchmarkRow(**item) for item in earlier}
     for path in paths:
         if only and path.name.split(".")[0] not in only:
             continue
@@ -108,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def text(rows: Mapping[str, Row]) -> str:
+def text(rows: Mapping[str, AssignmentBenchmarkRow]) -> str:
     """The rows in order, as JSON."""
     return json.dumps([asdict(rows[name]) for name in sorted(rows)], indent=1) + "\n"
 

@@ -1,8 +1,9 @@
 """Deployments, exported as their users export them: ``python -m lab.deployments FOLDER [NAME ...]``.
 
 Networks of published sizes with random weights, which a seed draws: some by PyTorch alone, others from configurations
-of ``transformers`` (:mod:`lab.configured`), without a download (``pip install torch transformers onnxscript``).
-``make bench-deploy`` races them, and ``tests/stability.py`` asks whether each comes back the same on every run.
+of ``transformers`` (:mod:`lab.transformers_deployments`), without a download (``pip install torch transformers
+onnxscript``). ``make bench-deploy`` races them, and ``tests/stability.py`` asks whether each comes back the same on
+every run.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from lab.configured import CONFIGURED, Deployment, drawn, image
+from lab.transformers_deployments import CONFIGURED, DeploymentExport, drawn, image
 
 __all__ = ["DEPLOYMENTS", "exported", "main"]
 
@@ -26,7 +27,7 @@ _OPSET = 18
 # -- by PyTorch alone ------------------------------------------------------------------------------------------------
 
 
-class Act(nn.Sequential):
+class ConvActivation(nn.Sequential):
     """A convolution, with the normalisation folded into it, and its activation."""
 
     def __init__(
@@ -43,9 +44,10 @@ class C2f(nn.Module):
     def __init__(self, inner: int, out: int, count: int, *, add: bool) -> None:
         super().__init__()
         self.half, self.add = out // 2, add
-        self.first, self.last = Act(inner, out, 1), Act((2 + count) * self.half, out, 1)
+        self.first, self.last = ConvActivation(inner, out, 1), ConvActivation((2 + count) * self.half, out, 1)
         self.blocks = nn.ModuleList(
-            nn.Sequential(Act(self.half, self.half), Act(self.half, self.half)) for _ in range(count)
+            nn.Sequential(ConvActivation(self.half, self.half), ConvActivation(self.half, self.half))
+            for _ in range(count)
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -56,12 +58,12 @@ class C2f(nn.Module):
         return self.last(torch.cat(parts, 1))
 
 
-class Pooled(nn.Module):
+class SpatialPyramidPooling(nn.Module):
     """YOLOv8's SPPF: three poolings in a row, joined."""
 
     def __init__(self, wide: int) -> None:
         super().__init__()
-        self.first, self.last = Act(wide, wide // 2, 1), Act(2 * wide, wide, 1)
+        self.first, self.last = ConvActivation(wide, wide // 2, 1), ConvActivation(2 * wide, wide, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         parts = [self.first(x)]
@@ -79,10 +81,12 @@ class Detect(nn.Module):
         self.bins, self.classes = bins, classes
         boxes, kinds = max(16, widths[0] // 4, 4 * bins), max(widths[0], min(classes, 100))
         self.boxes = nn.ModuleList(
-            nn.Sequential(Act(w, boxes), Act(boxes, boxes), nn.Conv2d(boxes, 4 * bins, 1)) for w in widths
+            nn.Sequential(ConvActivation(w, boxes), ConvActivation(boxes, boxes), nn.Conv2d(boxes, 4 * bins, 1))
+            for w in widths
         )
         self.kinds = nn.ModuleList(
-            nn.Sequential(Act(w, kinds), Act(kinds, kinds), nn.Conv2d(kinds, classes, 1)) for w in widths
+            nn.Sequential(ConvActivation(w, kinds), ConvActivation(kinds, kinds), nn.Conv2d(kinds, classes, 1))
+            for w in widths
         )
         self.expected = nn.Conv2d(bins, 1, 1, bias=False)
         self.expected.weight.data = torch.arange(bins, dtype=torch.float32).reshape(1, bins, 1, 1)
@@ -115,14 +119,19 @@ class YoloV8n(nn.Module):
     def __init__(self, size: int = 640) -> None:
         super().__init__()
         self.early = nn.Sequential(
-            Act(3, 16, stride=2), Act(16, 32, stride=2), C2f(32, 32, 1, add=True), Act(32, 64, stride=2),
+            ConvActivation(3, 16, stride=2),
+            ConvActivation(16, 32, stride=2),
+            C2f(32, 32, 1, add=True),
+            ConvActivation(32, 64, stride=2),
             C2f(64, 64, 2, add=True),
-        )  # fmt: skip
-        self.middle = nn.Sequential(Act(64, 128, stride=2), C2f(128, 128, 2, add=True))
-        self.late = nn.Sequential(Act(128, 256, stride=2), C2f(256, 256, 1, add=True), Pooled(256))
+        )
+        self.middle = nn.Sequential(ConvActivation(64, 128, stride=2), C2f(128, 128, 2, add=True))
+        self.late = nn.Sequential(
+            ConvActivation(128, 256, stride=2), C2f(256, 256, 1, add=True), SpatialPyramidPooling(256)
+        )
         self.up, self.wide = nn.Upsample(scale_factor=2.0), C2f(384, 128, 1, add=False)
-        self.fine, self.down = C2f(192, 64, 1, add=False), Act(64, 64, stride=2)
-        self.between, self.further = C2f(192, 128, 1, add=False), Act(128, 128, stride=2)
+        self.fine, self.down = C2f(192, 64, 1, add=False), ConvActivation(64, 64, stride=2)
+        self.between, self.further = C2f(192, 128, 1, add=False), ConvActivation(128, 128, stride=2)
         self.coarse, self.detect = C2f(384, 256, 1, add=False), Detect((64, 128, 256), size)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -136,7 +145,7 @@ class YoloV8n(nn.Module):
         return self.detect([fine, between, coarse])
 
 
-class Dense(nn.Module):
+class EsrganDenseBlock(nn.Module):
     """ESRGAN's block: each of five convolutions reads what all before it made."""
 
     def __init__(self, wide: int = 64, grown: int = 32) -> None:
@@ -158,7 +167,9 @@ class Esrgan(nn.Module):
     def __init__(self, blocks: int = 2, wide: int = 64) -> None:
         super().__init__()
         self.first, self.body = nn.Conv2d(3, wide, 3, padding=1), nn.Conv2d(wide, wide, 3, padding=1)
-        self.blocks = nn.ModuleList(nn.Sequential(Dense(), Dense(), Dense()) for _ in range(blocks))
+        self.blocks = nn.ModuleList(
+            nn.Sequential(EsrganDenseBlock(), EsrganDenseBlock(), EsrganDenseBlock()) for _ in range(blocks)
+        )
         self.ups = nn.ModuleList(nn.Conv2d(wide, wide, 3, padding=1) for _ in range(3))
         self.last = nn.Conv2d(wide, 3, 3, padding=1)
 
@@ -172,17 +183,19 @@ class Esrgan(nn.Module):
         return self.last(functional.leaky_relu(self.ups[2](x), 0.2))
 
 
-class Nested(nn.Module):
+class NestedUNetBlock(nn.Module):
     """U²-Net's block: a U-Net of so many levels, with its input added; with ``dilated``, dilations for poolings."""
 
     def __init__(self, inner: int, out: int, levels: int, narrow: int = 16, *, dilated: bool = False) -> None:
         super().__init__()
         apart = [2**n if dilated else 1 for n in range(levels - 1)]
-        self.dilated, self.first = dilated, Act(inner, out, act=nn.ReLU)
-        self.down = nn.ModuleList(Act(narrow if n else out, narrow, apart=a, act=nn.ReLU) for n, a in enumerate(apart))
-        self.bottom = Act(narrow, narrow, apart=2 * apart[-1], act=nn.ReLU)
+        self.dilated, self.first = dilated, ConvActivation(inner, out, act=nn.ReLU)
+        self.down = nn.ModuleList(
+            ConvActivation(narrow if n else out, narrow, apart=a, act=nn.ReLU) for n, a in enumerate(apart)
+        )
+        self.bottom = ConvActivation(narrow, narrow, apart=2 * apart[-1], act=nn.ReLU)
         self.back = nn.ModuleList(
-            Act(2 * narrow, narrow if n else out, apart=a, act=nn.ReLU) for n, a in enumerate(apart)
+            ConvActivation(2 * narrow, narrow if n else out, apart=a, act=nn.ReLU) for n, a in enumerate(apart)
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -210,9 +223,12 @@ class U2NetP(nn.Module):
         super().__init__()
         kinds = [(7, False), (6, False), (5, False), (4, False), (5, True), (5, True)]
         self.down = nn.ModuleList(
-            Nested(wide if n else 3, wide, levels, dilated=dilated) for n, (levels, dilated) in enumerate(kinds)
+            NestedUNetBlock(wide if n else 3, wide, levels, dilated=dilated)
+            for n, (levels, dilated) in enumerate(kinds)
         )
-        self.back = nn.ModuleList(Nested(2 * wide, wide, levels, dilated=dilated) for levels, dilated in kinds[:-1])
+        self.back = nn.ModuleList(
+            NestedUNetBlock(2 * wide, wide, levels, dilated=dilated) for levels, dilated in kinds[:-1]
+        )
         self.sides = nn.ModuleList(nn.Conv2d(wide, 1, 3, padding=1) for _ in kinds)
         self.last = nn.Conv2d(len(kinds), 1, 1)
 
@@ -244,7 +260,7 @@ class MobileNet(nn.Sequential):
         super().__init__(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], 1000))
 
 
-class FileTypes(nn.Module):
+class FileTypeClassifier(nn.Module):
     """A detector of file types, as magika has it: bytes (256: padding) as one-hot, dense layers, one convolution."""
 
     def __init__(self, wide: int = 64, joined: int = 4, kinds: int = 216) -> None:
@@ -282,15 +298,15 @@ class BasicPitch(nn.Module):
         return contours, notes, self.onsets(torch.cat((notes, self.attacks(x)), 1))
 
 
-DEPLOYMENTS: Mapping[str, Deployment] = {
-    "yolov8n": Deployment(lambda: drawn(YoloV8n()), image(640, "images")),
-    "esrgan": Deployment(lambda: drawn(Esrgan()), image(64, "image"), {"image": {0: "n", 2: "h", 3: "w"}}),
-    "esrgan_static": Deployment(lambda: drawn(Esrgan()), image(64, "image")),
-    "u2netp": Deployment(lambda: drawn(U2NetP()), image(320, "image")),
-    "basic_pitch": Deployment(lambda: drawn(BasicPitch()), lambda: {"harmonics": torch.randn(1, 8, 172, 264)}),
-    "mobilenet": Deployment(lambda: drawn(MobileNet()), image(224, "image")),
-    "file_types": Deployment(
-        lambda: FileTypes().eval(), lambda: {"bytes": torch.randint(0, 257, (1, 2048), dtype=torch.int32)},
+DEPLOYMENTS: Mapping[str, DeploymentExport] = {
+    "yolov8n": DeploymentExport(lambda: drawn(YoloV8n()), image(640, "images")),
+    "esrgan": DeploymentExport(lambda: drawn(Esrgan()), image(64, "image"), {"image": {0: "n", 2: "h", 3: "w"}}),
+    "esrgan_static": DeploymentExport(lambda: drawn(Esrgan()), image(64, "image")),
+    "u2netp": DeploymentExport(lambda: drawn(U2NetP()), image(320, "image")),
+    "basic_pitch": DeploymentExport(lambda: drawn(BasicPitch()), lambda: {"harmonics": torch.randn(1, 8, 172, 264)}),
+    "mobilenet": DeploymentExport(lambda: drawn(MobileNet()), image(224, "image")),
+    "file_types": DeploymentExport(
+        lambda: FileTypeClassifier().eval(), lambda: {"bytes": torch.randint(0, 257, (1, 2048), dtype=torch.int32)},
         {"bytes": {0: "batch"}},
     ),
     **CONFIGURED,

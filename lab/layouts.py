@@ -1,7 +1,7 @@
 """Networks of channels-last exporters beside their twins: ``python -m lab.layouts [NAME ...] [--seconds S]``.
 
-Each network of :mod:`lab.channels_last` and its twin are optimised under recorded prices, the network also in one
-pass, without fast algorithms, which have Transposes of their own. A row has the Transposes that are left between
+Each network of :mod:`lab.channels_last_networks` and its twin are optimised under recorded prices, the network also in
+one pass, without fast algorithms, which have Transposes of their own. A row has the Transposes that are left between
 convolutions, what ONNX Runtime leaves of the network by itself, and the time of the network and of its results ÷ the
 time of the twin's result, raced in one process on one thread.
 """
@@ -14,16 +14,16 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lab.channels_last import CHANNELS_LAST
+from lab.channels_last_networks import CHANNELS_LAST
 from superopt.formats import to_onnx_bytes
 from superopt.ir.graph import Graph
 from superopt.pipeline.optimization import optimize
 from superopt.pipeline.options import ALGORITHMS, Options
-from superopt.runtime.lowered_graph import lowered
+from superopt.runtime.executed_graph import lowered
 from superopt.runtime.paired_benchmark import median_error, time_models
 from superopt.runtime.sample_data import feeds_for
 
-__all__ = ["Row", "interior_transposes", "main", "row_of", "transposes"]
+__all__ = ["LayoutBenchmarkRow", "interior_transposes", "main", "row_of", "transposes"]
 
 _TARGET = "profile:cpu-epyc-2core"
 _ROUNDS = 40
@@ -50,7 +50,7 @@ def interior_transposes(graph: Graph) -> int:
 
 
 @dataclass(frozen=True)
-class Row:
+class LayoutBenchmarkRow:
     """What came of a network.
 
     Attributes:
@@ -73,7 +73,7 @@ class Row:
     errors: tuple[float, ...]
 
 
-def row_of(name: str, seconds: float) -> Row:
+def row_of(name: str, seconds: float) -> LayoutBenchmarkRow:
     """Optimise a network and its twin, and race the results.
 
     Args:
@@ -91,7 +91,7 @@ def row_of(name: str, seconds: float) -> Row:
     best, quick, beside = results
     models = [to_onnx_bytes(g) for g in (beside, network, best, quick)]
     raced = time_models(models, feeds_for(network), rounds=_ROUNDS, threads=1, time_limit=seconds)
-    return Row(
+    return LayoutBenchmarkRow(
         name, transposes(network), transposes(lowered(network)),
         (interior_transposes(best), interior_transposes(quick), interior_transposes(beside)),
         (len(network.nodes), len(best.nodes), len(quick.nodes), len(beside.nodes)), (took[0], took[1]),
@@ -99,7 +99,7 @@ def row_of(name: str, seconds: float) -> Row:
     )  # fmt: skip
 
 
-def table(rows: Sequence[Row]) -> str:
+def table(rows: Sequence[LayoutBenchmarkRow]) -> str:
     """The rows in Markdown."""
     lines = [
         "| network | Transposes | left by ONNX Runtime | interior, result | quick | twin | nodes | result | quick "

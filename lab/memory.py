@@ -16,9 +16,9 @@ from superopt import formats
 from superopt.cost import for_target
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph
-from superopt.memory.arena import measured_arena
+from superopt.memory.arena_measurement import measured_arena
 from superopt.memory.remat import ROWS
-from superopt.ops.record import NotCovered
+from superopt.ops.operator_definition import UnsupportedNodeForm
 from superopt.pipeline.acceptance_policy import doubt_of
 from superopt.pipeline.memory_schedule import arena_block, least_memory
 from superopt.pipeline.memory_timeline import footprint, footprint_of
@@ -27,14 +27,23 @@ from superopt.pipeline.paired_benchmark import measure
 from superopt.pipeline.rematerialization import smallest_points
 from superopt.runtime.sample_data import feeds_for, with_values
 
-__all__ = ["Row", "StepRow", "main", "measured_plan", "measured_row", "raced_row", "rendered", "rendered_steps"]
+__all__ = [
+    "MemoryBenchmarkRow",
+    "RematerializationBenchmarkRow",
+    "main",
+    "measured_plan",
+    "measured_row",
+    "raced_row",
+    "rendered",
+    "rendered_steps",
+]
 
 _PATIENCE, _RACE, _RACED = 180.0, 40.0, 15  # seconds to plan and to race, rounds
 _LARGE = 1 << 30  # bytes of weights above which a model is left out: it is held several times
 
 
 @dataclass(frozen=True)
-class Row:
+class MemoryBenchmarkRow:
     """A model's activations in bytes: inputs and outputs, which no plan changes, and the block, as modelled and as the
     arena was asked for it, both of the same session; ``scratch``: what its kernels took besides."""
 
@@ -55,7 +64,7 @@ class Row:
         return (self.held + self.arena_after) / (self.held + self.arena)
 
 
-def measured_row(path: Path) -> Row:
+def measured_row(path: Path) -> MemoryBenchmarkRow:
     """One model, as it is and written for memory.
 
     Raises:
@@ -66,11 +75,11 @@ def measured_row(path: Path) -> Row:
     held = found.before.plan.inputs + found.before.plan.outputs
     block, arena, scratch = _measured_bytes(graph)
     after = _measured_bytes(found.graph) if found.how else (block, arena, scratch)
-    return Row(path.stem, held, block, arena, scratch, *after, found.before.bound, found.how)
+    return MemoryBenchmarkRow(path.stem, held, block, arena, scratch, *after, found.before.bound, found.how)
 
 
 @dataclass(frozen=True)
-class StepRow:
+class RematerializationBenchmarkRow:
     """A model in bytes: inputs and outputs, and the block of the arena, before and after; times beside each other.
 
     Attributes:
@@ -97,7 +106,9 @@ class StepRow:
         return (self.held + self.arena_after) / (self.held + self.arena)
 
 
-def measured_plan(name: str, graph: Graph, share: float, seconds: float, folder: Path | None = None) -> StepRow:
+def measured_plan(
+    name: str, graph: Graph, share: float, seconds: float, folder: Path | None = None
+) -> RematerializationBenchmarkRow:
     """A graph beside what takes least of what is modelled at so much more time.
 
     Args:
@@ -125,13 +136,13 @@ def measured_plan(name: str, graph: Graph, share: float, seconds: float, folder:
         ratio, doubt = timed.ratio, doubt_of(timed)
     held = footprint(graph).plan
     arena = arena_block(graph, {})
-    return StepRow(
+    return RematerializationBenchmarkRow(
         name, len(graph.nodes), len(least.graph.nodes), held.inputs + held.outputs, arena,
         arena - usual.bytes + least.bytes, least.us / usual.us - 1.0, ratio, doubt, seconds, least.how or "as it was",
     )  # fmt: skip
 
 
-def raced_row(row: StepRow, folder: Path) -> StepRow:
+def raced_row(row: RematerializationBenchmarkRow, folder: Path) -> RematerializationBenchmarkRow:
     """The row with the times of its two files beside each other; how far their outputs are apart is told, too.
 
     Raises:
@@ -142,7 +153,7 @@ def raced_row(row: StepRow, folder: Path) -> StepRow:
     return replace(row, ratio=found.ratio, doubt=found.doubt)
 
 
-def rendered_steps(title: str, rows: Sequence[StepRow]) -> str:
+def rendered_steps(title: str, rows: Sequence[RematerializationBenchmarkRow]) -> str:
     """A table in Markdown."""
     lines = [
         f"## {title}", "",
@@ -178,7 +189,7 @@ def _measured_bytes(graph: Graph) -> tuple[int, int, int]:
     return footprint_of(formats.from_bytes(arena.ran), graph, feeds).plan.block, arena.block, arena.scratch
 
 
-def rendered(title: str, rows: Sequence[Row]) -> str:
+def rendered(title: str, rows: Sequence[MemoryBenchmarkRow]) -> str:
     """A table in Markdown with its sums."""
     lines = [
         f"## {title}", "",
@@ -225,9 +236,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.share is not None or given.race:
         _run_steps(given)
         return
-    known: dict[str, Row] = {}
+    known: dict[str, MemoryBenchmarkRow] = {}
     if given.resume.exists():
-        read = (Row(**json.loads(line)) for line in given.resume.read_text().splitlines())
+        read = (MemoryBenchmarkRow(**json.loads(line)) for line in given.resume.read_text().splitlines())
         known = {r.model: r for r in read}
     given.resume.parent.mkdir(parents=True, exist_ok=True)
     for path in given.models:
@@ -239,7 +250,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 print(f"{path.stem}: left out, {weights:,} bytes of weights", file=sys.stderr)
                 continue
             known[path.stem] = measured_row(path)
-        except (SuperoptError, NotCovered) as error:
+        except (SuperoptError, UnsupportedNodeForm) as error:
             print(f"{path.stem}: {error}", file=sys.stderr)
             continue
         with given.resume.open("a") as file:
@@ -251,7 +262,10 @@ def _run_steps(arguments: argparse.Namespace) -> None:
     """Plan models, or race those that were planned, and write the table."""
     resume: Path = arguments.resume
     resume.parent.mkdir(parents=True, exist_ok=True)
-    read = (StepRow(**json.loads(line)) for line in (resume.read_text().splitlines() if resume.exists() else ()))
+    read = (
+        RematerializationBenchmarkRow(**json.loads(line))
+        for line in (resume.read_text().splitlines() if resume.exists() else ())
+    )
     known = {r.model: r for r in read}
     for path in arguments.models:
         folder = arguments.files / path.stem if arguments.files is not None else None
@@ -264,7 +278,7 @@ def _run_steps(arguments: argparse.Namespace) -> None:
             elif row is None:
                 graph = with_values(formats.load(path))
                 known[path.stem] = measured_plan(path.stem, graph, arguments.share, arguments.seconds, folder)
-        except (SuperoptError, NotCovered) as error:
+        except (SuperoptError, UnsupportedNodeForm) as error:
             print(f"{path.stem}: {error}", file=sys.stderr)
             continue
         resume.write_text("".join(json.dumps(asdict(r)) + "\n" for r in known.values()))

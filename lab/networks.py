@@ -1,4 +1,4 @@
-"""Networks that are in no corpus and no test, after their publications, for :mod:`lab.unseen`.
+"""Networks that are in no corpus and no test, after their publications, for :mod:`lab.unseen_network_learning`.
 
 Random weights, published wiring, few blocks: what is asked is which rewrites their operators allow.
 """
@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from lab.exported import EXPORTED
-from lab.further import FURTHER
-from lab.layers import Net, batch_norm, conv, gelu, layer_norm, linear, pool
-from superopt.frontend import Tensor
+from lab.exporter_style_networks import EXPORTED
+from lab.layers import NetworkBuilder, batch_norm, conv, gelu, layer_norm, linear, pool
+from lab.published_networks import FURTHER
+from superopt.frontend import SymbolicTensor
 from superopt.ir.graph import Graph
 
 __all__ = ["NETWORKS", "drawn"]
@@ -20,7 +20,7 @@ __all__ = ["NETWORKS", "drawn"]
 
 def resmlp() -> Graph:
     """ResMLP (Touvron 2021): affine instead of normalisation, a linear layer across patches, layer scale."""
-    b, n, d = Net("resmlp"), 196, 384
+    b, n, d = NetworkBuilder("resmlp"), 196, 384
     x = b.input("tokens", "float32", (1, n, d))
     for _ in range(3):
         y = x * b.param("alpha", (d,)) + b.param("beta", (d,))
@@ -34,7 +34,7 @@ def resmlp() -> Graph:
 
 def poolformer() -> Graph:
     """PoolFormer (Yu 2022): the token mixer is a pool less its input; layer scale."""
-    b, d = Net("poolformer"), 64
+    b, d = NetworkBuilder("poolformer"), 64
     x = conv(b, b.input("image", "float32", (1, 3, 128, 128)), 3, d, 7, stride=4, pad=2)
     for _ in range(3):
         y = batch_norm(b, x, d)
@@ -48,7 +48,7 @@ def poolformer() -> Graph:
 
 def edsr() -> Graph:
     """EDSR (Lim 2017): residual blocks scaled by 0.1, a mean that is taken away and added again, sub-pixel output."""
-    b, d = Net("edsr"), 64
+    b, d = NetworkBuilder("edsr"), 64
     mean = b.constant(np.array([[[114.4]], [[111.5]], [[103.0]]], np.float32))
     x = conv(b, (b.input("image", "float32", (1, 3, 48, 48)) - mean) / 1.0, 3, d, 3)
     head = x
@@ -62,7 +62,7 @@ def edsr() -> Graph:
 
 def r3d() -> Graph:
     """A pre-activation ResNet over video (Hara 2018): 3-D convolutions with normalisation."""
-    b, d = Net("r3d"), 32
+    b, d = NetworkBuilder("r3d"), 32
     x = conv(b, b.input("clip", "float32", (1, 3, 8, 56, 56)), 3, d, 3, axes=3, stride=2, bias=False)
     x = batch_norm(b, x, d).relu()
     for _ in range(3):
@@ -75,7 +75,7 @@ def r3d() -> Graph:
 
 def convmixer() -> Graph:
     """ConvMixer (Trockman 2022): activations before normalisation."""
-    b, d = Net("convmixer"), 128
+    b, d = NetworkBuilder("convmixer"), 128
     x = conv(b, b.input("image", "float32", (1, 3, 112, 112)), 3, d, 7, stride=7, pad=0)
     x = batch_norm(b, gelu(x), d)
     for _ in range(4):
@@ -87,7 +87,7 @@ def convmixer() -> Graph:
 
 def nfnet() -> Graph:
     """NFNet (Brock 2021): scaled residual branches, scaled activations, no normalisation."""
-    b, d = Net("nfnet"), 64
+    b, d = NetworkBuilder("nfnet"), 64
     x = conv(b, b.input("image", "float32", (1, 3, 64, 64)), 3, d, 3, stride=2)
     for block in range(4):
         y = (x * float(np.float32(1 / (1 + 0.04 * block) ** 0.5))).relu() * 1.7139588594436646
@@ -101,7 +101,7 @@ def nfnet() -> Graph:
 
 def siren() -> Graph:
     """SIREN (Sitzmann 2020): sines of scaled linear layers."""
-    b, d = Net("siren"), 256
+    b, d = NetworkBuilder("siren"), 256
     x = b.input("points", "float32", (4096, 2))
     for layer in range(4):
         x = b.op("Sin", linear(b, x, d if layer else 2, d) * 30.0)
@@ -111,7 +111,7 @@ def siren() -> Graph:
 
 def deep_cross() -> Graph:
     """DCN-V2 (Wang 2021): cross layers x₀ ⊙ (W x + b) + x, of low rank, beside a deep tower."""
-    b, d, r = Net("deep_cross"), 416, 64
+    b, d, r = NetworkBuilder("deep_cross"), 416, 64
     first = b.input("features", "float32", (256, d))
     x = first
     for _ in range(3):
@@ -124,7 +124,7 @@ def deep_cross() -> Graph:
 
 def tcn() -> Graph:
     """A temporal convolutional network (Lea 2017) with normalisation and parallel dilated branches."""
-    b, d = Net("tcn"), 64
+    b, d = NetworkBuilder("tcn"), 64
     x = conv(b, b.input("signal", "float32", (1, 16, 512)), 16, d, 1, axes=1)
     for block in range(3):
         y = conv(b, x, d, d, 3, axes=1, dilation=1 << block) + conv(b, x, d, d, 3, axes=1)
@@ -135,7 +135,7 @@ def tcn() -> Graph:
 
 def inpainting() -> Graph:
     """A U-shaped denoiser after DnCNN (Zhang 2017): normalised input, averaged skips."""
-    b, d = Net("inpainting"), 48
+    b, d = NetworkBuilder("inpainting"), 48
     image = b.input("image", "float32", (1, 3, 96, 96))
     x = conv(b, (image - b.param("mean", (3, 1, 1))) / 0.25, 3, d, 1)
     for _ in range(3):
@@ -148,7 +148,7 @@ def inpainting() -> Graph:
 
 def autoencoder() -> Graph:
     """A tabular autoencoder with a linear bottleneck and standardised features."""
-    b, d = Net("autoencoder"), 512
+    b, d = NetworkBuilder("autoencoder"), 512
     x = (b.input("rows", "float32", (128, d)) - b.param("mean", (d,))) / b.param("std", (d,))
     y = linear(b, linear(b, linear(b, x, d, 256).relu(), 256, 64), 64, 256).relu()
     y = batch_norm(b, linear(b, y, 256, d), d)
@@ -158,7 +158,7 @@ def autoencoder() -> Graph:
 
 def gmlp() -> Graph:
     """gMLP (Liu 2021): half of the channels gates the other, projected across tokens."""
-    b, n, d = Net("gmlp"), 128, 192
+    b, n, d = NetworkBuilder("gmlp"), 128, 192
     x = b.input("tokens", "float32", (1, n, d))
     for _ in range(3):
         y = gelu(linear(b, layer_norm(b, x, d), d, 2 * d))
@@ -171,7 +171,7 @@ def gmlp() -> Graph:
 
 def dlinear() -> Graph:
     """DLinear (Zeng 2023): a moving average and what is left of it, each projected along time, and added."""
-    b, t, c, k = Net("dlinear"), 336, 64, 25
+    b, t, c, k = NetworkBuilder("dlinear"), 336, 64, 25
     x = b.input("series", "float32", (8, c, t))
     trend = pool(b, x, k, axes=1)
     b.output(linear(b, trend, t, 96) + linear(b, x - trend, t, 96), "out")
@@ -180,7 +180,7 @@ def dlinear() -> Graph:
 
 def nbeats() -> Graph:
     """N-BEATS (Oreshkin 2020): blocks that take their backcast away and add their forecast."""
-    b, t, h, d = Net("nbeats"), 168, 24, 256
+    b, t, h, d = NetworkBuilder("nbeats"), 168, 24, 256
     x = b.input("series", "float32", (64, t))
     forecasts = []
     for _ in range(3):
@@ -194,7 +194,7 @@ def nbeats() -> Graph:
 
 def cait() -> Graph:
     """CaiT (Touvron 2021): heads are mixed by linear layers before and behind the softmax; layer scale."""
-    b, n, d, heads = Net("cait"), 128, 192, 4
+    b, n, d, heads = NetworkBuilder("cait"), 128, 192, 4
     x = b.input("tokens", "float32", (1, n, d))
     for _ in range(2):
         y = layer_norm(b, x, d)
@@ -212,7 +212,7 @@ def cait() -> Graph:
 
 def gcn() -> Graph:
     """A graph convolutional network (Kipf 2017): D^-1/2 A D^-1/2 X W, with the graph as an input."""
-    b, n, d = Net("gcn"), 512, 128
+    b, n, d = NetworkBuilder("gcn"), 512, 128
     adjacency, x = b.input("adjacency", "float32", (n, n)), b.input("nodes", "float32", (n, 256))
     degree = b.input("degree", "float32", (n, 1))
     for width in (256, d, d):
@@ -223,7 +223,7 @@ def gcn() -> Graph:
 
 def pointnet() -> Graph:
     """PointNet (Qi 2017): the same layers for each point, normalised, and a maximum over points."""
-    b, n = Net("pointnet"), 1024
+    b, n = NetworkBuilder("pointnet"), 1024
     x = b.input("points", "float32", (4, 3, n))
     for inner, outer in ((3, 64), (64, 64), (64, 128), (128, 512)):
         x = batch_norm(b, conv(b, x, inner, outer, 1, axes=1), outer).relu()
@@ -235,8 +235,8 @@ def pointnet() -> Graph:
 
 def wavenet() -> Graph:
     """WaveNet (van den Oord 2016): two dilated convolutions, gated, with residual and skip."""
-    b, d = Net("wavenet"), 32
-    x, skips = conv(b, b.input("audio", "float32", (1, 1, 2048)), 1, d, 1, axes=1), list[Tensor]()
+    b, d = NetworkBuilder("wavenet"), 32
+    x, skips = conv(b, b.input("audio", "float32", (1, 1, 2048)), 1, d, 1, axes=1), list[SymbolicTensor]()
     for block in range(4):
         filtered, gate = (conv(b, x, d, d, 3, axes=1, dilation=1 << block) for _ in range(2))
         y = filtered.tanh() * gate.sigmoid()
@@ -248,7 +248,7 @@ def wavenet() -> Graph:
 
 def highway() -> Graph:
     """A highway network (Srivastava 2015): t · h + (1 - t) · x."""
-    b, d = Net("highway"), 256
+    b, d = NetworkBuilder("highway"), 256
     x = b.input("rows", "float32", (128, d))
     for _ in range(4):
         t = linear(b, x, d, d).sigmoid()
@@ -259,7 +259,7 @@ def highway() -> Graph:
 
 def coupling() -> Graph:
     """Glow's steps (Kingma 2018) on vectors: activation normalisation, an invertible layer, affine coupling."""
-    b, d = Net("coupling"), 128
+    b, d = NetworkBuilder("coupling"), 128
     x = b.input("z", "float32", (256, d))
     for _ in range(4):
         x = (x + b.param("t", (d,))) * b.param("s", (d,))
@@ -274,7 +274,7 @@ def coupling() -> Graph:
 
 def decoder() -> Graph:
     """DCGAN's generator (Radford 2016): transposed convolutions with normalisation."""
-    b = Net("decoder")
+    b = NetworkBuilder("decoder")
     x = b.input("z", "float32", (1, 128, 4, 4))
     for inner, outer in ((128, 96), (96, 64), (64, 32)):
         kernel = b.param("k", (inner, outer, 4, 4), scale=0.1)
@@ -286,7 +286,7 @@ def decoder() -> Graph:
 
 def aspp() -> Graph:
     """DeepLab's head (Chen 2017): parallel dilated convolutions, normalised, concatenated and projected."""
-    b, c, d = Net("aspp"), 128, 48
+    b, c, d = NetworkBuilder("aspp"), 128, 48
     x = b.input("features", "float32", (1, c, 32, 32))
     parts = [batch_norm(b, conv(b, x, c, d, 1, bias=False), d).relu()]
     for rate in (2, 4, 6):
@@ -298,7 +298,7 @@ def aspp() -> Graph:
 
 def ft_transformer() -> Graph:
     """FT-Transformer's tokeniser and one block (Gorishniy 2021): a number times a vector and a bias, per feature."""
-    b, f, d = Net("ft_transformer"), 64, 96
+    b, f, d = NetworkBuilder("ft_transformer"), 64, 96
     x = b.input("features", "float32", (32, f, 1)) * b.param("w", (f, d)) + b.param("c", (f, d))
     for _ in range(2):
         y = layer_norm(b, x, d)
@@ -312,7 +312,7 @@ def ft_transformer() -> Graph:
 
 def ghost() -> Graph:
     """GhostNet's modules (Han 2020): a convolution and a cheap depthwise one of its result, side by side."""
-    b, d = Net("ghost"), 48
+    b, d = NetworkBuilder("ghost"), 48
     x = conv(b, b.input("image", "float32", (1, 3, 64, 64)), 3, d, 3, stride=2)
     for _ in range(3):
         y = batch_norm(b, conv(b, x, d, d // 2, 1, bias=False), d // 2).relu()
@@ -324,7 +324,7 @@ def ghost() -> Graph:
 
 def retention() -> Graph:
     """Layers of lines in rows: group norm without affine part, decay masks, a swish gate (Sun 2023)."""
-    b, n, d = Net("retention"), 256, 128
+    b, n, d = NetworkBuilder("retention"), 256, 128
     x = b.input("tokens", "float32", (1, n, d))
     decay = b.constant(np.tril(0.97 ** np.abs(np.subtract.outer(np.arange(n), np.arange(n)))).astype(np.float32))
     for _ in range(2):
@@ -338,7 +338,7 @@ def retention() -> Graph:
 
 def matrix_factors() -> Graph:
     """A recommender after neural collaborative filtering (He 2017): products of two towers, biases, a common mean."""
-    b, d = Net("matrix_factors"), 64
+    b, d = NetworkBuilder("matrix_factors"), 64
     user, item = (b.input(n, "float32", (512, 128)) for n in ("user", "item"))
     u, i = (linear(b, batch_norm(b, x, 128), 128, d) for x in (user, item))
     deep = batch_norm(b, linear(b, b.op("Concat", u, i, axis=1), 2 * d, d), d).relu()

@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from lab.layers import Net, layer_norm, linear
-from superopt.frontend import Tensor
+from lab.layers import NetworkBuilder, layer_norm, linear
+from superopt.frontend import SymbolicTensor
 from superopt.ir.graph import Graph
 from superopt.placement.choice import Choice, PlacementProblem, choose
 from superopt.placement.cluster import Cluster, Device, Link
@@ -45,17 +45,17 @@ def cluster(count: int, *, memory: float = 80e9, latency: float = 1e-6, link: fl
 
 def mlp(rows: int = 64, width: int = 256, *, hidden: int = 1024) -> Graph:
     """Two layers with GELU between them."""
-    b = Net("mlp")
+    b = NetworkBuilder("mlp")
     x = b.input("x", "float32", (rows, width))
     y = linear(b, b.op("Gelu", linear(b, x, width, hidden)), hidden, width)
     b.output(y, "y")
     return b.build()
 
 
-def _block(b: Net, x: Tensor, shape: tuple[int, int, int], heads: int) -> Tensor:
+def _block(b: NetworkBuilder, x: SymbolicTensor, shape: tuple[int, int, int], heads: int) -> SymbolicTensor:
     batch, length, width = shape
 
-    def heads_of(y: Tensor) -> Tensor:
+    def heads_of(y: SymbolicTensor) -> SymbolicTensor:
         return linear(b, y, width, width).reshape(batch, length, heads, width // heads).transpose(0, 2, 1, 3)
 
     y = layer_norm(b, x, width)
@@ -69,7 +69,7 @@ def _block(b: Net, x: Tensor, shape: tuple[int, int, int], heads: int) -> Tensor
 
 def transformer(layers: int = 1, *, batch: int = 1, length: int = 128, width: int = 512, heads: int = 8) -> Graph:
     """Blocks of attention and two layers, normalised before each."""
-    b = Net(f"transformer-{layers}")
+    b = NetworkBuilder(f"transformer-{layers}")
     x = b.input("x", "float32", (batch, length, width))
     for layer in range(layers):
         with b.scope(f"layer{layer}"):
@@ -84,7 +84,7 @@ def transformer(layers: int = 1, *, batch: int = 1, length: int = 128, width: in
 def drawn_model(seed: int, operators: int = 6) -> Graph:
     """A random graph of matrices: products with weights, sums, activations, softmax, transpositions."""
     rng = np.random.default_rng(seed)
-    b, sizes = Net(f"drawn-{seed}"), (12, 24, 48, 96)
+    b, sizes = NetworkBuilder(f"drawn-{seed}"), (12, 24, 48, 96)
     values = [b.input("x", "float32", (int(rng.choice(sizes)), int(rng.choice(sizes))))]
     for _ in range(operators):
         x = values[-1] if rng.random() < 0.75 else values[int(rng.integers(len(values)))]

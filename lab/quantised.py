@@ -104,7 +104,7 @@ QUANTISED: Mapping[str, Callable[[Path], Path]] = {
 }
 
 
-class Random(CalibrationDataReader):
+class RandomCalibrationData(CalibrationDataReader):
     """A few random inputs: normal reals, token numbers, masks of ones."""
 
     def __init__(self, path: Path) -> None:
@@ -138,7 +138,7 @@ def quantised(name: str, folder: Path) -> Path:
     source, prepared, path = QUANTISED[name](folder), folder / f"{name}_prepared.onnx", folder / f"{name}_qdq.onnx"
     quant_pre_process(source, prepared, skip_symbolic_shape=True)
     quantize_static(
-        prepared, path, Random(prepared), quant_format=QuantFormat.QDQ, per_channel=True,
+        prepared, path, RandomCalibrationData(prepared), quant_format=QuantFormat.QDQ, per_channel=True,
         activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8,
     )  # fmt: skip
     prepared.unlink()

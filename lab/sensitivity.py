@@ -24,30 +24,30 @@ from pathlib import Path
 from typing import Any
 
 from superopt import formats
-from superopt.formats.files import replace_file
+from superopt.formats.safe_file_access import replace_file
 from superopt.report.corpus import geometric_mean
 
-__all__ = ["POLICIES", "Field", "fields_of", "main", "variant", "with_value"]
+__all__ = ["POLICIES", "PolicyField", "fields_of", "main", "variant", "with_value"]
 
 # Records whose fields decide results, by module and name; with those that need a device or an objective of memory.
 POLICIES = (
     ("superopt.pipeline.acceptance_policy", "POLICY", True),
     ("superopt.pipeline.check_policy", "CHECKS", True),
     ("superopt.passes.control_flow", "POLICY", True),
-    ("superopt.passes.integer_kernels", "POLICY", True),
+    ("superopt.passes.integer_kernel_rewrites", "POLICY", True),
     ("superopt.passes.saturation_search", "POLICY", True),
-    ("superopt.passes.layouts.choice", "POLICY", True),
-    ("superopt.program.program", "CONSTANTS", True),
-    ("superopt.egraph.rewrites", "POLICY", True),
-    ("superopt.passes.weights.tables", "POLICY", True),
+    ("superopt.passes.layouts.layout_selection", "POLICY", True),
+    ("superopt.program.graph_program", "CONSTANTS", True),
+    ("superopt.egraph.rule_compiler", "POLICY", True),
+    ("superopt.passes.weights.lookup_tables", "POLICY", True),
     ("superopt.passes.weights.low_rank", "POLICY", True),
     ("superopt.passes.weights.slice_analysis", "POLICY", True),
     ("superopt.regions.partition", "POLICY", True),
     ("superopt.regions.region_search", "POLICY", True),
     ("superopt.extraction.ilp", "POLICY", True),
-    ("superopt.pipeline.runtime_faults", "POLICY", True),
+    ("superopt.pipeline.runtime_optimizer_faults", "POLICY", True),
     ("superopt.pipeline.shape_defaults", "POLICY", True),
-    ("superopt.cost.predictor", "PREDICTION", True),
+    ("superopt.cost.operator_time_predictor", "PREDICTION", True),
     ("superopt.cost.graph_costs", "POLICY", True),
     ("superopt.cost.control_flow", "POLICY", True),
     ("superopt.cost.cost_model", "PRICING", True),
@@ -56,11 +56,11 @@ POLICIES = (
     ("superopt.pipeline.fission", "POLICY", False),
     ("superopt.passes.mixed_precision.policy", "POLICY", False),
     ("superopt.pipeline.batch", "POLICY", False),
-    ("superopt.cost.calibration", "CALIBRATION", False),
-    ("superopt.cost.measurement", "TIMING", False),
-    ("superopt.cost.recording", "DRIFT", False),
+    ("superopt.cost.profile_calibration", "CALIBRATION", False),
+    ("superopt.cost.operator_timing", "TIMING", False),
+    ("superopt.cost.profile_recorder", "DRIFT", False),
     ("superopt.cost.roofline", "PROBES", False),
-    ("superopt.cost.cuda", "TIMING", False),
+    ("superopt.cost.cuda_timing", "TIMING", False),
 )
 _MODELS = (
     "bert", "conv_tasnet", "deep_linear", "efficientnet_b0", "expand_conv", "gru", "llama_2l", "mlp_mixer",
@@ -70,7 +70,7 @@ _FACTORS = (0.5, 2.0)
 
 
 @dataclass(frozen=True)
-class Field:
+class PolicyField:
     """A number of a policy."""
 
     module: str
@@ -83,11 +83,13 @@ class Field:
         return f"{self.module}:{self.record}.{self.name}"
 
 
-def fields_of(module: str, record: str) -> list[Field]:
+def fields_of(module: str, record: str) -> list[PolicyField]:
     """The numeric fields of a policy."""
     policy = getattr(importlib.import_module(module), record)
     found = [(f.name, getattr(policy, f.name)) for f in fields(policy)]
-    return [Field(module, record, n, v) for n, v in found if isinstance(v, int | float) and not isinstance(v, bool)]
+    return [
+        PolicyField(module, record, n, v) for n, v in found if isinstance(v, int | float) and not isinstance(v, bool)
+    ]
 
 
 def variant(value: float, factor: float) -> float:
@@ -106,7 +108,7 @@ def with_value(key: str, value: float) -> None:
 
 
 def _rows(models: Sequence[str]) -> dict[str, Any]:
-    from lab.golden.rows import row_of
+    from lab.golden.golden_results import row_of
 
     made = {Path(m).stem: row_of(lambda m=m: formats.load(Path(m))) for m in models}  # type: ignore[misc]
     return {n: {"structure": r.structure, "ratio": r.ratio, "seconds": r.cpu_seconds} for n, r in made.items()}
@@ -136,7 +138,7 @@ def _summary(found: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _wanted(everything: bool) -> Iterator[Field]:
+def _wanted(everything: bool) -> Iterator[PolicyField]:
     for module, record, shows in POLICIES:
         if shows or everything:
             yield from fields_of(module, record)

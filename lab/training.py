@@ -24,15 +24,15 @@ import numpy as np
 import torch
 
 from lab.algorithms import replaced
-from lab.trained import CASES, Case
+from lab.training_models import CASES, TrainingCase
 from superopt.frontend.pytorch import from_torch
 from superopt.frontend.training import SGD, TrainingLoop, TrainingStep, train_step
 from superopt.ir.errors import NotEquivalent, printable
 from superopt.pipeline.optimization import optimize
 from superopt.runtime.paired_benchmark import circumstances, time_bound
-from superopt.runtime.protocol import BoundModel
+from superopt.runtime.protocol import InputBoundModel
 
-__all__ = ["Measured", "main", "measured"]
+__all__ = ["TrainingBenchmarkResult", "main", "measured"]
 
 RATE = 0.01
 AGREE = 5  # steps from the same weights whose losses are compared
@@ -41,7 +41,7 @@ _ROUNDS, _LONGEST = 25, 12.0  # of a model's race; seconds
 
 
 @dataclass(frozen=True)
-class Measured:
+class TrainingBenchmarkResult:
     """What a race of one model gave.
 
     Attributes:
@@ -77,7 +77,7 @@ class Measured:
         return float(np.median(each)), float(1.253 * (three - quarter) / 1.349 / np.sqrt(len(each)))
 
 
-class Ours:
+class OnnxRuntimeStep:
     """A step in ONNX Runtime."""
 
     def __init__(self, step: TrainingStep, batch: dict[str, np.ndarray]) -> None:
@@ -92,10 +92,10 @@ class Ours:
         return self.loop.loss
 
 
-class Theirs:
+class PyTorchStep:
     """A step in PyTorch."""
 
-    def __init__(self, case: Case, x: torch.Tensor, target: torch.Tensor, *, compiled: bool) -> None:
+    def __init__(self, case: TrainingCase, x: torch.Tensor, target: torch.Tensor, *, compiled: bool) -> None:
         torch.manual_seed(0)
         module = case.make()
         self.optimiser = torch.optim.SGD(module.parameters(), lr=RATE, fused=True)
@@ -123,7 +123,7 @@ def compiler() -> str:
     return next((found for name in ("g++", "clang++", "c++") if (found := shutil.which(name))), "")
 
 
-def first_losses(variant: Ours | Theirs) -> tuple[float, ...]:
+def first_losses(variant: OnnxRuntimeStep | PyTorchStep) -> tuple[float, ...]:
     found = []
     for _ in range(AGREE):
         variant()
@@ -131,9 +131,9 @@ def first_losses(variant: Ours | Theirs) -> tuple[float, ...]:
     return tuple(found)
 
 
-def theirs(case: Case, *, compiled: bool) -> Theirs:
+def theirs(case: TrainingCase, *, compiled: bool) -> PyTorchStep:
     x, target = case.batch(torch.Generator().manual_seed(1))
-    return Theirs(case, x, target, compiled=compiled)
+    return PyTorchStep(case, x, target, compiled=compiled)
 
 
 def tried(name: str) -> subprocess.Popen[str]:
@@ -157,7 +157,7 @@ def objection(trial: subprocess.Popen[str], seconds: float) -> str:
     return ""
 
 
-def measured(name: str, case: Case, *, search: float, deadline: float) -> Measured:
+def measured(name: str, case: TrainingCase, *, search: float, deadline: float) -> TrainingBenchmarkResult:
     """Race one model.
 
     Args:
@@ -182,9 +182,11 @@ def measured(name: str, case: Case, *, search: float, deadline: float) -> Measur
     compiled = time.monotonic() - began
     (fed,) = (v.name for v in written.graph.inputs if v.name not in (*written.state.values(), *written.targets))
     batch = {fed: x.numpy(), written.targets[0]: target.numpy()}
-    variants: dict[str, Ours | Theirs] = {
-        "as written": Ours(written, batch), "optimised": Ours(better, batch), "eager": theirs(case, compiled=False),
-    }  # fmt: skip
+    variants: dict[str, OnnxRuntimeStep | PyTorchStep] = {
+        "as written": OnnxRuntimeStep(written, batch),
+        "optimised": OnnxRuntimeStep(better, batch),
+        "eager": theirs(case, compiled=False),
+    }
     if not why:
         variants["inductor"] = theirs(case, compiled=True)
     losses = {variant: first_losses(run) for variant, run in variants.items()}
@@ -192,15 +194,15 @@ def measured(name: str, case: Case, *, search: float, deadline: float) -> Measur
     for variant, found in losses.items():
         if not np.allclose(found, losses["eager"], rtol=2e-3, atol=1e-5):
             raise NotEquivalent(f"{name}, {variant}: losses {found}, eager {losses['eager']}")
-    bound = [BoundModel(run, list, (run,)) for run in variants.values()]
+    bound = [InputBoundModel(run, list, (run,)) for run in variants.values()]
     raced = time_bound(bound, rounds=_ROUNDS, burst=2, threads=1, time_limit=_LONGEST, clock="cpu")
-    return Measured(
+    return TrainingBenchmarkResult(
         name, tuple(variants), np.array(raced.samples), (len(written.graph.nodes), len(better.graph.nodes)),
         losses["optimised"], (searched, compiled), tuple(notes),
     )  # fmt: skip
 
 
-def table(found: Sequence[Measured]) -> list[str]:
+def table(found: Sequence[TrainingBenchmarkResult]) -> list[str]:
     """Markdown: a row a model, and what the rows say together."""
     lines = [
         "| model | as written, ms | optimised, ms | eager, ms | inductor, ms | optimised ÷ as written "
@@ -235,7 +237,7 @@ def main() -> None:
         print(json.dumps(first_losses(theirs(CASES[chosen.compile], compiled=True))))
         return
     began = time.monotonic()
-    found: list[Measured] = []
+    found: list[TrainingBenchmarkResult] = []
     for position, name in enumerate(chosen.models):
         left = len(chosen.models) - position
         now = time.monotonic()

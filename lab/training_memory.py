@@ -27,21 +27,21 @@ from superopt.cost.graph_costs import task_of
 from superopt.frontend.training import train_step
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph
-from superopt.memory.planner import block_of
 from superopt.memory.remat import ROWS, front
-from superopt.ops.record import NotCovered
+from superopt.memory.runtime_memory_planner import block_of
+from superopt.ops.operator_definition import UnsupportedNodeForm
 from superopt.pipeline.acceptance_policy import doubt_of
 from superopt.pipeline.memory_schedule import arena_of
 from superopt.pipeline.memory_timeline import footprint_of
 from superopt.pipeline.paired_benchmark import measurement_of
-from superopt.pipeline.schedule_lowering import realised
+from superopt.pipeline.rematerialization_lowering import realised
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME, bind, make_session, run
 from superopt.runtime.paired_benchmark import time_bound
 from superopt.runtime.protocol import released
 from superopt.runtime.sample_data import with_values
 from superopt.verifier.check.differential import make_inputs
 
-__all__ = ["Raced", "Step", "main", "planned_step", "raced", "rendered"]
+__all__ = ["PairedStepTiming", "TrainingStepMemory", "main", "planned_step", "raced", "rendered"]
 
 _TARGET = "profile:cpu-epyc-2core"
 _FOLDER = Path("build/memory/steps")
@@ -50,7 +50,7 @@ _SECTION = "training steps in files"
 
 
 @dataclass(frozen=True)
-class Step:
+class TrainingStepMemory:
     """A training step, in bytes, before and after it was planned; without the weights that it reads.
 
     Attributes:
@@ -82,7 +82,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Raced:
+class PairedStepTiming:
     """Both files beside each other, one thread: the median of the rounds' ratios, twice its standard error, rounds; how
     many of the outputs have the same bits, and the largest difference ÷ the largest element of the same output."""
 
@@ -94,7 +94,7 @@ class Raced:
     error: float
 
 
-def planned_step(path: Path, folder: Path, *, share: float, rows: int, tries: int = 1) -> Step:
+def planned_step(path: Path, folder: Path, *, share: float, rows: int, tries: int = 1) -> TrainingStepMemory:
     """Plan a model's training step, and write it as it was and as it is planned.
 
     Args:
@@ -125,7 +125,7 @@ def planned_step(path: Path, folder: Path, *, share: float, rows: int, tries: in
     folder.mkdir(parents=True, exist_ok=True)
     formats.save(graph, folder / "before.onnx")
     formats.save(made.graph, folder / "after.onnx")
-    found = Step(
+    found = TrainingStepMemory(
         path.stem, len(graph.nodes), len(made.graph.nodes), held.inputs + held.outputs, before.block, made.block,
         plan.peak, plan.us / total, rows, time.monotonic() - start, released(ONNX_RUNTIME),
     )  # fmt: skip
@@ -133,7 +133,7 @@ def planned_step(path: Path, folder: Path, *, share: float, rows: int, tries: in
     return found
 
 
-def raced(folder: Path, *, rounds: int, seconds: float) -> Raced:
+def raced(folder: Path, *, rounds: int, seconds: float) -> PairedStepTiming:
     """The two files of a folder beside each other, on inputs that are the same.
 
     Raises:
@@ -150,7 +150,7 @@ def raced(folder: Path, *, rounds: int, seconds: float) -> Raced:
     del ours, theirs
     bound = [bind(s, feeds, longest=_LONGEST_RUN) for s in sessions]
     measurement = measurement_of(time_bound(bound, rounds=rounds, burst=1, threads=1, clock="cpu", time_limit=seconds))
-    return Raced(measurement.ratio, doubt_of(measurement), measurement.runs, len(names), same, error)
+    return PairedStepTiming(measurement.ratio, doubt_of(measurement), measurement.runs, len(names), same, error)
 
 
 def _fed(graph: Graph) -> Graph:
@@ -164,7 +164,7 @@ def _difference(ours: np.ndarray, theirs: np.ndarray) -> float:
     return float(np.abs(ours.astype(np.float64) - theirs).max(initial=0.0)) / scale
 
 
-def rendered(found: Sequence[tuple[Step, Raced | None]]) -> list[str]:
+def rendered(found: Sequence[tuple[TrainingStepMemory, PairedStepTiming | None]]) -> list[str]:
     """A table in Markdown."""
     lines = [
         "| model | nodes | in, out | arena before | after | after ÷ before | block alone | alive in the plan | time: "
@@ -208,11 +208,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         try:
             step = planned_step(path, folder, share=given.share, rows=given.rows, tries=given.tries)
             print(step, file=sys.stderr, flush=True)
-        except (SuperoptError, NotCovered) as error:
+        except (SuperoptError, UnsupportedNodeForm) as error:
             print(f"{path.stem}: {error}", file=sys.stderr)
-    found: list[tuple[Step, Raced | None]] = []
+    found: list[tuple[TrainingStepMemory, PairedStepTiming | None]] = []
     for file in sorted(given.files.glob("*/step.json")):
-        step = Step(**json.loads(file.read_text()))
+        step = TrainingStepMemory(**json.loads(file.read_text()))
         race_of = raced(file.parent, rounds=given.rounds, seconds=given.seconds) if given.race else None
         found.append((step, race_of))
         if race_of is not None:

@@ -6,16 +6,16 @@ if __name__ != "superopt.rules":
     raise ImportError("import superopt.rules; rules/ is where its source lives")
 
 from superopt.rules.grammar import RuleError, format_rule, parse_rule, parse_term
-from superopt.rules.library import Library, load_library
-from superopt.rules.rule import AttributeScheme, Guard, Rule, TensorScheme, TypeScheme
+from superopt.rules.library import RuleLibrary, load_library
+from superopt.rules.rule import AttributeVariableType, Rule, RulePrecondition, TensorVariableType, TypeScheme
 
 __all__ = [
-    "AttributeScheme",
-    "Guard",
-    "Library",
+    "AttributeVariableType",
+    "RulePrecondition",
+    "RuleLibrary",
     "Rule",
     "RuleError",
-    "TensorScheme",
+    "TensorVariableType",
     "TypeScheme",
     "format_rule",
     "load_library",

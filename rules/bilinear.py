@@ -24,14 +24,24 @@ from pathlib import Path
 from typing import Any
 
 from superopt.ir.errors import UsageError
-from superopt.ir.terms import App, Term
+from superopt.ir.terms import OperatorTerm, Term
 from superopt.rules.grammar import parse_rule, parse_scheme
-from superopt.rules.rule import TensorScheme
+from superopt.rules.rule import TensorVariableType
 
 __all__ = [
-    "KEPT", "Algorithm", "Matrix", "Sums", "Tile", "algorithms", "complex_tile", "conv_tile", "load_algorithms",
-    "matmul_tile", "save_algorithms", "shared_sums",
-]  # fmt: skip
+    "KEPT",
+    "BilinearAlgorithm",
+    "Matrix",
+    "SharedSums",
+    "BilinearTile",
+    "algorithms",
+    "complex_tile",
+    "conv_tile",
+    "load_algorithms",
+    "matmul_tile",
+    "save_algorithms",
+    "shared_sums",
+]
 
 Matrix = tuple[tuple[Fraction, ...], ...]
 KEPT = Path(__file__).parent / "algorithms.json"
@@ -39,7 +49,7 @@ _VERSION = 1
 
 
 @dataclass(frozen=True)
-class Tile:
+class BilinearTile:
     """Operators at one small size: the map that an algorithm computes.
 
     Attributes:
@@ -59,9 +69,9 @@ class Tile:
         found: dict[str, tuple[int, ...]] = {}
         for name, text in (*self.data.items(), *self.weights.items()):
             scheme = parse_scheme(text, where=self.name)
-            sizes = scheme.shape if isinstance(scheme, TensorScheme) else ()
+            sizes = scheme.shape if isinstance(scheme, TensorVariableType) else ()
             known = tuple(d for d in sizes if isinstance(d, int))
-            if not isinstance(scheme, TensorScheme) or scheme.dtype != "f" or len(known) != len(sizes):
+            if not isinstance(scheme, TensorVariableType) or scheme.dtype != "f" or len(known) != len(sizes):
                 raise UsageError(f"{text} is not a float tensor of known sizes", where=f"tile {self.name!r}")
             found[name] = known
         return found
@@ -76,7 +86,7 @@ class Tile:
     def stride(self) -> int:
         """Of a convolution along one axis."""
         (root,) = self.terms
-        strides = dict(root.attributes)["strides"] if isinstance(root, App) else None
+        strides = dict(root.attributes)["strides"] if isinstance(root, OperatorTerm) else None
         assert isinstance(strides, tuple)
         assert isinstance(strides[0], int)
         return strides[0]
@@ -86,7 +96,7 @@ class Tile:
         return sum(prod(self.shapes[n]) for n in names)
 
 
-def conv_tile(outputs: Sequence[int], taps: Sequence[int], strides: Sequence[int] = ()) -> Tile:
+def conv_tile(outputs: Sequence[int], taps: Sequence[int], strides: Sequence[int] = ()) -> BilinearTile:
     """``outputs`` neighbouring places of a convolution of one channel: F(outputs, taps) along each axis; stride 1
     unless others are given."""
     steps = strides or [1] * len(taps)
@@ -94,23 +104,23 @@ def conv_tile(outputs: Sequence[int], taps: Sequence[int], strides: Sequence[int
     kernel = ", ".join(map(str, taps))
     name = ":".join(("conv", *("x".join(map(str, sizes)) for sizes in (outputs, taps, strides) if sizes)))
     root = f"Conv(x, w, strides=[{', '.join(map(str, strides))}])" if strides else "Conv(x, w)"
-    return Tile(name, {"x": f"f[1, 1, {image}]"}, {"w": f"f[1, 1, {kernel}]"}, (root,))
+    return BilinearTile(name, {"x": f"f[1, 1, {image}]"}, {"w": f"f[1, 1, {kernel}]"}, (root,))
 
 
-def matmul_tile(rows: int, inner: int, columns: int) -> Tile:
+def matmul_tile(rows: int, inner: int, columns: int) -> BilinearTile:
     """A product of an ``rows`` × ``inner`` matrix of data and an ``inner`` × ``columns`` one of weights."""
     kinds = f"f[{rows}, {inner}]", f"f[{inner}, {columns}]"
-    return Tile(f"matmul:{rows}:{inner}:{columns}", {"x": kinds[0]}, {"w": kinds[1]}, ("MatMul(x, w)",))
+    return BilinearTile(f"matmul:{rows}:{inner}:{columns}", {"x": kinds[0]}, {"w": kinds[1]}, ("MatMul(x, w)",))
 
 
-def complex_tile() -> Tile:
+def complex_tile() -> BilinearTile:
     """A product of complex numbers, as models write it: real and imaginary parts of their own."""
     roots = "Sub(Mul(a, c), Mul(b, d))", "Add(Mul(a, d), Mul(b, c))"
-    return Tile("complex", {"a": "f[1]", "b": "f[1]"}, {"c": "f[1]", "d": "f[1]"}, roots)
+    return BilinearTile("complex", {"a": "f[1]", "b": "f[1]"}, {"c": "f[1]", "d": "f[1]"}, roots)
 
 
 @dataclass(frozen=True)
-class Algorithm:
+class BilinearAlgorithm:
     """A decomposition of a tile's tensor, and how it came about.
 
     Attributes:
@@ -120,7 +130,7 @@ class Algorithm:
         origin: finder, seed and counted work.
     """
 
-    tile: Tile
+    tile: BilinearTile
     data: Matrix
     weights: Matrix
     outputs: Matrix
@@ -189,7 +199,7 @@ class Algorithm:
 
 
 @dataclass(frozen=True)
-class Sums:
+class SharedSums:
     """How to compute the rows of a matrix times a vector of values, with sums that rows share computed once.
 
     Attributes:
@@ -202,7 +212,7 @@ class Sums:
 
 
 @lru_cache(maxsize=64)
-def shared_sums(matrix: Matrix) -> Sums:
+def shared_sums(matrix: Matrix) -> SharedSums:
     """The most frequent pair of terms becomes a value, until no pair occurs twice (Paar 1997, for rationals)."""
     rows = [{i: c for i, c in enumerate(row) if c} for row in matrix]
     shared: list[tuple[int, int, Fraction]] = []
@@ -210,7 +220,7 @@ def shared_sums(matrix: Matrix) -> Sums:
         pairs = Counter((i, j, row[j] / row[i]) for row in rows for i, j in combinations(sorted(row), 2))
         chosen = min(pairs, key=lambda pair: (-pairs[pair], pair), default=None)
         if chosen is None or pairs[chosen] < 2:
-            return Sums(tuple(shared), tuple(rows))
+            return SharedSums(tuple(shared), tuple(rows))
         i, j, ratio = chosen
         for row in rows:
             if i in row and j in row and row[j] / row[i] == ratio:
@@ -238,7 +248,7 @@ def _squares(row: Sequence[Fraction]) -> Fraction:
     return sum((v * v for v in row), Fraction(0))
 
 
-def save_algorithms(found: Sequence[Algorithm], path: Path) -> None:
+def save_algorithms(found: Sequence[BilinearAlgorithm], path: Path) -> None:
     """Write algorithms as JSON, a row of each matrix a line of text."""
     rows = [
         {
@@ -255,7 +265,7 @@ def save_algorithms(found: Sequence[Algorithm], path: Path) -> None:
     path.write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
 
 
-def load_algorithms(path: Path) -> tuple[Algorithm, ...]:
+def load_algorithms(path: Path) -> tuple[BilinearAlgorithm, ...]:
     """Algorithms of a file; they are not believed, but checked before they are used.
 
     Raises:
@@ -266,8 +276,8 @@ def load_algorithms(path: Path) -> tuple[Algorithm, ...]:
         if (read["format"], read["version"]) != ("superopt.algorithms", _VERSION):
             raise UsageError("it is no list of algorithms of this version", where=str(path))
         return tuple(
-            Algorithm(
-                Tile(t["name"], t["data"], t["weights"], tuple(t["roots"])),
+            BilinearAlgorithm(
+                BilinearTile(t["name"], t["data"], t["weights"], tuple(t["roots"])),
                 _matrix(row["data"]), _matrix(row["weights"]), _matrix(row["outputs"]), row["origin"],
             )
             for row in read["algorithms"]
@@ -278,7 +288,7 @@ def load_algorithms(path: Path) -> tuple[Algorithm, ...]:
 
 
 @lru_cache(maxsize=1)
-def algorithms() -> Mapping[str, Algorithm]:
+def algorithms() -> Mapping[str, BilinearAlgorithm]:
     """The algorithms that are shipped, by the name of their tile."""
     return {a.tile.name: a for a in load_algorithms(KEPT)}
 

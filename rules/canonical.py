@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import permutations
 
-from superopt.ir.poly import Dim, Poly, substitute, sym, symbols
-from superopt.ir.terms import App, AttributeValue, Project, Term, Var, postorder, rebuilt
+from superopt.ir.size_polynomial import Dim, SizePolynomial, substitute, sym, symbols
+from superopt.ir.terms import AttributeValue, OperatorTerm, OutputTerm, Term, VariableTerm, postorder, rebuilt
 from superopt.rules.grammar import format_guard, format_scheme, format_term
-from superopt.rules.rule import Guard, Rule, TensorScheme, TypeScheme, attribute_symbols, value_symbols
+from superopt.rules.rule import Rule, RulePrecondition, TensorVariableType, TypeScheme, attribute_symbols, value_symbols
 
 __all__ = [
     "canonical",
@@ -31,7 +31,7 @@ def map_value(value: AttributeValue, binding: Mapping[str, Dim]) -> AttributeVal
     """An attribute value with names replaced."""
     if isinstance(value, tuple):
         return tuple(map_value(v, binding) for v in value)
-    return substitute(value, binding) if isinstance(value, Poly) else value
+    return substitute(value, binding) if isinstance(value, SizePolynomial) else value
 
 
 def map_terms(roots: tuple[Term, ...], names: Mapping[str, Term], binding: Mapping[str, Dim]) -> tuple[Term, ...]:
@@ -45,11 +45,11 @@ def _renamed(rule: Rule) -> Rule:
     tensors: dict[str, None] = {}
     owner = {a: n for n, s in rule.attributes.items() for a in attribute_symbols(n, s)}
     for term in postorder(*rule.lhs, *rule.rhs):
-        if isinstance(term, Var):
+        if isinstance(term, VariableTerm):
             tensors[term.name] = None
             for size in rule.tensors[term.name].shape:
                 order.update(dict.fromkeys(_in_order(size)))
-        elif isinstance(term, App):
+        elif isinstance(term, OperatorTerm):
             for _, value in term.attributes:
                 for part in value if isinstance(value, tuple) else (value,):
                     order.update(dict.fromkeys(_in_order(part)))
@@ -66,10 +66,12 @@ def _renamed(rule: Rule) -> Rule:
         scheme_t = rule.tensors[name]
         below = None if scheme_t.below is None else substitute(scheme_t.below, binding)
         shape = tuple(substitute(d, binding) for d in scheme_t.shape)
-        forall[new] = TensorScheme(scheme_t.dtype, shape, scheme_t.lead, below)
+        forall[new] = TensorVariableType(scheme_t.dtype, shape, scheme_t.lead, below)
     forall |= {new: rule.attributes[n] for n, new in attributes.items()}
-    leaves: dict[str, Term] = {n: Var(v) for n, v in variables.items()}
-    guards = {Guard(substitute(g.left, binding), g.relation, substitute(g.right, binding)) for g in rule.where}
+    leaves: dict[str, Term] = {n: VariableTerm(v) for n, v in variables.items()}
+    guards = {
+        RulePrecondition(substitute(g.left, binding), g.relation, substitute(g.right, binding)) for g in rule.where
+    }
     return Rule(
         id=rule.id, forall=forall, where=tuple(sorted(guards, key=format_guard)),
         lhs=map_terms(rule.lhs, leaves, binding), rhs=map_terms(rule.rhs, leaves, binding),
@@ -78,7 +80,7 @@ def _renamed(rule: Rule) -> Rule:
 
 
 def _in_order(value: AttributeValue) -> list[str]:
-    return sorted(value_symbols(value)) if isinstance(value, Poly | tuple) else []
+    return sorted(value_symbols(value)) if isinstance(value, SizePolynomial | tuple) else []
 
 
 def rule_text(rule: Rule) -> str:
@@ -119,14 +121,14 @@ def named(rule: Rule) -> Rule:
 #
 # A Conv's weights ``f[g*o, c, u, v]`` of 64 output channels at ``g = 4`` mean ``o = 16``.
 #
-# >>> from superopt.ir.poly import sym
+# >>> from superopt.ir.size_polynomial import sym
 # >>> solve([(sym("g") * sym("o"), 64)], {"g": 4})
 # {'g': 4, 'o': 16}
 # >>> solve([(sym("g") * sym("o"), 63)], {"g": 4}) is None
 # True
 
 
-def solve(equations: Sequence[tuple[Poly, Dim]], known: Mapping[str, Dim]) -> dict[str, Dim] | None:
+def solve(equations: Sequence[tuple[SizePolynomial, Dim]], known: Mapping[str, Dim]) -> dict[str, Dim] | None:
     """``known`` with every name added that an equation ``expression == value`` determines.
 
     Only exact, linear solutions are taken. Names that nothing determines are left out.
@@ -141,7 +143,7 @@ def solve(equations: Sequence[tuple[Poly, Dim]], known: Mapping[str, Dim]) -> di
     sizes = dict(known)
     waiting = [(w, g) for w, g in equations if not symbols(w) <= sizes.keys()]
     while waiting:
-        later: list[tuple[Poly, Dim]] = []
+        later: list[tuple[SizePolynomial, Dim]] = []
         for wanted, given_size in waiting:
             unknown = symbols(wanted) - sizes.keys()
             if len(unknown) > 1:
@@ -158,18 +160,18 @@ def solve(equations: Sequence[tuple[Poly, Dim]], known: Mapping[str, Dim]) -> di
     return sizes
 
 
-def _linear(wanted: Poly, given_size: Dim, name: str, known_sizes: Mapping[str, Dim]) -> Dim | None:
+def _linear(wanted: SizePolynomial, given_size: Dim, name: str, known_sizes: Mapping[str, Dim]) -> Dim | None:
     """The value of ``name`` in ``slope·name + rest == given``; ``None`` where it is not linear or not whole."""
     slope: Dim = 0
     rest: Dim = 0
     for monomial, coefficient in wanted.terms:
         times = monomial.count(name)
-        if times > 1 or any(not isinstance(a, str) and name in symbols(Poly((((a,), 1),))) for a in monomial):
+        if times > 1 or any(not isinstance(a, str) and name in symbols(SizePolynomial((((a,), 1),))) for a in monomial):
             return None
         others = list(monomial)
         if times:
             others.remove(name)
-        part: Dim = Poly(((tuple(others), coefficient),)) if others else coefficient
+        part: Dim = SizePolynomial(((tuple(others), coefficient),)) if others else coefficient
         part = substitute(part, known_sizes)
         slope, rest = (slope + part, rest) if times else (slope, rest + part)
     if isinstance(slope, int) and slope <= 0:
@@ -221,10 +223,10 @@ def _skeleton(rule: Rule) -> tuple[str, ...]:
 def _shape(root: Term) -> str:
     made: dict[Term, str] = {}
     for term in postorder(root):
-        if isinstance(term, App):
+        if isinstance(term, OperatorTerm):
             made[term] = f"{term.op}({','.join('-' if a is None else made[a] for a in term.args)})"
         else:
-            made[term] = f"{made[term.term]}[{term.index}]" if isinstance(term, Project) else "x"
+            made[term] = f"{made[term.term]}[{term.index}]" if isinstance(term, OutputTerm) else "x"
     return made[root]
 
 
@@ -247,12 +249,14 @@ def _pairs(ours: Sequence[Term], theirs: Sequence[Term], variables: dict[str, st
     stack = list(zip(ours, theirs, strict=True))
     while stack:
         a, b = stack.pop()
-        if isinstance(a, Var) and isinstance(b, Var):
+        if isinstance(a, VariableTerm) and isinstance(b, VariableTerm):
             if variables.setdefault(a.name, b.name) != b.name:
                 return None
-        elif isinstance(a, Project) and isinstance(b, Project) and a.index == b.index:
+        elif isinstance(a, OutputTerm) and isinstance(b, OutputTerm) and a.index == b.index:
             stack.append((a.term, b.term))
-        elif isinstance(a, App) and isinstance(b, App) and a.op == b.op and len(a.args) == len(b.args):
+        elif (
+            isinstance(a, OperatorTerm) and isinstance(b, OperatorTerm) and a.op == b.op and len(a.args) == len(b.args)
+        ):
             for x, y in zip(a.args, b.args, strict=True):
                 if (x is None) != (y is None):
                     return None
@@ -270,13 +274,13 @@ def _equated(a: AttributeValue, b: AttributeValue, found: list[Pair]) -> bool:
     """Whether two attributes can be equal; what that asks of numbers is added to ``found``."""
     if isinstance(a, tuple) and isinstance(b, tuple):
         return len(a) == len(b) and all(_equated(x, y, found) for x, y in zip(a, b, strict=True))
-    if isinstance(a, int | Poly) and isinstance(b, int | Poly):
+    if isinstance(a, int | SizePolynomial) and isinstance(b, int | SizePolynomial):
         found.append((a, b))
         return True
     return type(a) is type(b) and a == b
 
 
-def _sizes(ours: TensorScheme, theirs: TensorScheme) -> list[Pair]:
+def _sizes(ours: TensorVariableType, theirs: TensorVariableType) -> list[Pair]:
     """Sizes that must be equal for one variable to stand for another; nothing where it cannot (or has no sizes)."""
     same = ours.dtype == theirs.dtype and ours.lead == theirs.lead and len(ours.shape) == len(theirs.shape)
     if not same or (ours.below is None) != (theirs.below is None):
@@ -290,13 +294,13 @@ def _bound(pairs: Sequence[Pair]) -> Mapping[str, Dim] | None:
     sizes: dict[str, Dim] = {}
     left = []
     for ours, theirs in pairs:
-        name = next(iter(symbols(ours)), "") if isinstance(ours, Poly) else ""
+        name = next(iter(symbols(ours)), "") if isinstance(ours, SizePolynomial) else ""
         if name and ours == sym(name):
             if sizes.setdefault(name, theirs) != theirs:
                 return None
         else:
             left.append((ours, theirs))
-    solved = solve([(ours, theirs) for ours, theirs in left if isinstance(ours, Poly)], sizes)
+    solved = solve([(ours, theirs) for ours, theirs in left if isinstance(ours, SizePolynomial)], sizes)
     if solved is None or not all(symbols(ours) <= solved.keys() for ours, _ in left):
         return None
     return solved if all(substitute(ours, solved) == theirs for ours, theirs in left) else None
@@ -324,11 +328,11 @@ def _implied(general: Rule, rule: Rule, sizes: Mapping[str, Dim]) -> bool:
     return all(_constant(g) or str(g) in known for g in _substituted(general, sizes))
 
 
-def _substituted(general: Rule, sizes: Mapping[str, Dim]) -> Iterator[Guard]:
+def _substituted(general: Rule, sizes: Mapping[str, Dim]) -> Iterator[RulePrecondition]:
     for guard in general.where:
-        yield Guard(substitute(guard.left, sizes), guard.relation, substitute(guard.right, sizes))
+        yield RulePrecondition(substitute(guard.left, sizes), guard.relation, substitute(guard.right, sizes))
 
 
-def _constant(guard: Guard) -> bool:
+def _constant(guard: RulePrecondition) -> bool:
     """Whether it holds whatever the sizes are."""
     return not guard.names and guard.holds({})

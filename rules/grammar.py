@@ -24,17 +24,18 @@ from dataclasses import replace
 from math import isinf
 
 from superopt.ir.errors import printable
-from superopt.ir.poly import Dim, Poly, Quotient, sym
-from superopt.ir.terms import App, AttributeValue, Project, Term, Var, postorder, variables
+from superopt.ir.size_polynomial import Dim, FloorQuotient, SizePolynomial, sym
+from superopt.ir.terms import AttributeValue, OperatorTerm, OutputTerm, Term, VariableTerm, postorder, variables
 from superopt.ir.terms import format_term as term_text
 from superopt.ir.terms import format_value as value_text
 from superopt.ops import REGISTRY
+from superopt.rules.onnx_notation import as_scalar, positional, with_defaults, with_required_attributes
 from superopt.rules.rule import (
     CLASSES,
-    AttributeScheme,
-    Guard,
+    AttributeVariableType,
     Rule,
-    TensorScheme,
+    RulePrecondition,
+    TensorVariableType,
     TypeScheme,
     attribute_symbols,
     scalar,
@@ -42,7 +43,6 @@ from superopt.rules.rule import (
     term_symbols,
 )
 from superopt.rules.scanner import RuleError, Scanner, Token
-from superopt.rules.spelling import as_scalar, positional, with_defaults, with_required_attributes
 
 __all__ = [
     "RuleError", "format_dim", "format_guard", "format_rule", "format_scheme", "format_term", "parse_guard",
@@ -64,7 +64,7 @@ def _whole(term: Term) -> Term:
     value = scalar_value(term)
     if not isinstance(value, float) or not value.is_integer():
         return term
-    return App("ConstantOfShape", (), (("dtype", CLASSES["i"]), ("shape", ()), ("value", int(value))))
+    return OperatorTerm("ConstantOfShape", (), (("dtype", CLASSES["i"]), ("shape", ()), ("value", int(value))))
 
 
 class _Parser(Scanner):
@@ -74,7 +74,9 @@ class _Parser(Scanner):
         super().__init__(text, where)
         self.forall = forall
         self.vectors = {
-            n: s.length for n, s in (forall or {}).items() if isinstance(s, AttributeScheme) and s.length is not None
+            n: s.length
+            for n, s in (forall or {}).items()
+            if isinstance(s, AttributeVariableType) and s.length is not None
         }
         self.depth = self.divisions = 0
 
@@ -124,7 +126,7 @@ class _Parser(Scanner):
 
     def atom(self) -> Dim:
         token = self.take()
-        if self.forall is not None and isinstance(self.forall.get(token.text), TensorScheme):
+        if self.forall is not None and isinstance(self.forall.get(token.text), TensorVariableType):
             raise self.error(token.column, f"{token.text} is a tensor, not a size; {_FUNCTIONS}")
         length = self.vectors.get(token.text)
         if length is None:
@@ -144,7 +146,7 @@ class _Parser(Scanner):
 
     def moderate(self, column: int, value: Dim) -> Dim:
         """The size, unless it is so large a polynomial that nothing ends with it."""
-        if isinstance(value, Poly) and (
+        if isinstance(value, SizePolynomial) and (
             len(value.terms) > _TERMS or any(len(monomial) > _DEGREE for monomial, _ in value.terms)
         ):
             raise self.error(column, f"a size of more than {_TERMS} terms, or of a degree above {_DEGREE}")
@@ -227,19 +229,21 @@ class _Parser(Scanner):
         if self.accept("["):
             index = self.whole(self.expect("int", "the number of an output"))
             self.expect("]")
-            return Project(app, index)
+            return OutputTerm(app, index)
         return app
 
     def leaf(self) -> Term:
         token = self.next
-        if token.kind == "name" and (self.forall is None or isinstance(self.forall.get(token.text), TensorScheme)):
+        if token.kind == "name" and (
+            self.forall is None or isinstance(self.forall.get(token.text), TensorVariableType)
+        ):
             self.take()
-            return Var(token.text)
+            return VariableTerm(token.text)
         if token.kind == "end" or token.text in (",", ")", "="):
             raise self.wrong("a term: Op(…), a variable or a number")
         return scalar(self.number())
 
-    def application(self, op: str) -> App:
+    def application(self, op: str) -> OperatorTerm:
         self.expect("(")
         args: list[Term | None] = []
         attributes: dict[str, AttributeValue] = {}
@@ -268,24 +272,24 @@ class _Parser(Scanner):
             args.pop()
         if op in REGISTRY and REGISTRY[op].of_one_type and any(a is not None and self.is_integer(a) for a in args):
             args = [a if a is None else _whole(a) for a in args]
-        return App(op, tuple(args), tuple(sorted(attributes.items())))
+        return OperatorTerm(op, tuple(args), tuple(sorted(attributes.items())))
 
     def is_integer(self, term: Term) -> bool:
         """Whether a term is of the rule's integers: numbers beside it are, then."""
-        while isinstance(term, App) and term.op in REGISTRY and REGISTRY[term.op].of_one_type:
+        while isinstance(term, OperatorTerm) and term.op in REGISTRY and REGISTRY[term.op].of_one_type:
             found_term = next((a for a in term.args if a is not None), None)
             if found_term is None:
                 break
             term = found_term
-        if isinstance(term, App):
+        if isinstance(term, OperatorTerm):
             return term.op == "ConstantOfShape" and dict(term.attributes).get("dtype") == CLASSES["i"]
-        scheme = None if isinstance(term, Project) else (self.forall or {}).get(term.name)
-        return isinstance(scheme, TensorScheme) and scheme.dtype == "i"
+        scheme = None if isinstance(term, OutputTerm) else (self.forall or {}).get(term.name)
+        return isinstance(scheme, TensorVariableType) and scheme.dtype == "i"
 
     def at_value(self) -> bool:
         """Whether what is ahead is a number, a list or a size, not a term."""
         if self.next.kind == "name":
-            known = self.forall is not None and not isinstance(self.forall.get(self.next.text), TensorScheme)
+            known = self.forall is not None and not isinstance(self.forall.get(self.next.text), TensorVariableType)
             return known and self.peek().kind != "(" and self.next.text != "_"
         return self.next.kind in ("[", "int", "float", "-", "(")
 
@@ -315,7 +319,7 @@ def parse_term(text: str, forall: Mapping[str, TypeScheme] | None = None, *, whe
     return term
 
 
-def parse_guard(text: str, forall: Mapping[str, TypeScheme] | None = None, *, where: str = "guard") -> Guard:
+def parse_guard(text: str, forall: Mapping[str, TypeScheme] | None = None, *, where: str = "guard") -> RulePrecondition:
     """A precondition such as ``"k % 2 == 1"``.
 
     Raises:
@@ -328,7 +332,7 @@ def parse_guard(text: str, forall: Mapping[str, TypeScheme] | None = None, *, wh
     relation = parser.take().kind
     right = parser.dim()
     parser.end()
-    return Guard(left, relation, right)
+    return RulePrecondition(left, relation, right)
 
 
 def parse_scheme(text: str, *, where: str = "forall") -> TypeScheme:
@@ -349,7 +353,7 @@ def parse_scheme(text: str, *, where: str = "forall") -> TypeScheme:
     return scheme
 
 
-def _tensor_scheme(parser: _Parser, dtype: str) -> TensorScheme:
+def _tensor_scheme(parser: _Parser, dtype: str) -> TensorVariableType:
     parser.expect("[")
     shape: list[Dim] = []
     lead = parser.accept("...") is not None
@@ -360,10 +364,10 @@ def _tensor_scheme(parser: _Parser, dtype: str) -> TensorScheme:
             parser.expect(",", "',' or ']'")
         shape.append(parser.dim())
     below = parser.dim() if dtype == "i" and parser.accept("<") else None
-    return TensorScheme(dtype, tuple(shape), lead, below)
+    return TensorVariableType(dtype, tuple(shape), lead, below)
 
 
-def _attribute_scheme(parser: _Parser, kind: str) -> AttributeScheme:
+def _attribute_scheme(parser: _Parser, kind: str) -> AttributeVariableType:
     length = None
     if kind.endswith("s"):
         parser.expect("[")
@@ -377,7 +381,7 @@ def _attribute_scheme(parser: _Parser, kind: str) -> AttributeScheme:
         relation = parser.take().kind
         negative = parser.accept("-") is not None
         bound = parser.whole(parser.expect("int", "an integer")) * (-1 if negative else 1)
-    return AttributeScheme(kind.removesuffix("s"), length, relation, bound)
+    return AttributeVariableType(kind.removesuffix("s"), length, relation, bound)
 
 
 def parse_rule(row: Mapping[str, object], *, where: str = "rule", family: str = "") -> Rule:
@@ -467,7 +471,7 @@ def _check_names(rule: Rule, where: str) -> None:
 def _check_types(rule: Rule, where: str) -> None:
     """Refuse element types other than the classes': over the reals a cast to float16 and back would do nothing."""
     for term in postorder(*rule.lhs, *rule.rhs):
-        if isinstance(term, App) and term.op in REGISTRY:
+        if isinstance(term, OperatorTerm) and term.op in REGISTRY:
             for name, value in term.attributes:
                 if REGISTRY[term.op].attributes.get(name) == "dtype" and value not in CLASSES.values():
                     raise RuleError(
@@ -492,27 +496,32 @@ def format_dim(value: Dim) -> str:
     return "".join(parts)
 
 
-def _format_atom(atom: str | Quotient) -> str:
+def _format_atom(atom: str | FloorQuotient) -> str:
     if isinstance(atom, str):
         return atom
     return f"({_format_factor(atom.numerator)}//{_format_factor(atom.denominator)})"
 
 
 def _format_factor(value: Dim) -> str:
-    name = isinstance(value, Poly) and len(value.terms) == 1 and len(value.terms[0][0]) == 1 and value.terms[0][1] == 1
+    name = (
+        isinstance(value, SizePolynomial)
+        and len(value.terms) == 1
+        and len(value.terms[0][0]) == 1
+        and value.terms[0][1] == 1
+    )
     return format_dim(value) if name or (isinstance(value, int) and value >= 0) else f"({format_dim(value)})"
 
 
 def format_scheme(scheme: TypeScheme) -> str:
     """A type as :func:`parse_scheme` reads it."""
-    if isinstance(scheme, AttributeScheme):
+    if isinstance(scheme, AttributeVariableType):
         name = scheme.kind if scheme.length is None else f"{scheme.kind}s[{scheme.length}]"
         return f"{name}{scheme.relation}{scheme.bound}" if scheme.relation else name
     sizes = ", ".join((["..."] if scheme.lead else []) + [format_dim(d) for d in scheme.shape])
     return f"{scheme.dtype}[{sizes}]" + ("" if scheme.below is None else f"<{format_dim(scheme.below)}")
 
 
-def format_guard(guard: Guard) -> str:
+def format_guard(guard: RulePrecondition) -> str:
     """A precondition as :func:`parse_guard` reads it."""
     return f"{format_dim(guard.left)} {guard.relation} {format_dim(guard.right)}"
 
@@ -523,19 +532,23 @@ def format_value(value: AttributeValue, vectors: Mapping[tuple[AttributeValue, .
         return vectors.get(value) or f"[{', '.join(format_value(v, vectors) for v in value)}]"
     if value == "...":
         return "..."
-    return format_dim(value) if isinstance(value, int | Poly) else value_text(value)
+    return format_dim(value) if isinstance(value, int | SizePolynomial) else value_text(value)
 
 
 def format_term(term: Term, forall: Mapping[str, TypeScheme] | None = None) -> str:
     """A term as :func:`parse_term` reads it with the same ``forall``; a constant of rank 0 is its number."""
     vectors: dict[tuple[AttributeValue, ...], str] = {
         tuple(sym(a) for a in attribute_symbols(n, s)): n
-        for n, s in (forall or {}).items() if isinstance(s, AttributeScheme) and s.length is not None
+        for n, s in (forall or {}).items() if isinstance(s, AttributeVariableType) and s.length is not None
     }  # fmt: skip
 
-    def number(app: App) -> str | None:
+    def number(app: OperatorTerm) -> str | None:
         value = scalar_value(app)
-        return None if value is None or (forall is None and isinstance(value, Poly)) else format_value(value, vectors)
+        return (
+            None
+            if value is None or (forall is None and isinstance(value, SizePolynomial))
+            else format_value(value, vectors)
+        )
 
     return term_text(with_required_attributes(term), lambda value: format_value(value, vectors), number)
 

@@ -17,15 +17,15 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
-from superopt.formats.files import replace_file
+from superopt.formats.safe_file_access import replace_file
 from superopt.ir.disk_cache import code_digest, load_object, store_object
 from superopt.ir.errors import InvalidOption, printable
-from superopt.ir.interpreter import rarely_collected
-from superopt.ir.poly import Poly, Quotient
-from superopt.ir.terms import App, Project, Var
-from superopt.rules.floats import FLOATS, FOLDER, KEPT, Directions, Floats, float_key, read_floats
+from superopt.ir.interpreter_settings import rarely_collected
+from superopt.ir.size_polynomial import FloorQuotient, SizePolynomial
+from superopt.ir.terms import OperatorTerm, OutputTerm, VariableTerm
+from superopt.rules.float_verdicts import FLOATS, FOLDER, KEPT, Directions, FloatVerdictStore, float_key, read_floats
 from superopt.rules.grammar import format_rule, parse_rule
-from superopt.rules.rule import AttributeScheme, Guard, Rule, TensorScheme
+from superopt.rules.rule import AttributeVariableType, Rule, RulePrecondition, TensorVariableType
 from superopt.rules.scanner import RuleError
 from superopt.rules.typing import DIGEST, meaning_digest
 
@@ -33,7 +33,7 @@ __all__ = [
     "ADMISSIBLE",
     "BUILT_IN",
     "CLASSES",
-    "Library",
+    "RuleLibrary",
     "PROOFS",
     "expanded",
     "cached_rules",
@@ -274,7 +274,17 @@ def _quoted(text: str) -> str:
 # whether a rule is admitted is read from ``proofs.json`` each time.
 
 
-CLASSES: tuple[type, ...] = (App, AttributeScheme, Guard, Poly, Project, Quotient, Rule, TensorScheme, Var)
+CLASSES: tuple[type, ...] = (
+    OperatorTerm,
+    AttributeVariableType,
+    RulePrecondition,
+    SizePolynomial,
+    OutputTerm,
+    FloorQuotient,
+    Rule,
+    TensorVariableType,
+    VariableTerm,
+)
 
 
 def cached_rules(files: Sequence[Path], read: Callable[[], Mapping[str, Rule]]) -> Mapping[str, Rule]:
@@ -321,14 +331,14 @@ _MOST_BYTES = 16 * 2**20
 
 
 @dataclass(frozen=True)
-class Library(Mapping[str, Rule]):
+class RuleLibrary(Mapping[str, Rule]):
     """Rules by id, sorted, with their verdicts.
 
     Attributes:
         rules: by id.
         store: verdicts as JSON data, by digest (:func:`superopt.rules.typing.meaning_digest`).
         chosen: ids that ``--enable`` and ``--disable`` leave, ``None`` for all.
-        float_store: verdicts in floating point, by key (:func:`superopt.rules.floats.float_key`).
+        float_store: verdicts in floating point, by key (:func:`superopt.rules.float_verdicts.float_key`).
     """
 
     rules: Mapping[str, Rule]
@@ -380,17 +390,18 @@ class Library(Mapping[str, Rule]):
         chosen = self if self.chosen is None else [i for i in self if i in self.chosen]
         return tuple(self.rules[i] for i in chosen if self.verdict_name(i) in ADMISSIBLE)
 
-    def floats(self, mode: str = "standard") -> Floats:
-        """The rules' verdicts in floating point, to be read in a mode of :data:`superopt.rules.floats.MODES`."""
-        return self._floats.setdefault(mode, Floats(self.float_store, mode))
+    def floats(self, mode: str = "standard") -> FloatVerdictStore:
+        """The rules' verdicts in floating point, to be read in a mode of
+        :data:`superopt.rules.float_verdicts.MODES`."""
+        return self._floats.setdefault(mode, FloatVerdictStore(self.float_store, mode))
 
     @cached_property
-    def _floats(self) -> dict[str, Floats]:
+    def _floats(self) -> dict[str, FloatVerdictStore]:
         return {}
 
     def select(
         self, *, enable: Sequence[str] = (), disable: Sequence[str] = (), beside: Sequence[str] = ()
-    ) -> Library:  # fmt: skip
+    ) -> RuleLibrary:  # fmt: skip
         """The library with some rules or families switched on (only these) or off.
 
         Args:
@@ -419,12 +430,12 @@ class Library(Mapping[str, Rule]):
                 )  # fmt: skip
         return frozenset(found)
 
-    def with_verdicts(self, verdicts: Mapping[str, Mapping[str, object]]) -> Library:
+    def with_verdicts(self, verdicts: Mapping[str, Mapping[str, object]]) -> RuleLibrary:
         """The library with verdicts (JSON data, by rule id) added to its store."""
         added = {self.digests[i]: {"id": i, **{k: v for k, v in d.items() if k != "id"}} for i, d in verdicts.items()}
         return replace(self, store={**self.store, **added})
 
-    def with_floats(self, verdicts: Mapping[str, Directions]) -> Library:
+    def with_floats(self, verdicts: Mapping[str, Directions]) -> RuleLibrary:
         """The library with verdicts in floating point (by rule id) added."""
         added = {float_key(self.rules[i]): v for i, v in verdicts.items()}
         return replace(self, float_store={**self.float_store, **added})
@@ -481,18 +492,19 @@ def parse_rows(path: Path) -> tuple[tuple[Rule, ...], dict[str, RuleError]]:
     return tuple(sorted(rules, key=lambda r: r.id)), errors
 
 
-def load_library(directory: Path | str | None = None, *, built_in: bool = True) -> Library:
+def load_library(directory: Path | str | None = None, *, built_in: bool = True) -> RuleLibrary:
     """The built-in library, and a folder of the user's own beside it.
 
     Args:
         directory: a folder of ``*.toml`` files, or one such file, with verdicts in its own ``proofs.json`` if it has
-            one. Rules without a verdict are not :attr:`Library.admitted`; ``superopt.verifier.admission`` checks them.
+            one. Rules without a verdict are not :attr:`RuleLibrary.admitted`; ``superopt.verifier.admission`` checks
+            them.
         built_in: whether to load the rules that come with superopt.
 
     Raises:
         RuleError: a file cannot be read or a rule does not parse; two different rules have one id.
     """
-    library = _built_in() if built_in else Library({})
+    library = _built_in() if built_in else RuleLibrary({})
     if directory is None:
         return library
     path = Path(directory)
@@ -505,7 +517,7 @@ def load_library(directory: Path | str | None = None, *, built_in: bool = True) 
             f"the rule id {clash[0]!r} is taken by a built-in rule", where=str(path), hint="give it another"
         )
     # what a file says of itself is not evidence: only the built-in store is trusted, the rest is checked again
-    return Library({**own.rules, **library.rules}, library.store, float_store=library.float_store)
+    return RuleLibrary({**own.rules, **library.rules}, library.store, float_store=library.float_store)
 
 
 def _same(own: Rule, other: Rule) -> bool:
@@ -513,7 +525,7 @@ def _same(own: Rule, other: Rule) -> bool:
     return own == replace(other, family=own.family, origin=own.origin)
 
 
-def _load(path: Path) -> Library:
+def _load(path: Path) -> RuleLibrary:
     files = sorted(path.glob("*.toml")) if path.is_dir() else [path]
     if not files:
         raise RuleError("no rules in the folder: it has no *.toml file", where=str(path))
@@ -525,13 +537,13 @@ def _load(path: Path) -> Library:
             if rule.id in rules:
                 raise RuleError(f"the rule id {rule.id!r} is used twice", where=str(file))
             rules[rule.id] = rule
-    return Library(rules, read_verdicts(path / PROOFS) if path == BUILT_IN else {})
+    return RuleLibrary(rules, read_verdicts(path / PROOFS) if path == BUILT_IN else {})
 
 
-_loaded: dict[tuple[tuple[str, int, int], ...], Library] = {}
+_loaded: dict[tuple[tuple[str, int, int], ...], RuleLibrary] = {}
 
 
-def _built_in() -> Library:
+def _built_in() -> RuleLibrary:
     """The built-in library, read once and again when a file changes."""
     toml = sorted(BUILT_IN.glob("*.toml"))
     files = [*toml, BUILT_IN / PROOFS, BUILT_IN / FLOATS]
@@ -540,7 +552,9 @@ def _built_in() -> Library:
         _loaded.clear()
         with rarely_collected():
             rules = cached_rules(toml, lambda: _load(BUILT_IN).rules)
-        _loaded[stamp] = Library(rules, _cached_verdicts(BUILT_IN / PROOFS), float_store=read_floats(BUILT_IN / FLOATS))
+        _loaded[stamp] = RuleLibrary(
+            rules, _cached_verdicts(BUILT_IN / PROOFS), float_store=read_floats(BUILT_IN / FLOATS)
+        )
     return _loaded[stamp]
 
 

@@ -2,7 +2,8 @@
 
 A whole search tries every rule of the library. A pass applies three kinds of them:
 
-- rules that recorded results of whole searches rest on, a few hundred. ``python -m lab.peepholes`` writes them to
+- rules that recorded results of whole searches rest on, a few hundred. ``python -m lab.peephole_recording`` writes them
+to
   ``rules/peepholes.json`` from what ``lab.golden`` recorded;
 - rules of which one side has fewer operators than the other, if the model has all operators of the larger side;
 - rules that only move and reduce elements, if the model quantises: they lead to kernels of integers.
@@ -19,10 +20,10 @@ from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 
 from superopt.ir.disk_cache import code_digest, load_object, packed, store_object, unpacked
-from superopt.ir.terms import App, Term, postorder
+from superopt.ir.terms import OperatorTerm, Term, postorder
 from superopt.ops import moves_or_reduces
-from superopt.rules.floats import FLOATS, FOLDER, KEPT, Directions, FloatVerdict, SafeConditions, float_key
-from superopt.rules.library import BUILT_IN, CLASSES, PROOFS, Library, load_library
+from superopt.rules.float_verdicts import FLOATS, FOLDER, KEPT, Directions, FloatVerdict, SafeConditions, float_key
+from superopt.rules.library import BUILT_IN, CLASSES, PROOFS, RuleLibrary, load_library
 from superopt.rules.rule import Rule
 from superopt.rules.typing import meaning_digest
 
@@ -64,10 +65,10 @@ def only_moves(rule: Rule) -> bool:
 
 
 def _applied(side: tuple[Term, ...]) -> list[str]:
-    return [term.op for term in postorder(*side) if isinstance(term, App)]
+    return [term.op for term in postorder(*side) if isinstance(term, OperatorTerm)]
 
 
-def peephole_library(operators: Collection[str]) -> Library:
+def peephole_library(operators: Collection[str]) -> RuleLibrary:
     """The rules of the built-in library for a model with these operators.
 
     Rules lie in one file by the operators that they need, so that only those of a model are read.
@@ -89,7 +90,7 @@ def peephole_library(operators: Collection[str]) -> Library:
                 store[meaning_digest(rule)] = verdict
             if directions is not None:
                 floats[float_key(rule)] = directions
-    return Library(dict(sorted(rules.items())), store, float_store=floats)
+    return RuleLibrary(dict(sorted(rules.items())), store, float_store=floats)
 
 
 @cache
@@ -105,7 +106,7 @@ def _by_operators() -> Mapping[tuple[str, ...], bytes]:
     return made
 
 
-def _grouped(whole: Library) -> dict[tuple[str, ...], list[_Row]]:
+def _grouped(whole: RuleLibrary) -> dict[tuple[str, ...], list[_Row]]:
     frequent = recorded_rules()
     groups: dict[tuple[str, ...], list[_Row]] = {}
     for rule_id, rule in whole.items():

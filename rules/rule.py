@@ -7,19 +7,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from superopt.ir.poly import Dim, symbols, value_at
-from superopt.ir.terms import App, AttributeValue, Term, Var, postorder, variables
-from superopt.ops.meaning import Condition
+from superopt.ir.size_polynomial import Dim, symbols, value_at
+from superopt.ir.terms import AttributeValue, OperatorTerm, Term, VariableTerm, postorder, variables
+from superopt.ops.operator_semantics import IndexCondition
 
-__all__ = ["CLASSES", "AttributeScheme", "Guard", "Rule", "TensorScheme", "TypeScheme", "attribute_symbols"]
+__all__ = [
+    "CLASSES",
+    "AttributeVariableType",
+    "RulePrecondition",
+    "Rule",
+    "TensorVariableType",
+    "TypeScheme",
+    "attribute_symbols",
+]
 
-# Element-type classes of tensor variables. "f": any one of ops.record.FLOATS, the same for all of a rule.
+# Element-type classes of tensor variables. "f": any one of ops.operator_definition.FLOATS, the same for all of a rule.
 # "i": int64 positions (Gather); "b": booleans.
 CLASSES: Mapping[str, str] = {"f": "float32", "i": "int64", "b": "bool"}
 
 
 @dataclass(frozen=True)
-class TensorScheme:
+class TensorVariableType:
     """The type of a tensor variable: ``f[..., m, k]``; every size is at least 1.
 
     Attributes:
@@ -36,7 +44,7 @@ class TensorScheme:
 
 
 @dataclass(frozen=True)
-class AttributeScheme:
+class AttributeVariableType:
     """The range of an attribute variable: ``int>=1``, ``ints[2]>=0``, ``real>0``.
 
     Attributes:
@@ -63,11 +71,11 @@ class AttributeScheme:
         return True
 
 
-TypeScheme = TensorScheme | AttributeScheme
+TypeScheme = TensorVariableType | AttributeVariableType
 
 
 @dataclass(frozen=True)
-class Guard:
+class RulePrecondition:
     """A comparison of integer polynomials: a precondition. ``relation`` is one of == != < <= > >=."""
 
     left: Dim
@@ -95,25 +103,25 @@ class Guard:
         return left >= right
 
     @property
-    def condition(self) -> Condition:
+    def condition(self) -> IndexCondition:
         """The same as a condition of the meaning language."""
         match self.relation:
             case "==" | "!=":
-                return Condition("eq" if self.relation == "==" else "ne", self.left - self.right)
+                return IndexCondition("eq" if self.relation == "==" else "ne", self.left - self.right)
             case "<":
-                return Condition("ge", self.right - self.left - 1)
+                return IndexCondition("ge", self.right - self.left - 1)
             case "<=":
-                return Condition("ge", self.right - self.left)
+                return IndexCondition("ge", self.right - self.left)
             case ">":
-                return Condition("ge", self.left - self.right - 1)
-        return Condition("ge", self.left - self.right)
+                return IndexCondition("ge", self.left - self.right - 1)
+        return IndexCondition("ge", self.left - self.right)
 
     @property
     def names(self) -> frozenset[str]:
         return symbols(self.left) | symbols(self.right)
 
 
-def attribute_symbols(name: str, scheme: AttributeScheme) -> tuple[str, ...]:
+def attribute_symbols(name: str, scheme: AttributeVariableType) -> tuple[str, ...]:
     """The names of a variable's atoms: ``s`` itself, or ``s_0, s_1`` for a vector."""
     return (name,) if scheme.length is None else tuple(f"{name}_{i}" for i in range(scheme.length))
 
@@ -131,7 +139,7 @@ class Rule:
 
     id: str
     forall: Mapping[str, TypeScheme]
-    where: tuple[Guard, ...]
+    where: tuple[RulePrecondition, ...]
     lhs: tuple[Term, ...]
     rhs: tuple[Term, ...]
     origin: str = ""
@@ -147,14 +155,14 @@ class Rule:
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
     @cached_property
-    def tensors(self) -> Mapping[str, TensorScheme]:
+    def tensors(self) -> Mapping[str, TensorVariableType]:
         """Tensor variables, in the order of ``forall``."""
-        return {n: s for n, s in self.forall.items() if isinstance(s, TensorScheme)}
+        return {n: s for n, s in self.forall.items() if isinstance(s, TensorVariableType)}
 
     @cached_property
-    def attributes(self) -> Mapping[str, AttributeScheme]:
+    def attributes(self) -> Mapping[str, AttributeVariableType]:
         """Attribute variables, in the order of ``forall``."""
-        return {n: s for n, s in self.forall.items() if isinstance(s, AttributeScheme)}
+        return {n: s for n, s in self.forall.items() if isinstance(s, AttributeVariableType)}
 
     @cached_property
     def lead(self) -> bool:
@@ -162,7 +170,7 @@ class Rule:
         return any(s.lead for s in self.tensors.values())
 
     @cached_property
-    def attribute_atoms(self) -> Mapping[str, AttributeScheme]:
+    def attribute_atoms(self) -> Mapping[str, AttributeVariableType]:
         """Every attribute atom (``s_0``) with the scheme of its variable."""
         return {a: s for n, s in self.attributes.items() for a in attribute_symbols(n, s)}
 
@@ -178,7 +186,7 @@ class Rule:
     @cached_property
     def operators(self) -> frozenset[str]:
         """Names of the operators on both sides."""
-        return frozenset(t.op for t in postorder(*self.lhs, *self.rhs) if isinstance(t, App))
+        return frozenset(t.op for t in postorder(*self.lhs, *self.rhs) if isinstance(t, OperatorTerm))
 
     @cached_property
     def forward(self) -> bool:
@@ -206,7 +214,7 @@ def term_symbols(roots: tuple[Term, ...]) -> set[str]:
     """Names of sizes and attribute atoms in the attributes of terms."""
     found: set[str] = set()
     for term in postorder(*roots):
-        if isinstance(term, App):
+        if isinstance(term, OperatorTerm):
             for _, value in term.attributes:
                 found |= value_symbols(value)
     return found
@@ -219,15 +227,20 @@ def value_symbols(value: AttributeValue) -> set[str]:
     return set() if isinstance(value, int | float | str) else set(symbols(value))
 
 
-def scalar(value: Dim | float) -> App:
+def scalar(value: Dim | float) -> OperatorTerm:
     """A constant of rank 0, which rules write as the number itself: ``Mul(x, 2.0)``."""
     number = float(value) if isinstance(value, int) else value
-    return App("ConstantOfShape", (), (("shape", ()), ("value", number)))
+    return OperatorTerm("ConstantOfShape", (), (("shape", ()), ("value", number)))
 
 
 def scalar_value(term: Term) -> AttributeValue | None:
     """The number that a rank-0 constant of class ``f`` holds, else ``None``."""
-    if isinstance(term, Var) or not isinstance(term, App) or term.op != "ConstantOfShape" or term.args:
+    if (
+        isinstance(term, VariableTerm)
+        or not isinstance(term, OperatorTerm)
+        or term.op != "ConstantOfShape"
+        or term.args
+    ):
         return None
     values = dict(term.attributes)
     return values["value"] if set(values) == {"shape", "value"} and values["shape"] == () else None

@@ -8,17 +8,17 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 
-from superopt.ir.poly import Dim, Poly, Quotient, substitute, sym
-from superopt.ir.terms import App, AttributeValue, Project, Term, Var, postorder, rebuilt, remade
+from superopt.ir.size_polynomial import Dim, FloorQuotient, SizePolynomial, substitute, sym
+from superopt.ir.terms import AttributeValue, OperatorTerm, OutputTerm, Term, VariableTerm, postorder, rebuilt, remade
 from superopt.ir.types import DType, TensorType
 from superopt.ops import REGISTRY
-from superopt.ops.meaning import Condition, IllTyped, Meaning
-from superopt.ops.record import Operator
+from superopt.ops.operator_definition import Operator
+from superopt.ops.operator_semantics import IllTypedOperator, IndexCondition, OperatorSemantics
 from superopt.rules.canonical import canonical, rule_text
 from superopt.rules.grammar import format_dim
-from superopt.rules.rule import CLASSES, Rule, TensorScheme, TypeScheme
+from superopt.rules.onnx_notation import from_front
+from superopt.rules.rule import CLASSES, Rule, TensorVariableType, TypeScheme
 from superopt.rules.scanner import RuleError
-from superopt.rules.spelling import from_front
 
 __all__ = [
     "DIGEST",
@@ -56,31 +56,38 @@ _MOVES = frozenset({
 Types = Mapping[Term, tuple[TensorType, ...]]
 
 
-def obligations(side: Sequence[Term], types: Types, meanings: Mapping[App, Meaning]) -> tuple[Condition, ...]:
+def obligations(
+    side: Sequence[Term], types: Types, meanings: Mapping[OperatorTerm, OperatorSemantics]
+) -> tuple[IndexCondition, ...]:
     """The conditions on sizes under which the terms are well-formed, in the order in which they are met."""
-    found: dict[Condition, None] = {}
+    found: dict[IndexCondition, None] = {}
     for term in postorder(*side):
-        if isinstance(term, App):
+        if isinstance(term, OperatorTerm):
             found.update(dict.fromkeys(meanings[term].obligations))
             if term.op in _MAY_BE_EMPTY:
                 found.update(dict.fromkeys(positive(d) for t in types[term] for d in t.shape or ()))
             if term.op in _READS_AT and (literal := _literal(term.args[1])) is not None:
                 size = _axis(term, types)
-                found |= {Condition("ge", size - 1 - literal if literal >= 0 else size + literal): None}
+                found |= {IndexCondition("ge", size - 1 - literal if literal >= 0 else size + literal): None}
     return tuple(c for c in found if c.known is not True)
 
 
-def positive(size: Dim) -> Condition:
+def positive(size: Dim) -> IndexCondition:
     """``size >= 1``, without the quotient where the size is one: ``⌊n/d⌋ + c >= 1`` says ``n >= d·(1 - c)``."""
-    if isinstance(size, Poly):
+    if isinstance(size, SizePolynomial):
         for monomial, coefficient in size.terms:
-            rest = size - Poly(((monomial, coefficient),)) if len(size.terms) > 1 else 0
-            if len(monomial) == 1 and isinstance(monomial[0], Quotient) and coefficient == 1 and isinstance(rest, int):
-                return Condition("ge", monomial[0].numerator - monomial[0].denominator * (1 - rest))
-    return Condition("ge", size - 1)
+            rest = size - SizePolynomial(((monomial, coefficient),)) if len(size.terms) > 1 else 0
+            if (
+                len(monomial) == 1
+                and isinstance(monomial[0], FloorQuotient)
+                and coefficient == 1
+                and isinstance(rest, int)
+            ):
+                return IndexCondition("ge", monomial[0].numerator - monomial[0].denominator * (1 - rest))
+    return IndexCondition("ge", size - 1)
 
 
-def _axis(term: App, types: Types) -> Dim:
+def _axis(term: OperatorTerm, types: Types) -> Dim:
     """The size of the axis that a Gather reads at positions."""
     operand, axis = term.args[0], dict(term.attributes)["axis"]
     assert operand is not None
@@ -90,7 +97,9 @@ def _axis(term: App, types: Types) -> Dim:
 
 def _literal(term: Term | None) -> int | None:
     """The one number that a constant of a rule holds."""
-    value = dict(term.attributes).get("value") if isinstance(term, App) and term.op == "ConstantOfShape" else None
+    value = (
+        dict(term.attributes).get("value") if isinstance(term, OperatorTerm) and term.op == "ConstantOfShape" else None
+    )
     return int(value) if isinstance(value, int | float) and value == int(value) else None
 
 
@@ -110,10 +119,10 @@ def positions(rule: Rule, side: Sequence[Term], types: Types) -> tuple[GatherBou
     """Every use of positions that are not literal, with what the rule's types say of them."""
     found: dict[GatherBound, None] = {}
     for term in postorder(*side):
-        if isinstance(term, App) and term.op in _READS_AT and (indices := term.args[1]) is not None:
+        if isinstance(term, OperatorTerm) and term.op in _READS_AT and (indices := term.args[1]) is not None:
             for source in _sources(indices):
                 if _literal(source) is None:
-                    kind = rule.tensors[source.name] if isinstance(source, Var) else None
+                    kind = rule.tensors[source.name] if isinstance(source, VariableTerm) else None
                     found[GatherBound(str(source), None if kind is None else kind.below, _axis(term, types))] = None
     return tuple(found)
 
@@ -123,24 +132,24 @@ def _sources(indices: Term) -> list[Term]:
     pending, found = [indices], dict[Term, None]()
     while pending:
         term = pending.pop()
-        term = term.term if isinstance(term, Project) else term
-        if isinstance(term, App) and term.op in _MOVES:
+        term = term.term if isinstance(term, OutputTerm) else term
+        if isinstance(term, OperatorTerm) and term.op in _MOVES:
             pending += [a for a in (term.args if term.op == "Concat" else term.args[:1]) if a is not None]
         else:
             found[term] = None
     return list(found)
 
 
-def condition_text(condition: Condition) -> str:
+def condition_text(condition: IndexCondition) -> str:
     """A condition as a precondition in the grammar of ``where``: ``k <= n`` for ``n - k >= 0``."""
-    terms = condition.size.terms if isinstance(condition.size, Poly) else (((), condition.size),)
-    above = Poly.make({m: c for m, c in terms if c > 0})
-    below = Poly.make({m: -c for m, c in terms if c < 0})
+    terms = condition.size.terms if isinstance(condition.size, SizePolynomial) else (((), condition.size),)
+    above = SizePolynomial.make({m: c for m, c in terms if c > 0})
+    below = SizePolynomial.make({m: -c for m, c in terms if c < 0})
     if condition.kind != "ge":
         return f"{format_dim(above)} {'==' if condition.kind == 'eq' else '!='} {format_dim(below)}"
     if isinstance(below, int):
         return f"{format_dim(above)} >= {below}"
-    if isinstance(below - 1, Poly) and () in dict(below.terms):
+    if isinstance(below - 1, SizePolynomial) and () in dict(below.terms):
         return f"{format_dim(below - 1)} < {format_dim(above)}"
     return f"{format_dim(below)} <= {format_dim(above)}"
 
@@ -168,14 +177,14 @@ class RuleTypes:
     """
 
     types: Mapping[Term, tuple[TensorType, ...]]
-    meanings: Mapping[App, Meaning]
+    meanings: Mapping[OperatorTerm, OperatorSemantics]
     lhs: tuple[TensorType, ...]
     rhs: tuple[TensorType, ...]
-    lhs_obligations: tuple[Condition, ...]
-    rhs_obligations: tuple[Condition, ...]
+    lhs_obligations: tuple[IndexCondition, ...]
+    rhs_obligations: tuple[IndexCondition, ...]
 
 
-def operator_of(app: App) -> Operator:
+def operator_of(app: OperatorTerm) -> Operator:
     """The operator's record.
 
     Raises:
@@ -192,7 +201,7 @@ def operator_of(app: App) -> Operator:
     return record
 
 
-def complete(app: App, dtype: DType = DType.FLOAT32) -> dict[str, AttributeValue]:
+def complete(app: OperatorTerm, dtype: DType = DType.FLOAT32) -> dict[str, AttributeValue]:
     """The attributes of an application, with an omitted ``dtype`` filled in: it means the rule's own class ``f``."""
     values = dict(app.attributes)
     if "dtype" in operator_of(app).attributes:
@@ -202,28 +211,28 @@ def complete(app: App, dtype: DType = DType.FLOAT32) -> dict[str, AttributeValue
 
 def type_terms(
     roots: Sequence[Term], variables: Mapping[str, TensorType], *, as_run: bool = False
-) -> tuple[dict[Term, tuple[TensorType, ...]], dict[App, Meaning]]:
+) -> tuple[dict[Term, tuple[TensorType, ...]], dict[OperatorTerm, OperatorSemantics]]:
     """Types and meanings of every subterm, operands first; ``as_run``: in the order of operations of kernels.
 
     Raises:
         IllTyped: an operator does not accept its arguments (the message names the operator).
     """
     types: dict[Term, tuple[TensorType, ...]] = {}
-    meanings: dict[App, Meaning] = {}
+    meanings: dict[OperatorTerm, OperatorSemantics] = {}
     for term in postorder(*roots):
-        if isinstance(term, Var):
+        if isinstance(term, VariableTerm):
             types[term] = (variables[term.name],)
-        elif isinstance(term, Project):
+        elif isinstance(term, OutputTerm):
             outputs = types[term.term]
             if term.index >= len(outputs):
-                raise IllTyped(f"{term.term.op} has {len(outputs)} outputs, not {term.index + 1}")
+                raise IllTypedOperator(f"{term.term.op} has {len(outputs)} outputs, not {term.index + 1}")
             types[term] = (outputs[term.index],)
         else:
             args = [None if a is None else types[a][0] for a in term.args]
             try:
                 operator = operator_of(term).as_run if as_run else operator_of(term)
                 meanings[term], types[term] = operator.apply(args, complete(term))
-            except IllTyped as error:
+            except IllTypedOperator as error:
                 raise type(error)(f"{term.op}: {error}") from error
     return types, meanings
 
@@ -245,7 +254,7 @@ def types_of(rule: Rule) -> RuleTypes:
         )
     try:
         types, meanings = type_terms((*rule.lhs, *rule.rhs), variable_types(rule))
-    except IllTyped as error:
+    except IllTypedOperator as error:
         raise RuleError(str(error), where=f'rule "{rule.id}"') from error
 
     return RuleTypes(
@@ -286,7 +295,7 @@ def instances(rule: Rule, leads: Sequence[int] | None = None, *, strict: bool = 
 def _at_rank(rule: Rule, lead: int, strict: bool) -> Rule:
     front: tuple[Dim, ...] = tuple(sym(f"lead_{i}") for i in range(lead))
     forall: dict[str, TypeScheme] = {
-        n: replace(s, shape=front + s.shape, lead=False) if isinstance(s, TensorScheme) and s.lead else s
+        n: replace(s, shape=front + s.shape, lead=False) if isinstance(s, TensorVariableType) and s.lead else s
         for n, s in rule.forall.items()
     }
     plain = replace(rule, forall=forall)
@@ -295,14 +304,14 @@ def _at_rank(rule: Rule, lead: int, strict: bool) -> Rule:
     variables = variable_types(plain)
     for term in postorder(*rule.lhs, *rule.rhs):
         values = None
-        if isinstance(term, App):
+        if isinstance(term, OperatorTerm):
             known = (types[terms[a]] for a in term.args if a is not None)
             rank = next((len(outputs[0].shape or ()) for outputs in known if outputs), 0)
             values = tuple((k, from_front(term.op, k, v, rank, front)) for k, v in term.attributes)
         terms[term] = remade(term, terms, values)
         try:
             types[terms[term]] = _output_types(terms[term], types, variables)
-        except IllTyped as error:
+        except IllTypedOperator as error:
             if strict:
                 raise RuleError(str(error), where=f'rule "{rule.id}"') from error
             types[terms[term]] = ()
@@ -312,18 +321,18 @@ def _at_rank(rule: Rule, lead: int, strict: bool) -> Rule:
 def _output_types(
     term: Term, types: Mapping[Term, tuple[TensorType, ...]], variables: Mapping[str, TensorType]
 ) -> tuple[TensorType, ...]:
-    if isinstance(term, Var):
+    if isinstance(term, VariableTerm):
         return (variables[term.name],)
-    if isinstance(term, Project):
+    if isinstance(term, OutputTerm):
         outputs = types[term.term]
         if term.index >= len(outputs):
-            raise IllTyped(f"{term.term.op} has {len(outputs)} outputs, not {term.index + 1}")
+            raise IllTypedOperator(f"{term.term.op} has {len(outputs)} outputs, not {term.index + 1}")
         return (outputs[term.index],)
     if any(a is not None and not types[a] for a in term.args):
         return ()
     try:
         return operator_of(term).apply([None if a is None else types[a][0] for a in term.args], complete(term))[1]
-    except IllTyped as error:
+    except IllTypedOperator as error:
         raise type(error)(f"{term.op}: {error}") from error
 
 
@@ -359,7 +368,7 @@ def at_sizes(
 ) -> tuple[tuple[Term, ...], tuple[Term, ...]]:
     """Both sides with sizes and attributes replaced by numbers (``reals`` for the real attribute atoms)."""
 
-    def ground(app: App, name: str, value: AttributeValue) -> AttributeValue:
+    def ground(app: OperatorTerm, name: str, value: AttributeValue) -> AttributeValue:
         return _ground(value, operator_of(app).attributes.get(name, ""), binding, reals)
 
     terms = rebuilt((*rule.lhs, *rule.rhs), ground)
@@ -374,7 +383,7 @@ def _ground(value: AttributeValue, kind: str, binding: Mapping[str, Dim], reals:
     return _real(value, binding, reals) if kind == "float" else substitute(value, binding)
 
 
-def _real(value: Poly, binding: Mapping[str, Dim], reals: Mapping[str, float]) -> float:
+def _real(value: SizePolynomial, binding: Mapping[str, Dim], reals: Mapping[str, float]) -> float:
     """A polynomial over sizes and real attributes as a number; real attributes are dyadic, so this is exact."""
     total = Fraction(0)
     for monomial, coefficient in value.terms:
@@ -383,7 +392,7 @@ def _real(value: Poly, binding: Mapping[str, Dim], reals: Mapping[str, float]) -
             if isinstance(atom, str) and atom in reals:
                 product *= Fraction(reals[atom])
             else:
-                size = substitute(Poly((((atom,), 1),)), binding)
+                size = substitute(SizePolynomial((((atom,), 1),)), binding)
                 product *= Fraction(size) if isinstance(size, int) else Fraction(0)
         total += product
     return float(total)

@@ -10,9 +10,18 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from superopt.ir.errors import UsageError
-from superopt.server.settings import ConnectionLimits, Limits, Settings, default_data
+from superopt.server.settings import ConnectionLimits, ServiceLimits, ServiceSettings, default_data
 
-__all__ = ["ConnectionLimits", "Limits", "Settings", "default_data", "examples", "require", "serve", "work"]
+__all__ = [
+    "ConnectionLimits",
+    "ServiceLimits",
+    "ServiceSettings",
+    "default_data",
+    "examples",
+    "require",
+    "serve",
+    "work",
+]
 
 _NEEDED = ("fastapi", "uvicorn", "httptools", "sqlalchemy", "jinja2", "python_multipart")
 
@@ -33,7 +42,7 @@ def examples() -> Path:
     return Path(__file__).parent / "gallery"
 
 
-def serve(settings: Settings, announce: Callable[[str], None] | None = None) -> None:
+def serve(settings: ServiceSettings, announce: Callable[[str], None] | None = None) -> None:
     """Run the API and its workers until interrupted; ``announce`` is told the address once it answers there.
 
     Raises:
@@ -45,7 +54,7 @@ def serve(settings: Settings, announce: Callable[[str], None] | None = None) -> 
     supervisor.serve(settings, announce)
 
 
-def work(settings: Settings) -> None:
+def work(settings: ServiceSettings) -> None:
     """Run jobs of a service that runs elsewhere, until interrupted, in as many processes as the settings say.
 
     Raises:

@@ -22,16 +22,16 @@ from starlette.staticfiles import StaticFiles
 
 from superopt.ir.errors import printable
 from superopt.server.http import openapi
-from superopt.server.http.guard import Guard
 from superopt.server.http.head_method import HeadAsGet
-from superopt.server.http.health import HealthFirst
-from superopt.server.http.problems import Problem, from_meaning
+from superopt.server.http.health import HealthCheckMiddleware
+from superopt.server.http.problems import HttpProblem, from_meaning
 from superopt.server.http.response_cache import ResponseCache
+from superopt.server.http.security_middleware import SecurityMiddleware
 from superopt.server.http.system_errors import meaning
+from superopt.server.optimization_service import OptimizationService
 from superopt.server.routes import HEAD_AGAIN, ONLY_KNOWN, ROUTERS
 from superopt.server.routes.errors import answer
-from superopt.server.service import Service
-from superopt.server.settings import Settings
+from superopt.server.settings import ServiceSettings
 
 __all__ = ["create_app"]
 
@@ -41,9 +41,9 @@ _THREADS = 8  # for the database: as many as its pool keeps; more only take the 
 _KINDS = {404: "not-found", 405: "method-not-allowed", 413: "too-large", 415: "unsupported-media-type"}
 
 
-def create_app(settings: Settings) -> FastAPI:
+def create_app(settings: ServiceSettings) -> FastAPI:
     """The ASGI application of one service. Workers run beside it (:mod:`superopt.server.jobs.supervisor`)."""
-    service = Service(settings)
+    service = OptimizationService(settings)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -70,9 +70,9 @@ def create_app(settings: Settings) -> FastAPI:
     app.mount("/static", StaticFiles(directory=_HERE / "static"), name="static")
     _handle_problems(app)
     app.add_middleware(ResponseCache)
-    app.add_middleware(HealthFirst, health=service.health)
+    app.add_middleware(HealthCheckMiddleware, health=service.health)
     app.add_middleware(HeadAsGet, routes=[route for router in ROUTERS for route in router.routes])
-    app.add_middleware(Guard, service=service)  # the outermost
+    app.add_middleware(SecurityMiddleware, service=service)  # the outermost
     return app
 
 
@@ -91,15 +91,15 @@ def _allowed(app: FastAPI, path: str, named: str) -> str:
 
 
 def _handle_problems(app: FastAPI) -> None:
-    @app.exception_handler(Problem)
-    async def _problem(request: Request, error: Problem) -> Response:
+    @app.exception_handler(HttpProblem)
+    async def _problem(request: Request, error: HttpProblem) -> Response:
         return answer(request, error)
 
     @app.exception_handler(RequestValidationError)
     async def _validation(request: Request, error: RequestValidationError) -> Response:
         places = [{"parameter": str(e["loc"][-1]), "detail": str(e["msg"])} for e in error.errors()]
         text = "; ".join(f"{p['parameter']}: {p['detail']}" for p in places)
-        return answer(request, Problem(400, "invalid-parameter", text, errors=places))
+        return answer(request, HttpProblem(400, "invalid-parameter", text, errors=places))
 
     @app.exception_handler(HTTPException)
     async def _http(request: Request, error: HTTPException) -> Response:
@@ -112,11 +112,11 @@ def _handle_problems(app: FastAPI) -> None:
             detail = f"{request.method} is none of its methods; they are {headers['Allow']}"
         elif error.status_code == 404:
             detail = f"there is nothing at {printable(request.url.path)}; /api describes what there is"
-        return answer(request, Problem(error.status_code, kind, detail, headers=headers))
+        return answer(request, HttpProblem(error.status_code, kind, detail, headers=headers))
 
     @app.exception_handler(ClientDisconnect)
     async def _gone(request: Request, error: ClientDisconnect) -> Response:
-        return Problem(400, "bad-request", "the body ended early").response()  # nobody is there to read it
+        return HttpProblem(400, "bad-request", "the body ended early").response()  # nobody is there to read it
 
     @app.exception_handler(SQLAlchemyError)
     async def _database(request: Request, error: SQLAlchemyError) -> Response:
@@ -129,7 +129,7 @@ def _handle_problems(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def _bug(request: Request, error: Exception) -> Response:
         log.exception("%s %s", request.method, request.url.path, exc_info=error)
-        return answer(request, Problem(500, "internal", "an error in the service; please report it"))
+        return answer(request, HttpProblem(500, "internal", "an error in the service; please report it"))
 
 
 def _machine(request: Request, error: BaseException, otherwise: str, retry_after: int) -> Response:
@@ -137,5 +137,7 @@ def _machine(request: Request, error: BaseException, otherwise: str, retry_after
     found = meaning(error)
     remedy = f"; {found.remedy}" if found else ""
     log.error("%s %s: %s%s", request.method, request.url.path, error, remedy)
-    problem = Problem(503, "unavailable", otherwise, retry_after=retry_after) if found is None else from_meaning(found)
+    problem = (
+        HttpProblem(503, "unavailable", otherwise, retry_after=retry_after) if found is None else from_meaning(found)
+    )
     return answer(request, problem)

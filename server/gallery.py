@@ -9,13 +9,13 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Gallery"]
+__all__ = ["ResultGallery"]
 
 log = logging.getLogger("superopt.serve")
 _FORMAT = "superopt.gallery"
 
 
-class Gallery:
+class ResultGallery:
     """The folder ``results`` of a corpus folder: ``NAME.json.gz`` each. Without it there is nothing."""
 
     def __init__(self, folder: Path | None) -> None:

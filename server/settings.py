@@ -18,8 +18,8 @@ __all__ = [
     "LOOPBACK",
     "WEBHOOKS",
     "ConnectionLimits",
-    "Limits",
-    "Settings",
+    "ServiceLimits",
+    "ServiceSettings",
     "default_data",
 ]
 
@@ -48,7 +48,7 @@ def default_data() -> Path:
 
 
 @dataclass(frozen=True)
-class Limits:
+class ServiceLimits:
     """What a request, a job and the store may take; ``GET /v1/limits`` shows them. Bytes and seconds.
 
     Attributes:
@@ -211,7 +211,7 @@ def _positive(variable: str, text: str, kind: type) -> Any:
 
 
 @dataclass(frozen=True)
-class Settings:
+class ServiceSettings:
     """Where the service listens, where it keeps things, and its limits.
 
     Attributes:
@@ -248,7 +248,7 @@ class Settings:
     log_format: str = "auto"
     access_log: bool = True
     webhooks: str = "off"
-    limits: Limits = field(default_factory=Limits)
+    limits: ServiceLimits = field(default_factory=ServiceLimits)
     door: ConnectionLimits = field(default_factory=ConnectionLimits)
 
     def __post_init__(self) -> None:

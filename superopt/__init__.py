@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     )  # fmt: skip
     from superopt.pipeline.integrations.drop_in import simplify, slim
     from superopt.pipeline.integrations.onnx_ir_pass import onnx_program
+    from superopt.pipeline.keyword_options import Settings
     from superopt.pipeline.pytorch import explain, from_torch
-    from superopt.pipeline.settings import Settings
 
 __all__ = [
     "TIME_LIMIT", "Options", "Result", "Settings", "errors", "explain", "from_jax", "from_torch", "gradients",
@@ -47,7 +47,7 @@ _HOMES = {
     ),
     "from_jax": "frontend.from_jax",
     "jit": "frontend.jit",
-    "Settings": "pipeline.settings",
+    "Settings": "pipeline.keyword_options",
     "onnx_program": "pipeline.integrations.onnx_ir_pass",
     "optimize": "pipeline.api",
     **dict.fromkeys(("simplify", "slim"), "pipeline.integrations.drop_in"),
@@ -55,12 +55,14 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    """The front door is imported when it is first used, so that ``import superopt`` and ``--help`` cost nothing."""
-    if name in __all__:
-        from importlib import import_module
+if not TYPE_CHECKING:  # so that names that do not exist are seen
 
-        if name == "errors":
-            return import_module("superopt.errors")
-        return getattr(import_module(f"superopt.{_HOMES.get(name, 'pipeline')}"), name)
-    raise AttributeError(f"module 'superopt' has no attribute {name!r}")
+    def __getattr__(name: str) -> Any:
+        """The front door is imported when it is first used, so that ``import superopt`` and ``--help`` cost nothing."""
+        if name in __all__:
+            from importlib import import_module
+
+            if name == "errors":
+                return import_module("superopt.errors")
+            return getattr(import_module(f"superopt.{_HOMES.get(name, 'pipeline')}"), name)
+        raise AttributeError(f"module 'superopt' has no attribute {name!r}")

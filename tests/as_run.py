@@ -12,7 +12,7 @@ from rules_for_tests import rules
 
 from superopt.formats import to_onnx_bytes
 from superopt.ir.graph import Graph, Value
-from superopt.ops.infer import infer
+from superopt.ops.shape_inference import infer
 from superopt.passes import SearchOptions, SearchResult, search
 from superopt.rules.grammar import parse_rule
 from superopt.rules.rule import Rule

@@ -31,7 +31,7 @@ import onnx
 import onnxruntime
 from onnx import numpy_helper
 
-from superopt.cost.profile import write_profile
+from superopt.cost.device_profile import write_profile
 from superopt.formats import load, save
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import structural_hash

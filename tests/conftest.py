@@ -56,7 +56,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def _searches_stay_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """A command that ran in this process has let searches run in copies of it, where no test sees what they do."""
-    forked = sys.modules.get("superopt.pipeline.child_process")
+    forked = sys.modules.get("superopt.pipeline.child_process_search")
     if forked is not None:
         monkeypatch.setattr(forked, "_allowed", False)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from superopt.ir.poly import Poly, substitute
-from superopt.ir.terms import App, AttributeValue, Project, Term, Var, postorder
+from superopt.ir.size_polynomial import SizePolynomial, substitute
+from superopt.ir.terms import AttributeValue, OperatorTerm, OutputTerm, Term, VariableTerm, postorder
 from superopt.rules import Rule
-from superopt.rules.rule import AttributeScheme, TensorScheme
+from superopt.rules.rule import AttributeVariableType, TensorVariableType
 
 __all__ = ["mirrored", "renamed", "tenfold"]
 
@@ -19,15 +19,17 @@ def renamed(rule: Rule, suffix: str) -> Rule:
     def written(roots: tuple[Term, ...]) -> tuple[Term, ...]:
         made: dict[Term, Term] = {}
         for term in postorder(*roots):
-            if isinstance(term, Var):
-                made[term] = Var(term.name + suffix)
-            elif isinstance(term, Project):
-                made[term] = Project(made[term.term], term.index)
+            if isinstance(term, VariableTerm):
+                made[term] = VariableTerm(term.name + suffix)
+            elif isinstance(term, OutputTerm):
+                made[term] = OutputTerm(made[term.term], term.index)
             else:
-                made[term] = App(term.op, tuple(None if a is None else made[a] for a in term.args), term.attributes)
+                made[term] = OperatorTerm(
+                    term.op, tuple(None if a is None else made[a] for a in term.args), term.attributes
+                )
         return tuple(made[r] for r in roots)
 
-    forall = {n + suffix if isinstance(s, TensorScheme) else n: s for n, s in rule.forall.items()}
+    forall = {n + suffix if isinstance(s, TensorVariableType) else n: s for n, s in rule.forall.items()}
     return replace(rule, id=rule.id + suffix, forall=forall, lhs=written(rule.lhs), rhs=written(rule.rhs))
 
 
@@ -38,7 +40,9 @@ def mirrored(rule: Rule, suffix: str) -> Rule:
 
 def specialised(rule: Rule, suffix: str, size: int) -> Rule:
     """The rule at one value of one of its free sizes: true, and found by fewer places."""
-    sizes = sorted({a for s in rule.tensors.values() for d in s.shape if isinstance(d, Poly) for a in _names(d)})
+    sizes = sorted(
+        {a for s in rule.tensors.values() for d in s.shape if isinstance(d, SizePolynomial) for a in _names(d)}
+    )
     free = [n for n in sizes if n not in rule.attribute_atoms and not any(n in g.names for g in rule.where)]
     if not free:
         return renamed(rule, suffix)
@@ -47,27 +51,27 @@ def specialised(rule: Rule, suffix: str, size: int) -> Rule:
     def value(given: AttributeValue) -> AttributeValue:
         if isinstance(given, tuple):
             return tuple(map(value, given))
-        return substitute(given, at) if isinstance(given, Poly) else given
+        return substitute(given, at) if isinstance(given, SizePolynomial) else given
 
     def written(roots: tuple[Term, ...]) -> tuple[Term, ...]:
         made: dict[Term, Term] = {}
         for term in postorder(*roots):
-            if isinstance(term, App):
+            if isinstance(term, OperatorTerm):
                 args = tuple(None if a is None else made[a] for a in term.args)
-                made[term] = App(term.op, args, tuple((k, value(v)) for k, v in term.attributes))
+                made[term] = OperatorTerm(term.op, args, tuple((k, value(v)) for k, v in term.attributes))
             else:
-                made[term] = Project(made[term.term], term.index) if isinstance(term, Project) else term
+                made[term] = OutputTerm(made[term.term], term.index) if isinstance(term, OutputTerm) else term
         return tuple(made[r] for r in roots)
 
     forall = {
-        n: replace(s, shape=tuple(value(d) for d in s.shape)) if isinstance(s, TensorScheme) else s
+        n: replace(s, shape=tuple(value(d) for d in s.shape)) if isinstance(s, TensorVariableType) else s
         for n, s in rule.forall.items()
-        if not (isinstance(s, AttributeScheme) and n == free[0])
+        if not (isinstance(s, AttributeVariableType) and n == free[0])
     }
     return replace(rule, id=rule.id + suffix, forall=forall, lhs=written(rule.lhs), rhs=written(rule.rhs))
 
 
-def _names(size: Poly) -> list[str]:
+def _names(size: SizePolynomial) -> list[str]:
     return [a for monomial, _ in size.terms for a in monomial if isinstance(a, str)]
 
 

@@ -30,7 +30,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from superopt.cost.record import Record  # noqa: E402
+from superopt.cost.measurement_record import MeasurementRecord  # noqa: E402
 from superopt.ir.graph import Graph, Weight  # noqa: E402
 from tests import gpu_peers  # noqa: E402
 
@@ -106,8 +106,8 @@ def _model(name: str) -> Graph:
 
 def _profiled(profile: Path, deadline: float) -> bool:
     """Go on with the profile; whether it is complete."""
-    from superopt.benchmark import profiling
-    from superopt.fleet import Fleet
+    from superopt.benchmark import profile_recording
+    from superopt.fleet import WorkerPool
 
     mark = STATE / "profile.json"
     if mark.exists() and json.loads(mark.read_text())["complete"]:
@@ -115,8 +115,10 @@ def _profiled(profile: Path, deadline: float) -> bool:
     asked = STATE / "asked.jsonl.gz"
     plans: list[str | Path] = sorted(str(p) for p in ([asked] if asked.exists() else (ROOT / "corpus").glob("*.json")))
     left = max(deadline - time.monotonic(), 1.0)
-    with Fleet.open(8) as fleet:
-        found = profiling.profile(plans, profile, target="cuda", time_limit=left, fleet=fleet, extend=profile.exists())
+    with WorkerPool.open(8) as fleet:
+        found = profile_recording.profile(
+            plans, profile, target="cuda", time_limit=left, fleet=fleet, extend=profile.exists()
+        )
     mark.write_text(json.dumps(found.summary()))
     print(json.dumps(found.summary()))
     return bool(found.complete)
@@ -126,34 +128,38 @@ def _ask(profile: Path, like: Path | None) -> int:
     """Write what optimising the corpus asks for and the profile lacks, and what is drawn. A device without a profile is
     known by its ceilings; once there is one, other plans look best: ask, record, and ask once more.
     """
-    from lab import operators
-    from lab.multiplications import H200_HEADER
-    from superopt.benchmark.profiling import asked_by
-    from superopt.cost.profile import Profile, read_profile
-    from superopt.cost.record import Question
-    from superopt.fleet import Fleet, Task
+    from lab import operator_models
+    from lab.fast_algorithm_limits import H200_HEADER
+    from superopt.benchmark.profile_recording import asked_by
+    from superopt.cost.device_profile import DeviceProfile, read_profile
+    from superopt.cost.measurement_record import MeasurementRequest
+    from superopt.fleet import WorkerPool, WorkerTask
 
-    known = read_profile(profile) if profile.exists() else Profile(H200_HEADER, {})
+    known = read_profile(profile) if profile.exists() else DeviceProfile(H200_HEADER, {})
     held = {r.key.question for r in known.records.values()}
     if like:
-        lacking = [Record(r.key, 0.0, 0.0) for r in read_profile(like).records.values() if r.key.question not in held]
+        lacking = [
+            MeasurementRecord(r.key, 0.0, 0.0)
+            for r in read_profile(like).records.values()
+            if r.key.question not in held
+        ]
         return _written(lacking)
-    asked: dict[tuple[object, ...], Question] = {}
-    with Fleet.open(2) as fleet:
-        tasks = (Task(asked_by, (p, known), p.stem) for p in sorted((ROOT / "corpus").glob("*.json")))
+    asked: dict[tuple[object, ...], MeasurementRequest] = {}
+    with WorkerPool.open(2) as fleet:
+        tasks = (WorkerTask(asked_by, (p, known), p.stem) for p in sorted((ROOT / "corpus").glob("*.json")))
         for outcome in fleet.each(tasks):
             asked.update((q.key.question, q) for q in outcome.result())
             print(outcome.task.name, len(asked), flush=True)
-    for question in operators.drawn(_SEED, _EACH):
+    for question in operator_models.drawn(_SEED, _EACH):
         if question.key.question not in held:
             asked.setdefault(question.key.question, question)
-    return _written([Record(q.key, 0.0, 0.0) for q in asked.values()])
+    return _written([MeasurementRecord(q.key, 0.0, 0.0) for q in asked.values()])
 
 
-def _written(asked: Sequence[Record]) -> int:
+def _written(asked: Sequence[MeasurementRecord]) -> int:
     """Write what is to be timed."""
-    from lab.multiplications import H200_HEADER
-    from superopt.cost.profile import write_profile
+    from lab.fast_algorithm_limits import H200_HEADER
+    from superopt.cost.device_profile import write_profile
 
     write_profile(STATE / "asked.jsonl.gz", H200_HEADER, asked)
     print(f"{len(asked)} to time: {STATE / 'asked.jsonl.gz'}")
@@ -193,15 +199,15 @@ def _optimised(name: str, graph: Graph, profile: Path) -> Graph:
 
 def _whole(profile: Path, names: Sequence[str], deadline: float) -> list[dict[str, Any]]:
     """Predicted and measured microseconds of whole models, before and after optimising under the profile."""
-    from superopt.cost import RecordedProfile, graph_cost, read_profile
-    from superopt.cost.cuda import CudaOperatorTimer
+    from superopt.cost import ProfileCostModel, graph_cost, read_profile
+    from superopt.cost.cuda_timing import CudaOperatorTimer
     from superopt.ir.errors import SuperoptError
     from superopt.runtime.sample_data import feeds_for
 
     kept = STATE / "whole.json"
     rows: list[dict[str, Any]] = json.loads(kept.read_text()) if kept.exists() else []
     device = CudaOperatorTimer()
-    costs = RecordedProfile(read_profile(profile))
+    costs = ProfileCostModel(read_profile(profile))
     for name in names:
         if time.monotonic() > deadline - 20 or any(r["model"] == name for r in rows):
             continue

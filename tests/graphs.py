@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from superopt.ir.graph import Graph, Node, Value, Weight, constant
-from superopt.ir.poly import Dim
+from superopt.ir.size_polynomial import Dim
 from superopt.ir.types import DType, TensorType
 from superopt.runtime.reference import run
 

@@ -20,7 +20,7 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 import numpy as np  # noqa: E402
 from duplicates import tenfold  # noqa: E402
 
-from lab.compare import costs_of, rules_of  # noqa: E402
+from lab.search_comparison import costs_of, rules_of  # noqa: E402
 from superopt import formats  # noqa: E402
 from superopt.frontend import GraphBuilder  # noqa: E402
 from superopt.ir.graph import Graph  # noqa: E402

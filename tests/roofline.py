@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from superopt.cost.cost_model import CostModel
-from superopt.cost.record import Estimate
-from superopt.cost.roofline import Peaks
+from superopt.cost.measurement_record import CostEstimate
+from superopt.cost.roofline import DevicePeakPerformance
 
 
 class Roofline(CostModel):
@@ -24,17 +24,17 @@ class Roofline(CostModel):
         return super().application(op, attributes, arg_types, out_types, constant_args, after=after)
 
     def peaks(self):
-        return Peaks("roofline", 20e9, 10e9, 40e9, 8 << 20)
+        return DevicePeakPerformance("roofline", 20e9, 10e9, 40e9, 8 << 20)
 
     def in_context(self, working_set):
         return self  # there is no cache; what is asked is counted in one place
 
     def _view(self):
-        return Estimate(0.2, "measured")
+        return CostEstimate(0.2, "measured")
 
     def _fused(self, types, outs, slot):
-        return Estimate(0.0, "free")
+        return CostEstimate(0.0, "free")
 
     def _lookup(self, question):
         flops, moved = question.work
-        return Estimate(self.dispatch + max(flops / 20e3, moved / 10e3), "measured")
+        return CostEstimate(self.dispatch + max(flops / 20e3, moved / 10e3), "measured")

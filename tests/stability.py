@@ -38,7 +38,7 @@ sys.path.insert(0, str(ROOT))
 
 from superopt import formats  # noqa: E402
 from superopt.ir.graph import Graph  # noqa: E402
-from superopt.ir.sizes import sizes_fed  # noqa: E402
+from superopt.ir.symbolic_size_binding import sizes_fed  # noqa: E402
 from superopt.pipeline.paired_benchmark import runnable  # noqa: E402
 from superopt.pipeline.shape_defaults import default_sizes  # noqa: E402
 from superopt.runtime.paired_benchmark import time_models  # noqa: E402

@@ -6,18 +6,18 @@ if __name__ != "superopt.verifier":
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from superopt.verifier.verdict import ProvedAllSizes, Refuted, Tested, Unknown, Verdict
+from superopt.verifier.verdict import ProvedVerdict, RefutedVerdict, TestedVerdict, UnknownVerdict, Verdict
 
 if TYPE_CHECKING:
+    from superopt.verifier.batch_proving import prove_all
     from superopt.verifier.certificates.certificate import certify
     from superopt.verifier.certificates.checker import check_certificate
     from superopt.verifier.equivalence.graphs import verify
     from superopt.verifier.exact.testing import test
     from superopt.verifier.prover.prover import prove
-    from superopt.verifier.store import prove_all
 
 __all__ = [
-    "ProvedAllSizes", "Refuted", "Tested", "Unknown", "Verdict", "certify", "check_certificate",
+    "ProvedVerdict", "RefutedVerdict", "TestedVerdict", "UnknownVerdict", "Verdict", "certify", "check_certificate",
     "prove", "prove_all", "test", "verify",
 ]  # fmt: skip
 
@@ -26,13 +26,15 @@ _HOMES = {
     "certify": "certificates.certificate",
     "check_certificate": "certificates.checker",
     "prove": "prover.prover",
-    "prove_all": "store",
+    "prove_all": "batch_proving",
     "test": "exact.testing",
     "verify": "equivalence.graphs",
 }
 
 
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"superopt.verifier has no {name}")
-    return getattr(import_module(f"superopt.verifier.{_HOMES[name]}"), name)
+if not TYPE_CHECKING:  # so that names that do not exist are seen
+
+    def __getattr__(name: str) -> object:
+        if name not in _HOMES:
+            raise AttributeError(f"superopt.verifier has no {name}")
+        return getattr(import_module(f"superopt.verifier.{_HOMES[name]}"), name)

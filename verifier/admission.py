@@ -11,17 +11,17 @@ from pathlib import Path
 
 from superopt.ir.disk_cache import code_digest, load_object, store_object
 from superopt.ir.errors import SuperoptError
-from superopt.rules.floats import Directions, FloatVerdict, SafeConditions, float_key
-from superopt.rules.library import ADMISSIBLE, BUILT_IN, PROOFS, Library, load_library, write_verdicts
+from superopt.rules.float_verdicts import Directions, FloatVerdict, SafeConditions, float_key
+from superopt.rules.library import ADMISSIBLE, BUILT_IN, PROOFS, RuleLibrary, load_library, write_verdicts
 from superopt.rules.rule import Rule
 from superopt.rules.scanner import RuleError
 from superopt.verifier.exact.counterexample import describe
+from superopt.verifier.exact.runtime_cross_check import runtime_disagrees
 from superopt.verifier.exact.testing import test
-from superopt.verifier.exact.witness import runtime_disagrees
-from superopt.verifier.floats.recording import verified_verdicts
 from superopt.verifier.floats.rounding_effect import rounding_of
+from superopt.verifier.floats.verdict_recording import verified_verdicts
 from superopt.verifier.prover.prover import prove
-from superopt.verifier.verdict import Refuted, Tested, Unknown, Verdict, kind_of, verdict_to_json
+from superopt.verifier.verdict import RefutedVerdict, TestedVerdict, UnknownVerdict, Verdict, kind_of, verdict_to_json
 
 __all__ = ["Prover", "admit", "float_verdicts", "check", "record_all", "recorded", "renew", "verify"]
 
@@ -46,7 +46,7 @@ def check(rule: Rule, *, prover: Prover | None = None, seed: int = 0) -> Verdict
         raise
     except Exception as error:
         at = traceback.extract_tb(error.__traceback__)[-1]
-        return Unknown(
+        return UnknownVerdict(
             f"internal error: {type(error).__name__}: {error} ({at.name}, {Path(at.filename).name}:{at.lineno}); a "
             "fault of superopt's, not of the rule: please report it with the rule"
         )
@@ -54,14 +54,14 @@ def check(rule: Rule, *, prover: Prover | None = None, seed: int = 0) -> Verdict
 
 def _checked(rule: Rule, prover: Prover, seed: int) -> Verdict:
     tested = test(rule, seed=seed)
-    if isinstance(tested, Refuted):
+    if isinstance(tested, RefutedVerdict):
         return tested
     proved = prover(rule)
     if kind_of(proved) in ADMISSIBLE:
         disagreement = runtime_disagrees(rule, seed=seed)
-        return Unknown(disagreement) if disagreement else proved
+        return UnknownVerdict(disagreement) if disagreement else proved
     weak = kind_of(proved) != "refuted" and not getattr(proved, "refused", False)
-    if weak and isinstance(tested, Tested):
+    if weak and isinstance(tested, TestedVerdict):
         return replace(tested, reason=getattr(proved, "reason", ""))
     return proved
 
@@ -96,7 +96,7 @@ def _name(what: str, rule: Rule, *more: object) -> str:
     return hashlib.sha256(repr(asked).encode()).hexdigest()
 
 
-def admit(library: Library, *, prover: Prover | None = None, seed: int = 0) -> Library:
+def admit(library: RuleLibrary, *, prover: Prover | None = None, seed: int = 0) -> RuleLibrary:
     """The library with every rule that has no verdict checked, over the reals and in floating point. What passes is
     kept in the user's cache folder, so that a folder of rules is checked once.
 
@@ -112,9 +112,9 @@ def admit(library: Library, *, prover: Prover | None = None, seed: int = 0) -> L
         if isinstance(verdict, Mapping):
             found[rule_id] = verdict
             continue
-        if isinstance(verdict, Refuted):
+        if isinstance(verdict, RefutedVerdict):
             raise RuleError(f"the rule is false {describe(verdict.counterexample)}", where=f'rule "{rule_id}"')
-        if isinstance(verdict, Tested):
+        if isinstance(verdict, TestedVerdict):
             raise RuleError(
                 f"the rule is true in {verdict.trials} exact trials, but not proved, so it is not used",
                 where=f'rule "{rule_id}"', hint=f"optimise without it: --disable {rule_id}",
@@ -150,13 +150,13 @@ def recorded(verdict: Verdict, rule: Rule) -> dict[str, object]:
 
 
 def verify(
-    library: Library,
+    library: RuleLibrary,
     *,
     prover: Prover | None = None,
     seed: int = 0,
     again: bool = False,
     progress: Callable[[str, Verdict], None] | None = None,
-) -> tuple[Library, dict[str, Verdict]]:
+) -> tuple[RuleLibrary, dict[str, Verdict]]:
     """Check the rules that have no proof (all of them with ``again``); verdicts of rules that are gone are dropped.
 
     Returns:

@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 __all__ = [
-    "ProvedAllSizes", "Refuted", "Tested", "Unknown", "Verdict", "kind_of", "verdict_from_json",
+    "ProvedVerdict", "RefutedVerdict", "TestedVerdict", "UnknownVerdict", "Verdict", "kind_of", "verdict_from_json",
     "verdict_to_json",
 ]  # fmt: skip
 
 
 @dataclass(frozen=True)
-class ProvedAllSizes:
+class ProvedVerdict:
     """Equal over the reals, at all sizes and attribute values that satisfy the rule's context.
 
     Attributes:
@@ -42,7 +42,7 @@ class ProvedAllSizes:
 
 
 @dataclass(frozen=True)
-class Tested:
+class TestedVerdict:
     """No disagreement in exact random trials; ``bound`` is the probability that a false rule passes them.
 
     Attributes:
@@ -56,7 +56,7 @@ class Tested:
 
 
 @dataclass(frozen=True)
-class Refuted:
+class RefutedVerdict:
     """A concrete counterexample, as plain JSON data that ``superopt.verifier.exact.counterexample`` can replay."""
 
     counterexample: Mapping[str, object]
@@ -64,7 +64,7 @@ class Refuted:
 
 
 @dataclass(frozen=True)
-class Unknown:
+class UnknownVerdict:
     """Neither proved nor refuted, and why.
 
     Attributes:
@@ -78,13 +78,13 @@ class Unknown:
     seconds: float = field(default=0.0, compare=False)
 
 
-Verdict = ProvedAllSizes | Tested | Refuted | Unknown
+Verdict = ProvedVerdict | TestedVerdict | RefutedVerdict | UnknownVerdict
 
 _NAMES: Mapping[type, str] = {
-    ProvedAllSizes: "proved_all_sizes",
-    Tested: "tested",
-    Refuted: "refuted",
-    Unknown: "unknown",
+    ProvedVerdict: "proved_all_sizes",
+    TestedVerdict: "tested",
+    RefutedVerdict: "refuted",
+    UnknownVerdict: "unknown",
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from corpus.models.layers import RELU_GAIN, conv
-from superopt.frontend import GraphBuilder, Tensor
+from superopt.frontend import GraphBuilder, SymbolicTensor
 from superopt.ir.graph import Graph
 
 
@@ -23,7 +23,7 @@ def wav2letter(
     return b.build()
 
 
-def _global_norm(b: GraphBuilder, x: Tensor, name: str, width: int) -> Tensor:
+def _global_norm(b: GraphBuilder, x: SymbolicTensor, name: str, width: int) -> SymbolicTensor:
     """Normalised over channels and time together, then an affine map per channel; written out."""
     with b.scope(name):
         centred = x - x.mean([1, 2])
@@ -32,7 +32,7 @@ def _global_norm(b: GraphBuilder, x: Tensor, name: str, width: int) -> Tensor:
         return centred / spread * scale + b.weight("bias", (1, width, 1), scale=0.05)
 
 
-def _prelu(b: GraphBuilder, x: Tensor, name: str) -> Tensor:
+def _prelu(b: GraphBuilder, x: SymbolicTensor, name: str) -> SymbolicTensor:
     return b.op("PRelu", x, b.weight(f"{name}.slope", (1, 1), scale=0.02, offset=0.25))
 
 
@@ -47,7 +47,7 @@ def conv_tasnet(
     encoded = conv(b, wave, "encoder", 1, filters, kernel, stride=stride, pad=0, spatial=1).relu()
     x = conv(b, _global_norm(b, encoded, "norm", filters), "bottleneck", filters, bottleneck, 1, bias=True, gain=1.0,
              spatial=1)  # fmt: skip
-    total: Tensor | None = None
+    total: SymbolicTensor | None = None
     for index in range(repeats * blocks):
         last = index + 1 == repeats * blocks
         with b.scope(f"block{index}"):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from corpus.models.layers import average_pool, concat, conv, conv_bn, gemm, global_pool, max_pool
-from superopt.frontend import GraphBuilder, Tensor
+from superopt.frontend import GraphBuilder, SymbolicTensor
 from superopt.ir.graph import Graph
 
 
-def _finish(b: GraphBuilder, x: Tensor, width: int, classes: int) -> Graph:
+def _finish(b: GraphBuilder, x: SymbolicTensor, width: int, classes: int) -> Graph:
     b.output(gemm(b, global_pool(b, x), "fc", width, classes), "logits", shape=(1, classes))
     return b.build()
 

@@ -7,7 +7,7 @@ from math import sqrt
 import numpy as np
 
 from corpus.models.layers import attention, causal_mask, concat, gelu_tanh, heads, layer_norm, linear, rms_norm
-from superopt.frontend import GraphBuilder, Tensor
+from superopt.frontend import GraphBuilder, SymbolicTensor
 from superopt.ir.graph import Graph
 
 
@@ -44,7 +44,7 @@ def gpt2(
     return b.build()
 
 
-def _rotary_tables(b: GraphBuilder, time: int, size: int, theta: float) -> tuple[Tensor, Tensor]:
+def _rotary_tables(b: GraphBuilder, time: int, size: int, theta: float) -> tuple[SymbolicTensor, SymbolicTensor]:
     angles = np.outer(np.arange(time), theta ** -(np.arange(0, size, 2) / size))
     both = np.concatenate([angles, angles], axis=1)
     # Rounded, so that the file has the same bytes whatever the platform's libm says in the last place.
@@ -53,7 +53,7 @@ def _rotary_tables(b: GraphBuilder, time: int, size: int, theta: float) -> tuple
     )  # type: ignore[return-value]
 
 
-def _rotate(b: GraphBuilder, x: Tensor, size: int, cos: Tensor, sin: Tensor) -> Tensor:
+def _rotate(b: GraphBuilder, x: SymbolicTensor, size: int, cos: SymbolicTensor, sin: SymbolicTensor) -> SymbolicTensor:
     """Rotary embedding: x cos + rotate_half(x) sin."""
     low, high = x.slice(3, 0, size // 2), x.slice(3, size // 2, size)
     return x * cos + concat(b, [-high, low], 3) * sin
@@ -83,7 +83,7 @@ def llama(
     cos, sin = _rotary_tables(b, time, size, theta)
     mask = causal_mask(b, time)
 
-    def repeated(y: Tensor) -> Tensor:
+    def repeated(y: SymbolicTensor) -> SymbolicTensor:
         shape = np.array([1, groups, count // groups, time, size])
         return b.op("Expand", y.unsqueeze(2), shape).reshape(1, count, time, size)
 

@@ -7,7 +7,7 @@ from math import sqrt
 import numpy as np
 
 from corpus.models.layers import attention, conv, gelu, heads, layer_norm, linear, rms_norm
-from superopt.frontend import GraphBuilder, Tensor
+from superopt.frontend import GraphBuilder, SymbolicTensor
 from superopt.ir.graph import Graph
 
 
@@ -47,7 +47,9 @@ def bert(
     return b.build()
 
 
-def _pre_norm_layers(b: GraphBuilder, x: Tensor, layers: int, width: int, count: int, time: int, ratio: int) -> Tensor:
+def _pre_norm_layers(
+    b: GraphBuilder, x: SymbolicTensor, layers: int, width: int, count: int, time: int, ratio: int
+) -> SymbolicTensor:
     gain = 1 / sqrt(2 * layers)
     for layer in range(layers):
         with b.scope(f"layer{layer}"):

@@ -19,14 +19,15 @@ from corpus.models.layers import (
     max_pool,
     squeeze_excite,
 )  # fmt: skip
-from superopt.frontend import GraphBuilder, Tensor
+from superopt.frontend import GraphBuilder, SymbolicTensor
 from superopt.ir.graph import Graph
 
 
 def _inverted(
-    b: GraphBuilder, x: Tensor, cin: int, mid: int, cout: int, *, kernel: int, stride: int, act: str, se: int = 0,
+    b: GraphBuilder, x: SymbolicTensor, cin: int, mid: int, cout: int, *, kernel: int, stride: int, act: str,
+    se: int = 0,
     gates: tuple[str, str] = ("Relu", "Sigmoid"),
-) -> Tensor:  # fmt: skip
+) -> SymbolicTensor:  # fmt: skip
     """Expand 1×1, depthwise k×k, optional squeeze-excite, project 1×1; residual where shapes allow."""
     y = conv_bn(b, x, "expand", cin, mid, 1, act=act) if mid != cin else x
     y = conv_bn(b, y, "depthwise", mid, mid, kernel, stride=stride, groups=mid, act=act)
@@ -104,7 +105,7 @@ def efficientnet(
     return b.build()
 
 
-def _shuffle(x: Tensor, width: int, side: int) -> Tensor:
+def _shuffle(x: SymbolicTensor, width: int, side: int) -> SymbolicTensor:
     """Channels of two groups interleaved: Reshape, Transpose, Reshape."""
     return x.reshape(1, 2, width // 2, side, side).transpose(0, 2, 1, 3, 4).reshape(1, width, side, side)
 
@@ -166,7 +167,7 @@ def convnext(
     """ConvNeXt-T: depthwise 7×7, channels-last LayerNorm and MLP, layer scale; transposes as exported."""
     b = GraphBuilder(name)
 
-    def norm(x: Tensor, label: str, width: int) -> Tensor:
+    def norm(x: SymbolicTensor, label: str, width: int) -> SymbolicTensor:
         return layer_norm(b, x.transpose(0, 2, 3, 1), label, width, epsilon=1e-6).transpose(0, 3, 1, 2)
 
     x = b.input("image", "float32", (1, 3, size, size))
@@ -187,7 +188,9 @@ def convnext(
     return b.build()
 
 
-def _separable(b: GraphBuilder, x: Tensor, name: str, cin: int, cout: int, kernel: int, stride: int) -> Tensor:
+def _separable(
+    b: GraphBuilder, x: SymbolicTensor, name: str, cin: int, cout: int, kernel: int, stride: int
+) -> SymbolicTensor:
     """ReLU, depthwise, pointwise, BN; twice, the stride in the first."""
     with b.scope(name):
         for index, (n_in, s) in enumerate(((cin, stride), (cout, 1))):
@@ -197,7 +200,7 @@ def _separable(b: GraphBuilder, x: Tensor, name: str, cin: int, cout: int, kerne
     return x
 
 
-def _fit(b: GraphBuilder, x: Tensor, name: str, cin: int, cout: int, stride: int = 1) -> Tensor:
+def _fit(b: GraphBuilder, x: SymbolicTensor, name: str, cin: int, cout: int, stride: int = 1) -> SymbolicTensor:
     """ReLU, 1×1, BN: brings a cell's input to its width (after a pool where the earlier cell was twice as large)."""
     if stride == 2:
         x = average_pool(b, x, 1, 2)
@@ -205,7 +208,7 @@ def _fit(b: GraphBuilder, x: Tensor, name: str, cin: int, cout: int, stride: int
         return batch_norm(b, conv(b, x.relu(), "conv", cin, cout, 1), "bn", cout, epsilon=1e-3)
 
 
-def _normal_cell(b: GraphBuilder, h: Tensor, p: Tensor, w: int) -> list[Tensor]:
+def _normal_cell(b: GraphBuilder, h: SymbolicTensor, p: SymbolicTensor, w: int) -> list[SymbolicTensor]:
     """NASNet-A's normal cell on this (h) and the previous (p) state, both of width w."""
     return [
         p,
@@ -217,7 +220,7 @@ def _normal_cell(b: GraphBuilder, h: Tensor, p: Tensor, w: int) -> list[Tensor]:
     ]
 
 
-def _reduction_cell(b: GraphBuilder, h: Tensor, p: Tensor, w: int) -> list[Tensor]:
+def _reduction_cell(b: GraphBuilder, h: SymbolicTensor, p: SymbolicTensor, w: int) -> list[SymbolicTensor]:
     one = _separable(b, p, "s7_p", w, w, 7, 2) + _separable(b, h, "s5_h", w, w, 5, 2)
     two = max_pool(b, h, 3, 2, 1) + _separable(b, p, "s7_p2", w, w, 7, 2)
     three = average_pool(b, h, 3, 2, 1) + _separable(b, p, "s5_p", w, w, 5, 2)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from math import sqrt
 
-from superopt.frontend import GraphBuilder, Tensor
+from superopt.frontend import GraphBuilder, SymbolicTensor
 from superopt.ir.graph import Graph
 
 
-def _gate_weights(b: GraphBuilder, gates: str | range, n_in: int, hidden: int) -> list[tuple[Tensor, Tensor]]:
+def _gate_weights(
+    b: GraphBuilder, gates: str | range, n_in: int, hidden: int
+) -> list[tuple[SymbolicTensor, SymbolicTensor]]:
     """The input and state matrices of every gate."""
     return [
         (

@@ -7,15 +7,15 @@ from itertools import pairwise
 from math import sqrt
 
 from corpus.models.layers import RELU_GAIN, batch_norm, conv, conv_bn, gelu, gemm, global_pool, layer_norm, linear
-from superopt.frontend import GraphBuilder, Tensor
+from superopt.frontend import GraphBuilder, SymbolicTensor
 from superopt.ir.graph import Graph
 
 
 def _mobileone_block(
-    b: GraphBuilder, x: Tensor, cin: int, cout: int, kernel: int, *, stride: int, groups: int, branches: int
-) -> Tensor:
+    b: GraphBuilder, x: SymbolicTensor, cin: int, cout: int, kernel: int, *, stride: int, groups: int, branches: int
+) -> SymbolicTensor:
     """Skip BN + 1×1 scale branch (3×3 blocks only) + ``branches`` convolutions, each with its BN, summed, then ReLU."""
-    parts: list[Tensor] = []
+    parts: list[SymbolicTensor] = []
     count = branches + (kernel > 1) + (cin == cout and stride == 1)
     gain = 1 / sqrt(count)
     if kernel > 1:
@@ -115,7 +115,7 @@ def lora(name: str, *, width: int = 768, hidden: int = 3072, rank: int = 64, lay
     """Transformer MLP blocks with unmerged low-rank adapters on every projection: xW + b + ((xA)B)·scale."""
     b = GraphBuilder(name)
 
-    def adapted(x: Tensor, label: str, n_in: int, n_out: int) -> Tensor:
+    def adapted(x: SymbolicTensor, label: str, n_in: int, n_out: int) -> SymbolicTensor:
         base = linear(b, x, label, n_in, n_out)
         with b.scope(f"{label}.lora"):
             down = x @ b.weight("A", (n_in, rank), scale=1 / sqrt(n_in))
@@ -142,7 +142,7 @@ def siamese(name: str, *, widths: Sequence[int] = (4096, 4096, 4096, 1024), rows
         for i, (n_in, n_out) in enumerate(pairwise(widths))
     ]
 
-    def embed(x: Tensor) -> Tensor:
+    def embed(x: SymbolicTensor) -> SymbolicTensor:
         for index, (w, bias) in enumerate(towers):
             x = x @ w + bias
             x = x.relu() if index + 1 < len(towers) else x

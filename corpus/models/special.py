@@ -9,7 +9,7 @@ from math import sqrt
 import numpy as np
 
 from corpus.models.layers import max_pool
-from superopt.frontend import GraphBuilder, Tensor
+from superopt.frontend import GraphBuilder, SymbolicTensor
 from superopt.ir.graph import Graph
 
 
@@ -19,11 +19,11 @@ def quantised(
     """A small convolutional classifier in QDQ form: int8 weights per channel, uint8 activations per tensor."""
     b = GraphBuilder(name)
 
-    def requantised(x: Tensor, scale: float, zero: int) -> Tensor:
+    def requantised(x: SymbolicTensor, scale: float, zero: int) -> SymbolicTensor:
         s, z = np.float32(scale), np.uint8(zero)
         return b.op("DequantizeLinear", b.op("QuantizeLinear", x, s, z), s, z)
 
-    def weights(label: str, shape: tuple[int, ...], fan_in: int) -> Tensor:
+    def weights(label: str, shape: tuple[int, ...], fan_in: int) -> SymbolicTensor:
         q = b.weight(f"{label}.weight_q", shape, scale=40.0, dtype="int8")
         scale = b.weight(f"{label}.weight_scale", shape[:1], scale=0.01 / sqrt(fan_in), offset=sqrt(2 / fan_in) / 40,
                          distribution="uniform")  # fmt: skip
@@ -59,7 +59,7 @@ def train_step_mlp(
     for index, (n_in, n_out) in enumerate(pairwise(widths)):
         w, bias = b.input(f"w{index}", "float32", (n_in, n_out)), b.input(f"b{index}", "float32", (n_out,))
         layers.append((w, bias, 1 / sqrt(n_in)))
-    activations: list[Tensor] = [x]
+    activations: list[SymbolicTensor] = [x]
     for index, (w, bias, factor) in enumerate(layers):
         z = (activations[-1] @ w) * factor + bias
         activations.append(z.relu() if index + 1 < len(layers) else z)

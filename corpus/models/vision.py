@@ -8,7 +8,7 @@ from math import sqrt
 import numpy as np
 
 from corpus.models.layers import concat, conv, conv_bn, gelu, layer_norm, linear, max_pool
-from superopt.frontend import GraphBuilder, Tensor
+from superopt.frontend import GraphBuilder, SymbolicTensor
 from superopt.ir.graph import Graph
 
 
@@ -30,7 +30,7 @@ def segformer(
     return b.build()
 
 
-def resize(b: GraphBuilder, x: Tensor, shape: Sequence[int], mode: str = "linear") -> Tensor:
+def resize(b: GraphBuilder, x: SymbolicTensor, shape: Sequence[int], mode: str = "linear") -> SymbolicTensor:
     """Resize to a size; "linear" is PyTorch's bilinear with align_corners=False, "nearest" its nearest."""
     sizes = np.array(shape, np.int64)
     if mode == "linear":
@@ -43,7 +43,7 @@ def unet(name: str, *, base: int = 64, depth: int = 4, size: int = 128, classes:
     """U-Net with BN: two 3×3 convolutions a level, transposed convolutions up, skips by concatenation."""
     b = GraphBuilder(name)
 
-    def double(x: Tensor, label: str, cin: int, cout: int) -> Tensor:
+    def double(x: SymbolicTensor, label: str, cin: int, cout: int) -> SymbolicTensor:
         return conv_bn(b, conv_bn(b, x, f"{label}.1", cin, cout, 3), f"{label}.2", cout, cout, 3)
 
     x, cin, skips = b.input("image", "float32", (1, 3, size, size)), 3, []
@@ -68,8 +68,8 @@ def ssd_head(
 ) -> Graph:  # fmt: skip
     """SSD300's head: a class and a box 3×3 convolution on each of six scales, flattened and concatenated."""
     b = GraphBuilder(name)
-    scores: list[Tensor] = []
-    boxes: list[Tensor] = []
+    scores: list[SymbolicTensor] = []
+    boxes: list[SymbolicTensor] = []
     total = 0
     for level, (width, side, count) in enumerate(zip(widths, sides, anchors, strict=True)):
         x, cells = b.input(f"features_{level}", "float32", (1, width, side, side)), side * side * count
@@ -108,28 +108,28 @@ def yolo_head(
     return b.build()
 
 
-def _windows(x: Tensor, side: int, window: int, width: int) -> Tensor:
+def _windows(x: SymbolicTensor, side: int, window: int, width: int) -> SymbolicTensor:
     """[1, side, side, width] → [windows, window², width]."""
     n = side // window
     x = x.reshape(1, n, window, n, window, width).transpose(0, 1, 3, 2, 4, 5)
     return x.reshape(n * n, window * window, width)
 
 
-def _merge(x: Tensor, side: int, window: int, width: int) -> Tensor:
+def _merge(x: SymbolicTensor, side: int, window: int, width: int) -> SymbolicTensor:
     """The inverse of :func:`_windows`."""
     n = side // window
     x = x.reshape(1, n, n, window, window, width).transpose(0, 1, 3, 2, 4, 5)
     return x.reshape(1, side, side, width)
 
 
-def _roll(b: GraphBuilder, x: Tensor, shift: int, side: int) -> Tensor:
+def _roll(b: GraphBuilder, x: SymbolicTensor, shift: int, side: int) -> SymbolicTensor:
     """Rotate both spatial axes by ``shift`` towards the origin: slices and concatenations, as exported."""
     for axis in (1, 2):
         x = concat(b, [x.slice(axis, shift, side), x.slice(axis, 0, shift)], axis)
     return x
 
 
-def _shift_mask(b: GraphBuilder, side: int, window: int, shift: int) -> Tensor:
+def _shift_mask(b: GraphBuilder, side: int, window: int, shift: int) -> SymbolicTensor:
     """[windows, 1, window², window²]: -100 between tokens that the roll brought together."""
     region = np.zeros((side, side), np.int64)
     edges = (slice(0, -window), slice(-window, -shift), slice(-shift, None))
@@ -143,8 +143,15 @@ def _shift_mask(b: GraphBuilder, side: int, window: int, shift: int) -> Tensor:
 
 
 def _window_attention(
-    b: GraphBuilder, x: Tensor, width: int, count: int, mask: Tensor | None, n: int, area: int, gain: float
-) -> Tensor:
+    b: GraphBuilder,
+    x: SymbolicTensor,
+    width: int,
+    count: int,
+    mask: SymbolicTensor | None,
+    n: int,
+    area: int,
+    gain: float,
+) -> SymbolicTensor:
     """Attention within windows, one fused QKV projection split by Gather, plus a learned position bias."""
     size = width // count
     qkv = linear(b, x, "qkv", width, 3 * width).reshape(n, area, 3, count, size).transpose(2, 0, 3, 1, 4)

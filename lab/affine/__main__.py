@@ -2,8 +2,8 @@
 
     python -m lab.affine [--operators Conv,Gemm] [--every 7] [--json FILE]
 
-Every composition (:mod:`lab.affine.forms`) is optimised at default settings under recorded prices. It is *found* where
-the result has no more nodes than the fewest that weights exist for (:mod:`lab.affine.deciding`).
+Every composition (:mod:`lab.affine.affine_compositions`) is optimised at default settings under recorded prices. It is
+*found* where the result has no more nodes than the fewest that weights exist for (:mod:`lab.affine.fewest_operators`).
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from lab.affine.deciding import fewest_operators
-from lab.affine.forms import LARGE, Composition, compositions
+from lab.affine.affine_compositions import LARGE, Composition, compositions
+from lab.affine.fewest_operators import fewest_operators
 from lab.case_suite import FOUND, MISSED, Suite, options, outcome_table
-from superopt.cost.fusion import ONNX_RUNTIME_CPU
+from superopt.cost.backend_capabilities import ONNX_RUNTIME_CPU
 from superopt.pipeline.optimization import optimize
 
 NONE = "none exists"
 
 
 @dataclass(frozen=True)
-class Row:
+class AffineCompositionRow:
     """One composition.
 
     Attributes:
@@ -43,13 +43,15 @@ class Row:
     reason: str = ""
 
 
-def row_of(composition: Composition) -> Row:
+def row_of(composition: Composition) -> AffineCompositionRow:
     """Decide a composition, and optimise it."""
     fewest = fewest_operators(composition)
     result = operators_left(composition, "standard") if fewest < composition.operators else composition.operators
     outcome = NONE if fewest == composition.operators else FOUND if result <= fewest else MISSED
     reason = _reason(composition, fewest) if outcome == MISSED else ""
-    return Row(composition.name, composition.form.name, composition.operators, fewest, result, outcome, reason)
+    return AffineCompositionRow(
+        composition.name, composition.form.name, composition.operators, fewest, result, outcome, reason
+    )
 
 
 def operators_left(composition: Composition, floats: str) -> int:
@@ -62,12 +64,12 @@ def _reason(composition: Composition, fewest: int) -> str:
     return "floating-point verdict" if operators_left(composition, "fast") <= fewest else "no rule, or price"
 
 
-def table(rows: Iterable[Row]) -> str:
+def table(rows: Iterable[AffineCompositionRow]) -> str:
     """Counts by form."""
     return outcome_table("linear operator", (FOUND, MISSED, NONE), ((row.form, row.outcome) for row in rows))
 
 
-def line(row: Row) -> str:
+def line(row: AffineCompositionRow) -> str:
     """A missed composition."""
     return f"{row.name}: {row.operators} operators, {row.fewest} do, {row.result} come back ({row.reason})"
 

@@ -18,9 +18,9 @@ from functools import partial
 from math import exp, log
 from pathlib import Path
 
-from lab.golden.rows import Row, row_of
+from lab.golden.golden_results import GoldenResult, row_of
 from lab.networks import NETWORKS, drawn
-from superopt.fleet import Fleet, Task
+from superopt.fleet import WorkerPool, WorkerTask
 from superopt.ir.graph import Graph
 from superopt.pipeline.optimization import load
 
@@ -35,20 +35,20 @@ def models_of(collection: str, root: Path) -> dict[str, Callable[[], Graph]]:
     return {path.stem: partial(load, path) for path in sorted(folder.glob("*.json"))}
 
 
-def read_record(file: Path) -> dict[str, Row]:
+def read_record(file: Path) -> dict[str, GoldenResult]:
     """The recorded rows; none where there is no record."""
     rows = json.loads(file.read_text()) if file.is_file() else {}
-    return {name: Row(**{**row, "nodes": tuple(row["nodes"])}) for name, row in rows.items()}
+    return {name: GoldenResult(**{**row, "nodes": tuple(row["nodes"])}) for name, row in rows.items()}
 
 
-def write_record(file: Path, rows: Mapping[str, Row]) -> None:
+def write_record(file: Path, rows: Mapping[str, GoldenResult]) -> None:
     """Record rows, one model a line."""
     lines = (f"{json.dumps(name)}: {json.dumps(asdict(row), sort_keys=True)}" for name, row in sorted(rows.items()))
     file.parent.mkdir(exist_ok=True)
     file.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
-def difference(before: Row | None, after: Row, digests: bool) -> str:
+def difference(before: GoldenResult | None, after: GoldenResult, digests: bool) -> str:
     """What is different, in a line; empty where nothing is."""
     if before is None:
         return "not recorded"
@@ -69,24 +69,28 @@ def difference(before: Row | None, after: Row, digests: bool) -> str:
     return "; ".join([*(f"{what} {a} -> {b}" for what, a, b in pairs if a != b), *counts[:8]])
 
 
-def geometric_mean(rows: Sequence[Row]) -> float:
+def geometric_mean(rows: Sequence[GoldenResult]) -> float:
     """Of the modelled ratios."""
     return exp(sum(log(row.ratio) for row in rows) / len(rows)) if rows else 1.0
 
 
-def run(models: Mapping[str, Callable[[], Graph]], workers: int) -> dict[str, Row]:
+def run(models: Mapping[str, Callable[[], Graph]], workers: int) -> dict[str, GoldenResult]:
     """The rows of models as they are now."""
-    rows: dict[str, Row] = {}
-    with Fleet.open(workers) as fleet:
-        for outcome in fleet.each(Task(row_of, (read,), name) for name, read in models.items()):
+    rows: dict[str, GoldenResult] = {}
+    with WorkerPool.open(workers) as fleet:
+        for outcome in fleet.each(WorkerTask(row_of, (read,), name) for name, read in models.items()):
             rows[outcome.task.name] = row = outcome.result()
             print(f"{outcome.task.name}: {row.ratio:.4f}, {row.cpu_seconds:.1f} CPU s", file=sys.stderr)
     return rows
 
 
 def compared(
-    collection: str, recorded: Mapping[str, Row], rows: Mapping[str, Row], gone: Sequence[str], digests: bool
-) -> list[str]:  # fmt: skip
+    collection: str,
+    recorded: Mapping[str, GoldenResult],
+    rows: Mapping[str, GoldenResult],
+    gone: Sequence[str],
+    digests: bool,
+) -> list[str]:
     """A line for each row that differs, and one for the collection."""
     differences = {name: difference(recorded.get(name), row, digests) for name, row in sorted(rows.items())}
     differences |= dict.fromkeys(gone, "no longer a model")

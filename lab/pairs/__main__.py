@@ -2,8 +2,8 @@
 
     python -m lab.pairs [--kinds norms,pools] [--every 7] [--json FILE]
 
-Every case (:mod:`lab.pairs.cases`) is optimised at default settings under recorded prices. It is *found* where the
-result costs no more than the person's equal, or where that has fewer operators and the result has no more.
+Every case (:mod:`lab.pairs.rewrite_cases`) is optimised at default settings under recorded prices. It is *found* where
+the result costs no more than the person's equal, or where that has fewer operators and the result has no more.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from dataclasses import dataclass
 from functools import cache
 
 from lab.case_suite import FOUND, MISSED, PROFILE, Suite, options, outcome_table
-from lab.compare import modelled
-from lab.pairs.cases import Case, cases
+from lab.pairs.rewrite_cases import RewriteCase, cases
+from lab.search_comparison import modelled
 from superopt.cost import CostModel
-from superopt.cost.fusion import ONNX_RUNTIME_CPU
+from superopt.cost.backend_capabilities import ONNX_RUNTIME_CPU
 from superopt.discovery.derive import all_rewrites_of, derived
-from superopt.discovery.gain import recorded
+from superopt.discovery.expected_rule_gains import recorded
 from superopt.egraph.saturation import RewriteSet
 from superopt.ir.graph import Graph
-from superopt.ops.infer import infer
+from superopt.ops.shape_inference import infer
 from superopt.pipeline.optimization import optimize
-from superopt.program.program import program_of
+from superopt.program.graph_program import program_of
 from superopt.rules.library import load_library
 
 _SAME = 1.01  # times the cost of the equal: as cheap
@@ -32,7 +32,7 @@ VERDICT, PRICE, UNREACHED = "floating-point verdict", "price or order of rewrite
 
 
 @dataclass(frozen=True)
-class Form:
+class ExpressionCost:
     """Operators that run, without those that only rename memory, and microseconds by the profile."""
 
     operators: int
@@ -40,7 +40,7 @@ class Form:
 
 
 @dataclass(frozen=True)
-class Row:
+class RewriteCaseResult:
     """One case: the composition, the person's equal and the result.
 
     Attributes:
@@ -50,40 +50,40 @@ class Row:
 
     kind: str
     name: str
-    given: Form
-    answer: Form
-    result: Form
+    given: ExpressionCost
+    answer: ExpressionCost
+    result: ExpressionCost
     outcome: str
     reason: str = ""
 
 
-def form_of(graph: Graph, prices: CostModel | None = None) -> Form:
+def form_of(graph: Graph, prices: CostModel | None = None) -> ExpressionCost:
     """What a graph runs."""
     program = program_of(graph, infer(graph))
     operators = sum(program.steps[p].op not in ONNX_RUNTIME_CPU.views for p in program.running)
-    return Form(operators, round(modelled(graph, prices or recorded(PROFILE)), 3))
+    return ExpressionCost(operators, round(modelled(graph, prices or recorded(PROFILE)), 3))
 
 
-def row_of(case: Case) -> Row:
+def row_of(case: RewriteCase) -> RewriteCaseResult:
     """Optimise a case."""
     given, answer = form_of(case.given), form_of(case.answer)
     result = result_of(case, "standard")
     if is_found(given, answer, result):
-        return Row(case.kind, case.name, given, answer, result, FOUND)
-    return Row(case.kind, case.name, given, answer, result, MISSED, _reason(case, given, answer))
+        return RewriteCaseResult(case.kind, case.name, given, answer, result, FOUND)
+    return RewriteCaseResult(case.kind, case.name, given, answer, result, MISSED, _reason(case, given, answer))
 
 
-def result_of(case: Case, floats: str) -> Form:
+def result_of(case: RewriteCase, floats: str) -> ExpressionCost:
     """What optimisation makes of a case in a mode of floating point."""
     return form_of(optimize(case.given, options=options(floats)).graph)
 
 
-def is_found(given: Form, answer: Form, result: Form) -> bool:
+def is_found(given: ExpressionCost, answer: ExpressionCost, result: ExpressionCost) -> bool:
     """Whether a result is as good as a person's equal."""
     return result.us <= answer.us * _SAME or result.operators <= answer.operators < given.operators
 
 
-def _reason(case: Case, given: Form, answer: Form) -> str:
+def _reason(case: RewriteCase, given: ExpressionCost, answer: ExpressionCost) -> str:
     if is_found(given, answer, result_of(case, "fast")):
         return VERDICT
     return UNREACHED if case.behind or derived(case.rule, _rewrites()) is None else PRICE
@@ -94,21 +94,21 @@ def _rewrites() -> RewriteSet:
     return all_rewrites_of(load_library().admitted)
 
 
-def table(rows: Iterable[Row]) -> str:
+def table(rows: Iterable[RewriteCaseResult]) -> str:
     """Counts by kind."""
     return outcome_table(
         "kind", (FOUND, VERDICT, PRICE, UNREACHED), ((row.kind, row.reason or row.outcome) for row in rows)
     )
 
 
-def line(row: Row) -> str:
+def line(row: RewriteCaseResult) -> str:
     """A missed case."""
     operators = f"{row.given.operators} operators, {row.answer.operators} do, {row.result.operators} come back"
     times = f"{row.given.us} µs, {row.answer.us}, {row.result.us}"
     return f"{row.kind}: {row.name}: {operators}; {times} ({row.reason})"
 
 
-def cases_of(kinds: tuple[str, ...]) -> list[Case]:
+def cases_of(kinds: tuple[str, ...]) -> list[RewriteCase]:
     """Cases of these kinds, or all."""
     return [c for c in cases() if not kinds or c.kind in kinds]
 

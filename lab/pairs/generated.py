@@ -8,11 +8,11 @@ import numpy as np
 
 from superopt.ir.types import DType, TensorType
 from superopt.ops import REGISTRY
-from superopt.ops.meaning import IllTyped
+from superopt.ops.operator_semantics import IllTypedOperator
 from superopt.rules.grammar import parse_rule
+from superopt.rules.onnx_notation import default_of
 from superopt.rules.rule import Rule
-from superopt.rules.spelling import default_of
-from superopt.runtime.evaluate import FLOAT64, evaluate
+from superopt.runtime.comprehension_evaluation import FLOAT64, evaluate
 
 __all__ = ["generated", "properties"]
 
@@ -43,7 +43,7 @@ def _values(name: str) -> Callable[[np.ndarray], np.ndarray] | None:
         return None
     try:
         meaning, (kind,) = record.apply([TensorType(DType.FLOAT32, (len(_POINTS),))], attributes)
-    except (IllTyped, TypeError, ValueError):
+    except (IllTypedOperator, TypeError, ValueError):
         return None
     if kind.dtype != DType.FLOAT32:
         return None

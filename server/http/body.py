@@ -13,14 +13,25 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import ClientDisconnect, Request
 
-from superopt.server.http.problems import Problem
-from superopt.server.jobs.blobs import Blobs, Spool
-from superopt.server.settings import Limits
+from superopt.server.http.problems import HttpProblem
+from superopt.server.jobs.blobs import Blobs, IncomingBlob
+from superopt.server.settings import ServiceLimits
 
 __all__ = [
-    "FILES", "GRAPH_JSON", "MODEL_FILE", "MULTIPART", "ONNX", "Upload", "is_file_name", "model_of", "packed", "pieces",
-    "receive", "recognised", "sidecars",
-]  # fmt: skip
+    "FILES",
+    "GRAPH_JSON",
+    "MODEL_FILE",
+    "MULTIPART",
+    "ONNX",
+    "ReceivedModel",
+    "is_file_name",
+    "model_of",
+    "packed",
+    "pieces",
+    "receive",
+    "recognised",
+    "sidecars",
+]
 
 GRAPH_JSON = "application/vnd.superopt.graph+json"
 ONNX = "application/octet-stream"
@@ -47,7 +58,7 @@ _READS = (
 
 
 @dataclass
-class Upload:
+class ReceivedModel:
     """What a client sent, in the store.
 
     Attributes:
@@ -88,12 +99,12 @@ def model_of(names: Sequence[str]) -> int:
     """
     models = [n for n, name in enumerate(names) if name.endswith(_MODEL) or len(names) == 1]
     if len(models) != 1 or len(set(names)) < len(names):
-        raise Problem(422, "invalid-model", f"of {', '.join(names)[:300]} exactly one has to be a model (.onnx or "
+        raise HttpProblem(422, "invalid-model", f"of {', '.join(names)[:300]} exactly one has to be a model (.onnx or "
                       ".json), and each name may be there once")  # fmt: skip
     return models[0]
 
 
-async def receive(request: Request, blobs: Blobs, limits: Limits, most: int) -> Upload:
+async def receive(request: Request, blobs: Blobs, limits: ServiceLimits, most: int) -> ReceivedModel:
     """Read the body of a request into the store.
 
     Args:
@@ -106,7 +117,7 @@ async def receive(request: Request, blobs: Blobs, limits: Limits, most: int) -> 
         Problem: 408, 413, 415 or 422; nothing is kept then.
     """
     if request.headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
-        raise Problem(415, "unsupported-media-type", "encoded (compressed) bodies are not read",
+        raise HttpProblem(415, "unsupported-media-type", "encoded (compressed) bodies are not read",
                       headers={"Accept-Encoding": "identity"})  # fmt: skip
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > most:
@@ -117,16 +128,20 @@ async def receive(request: Request, blobs: Blobs, limits: Limits, most: int) -> 
     if media == MULTIPART:
         return await _multipart(chunks, parameters.get(b"boundary", b""), blobs)
     if media not in _MEDIA:
-        raise Problem(415, "unsupported-media-type", f"{media[:80] or 'a body without a type'!r} is not read; {_READS}",
-                      headers={"Accept-Post": f"{GRAPH_JSON}, {ONNX}, multipart/form-data"})  # fmt: skip
-    with Spool(blobs) as spool:
+        raise HttpProblem(
+            415,
+            "unsupported-media-type",
+            f"{media[:80] or 'a body without a type'!r} is not read; {_READS}",
+            headers={"Accept-Post": f"{GRAPH_JSON}, {ONNX}, multipart/form-data"},
+        )
+    with IncomingBlob(blobs) as spool:
         async for chunk in chunks:
             spool.write(chunk)
         found = recognised(spool.head, spool.size, must_be_json=_MEDIA[media] == GRAPH_JSON)
-        return Upload(spool.keep(), None, found, size=spool.size)
+        return ReceivedModel(spool.keep(), None, found, size=spool.size)
 
 
-async def pieces(request: Request, limits: Limits, most: int) -> AsyncIterator[bytes]:
+async def pieces(request: Request, limits: ServiceLimits, most: int) -> AsyncIterator[bytes]:
     """The pieces of the body as they come."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + limits.body_seconds
@@ -136,7 +151,7 @@ async def pieces(request: Request, limits: Limits, most: int) -> AsyncIterator[b
         try:
             message = await asyncio.wait_for(request.receive(), max(patience, 0.001))
         except TimeoutError:
-            raise Problem(408, "body-timeout", f"no data for {limits.body_idle:g} s, or not all of it within "
+            raise HttpProblem(408, "body-timeout", f"no data for {limits.body_idle:g} s, or not all of it within "
                           f"{limits.body_seconds:g} s", headers={"Connection": "close"}) from None  # fmt: skip
         if message["type"] == "http.disconnect":
             raise ClientDisconnect
@@ -150,8 +165,8 @@ async def pieces(request: Request, limits: Limits, most: int) -> AsyncIterator[b
             return
 
 
-def _too_large(most: int) -> Problem:
-    return Problem(413, "too-large", f"the body is larger than {most} bytes; GET /v1/limits shows the limits")
+def _too_large(most: int) -> HttpProblem:
+    return HttpProblem(413, "too-large", f"the body is larger than {most} bytes; GET /v1/limits shows the limits")
 
 
 def recognised(head: bytes, size: int, *, must_be_json: bool) -> str:
@@ -161,12 +176,12 @@ def recognised(head: bytes, size: int, *, must_be_json: bool) -> str:
         Problem: 422 where it is empty, or should be JSON and is not.
     """
     if size == 0:
-        raise Problem(422, "invalid-model", "the model is empty", errors=[{"detail": "is empty"}])
+        raise HttpProblem(422, "invalid-model", "the model is empty", errors=[{"detail": "is empty"}])
     blank = _SPACE.fullmatch(head) is not None and size > len(head)  # a long run of spaces: the reader will say
     if _JSON.match(head) or blank:
         return GRAPH_JSON
     if must_be_json:
-        raise Problem(
+        raise HttpProblem(
             422, "invalid-model", "the body is not a JSON object", errors=[{"detail": "is not a JSON object"}]
         )
     return ONNX
@@ -182,12 +197,12 @@ class _Form:
 
     def __init__(self, blobs: Blobs, stack: ExitStack) -> None:
         self._blobs, self._stack = blobs, stack
-        self.upload = Upload()
-        self.spools: dict[str, Spool] = {}
+        self.upload = ReceivedModel()
+        self.spools: dict[str, IncomingBlob] = {}
         self.ended = False
         self._name, self._value = b"", b""
         self._headers: dict[bytes, bytes] = {}
-        self._spool: Spool | None = None
+        self._spool: IncomingBlob | None = None
         self._text: bytearray = bytearray()
 
     def on_part_begin(self) -> None:
@@ -209,18 +224,18 @@ class _Form:
         filename = options.get(b"filename", b"").decode("utf-8", "replace")
         if self._part not in ("graph", "weights", _WEIGHTS, "data"):
             if sum(map(len, self.upload.fields.values())) >= _FIELDS:
-                raise Problem(413, "too-large", f"more than {_FIELDS} form fields")
+                raise HttpProblem(413, "too-large", f"more than {_FIELDS} form fields")
             return
         slot = self._slot(filename)
         self._spool = self.spools.get(slot)
         if self._spool is not None and self._spool.size:
-            raise Problem(422, "invalid-model", f"{slot[:80] or 'graph'!r} was sent twice")
+            raise HttpProblem(422, "invalid-model", f"{slot[:80] or 'graph'!r} was sent twice")
         if len(self.spools) > FILES:
-            raise Problem(413, "too-large", f"more than {FILES} files")
+            raise HttpProblem(413, "too-large", f"more than {FILES} files")
         if slot == "":
             self.upload.filename = filename
         if self._spool is None:  # an empty part before it, as forms send where no file was chosen, left its file open
-            self._spool = self.spools[slot] = self._stack.enter_context(Spool(self._blobs))
+            self._spool = self.spools[slot] = self._stack.enter_context(IncomingBlob(self._blobs))
 
     def _slot(self, filename: str) -> str:
         """Under which name a file is kept beside the model; empty is the model."""
@@ -230,7 +245,7 @@ class _Form:
         if self._part == _WEIGHTS or (self._part == "weights" and (not name or name.endswith(".safetensors"))):
             return _WEIGHTS
         if not is_file_name(name):
-            raise Problem(422, "invalid-model", f"{name[:80]!r} is no name for a file beside a model; the part "
+            raise HttpProblem(422, "invalid-model", f"{name[:80]!r} is no name for a file beside a model; the part "
                           f"{self._part!r} needs the file name that the model has for it")  # fmt: skip
         return name
 
@@ -238,7 +253,7 @@ class _Form:
         if self._spool is not None:
             self._spool.write(memoryview(data)[start:end])
         elif len(self._text) + end - start > _FIELD:
-            raise Problem(413, "too-large", f"the form field {self._part[:80]!r} is longer than {_FIELD} bytes")
+            raise HttpProblem(413, "too-large", f"the form field {self._part[:80]!r} is longer than {_FIELD} bytes")
         else:
             self._text += data[start:end]
 
@@ -250,10 +265,10 @@ class _Form:
         self.ended = True
 
 
-async def _multipart(chunks: AsyncIterator[bytes], boundary: bytes | str, blobs: Blobs) -> Upload:
+async def _multipart(chunks: AsyncIterator[bytes], boundary: bytes | str, blobs: Blobs) -> ReceivedModel:
     raw = boundary if isinstance(boundary, bytes) else boundary.encode("latin-1")
     if not 0 < len(raw) <= 70:
-        raise Problem(415, "unsupported-media-type", "multipart/form-data needs a boundary of 1 to 70 characters")
+        raise HttpProblem(415, "unsupported-media-type", "multipart/form-data needs a boundary of 1 to 70 characters")
     with ExitStack() as stack:
         form = _Form(blobs, stack)
         callbacks = {name: getattr(form, name) for name in dir(form) if name.startswith("on_")}
@@ -263,13 +278,13 @@ async def _multipart(chunks: AsyncIterator[bytes], boundary: bytes | str, blobs:
                 parser.write(chunk)
             parser.finalize()
         except FormParserError:
-            raise Problem(422, "invalid-model", "the body is not well-formed multipart/form-data") from None
+            raise HttpProblem(422, "invalid-model", "the body is not well-formed multipart/form-data") from None
         if not form.ended:
-            raise Problem(422, "invalid-model", "the body ends before its last part")
+            raise HttpProblem(422, "invalid-model", "the body ends before its last part")
         return _kept(form)
 
 
-def _kept(form: _Form) -> Upload:
+def _kept(form: _Form) -> ReceivedModel:
     upload = form.upload
     graph = form.spools.get("")
     if graph is None or (graph.size == 0 and not upload.filename and _ELSEWHERE & upload.fields.keys()):

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from starlette.requests import Request
 from starlette.responses import Response
 
-from superopt.server.http.problems import Problem
+from superopt.server.http.problems import HttpProblem
 
 __all__ = ["check_range", "is_current", "not_modified"]
 
@@ -47,5 +47,5 @@ def check_range(request: Request, size: int) -> None:
     if not well_formed:
         request.scope["headers"] = [(n, v) for n, v in request.scope["headers"] if n != b"range"]
     elif all(m is not None and (int(m[1]) >= size if m[3] is None else not int(m[3])) for m in found):
-        raise Problem(416, "range-not-satisfiable", f"the file has {size} bytes, and the Range begins after them",
+        raise HttpProblem(416, "range-not-satisfiable", f"the file has {size} bytes, and the Range begins after them",
                       headers={"Content-Range": f"bytes */{size}"})  # fmt: skip

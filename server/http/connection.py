@@ -18,14 +18,14 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from superopt.server.http.connections import Connections
-from superopt.server.http.guard import SECURITY, UNREAD, UnreadBody
+from superopt.server.http.connections import OpenConnections
 from superopt.server.http.header_checks import read_head
 from superopt.server.http.health import PATHS
-from superopt.server.http.problems import MEDIA, Problem
-from superopt.server.http.transport import BUFFER, HEAD, OutgoingTransport
+from superopt.server.http.problems import MEDIA, HttpProblem
+from superopt.server.http.security_middleware import SECURITY, UNREAD, UnreadBodyTracker
+from superopt.server.http.socket_transport import BUFFER, HEAD, CountedWriteTransport
 
-__all__ = ["Connection"]
+__all__ = ["HttpConnection"]
 
 _FRAMING = 1 << 12  # bytes of chunk sizes and extensions beyond those of the body; then the body is mostly framing
 _DRAIN = 1 << 18  # bytes that are still read from a refused client; then it has to stop sending to read the answer
@@ -40,10 +40,10 @@ class _Reading(Enum):
     DEAF = auto()  # what comes is thrown away: an answer that ends the connection is due, or was given
 
 
-class Connection(HttpToolsProtocol):
+class HttpConnection(HttpToolsProtocol):
     """See the module. ``connections`` is shared by all connections of the process."""
 
-    def __init__(self, connections: Connections, **uvicorn: Any) -> None:
+    def __init__(self, connections: OpenConnections, **uvicorn: Any) -> None:
         super().__init__(**uvicorn)
         self._door = connections
         self._limits = connections.limits
@@ -54,9 +54,9 @@ class Connection(HttpToolsProtocol):
         self._body = self._framing = self._bare = 0  # bytes of it: all, what is around it, and since some of it came
         self._since = self._last = self.loop.time()  # the client's turn began; it sent something
         self._owners: deque[str] = deque()  # of requests that are not answered yet
-        self._last_word: Problem | None = None  # to be said once they are
+        self._last_word: HttpProblem | None = None  # to be said once they are
         self._upgrade = False
-        self._unread = UnreadBody()  # of the request that is being read
+        self._unread = UnreadBodyTracker()  # of the request that is being read
         self._held = b""  # was read, and waits for its turn
         self._urgent = self._parsing = False  # what was asked last is to be answered at once; the parser is at work
         self._at_once: tuple[Any, Any] | None = None  # a request, and who answers it
@@ -68,7 +68,7 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Count it; refuse it where there is no room."""
         self._raw = transport
-        self._out = OutgoingTransport(transport, self)
+        self._out = CountedWriteTransport(transport, self)
         super().connection_made(self._out)  # type: ignore[arg-type]
         self._host = self.client[0] if self.client else "local"
         problem = self._door.arrive(self, self._host)
@@ -112,7 +112,7 @@ class Connection(HttpToolsProtocol):
     def evict(self) -> None:
         """Close it at once: another connection needs the room."""
         if self._reading is _Reading.BODY and not self.leaving:
-            self._refuse(Problem(408, "body-timeout", "the service is full, and no more of the body came"))
+            self._refuse(HttpProblem(408, "body-timeout", "the service is full, and no more of the body came"))
         self._gone()
         if self._door.dismiss(self):
             self._raw.close()
@@ -199,7 +199,7 @@ class Connection(HttpToolsProtocol):
             self._refuse(_meant(error))
         except httptools.HttpParserError as error:
             self._refuse(_malformed(error))
-        except Problem as problem:
+        except HttpProblem as problem:
             self._refuse(problem)
         finally:
             self._parsing = False
@@ -212,17 +212,17 @@ class Connection(HttpToolsProtocol):
             self._framing += count - came
             self._bare = 0 if came else self._bare + count
             if self._bare > self._limits.header_bytes:
-                raise Problem(
+                raise HttpProblem(
                     431, "header-too-large", "chunk extensions or trailers are larger than all headers may be"
                 )
             if self._framing > _FRAMING + self._body:
-                raise Problem(400, "bad-request", "chunk sizes, extensions and trailers are more than the body")
+                raise HttpProblem(400, "bad-request", "chunk sizes, extensions and trailers are more than the body")
         elif self._reading is not _Reading.BODY and self._head > self._limits.header_bytes:
             raise self._too_large()
 
-    def _too_large(self) -> Problem:
+    def _too_large(self) -> HttpProblem:
         limit = self._limits
-        return Problem(
+        return HttpProblem(
             431, "header-too-large",
             f"the headers are more than {limit.headers} lines, a line is longer than {limit.header_line} bytes, or all "
             f"of them are longer than {limit.header_bytes} bytes",
@@ -244,7 +244,7 @@ class Connection(HttpToolsProtocol):
         """A piece of the request's target."""
         super().on_url(url)
         if len(self.url) > self._limits.url_bytes:
-            raise Problem(414, "url-too-long", f"the address is longer than {self._limits.url_bytes} bytes")
+            raise HttpProblem(414, "url-too-long", f"the address is longer than {self._limits.url_bytes} bytes")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """A header line; a trailer is counted, and dropped."""
@@ -263,11 +263,13 @@ class Connection(HttpToolsProtocol):
         version = self.parser.get_http_version()
         head = read_head(version, self.headers, upgrade=self._upgrade, most=self._door.body)
         if len(self.pipeline) >= self._limits.pipelined:
-            raise Problem(429, "quota", f"more than {self._limits.pipelined} requests without waiting for an answer")
+            raise HttpProblem(
+                429, "quota", f"more than {self._limits.pipelined} requests without waiting for an answer"
+            )
         owner = self._door.client(self._host, head.forwarded)
         always = self.url.partition(b"?")[0] in _HEALTH
         if not self._door.begin(owner, always=always):
-            raise Problem(429, "quota", "too many requests of this address are in hand", retry_after=1)
+            raise HttpProblem(429, "quota", "too many requests of this address are in hand", retry_after=1)
         self._owners.append(owner)
         if owner != self._host:
             self.scope["client"] = (owner, 0)
@@ -280,7 +282,7 @@ class Connection(HttpToolsProtocol):
         if self._upgrade:
             self.cycle.keep_alive = False
         scope: Any = self.scope
-        scope[UNREAD] = self._unread = UnreadBody()
+        scope[UNREAD] = self._unread = UnreadBodyTracker()
         self._door.waits(self, False)
         self._reading, self._left, self._since = _Reading.BODY, head.length, self._last
         self._body = self._framing = self._bare = 0
@@ -293,7 +295,7 @@ class Connection(HttpToolsProtocol):
         if self._left is not None:
             self._left -= len(body)
         elif self._body > self._door.body:
-            raise Problem(413, "too-large", f"the body is larger than {self._door.body} bytes")
+            raise HttpProblem(413, "too-large", f"the body is larger than {self._door.body} bytes")
         self._pieces.append(body)
 
     def _hand_over(self) -> None:
@@ -358,7 +360,7 @@ class Connection(HttpToolsProtocol):
         self.flow.pause_reading()
         self._reading, self._body = _Reading.DEAF, 0
 
-    def _refuse(self, problem: Problem) -> None:
+    def _refuse(self, problem: HttpProblem) -> None:
         """Answer with a problem, after the answers that are due before it, and close."""
         self._door.count(problem.kind, problem.status)
         problem.with_traceback(None)  # its frames know this connection, which keeps it for a while
@@ -379,7 +381,7 @@ class Connection(HttpToolsProtocol):
         else:
             self._say(problem)
 
-    def _say(self, problem: Problem) -> None:
+    def _say(self, problem: HttpProblem) -> None:
         body = json.dumps(problem.body).encode()
         headers = [
             *self.server_state.default_headers, *SECURITY, (b"content-type", MEDIA.encode()),
@@ -418,7 +420,7 @@ class Connection(HttpToolsProtocol):
             return
         if self._reading is _Reading.HEAD and waited > self._limits.header_seconds:
             self._refuse(
-                Problem(408, "header-timeout", f"the headers took longer than {self._limits.header_seconds:g} s")
+                HttpProblem(408, "header-timeout", f"the headers took longer than {self._limits.header_seconds:g} s")
             )
         elif waited > (self._limits.header_seconds if self._fresh else self._limits.idle_seconds):
             self._raw.close()  # nothing was asked
@@ -431,16 +433,16 @@ class Connection(HttpToolsProtocol):
         late = now - self._since - self._limits.rate_grace
         if late > 0 and self._body < self._limits.body_rate * (late + self._limits.rate_grace):
             self._refuse(
-                Problem(408, "body-timeout", f"the body brings less than {self._limits.body_rate} bytes a second")
+                HttpProblem(408, "body-timeout", f"the body brings less than {self._limits.body_rate} bytes a second")
             )
 
 
-def _meant(error: httptools.HttpParserCallbackError) -> Problem:
+def _meant(error: httptools.HttpParserCallbackError) -> HttpProblem:
     """What a callback of the parser raised."""
     found = error.__context__
-    return found if isinstance(found, Problem) else _malformed(error)
+    return found if isinstance(found, HttpProblem) else _malformed(error)
 
 
-def _malformed(error: Exception) -> Problem:
+def _malformed(error: Exception) -> HttpProblem:
     why = str(error.__context__ or error)
-    return Problem(400, "bad-request", f"this is not HTTP/1.1: {why[:200]}")
+    return HttpProblem(400, "bad-request", f"this is not HTTP/1.1: {why[:200]}")

@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING
 
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
-from superopt.server.http.problems import Problem
+from superopt.server.http.problems import HttpProblem
 from superopt.server.settings import ConnectionLimits
 
 if TYPE_CHECKING:
-    from superopt.server.http.connection import Connection
+    from superopt.server.http.connection import HttpConnection
 
-__all__ = ["Connections"]
+__all__ = ["OpenConnections"]
 
 log = logging.getLogger("superopt.serve")
 _EVERY = 0.5  # seconds between two looks at all connections: by so much a time limit may be exceeded
@@ -48,10 +48,10 @@ class _Address:
     name: str
     open: int = 0
     requests: int = 0
-    waiting: dict[Connection, None] = field(default_factory=dict)  # for their clients, the longest waiting first
+    waiting: dict[HttpConnection, None] = field(default_factory=dict)  # for their clients, the longest waiting first
 
 
-class Connections:
+class OpenConnections:
     """The connections of one process, by client address.
 
     Args:
@@ -67,8 +67,8 @@ class Connections:
         self._tell_at = 0.0
         self._collected = 0.0  # when garbage was looked for
         self._trusted = ProxyHeadersMiddleware(_nothing, list(limits.trusted_proxies)).trusted_hosts
-        self._all: dict[Connection, _Address] = {}
-        self._closing: dict[Connection, float] = {}  # those that count no more, and when their patience ends
+        self._all: dict[HttpConnection, _Address] = {}
+        self._closing: dict[HttpConnection, float] = {}  # those that count no more, and when their patience ends
         self._addresses: dict[str, _Address] = {}
         self._sweeping: asyncio.Handle | None = None
         self._worked = -1.0  # seconds since the last look at the network; negative: none yet
@@ -84,19 +84,19 @@ class Connections:
 
     # --- connections -------------------------------------------------------------------------------------------
 
-    def arrive(self, connection: Connection, host: str) -> Problem | None:
+    def arrive(self, connection: HttpConnection, host: str) -> HttpProblem | None:
         """Count a new connection; another one may have to go. A problem if there is no room at all."""
         if self._sweeping is None:
             self._sweeping = connection.loop.call_later(_EVERY, self._sweep, connection.loop)
         if len(self._all) >= self.limits.connections and not self._make_room(connection.loop.time()):
-            return Problem(503, "unavailable", "too many connections are open", retry_after=5)
+            return HttpProblem(503, "unavailable", "too many connections are open", retry_after=5)
         address = self._address(host)
         address.open += 1
         self._all[connection] = address
         address.waiting[connection] = None
         return None
 
-    def dismiss(self, connection: Connection) -> bool:
+    def dismiss(self, connection: HttpConnection) -> bool:
         """Count it no more: it is being closed. False where so many are that it had better be gone at once."""
         self.leave(connection)
         if len(self._closing) >= self.limits.connections // 4:
@@ -104,7 +104,7 @@ class Connections:
         self._closing[connection] = connection.loop.time() + self.limits.linger_seconds
         return True
 
-    def leave(self, connection: Connection) -> None:
+    def leave(self, connection: HttpConnection) -> None:
         """Forget a connection; again does nothing."""
         self._closing.pop(connection, None)
         address = self._all.pop(connection, None)
@@ -113,7 +113,7 @@ class Connections:
             address.waiting.pop(connection, None)
             self._tidy(address)
 
-    def waits(self, connection: Connection, yes: bool) -> None:
+    def waits(self, connection: HttpConnection, yes: bool) -> None:
         """Whether it is the client's turn: such a connection may give way."""
         address = self._all.get(connection)
         if address is not None:

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from superopt.server.http.problems import Problem
+from superopt.server.http.problems import HttpProblem
 
-__all__ = ["Head", "read_head"]
+__all__ = ["RequestBodyFraming", "read_head"]
 
 
 @dataclass(frozen=True)
-class Head:
+class RequestBodyFraming:
     """Where the body ends.
 
     Attributes:
@@ -26,7 +26,7 @@ class Head:
     forwarded: str = ""
 
 
-def read_head(version: str, headers: Sequence[tuple[bytes, bytes]], *, upgrade: bool, most: int) -> Head:
+def read_head(version: str, headers: Sequence[tuple[bytes, bytes]], *, upgrade: bool, most: int) -> RequestBodyFraming:
     """Check the headers that decide how the rest of the connection is read.
 
     Args:
@@ -39,32 +39,32 @@ def read_head(version: str, headers: Sequence[tuple[bytes, bytes]], *, upgrade: 
         Problem: 400, 413, 417, 501 or 505.
     """
     if version not in ("1.0", "1.1"):
-        raise Problem(505, "http-version", "HTTP/1.1 and HTTP/1.0 are spoken here")
+        raise HttpProblem(505, "http-version", "HTTP/1.1 and HTTP/1.0 are spoken here")
     seen: dict[bytes, list[bytes]] = {}
     for name, value in headers:
         seen.setdefault(name, []).append(value)
     hosts = seen.get(b"host", ())
     if len(hosts) > 1 or (not hosts and version == "1.1"):
-        raise Problem(400, "bad-request", "send exactly one Host header")
+        raise HttpProblem(400, "bad-request", "send exactly one Host header")
     if any(value.strip().lower() != b"100-continue" for value in seen.get(b"expect", ())):
-        raise Problem(417, "expectation-failed", "the only expectation that is met is 100-continue")
+        raise HttpProblem(417, "expectation-failed", "the only expectation that is met is 100-continue")
     length = _length(version, seen, most)
     if upgrade and length != 0:  # the parser takes what follows for the other protocol
-        raise Problem(400, "bad-request", "a request to change the protocol cannot have a body; leave Upgrade out")
-    return Head(length, b", ".join(seen.get(b"x-forwarded-for", ())).decode("latin-1"))
+        raise HttpProblem(400, "bad-request", "a request to change the protocol cannot have a body; leave Upgrade out")
+    return RequestBodyFraming(length, b", ".join(seen.get(b"x-forwarded-for", ())).decode("latin-1"))
 
 
 def _length(version: str, seen: dict[bytes, list[bytes]], most: int) -> int | None:
     codings, lengths = seen.get(b"transfer-encoding"), seen.get(b"content-length", [])
     if codings is not None:
         if lengths or version == "1.0":
-            raise Problem(400, "bad-request", "send Content-Length, or Transfer-Encoding with HTTP/1.1; never both")
+            raise HttpProblem(400, "bad-request", "send Content-Length, or Transfer-Encoding with HTTP/1.1; never both")
         if [coding.strip().lower() for coding in codings] != [b"chunked"]:
-            raise Problem(501, "not-implemented", "the only transfer coding that is understood is chunked")
+            raise HttpProblem(501, "not-implemented", "the only transfer coding that is understood is chunked")
         return None
     if len(lengths) > 1 or not all(value.isdigit() for value in lengths):
-        raise Problem(400, "bad-request", "Content-Length is not one number")
+        raise HttpProblem(400, "bad-request", "Content-Length is not one number")
     digits = lengths[0].lstrip(b"0") if lengths else b""
     if len(digits) > 18 or int(digits or b"0") > most:
-        raise Problem(413, "too-large", f"the body is larger than {most} bytes; GET /v1/limits shows the limits")
+        raise HttpProblem(413, "too-large", f"the body is larger than {most} bytes; GET /v1/limits shows the limits")
     return int(digits or b"0")

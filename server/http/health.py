@@ -1,7 +1,7 @@
 """Whether the service lives and can take jobs: looked at all the time, so that to answer takes no thread and no wait.
 
 Whoever asks gets what the last look found. So an answer waits neither for the database nor for the threads that
-requests share, and :class:`superopt.server.http.connection.Connection` gives it in the moment it is asked for.
+requests share, and :class:`superopt.server.http.connection.HttpConnection` gives it in the moment it is asked for.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from superopt.server.http.problems import Problem
+from superopt.server.http.problems import HttpProblem
 from superopt.server.jobs.job_watch import ended
-from superopt.server.jobs.store import Store
+from superopt.server.jobs.store import JobStore
 
-__all__ = ["PATHS", "Health", "HealthFirst"]
+__all__ = ["PATHS", "HealthMonitor", "HealthCheckMiddleware"]
 
 PATHS = frozenset({"/livez", "/readyz"})
 _EVERY = 0.25  # seconds from the end of a look to the next
@@ -30,7 +30,7 @@ _ROOM = 1 << 18  # bytes that a small job leaves on the disk
 _NO_DATABASE = "the database does not answer"
 
 
-class Health:
+class HealthMonitor:
     """What the last look found.
 
     Args:
@@ -38,7 +38,7 @@ class Health:
         folder: that has to be writable, with some room on its disk.
     """
 
-    def __init__(self, store: Store, folder: Path) -> None:
+    def __init__(self, store: JobStore, folder: Path) -> None:
         self._store = store
         self._folder = folder
         self._found: tuple[str, int] | None = ("the service is starting", 1)  # what is wrong, and when to ask again
@@ -55,10 +55,10 @@ class Health:
         """Look no more."""
         await ended(self._task)
 
-    def wrong(self) -> Problem | None:
+    def wrong(self) -> HttpProblem | None:
         """Why no job can be accepted; ``None`` where one can."""
         found = self._found if time.monotonic() - self._at < _OLD else (_NO_DATABASE, 2)
-        return found and Problem(503, "unavailable", found[0], retry_after=found[1])
+        return found and HttpProblem(503, "unavailable", found[0], retry_after=found[1])
 
     def answer(self, path: str) -> Response:
         """The answer of one of :data:`PATHS`."""
@@ -87,10 +87,10 @@ class Health:
             return f"the data folder: {error.strerror}", 10
 
 
-class HealthFirst:
+class HealthCheckMiddleware:
     """Plain ASGI in front of the routes: answers without waiting for anything, so that it need not be a task."""
 
-    def __init__(self, app: ASGIApp, health: Health) -> None:
+    def __init__(self, app: ASGIApp, health: HealthMonitor) -> None:
         self._app = app
         self._health = health
 

@@ -17,11 +17,11 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from superopt.server.jobs.database import Database, keys, now
+from superopt.server.jobs.database import JobDatabase, keys, now
 from superopt.server.jobs.usage import usage_of
-from superopt.server.settings import Settings, default_data
+from superopt.server.settings import ServiceSettings, default_data
 
-__all__ = ["ANYONE", "Caller", "Keys"]
+__all__ = ["ANYONE", "ApiCaller", "ApiKeyStore"]
 
 _PREFIX = "so"
 _NOBODY = hashlib.sha256(secrets.token_bytes(32)).hexdigest()
@@ -29,7 +29,7 @@ _REMEMBER = 5.0  # seconds for which "is there any key" is not asked again
 
 
 @dataclass(frozen=True)
-class Caller:
+class ApiCaller:
     """Who asks: the key's id (empty where no key is set), its own quotas, where it has any, and whether it is an
     operator's, who may see what all keys do."""
 
@@ -39,13 +39,13 @@ class Caller:
     operator: bool = False
 
 
-ANYONE = Caller(operator=True)  # of a service that only this machine can reach
+ANYONE = ApiCaller(operator=True)  # of a service that only this machine can reach
 
 
-class Keys:
+class ApiKeyStore:
     """The keys of one database."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: JobDatabase) -> None:
         self._database = database
         self._any = (0.0, False)
 
@@ -62,7 +62,7 @@ class Keys:
             self._any = (time.monotonic(), found is not None)
         return self._any[1]
 
-    def caller(self, text: str) -> Caller | None:
+    def caller(self, text: str) -> ApiCaller | None:
         """Whose key this is; takes the same time whether or not the key exists."""
         prefix, _, rest = text.partition("_")
         identity, _, secret = rest.partition("_")
@@ -72,7 +72,7 @@ class Keys:
         right = hmac.compare_digest(given, row.hash if row is not None else _NOBODY)
         if row is None or not right or prefix != _PREFIX:
             return None
-        return Caller(row.id, row.per_minute, row.active, row.operator)
+        return ApiCaller(row.id, row.per_minute, row.active, row.operator)
 
     def add(
         self, name: str, *, per_minute: int | None = None, active: int | None = None, operator: bool = False
@@ -119,9 +119,9 @@ def main() -> None:
     commands.add_parser("disable", help="refuse a key from now on").add_argument("id")
     given = parser.parse_args()
     given.data.mkdir(parents=True, exist_ok=True, mode=0o700)
-    database = Database(Settings(data=given.data, database=given.database).url)
+    database = JobDatabase(ServiceSettings(data=given.data, database=given.database).url)
     database.migrate()
-    store = Keys(database)
+    store = ApiKeyStore(database)
     match given.command:
         case "add":
             limits = {"per_minute": given.per_minute, "active": given.active}

@@ -11,14 +11,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from urllib.parse import urlsplit
 
-__all__ = ["NotAllowed", "is_address", "may_reach", "post"]
+__all__ = ["ForbiddenAddress", "is_address", "may_reach", "post"]
 
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _COMPATIBLE = ipaddress.IPv6Network("::/96")  # an IPv4 address in the last four bytes, too
 _LOCAL_NAT64 = ipaddress.IPv6Network("64:ff9b:1::/48")
 
 
-class NotAllowed(Exception):
+class ForbiddenAddress(Exception):
     """The address leads into a private network."""
 
 
@@ -76,7 +76,7 @@ def post(url: str, headers: Mapping[str, str], body: bytes, *, seconds: float, p
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     addresses = [str(entry[4][0]) for entry in found]
     if not private and not all(map(may_reach, addresses)):
-        raise NotAllowed(url)
+        raise ForbiddenAddress(url)
     connection = _Pinned(host, port, addresses[0], seconds, ssl.create_default_context() if secure else None)
     watchdog = threading.Timer(seconds, connection.abort)
     watchdog.start()

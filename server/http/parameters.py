@@ -13,10 +13,10 @@ from pydantic import BeforeValidator
 
 from superopt import cost
 from superopt.ir.errors import UsageError
-from superopt.rules.floats import MODES
-from superopt.server.http.problems import Problem
-from superopt.server.settings import Limits
-from superopt.server.views.catalogue import Catalogue
+from superopt.rules.float_verdicts import MODES
+from superopt.server.http.problems import HttpProblem
+from superopt.server.settings import ServiceLimits
+from superopt.server.views.catalogue import RuleCatalogue
 
 __all__ = ["DESCRIPTIONS", "JobId", "canonical_id", "read_options", "refuse_unknown", "wrong"]
 
@@ -76,7 +76,9 @@ DESCRIPTIONS: Mapping[str, tuple[dict[str, Any], str]] = {
 }  # fmt: skip
 
 
-def read_options(given: Callable[[str], Sequence[str]], limits: Limits, catalogue: Catalogue) -> dict[str, Any]:
+def read_options(
+    given: Callable[[str], Sequence[str]], limits: ServiceLimits, catalogue: RuleCatalogue
+) -> dict[str, Any]:
     """Options as the child takes them.
 
     Args:
@@ -134,7 +136,7 @@ def refuse_unknown(names: Iterable[str], known: Collection[str]) -> None:
         close = difflib.get_close_matches(unknown[0], known, 1, 0.5)
         there = f"there are {', '.join(known)}" if known else "there are none here"
         hint = f"did you mean {close[0]}?" if close else there
-        raise Problem(
+        raise HttpProblem(
             400, "invalid-parameter", f"{unknown[0][:80]}: there is no such parameter; {hint}",
             errors=[{"parameter": name[:80], "detail": "there is no such parameter"} for name in unknown[:_MANY]],
         )  # fmt: skip
@@ -144,12 +146,12 @@ def _last(values: Sequence[str]) -> str:
     return values[-1] if values else ""
 
 
-def wrong(name: str, detail: str) -> Problem:
+def wrong(name: str, detail: str) -> HttpProblem:
     """The problem of a parameter."""
-    return Problem(400, "invalid-parameter", f"{name}: {detail}", errors=[{"parameter": name, "detail": detail}])
+    return HttpProblem(400, "invalid-parameter", f"{name}: {detail}", errors=[{"parameter": name, "detail": detail}])
 
 
-def _seconds(text: str, limits: Limits) -> float:
+def _seconds(text: str, limits: ServiceLimits) -> float:
     if not text:
         return limits.search_seconds
     try:

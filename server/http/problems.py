@@ -8,9 +8,9 @@ from typing import Any
 
 from starlette.responses import JSONResponse
 
-from superopt.server.http.system_errors import ErrorMeaning
+from superopt.server.http.system_errors import SystemErrorMeaning
 
-__all__ = ["MEDIA", "TITLES", "Problem", "from_meaning", "from_outcome"]
+__all__ = ["MEDIA", "TITLES", "HttpProblem", "from_meaning", "from_outcome"]
 
 MEDIA = "application/problem+json"
 _URN = "urn:superopt:problem:"
@@ -65,7 +65,7 @@ _ENGINE: Mapping[int, tuple[int, str]] = {
 _NODE = re.compile(r"""node (["'])(?P<name>.*)\1(?: \(.*\))?""")
 
 
-class Problem(Exception):  # RFC 9457's word
+class HttpProblem(Exception):  # RFC 9457's word
     """An answer that is no success.
 
     Args:
@@ -103,19 +103,19 @@ class Problem(Exception):  # RFC 9457's word
         return JSONResponse(self.body, self.status, self.headers, MEDIA)
 
 
-def from_meaning(found: ErrorMeaning) -> Problem:
+def from_meaning(found: SystemErrorMeaning) -> HttpProblem:
     """The problem of an error of the operating system."""
-    return Problem(503, found.kind, found.text, retry_after=found.retry_after)
+    return HttpProblem(503, found.kind, found.text, retry_after=found.retry_after)
 
 
-def from_outcome(error: Mapping[str, Any]) -> Problem:
+def from_outcome(error: Mapping[str, Any]) -> HttpProblem:
     """The problem that a failed job ended with, from what its child or worker wrote down."""
     if "type" in error:
-        return Problem(int(error["status"]), str(error["type"]), str(error["detail"]))
+        return HttpProblem(int(error["status"]), str(error["type"]), str(error["detail"]))
     status, kind = _ENGINE.get(int(error.get("exit_code", 1)), (500, "internal"))
     where, what = str(error.get("where", "")), str(error.get("what", ""))
     text = "; ".join(part for part in (f"{where}: {what}" if where else what, str(error.get("hint", ""))) if part)
-    return Problem(status, kind, text, errors=[_place(where, what)])
+    return HttpProblem(status, kind, text, errors=[_place(where, what)])
 
 
 def _place(where: str, what: str) -> dict[str, str]:

@@ -9,14 +9,14 @@ import errno
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-__all__ = ["DISK_FULL", "OUT_OF_MEMORY", "ErrorMeaning", "meaning"]
+__all__ = ["DISK_FULL", "OUT_OF_MEMORY", "SystemErrorMeaning", "meaning"]
 
 DISK_FULL = "disk-full"
 OUT_OF_MEMORY = "out-of-memory"
 
 
 @dataclass(frozen=True)
-class ErrorMeaning:
+class SystemErrorMeaning:
     """What an error means.
 
     Attributes:
@@ -32,24 +32,26 @@ class ErrorMeaning:
     retry_after: int
 
 
-_FULL = ErrorMeaning(
+_FULL = SystemErrorMeaning(
     DISK_FULL, "the disk of the service is full", "free some of it, or move --data to a larger one", 60
 )
-_FILES = ErrorMeaning(
+_FILES = SystemErrorMeaning(
     "too-many-files",
     "the service has too many files open",
     "raise the limit (ulimit -n), or allow fewer connections",
     5,
 )
-_NOT_WRITABLE = ErrorMeaning(
+_NOT_WRITABLE = SystemErrorMeaning(
     "not-writable", "the service may not write in its own folder; its operator has to look at it",
     "give the user of the service the folder of --data, on a disk that is mounted for writing", 300,
 )  # fmt: skip
-_MEMORY = ErrorMeaning(OUT_OF_MEMORY, "the machine of the service has no memory left", "run fewer workers on it", 30)
-_BROKEN = ErrorMeaning(
+_MEMORY = SystemErrorMeaning(
+    OUT_OF_MEMORY, "the machine of the service has no memory left", "run fewer workers on it", 30
+)
+_BROKEN = SystemErrorMeaning(
     "disk-error", "the disk of the service reports errors; its operator has to look at it", "see the system's log", 300
 )
-_MEANINGS: Mapping[int | str, ErrorMeaning] = {
+_MEANINGS: Mapping[int | str, SystemErrorMeaning] = {
     errno.ENOSPC: _FULL, errno.EDQUOT: _FULL, "SQLITE_FULL": _FULL,
     errno.EMFILE: _FILES, errno.ENFILE: _FILES,
     errno.EACCES: _NOT_WRITABLE, errno.EPERM: _NOT_WRITABLE, errno.EROFS: _NOT_WRITABLE,
@@ -59,7 +61,7 @@ _MEANINGS: Mapping[int | str, ErrorMeaning] = {
 }  # fmt: skip
 
 
-def meaning(error: BaseException | None) -> ErrorMeaning | None:
+def meaning(error: BaseException | None) -> SystemErrorMeaning | None:
     """What an error means, or the one that it was raised from; ``None`` where it says nothing of the machine."""
     return next((_MEANINGS[code] for code in _codes(error) if code in _MEANINGS), None)
 

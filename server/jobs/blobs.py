@@ -15,7 +15,7 @@ from pathlib import Path
 
 from superopt.server.jobs.database_blobs import DatabaseBlobs
 
-__all__ = ["SPARE", "Blobs", "Spool", "has_room"]
+__all__ = ["SPARE", "Blobs", "IncomingBlob", "has_room"]
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _CHUNK = 1 << 20
@@ -27,7 +27,7 @@ def has_room(folder: Path, size: int) -> bool:
     return shutil.disk_usage(folder).free >= size + SPARE
 
 
-class Spool:
+class IncomingBlob:
     """A file being received: hashed and counted as it is written, removed unless it is kept."""
 
     def __init__(self, blobs: Blobs) -> None:
@@ -58,7 +58,7 @@ class Spool:
         self._blobs.place(self.path, digest)
         return digest
 
-    def __enter__(self) -> Spool:
+    def __enter__(self) -> IncomingBlob:
         return self
 
     def __exit__(self, *_: object) -> None:

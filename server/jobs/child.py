@@ -208,13 +208,13 @@ def _write(result: Result, options: Options, job: dict[str, Any]) -> dict[str, A
     What is too large to be one message is written once: for an ONNX model as one with its weights in a file beside it,
     for a JSON graph as one with them in a safetensors file.
     """
-    from superopt.formats.tensors import RandomData
+    from superopt.formats.weight_data import RandomWeightData
     from superopt.server.views.report_payload import tell
 
     out = Path("out")
     weights = result.graph.weights
     whole = sum(w.type.nbytes or 0 for w in weights)
-    stored = sum(w.type.nbytes or 0 for w in weights if not isinstance(w.data, RandomData | None))
+    stored = sum(w.type.nbytes or 0 for w in weights if not isinstance(w.data, RandomWeightData | None))
     without: dict[str, str] = {}
     most, beside = int(job["result"]), bool(job["onnx"])
     inline, large = 0.95 * min(most, int(job["inline"])), 0.95 * most
@@ -261,11 +261,11 @@ def _write_frames(graphs: Sequence[Graph], most: float) -> None:
     """The model after each step, as JSON graphs with one file of long weights beside all of them; none of them where
     their different weights are too large together."""
     from superopt.formats import save_together, shared_key
-    from superopt.formats.tensors import RandomData
+    from superopt.formats.weight_data import RandomWeightData
 
     different = {
         shared_key(w): w.type.nbytes or 0
-        for g in graphs for w in g.weights if not isinstance(w.data, RandomData | None)
+        for g in graphs for w in g.weights if not isinstance(w.data, RandomWeightData | None)
     }  # fmt: skip
     if sum(different.values()) <= most:
         out = Path("out")

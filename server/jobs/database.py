@@ -17,7 +17,7 @@ from sqlalchemy.schema import CreateColumn
 from sqlalchemy.sql.functions import FunctionElement
 
 __all__ = [
-    "Database", "events", "histograms", "jobs", "keys", "now", "owners", "pins", "results", "webhooks",
+    "JobDatabase", "events", "histograms", "jobs", "keys", "now", "owners", "pins", "results", "webhooks",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -189,7 +189,7 @@ _LOCK = 0x5EED0709  # PostgreSQL advisory lock under which one process migrates
 _TURNS = 0x5EED070A  # and that under which one worker claims, so that the next sees whose turn it was
 
 
-class Database:
+class JobDatabase:
     """An engine with two ways to use it: ``read`` and ``write``, each one transaction."""
 
     def __init__(self, url: str) -> None:

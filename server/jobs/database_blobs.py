@@ -10,7 +10,7 @@ from pathlib import Path
 import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 
-from superopt.server.jobs.database import Database, now, parts
+from superopt.server.jobs.database import JobDatabase, now, parts
 
 __all__ = ["DatabaseBlobs"]
 
@@ -20,7 +20,7 @@ _PART = 1 << 20  # bytes of a row
 class DatabaseBlobs:
     """Every blob of every host, in rows of a megabyte."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: JobDatabase) -> None:
         self.database = database
 
     def put(self, path: Path, digest: str) -> None:

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import superopt
-from superopt.server.settings import Settings
+from superopt.server.settings import ServiceSettings
 
 __all__ = ["EngineProcess"]
 
@@ -22,7 +22,7 @@ _START = "import sys; sys.path.append({root!r}); from superopt.server.jobs.child
 class EngineProcess:
     """The process that has the engine loaded and forks a child for each job."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: ServiceSettings) -> None:
         limits = settings.limits
         seconds = limits.job_seconds + limits.last_words
         given = json.dumps(

@@ -10,7 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from superopt.server.http.parameters import wrong
-from superopt.server.jobs.database import Database, jobs
+from superopt.server.jobs.database import JobDatabase, jobs
 from superopt.server.jobs.store import FINAL, WAITING
 
 __all__ = ["MOST", "STATES", "JobFilter", "list_jobs", "read_wanted"]
@@ -67,7 +67,7 @@ def read_wanted(states: Sequence[str], ids: Sequence[str], name: str, after: str
     return JobFilter(tuple(dict.fromkeys(states)), tuple(dict.fromkeys(ids)), name[:200], before, limit)
 
 
-def list_jobs(database: Database, owner: str, wanted: JobFilter) -> tuple[list[Mapping[str, Any]], str | None]:
+def list_jobs(database: JobDatabase, owner: str, wanted: JobFilter) -> tuple[list[Mapping[str, Any]], str | None]:
     """A page of an owner's jobs, the newest first.
 
     Returns:

@@ -9,9 +9,9 @@ from collections import defaultdict
 from sqlalchemy.exc import DBAPIError
 from starlette.concurrency import run_in_threadpool
 
-from superopt.server.jobs.store import FINAL, Store
+from superopt.server.jobs.store import FINAL, JobStore
 
-__all__ = ["Watcher", "ended"]
+__all__ = ["JobWatcher", "ended"]
 
 
 async def ended(task: asyncio.Task[None] | None) -> None:
@@ -22,14 +22,14 @@ async def ended(task: asyncio.Task[None] | None) -> None:
             await task
 
 
-class Watcher:
+class JobWatcher:
     """Wakes the coroutines that wait for a job's next event.
 
     Attributes:
         closing: nobody waits any more: the service ends, and its jobs go on when it is back.
     """
 
-    def __init__(self, store: Store, poll: float) -> None:
+    def __init__(self, store: JobStore, poll: float) -> None:
         self._store = store
         self._poll = poll
         self._waiting: dict[str, list[tuple[int, asyncio.Future[bool]]]] = defaultdict(list)

@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from superopt.ir.errors import UsageError
-from superopt.server.http.body import FILES, Upload, is_file_name, model_of, packed, recognised
-from superopt.server.http.problems import Problem
-from superopt.server.jobs.blobs import Blobs, Spool, has_room
-from superopt.server.settings import Limits
+from superopt.server.http.body import FILES, ReceivedModel, is_file_name, model_of, packed, recognised
+from superopt.server.http.problems import HttpProblem
+from superopt.server.jobs.blobs import Blobs, IncomingBlob, has_room
+from superopt.server.settings import ServiceLimits
 
-__all__ = ["Stores"]
+__all__ = ["ObjectStores"]
 
 _SCHEME = "s3://"
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
@@ -65,7 +65,7 @@ class _Pin:
     tag: str
 
 
-class Stores:
+class ObjectStores:
     """The object stores of a service.
 
     Args:
@@ -80,7 +80,7 @@ class Stores:
     """
 
     def __init__(
-        self, prefixes: Sequence[str], results: str | None, blobs: Blobs, limits: Limits, piece: int = _PIECE
+        self, prefixes: Sequence[str], results: str | None, blobs: Blobs, limits: ServiceLimits, piece: int = _PIECE
     ) -> None:
         self._allowed = tuple(_prefix(p) for p in prefixes)
         self._results = None if results is None else _prefix(results)
@@ -99,7 +99,7 @@ class Stores:
         """Below which results are written."""
         return None if self._results is None else str(self._results)
 
-    def fetch(self, references: Sequence[str]) -> Upload:
+    def fetch(self, references: Sequence[str]) -> ReceivedModel:
         """Objects as a model: the one that is called ``.onnx`` or ``.json``, and the files of its weights.
 
         Args:
@@ -117,10 +117,10 @@ class Stores:
             raise _wrong(413, "too-large", f"{pins[model].place} and what is beside it have {size} bytes; "
                          f"{self._limits.upload} are allowed")  # fmt: skip
         if not has_room(self._blobs.incoming, size):
-            raise Problem(503, "unavailable", "the disk has no room for a model of this size", retry_after=600)
+            raise HttpProblem(503, "unavailable", "the disk has no room for a model of this size", retry_after=600)
         deadline = time.monotonic() + self._limits.body_seconds
         with ExitStack() as stack:  # all of them first: what is kept is swept where no job comes of it within a minute
-            spools = {pin: stack.enter_context(Spool(self._blobs)) for pin in pins if not self._here(pin)}
+            spools = {pin: stack.enter_context(IncomingBlob(self._blobs)) for pin in pins if not self._here(pin)}
             for pin, spool in spools.items():
                 for piece in self._pieces(pin, deadline):
                     spool.write(piece)
@@ -133,7 +133,7 @@ class Stores:
         with self._blobs.path(digests[model]).open("rb") as file:
             media = recognised(file.read(64), pins[model].size, must_be_json=False)
         beside = {name: digest for n, (name, digest) in enumerate(zip(names, digests, strict=True)) if n != model}
-        return Upload(digests[model], packed(beside), media, names[model], size)
+        return ReceivedModel(digests[model], packed(beside), media, names[model], size)
 
     def deliver(self, files: Mapping[str, Path], folder: str) -> dict[str, str]:
         """Write files below the prefix for results; what is there under these names is written over.
@@ -149,7 +149,7 @@ class Stores:
             Problem: 409 there is no such prefix; 503 the store does not take them.
         """
         if self._results is None:
-            raise Problem(409, "conflict", "this service writes to no store: superopt serve --store-results "
+            raise HttpProblem(409, "conflict", "this service writes to no store: superopt serve --store-results "
                           "s3://BUCKET/FOLDER/")  # fmt: skip
         import obstore
 
@@ -218,9 +218,9 @@ class Stores:
         self._blobs.place(other, digest)
         return True
 
-    def _kept(self, pin: _Pin, came: Mapping[_Pin, Spool]) -> str:
+    def _kept(self, pin: _Pin, came: Mapping[_Pin, IncomingBlob]) -> str:
         if pin not in came and not self._here(pin):  # swept while others came, which took longer than that
-            raise Problem(503, "unavailable", f"{pin.place} is not kept any more; ask again", retry_after=1)
+            raise HttpProblem(503, "unavailable", f"{pin.place} is not kept any more; ask again", retry_after=1)
         return self._known[pin]
 
     def _pieces(self, pin: _Pin, deadline: float) -> Iterator[bytes]:
@@ -228,8 +228,13 @@ class Stores:
 
         for start in range(0, pin.size, self._piece):
             if time.monotonic() > deadline:
-                raise Problem(503, "unavailable", f"{pin.place}: the store brought {start} bytes of {pin.size} within "
-                              f"{self._limits.body_seconds:g} s", retry_after=60)  # fmt: skip
+                raise HttpProblem(
+                    503,
+                    "unavailable",
+                    f"{pin.place}: the store brought {start} bytes of {pin.size} within "
+                    f"{self._limits.body_seconds:g} s",
+                    retry_after=60,
+                )
             wanted = (start, min(start + self._piece, pin.size))
             with _said(pin.place):
                 found = obstore.get(
@@ -237,7 +242,9 @@ class Stores:
                 )
                 piece = bytes(found.bytes())
             if len(piece) != wanted[1] - wanted[0]:
-                raise Problem(503, "unavailable", f"{pin.place}: the store brought less than it said", retry_after=10)
+                raise HttpProblem(
+                    503, "unavailable", f"{pin.place}: the store brought less than it said", retry_after=10
+                )
             yield piece
 
 
@@ -264,7 +271,7 @@ def _said(place: _Place) -> Iterator[None]:
     try:
         yield
     except exceptions.PreconditionError:
-        raise Problem(409, "conflict", f"{place} was changed while it was read; ask again") from None
+        raise HttpProblem(409, "conflict", f"{place} was changed while it was read; ask again") from None
     except FileNotFoundError:
         raise _wrong(422, "invalid-reference", f"there is no {place}; look for its name in the store") from None
     except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError):
@@ -272,11 +279,11 @@ def _said(place: _Place) -> Iterator[None]:
                      "what the service may do there") from None  # fmt: skip
     except exceptions.BaseError as error:
         kind = "wants something else" if "status code: 4" in str(error) else "does not answer"
-        raise Problem(503, "unavailable", f"{place}: the store {kind}", retry_after=10) from error
+        raise HttpProblem(503, "unavailable", f"{place}: the store {kind}", retry_after=10) from error
 
 
-def _wrong(status: int, kind: str, detail: str) -> Problem:
-    return Problem(status, kind, detail, errors=[{"parameter": "source", "detail": detail}])
+def _wrong(status: int, kind: str, detail: str) -> HttpProblem:
+    return HttpProblem(status, kind, detail, errors=[{"parameter": "source", "detail": detail}])
 
 
 def _parsed(text: str) -> _Place | None:

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Claim", "Submission"]
+__all__ = ["JobClaim", "JobSubmission"]
 
 
 @dataclass(frozen=True)
-class Submission:
+class JobSubmission:
     """What a client asks for. ``request`` is the digest of all of it, by which repeats are recognised."""
 
     owner: str
@@ -29,7 +29,7 @@ class Submission:
 
 
 @dataclass(frozen=True)
-class Claim:
+class JobClaim:
     """A job that this worker holds; ``began`` is by the clock of its store."""
 
     id: str

@@ -6,18 +6,18 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from superopt.server.http.body import sidecars
-from superopt.server.jobs.database import Database, jobs, now, pins, results
-from superopt.server.settings import Limits
+from superopt.server.jobs.database import JobDatabase, jobs, now, pins, results
+from superopt.server.settings import ServiceLimits
 
-__all__ = ["Retention"]
+__all__ = ["JobRetention"]
 
 _PINNED = sa.select(pins.c.job)
 
 
-class Retention:
+class JobRetention:
     """The retention of one database."""
 
-    def __init__(self, database: Database, limits: Limits) -> None:
+    def __init__(self, database: JobDatabase, limits: ServiceLimits) -> None:
         self._database = database
         self._limits = limits
 

@@ -20,14 +20,14 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Result
 from sqlalchemy.exc import IntegrityError
 
-from superopt.server.http.problems import Problem
-from superopt.server.jobs.database import Database, events, jobs, now, owners, results, webhooks
+from superopt.server.http.problems import HttpProblem
+from superopt.server.jobs.database import JobDatabase, events, jobs, now, owners, results, webhooks
 from superopt.server.jobs.failure_detection import StallDetector
-from superopt.server.jobs.records import Claim, Submission
+from superopt.server.jobs.records import JobClaim, JobSubmission
 from superopt.server.jobs.usage import QUEUE_WAIT, RUN_TIME, add_usage, observe_seconds, take_turn
-from superopt.server.settings import Limits
+from superopt.server.settings import ServiceLimits
 
-__all__ = ["FINAL", "WAITING", "Claim", "Pulse", "Store", "Submission"]
+__all__ = ["FINAL", "WAITING", "JobClaim", "Pulse", "JobStore", "JobSubmission"]
 
 FINAL = frozenset({"succeeded", "failed", "cancelled"})
 Pulse = Literal["go on", "cancel", "lost"]
@@ -58,7 +58,7 @@ _TURN = sa.func.coalesce(
 )  # fmt: skip
 
 
-class Store:
+class JobStore:
     """The job table of one database.
 
     Args:
@@ -67,7 +67,9 @@ class Store:
         clock: seconds of a clock that is never set, by which silent workers are noticed.
     """
 
-    def __init__(self, database: Database, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, database: JobDatabase, limits: ServiceLimits, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.database = database
         self.limits = limits
         self._clock = clock
@@ -75,7 +77,7 @@ class Store:
 
     # --- clients -----------------------------------------------------------------------------------------------
 
-    def enqueue(self, what: Submission) -> tuple[Row, bool]:
+    def enqueue(self, what: JobSubmission) -> tuple[Row, bool]:
         """Put a job into the queue, or find the one that the same client put there before.
 
         Returns:
@@ -93,32 +95,32 @@ class Store:
                     return self._insert(connection, what), True
             except IntegrityError:
                 continue
-        raise Problem(409, "conflict", "another request with the same key is being accepted; try again")
+        raise HttpProblem(409, "conflict", "another request with the same key is being accepted; try again")
 
-    def _earlier(self, connection: Connection, what: Submission) -> Row | None:
+    def _earlier(self, connection: Connection, what: JobSubmission) -> Row | None:
         if what.id is not None:
             found = _one(connection.execute(sa.select(jobs).where(jobs.c.id == what.id)))
             if found is not None and (found["owner"] != what.owner or found["request"] != what.request):
-                raise Problem(409, "conflict", f"job {what.id} exists and asks for something else")
+                raise HttpProblem(409, "conflict", f"job {what.id} exists and asks for something else")
             return found
         if what.idempotency_key is None:
             return None
         mine = sa.and_(jobs.c.owner == what.owner, jobs.c.idempotency_key == what.idempotency_key)
         found = _one(connection.execute(sa.select(jobs).where(mine)))
         if found is not None and found["request"] != what.request:
-            raise Problem(422, "idempotency-key-reused", "this Idempotency-Key was used for a different request")
+            raise HttpProblem(422, "idempotency-key-reused", "this Idempotency-Key was used for a different request")
         return found
 
-    def _within_quota(self, connection: Connection, what: Submission) -> None:
+    def _within_quota(self, connection: Connection, what: JobSubmission) -> None:
         waiting, mine, recent = connection.execute(_USE, {"owner": what.owner}).one()
         if waiting >= self.limits.queued:
-            raise Problem(429, "queue-full", "too many jobs are waiting", retry_after=10)
+            raise HttpProblem(429, "queue-full", "too many jobs are waiting", retry_after=10)
         if mine >= (what.active or self.limits.active):
-            raise Problem(429, "quota", "you have too many unfinished jobs", retry_after=10)
+            raise HttpProblem(429, "quota", "you have too many unfinished jobs", retry_after=10)
         if recent >= (what.per_minute or self.limits.per_minute):
-            raise Problem(429, "quota", "you submitted too many jobs within a minute", retry_after=30)
+            raise HttpProblem(429, "quota", "you submitted too many jobs within a minute", retry_after=30)
 
-    def _insert(self, connection: Connection, what: Submission) -> Row:
+    def _insert(self, connection: Connection, what: JobSubmission) -> Row:
         outputs = connection.execute(_REUSE, {"key": what.cache_key}).scalar_one_or_none()
         values: dict[str, Any] = {
             "id": what.id or str(uuid.uuid4()), "owner": what.owner, "idempotency_key": what.idempotency_key,
@@ -215,7 +217,7 @@ class Store:
             for row in rows if silence[row.id] > row.lease_seconds
         ]  # fmt: skip
 
-    def claim(self, worker: str, lease: float) -> Claim | None:
+    def claim(self, worker: str, lease: float) -> JobClaim | None:
         """Take a job that waits, or whose worker is silent; nobody else gets it while there are heartbeats.
 
         Args:
@@ -245,10 +247,10 @@ class Store:
             _note(connection, row["id"], row["events"], "started", {"attempt": row["attempt"]})
             if row["attempt"] == 1:
                 observe_seconds(connection, QUEUE_WAIT, "started", waited)
-        own = {name: row[name] for name in Claim.__dataclass_fields__ if name in row}
-        return Claim(**own, waited=waited, began=self._clock())
+        own = {name: row[name] for name in JobClaim.__dataclass_fields__ if name in row}
+        return JobClaim(**own, waited=waited, began=self._clock())
 
-    def heartbeat(self, held: Claim) -> Pulse:
+    def heartbeat(self, held: JobClaim) -> Pulse:
         """Renew the lease, and learn whether to go on."""
         with self.database.write() as connection:
             cancel = connection.execute(
@@ -256,7 +258,7 @@ class Store:
             ).scalar_one_or_none()
         return "lost" if cancel is None else "cancel" if cancel else "go on"
 
-    def progress(self, held: Claim, data: Mapping[str, Any]) -> None:
+    def progress(self, held: JobClaim, data: Mapping[str, Any]) -> None:
         """Add a progress event; nothing if the job is not held any more."""
         with self.database.write() as connection:
             seq = connection.execute(
@@ -272,7 +274,7 @@ class Store:
                 sa.select(results.c.outputs).where(results.c.cache_key == cache_key)
             ).scalar_one_or_none()
 
-    def succeed(self, held: Claim, outputs: Mapping[str, Any], *, cache: bool = True, cached: bool = False) -> bool:
+    def succeed(self, held: JobClaim, outputs: Mapping[str, Any], *, cache: bool = True, cached: bool = False) -> bool:
         """End a held job with its outputs; false if it is held no more. A cancellation that came before wins."""
         with self.database.write() as connection:
             state = self._end(connection, held, "succeeded", {"outputs": dict(outputs), "cached": cached})
@@ -283,22 +285,22 @@ class Store:
                 )
             return state is not None
 
-    def fail(self, held: Claim, error: Mapping[str, Any]) -> bool:
+    def fail(self, held: JobClaim, error: Mapping[str, Any]) -> bool:
         """End a held job with a problem, and let go of its input; false if it is held no more."""
         with self.database.write() as connection:
             values = {"error": dict(error), "model": None, "weights": None}
             return self._end(connection, held, "failed", values) is not None
 
-    def stop(self, held: Claim) -> bool:
+    def stop(self, held: JobClaim) -> bool:
         """End a held job as cancelled; false if it is held no more."""
         with self.database.write() as connection:
             return self._end(connection, held, "cancelled", {"model": None, "weights": None}) is not None
 
-    def release(self, held: Claim) -> None:
+    def release(self, held: JobClaim) -> None:
         """Put a held job back into the queue: this worker is shutting down."""
         self._back(held, "the worker is shutting down", {})
 
-    def defer(self, held: Claim, error: Mapping[str, Any]) -> bool:
+    def defer(self, held: JobClaim, error: Mapping[str, Any]) -> bool:
         """Put a held job back for a while, longer each time, with the problem that it met; after many times it fails.
 
         Returns:
@@ -313,7 +315,7 @@ class Store:
         self._back(held, because, values)
         return True
 
-    def _back(self, held: Claim, because: str, values: Mapping[str, Any]) -> None:
+    def _back(self, held: JobClaim, because: str, values: Mapping[str, Any]) -> None:
         with self.database.write() as connection:
             seq = connection.execute(
                 sa.update(jobs).where(*_holding(held))
@@ -323,7 +325,7 @@ class Store:
             if seq is not None:
                 _note(connection, held.id, seq, "queued", {"because": because})
 
-    def _end(self, connection: Connection, held: Claim, state: str, values: Mapping[str, Any]) -> str | None:
+    def _end(self, connection: Connection, held: JobClaim, state: str, values: Mapping[str, Any]) -> str | None:
         final = sa.case((jobs.c.cancel, "cancelled"), else_=state)
         row = connection.execute(
             sa.update(jobs).where(*_holding(held))
@@ -359,7 +361,7 @@ class Store:
             return len(rows)
 
 
-def _holding(held: Claim) -> tuple[sa.ColumnElement[bool], ...]:
+def _holding(held: JobClaim) -> tuple[sa.ColumnElement[bool], ...]:
     return jobs.c.id == held.id, jobs.c.attempt == held.attempt, jobs.c.state == "running"
 
 

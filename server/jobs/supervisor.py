@@ -21,7 +21,7 @@ import superopt
 from superopt.fleet.child import ends_with
 from superopt.ir.errors import UsageError
 from superopt.server.http import logs
-from superopt.server.settings import ConnectionLimits, Limits, Settings
+from superopt.server.settings import ConnectionLimits, ServiceLimits, ServiceSettings
 
 __all__ = ["Workers", "host", "die_with_parent", "from_json", "serve", "to_json"]
 
@@ -37,19 +37,19 @@ _FILES = 256  # besides connections: the database, bodies that are received, res
 _PATIENCE = 8.0  # seconds that a worker may take to give its job back
 
 
-def to_json(settings: Settings) -> str:
+def to_json(settings: ServiceSettings) -> str:
     """The settings as text, for a command line."""
     return json.dumps(asdict(settings), default=str)
 
 
-def from_json(text: str) -> Settings:
+def from_json(text: str) -> ServiceSettings:
     """The settings that :func:`to_json` wrote."""
     data: dict[str, Any] = json.loads(text)
     corpus = Path(data["corpus"]) if data["corpus"] else None
     door = ConnectionLimits(**{**data["door"], "trusted_proxies": tuple(data["door"]["trusted_proxies"])})
-    limits = Limits(**data["limits"])
+    limits = ServiceLimits(**data["limits"])
     given = {"data": Path(data["data"]), "corpus": corpus, "stores": tuple(data["stores"]), "limits": limits}
-    return Settings(**{**data, **given, "door": door})
+    return ServiceSettings(**{**data, **given, "door": door})
 
 
 def die_with_parent(parent: int) -> None:
@@ -61,7 +61,7 @@ def die_with_parent(parent: int) -> None:
 class Workers:
     """Worker processes, started from one thread and started again when they die."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: ServiceSettings) -> None:
         self._settings = settings
         self._processes: list[subprocess.Popen[bytes]] = []
         self._stop = threading.Event()
@@ -103,7 +103,7 @@ class Workers:
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
 
 
-def host(settings: Settings) -> None:
+def host(settings: ServiceSettings) -> None:
     """Run workers, without the API, until SIGTERM or SIGINT; their jobs then go back to the queue."""
     logs.set_up(settings.log_level, settings.log_format)
     ended = threading.Event()
@@ -116,7 +116,7 @@ def host(settings: Settings) -> None:
     workers.stop()
 
 
-def serve(settings: Settings, announce: Callable[[str], None] | None = None) -> None:
+def serve(settings: ServiceSettings, announce: Callable[[str], None] | None = None) -> None:
     """Run the API and the workers until SIGTERM (exit code 0) or SIGINT (130).
 
     Args:
@@ -130,8 +130,8 @@ def serve(settings: Settings, announce: Callable[[str], None] | None = None) -> 
     import uvicorn
 
     from superopt.server.app import create_app
-    from superopt.server.http.connection import Connection
-    from superopt.server.http.transport import Reads
+    from superopt.server.http.connection import HttpConnection
+    from superopt.server.http.socket_transport import BoundedReadProtocol
 
     _check(settings)
     settings = _with_room(settings)
@@ -157,7 +157,7 @@ def serve(settings: Settings, announce: Callable[[str], None] | None = None) -> 
 
         app = create_app(settings)  # before the workers, which would take the processor from it
         connections = app.state.service.connections
-        http: Any = lambda **uvicorn_gives: Reads(Connection(connections, **uvicorn_gives))  # noqa: E731
+        http: Any = lambda **uvicorn_gives: BoundedReadProtocol(HttpConnection(connections, **uvicorn_gives))  # noqa: E731
         server = Server(uvicorn.Config(
             app, log_config=None, log_level="warning", access_log=False, server_header=False, proxy_headers=False,
             http=http, ws="none", timeout_graceful_shutdown=5, backlog=_BACKLOG,
@@ -170,20 +170,20 @@ def serve(settings: Settings, announce: Callable[[str], None] | None = None) -> 
             workers.stop()
 
 
-def _check(settings: Settings) -> None:
+def _check(settings: ServiceSettings) -> None:
     from sqlalchemy.exc import SQLAlchemyError
 
-    from superopt.server.http.keys import Keys
-    from superopt.server.jobs.database import Database
+    from superopt.server.http.keys import ApiKeyStore
+    from superopt.server.jobs.database import JobDatabase
 
     try:
         settings.data.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         raise UsageError(f"{settings.data} cannot be made: {error.strerror}", hint="choose another --data") from None
-    database = Database(settings.url)
+    database = JobDatabase(settings.url)
     try:
         database.persist(database.migrate, 30)
-        protected = Keys(database).any()
+        protected = ApiKeyStore(database).any()
     except SQLAlchemyError as error:
         raise UsageError(f"the database cannot be used: {str(getattr(error, 'orig', error)).splitlines()[0]}") from None
     finally:
@@ -196,7 +196,7 @@ def _check(settings: Settings) -> None:
         )
 
 
-def _with_room(settings: Settings) -> Settings:
+def _with_room(settings: ServiceSettings) -> ServiceSettings:
     """The settings with as many connections as the process may have open files for, which it is allowed now.
 
     Raises:
@@ -229,7 +229,7 @@ def _handles() -> int:
     return _ACCEPTS if files == resource.RLIM_INFINITY else min(_ACCEPTS, 1 + files // _A_HANDLE)
 
 
-def _listening(settings: Settings) -> socket.socket:
+def _listening(settings: ServiceSettings) -> socket.socket:
     """The socket of the settings' address.
 
     Raises:

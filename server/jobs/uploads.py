@@ -25,11 +25,11 @@ from typing import BinaryIO
 
 from starlette.concurrency import run_in_threadpool
 
-from superopt.server.http.body import Upload, is_file_name, model_of, packed, recognised
-from superopt.server.http.problems import Problem
+from superopt.server.http.body import ReceivedModel, is_file_name, model_of, packed, recognised
+from superopt.server.http.problems import HttpProblem
 from superopt.server.jobs.blobs import SPARE, Blobs
 from superopt.server.jobs.failure_detection import StallDetector
-from superopt.server.settings import Limits
+from superopt.server.settings import ServiceLimits
 
 __all__ = ["ResumableUpload", "Uploads"]
 
@@ -58,7 +58,7 @@ class Uploads:
     """
 
     def __init__(
-        self, data: Path, blobs: Blobs, limits: Limits, clock: Callable[[], float] = time.monotonic
+        self, data: Path, blobs: Blobs, limits: ServiceLimits, clock: Callable[[], float] = time.monotonic
     ) -> None:  # fmt: skip
         self._folder = data / "uploads"
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -82,9 +82,9 @@ class Uploads:
                 the disk.
         """
         if length > self.most:
-            raise Problem(413, "too-large", f"an upload has {self.most} bytes at most")
+            raise HttpProblem(413, "too-large", f"an upload has {self.most} bytes at most")
         if not is_file_name(filename):
-            raise Problem(422, "invalid-model", f"{filename[:80]!r} is no name for a file; send Upload-Metadata: "
+            raise HttpProblem(422, "invalid-model", f"{filename[:80]!r} is no name for a file; send Upload-Metadata: "
                           "filename and the name in base64")  # fmt: skip
         made = ResumableUpload(uuid.uuid4().hex, owner, length, filename)
         with self._reserving:
@@ -92,7 +92,7 @@ class Uploads:
             if len(theirs) >= self._limits.uploads and self._forget_empty(theirs):
                 theirs = [u for u in self._all() if u.owner == owner]
             if len(theirs) >= self._limits.uploads:
-                raise Problem(429, "quota", f"you have {len(theirs)} uploads; DELETE some", retry_after=60)
+                raise HttpProblem(429, "quota", f"you have {len(theirs)} uploads; DELETE some", retry_after=60)
             self._reserve(made)
             self._file(made.id).touch(mode=0o600)
             self._facts(made.id).write_text(json.dumps(asdict(made)))
@@ -117,10 +117,15 @@ class Uploads:
         room = shutil.disk_usage(self._folder).free - SPARE + here - others  # for this owner and those still to come
         share = self._limits.upload_share * room if upload.owner else room
         if held[upload.id] > share:
-            raise Problem(503, "disk-full", "the disk has no room for an upload of this length", retry_after=600)
+            raise HttpProblem(503, "disk-full", "the disk has no room for an upload of this length", retry_after=600)
         if mine > share:
-            raise Problem(429, "quota", f"your uploads would take {mine} bytes of the disk; {int(share)} are allowed "
-                          "now: finish some and DELETE them", retry_after=60)  # fmt: skip
+            raise HttpProblem(
+                429,
+                "quota",
+                f"your uploads would take {mine} bytes of the disk; {int(share)} are allowed "
+                "now: finish some and DELETE them",
+                retry_after=60,
+            )
 
     def find(self, upload_id: str, owner: str) -> ResumableUpload:
         """One by its id.
@@ -159,16 +164,16 @@ class Uploads:
                 413 where more comes than was said.
         """
         if upload.id in self._busy:
-            raise Problem(409, "conflict", "another request is adding to this upload")
+            raise HttpProblem(409, "conflict", "another request is adding to this upload")
         if offset != (here := self.offset(upload)):
-            raise Problem(409, "conflict", f"{here} bytes have arrived: go on there; HEAD says so too")
+            raise HttpProblem(409, "conflict", f"{here} bytes have arrived: go on there; HEAD says so too")
         self._busy.add(upload.id)
         try:
             await run_in_threadpool(self._renew, upload)
             with self._opened(upload) as file:
                 async for chunk in chunks:
                     if here + len(chunk) > upload.length:
-                        raise Problem(413, "too-large", f"more than the {upload.length} bytes that were announced")
+                        raise HttpProblem(413, "too-large", f"more than the {upload.length} bytes that were announced")
                     file.write(chunk)
                     here += len(chunk)
         finally:
@@ -194,7 +199,7 @@ class Uploads:
         self._facts(upload.id).unlink(missing_ok=True)
         self._file(upload.id).unlink(missing_ok=True)
 
-    def model(self, chosen: Sequence[ResumableUpload]) -> Upload:
+    def model(self, chosen: Sequence[ResumableUpload]) -> ReceivedModel:
         """Uploads as a model: the one that is called ``.onnx`` or ``.json``, and the files of its weights.
 
         Raises:
@@ -202,12 +207,12 @@ class Uploads:
         """
         for upload in chosen:
             if (here := self.offset(upload)) < upload.length:
-                raise Problem(409, "conflict", f"of {upload.filename} {here} bytes of {upload.length} have arrived")
+                raise HttpProblem(409, "conflict", f"of {upload.filename} {here} bytes of {upload.length} have arrived")
         model = chosen[model_of([u.filename for u in chosen])]
         with self._file(model.id).open("rb") as file:
             media = recognised(file.read(_HEAD), model.length, must_be_json=False)
         beside: Mapping[str, str] = {u.filename: self._adopt(u) for u in chosen if u is not model}
-        return Upload(
+        return ReceivedModel(
             self._adopt(model), packed(beside), media, model.filename, sum(u.length for u in chosen)
         )  # fmt: skip
 
@@ -262,5 +267,5 @@ class Uploads:
         return self._folder / f"{upload_id}.json"
 
 
-def _gone() -> Problem:
-    return Problem(404, "not-found", "there is no such upload, or it is not kept any more")
+def _gone() -> HttpProblem:
+    return HttpProblem(404, "not-found", "there is no such upload, or it is not kept any more")

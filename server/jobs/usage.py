@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from superopt.server.http.histogram import JOB_SECONDS, bucket_of
-from superopt.server.jobs.database import Database, histograms, keys, owners
+from superopt.server.jobs.database import JobDatabase, histograms, keys, owners
 
 __all__ = ["QUEUE_WAIT", "RUN_TIME", "add_usage", "histogram_rows", "observe_seconds", "take_turn", "usage_of"]
 
@@ -47,13 +47,13 @@ def observe_seconds(connection: Connection, metric: str, outcome: str, seconds: 
     connection.execute(_OBSERVE, where)
 
 
-def histogram_rows(database: Database) -> Sequence[tuple[str, str, str, int, float]]:
+def histogram_rows(database: JobDatabase) -> Sequence[tuple[str, str, str, int, float]]:
     """Every bucket that holds something: metric, outcome, upper bound, observations, sum of seconds."""
     with database.read() as connection:
         return [tuple(row) for row in connection.execute(sa.select(histograms))]
 
 
-def usage_of(database: Database, owner: str | None = None) -> list[Mapping[str, Any]]:
+def usage_of(database: JobDatabase, owner: str | None = None) -> list[Mapping[str, Any]]:
     """What owners used.
 
     Args:

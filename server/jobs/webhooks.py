@@ -26,14 +26,14 @@ import sqlalchemy as sa
 from anyio import CapacityLimiter, to_thread
 from sqlalchemy.exc import SQLAlchemyError
 
-from superopt.server.http.outbound_requests import NotAllowed, is_address, may_reach, post
+from superopt.server.http.outbound_requests import ForbiddenAddress, is_address, may_reach, post
 from superopt.server.http.parameters import wrong
-from superopt.server.jobs.database import Database, jobs, now, webhooks
+from superopt.server.jobs.database import JobDatabase, jobs, now, webhooks
 from superopt.server.jobs.job_watch import ended
 from superopt.server.jobs.store import FINAL
-from superopt.server.settings import Limits
+from superopt.server.settings import ServiceLimits
 
-__all__ = ["Webhooks", "signature"]
+__all__ = ["WebhookDispatcher", "signature"]
 
 log = logging.getLogger("superopt.webhooks")
 _AT_ONCE = 4  # deliveries, so that an address that does not answer delays few others
@@ -42,7 +42,7 @@ _SECRET = re.compile(r"[\x21-\x7e]{16,200}")
 _URL_BYTES = 2000
 
 
-class Webhooks:
+class WebhookDispatcher:
     """The web-hooks of one database.
 
     Args:
@@ -51,7 +51,7 @@ class Webhooks:
         limits: for how often and how long an address is tried.
     """
 
-    def __init__(self, database: Database, mode: str, limits: Limits) -> None:
+    def __init__(self, database: JobDatabase, mode: str, limits: ServiceLimits) -> None:
         self._database, self._mode, self._limits = database, mode, limits
         self._threads = CapacityLimiter(_AT_ONCE)
         self._tasks: list[asyncio.Task[None]] = []
@@ -120,7 +120,7 @@ class Webhooks:
                 row["url"], headers, body, seconds=self._limits.webhook_seconds, private=self._mode == "any"
             )  # fmt: skip
             delivered, answer = 200 <= status < 300, str(status)
-        except NotAllowed:
+        except ForbiddenAddress:
             delivered, answer = False, "the address is not allowed"
         except (OSError, ValueError) as error:
             log.debug("web-hook of job %s: %s", row["job"], error)

@@ -25,16 +25,16 @@ from superopt.server.http.body import MODEL_FILE, ONNX, sidecars
 from superopt.server.http.system_errors import DISK_FULL, meaning
 from superopt.server.jobs.blobs import Blobs
 from superopt.server.jobs.child import FILES, FRAME, NO_ROOM
-from superopt.server.jobs.database import Database
+from superopt.server.jobs.database import JobDatabase
 from superopt.server.jobs.database_blobs import DatabaseBlobs
 from superopt.server.jobs.engine_process import EngineProcess
-from superopt.server.jobs.finality import reusable
-from superopt.server.jobs.retention import Retention
-from superopt.server.jobs.store import Claim, Store
+from superopt.server.jobs.result_reuse import reusable
+from superopt.server.jobs.retention import JobRetention
+from superopt.server.jobs.store import JobClaim, JobStore
 from superopt.server.jobs.uploads import Uploads
-from superopt.server.settings import Settings
+from superopt.server.settings import ServiceSettings
 
-__all__ = ["Worker", "work"]
+__all__ = ["JobWorker", "work"]
 
 log = logging.getLogger("superopt.worker")
 
@@ -48,27 +48,27 @@ _REDUCED = (
 )
 
 
-def work(settings: Settings) -> None:
+def work(settings: ServiceSettings) -> None:
     """Run jobs until SIGTERM or SIGINT; the job in hand then goes back to the queue."""
-    worker = Worker(settings)
+    worker = JobWorker(settings)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: worker.stop())
     worker.run()
 
 
-class Worker:
+class JobWorker:
     """One job after another."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: ServiceSettings) -> None:
         self.settings = settings
         self.name = f"{socket.gethostname()}:{os.getpid()}"
-        self.database = Database(settings.url)
-        self.store = Store(self.database, settings.limits)
-        self.retention = Retention(self.database, settings.limits)
+        self.database = JobDatabase(settings.url)
+        self.store = JobStore(self.database, settings.limits)
+        self.retention = JobRetention(self.database, settings.limits)
         self.blobs = Blobs(settings.data, DatabaseBlobs(self.database) if settings.apart else None)
         self.uploads = Uploads(settings.data, self.blobs, settings.limits)
         self.stopping = False
-        self._given_up: list[Claim] = []  # jobs that the database was not there to be told of
+        self._given_up: list[JobClaim] = []  # jobs that the database was not there to be told of
         self._swept = 0.0
         self._reaped = 0.0
         self._nursery: EngineProcess | None = None
@@ -147,7 +147,7 @@ class Worker:
             self.uploads.sweep(self.settings.limits.retention)
             self.blobs.sweep_incoming(self.settings.limits.body_seconds + self.settings.limits.grace)
 
-    def _finish(self, held: Claim) -> None:
+    def _finish(self, held: JobClaim) -> None:
         """Run one claim to its end and remove what it left."""
         folder = self.blobs.work / f"{held.id}-{held.attempt}"
         keep = self.settings.lease * 10
@@ -168,14 +168,14 @@ class Worker:
             shutil.rmtree(folder, ignore_errors=True)
             log.info("job ended", extra=_ids(held) | {"state": state, "seconds": round(time.monotonic() - began, 3)})
 
-    def _fail(self, held: Claim, problem: dict[str, Any]) -> str:
+    def _fail(self, held: JobClaim, problem: dict[str, Any]) -> str:
         """End a job with a problem; a disk that is full today may have room later."""
         if problem.get("type") == DISK_FULL and self.store.defer(held, problem):
             return "deferred"
         self.store.fail(held, problem)
         return "failed"
 
-    def _attempt(self, held: Claim, folder: Path, keep: float) -> str:
+    def _attempt(self, held: JobClaim, folder: Path, keep: float) -> str:
         known = self.store.cached(held.cache_key)  # an equal job may have ended since this one was queued
         if known is not None:
             self.database.persist(lambda: self.store.succeed(held, known, cache=False, cached=True), keep)
@@ -202,14 +202,14 @@ class Worker:
         log.warning("job lost; it will be tried again", extra=_ids(held))
         return "lost"
 
-    def _run(self, held: Claim, folder: Path, *, reduced: bool) -> tuple[str, dict[str, Any]]:
+    def _run(self, held: JobClaim, folder: Path, *, reduced: bool) -> tuple[str, dict[str, Any]]:
         """Have a child do the job: how that ended, and what it left where it came to its end."""
         self._prepare(held, folder, reduced=reduced)
         run = _Run(self, held, folder)
         end = run.watch()
         return end, _read_outcome(folder, run, reduced=reduced) if end == "done" else {}
 
-    def _prepare(self, held: Claim, folder: Path, *, reduced: bool) -> None:
+    def _prepare(self, held: JobClaim, folder: Path, *, reduced: bool) -> None:
         for part in ("in", "out", "tmp"):
             (folder / part).mkdir(parents=True, mode=0o700)
         self.blobs.copy(held.model, folder / "in" / MODEL_FILE)
@@ -218,7 +218,7 @@ class Worker:
         job = {"options": held.options, "onnx": held.media == ONNX, "reduced": reduced}
         (folder / "job.json").write_text(json.dumps(job))
 
-    def _adopt(self, held: Claim, folder: Path, outputs: dict[str, Any]) -> dict[str, Any]:
+    def _adopt(self, held: JobClaim, folder: Path, outputs: dict[str, Any]) -> dict[str, Any]:
         files = {}
         frames = {path.stem: path.name for path in (folder / "out").glob(f"{FRAME}*.json")}
         for name, file in (FILES | frames).items():
@@ -232,7 +232,7 @@ class Worker:
 class _Run:
     """One claim in its child, from start to end."""
 
-    def __init__(self, worker: Worker, held: Claim, folder: Path) -> None:
+    def __init__(self, worker: JobWorker, held: JobClaim, folder: Path) -> None:
         self.worker = worker
         self.held = held
         self.folder = folder
@@ -365,7 +365,7 @@ def _problem_of(error: OSError) -> dict[str, Any]:
     return {"type": kind, "status": 503, "detail": text}
 
 
-def _ids(held: Claim) -> dict[str, Any]:
+def _ids(held: JobClaim) -> dict[str, Any]:
     """By what the lines of a job are found in the log."""
     return {"job": held.id, "attempt": held.attempt, "key": held.owner}
 

@@ -6,11 +6,11 @@ from starlette.requests import Request
 
 from superopt.server.http.head_method import ASKED
 from superopt.server.http.parameters import refuse_unknown
-from superopt.server.routes.api import router as api
+from superopt.server.routes.api_reference import router as api
 from superopt.server.routes.gallery import router as gallery
 from superopt.server.routes.inspect import router as inspect
 from superopt.server.routes.jobs import router as jobs
-from superopt.server.routes.library import router as library
+from superopt.server.routes.library_pages import router as library
 from superopt.server.routes.meta import router as meta
 from superopt.server.routes.optimize import router as optimize
 from superopt.server.routes.pages import router as pages

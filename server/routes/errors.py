@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from superopt.server.http.problems import Problem
+from superopt.server.http.problems import HttpProblem
 from superopt.server.routes.render import page
 
 __all__ = ["answer"]
@@ -13,7 +13,7 @@ __all__ = ["answer"]
 _HTML = ("text/html", "application/xhtml+xml")
 
 
-def answer(request: Request, problem: Problem) -> Response:
+def answer(request: Request, problem: HttpProblem) -> Response:
     """The answer to a request that cannot be met."""
     if not _wants_page(request.headers.get("accept", "")):
         response: Response = problem.response()

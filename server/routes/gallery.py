@@ -14,18 +14,18 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 
-from superopt.report.headline import Headline, measured_claim
+from superopt.report.headline import ReportHeadline, measured_claim
 from superopt.report.quantities import time_text
 from superopt.server.http import openapi as doc
 from superopt.server.http.parameters import JobId
-from superopt.server.http.problems import Problem
-from superopt.server.routes.documents import describe, ended
+from superopt.server.http.problems import HttpProblem
+from superopt.server.optimization_service import OptimizationService, of
+from superopt.server.routes.job_responses import describe, ended
 from superopt.server.routes.render import page
-from superopt.server.routes.reports import shown
+from superopt.server.routes.report_rendering import shown
 from superopt.server.routes.rules import sent
-from superopt.server.service import Service, of
 from superopt.server.views.charts import timeline
-from superopt.server.views.graph_pairing import AFTER, BEFORE, BOTH, Side, drawn, side_of
+from superopt.server.views.graph_pairing import AFTER, BEFORE, BOTH, ComparedGraph, drawn, side_of
 
 __all__ = ["router"]
 
@@ -44,7 +44,7 @@ async def get_gallery(request: Request) -> Response:
 
 
 @lru_cache(maxsize=4)
-def _gallery(service: Service) -> bytes:
+def _gallery(service: OptimizationService) -> bytes:
     rows = []
     for model in service.recorded.models:
         name = str(model["name"])
@@ -95,10 +95,10 @@ async def get_any_comparison(request: Request, a: Which, b: Which) -> Response:
     return sent(request, json.dumps(found, separators=(",", ":")).encode())
 
 
-def _entry(service: Service, name: str) -> dict[str, Any]:
+def _entry(service: OptimizationService, name: str) -> dict[str, Any]:
     found = service.gallery.entry(name)
     if found is None:
-        raise Problem(404, "not-found", "nothing is recorded of a model of this name; GET /v1/gallery lists them")
+        raise HttpProblem(404, "not-found", "nothing is recorded of a model of this name; GET /v1/gallery lists them")
     return found
 
 
@@ -106,29 +106,29 @@ def _entry(service: Service, name: str) -> dict[str, Any]:
 class _Known:
     """A graph that can be compared: as a comparison shows it, and for which target that has prices."""
 
-    side: Side
+    side: ComparedGraph
     target: str
 
 
-async def _known(service: Service, which: str) -> _Known:
+async def _known(service: OptimizationService, which: str) -> _Known:
     name, side = (which.removesuffix(_RESULT), AFTER) if which.endswith(_RESULT) else (which, BEFORE)
     if name in service.gallery.names:
         entry = await run_in_threadpool(_entry, service, name)
         return _Known(side_of(entry["comparison"], side), str(entry["target"]))
     job = await service.job(name) if service.is_job(name) else None
     if job is None:
-        raise Problem(404, "not-found", f"{name!r} is neither a model of the corpus nor the id of a job")
+        raise HttpProblem(404, "not-found", f"{name!r} is neither a model of the corpus nor the id of a job")
     facts = ended(job)["files"].get("comparison")
     path = service.blobs.fetched(facts["sha256"]) if facts else None
     if path is None or not await run_in_threadpool(path.is_file):
-        raise Problem(410, "gone", "no drawing of this job is kept")
+        raise HttpProblem(410, "gone", "no drawing of this job is kept")
     found = json.loads(await run_in_threadpool(path.read_bytes))
     if "nodes" not in found:
-        raise Problem(409, "conflict", str(found.get("omitted", "there is no drawing of this job")))
+        raise HttpProblem(409, "conflict", str(found.get("omitted", "there is no drawing of this job")))
     return _Known(side_of(found, side), str(job["options"].get("target", "cpu")))
 
 
-async def _compared(service: Service, a: str, b: str) -> dict[str, Any]:
+async def _compared(service: OptimizationService, a: str, b: str) -> dict[str, Any]:
     one, other = await _known(service, a), await _known(service, b)
     return await service.slowly(drawn, one.side, other.side) | {"targets": sorted({one.target, other.target})}
 
@@ -143,7 +143,7 @@ async def get_model_page(name: str, request: Request) -> Response:
     model = next((m for m in service.recorded.models if m["name"] == name), None)
     entry = await run_in_threadpool(service.gallery.entry, name)
     if model is None or entry is None:
-        problem = Problem(404, "not-found", "nothing is recorded of a model of this name")
+        problem = HttpProblem(404, "not-found", "nothing is recorded of a model of this name")
         return page("problem.html", "/corpus", status=404, problem=problem.body)
     measured = service.recorded.measured.get(name)
     values = shown(entry["report"])
@@ -158,7 +158,7 @@ async def get_model_page(name: str, request: Request) -> Response:
     )  # fmt: skip
 
 
-def _benchmarked(head: Headline, measured: Mapping[str, Any]) -> Headline:
+def _benchmarked(head: ReportHeadline, measured: Mapping[str, Any]) -> ReportHeadline:
     """A headline that claims what the recorded benchmark measured, in the place of an estimate."""
     ratio, spread = float(measured["ratio"]), float(measured["spread"])
     found, claim = measured_claim(ratio, spread)
@@ -178,13 +178,13 @@ async def get_compare_page(request: Request) -> Response:
     if a and b:
         try:
             comparison = await _compared(service, a, b)
-        except Problem as problem:
+        except HttpProblem as problem:
             return page("compare.html", "/compare", status=problem.status, **{**values, "problem": problem})
         values |= {"found": _facts(comparison), "timeline": timeline(comparison)}
     return page("compare.html", "/compare", wide=values["found"] is not None, **values)
 
 
-async def _label(service: Service, which: str) -> str:
+async def _label(service: OptimizationService, which: str) -> str:
     """What a page calls one of two models: a job by the name of its model."""
     name, result = which.removesuffix(_RESULT), which.endswith(_RESULT)
     job = await run_in_threadpool(service.store.job, name) if service.is_job(name) else None
@@ -234,6 +234,6 @@ async def get_pin(pin: str, request: Request) -> Response:
     """To the page of a pinned job."""
     found = await run_in_threadpool(of(request).pins.job, pin[:64])
     if found is None:
-        problem = Problem(404, "not-found", "nothing is pinned under this link")
+        problem = HttpProblem(404, "not-found", "nothing is pinned under this link")
         return page("problem.html", "", status=404, problem=problem.body)
     return RedirectResponse(f"/jobs/{found}", 303)

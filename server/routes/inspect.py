@@ -8,11 +8,11 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 
 from superopt.ir.errors import printable
 from superopt.server.http import openapi as doc
-from superopt.server.http.body import Upload, receive
-from superopt.server.http.problems import Problem
+from superopt.server.http.body import ReceivedModel, receive
+from superopt.server.http.problems import HttpProblem
+from superopt.server.optimization_service import of
 from superopt.server.routes.pages import received_model
 from superopt.server.routes.render import page
-from superopt.server.service import of
 
 __all__ = ["router"]
 
@@ -27,7 +27,7 @@ async def post_inspect(request: Request) -> Response:
     """
     service = of(request)
     await service.caller(request)
-    upload: Upload = await receive(request, service.blobs, service.settings.limits, service.settings.limits.body)
+    upload: ReceivedModel = await receive(request, service.blobs, service.settings.limits, service.settings.limits.body)
     return JSONResponse(await service.slowly(service.inspector.inspected, upload))
 
 
@@ -38,7 +38,7 @@ async def post_inspect_page(request: Request) -> Response:
     try:
         upload, _, name = await received_model(service, request)
         found = await service.slowly(service.inspector.inspected, upload)
-    except Problem as problem:
+    except HttpProblem as problem:
         return page("problem.html", "/", status=problem.status, problem=problem.body)
     return page("inspect.html", "/", wide=True, name=name or printable(found["name"], 120) or "Model", found=found)
 

@@ -16,17 +16,17 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from superopt.server.http import openapi as doc
-from superopt.server.http.body import GRAPH_JSON, ONNX, Upload, pieces, receive
-from superopt.server.http.keys import Caller
+from superopt.server.http.body import GRAPH_JSON, ONNX, ReceivedModel, pieces, receive
+from superopt.server.http.keys import ApiCaller
 from superopt.server.http.parameters import JobId, canonical_id, read_options, wrong
-from superopt.server.http.problems import Problem
+from superopt.server.http.problems import HttpProblem
 from superopt.server.jobs.child import FILES, FRAME
-from superopt.server.jobs.finality import reusable
 from superopt.server.jobs.job_list import MOST, JobFilter, list_jobs, read_wanted
+from superopt.server.jobs.result_reuse import reusable
 from superopt.server.jobs.store import FINAL, WAITING
-from superopt.server.routes.documents import delivered, describe, ended, send_file, send_result
-from superopt.server.service import Service, of
-from superopt.server.settings import Limits
+from superopt.server.optimization_service import OptimizationService, of
+from superopt.server.routes.job_responses import delivered, describe, ended, send_file, send_result
+from superopt.server.settings import ServiceLimits
 
 __all__ = ["enqueue", "go_on", "router", "submit"]
 
@@ -46,7 +46,7 @@ async def post_job(request: Request) -> Response:
     """
     key = request.headers.get("idempotency-key")
     if key is not None and not _KEY.fullmatch(key):
-        raise Problem(400, "bad-request", "Idempotency-Key is 1 to 200 visible ASCII characters")
+        raise HttpProblem(400, "bad-request", "Idempotency-Key is 1 to 200 visible ASCII characters")
     return await submit(request, key=key)
 
 
@@ -55,7 +55,7 @@ async def post_job(request: Request) -> Response:
 async def put_job(job_id: JobId, request: Request) -> Response:
     """Accepts a model under a UUID of the client's choice; the same request again finds the same job."""
     if not of(request).is_job(job_id):
-        raise Problem(400, "bad-request", "the job id is not a UUID")
+        raise HttpProblem(400, "bad-request", "the job id is not a UUID")
     return await submit(request, job_id=job_id)
 
 
@@ -97,7 +97,7 @@ async def enqueue(
     options = read_options(request.query_params.getlist, limits, service.catalogue)
     chosen, named = request.query_params.getlist("upload"), request.query_params.getlist("source")
     if chosen and named:
-        raise Problem(400, "invalid-parameter", "source: a model is either uploaded or named",
+        raise HttpProblem(400, "invalid-parameter", "source: a model is either uploaded or named",
                       errors=[{"parameter": "source", "detail": "stands beside upload"}])  # fmt: skip
     for reference in ("upload", "source"):
         if reference in request.query_params:
@@ -110,7 +110,7 @@ async def enqueue(
     else:
         upload = await receive(request, service.blobs, limits, most)
     if not upload.model:
-        raise Problem(422, "invalid-model", "the form has no part named graph")
+        raise HttpProblem(422, "invalid-model", "the form has no part named graph")
     job = await service.enqueue(
         service.submission(upload, options, caller, job_id=job_id, key=key, webhook=told)
     )  # fmt: skip
@@ -118,7 +118,7 @@ async def enqueue(
     return job
 
 
-async def _refuse_body(request: Request, reference: str, limits: Limits) -> None:
+async def _refuse_body(request: Request, reference: str, limits: ServiceLimits) -> None:
     """A model that is sent beside a reference to another one would be lost."""
     async for _ in pieces(request, limits, limits.body):
         raise wrong(reference, "stands beside a body; send the model, or name it")
@@ -149,7 +149,7 @@ async def delete_jobs(request: Request) -> Response:
     caller = await service.caller(request)
     wanted = _wanted(request)
     if not wanted.narrow:
-        raise Problem(400, "invalid-parameter", "say which: state, id or name")
+        raise HttpProblem(400, "invalid-parameter", "say which: state, id or name")
     waiting = replace(wanted, limit=MOST, states=tuple(s for s in WAITING if s in (wanted.states or WAITING)))
     rows: list[Mapping[str, Any]] = []
     after: str | None = None
@@ -181,7 +181,9 @@ async def post_continue(job_id: JobId, request: Request) -> Response:
     return JSONResponse(describe(job), 202, {"Location": f"/v1/jobs/{job['id']}"})
 
 
-async def go_on(service: Service, job_id: str, caller: Caller, seconds: Sequence[str] = ()) -> Mapping[str, Any]:
+async def go_on(
+    service: OptimizationService, job_id: str, caller: ApiCaller, seconds: Sequence[str] = ()
+) -> Mapping[str, Any]:
     """Enqueue the model of a job whose search was cut short again: regions that were finished are not searched again.
 
     Args:
@@ -195,11 +197,11 @@ async def go_on(service: Service, job_id: str, caller: Caller, seconds: Sequence
     """
     job = await service.own_job(job_id, caller)
     if reusable(ended(job)):
-        raise Problem(409, "conflict", "the search of this job went to its end; there is nothing to go on with")
+        raise HttpProblem(409, "conflict", "the search of this job went to its end; there is nothing to go on with")
     asked = read_options(lambda name: seconds if name == "time_limit" else (), service.settings.limits,
                          service.catalogue)  # fmt: skip
     options = dict(job["options"]) | ({"time_limit": asked["time_limit"]} if seconds else {})
-    upload = Upload(job["model"], job["weights"], job["media"])
+    upload = ReceivedModel(job["model"], job["weights"], job["media"])
     return await service.enqueue(service.submission(upload, options, caller, name=job["name"]))
 
 
@@ -232,7 +234,7 @@ async def delete_job(job_id: JobId, request: Request) -> Response:
     await service.own_job(job_id, caller)
     after = await run_in_threadpool(service.store.cancel, job_id)
     if after is None:
-        raise Problem(404, "not-found", "there is no such job, or it is not kept any more")
+        raise HttpProblem(404, "not-found", "there is no such job, or it is not kept any more")
     return JSONResponse(describe(after))
 
 
@@ -258,7 +260,7 @@ async def get_comparison(job_id: JobId, request: Request) -> Response:
     service = of(request)
     job = await service.job(job_id)
     if "comparison" not in ended(job)["files"]:
-        raise Problem(404, "not-found", "this job was done by a version that kept no comparison")
+        raise HttpProblem(404, "not-found", "this job was done by a version that kept no comparison")
     return await send_file(service, job, request, "comparison", "application/json", {})
 
 
@@ -275,7 +277,7 @@ async def get_frame(job_id: JobId, step: int, request: Request) -> Response:
         why = "the derivation has no such step" if f"{FRAME}1" in files else (
             "no frames are kept: nothing changed, or they are too large together; superopt explain --step makes them"
         )  # fmt: skip
-        raise Problem(404, "not-found", why)
+        raise HttpProblem(404, "not-found", why)
     return await send_file(service, job, request, f"{FRAME}{step}", GRAPH_JSON, {})
 
 
@@ -288,7 +290,7 @@ async def get_result_file(job_id: JobId, name: str, request: Request) -> Respons
     files = ended(job)["files"]
     kept = next((key for key, file in FILES.items() if file == name and key in files), None)
     if kept is None:
-        raise Problem(404, "not-found", "the result has no such file")
+        raise HttpProblem(404, "not-found", "the result has no such file")
     media = GRAPH_JSON if name.endswith(".json") else ONNX
     return await send_file(service, job, request, kept, media, {"Accept-Ranges": "bytes"}, filename=name)
 
@@ -307,19 +309,19 @@ async def get_events(job_id: JobId, request: Request) -> Response:
     job = await service.job(job_id)
     given = request.headers.get("last-event-id", request.query_params.get("last_event_id", "0"))
     if not (given.isascii() and given.isdecimal() and len(given) < 10):
-        raise Problem(400, "bad-request", "Last-Event-ID is not the number of an event")
+        raise HttpProblem(400, "bad-request", "Last-Event-ID is not the number of an event")
     if job["state"] in FINAL and int(given) >= job["events"]:
         return Response(status_code=204)  # tells an EventSource to stop asking
     limits, client = service.settings.limits, request.client.host if request.client else ""
     if service.streams.total() >= limits.streams or service.streams[client] >= limits.streams_per_address:
-        raise Problem(429, "quota", "too many streams are open; poll the job instead", retry_after=5)
+        raise HttpProblem(429, "quota", "too many streams are open; poll the job instead", retry_after=5)
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     return StreamingResponse(
         _stream(service, job_id, int(given), client), media_type="text/event-stream", headers=headers
     )
 
 
-async def _stream(service: Service, job_id: str, seen: int, client: str) -> AsyncIterator[bytes]:
+async def _stream(service: OptimizationService, job_id: str, seen: int, client: str) -> AsyncIterator[bytes]:
     service.streams[client] += 1
     try:
         yield b"retry: 1000\n\n"

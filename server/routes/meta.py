@@ -14,10 +14,10 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from superopt.server.http import openapi as doc
 from superopt.server.http.histogram import JOB_SECONDS, Histogram, labelled
-from superopt.server.http.keys import Caller
+from superopt.server.http.keys import ApiCaller
 from superopt.server.jobs.job_list import STATES
 from superopt.server.jobs.usage import QUEUE_WAIT, RUN_TIME, histogram_rows, usage_of
-from superopt.server.service import Service, of
+from superopt.server.optimization_service import OptimizationService, of
 
 __all__ = ["exposition", "router"]
 
@@ -73,7 +73,7 @@ async def metrics(request: Request) -> Response:
     return PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-def _seen_by(caller: Caller) -> str | None:
+def _seen_by(caller: ApiCaller) -> str | None:
     """Whose usage a caller may see: his own, or everybody's (``None``)."""
     return None if caller.operator else caller.owner
 
@@ -86,7 +86,7 @@ def _seen_by(caller: Caller) -> str | None:
 Labels = tuple[tuple[str, str], ...]
 
 
-def exposition(service: Service, owner: str | None) -> str:
+def exposition(service: OptimizationService, owner: str | None) -> str:
     """The text.
 
     Args:
@@ -102,7 +102,7 @@ def _family(name: str, kind: str, text: str, samples: Iterable[tuple[Labels, flo
         yield f"{name}{labelled(labels)} {value}"
 
 
-def _requests(service: Service) -> Iterator[str]:
+def _requests(service: OptimizationService) -> Iterator[str]:
     counted = sorted(service.requests.items())
     yield from _family(
         "superopt_http_requests_total", "counter", "Answers by method, route and status.",
@@ -119,7 +119,7 @@ def _requests(service: Service) -> Iterator[str]:
     )  # fmt: skip
 
 
-def _jobs(service: Service) -> Iterator[str]:
+def _jobs(service: OptimizationService) -> Iterator[str]:
     states = service.store.counts()
     kept = (((("state", state),), states.get(state, 0)) for state in STATES)
     yield from _family("superopt_jobs", "gauge", "Jobs kept, by state.", kept)
@@ -135,7 +135,7 @@ def _jobs(service: Service) -> Iterator[str]:
         yield from (f"# HELP {name} {text}", f"# TYPE {name} histogram", *made[metric].lines(name))
 
 
-def _usage(service: Service, owner: str | None) -> Iterator[str]:
+def _usage(service: OptimizationService, owner: str | None) -> Iterator[str]:
     rows = usage_of(service.database, owner)
     ends = ("submitted", "succeeded", "failed", "cancelled")
     counts = (((("key", row["key"]), ("outcome", end)), row[end]) for row in rows for end in ends)
@@ -145,7 +145,7 @@ def _usage(service: Service, owner: str | None) -> Iterator[str]:
         yield from _family(f"superopt_key_{column}_total", "counter", text, sums)
 
 
-def _process(service: Service) -> Iterator[str]:
+def _process(service: OptimizationService) -> Iterator[str]:
     usage = resource.getrusage(resource.RUSAGE_SELF)
     gauges = (
         ("superopt_rules", "Rules in the library.", len(service.catalogue.entries)),

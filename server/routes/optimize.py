@@ -11,9 +11,9 @@ from starlette.responses import JSONResponse, Response
 
 from superopt.server.http import openapi as doc
 from superopt.server.jobs.store import FINAL
-from superopt.server.routes.documents import describe, send_result
+from superopt.server.optimization_service import OptimizationService, of
+from superopt.server.routes.job_responses import describe, send_result
 from superopt.server.routes.jobs import enqueue
-from superopt.server.service import Service, of
 
 __all__ = ["router"]
 
@@ -42,7 +42,7 @@ async def post_optimize(request: Request) -> Response:
     return await send_result(service, job, request)
 
 
-async def _wait(service: Service, request: Request, job_id: str, seconds: float) -> bool:
+async def _wait(service: OptimizationService, request: Request, job_id: str, seconds: float) -> bool:
     """Until the job has ended, the time is over, the client is gone or the service ends."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds

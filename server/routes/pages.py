@@ -16,23 +16,23 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 
 from superopt.ir.errors import printable
 from superopt.report import outcome
-from superopt.server.http.body import GRAPH_JSON, ONNX, Upload, receive
-from superopt.server.http.keys import Caller
+from superopt.server.http.body import GRAPH_JSON, ONNX, ReceivedModel, receive
+from superopt.server.http.keys import ApiCaller
 from superopt.server.http.parameters import JobId, read_options
-from superopt.server.http.problems import Problem
-from superopt.server.jobs.blobs import Spool
-from superopt.server.jobs.database import Database, jobs, now
-from superopt.server.jobs.finality import unfinished
+from superopt.server.http.problems import HttpProblem
+from superopt.server.jobs.blobs import IncomingBlob
+from superopt.server.jobs.database import JobDatabase, jobs, now
+from superopt.server.jobs.result_reuse import unfinished
 from superopt.server.jobs.store import FINAL
-from superopt.server.routes.documents import describe, ended, send_file
+from superopt.server.optimization_service import OptimizationService, of
+from superopt.server.routes.job_responses import describe, ended, send_file
 from superopt.server.routes.jobs import go_on
 from superopt.server.routes.render import page
-from superopt.server.routes.reports import shown
-from superopt.server.service import Service, of
-from superopt.server.settings import Limits
+from superopt.server.routes.report_rendering import shown
+from superopt.server.settings import ServiceLimits
 from superopt.server.views.charts import timeline
 
-__all__ = ["expected_wait", "received_model", "router", "Wait"]
+__all__ = ["expected_wait", "received_model", "router", "JobWaitStatus"]
 
 router = APIRouter(include_in_schema=False)
 _WORDS = ("enable", "disable", "dim", "source")  # fields in which blanks or commas stand between several
@@ -40,7 +40,7 @@ _REPORTS = 3  # that the first page names
 _FORM = 1 << 14  # bytes of a form that holds no file
 
 
-def _examples(service: Service) -> list[str]:
+def _examples(service: OptimizationService) -> list[str]:
     """Models of the corpus that are there and small enough to be sent."""
     folder, most = service.settings.corpus, service.settings.limits.body
     if folder is None:
@@ -49,7 +49,7 @@ def _examples(service: Service) -> list[str]:
     return sorted(p.stem for p in paths if p.is_file() and p.stat().st_size <= most)
 
 
-def _finished_reports(service: Service) -> list[dict[str, Any]]:
+def _finished_reports(service: OptimizationService) -> list[dict[str, Any]]:
     """Recorded reports to begin with: the first models of the corpus that are measured faster; else any."""
     recorded = service.recorded
     names = [str(m["name"]) for m in recorded.models if m["name"] in service.gallery.names]
@@ -58,7 +58,7 @@ def _finished_reports(service: Service) -> list[dict[str, Any]]:
     return [{"name": n, "ratio": measured[n]["ratio"] if n in faster else None} for n in (faster or names)[:_REPORTS]]
 
 
-async def _form(request: Request, problem: Problem | None = None) -> Response:
+async def _form(request: Request, problem: HttpProblem | None = None) -> Response:
     service = of(request)
     targets = ["cpu", *(p["target"] for p in service.catalogue.profiles())]
     values: dict[str, Any] = {
@@ -83,7 +83,7 @@ async def post_form(request: Request) -> Response:
     script = request.headers.get("accept", "").startswith("application/json")
     try:
         job = await _submit(service, request)
-    except Problem as problem:
+    except HttpProblem as problem:
         if script:
             raise
         return await _form(request, problem)
@@ -91,14 +91,14 @@ async def post_form(request: Request) -> Response:
     return JSONResponse(describe(job), 202, {"Location": place}) if script else RedirectResponse(place, 303)
 
 
-async def _submit(service: Service, request: Request) -> Mapping[str, Any]:
+async def _submit(service: OptimizationService, request: Request) -> Mapping[str, Any]:
     upload, caller, name = await received_model(service, request)
     fields = upload.fields
     options = read_options(lambda name: _values(fields, name), service.settings.limits, service.catalogue)
     return await service.enqueue(service.submission(upload, options, caller, name=name))
 
 
-async def received_model(service: Service, request: Request) -> tuple[Upload, Caller, str]:
+async def received_model(service: OptimizationService, request: Request) -> tuple[ReceivedModel, ApiCaller, str]:
     """The model of a form, who sent it, and its name: a file, an object of a store, or an example.
 
     Raises:
@@ -114,7 +114,7 @@ async def received_model(service: Service, request: Request) -> tuple[Upload, Ca
     if not upload.model:
         name = next(iter(fields.get("example", [])), "")
         if name not in await run_in_threadpool(_examples, service):
-            raise Problem(422, "invalid-model", "choose a file, or one of the examples")
+            raise HttpProblem(422, "invalid-model", "choose a file, or one of the examples")
         upload = replace(await run_in_threadpool(_example, service, name), fields=fields)
     return upload, caller, name
 
@@ -125,12 +125,12 @@ def _values(fields: Mapping[str, list[str]], name: str) -> list[str]:
     return [w for v in given for w in v.replace(",", " ").split()] if name in _WORDS else [v for v in given if v]
 
 
-def _example(service: Service, name: str) -> Upload:
+def _example(service: OptimizationService, name: str) -> ReceivedModel:
     folder = service.settings.corpus
     assert folder is not None
-    with Spool(service.blobs) as spool:
+    with IncomingBlob(service.blobs) as spool:
         spool.write((folder / f"{name}.json").read_bytes())
-        return Upload(spool.keep(), None, GRAPH_JSON, name, spool.size)
+        return ReceivedModel(spool.keep(), None, GRAPH_JSON, name, spool.size)
 
 
 @router.get("/jobs/{job_id}")
@@ -139,7 +139,7 @@ async def get_job_page(job_id: JobId, request: Request) -> Response:
     service = of(request)
     try:
         job = await service.job(job_id)
-    except Problem as problem:
+    except HttpProblem as problem:
         return page("problem.html", "", status=problem.status, problem=problem.body)
     live = job["state"] not in FINAL
     progress, wait = await run_in_threadpool(_progress, service, job) if live else (None, None)
@@ -151,7 +151,7 @@ async def get_job_page(job_id: JobId, request: Request) -> Response:
                 known=service.catalogue.entries, **shown)  # fmt: skip
 
 
-def _progress(service: Service, job: Mapping[str, Any]) -> tuple[dict[str, Any] | None, Wait]:
+def _progress(service: OptimizationService, job: Mapping[str, Any]) -> tuple[dict[str, Any] | None, JobWaitStatus]:
     """The last progress of a job that has not ended, and what to expect of it."""
     if job["state"] == "queued":
         ahead = service.store.ahead(job)
@@ -161,7 +161,7 @@ def _progress(service: Service, job: Mapping[str, Any]) -> tuple[dict[str, Any] 
     return found, expected_wait(service.database, service.settings.limits, job, 0)
 
 
-def _report(service: Service, job: Mapping[str, Any]) -> dict[str, Any]:
+def _report(service: OptimizationService, job: Mapping[str, Any]) -> dict[str, Any]:
     """What the page says of a job that succeeded; its report is ``None`` when it is not kept any more."""
     files, said = job["outputs"]["files"], describe(job)
     path = service.blobs.fetched(files["report"]["sha256"])
@@ -185,7 +185,7 @@ def _report(service: Service, job: Mapping[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-async def _caller(request: Request, service: Service) -> Caller:
+async def _caller(request: Request, service: OptimizationService) -> ApiCaller:
     """Who sent a page's button, by the key in its form.
 
     Raises:
@@ -203,7 +203,7 @@ async def post_cancel(job_id: JobId, request: Request) -> Response:
         caller = await _caller(request, service)
         await service.own_job(job_id, caller)
         await run_in_threadpool(service.store.cancel, job_id)
-    except Problem as problem:
+    except HttpProblem as problem:
         return page("problem.html", "", status=problem.status, problem=problem.body)
     return RedirectResponse(f"/jobs/{job_id}", 303)
 
@@ -216,7 +216,7 @@ async def post_pin_page(job_id: JobId, request: Request) -> Response:
         caller = await _caller(request, service)
         await service.own_job(job_id, caller)
         await run_in_threadpool(service.pins.pin, job_id, caller.owner)
-    except Problem as problem:
+    except HttpProblem as problem:
         return page("problem.html", "", status=problem.status, problem=problem.body)
     return RedirectResponse(f"/jobs/{job_id}", 303)
 
@@ -228,7 +228,7 @@ async def post_continue_page(job_id: JobId, request: Request) -> Response:
     try:
         caller = await _caller(request, service)
         job = await go_on(service, job_id, caller)
-    except Problem as problem:
+    except HttpProblem as problem:
         return page("problem.html", "", status=problem.status, problem=problem.body)
     return RedirectResponse(f"/jobs/{job['id']}", 303)
 
@@ -241,9 +241,9 @@ async def get_graph_file(job_id: JobId, form: str, request: Request) -> Response
         job = await service.job(job_id)
         files = ended(job)["files"]
         if form not in ("json", "onnx") or form not in files or (form == "onnx" and "data" in files):
-            raise Problem(404, "not-found", "the result has no such form")
+            raise HttpProblem(404, "not-found", "the result has no such form")
         return await send_file(service, job, request, form, GRAPH_JSON if form == "json" else ONNX, {})
-    except Problem as problem:
+    except HttpProblem as problem:
         return page("problem.html", "", status=problem.status, problem=problem.body)
 
 
@@ -256,7 +256,7 @@ _RECENT = 20  # jobs whose durations are looked at: enough for a median, and of 
 
 
 @dataclass(frozen=True)
-class Wait:
+class JobWaitStatus:
     """What a page says of a job that has not ended.
 
     Attributes:
@@ -268,7 +268,7 @@ class Wait:
     expects: str
 
 
-def expected_wait(database: Database, limits: Limits, job: Mapping[str, Any], ahead: int) -> Wait:
+def expected_wait(database: JobDatabase, limits: ServiceLimits, job: Mapping[str, Any], ahead: int) -> JobWaitStatus:
     """What to expect of a job.
 
     Args:
@@ -280,10 +280,10 @@ def expected_wait(database: Database, limits: Limits, job: Mapping[str, Any], ah
     with database.read() as connection:
         clock = connection.execute(sa.select(now())).scalar_one()
         if job["state"] != "running" or job["started"] is None:
-            return Wait(max(0.0, clock - job["created"]), _queue(connection, ahead))
+            return JobWaitStatus(max(0.0, clock - job["created"]), _queue(connection, ahead))
     seconds = float(job["options"].get("time_limit", limits.search_seconds))
     expects = f"The search takes at most {seconds:g} s; checking and drawing the result come after it."
-    return Wait(max(0.0, clock - job["started"]), expects)
+    return JobWaitStatus(max(0.0, clock - job["started"]), expects)
 
 
 def _queue(connection: sa.Connection, ahead: int) -> str:

@@ -11,12 +11,12 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 
-from superopt.report.algorithm_index import algorithm_data, search_algorithms
+from superopt.report.algorithm_names import algorithm_data, search_algorithms
 from superopt.server.http import openapi as doc
 from superopt.server.http.body import pieces
 from superopt.server.http.conditional_requests import check_range, not_modified
-from superopt.server.http.problems import Problem
-from superopt.server.service import of
+from superopt.server.http.problems import HttpProblem
+from superopt.server.optimization_service import of
 
 __all__ = ["MOST_SEED", "read_seed", "router", "sent"]
 
@@ -62,7 +62,7 @@ async def get_rule(rule_id: str, request: Request) -> Response:
     """Both sides, types, preconditions, verdict and proof."""
     found = of(request).catalogue.rule(rule_id)
     if found is None:
-        raise Problem(404, "not-found", "there is no such rule; GET /v1/rules lists them")
+        raise HttpProblem(404, "not-found", "there is no such rule; GET /v1/rules lists them")
     return JSONResponse(found, headers={"Cache-Control": "public, max-age=60"})
 
 
@@ -74,9 +74,9 @@ async def get_certificate(rule_id: str, request: Request) -> Response:
     """
     service = of(request)
     if rule_id not in service.catalogue.entries:
-        raise Problem(404, "not-found", "there is no such rule; GET /v1/rules lists them")
+        raise HttpProblem(404, "not-found", "there is no such rule; GET /v1/rules lists them")
     if not service.catalogue.proved(rule_id):
-        raise Problem(404, "not-found", "only rules that are proved for all sizes have a certificate")
+        raise HttpProblem(404, "not-found", "only rules that are proved for all sizes have a certificate")
     digest = service.catalogue.library.digests[rule_id]
     headers = {"ETag": service.certificates.tag(digest), "Cache-Control": "public, max-age=3600"}
     if (unchanged := not_modified(request, headers)) is not None:
@@ -102,7 +102,7 @@ async def post_judge(request: Request) -> Response:
     await service.caller(request)
     corpus = request.query_params.get("corpus", "false")
     if corpus not in ("true", "false"):
-        raise Problem(400, "invalid-parameter", "corpus: is neither true nor false",
+        raise HttpProblem(400, "invalid-parameter", "corpus: is neither true nor false",
                       errors=[{"parameter": "corpus", "detail": "is neither true nor false"}])  # fmt: skip
     body = b""
     async for chunk in pieces(request, service.settings.limits, _MOST_RULE):
@@ -111,9 +111,9 @@ async def post_judge(request: Request) -> Response:
         rule = json.loads(body)
         json.dumps(rule, ensure_ascii=False).encode()
     except (ValueError, RecursionError):  # also halves of characters, which no answer could repeat, and towers of lists
-        raise Problem(422, "invalid-rule", "the body is no JSON that can be read") from None
+        raise HttpProblem(422, "invalid-rule", "the body is no JSON that can be read") from None
     if not isinstance(rule, dict):
-        raise Problem(422, "invalid-rule", "the body is not a JSON object with forall, lhs and rhs")
+        raise HttpProblem(422, "invalid-rule", "the body is not a JSON object with forall, lhs and rhs")
     return JSONResponse(await service.slowly(service.judged, rule, corpus == "true"))
 
 
@@ -129,7 +129,7 @@ async def get_algorithm(name: str, request: Request) -> Response:
     """Its matrices, its numbers of operations, and how much its rounding errors grow."""
     found = algorithm_data(name)
     if found is None:
-        raise Problem(404, "not-found", "there is no such algorithm; GET /v1/algorithms lists them")
+        raise HttpProblem(404, "not-found", "there is no such algorithm; GET /v1/algorithms lists them")
     return sent(request, json.dumps(found).encode())
 
 
@@ -140,7 +140,7 @@ def read_seed(text: str) -> int:
         Problem: 400.
     """
     if not (text.isascii() and text.isdecimal() and len(text) <= 6):
-        raise Problem(400, "invalid-parameter", f"seed: is not an integer from 0 to {MOST_SEED}",
+        raise HttpProblem(400, "invalid-parameter", f"seed: is not an integer from 0 to {MOST_SEED}",
                       errors=[{"parameter": "seed", "detail": "is out of range"}])  # fmt: skip
     return int(text)
 

@@ -12,9 +12,9 @@ from starlette.responses import Response
 
 from superopt.server.http import openapi as doc
 from superopt.server.http.body import pieces
-from superopt.server.http.problems import Problem
+from superopt.server.http.problems import HttpProblem
 from superopt.server.jobs.uploads import ResumableUpload
-from superopt.server.service import of
+from superopt.server.optimization_service import of
 
 __all__ = ["router"]
 
@@ -61,7 +61,9 @@ async def patch_upload(upload_id: str, request: Request) -> Response:
     service = of(request)
     upload = await _found(upload_id, request)
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _PIECE:
-        raise Problem(415, "unsupported-media-type", f"pieces are sent as {_PIECE}", headers={"Accept-Patch": _PIECE})
+        raise HttpProblem(
+            415, "unsupported-media-type", f"pieces are sent as {_PIECE}", headers={"Accept-Patch": _PIECE}
+        )
     limits = service.settings.limits
     here = await service.uploads.append(
         upload, _number(request, "upload-offset"), pieces(request, limits, limits.body)
@@ -81,8 +83,12 @@ async def delete_upload(upload_id: str, request: Request) -> Response:
 def _spoken(request: Request) -> None:
     """Whoever speaks another version, or does not say which, must be told so before anything is done."""
     if request.headers.get("tus-resumable") != _VERSION:
-        raise Problem(412, "precondition-failed", f"send Tus-Resumable: {_VERSION}, the version of tus that is spoken",
-                      headers={"Tus-Version": _VERSION, **_TUS})  # fmt: skip
+        raise HttpProblem(
+            412,
+            "precondition-failed",
+            f"send Tus-Resumable: {_VERSION}, the version of tus that is spoken",
+            headers={"Tus-Version": _VERSION, **_TUS},
+        )
 
 
 async def _found(upload_id: str, request: Request) -> ResumableUpload:
@@ -95,7 +101,7 @@ async def _found(upload_id: str, request: Request) -> ResumableUpload:
 def _number(request: Request, header: str) -> int:
     text = request.headers.get(header, "")
     if not (text.isascii() and text.isdecimal() and len(text) < 20):
-        raise Problem(400, "bad-request", f"{header.title()} has to be a number of bytes")
+        raise HttpProblem(400, "bad-request", f"{header.title()} has to be a number of bytes")
     return int(text)
 
 
@@ -107,5 +113,5 @@ def _filename(request: Request) -> str:
             try:
                 return base64.b64decode(value, validate=True).decode()
             except (binascii.Error, UnicodeDecodeError):
-                raise Problem(400, "bad-request", "Upload-Metadata: the filename is not base64 of UTF-8") from None
+                raise HttpProblem(400, "bad-request", "Upload-Metadata: the filename is not base64 of UTF-8") from None
     return ""

@@ -11,22 +11,22 @@ from typing import Any
 
 from superopt import cost
 from superopt.ops import REGISTRY, Operator
-from superopt.report.algorithm_index import search_algorithms
-from superopt.report.differences import Differences
+from superopt.report.algorithm_names import search_algorithms
 from superopt.report.naming import RuleIndex
-from superopt.rules import Library, Rule, format_rule, load_library
-from superopt.rules.floats import float_key
+from superopt.report.rule_differences import RuleDifferences
+from superopt.rules import Rule, RuleLibrary, format_rule, load_library
+from superopt.rules.float_verdicts import float_key
 
-__all__ = ["Catalogue", "built_in_catalogue"]
+__all__ = ["RuleCatalogue", "built_in_catalogue"]
 
 
-class Catalogue:
+class RuleCatalogue:
     """The built-in library, indexed."""
 
     def __init__(self) -> None:
-        self.library: Library = load_library()
+        self.library: RuleLibrary = load_library()
         self.index = RuleIndex(self.library)
-        self.differences = Differences(self.library, self.index.names)
+        self.differences = RuleDifferences(self.library, self.index.names)
         self.entries: Mapping[str, Mapping[str, Any]] = {i: self._entry(self.library[i]) for i in self.library}
 
     @cached_property
@@ -128,9 +128,9 @@ class Catalogue:
 
 
 @cache
-def built_in_catalogue() -> Catalogue:
+def built_in_catalogue() -> RuleCatalogue:
     """The catalogue of this process: its library never changes, and indexing it takes a second."""
-    return Catalogue()
+    return RuleCatalogue()
 
 
 def _counts(values: Iterable[str]) -> dict[str, int]:

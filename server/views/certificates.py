@@ -17,9 +17,9 @@ from pathlib import Path
 
 import superopt
 from superopt.ir.disk_cache import code_digest
-from superopt.server.http.problems import Problem
+from superopt.server.http.problems import HttpProblem
 
-__all__ = ["Certificates"]
+__all__ = ["CertificateCache"]
 
 _ROOT = str(Path(superopt.__file__).parents[1])
 _MAKE = (
@@ -35,7 +35,7 @@ _PROCESS = 60.0
 _TURN = 20.0  # seconds that a request waits for another's proof
 
 
-class Certificates:
+class CertificateCache:
     """The certificates of one service."""
 
     def __init__(self, folder: Path) -> None:
@@ -53,7 +53,7 @@ class Certificates:
         if kept.is_file():
             return kept
         if not self._turn.acquire(timeout=_TURN):
-            raise Problem(503, "unavailable", "another certificate is being made", retry_after=5)
+            raise HttpProblem(503, "unavailable", "another certificate is being made", retry_after=5)
         try:
             if not kept.is_file():
                 self._make(rule_id, kept)
@@ -77,9 +77,9 @@ class Certificates:
         try:
             done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_PROCESS, check=False)
         except subprocess.TimeoutExpired:
-            raise Problem(503, "unavailable", "the proof took too long here; try again", retry_after=30) from None
+            raise HttpProblem(503, "unavailable", "the proof took too long here; try again", retry_after=30) from None
         if done.returncode != 0 or not done.stdout:
-            raise Problem(503, "unavailable", "the proof could not be made again here", retry_after=60)
+            raise HttpProblem(503, "unavailable", "the proof could not be made again here", retry_after=60)
         json.loads(done.stdout)
         word, _, seconds = done.stderr.strip().rpartition(b"\n")[2].partition(b" ")
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -8,12 +8,12 @@ from typing import Any
 
 from superopt.cost import for_target
 from superopt.formats import load
-from superopt.ir.terms import App, postorder, variables
-from superopt.ops.infer import infer
+from superopt.ir.terms import OperatorTerm, postorder, variables
+from superopt.ops.shape_inference import infer
 from superopt.passes import SearchOptions, search
-from superopt.program.program import program_of
+from superopt.program.graph_program import program_of
 from superopt.rules import Rule
-from superopt.rules.floats import Directions, Floats, float_key
+from superopt.rules.float_verdicts import Directions, FloatVerdictStore, float_key
 
 __all__ = ["TARGET", "corpus_gain"]
 
@@ -35,10 +35,10 @@ def corpus_gain(rule: Rule, floats: Directions, folder: Path, seconds: float) ->
     """
     deadline = time.monotonic() + seconds
     sides = [
-        frozenset(t.op for root in side for t in postorder(root) if isinstance(t, App) and variables(t))
+        frozenset(t.op for root in side for t in postorder(root) if isinstance(t, OperatorTerm) and variables(t))
         for side in (rule.lhs, rule.rhs)
     ]
-    known = Floats({float_key(rule): floats})
+    known = FloatVerdictStore({float_key(rule): floats})
     paths = sorted(folder.glob("*.json"), key=lambda path: (path.stat().st_size, path.name))
     models: list[dict[str, Any]] = []
     looked_at = 0

@@ -19,7 +19,7 @@ from typing import Any
 
 from networkx.utils import UnionFind
 
-__all__ = ["Side", "drawn", "side_of"]
+__all__ = ["ComparedGraph", "drawn", "side_of"]
 
 BOTH, BEFORE, AFTER = "both", "before", "after"
 _TYPE = re.compile(r"\w+(?:\[[^\[\]]*\])?$")  # of a weight, which is written NAME TYPE
@@ -27,7 +27,7 @@ _HIDDEN = ("region", "side", "renamed", "rules")
 
 
 @dataclass(frozen=True)
-class Side:
+class ComparedGraph:
     """A graph: facts of its nodes, edges as (from, to) by their places, and its timeline by them."""
 
     nodes: Sequence[Mapping[str, Any]]
@@ -35,7 +35,7 @@ class Side:
     timeline: Sequence[Sequence[float]]
 
 
-def side_of(comparison: Mapping[str, Any], side: str) -> Side:
+def side_of(comparison: Mapping[str, Any], side: str) -> ComparedGraph:
     """One side of a comparison as a graph of its own.
 
     Args:
@@ -48,10 +48,10 @@ def side_of(comparison: Mapping[str, Any], side: str) -> Side:
             place[number] = len(place)
     edges = [(place[a], place[b]) for a, b, where in comparison["edges"] if where in (BOTH, side)]
     line = [[place[int(n)], *rest] for n, *rest in comparison.get("timeline", {}).get(side, ()) if int(n) in place]
-    return Side([comparison["nodes"][n] for n in place], edges, line)
+    return ComparedGraph([comparison["nodes"][n] for n in place], edges, line)
 
 
-def drawn(a: Side, b: Side) -> dict[str, Any]:
+def drawn(a: ComparedGraph, b: ComparedGraph) -> dict[str, Any]:
     """Two graphs as one comparison (``superopt.comparison``): JSON data as of an input and its result."""
     pairs = _pairs(a, b)
     nodes: list[dict[str, Any]] = []
@@ -104,7 +104,7 @@ def _digest(parts: Iterable[str]) -> str:
 class _Looks:
     """By what nodes of a graph are recognised, from the most to the least telling."""
 
-    def __init__(self, graph: Side) -> None:
+    def __init__(self, graph: ComparedGraph) -> None:
         count = len(graph.nodes)
         self._into: list[list[int]] = [[] for _ in range(count)]
         self._out: list[list[int]] = [[] for _ in range(count)]
@@ -152,7 +152,7 @@ def _order(into: list[list[int]], out: list[list[int]]) -> list[int]:
     return found + [i for i in range(len(into)) if i not in placed]
 
 
-def _pairs(a: Side, b: Side) -> list[tuple[int, int]]:
+def _pairs(a: ComparedGraph, b: ComparedGraph) -> list[tuple[int, int]]:
     """Places of nodes that are the same in both."""
     looks_a, looks_b = _Looks(a), _Looks(b)
     found: list[tuple[int, int]] = []

@@ -18,12 +18,12 @@ from typing import Any
 
 import superopt
 from superopt.ir.errors import ResourceLimit, SuperoptError
-from superopt.server.http.body import Upload, sidecars
-from superopt.server.http.problems import Problem, from_outcome
+from superopt.server.http.body import ReceivedModel, sidecars
+from superopt.server.http.problems import HttpProblem, from_outcome
 from superopt.server.jobs.blobs import Blobs
-from superopt.server.settings import Limits
+from superopt.server.settings import ServiceLimits
 
-__all__ = ["Inspector", "main"]
+__all__ = ["ModelInspector", "main"]
 
 log = logging.getLogger("superopt.serve")
 _ROOT = str(Path(superopt.__file__).parents[1])
@@ -33,7 +33,7 @@ _TURN = 20.0  # seconds that a request waits for another's
 _MEMORY = 4 << 30  # bytes of address space; weights stay where they are
 
 
-class Inspector:
+class ModelInspector:
     """Looks at models, one at a time.
 
     Args:
@@ -41,19 +41,19 @@ class Inspector:
         limits: of the service.
     """
 
-    def __init__(self, blobs: Blobs, limits: Limits) -> None:
+    def __init__(self, blobs: Blobs, limits: ServiceLimits) -> None:
         self._blobs = blobs
         self._limits = limits
         self._turn = threading.Lock()
 
-    def inspected(self, upload: Upload) -> dict[str, Any]:
+    def inspected(self, upload: ReceivedModel) -> dict[str, Any]:
         """A model's facts and drawing, as JSON data (``superopt.inspection`` with a ``comparison`` with itself).
 
         Raises:
             Problem: the model's own where it is not valid or too large; 503 while another one is looked at.
         """
         if not self._turn.acquire(timeout=_TURN):
-            raise Problem(503, "unavailable", "another model is being looked at", retry_after=5)
+            raise HttpProblem(503, "unavailable", "another model is being looked at", retry_after=5)
         try:
             with tempfile.TemporaryDirectory(prefix="inspect-", dir=self._blobs.work) as folder:
                 for part in ("in", "tmp"):

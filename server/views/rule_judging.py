@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import superopt
-from superopt.server.http.problems import Problem
+from superopt.server.http.problems import HttpProblem
 
 if TYPE_CHECKING:
     from superopt.rules import Rule
-    from superopt.rules.floats import Directions
+    from superopt.rules.float_verdicts import Directions
 
 __all__ = ["RuleJudge", "judge_rule", "main"]
 
@@ -65,9 +65,9 @@ class RuleJudge:
         typed = {key: rule[key] for key in _KEYS if key in rule}
         text = json.dumps({"rule": typed, "corpus": None if corpus is None else str(corpus)})
         if len(text) > 4 * _LONG:
-            raise Problem(413, "too-large", "a rule has a few thousand characters at most")
+            raise HttpProblem(413, "too-large", "a rule has a few thousand characters at most")
         if not self._turn.acquire(timeout=_TURN):
-            raise Problem(503, "unavailable", "another rule is being judged", retry_after=5)
+            raise HttpProblem(503, "unavailable", "another rule is being judged", retry_after=5)
         try:
             return self._run(text)
         finally:
@@ -92,7 +92,7 @@ class RuleJudge:
         if rest.endswith(b"\n"):
             found["corpus"] = json.loads(rest)
         if "error" in found:
-            raise Problem(422, "invalid-rule", found["error"], errors=[{"detail": found["error"]}])
+            raise HttpProblem(422, "invalid-rule", found["error"], errors=[{"detail": found["error"]}])
         return found
 
 
@@ -112,7 +112,7 @@ def main() -> None:
 
 def _mistyped(rule: Rule) -> str:
     """Why a side is no term, whatever the sizes are: its operands' element types differ. Empty where they do not."""
-    from superopt.ops.meaning import IllTyped, Mistyped
+    from superopt.ops.operator_semantics import ElementTypeMismatch, IllTypedOperator
     from superopt.rules import RuleError
     from superopt.rules.typing import instances, type_terms, variable_types
 
@@ -122,9 +122,9 @@ def _mistyped(rule: Rule) -> str:
         type_terms((*instance.lhs, *instance.rhs), variable_types(instance))
     except RuleError as error:
         why = error.__cause__
-    except IllTyped as error:  # for some sizes it may be a term, which is for the verdict to say
+    except IllTypedOperator as error:  # for some sizes it may be a term, which is for the verdict to say
         why = error
-    return f'{why}; Cast(x, to="float32") makes one of the other' if isinstance(why, Mistyped) else ""
+    return f'{why}; Cast(x, to="float32") makes one of the other' if isinstance(why, ElementTypeMismatch) else ""
 
 
 def judge_rule(row: dict[str, Any]) -> tuple[dict[str, Any], Callable[[Path], dict[str, Any]] | None]:
@@ -138,7 +138,7 @@ def judge_rule(row: dict[str, Any]) -> tuple[dict[str, Any], Callable[[Path], di
     from superopt.verifier.certificates.certificate import certificate_of
     from superopt.verifier.exact.counterexample import describe
     from superopt.verifier.floats.verdict_search import examine
-    from superopt.verifier.verdict import ProvedAllSizes, Refuted, Unknown, kind_of, verdict_to_json
+    from superopt.verifier.verdict import ProvedVerdict, RefutedVerdict, UnknownVerdict, kind_of, verdict_to_json
 
     try:
         rule = parse_rule({**row, "id": "typed"})
@@ -146,7 +146,7 @@ def judge_rule(row: dict[str, Any]) -> tuple[dict[str, Any], Callable[[Path], di
         return {"error": str(error).removeprefix('rule "typed", ').removeprefix("rule, ")}, None
     kept: list[str] = []
 
-    def prover(one: Rule) -> ProvedAllSizes | Unknown:
+    def prover(one: Rule) -> ProvedVerdict | UnknownVerdict:
         verdict, text = certificate_of(one, time_limit=_PROOF)
         kept.append(text)
         return verdict
@@ -166,10 +166,10 @@ def judge_rule(row: dict[str, Any]) -> tuple[dict[str, Any], Callable[[Path], di
         "format": "superopt.judgement", "version": 1, "rule": row, "name": rule_name(rule),
         "verdict": kind_of(verdict), "proof": verdict_to_json(verdict),
     }  # fmt: skip
-    if isinstance(verdict, Refuted):
+    if isinstance(verdict, RefutedVerdict):
         return found | {"says": describe(verdict.counterexample)}, None
     gain = None
-    if isinstance(verdict, ProvedAllSizes):
+    if isinstance(verdict, ProvedVerdict):
         found["certificate"] = kept[-1]
         floats = examine(rule, points=_POINTS, runtime=False)
         found["floats"] = [

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from superopt.ir.terms import App, Project, Term, Var, postorder
+from superopt.ir.terms import OperatorTerm, OutputTerm, Term, VariableTerm, postorder
 from superopt.report.quantities import scientific_text, speedup_text, time_text
 from superopt.rules import Rule
-from superopt.rules.rule import AttributeScheme, TensorScheme, scalar_value
+from superopt.rules.rule import AttributeVariableType, TensorVariableType, scalar_value
 
 __all__ = ["example_of", "float_rows", "gain_text", "reach_text", "read_rule", "say"]
 
@@ -24,7 +24,7 @@ def gain_text(rule: Mapping[str, Any], gain: Mapping[str, Any] | None) -> str:
 
     Args:
         rule: the catalogue's entry.
-        gain: microseconds of both sides (:meth:`superopt.server.views.evidence.Evidence.gain`), where they are
+        gain: microseconds of both sides (:meth:`superopt.server.views.rule_evidence.RuleEvidence.gain`), where they are
             recorded.
     """
     if gain is None:
@@ -104,9 +104,9 @@ def say(root: Term) -> str:
     words: dict[Term, str] = {}
     depth: dict[Term, int] = {}
     for term in postorder(root):
-        if isinstance(term, Var):
+        if isinstance(term, VariableTerm):
             words[term], depth[term] = term.name, 0
-        elif isinstance(term, Project):
+        elif isinstance(term, OutputTerm):
             words[term] = f"part {term.index + 1} of {words[term.term]}"
             depth[term] = depth[term.term]
         else:
@@ -114,7 +114,7 @@ def say(root: Term) -> str:
     return words[root]
 
 
-def _phrase(term: App, words: Mapping[Term, str], depth: Mapping[Term, int]) -> tuple[str, int]:
+def _phrase(term: OperatorTerm, words: Mapping[Term, str], depth: Mapping[Term, int]) -> tuple[str, int]:
     if (value := scalar_value(term)) is not None:
         return (f"{value:g}" if isinstance(value, float) else str(value)), 0
     deep = 1 + max((depth[a] for a in term.args if a is not None), default=0)
@@ -144,13 +144,13 @@ def read_rule(rule: Rule) -> list[str]:
     return sentences
 
 
-def _shape(scheme: TensorScheme) -> str:
+def _shape(scheme: TensorVariableType) -> str:
     sizes = [*(["any leading axes"] if scheme.lead else []), *map(str, scheme.shape)]
     kind = {"f": "", "i": "integers, ", "b": "booleans, "}[scheme.dtype]
     return kind + (" × ".join(sizes) if sizes else "a single number")
 
 
-def _range(scheme: AttributeScheme) -> str:
+def _range(scheme: AttributeVariableType) -> str:
     what = "integer" if scheme.kind == "int" else "number"
     count = what if scheme.length is None else f"{scheme.length} {what}{'s' if scheme.length != 1 else ''}"
     return f"{count} {scheme.relation} {scheme.bound}" if scheme.relation else count

@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 
 from superopt.ir.errors import SuperoptError
-from superopt.ir.poly import value_at
-from superopt.ir.terms import Project, Term, Var, postorder
+from superopt.ir.size_polynomial import value_at
+from superopt.ir.terms import OutputTerm, Term, VariableTerm, postorder
 from superopt.ir.types import DType, TensorType
-from superopt.ops.meaning import IllTyped
+from superopt.ops.operator_semantics import IllTypedOperator
 from superopt.rules import Rule
 from superopt.rules.typing import complete, instances, operator_of, types_of
 from superopt.runtime.reference import evaluate_application
 from superopt.verifier.exact.sampling import draw
-from superopt.verifier.exact.testing import Trial, trial_at
+from superopt.verifier.exact.testing import ExactTrial, trial_at
 
 __all__ = ["try_rule"]
 
@@ -40,7 +40,7 @@ def try_rule(rule: Rule, seed: int) -> dict[str, Any]:
             return found | {"outcome": "none", "reason": "no small sizes were found that its conditions allow"}
         given = _elements(trial, rng)
         exact, single = (_sides(trial, given, dtype) for dtype in (DType.FLOAT64, DType.FLOAT32))
-    except (SuperoptError, IllTyped, ArithmeticError, MemoryError) as error:
+    except (SuperoptError, IllTypedOperator, ArithmeticError, MemoryError) as error:
         return found | {"outcome": "none", "reason": f"this point cannot be evaluated: {error}"}
     outputs = [_output(*pairs) for pairs in zip(*exact, *single, strict=True)]
     return found | {
@@ -50,7 +50,7 @@ def try_rule(rule: Rule, seed: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _point(rule: Rule, rng: np.random.Generator) -> Trial | None:
+def _point(rule: Rule, rng: np.random.Generator) -> ExactTrial | None:
     instance = instances(rule, (1,))[0]
     conditions = types_of(instance).lhs_obligations
     for _ in range(_ATTEMPTS):
@@ -63,7 +63,7 @@ def _point(rule: Rule, rng: np.random.Generator) -> Trial | None:
     return None
 
 
-def _elements(trial: Trial, rng: np.random.Generator) -> dict[str, np.ndarray]:
+def _elements(trial: ExactTrial, rng: np.random.Generator) -> dict[str, np.ndarray]:
     given: dict[str, np.ndarray] = {}
     for name, kind in trial.variables.items():
         shape = tuple(value_at(d, {}) for d in kind.shape or ())
@@ -74,17 +74,19 @@ def _elements(trial: Trial, rng: np.random.Generator) -> dict[str, np.ndarray]:
     return given
 
 
-def _sides(trial: Trial, given: Mapping[str, np.ndarray], dtype: DType) -> tuple[list[np.ndarray], list[np.ndarray]]:
+def _sides(
+    trial: ExactTrial, given: Mapping[str, np.ndarray], dtype: DType
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
     return _evaluated(trial.lhs, given, dtype), _evaluated(trial.rhs, given, dtype)
 
 
 def _evaluated(roots: Sequence[Term], given: Mapping[str, np.ndarray], dtype: DType) -> list[np.ndarray]:
     found: dict[Term, tuple[np.ndarray, ...]] = {}
     for term in postorder(*roots):
-        if isinstance(term, Var):
+        if isinstance(term, VariableTerm):
             array = given[term.name]
             found[term] = (array.astype(dtype.numpy) if array.dtype == np.float32 else array,)
-        elif isinstance(term, Project):
+        elif isinstance(term, OutputTerm):
             found[term] = (found[term.term][term.index],)
         else:
             operands = [None if a is None else found[a][0] for a in term.args]

@@ -16,7 +16,7 @@ from networkx.utils import UnionFind
 from superopt.ir.diff import value_digests
 from superopt.ir.errors import printable
 from superopt.ir.graph import Graph, Node, OpaqueAttribute, attribute_key, rules_of
-from superopt.ops.infer import infer
+from superopt.ops.shape_inference import infer
 
 __all__ = ["MOST_NODES", "union"]
 

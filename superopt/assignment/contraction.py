@@ -13,13 +13,13 @@ import numpy as np
 from superopt.assignment.pairwise import PairwiseModel
 from superopt.assignment.reduction import Floats, Integers
 
-__all__ = ["CoarseProblem", "ContractionLevel", "Regrets", "regrets_of"]
+__all__ = ["CoarseAssignmentProblem", "ContractionLevel", "EdgeRegrets", "regrets_of"]
 
 _ROUNDS = (0.9, 0.7, 0.5, 0.35, 0.2, 0.1, 0.0)  # share of its dependence from which a node follows, by round
 
 
 @dataclass(frozen=True)
-class Regrets:
+class EdgeRegrets:
     """By edge and end, how much more than its best an average strategy of that end costs, given the other end's.
 
     Attributes:
@@ -40,7 +40,7 @@ class ContractionLevel:
     merges: int
 
 
-def regrets_of(model: PairwiseModel, cap: float) -> Regrets:
+def regrets_of(model: PairwiseModel, cap: float) -> EdgeRegrets:
     """The regrets of all edges."""
     ends = np.zeros((len(model.pairs), 2))
     shapes = model.sizes[model.pairs]
@@ -51,10 +51,10 @@ def regrets_of(model: PairwiseModel, cap: float) -> Regrets:
         mean = tables.mean(axis=(1, 2))
         ends[edges, 0] = mean - tables.min(axis=1).mean(axis=1)
         ends[edges, 1] = mean - tables.min(axis=2).mean(axis=1)
-    return Regrets(ends, cap)
+    return EdgeRegrets(ends, cap)
 
 
-class CoarseProblem:
+class CoarseAssignmentProblem:
     """A problem while it is contracted.
 
     Args:
@@ -67,9 +67,14 @@ class CoarseProblem:
     """
 
     def __init__(
-        self, model: PairwiseModel, costs: Floats, choice: Integers, regrets: Regrets, generator: np.random.Generator,
+        self,
+        model: PairwiseModel,
+        costs: Floats,
+        choice: Integers,
+        regrets: EdgeRegrets,
+        generator: np.random.Generator,
         noise: float,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.choice = choice.tolist()
         self.costs = np.split(costs, model.offsets[1:-1])
         self.tables: list[dict[int, Floats]] = [{} for _ in range(model.nodes)]

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from superopt.assignment.cutset import elimination_order
-from superopt.assignment.pairwise import PairwiseModel, Slices
+from superopt.assignment.pairwise import PairwiseModel, SelectedTableRows
 from superopt.assignment.reduction import Floats, Integers
 
-__all__ = ["Plan"]
+__all__ = ["BucketElimination"]
 
 _BATCH = 1 << 19  # entries of one array operation: 4 MB, within a processor's cache
 
@@ -34,7 +34,7 @@ class _Elimination:
     result: int
 
 
-class Plan:
+class BucketElimination:
     """Exact minimisation over all nodes that are not fixed.
 
     Args:
@@ -49,7 +49,7 @@ class Plan:
         self.length = model.strategies + len(model.tables)
         self.groups = self._compile(np.flatnonzero(~is_fixed).tolist())
         first, second = is_fixed[model.pairs[:, 0]], is_fixed[model.pairs[:, 1]]
-        self.slices = Slices(model, first & ~second, second & ~first)
+        self.slices = SelectedTableRows(model, first & ~second, second & ~first)
 
     def _compile(self, free: list[int]) -> list[_Group]:
         order = elimination_order(self.model, free)

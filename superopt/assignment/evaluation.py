@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from superopt.assignment.problem import Problem
+from superopt.assignment.problem import AssignmentProblem
 from superopt.errors import UsageError
 
-__all__ = ["Evaluation", "evaluate"]
+__all__ = ["AssignmentEvaluation", "evaluate"]
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class AssignmentEvaluation:
     """What an assignment costs.
 
     Attributes:
@@ -29,7 +29,7 @@ class Evaluation:
     feasible: bool
 
 
-def evaluate(problem: Problem, strategies: Sequence[int]) -> Evaluation:
+def evaluate(problem: AssignmentProblem, strategies: Sequence[int]) -> AssignmentEvaluation:
     """Evaluate one strategy for each node.
 
     Raises:
@@ -43,10 +43,10 @@ def evaluate(problem: Problem, strategies: Sequence[int]) -> Evaluation:
         if not 0 <= strategy < size:
             raise UsageError(f"node {node} has no strategy {strategy}", hint=f"its strategies are 0 to {size - 1}")
     peak = _peak(problem, chosen, sizes)
-    return Evaluation(_cost(problem, chosen, sizes), peak, peak <= problem.usage_limit)
+    return AssignmentEvaluation(_cost(problem, chosen, sizes), peak, peak <= problem.usage_limit)
 
 
-def _cost(problem: Problem, chosen: list[int], sizes: list[int]) -> int:
+def _cost(problem: AssignmentProblem, chosen: list[int], sizes: list[int]) -> int:
     total, start = 0, 0
     for strategy, size in zip(chosen, sizes, strict=True):
         total += int(problem.costs[start + strategy])
@@ -58,7 +58,7 @@ def _cost(problem: Problem, chosen: list[int], sizes: list[int]) -> int:
     return total
 
 
-def _peak(problem: Problem, chosen: list[int], sizes: list[int]) -> int:
+def _peak(problem: AssignmentProblem, chosen: list[int], sizes: list[int]) -> int:
     changes: dict[int, int] = {}
     start = 0
     for strategy, size, (first, end) in zip(chosen, sizes, problem.intervals.tolist(), strict=True):

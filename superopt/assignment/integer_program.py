@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import highspy
 import numpy as np
 
-from superopt.assignment.memory import Memory
+from superopt.assignment.memory_constraints import MemoryConstraints
 from superopt.assignment.pairwise import Mask, PairwiseModel
 from superopt.assignment.reduction import Floats, Integers
 from superopt.runtime.highs import solver
 
-__all__ = ["IntegerProgramResult", "AssignmentProgram", "memory_entries"]
+__all__ = ["IntegerProgramResult", "AssignmentIntegerProgram", "memory_entries"]
 
 _GAP = 0.4  # costs are whole numbers
 _TOLERANCE = 1e-6  # of HiGHS, by which its solutions may violate a row, and so its bound be off
@@ -36,7 +36,7 @@ class IntegerProgramResult:
     bound: float
 
 
-class AssignmentProgram:
+class AssignmentIntegerProgram:
     """The integer program of a model.
 
     Args:
@@ -46,7 +46,7 @@ class AssignmentProgram:
         pairs: by entry of the tables, whether it may be.
     """
 
-    def __init__(self, model: PairwiseModel, memory: Memory, allowed: Mask, pairs: Mask) -> None:
+    def __init__(self, model: PairwiseModel, memory: MemoryConstraints, allowed: Mask, pairs: Mask) -> None:
         self.model, self.memory = model, memory
         self.strategy = np.flatnonzero(allowed)
         self.entry = np.flatnonzero(pairs)
@@ -158,20 +158,20 @@ class AssignmentProgram:
         return choice if (self.memory.held(choice) <= self.memory.room).all() else None
 
 
-def memory_entries(memory: Memory, allowed: Mask) -> int:
+def memory_entries(memory: MemoryConstraints, allowed: Mask) -> int:
     """Entries of the rows of memory, before those of one strategy and interval are added up."""
     left = allowed[memory.strategy]
     begin, end = _lives(memory, left)
     return int((end - begin)[memory.allocation[left & (memory.bytes > 0)]].sum())
 
 
-def _lives(memory: Memory, left: Mask) -> tuple[Integers, Integers]:
+def _lives(memory: MemoryConstraints, left: Mask) -> tuple[Integers, Integers]:
     """Beginning and end of each allocation, counted in the intervals that bind."""
     number = np.concatenate([[0], np.cumsum(_binding(memory, left))])
     return number[memory.start], number[memory.end]
 
 
-def _binding(memory: Memory, left: Mask) -> Mask:
+def _binding(memory: MemoryConstraints, left: Mask) -> Mask:
     """Intervals that are over their room if all allocations take the most of what is left to them."""
     if not len(memory.offsets):
         return np.ones(len(memory.room), dtype=bool)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from superopt.assignment.reduction import Floats, Integers, ReducedProblem
 
-__all__ = ["Mask", "PairwiseModel", "Slices", "pairwise_of"]
+__all__ = ["Mask", "PairwiseModel", "SelectedTableRows", "pairwise_of"]
 
 Mask = NDArray[np.bool_]
 
@@ -63,10 +63,10 @@ class PairwiseModel:
         return np.repeat(np.arange(self.nodes), self.sizes)
 
     @cached_property
-    def everywhere(self) -> Slices:
+    def everywhere(self) -> SelectedTableRows:
         """What every node adds to its neighbours."""
         both = np.ones(len(self.pairs), dtype=bool)
-        return Slices(self, both, both)
+        return SelectedTableRows(self, both, both)
 
     @cached_property
     def ends(self) -> tuple[Integers, Integers]:
@@ -106,7 +106,7 @@ class PairwiseModel:
         return self.costs + self.everywhere.added(choice)
 
 
-class Slices:
+class SelectedTableRows:
     """Rows and columns of tables that a choice selects, added to the strategies at the other end.
 
     Args:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Policy"]
+__all__ = ["AssignmentSolverPolicy"]
 
 
 @dataclass(frozen=True)
-class Policy:
+class AssignmentSolverPolicy:
     """What decides the solver's results, besides the problem, the seed and the limits.
 
     Attributes:

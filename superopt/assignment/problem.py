@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from superopt.errors import InvalidModel
 
-__all__ = ["Integers", "Problem", "parse_problem", "problem_from_json", "read_problem"]
+__all__ = ["Integers", "AssignmentProblem", "parse_problem", "problem_from_json", "read_problem"]
 
 Integers = NDArray[np.int64]
 _MAGIC = b"\x1f\x8b"  # with which gzip begins
@@ -28,7 +28,7 @@ _LEAST, _MOST = -(2**63), 2**63 - 1
 
 
 @dataclass(frozen=True)
-class Problem:
+class AssignmentProblem:
     """Nodes with strategies, tables of costs on edges, and bytes over time.
 
     Attributes:
@@ -82,7 +82,7 @@ class Problem:
             yield a, b, self.tables[start:end].reshape(sizes[a], sizes[b])
 
 
-def read_problem(path: Path) -> Problem:
+def read_problem(path: Path) -> AssignmentProblem:
     """Read a problem.
 
     Args:
@@ -95,7 +95,7 @@ def read_problem(path: Path) -> Problem:
     return parse_problem(path.read_bytes(), str(path))
 
 
-def parse_problem(data: bytes, where: str) -> Problem:
+def parse_problem(data: bytes, where: str) -> AssignmentProblem:
     """A problem from the bytes of a file.
 
     Args:
@@ -128,7 +128,7 @@ def _parsed(data: bytes) -> object:
         raise InvalidModel(f"is not JSON: {error}", hint=hint) from None
 
 
-def problem_from_json(document: object) -> Problem:
+def problem_from_json(document: object) -> AssignmentProblem:
     """A problem from parsed JSON: ``{"problem": {"nodes": …, "edges": …, "usage_limit": …}}``.
 
     Raises:
@@ -151,7 +151,7 @@ def problem_from_json(document: object) -> Problem:
     _integers([limit], "/problem/usage_limit")
     if not isinstance(name, str):
         _refuse("/problem/name", "is not text", "leave it out, or write text")
-    return Problem(name, sizes, costs, usages, _intervals(nodes, len(sizes)), pairs, tables, int(limit))
+    return AssignmentProblem(name, sizes, costs, usages, _intervals(nodes, len(sizes)), pairs, tables, int(limit))
 
 
 def _intervals(nodes: Mapping[str, Any], count: int) -> Integers:

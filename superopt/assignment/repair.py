@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from superopt.assignment.memory import Memory
+from superopt.assignment.memory_constraints import MemoryConstraints
 from superopt.assignment.pairwise import Mask, PairwiseModel
-from superopt.assignment.policy import Policy
+from superopt.assignment.policy import AssignmentSolverPolicy
 from superopt.assignment.reduction import Floats, Integers
 
 __all__ = ["combine", "repair"]
 
 
-def repair(model: PairwiseModel, memory: Memory, choice: Integers, policy: Policy) -> Integers | None:
+def repair(
+    model: PairwiseModel, memory: MemoryConstraints, choice: Integers, policy: AssignmentSolverPolicy
+) -> Integers | None:
     """Change single nodes until memory fits: first those that relieve the intervals over the limit at least cost.
 
     Returns:
@@ -52,7 +54,9 @@ def _changed(model: PairwiseModel, choice: Integers, order: Integers, gain: Floa
     return changed
 
 
-def combine(model: PairwiseModel, memory: Memory, base: Integers, other: Integers, multipliers: Floats) -> Integers:
+def combine(
+    model: PairwiseModel, memory: MemoryConstraints, base: Integers, other: Integers, multipliers: Floats
+) -> Integers:
     """The base, which fits, with those parts of another choice that lower its cost and fit.
 
     A part is a connected component of the nodes at which the two differ. Parts that cost more are taken if they free
@@ -90,7 +94,9 @@ def combine(model: PairwiseModel, memory: Memory, base: Integers, other: Integer
 class _Parts:
     """Connected components of the nodes at which two choices differ; ``rise``: what each adds to the cost."""
 
-    def __init__(self, model: PairwiseModel, memory: Memory, base: Integers, other: Integers, changed: Mask) -> None:
+    def __init__(
+        self, model: PairwiseModel, memory: MemoryConstraints, base: Integers, other: Integers, changed: Mask
+    ) -> None:
         self.part, self.count = _components(model, changed)
         rise = model.costs[model.offsets[:-1] + other] - model.costs[model.offsets[:-1] + base]
         edges = model.tables[model.entries(other)] - model.tables[model.entries(base)]

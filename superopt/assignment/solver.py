@@ -9,24 +9,24 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from superopt.assignment.block_move_search import BlockMoveSearch
 from superopt.assignment.evaluation import evaluate
-from superopt.assignment.memory import memory_of
+from superopt.assignment.lower_bound import AssignmentLowerBound, prove
+from superopt.assignment.memory_constraints import memory_of
 from superopt.assignment.pairwise import pairwise_of
-from superopt.assignment.policy import Policy
-from superopt.assignment.problem import Problem
-from superopt.assignment.proof import Proof, prove
+from superopt.assignment.policy import AssignmentSolverPolicy
+from superopt.assignment.problem import AssignmentProblem
 from superopt.assignment.reduction import Integers, ReducedProblem, reduce_problem
-from superopt.assignment.search import Search
 from superopt.errors import InvalidModel, ResourceLimit, SuperoptError
 
-__all__ = ["Assignment", "solve"]
+__all__ = ["StrategyAssignment", "solve"]
 
 _OPEN = 1e-6  # gap above which more time may help: that of the integer program's tolerance
 _SMALL = 2  # message passing forbids about half of the entries
 
 
 @dataclass(frozen=True)
-class Assignment:
+class StrategyAssignment:
     """A feasible assignment.
 
     Attributes:
@@ -52,14 +52,14 @@ class Assignment:
 
 
 def solve(
-    problem: Problem,
+    problem: AssignmentProblem,
     *,
     time_limit: float = 60.0,
     work: int | None = None,
     seed: int = 0,
-    policy: Policy | None = None,
+    policy: AssignmentSolverPolicy | None = None,
     clock: Callable[[], float] = time.monotonic,
-) -> Assignment:
+) -> StrategyAssignment:
     """Assign a strategy to each node: reduce, search by exact block moves, bound, evaluate.
 
     Args:
@@ -75,7 +75,7 @@ def solve(
         InvalidModel: there is no feasible assignment: the message says why.
         ResourceLimit: none was found within the limits.
     """
-    policy, began = policy or Policy(), clock()
+    policy, began = policy or AssignmentSolverPolicy(), clock()
     reduced = reduce_problem(problem, policy.forbidden)
     memory = memory_of(problem, reduced)
     if memory.room.min(initial=0.0) < -memory.margin:
@@ -85,7 +85,7 @@ def solve(
         )  # fmt: skip
     model = pairwise_of(reduced, _penalty(reduced))
     small = len(model.tables) <= _SMALL * policy.program_entries and not memory.margin
-    search = Search(model, replace(memory, room=memory.room - memory.margin), policy, seed)
+    search = BlockMoveSearch(model, replace(memory, room=memory.room - memory.margin), policy, seed)
 
     def left() -> float:
         return began + policy.usable * time_limit - clock()
@@ -106,10 +106,10 @@ def solve(
     if not result.feasible:
         raise _none_found(proof)
     bound = min(result.cost, math.ceil(proof.bound)) if math.isfinite(proof.bound) else result.cost
-    return Assignment(strategies, result.cost, bound, result.peak, search.steps, clock() - began)
+    return StrategyAssignment(strategies, result.cost, bound, result.peak, search.steps, clock() - began)
 
 
-def _run(search: Search, work: int | None, left: Callable[[], float]) -> None:
+def _run(search: BlockMoveSearch, work: int | None, left: Callable[[], float]) -> None:
     """Search until the work is done or no time is left."""
     if search.model.nodes == 0:
         search.finish()
@@ -118,7 +118,7 @@ def _run(search: Search, work: int | None, left: Callable[[], float]) -> None:
         search.step()
 
 
-def _none_found(proof: Proof) -> SuperoptError:
+def _none_found(proof: AssignmentLowerBound) -> SuperoptError:
     if proof.bound == math.inf:
         return InvalidModel(
             "no assignment is feasible: an integer program proved it", hint="raise usage_limit, or forbid less"

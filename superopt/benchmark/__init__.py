@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from superopt.benchmark.rows import TOOLS, BenchOptions, bench
-from superopt.benchmark.runtimes import RuntimesOptions, compare_runtimes
+from superopt.benchmark.optimizer_comparison import TOOLS, BenchmarkOptions, bench
+from superopt.benchmark.runtime_comparison import RuntimeComparisonOptions, compare_runtimes
 
-__all__ = ["TOOLS", "BenchOptions", "RuntimesOptions", "bench", "compare_runtimes"]
+__all__ = ["TOOLS", "BenchmarkOptions", "RuntimeComparisonOptions", "bench", "compare_runtimes"]

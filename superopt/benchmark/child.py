@@ -27,10 +27,10 @@ from superopt.runtime import reference
 from superopt.runtime.onnx_runtime import bind, make_session
 from superopt.runtime.onnx_runtime import run as run_session
 from superopt.runtime.paired_benchmark import SETTLED, circumstances, time_bound
-from superopt.runtime.protocol import BoundModel, runtime_named
+from superopt.runtime.protocol import InputBoundModel, runtime_named
 from superopt.verifier.check.differential import make_inputs
 from superopt.verifier.check.input_generation import LEVELS
-from superopt.verifier.check.tolerance import Comparison, agrees_with_reals, compare
+from superopt.verifier.check.tolerance import OutputComparison, agrees_with_reals, compare
 
 __all__ = ["main"]
 
@@ -148,7 +148,7 @@ def _difference(
     return worst, ""
 
 
-def _compared(old: np.ndarray, new: np.ndarray, exact: np.ndarray | None, dtype: DType | None) -> Comparison:
+def _compared(old: np.ndarray, new: np.ndarray, exact: np.ndarray | None, dtype: DType | None) -> OutputComparison:
     """A peer's output by the reals, at four times the original's error; by the original's where there are none."""
     if dtype is None or not dtype.is_float or new.shape != old.shape:
         return compare(old, new, dtype)
@@ -156,7 +156,7 @@ def _compared(old: np.ndarray, new: np.ndarray, exact: np.ndarray | None, dtype:
         return agrees_with_reals(None, new, old, dtype)
     lost = np.isfinite(old.astype(np.float64)) & ~np.isfinite(new.astype(np.float64))
     if lost.any():
-        return Comparison(np.inf, np.inf, differs=True, problem="it is not finite where the original's is")
+        return OutputComparison(np.inf, np.inf, differs=True, problem="it is not finite where the original's is")
     return agrees_with_reals(old, new, exact, dtype)
 
 
@@ -176,7 +176,7 @@ def _outputs(path: str, feeds: Arrays) -> Arrays:
     return run_session(session, {n: feeds[n] for n in inputs}, time_limit=60.0)
 
 
-def _bound(path: str, feeds: Arrays) -> BoundModel:
+def _bound(path: str, feeds: Arrays) -> InputBoundModel:
     """A candidate ready to run on its inputs."""
     session = make_session(Path(path.removeprefix(MARK)), threads=1)
     bound = bind(session, {i.name: feeds[i.name] for i in session.get_inputs()})
@@ -202,7 +202,7 @@ def _race(spec: Mapping[str, Any]) -> dict[str, Any]:
     return _sitting(bound, spec)
 
 
-def _sitting(bound: Sequence[BoundModel], spec: Mapping[str, Any]) -> dict[str, Any]:
+def _sitting(bound: Sequence[InputBoundModel], spec: Mapping[str, Any]) -> dict[str, Any]:
     """What is bound, raced; with rounds enough to say anything, if they take no more than patience allows."""
     burst = 1 if _once(bound[0].step) > _SLOW else 3
     run = partial(time_bound, bound, burst=burst, threads=1, clock="cpu", shortest=SETTLED)
@@ -219,7 +219,7 @@ def _runtimes(spec: Mapping[str, Any]) -> dict[str, Any]:
     original = formats.load(Path(spec["source"]))
     feeds, _ = _run_original(original, Path(spec["source"]), 0, "normal")
     pairs: list[tuple[str, str]] = [(path, name) for path, name in spec["pairs"]]
-    made: dict[int, BoundModel] = {}
+    made: dict[int, InputBoundModel] = {}
     for place in np.random.default_rng(spec["seed"]).permutation(len(pairs)).tolist():
         path, name = pairs[place]
         made[place] = runtime_named(name).load(Path(path), threads=1).bound(feeds)

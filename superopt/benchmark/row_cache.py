@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from superopt.fleet.stamp import content_digest
+from superopt.fleet.environment_digest import content_digest
 from superopt.formats import load_with_files
-from superopt.formats.files import replace_file
+from superopt.formats.safe_file_access import replace_file
 from superopt.ir import disk_cache
 from superopt.ir.errors import SuperoptError
 

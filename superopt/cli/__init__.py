@@ -6,7 +6,7 @@ Exit codes: 0 done · 1 internal · 2 usage · 3 invalid model · 4 unsupported 
 
 from __future__ import annotations
 
-from superopt.cli import early  # first of all: Ctrl-C during the other imports
+from superopt.cli import signal_handling  # first of all: Ctrl-C during the other imports
 
 # isort: split
 import atexit
@@ -24,12 +24,12 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from superopt.cli import streams
+from superopt.cli import standard_streams
 from superopt.cli.settings import defaults, settings_file
 from superopt.fleet import mpi
 from superopt.ir.errors import Interrupted, SuperoptError, UsageError, printable, superopt_error
 
-early.done()
+signal_handling.done()
 
 __all__ = ["app", "main"]
 
@@ -51,7 +51,7 @@ class _Commands(TyperGroup):
         return found
 
     def invoke(self, ctx: Any) -> Any:
-        early.done()
+        signal_handling.done()
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
@@ -116,10 +116,10 @@ def _all_commands() -> typer.Typer:
         corpus,
         discovery,
         gradients,
-        library,
         models,
         optimize,
         placement,
+        rule_library,
         service,
     )
 
@@ -127,7 +127,7 @@ def _all_commands() -> typer.Typer:
     for command in (*optimize.COMMANDS, *models.COMMANDS, *service.COMMANDS):
         made.command()(command)
     made.command("bench")(bench.bench)
-    made.add_typer(library.app, name="rules")
+    made.add_typer(rule_library.app, name="rules")
     made.add_typer(corpus.app, name="corpus")
     made.add_typer(algorithms.app, name="algorithms")
     made.add_typer(gradients.app, name="gradients")
@@ -166,8 +166,8 @@ def __getattr__(name: str) -> typer.Typer:
 
 def main() -> None:
     """Entry point: run a command and exit with its code; an expected failure is one line on stderr."""
-    early.begin()
-    streams.prepare()
+    signal_handling.begin()
+    standard_streams.prepare()
     atexit.register(gc.freeze)  # the end of the process would look through all that a search made, for seconds
     warnings.showwarning = _warn
     try:
@@ -177,11 +177,11 @@ def main() -> None:
         sys.exit(code if isinstance(code, int) else 0)
     except SystemExit as end:
         if isinstance(end.__context__, BrokenPipeError):  # the framework makes a failure of it
-            streams.stop_output()
+            standard_streams.stop_output()
             sys.exit(0)
         raise
     except BrokenPipeError:
-        streams.stop_output()
+        standard_streams.stop_output()
         sys.exit(0)
     except KeyboardInterrupt:
         _fail("interrupted; nothing was written", Interrupted.exit_code)
@@ -192,11 +192,11 @@ def main() -> None:
     except Exception as error:
         if callable(said := getattr(error, "format_message", None)):
             _usage(error, said())
-        if early.interrupted():
+        if signal_handling.interrupted():
             _fail("interrupted; nothing was written", Interrupted.exit_code)
         _fail(str(superopt_error(error)), superopt_error(error).exit_code)
     finally:
-        early.done()
+        signal_handling.done()
 
 
 def _usage(error: Any, message: str) -> NoReturn:
@@ -215,9 +215,9 @@ def _usage(error: Any, message: str) -> NoReturn:
 
 def _file_error(error: OSError) -> tuple[str, int]:
     """The line and the exit code for an error of the system that nothing more precise was made of."""
-    known_error: SuperoptError | None = streams.output_error(error)
+    known_error: SuperoptError | None = standard_streams.output_error(error)
     if known_error is not None:
-        streams.stop_output()
+        standard_streams.stop_output()
     known_error = known_error or superopt_error(error)
     return str(known_error), known_error.exit_code
 
@@ -230,13 +230,13 @@ def _warn(message: Warning | str, *_: object, **__: object) -> None:
 def _fail(message: str, code: int) -> NoReturn:
     if os.environ.get("SUPEROPT_DEBUG"):
         traceback.print_exc()
-    early.quit_at_once(f"superopt: {printable(message, 2000)}\n".encode("utf-8", "backslashreplace"), code)
+    signal_handling.quit_at_once(f"superopt: {printable(message, 2000)}\n".encode("utf-8", "backslashreplace"), code)
     _say(message)
-    early.quit_at_once(b"", code)
+    signal_handling.quit_at_once(b"", code)
     try:
         sys.stdout.flush()
     except OSError:
-        streams.stop_output()
+        standard_streams.stop_output()
     with suppress(MemoryError):  # it is read first, for which there may be no room left
         exec(_NOTHING)
     sys.exit(code)

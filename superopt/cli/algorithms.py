@@ -8,13 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
-from superopt.cli.outputs import claim
-from superopt.cli.shell import (
+from superopt.cli.command_utilities import (
     Dims,
     Force,
-    Input,
     Model,
-    Progress,
+    ModelInputPath,
+    ProgressReporter,
     Seed,
     Target,
     Threads,
@@ -24,6 +23,7 @@ from superopt.cli.shell import (
     save,
     write_json,
 )
+from superopt.cli.output_paths import claim
 from superopt.ir.errors import UsageError, printable
 
 __all__ = ["app", "show_algorithm"]
@@ -122,10 +122,10 @@ def apply(
     back as it was.
     """
     from superopt.passes.fast_algorithms.selection import named
-    from superopt.pipeline.algorithms import apply_algorithms
+    from superopt.pipeline.fast_algorithm_application import apply_algorithms
 
     claim({"-o": output}, [model], force=force)
-    with Input(model) as path, Progress() as progress:
+    with ModelInputPath(model) as path, ProgressReporter() as progress:
         outcome = apply_algorithms(
             path, floats=floats, target=target, sizes=parse_dims(dim or []), threads=threads, seed=seed, inputs=inputs,
             progress=progress,

@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from superopt.cli.outputs import claim
-from superopt.cli.shell import Force, Json, Progress, Seed, out, write_text
-from superopt.cli.streams import read_input
+from superopt.cli.command_utilities import Force, Json, ProgressReporter, Seed, out, write_text
+from superopt.cli.output_paths import claim
+from superopt.cli.standard_streams import read_input
 
 __all__ = ["assign"]
 
@@ -40,7 +40,7 @@ def assign(
 
     claim({"--json": report_json}, [problem], force=force)
     given = parse_problem(read_input(_MOST_INPUT), "standard input") if problem == "-" else read_problem(Path(problem))
-    with Progress("assigning strategies"):
+    with ProgressReporter("assigning strategies"):
         result = solve(given, time_limit=time_limit, work=work, seed=seed)
     if report_json is not None:
         data = {

@@ -11,12 +11,11 @@ import typer
 from rich.console import Console
 
 from superopt import TIME_LIMIT
-from superopt.cli.outputs import claim
-from superopt.cli.shell import (
+from superopt.cli.command_utilities import (
     Dims,
     Force,
     Json,
-    Progress,
+    ProgressReporter,
     Threads,
     err,
     out,
@@ -24,6 +23,7 @@ from superopt.cli.shell import (
     write_json,
     write_text,
 )
+from superopt.cli.output_paths import claim
 from superopt.ir.errors import InvalidModel, UsageError, printable
 
 __all__ = ["bench"]
@@ -114,7 +114,7 @@ def _in_runtimes(
     report_json: str | None, markdown: str | None,
 ) -> None:  # fmt: skip
     """Graphs times runtimes."""
-    from superopt.benchmark import RuntimesOptions, compare_runtimes
+    from superopt.benchmark import RuntimeComparisonOptions, compare_runtimes
     from superopt.report.benchmark import runtimes_table, show_runtimes
     from superopt.runtime.protocol import RUNTIMES
 
@@ -125,9 +125,11 @@ def _in_runtimes(
     if not names:
         raise UsageError("no runtime was named", hint=f"--runtimes all, or of {', '.join(RUNTIMES)}")
     time_limit, race_limit, total_limit = limits
-    with Progress() as progress:
+    with ProgressReporter() as progress:
         data = compare_runtimes(
-            models, RuntimesOptions(names, time_limit, race_limit, rounds, keep, total_limit), progress=progress
+            models,
+            RuntimeComparisonOptions(names, time_limit, race_limit, rounds, keep, total_limit),
+            progress=progress,
         )
     show_runtimes(err() if "-" in (report_json, markdown) else out(), data)
     if report_json is not None:
@@ -140,15 +142,15 @@ def _run(
     models: list[Path] | None, vs: str, limits: tuple[float, float, float], rounds: int, resume: Path | None,
     total_limit: float | None,
 ) -> dict[str, Any]:  # fmt: skip
-    from superopt.benchmark import BenchOptions
+    from superopt.benchmark import BenchmarkOptions
     from superopt.benchmark import bench as run_bench
 
     if not models:
         raise UsageError("no model was named", hint="superopt bench model.onnx --vs ort,onnxsim")
     _readable(models)
     tools = tuple(dict.fromkeys(name for name in vs.split(",") if name))
-    options = BenchOptions(tools, *limits, rounds, resume, float("inf") if total_limit is None else total_limit)
-    with Progress() as progress:
+    options = BenchmarkOptions(tools, *limits, rounds, resume, float("inf") if total_limit is None else total_limit)
+    with ProgressReporter() as progress:
         return run_bench(models, options, progress=progress)
 
 
@@ -173,12 +175,12 @@ def _validated(
 ) -> dict[str, Any]:  # fmt: skip
     """Modelled beside measured time."""
     from superopt import pipeline
-    from superopt.benchmark import validation
-    from superopt.report.views import show_validation
+    from superopt.benchmark import cost_validation
+    from superopt.report.terminal_views import show_validation
 
-    with Progress() as progress:
+    with ProgressReporter() as progress:
         options = pipeline.Options(sizes=parse_dims(dim or []), threads=threads, enable=tuple(enable or ()))
-        found_validation = validation.validate_costs(
+        found_validation = cost_validation.validate_costs(
             models, options=options, pairs=pairs, blocks=blocks, rounds=rounds, keep=keep,
             total_limit=float("inf") if total_limit is None else total_limit, progress=progress,
         )  # fmt: skip
@@ -190,10 +192,10 @@ def _cold(models: list[Path], threads: int, console: Console) -> dict[str, Any]:
     """How long profiling from nothing takes, and how much two runs of it differ."""
     from dataclasses import asdict
 
-    from superopt.benchmark import validation
-    from superopt.report.views import show_repetition
+    from superopt.benchmark import cost_validation
+    from superopt.report.terminal_views import show_repetition
 
-    rows = [asdict(validation.repeat_profile(path, threads=threads)) for path in models]
+    rows = [asdict(cost_validation.repeat_profile(path, threads=threads)) for path in models]
     for row in rows:
         show_repetition(console, row)
     return {"format": "superopt.cold", "version": 1, "rows": rows}

@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from superopt.cli.outputs import claim
-from superopt.cli.settings import settings_file
-from superopt.cli.shell import (
+from superopt.cli.command_utilities import (
     LARGEST,
     MOST_WORKERS,
     Cluster,
     Dims,
     Json,
-    Progress,
+    ProgressReporter,
     err,
     going_on,
     out,
@@ -26,11 +24,13 @@ from superopt.cli.shell import (
     write_json,
     write_text,
 )
+from superopt.cli.output_paths import claim
+from superopt.cli.settings import settings_file
 from superopt.ir.errors import UsageError
 
 if TYPE_CHECKING:
     from superopt.gate import CorpusSettings
-    from superopt.report.corpus import Comparison, CorpusRun
+    from superopt.report.corpus import BaselineComparison, CorpusRun
 
 __all__ = ["app"]
 
@@ -117,7 +117,7 @@ def run_command(
     Exit code 5 if a result was wrong. `compare` also fails where a model costs more than the baseline allows.
     """
     from superopt.gate import judge, run_corpus
-    from superopt.report.corpus import Comparison
+    from superopt.report.corpus import BaselineComparison
 
     _claim(report_json, markdown, junit, sarif, [*(models or ()), *([baseline] if baseline else ())])
     settings = _settings(
@@ -125,11 +125,11 @@ def run_command(
         resume=resume, total_limit=total_limit, sizes=dim, seed=seed,
         rules=rules, disable=disable, measure=measure, no_check=no_check,
     )  # fmt: skip
-    with going_on(settings.resume), Progress() as progress:
+    with going_on(settings.resume), ProgressReporter() as progress:
         run = run_corpus(settings, progress=progress)
         judged = judge(run, settings, None)
     known_corpus_run = _baseline(settings, needed=False)
-    comparison = Comparison(judged.run, judged.findings, known_corpus_run, judged.notes)
+    comparison = BaselineComparison(judged.run, judged.findings, known_corpus_run, judged.notes)
     _write(comparison, report_json, markdown, junit, sarif)
     failed = next((r.exit_code for r in run.rows if r.status == "failed"), 0)
     raise typer.Exit(5 if judged.exit_code == 5 else failed)
@@ -178,7 +178,7 @@ def compare(
         total_threshold=total_threshold, bisect_limit=bisect_limit,
     )  # fmt: skip
     known_corpus_run = _baseline(settings, needed=True)
-    with going_on(settings.resume), Progress() as progress:
+    with going_on(settings.resume), ProgressReporter() as progress:
         run = read_run(recorded) if recorded is not None else run_corpus(settings, progress=progress)
         comparison = judge(run, settings, known_corpus_run, progress=progress)
     if known_corpus_run is None:
@@ -221,7 +221,7 @@ def update(
     read = [model for model in models or () if Path(model).name != written.name]
     claim({"--baseline": written}, [*read, *([recorded] if recorded else ())], force=True)
     old = _baseline(settings, needed=False)
-    with going_on(settings.resume), Progress() as progress:
+    with going_on(settings.resume), ProgressReporter() as progress:
         run = read_run(recorded) if recorded is not None else run_corpus(settings, progress=progress)
         comparison = judge(run, settings, None)
     _show(comparison)
@@ -275,7 +275,7 @@ def _baseline(settings: CorpusSettings, *, needed: bool) -> CorpusRun | None:
     return read_run(settings.baseline) if needed or settings.baseline.is_file() else None
 
 
-def _show(comparison: Comparison, *, busy: bool = False) -> None:
+def _show(comparison: BaselineComparison, *, busy: bool = False) -> None:
     from superopt.report.corpus import show
 
     show(err() if busy else out(), comparison)
@@ -290,7 +290,7 @@ def _claim(
 
 
 def _write(
-    comparison: Comparison, report_json: str | None, markdown: str | None, junit: str | None, sarif: str | None
+    comparison: BaselineComparison, report_json: str | None, markdown: str | None, junit: str | None, sarif: str | None
 ) -> None:
     """The table, and the files that were asked for."""
     from superopt.gate import run_data

@@ -11,16 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from superopt.cli.library import app
-from superopt.cli.outputs import claim
-from superopt.cli.shell import (
+from superopt.cli.command_utilities import (
     MOST_WORKERS,
     Cluster,
     Dims,
     Force,
-    Input,
     Json,
-    Progress,
+    ModelInputPath,
+    ProgressReporter,
     Seed,
     err,
     going_on,
@@ -29,11 +27,13 @@ from superopt.cli.shell import (
     parse_dims,
     write_json,
 )
+from superopt.cli.output_paths import claim
+from superopt.cli.rule_library import app
 from superopt.ir.errors import NotEquivalent, UsageError, printable
 
 if TYPE_CHECKING:
     from superopt.rules import Rule, RuleError
-    from superopt.verifier.floats.recorded_law import Breach
+    from superopt.verifier.floats.recorded_verdict_check import ConditionViolation
 
 
 LEARNING_SECONDS = 300.0  # of discover --from, where nothing else is said
@@ -82,7 +82,7 @@ def discover(
     """
     from superopt.discovery.config import load_config
     from superopt.discovery.discover import discover as run
-    from superopt.fleet import Fleet
+    from superopt.fleet import WorkerPool
 
     if models:
         if models.count("-") > 1:
@@ -95,7 +95,7 @@ def discover(
         profile=profile or (None if config or themes else "default"), themes=_names(themes),
         operators=_names(operators), most=max_operators,
     )  # fmt: skip
-    with going_on(destination), Fleet.open(workers, cluster) as fleet:
+    with going_on(destination), WorkerPool.open(workers, cluster) as fleet:
         result = run(
             chosen, out=destination, fleet=fleet, shards=shards, time_limit=time_limit,
             memory_limit=parse_bytes(memory_limit),
@@ -111,7 +111,7 @@ def _learn(models: list[str], out_dir: Path, target: str, seconds: float, sizes:
     from superopt.pipeline.rule_learning import learn_from
 
     with going_on(out_dir), ExitStack() as held:
-        paths = [held.enter_context(Input(model)) for model in models]
+        paths = [held.enter_context(ModelInputPath(model)) for model in models]
         outcome = learn_from(
             paths, out=out_dir, target=target, time_limit=seconds, sizes=sizes,
             say=lambda line: err().print(line, markup=False, soft_wrap=True),
@@ -155,33 +155,33 @@ def prove(
 
     A row of FILE that is not a rule is reported as unknown, with what is wrong, and the others are proved.
     """
-    from superopt.fleet import Fleet, Journal
+    from superopt.fleet import TaskJournal, WorkerPool
     from superopt.verifier.admission import record_all
+    from superopt.verifier.batch_proving import prove_all
     from superopt.verifier.certificates.certificate import certify
-    from superopt.verifier.store import prove_all
-    from superopt.verifier.verdict import ProvedAllSizes, Unknown, kind_of, verdict_to_json
+    from superopt.verifier.verdict import ProvedVerdict, UnknownVerdict, kind_of, verdict_to_json
 
     if (file is None) != everything or (record and not everything):
         raise UsageError("name a file of rules, or --all", hint="superopt rules prove FILE | --all [--record]")
     claim({"--json": report_json}, [file] if file else [], force=force)
     library, unreadable = _rules_of(file)
     with going_on(resume), ExitStack() as opened:
-        kept_journal = None if resume is None else opened.enter_context(Journal(resume))
-        fleet = opened.enter_context(Fleet.open(workers, cluster))
-        progress = opened.enter_context(Progress())
+        kept_journal = None if resume is None else opened.enter_context(TaskJournal(resume))
+        fleet = opened.enter_context(WorkerPool.open(workers, cluster))
+        progress = opened.enter_context(ProgressReporter())
         proofs = prove_all(
             library.values(), fleet=fleet, time_limit=time_limit, seed=seed, kept=kept_journal,
             progress=lambda rule_id, _, done, total: progress(done, total, rule_id),
         )  # fmt: skip
-        verdicts = {**proofs, **{name: Unknown(f"not a rule: {error}") for name, error in unreadable.items()}}
+        verdicts = {**proofs, **{name: UnknownVerdict(f"not a rule: {error}") for name, error in unreadable.items()}}
         if record:
             record_all(verdicts)
-        proved = [i for i, v in verdicts.items() if isinstance(v, ProvedAllSizes)]
+        proved = [i for i, v in verdicts.items() if isinstance(v, ProvedVerdict)]
         for done, rule_id in enumerate(proved if certificates is not None else ()):
             progress(done, len(proved), f"certificate {rule_id}")
             assert certificates is not None
             new_verdict = certify(library[rule_id], certificates, time_limit=time_limit)
-            if not isinstance(new_verdict, ProvedAllSizes):
+            if not isinstance(new_verdict, ProvedVerdict):
                 raise NotEquivalent(f"no certificate: {new_verdict.reason}", where=f'rule "{rule_id}"')
     data = {rule_id: verdict_to_json(verdict) for rule_id, verdict in verdicts.items()}
     if report_json is not None:
@@ -253,9 +253,9 @@ def merge(
     """
     from superopt.discovery.config import load_config
     from superopt.discovery.discover import merge as run
-    from superopt.fleet import Fleet
+    from superopt.fleet import WorkerPool
 
-    with Fleet.open(workers, cluster) as fleet:
+    with WorkerPool.open(workers, cluster) as fleet:
         kept_rules, given = run(
             folders, out=destination, config=load_config(config), fleet=fleet,
             progress=lambda line: err().print(line, markup=False, soft_wrap=True),
@@ -298,7 +298,7 @@ def gains(
 
 
 def _gains_anew(folder: Path) -> dict[str, dict[str, Any]]:
-    from superopt.discovery.gain import write_gains
+    from superopt.discovery.expected_rule_gains import write_gains
 
     return write_gains(folder)
 
@@ -327,16 +327,16 @@ def floats(
     With --check: every direction that is used by default gets N adversarial points of another seed for each of its
     conditions; exit code 5 if one is against it.
     """
-    from superopt.fleet import Fleet
-    from superopt.report.views import census_data, show_census
+    from superopt.fleet import WorkerPool
+    from superopt.report.terminal_views import census_data, show_census
     from superopt.rules import load_library
-    from superopt.verifier.floats.recorded_law import check_all
-    from superopt.verifier.floats.recording import census, mend, record
+    from superopt.verifier.floats.recorded_verdict_check import check_all
+    from superopt.verifier.floats.verdict_recording import census, mend, record
 
     if mending and check is None:
         raise UsageError("--mend says what becomes of what --check finds", hint="add --check N")
-    with Fleet.open(workers, cluster) as fleet, Progress() as progress:
-        broken: list[Breach] = []
+    with WorkerPool.open(workers, cluster) as fleet, ProgressReporter() as progress:
+        broken: list[ConditionViolation] = []
         if check is None:
             count = record(everything=everything, fleet=fleet, progress=progress)
             err().print(f"{count} rules were looked at")

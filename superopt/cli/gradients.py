@@ -7,8 +7,20 @@ from typing import Annotated
 
 import typer
 
-from superopt.cli.outputs import claim
-from superopt.cli.shell import Dims, Force, Input, Json, Model, Seed, err, out, parse_dims, save, write_json
+from superopt.cli.command_utilities import (
+    Dims,
+    Force,
+    Json,
+    Model,
+    ModelInputPath,
+    Seed,
+    err,
+    out,
+    parse_dims,
+    save,
+    write_json,
+)
+from superopt.cli.output_paths import claim
 from superopt.ir.errors import NotEquivalent, UsageError
 
 __all__ = ["app", "train_step"]
@@ -82,7 +94,7 @@ def of_model(
         raise UsageError(f"--mode {mode!r} is not one of {', '.join(MODES)}")
     if mode == "vjp" and keep_outputs:
         raise UsageError("--keep-outputs goes with --mode reverse or forward")
-    with Input(model) as path:
+    with ModelInputPath(model) as path:
         graph, sizes = load(path), parse_dims(dim or [])
         if mode == "vjp":
             new_graph = vjp(graph, of, to, sizes=sizes)
@@ -106,7 +118,7 @@ def modes(
     from superopt.frontend.autodiff import modes as compare
 
     claim({"--json": report_json}, [model], force=force)
-    with Input(model) as path:
+    with ModelInputPath(model) as path:
         report = compare(load(path), of, to, sizes=parse_dims(dim or []))
     if report_json is not None:
         write_json({**asdict(report), "total": report.total, "cheaper": report.cheaper}, report_json, force)
@@ -154,7 +166,7 @@ def train_step(
     from superopt.frontend.training import train_step as make
 
     claim({"-o": output}, [model], force=force)
-    with Input(model) as path:
+    with ModelInputPath(model) as path:
         graph = load(path)
         step = make(
             graph, loss, optimizer, outputs=of, train=train or ("*",), freeze=freeze or (), lr=rate,

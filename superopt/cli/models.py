@@ -10,16 +10,15 @@ from typing import Annotated
 import typer
 
 from superopt import TIME_LIMIT
-from superopt.cli.outputs import claim, distinct
-from superopt.cli.shell import (
+from superopt.cli.command_utilities import (
     MOST_WORKERS,
     Cluster,
     Dims,
     Force,
-    Input,
     Json,
     Model,
-    Progress,
+    ModelInputPath,
+    ProgressReporter,
     Runtime,
     Seed,
     Target,
@@ -34,6 +33,7 @@ from superopt.cli.shell import (
     write_text,
     written_beside,
 )
+from superopt.cli.output_paths import claim, distinct
 from superopt.ir.errors import InvalidModel, NotEquivalent, SuperoptError, UsageError
 
 __all__ = ["COMMANDS"]
@@ -68,7 +68,7 @@ def explain(
     from superopt import pipeline
     from superopt.formats import load
     from superopt.report.terminal import show_derivation, show_explanation, show_report
-    from superopt.report.views import show_provenance, show_rule_matches
+    from superopt.report.terminal_views import show_provenance, show_rule_matches
 
     if (step is None) != (output is None):
         raise UsageError("--step N and -o OUT go together")
@@ -78,13 +78,13 @@ def explain(
     options = pipeline.Options(target=target, runtime=runtime, time_limit=time_limit, sizes=parse_dims(dim or []))
     console = err() if "-" in (output, report_json) else out()
     if rule is not None:
-        with Input(model) as path, Progress() as progress:
+        with ModelInputPath(model) as path, ProgressReporter() as progress:
             matches = pipeline.rule_matches(path, rule, options=options, progress=progress)
         show_rule_matches(console, matches)
         if report_json is not None:
             write_json(matches, report_json, force)
         return
-    with Input(model) as path, Progress() as progress:
+    with ModelInputPath(model) as path, ProgressReporter() as progress:
         if made is None:
             result = pipeline.optimize(path, options=options, progress=progress)
             report, derivation = pipeline.explained(result, options)
@@ -92,7 +92,7 @@ def explain(
             show_report(console, model, report, estimates=True)
             show_explanation(console, report)
         else:
-            with Input(made) as other:
+            with ModelInputPath(made) as other:
                 written = load(other)
                 derivation = pipeline.derive(load(path), written, target=target, runtime=runtime, sizes=options.sizes)
             show_provenance(console, written)
@@ -108,10 +108,10 @@ def explain(
 def inspect(model: Model, dim: Dims = None, report_json: Json = None, force: Force = False) -> None:
     """Show MODEL's signature, operators, weights, work, and the operators that superopt does not understand."""
     from superopt.pipeline import inspect as look
-    from superopt.report.views import show_inspection
+    from superopt.report.terminal_views import show_inspection
 
     claim({"--json": report_json}, [model], force=force)
-    with Input(model) as path:
+    with ModelInputPath(model) as path:
         facts = look(path, sizes=parse_dims(dim or []))
     if report_json is not None:
         write_json(facts, report_json, force)
@@ -126,7 +126,7 @@ def convert(
     from superopt.formats import load
 
     claim({"OUT": destination}, [source], force=force)
-    with Input(source) as path:
+    with ModelInputPath(source) as path:
         save(load(path), destination, force)
 
 
@@ -134,10 +134,10 @@ def diff(a: Model, b: Model, report_json: Json = None, force: Force = False) -> 
     """List the nodes of A and of B that compute something the other model does not. Exit code 0 in any case."""
     from superopt.formats import load
     from superopt.ir.diff import compare
-    from superopt.report.views import diff_data, show_diff
+    from superopt.report.terminal_views import diff_data, show_diff
 
     claim({"--json": report_json}, [a, b], force=force)
-    with Input(a) as first, Input(b) as second, Progress("comparing the models"):
+    with ModelInputPath(a) as first, ModelInputPath(b) as second, ProgressReporter("comparing the models"):
         graph_diff = compare(load(first), load(second))
     if report_json is not None:
         write_json(diff_data(graph_diff), report_json, force)
@@ -176,13 +176,13 @@ def verify(
     A result with fewer multiplications rounds differently: --errors 1e-5 allows what optimize allows by default.
     """
     from superopt.formats import load
-    from superopt.report.views import show_verdict, verdict_data
+    from superopt.report.terminal_views import show_verdict, verdict_data
     from superopt.verifier.equivalence.graphs import verify as compare
-    from superopt.verifier.equivalence.refusals import verdict_on_invalid
+    from superopt.verifier.equivalence.invalid_models import verdict_on_invalid
 
     claim({"--json": report_json}, [a, b], force=True)  # what exists gets a fresh name: it must not hide a verdict
     distinct({"--counterexample": counterexample, "--json": report_json}, [a, b])
-    with Input(a) as first, Input(b) as second:
+    with ModelInputPath(a) as first, ModelInputPath(b) as second:
         before = load(first)
         try:
             after = load(second)
@@ -225,9 +225,9 @@ def check_values(
     with the result.
     """
     from superopt.formats import load
-    from superopt.verifier.weights.files import check_folder
+    from superopt.verifier.weights.certificate_files import check_folder
 
-    with Input(model) as path, Progress("checking claims"):
+    with ModelInputPath(model) as path, ProgressReporter("checking claims"):
         _, held = check_folder(load(path), folder, seed=seed)
     for number, found in enumerate(held, 1):
         out().print(f"rewrite {number}: {found}", markup=False)
@@ -240,10 +240,10 @@ def cost(
 ) -> None:  # fmt: skip
     """Estimate what each operator of MODEL costs on the target, and say whether that was measured or predicted."""
     from superopt.pipeline import cost as cost_of
-    from superopt.report.views import show_cost
+    from superopt.report.terminal_views import show_cost
 
     claim({"--json": report_json}, [model], force=force)
-    with Input(model) as path, Progress() as progress:
+    with ModelInputPath(model) as path, ProgressReporter() as progress:
         facts = cost_of(path, target=target, runtime=runtime, sizes=parse_dims(dim or []), progress=progress)
     if report_json is not None:
         write_json(facts, report_json, force)
@@ -286,9 +286,9 @@ def profile(
     It takes minutes; the same command continues a run that was stopped. An existing FILE is measured again (-f) or
     extended (--extend).
     """
-    from superopt.benchmark import profiling
-    from superopt.fleet import Fleet
-    from superopt.report.views import profile_rows, recorded_data, show_profiles, show_recorded
+    from superopt.benchmark import profile_recording
+    from superopt.fleet import WorkerPool
+    from superopt.report.terminal_views import profile_rows, recorded_data, show_profiles, show_recorded
 
     if listing:
         rows = profile_rows()
@@ -303,8 +303,8 @@ def profile(
     if dry_run is not None:
         _dry_run(given, dry_run, parse_dims(dim or []), report_json, force)
         return
-    with Fleet.open(workers, cluster) as fleet, Progress() as progress:
-        found = profiling.profile(
+    with WorkerPool.open(workers, cluster) as fleet, ProgressReporter() as progress:
+        found = profile_recording.profile(
             given, output, target=target, runtime=runtime, threads=threads, time_limit=time_limit,
             fleet=fleet, extend=extend, sizes=parse_dims(dim or []), progress=progress,
         )  # fmt: skip
@@ -320,13 +320,13 @@ def _dry_run(
     """How much of what optimizing models asks for a recorded profile holds."""
     from dataclasses import asdict
 
-    from superopt.benchmark import profiling
-    from superopt.report.views import coverage_data, show_coverage
+    from superopt.benchmark import profile_recording
+    from superopt.report.terminal_views import coverage_data, show_coverage
 
     if not models:
         raise UsageError("nothing to plan", hint="name models: superopt profile --dry-run cpu-epyc-2core model.onnx")
-    with Progress() as progress:
-        coverages = profiling.coverage(models, name, sizes=sizes, progress=progress)
+    with ProgressReporter() as progress:
+        coverages = profile_recording.coverage(models, name, sizes=sizes, progress=progress)
     data = coverage_data(name, [asdict(row) for row in coverages])
     if report_json is not None:
         write_json(data, report_json, force)
@@ -356,12 +356,12 @@ def memory(
     """Show the memory of MODEL's activations in ONNX Runtime, step by step, and a bound that no order goes below."""
     from superopt.formats import load
     from superopt.pipeline.memory_timeline import footprints
-    from superopt.report.views import show_memory
+    from superopt.report.terminal_views import show_memory
 
     models = [model, made] if made else [model]
     claim({"--json": report_json, "--html": report_html}, models, force=force)
     with ExitStack() as opened:
-        graphs = [load(opened.enter_context(Input(name))) for name in models]
+        graphs = [load(opened.enter_context(ModelInputPath(name))) for name in models]
         found = list(footprints(graphs[0], graphs[-1], sizes=parse_dims(dim or [])).values())
     if report_json is not None:
         write_json(found[0] if made is None else {**found[0], "result": found[1]}, report_json, force)

@@ -14,17 +14,16 @@ import typer
 from rich.console import Console
 
 from superopt import TIME_LIMIT
-from superopt.cli.outputs import MODEL_SUFFIXES, claim, refuse_own_files
-from superopt.cli.shell import (
+from superopt.cli.command_utilities import (
     MOST_WORKERS,
     Cluster,
     Dims,
     Effort,
     Force,
-    Input,
     Json,
     Model,
-    Progress,
+    ModelInputPath,
+    ProgressReporter,
     Runtime,
     Seed,
     Target,
@@ -39,8 +38,9 @@ from superopt.cli.shell import (
     write_json,
     write_text,
 )
+from superopt.cli.output_paths import MODEL_SUFFIXES, claim, refuse_own_files
 from superopt.ir.errors import SuperoptError, UsageError, printable
-from superopt.ir.interpreter import rarely_collected
+from superopt.ir.interpreter_settings import rarely_collected
 from superopt.ir.temporary import TemporaryFolder
 from superopt.pipeline import integrations
 
@@ -195,20 +195,37 @@ def optimize(
     """
     with rarely_collected():  # hundreds of modules
         from superopt import pipeline
-        from superopt.pipeline import child_process
+        from superopt.pipeline import child_process_search
         from superopt.pipeline.options import MOST_PARETO, one_of
         from superopt.report.terminal import show_explanation, show_report
-        from superopt.runtime.limits import thrifty_heap
+        from superopt.runtime.resource_limits import thrifty_heap
 
     one_of("verify", verify_by, ("test", "certify"), flags=True)
     one_of("check", check, ("quick", "full"), flags=True)
     options = pipeline.Options(
-        target=target, time_limit=time_limit, memory_limit=parse_bytes(memory_limit), seed=seed, rules=rules,
-        enable=tuple(enable or ()), disable=tuple(disable or ()), sizes=parse_dims(dim or []), threads=threads,
-        measure=measure, check=not no_check, full_check=check == "full", certify=verify_by == "certify", strict=strict,
-        floats=floats, effort=effort, runtime=runtime, objective=objective,
-        functions=functions, opset=opset, precision=precision, error=error,
-    )  # fmt: skip
+        target=target,
+        time_limit=time_limit,
+        memory_limit=parse_bytes(memory_limit),
+        seed=seed,
+        rules=rules,
+        enable=tuple(enable or ()),
+        disable=tuple(disable or ()),
+        sizes=parse_dims(dim or []),
+        threads=threads,
+        measure=measure,
+        check=not no_check,
+        full_check=check == "full",
+        certify=verify_by == "certify",
+        strict=strict,
+        floats=floats,
+        effort=effort,
+        runtime=runtime,
+        objective=objective,
+        functions=functions,
+        opset=opset,
+        precision=precision,
+        error=error,
+    )
     options.validate(flags=True)
     source = context.get_parameter_source("cluster")
     asked = cluster is not None and source is not None and source.name == "COMMANDLINE"
@@ -239,8 +256,10 @@ def optimize(
     if learn is not None and rules is not None:
         raise UsageError("--discover writes rules of its own", hint="leave out --rules, or discover --from beforehand")
     thrifty_heap()
-    child_process.allow_child_process("rich.live", "superopt.cli.shell")  # which only show what is done
-    with Input(model) as path, Progress() as progress, ExitStack() as held:
+    child_process_search.allow_child_process(
+        "rich.live", "superopt.cli.command_utilities"
+    )  # which only show what is done
+    with ModelInputPath(model) as path, ProgressReporter() as progress, ExitStack() as held:
         if learn is not None:
             from superopt.pipeline.rule_learning import learn_from
 
@@ -266,7 +285,7 @@ def optimize(
             for point, file in zip(result.pareto, beside, strict=False):  # none of them on standard output
                 save(point.graph, file, force)
         if certificates is not None and result.by_values:
-            from superopt.verifier.weights.files import write_folder
+            from superopt.verifier.weights.certificate_files import write_folder
 
             write_folder(certificates, result.by_values)
     if explain or report_json is not None or report_html is not None:
@@ -315,11 +334,11 @@ def slim(
     with rarely_collected():  # hundreds of modules
         from superopt.pipeline.integrations.drop_in import slim_graph, with_input_shapes
         from superopt.pipeline.optimization import load
-        from superopt.runtime.limits import thrifty_heap
+        from superopt.runtime.resource_limits import thrifty_heap
 
     claim({"OUT": output}, [model], force=force)
     thrifty_heap()
-    with Input(model) as path:
+    with ModelInputPath(model) as path:
         graph = with_input_shapes(load(path), input_shapes)
         result, _, text = slim_graph(graph, time_limit, effort)
         refuse_own_files(graph, output)
@@ -364,7 +383,7 @@ def optimize_many(
     Raises:
         UsageError: there is no folder, or it is not empty and not of such a run.
     """
-    from superopt.fleet import Fleet
+    from superopt.fleet import WorkerPool
     from superopt.pipeline.batch import JOURNAL, optimize_all
 
     several = "several models need" if len(models) > 1 else "--cluster needs"
@@ -389,7 +408,7 @@ def optimize_many(
     rows, code = [], 0
     console = err() if report_json == "-" else out()
     try:
-        with going_on(path), Fleet.open(workers, cluster) as fleet, Progress() as progress:
+        with going_on(path), WorkerPool.open(workers, cluster) as fleet, ProgressReporter() as progress:
             for row in optimize_all([Path(m) for m in models], path, options=options, fleet=fleet, progress=progress):
                 rows.append(row)
                 code = code or row.get("exit_code", 0)

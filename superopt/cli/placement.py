@@ -8,8 +8,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from superopt.cli.outputs import claim
-from superopt.cli.shell import Dims, Force, Input, Json, Model, Progress, Seed, out, parse_dims, write_json
+from superopt.cli.command_utilities import (
+    Dims,
+    Force,
+    Json,
+    Model,
+    ModelInputPath,
+    ProgressReporter,
+    Seed,
+    out,
+    parse_dims,
+    write_json,
+)
+from superopt.cli.output_paths import claim
 from superopt.ir.errors import UsageError, printable
 
 if TYPE_CHECKING:
@@ -50,7 +61,7 @@ def place(
 
     claim({"--json": report_json}, [model, cluster], force=force)
     shape = None if mesh is None else _mesh(mesh)
-    with Input(model) as path, Progress("placing the model"):
+    with ModelInputPath(model) as path, ProgressReporter("placing the model"):
         plan = placed(
             load(path), read_cluster(Path(cluster)), sizes=parse_dims(dim or []), mesh=shape, time_limit=time_limit,
             seed=seed,

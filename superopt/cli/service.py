@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from superopt.cli.outputs import claim
-from superopt.cli.shell import MOST_WORKERS, Force, Input, Model, Seed, err, out, save
+from superopt.cli.command_utilities import MOST_WORKERS, Force, Model, ModelInputPath, Seed, err, out, save
+from superopt.cli.output_paths import claim
 from superopt.ir.errors import UsageError
 
 __all__ = ["COMMANDS"]
@@ -134,7 +134,7 @@ def _settings(data: Path | None, database: str | None, /, **more: Any) -> Any:
     from superopt import server
 
     folder = (data or server.default_data()).absolute()
-    return server.Settings(data=folder, database=database, corpus=server.examples(), **more)
+    return server.ServiceSettings(data=folder, database=database, corpus=server.examples(), **more)
 
 
 Output = Annotated[str, typer.Option("-o", "--output", metavar="OUT", help=".onnx or .json; - for stdout")]
@@ -146,12 +146,12 @@ def strip(model: Model, output: Output, force: Force = False) -> None:
     Optimize it anywhere (superopt optimize, POST /v1/jobs); superopt apply puts what came back onto MODEL.
     """
     from superopt.formats import load
-    from superopt.pipeline.topology import topology
+    from superopt.pipeline.weightless_optimization import topology
 
     if output.endswith(".onnx") or output == "-":
         raise UsageError("a topology is a JSON graph: ONNX has no weights without elements", hint="-o NAME.json")
     claim({"-o": output}, [model], force=force)
-    with Input(model) as path:
+    with ModelInputPath(model) as path:
         save(topology(load(path)), output, force)
 
 
@@ -165,10 +165,10 @@ def apply(
 ) -> None:
     """Apply to MODEL what was made of its topology, and compare the result with MODEL (exit 5 where it differs)."""
     from superopt.formats import load
-    from superopt.pipeline.topology import apply as applied
+    from superopt.pipeline.weightless_optimization import apply as applied
 
     claim({"-o": output}, [model, patch], force=force)
-    with Input(model) as first, Input(patch) as second:
+    with ModelInputPath(model) as first, ModelInputPath(patch) as second:
         graph, found_check = applied(load(first), load(second), seed=seed, check=not no_check)
         save(graph, output, force)
     console = err() if output == "-" else out()

@@ -3,17 +3,14 @@
 The modules in the order in which a price is found:
 
 1. ``target``: from the name of a target to its cost model.
-2. ``record``: one operator application (``Key``, ``Question``) and its measured time (``Record``).
-3. ``profile``: files of records: the shipped profiles, and the store that grows on this machine.
-4. ``calibration``: scales a shipped profile to this machine.
-5. ``cost_model``: the price of one operator application (``CostModel``), read from a profile (``RecordedProfile``).
-6. ``predictor``: the price of an application without a record: a roofline per operator and its nearest records.
-7. ``roofline``: the ceilings of a device.
-8. ``fusion``: what a backend runs as one kernel.
-9. ``cache_model``: which data an inference reads from which cache.
-10. ``graph_costs``: the price, the work and the memory of a whole graph.
-11. ``measured``: prices that are measured on request. ``measurement`` times on the CPU, ``cuda`` on a GPU.
-12. ``recording``: records a new profile.
+2. ``record``: one operator application (``MeasurementKey``, ``Question``) and its measured time
+(``MeasurementRecord``). 3. ``profile``: files of records: the shipped profiles, and the store that grows on this
+machine. 4. ``calibration``: scales a shipped profile to this machine. 5. ``cost_model``: the price of one operator
+application (``CostModel``), read from a profile (``ProfileCostModel``). 6. ``predictor``: the price of an application
+without a record: a roofline per operator and its nearest records. 7. ``roofline``: the ceilings of a device. 8.
+``fusion``: what a backend runs as one kernel. 9. ``cache_model``: which data an inference reads from which cache. 10.
+``graph_costs``: the price, the work and the memory of a whole graph. 11. ``measured``: prices that are measured on
+request. ``measurement`` times on the CPU, ``cuda`` on a GPU. 12. ``recording``: records a new profile.
 
 Optimising under a recorded profile needs neither ``measured`` nor what it builds on, so those are imported on request.
 """
@@ -22,44 +19,82 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from superopt.cost.cost_model import CostModel, DeviceTimer, RecordedProfile
-from superopt.cost.fusion import BACKENDS, ONNX_RUNTIME_CPU, OPENVINO_CPU, Backend, Fusion
-from superopt.cost.graph_costs import GraphCost, Work, graph_cost, graph_work, node_work, timeline, work
-from superopt.cost.profile import (
-    Profile,
-    Store,
+from superopt.cost.backend_capabilities import (
+    BACKENDS,
+    ONNX_RUNTIME_CPU,
+    OPENVINO_CPU,
+    BackendCapabilities,
+    ProducerConsumerFusion,
+)
+from superopt.cost.cost_model import CostModel, DeviceGraphTimer, ProfileCostModel
+from superopt.cost.device_profile import (
+    DeviceProfile,
+    DeviceProfileStore,
     load_profile,
     profile_names,
     read_profile,
     shipped_header,
     write_profile,
 )
-from superopt.cost.record import Estimate, Key, Record
-from superopt.cost.roofline import Peaks, ceilings, operator_rows, peaks_of_header, roofline_data
-from superopt.cost.target import device_of, for_target
-from superopt.ops.work import Demand
+from superopt.cost.graph_costs import GraphCost, GraphResourceUsage, graph_cost, graph_work, node_work, timeline, work
+from superopt.cost.measurement_record import CostEstimate, MeasurementKey, MeasurementRecord
+from superopt.cost.roofline import DevicePeakPerformance, ceilings, operator_rows, peaks_of_header, roofline_data
+from superopt.cost.target_cost_models import device_of, for_target
+from superopt.ops.flops_and_bytes import InferenceWork
 
 if TYPE_CHECKING:
-    from superopt.cost.calibration import list_calibrations
-    from superopt.cost.measured import MeasuredCpu
+    from superopt.cost.measured_cost_models import MeasuredCpuCostModel
+    from superopt.cost.profile_calibration import list_calibrations
 
 __all__ = [
-    "BACKENDS", "ONNX_RUNTIME_CPU", "OPENVINO_CPU", "Backend", "CostModel", "Demand", "Estimate", "Fusion", "GraphCost",
-    "Key", "MeasuredCpu", "Peaks", "DeviceTimer", "Profile", "Record", "RecordedProfile", "Store", "Work",
-    "ceilings", "device_of", "for_target", "graph_cost", "graph_work", "list_calibrations", "load_profile",
-    "node_work", "operator_rows", "peaks_of_header", "profile_names", "read_profile", "shipped_header",
-    "roofline_data", "timeline", "work", "write_profile",
-]  # fmt: skip
+    "BACKENDS",
+    "ONNX_RUNTIME_CPU",
+    "OPENVINO_CPU",
+    "BackendCapabilities",
+    "CostModel",
+    "InferenceWork",
+    "CostEstimate",
+    "ProducerConsumerFusion",
+    "GraphCost",
+    "MeasurementKey",
+    "MeasuredCpuCostModel",
+    "DevicePeakPerformance",
+    "DeviceGraphTimer",
+    "DeviceProfile",
+    "MeasurementRecord",
+    "ProfileCostModel",
+    "DeviceProfileStore",
+    "GraphResourceUsage",
+    "ceilings",
+    "device_of",
+    "for_target",
+    "graph_cost",
+    "graph_work",
+    "list_calibrations",
+    "load_profile",
+    "node_work",
+    "operator_rows",
+    "peaks_of_header",
+    "profile_names",
+    "read_profile",
+    "shipped_header",
+    "roofline_data",
+    "timeline",
+    "work",
+    "write_profile",
+]
 
 
-def __getattr__(name: str) -> Any:
-    """Import what measures on request: a recorded profile needs none of it."""
-    if name == "MeasuredCpu":
-        from superopt.cost.measured import MeasuredCpu
+if not TYPE_CHECKING:  # so that names that do not exist are seen
 
-        return MeasuredCpu
-    if name == "list_calibrations":
-        from superopt.cost.calibration import list_calibrations
+    def __getattr__(name: str) -> Any:
+        """Import what measures on request: a recorded profile needs none of it."""
+        if name == "MeasuredCpuCostModel":
+            from superopt.cost.measured_cost_models import MeasuredCpuCostModel
 
-        return list_calibrations
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            return MeasuredCpuCostModel
+        if name == "list_calibrations":
+            from superopt.cost.profile_calibration import list_calibrations
+
+            return list_calibrations
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -2,7 +2,7 @@
 
 *Weights.* A model that runs again and again finds its weights in the last cache or not, depending on the bytes that it
 reads in between. The size of the cache does not say how many bytes that may be: other cores use it too, pages of 4 KiB
-collide in some of its sets, and it does not replace the least recently used line first. So :class:`MissCurve` is
+collide in some of its sets, and it does not replace the least recently used line first. So :class:`CacheMissCurve` is
 measured with a chain of products that reads so many bytes of weights. On a shared EPYC of 32 MiB an eighth of them
 comes from memory at 14 MiB, half at 19 MiB and all at 28 MiB.
 
@@ -21,16 +21,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from superopt.cost.roofline import Peaks
+from superopt.cost.roofline import DevicePeakPerformance
 
 if TYPE_CHECKING:
     from superopt.cost.cost_model import CostModel
 
 __all__ = [
-    "ActivationTransfers",
-    "MissCurve",
+    "ActivationCachePenalty",
+    "CacheMissCurve",
     "Tensor",
-    "WeightReuse",
+    "WeightCacheResidency",
     "core_bytes",
     "evict",
     "fit_miss_curve",
@@ -42,7 +42,7 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class CachePolicy:
+class CacheModelPolicy:
     """Sizes and probes of the cache model.
 
     Attributes:
@@ -63,7 +63,7 @@ class CachePolicy:
     largest_probe: int = 192 << 20
 
 
-CACHES = CachePolicy()
+CACHES = CacheModelPolicy()
 
 
 @lru_cache(maxsize=1)
@@ -105,7 +105,7 @@ def evict(size: int) -> None:
 
 
 @dataclass(frozen=True)
-class MissCurve:
+class CacheMissCurve:
     """The share of its weights that an inference reads from memory, by the bytes that it reads: a piecewise linear
     curve.
 
@@ -121,17 +121,17 @@ class MissCurve:
         return float(np.interp(working_set, sizes, shares))
 
 
-def default_miss_curve(cache_bytes: int) -> MissCurve:
+def default_miss_curve(cache_bytes: int) -> CacheMissCurve:
     """The curve of a cache of this size if none was measured."""
-    return MissCurve(((CACHES.default_start * cache_bytes, 0.0), (CACHES.default_full * cache_bytes, 1.0)))
+    return CacheMissCurve(((CACHES.default_start * cache_bytes, 0.0), (CACHES.default_full * cache_bytes, 1.0)))
 
 
-def miss_curve_of_header(header: Mapping[str, Any]) -> MissCurve | None:
+def miss_curve_of_header(header: Mapping[str, Any]) -> CacheMissCurve | None:
     """The curve in a profile's header (``cache_ramp``: pairs of bytes and share), or ``None``."""
     held = header.get("cache_ramp")
     pairs = [p for p in held if isinstance(p, list) and len(p) == 2] if isinstance(held, list) else []
     points = tuple((float(b), float(s)) for b, s in pairs if isinstance(b, int | float) and isinstance(s, int | float))
-    return MissCurve(points) if points and list(points) == sorted(points) else None
+    return CacheMissCurve(points) if points and list(points) == sorted(points) else None
 
 
 def probe_sizes(cache_bytes: int) -> tuple[int, ...]:
@@ -140,7 +140,7 @@ def probe_sizes(cache_bytes: int) -> tuple[int, ...]:
     return found if found[-1] <= CACHES.largest_probe else ()
 
 
-def fit_miss_curve(times: Mapping[int, float], cache_bytes: int) -> MissCurve:
+def fit_miss_curve(times: Mapping[int, float], cache_bytes: int) -> CacheMissCurve:
     """The curve that measured passes show: the monotone curve nearest (least squares) to their shares.
 
     Args:
@@ -161,13 +161,13 @@ def fit_miss_curve(times: Mapping[int, float], cache_bytes: int) -> MissCurve:
             share, count = (before * many + share * count) / (many + count), many + count
         level.append((share, count))
     shares = [share for share, count in level for _ in range(count)]
-    return MissCurve(((min(speeds), 0.0), *list(zip(speeds, shares, strict=True))[1:-1], (max(speeds), 1.0)))
+    return CacheMissCurve(((min(speeds), 0.0), *list(zip(speeds, shares, strict=True))[1:-1], (max(speeds), 1.0)))
 
 
 Tensor = tuple[str, int]  # name of the value whose memory it is, bytes
 
 
-class WeightReuse:
+class WeightCacheResidency:
     """How cold the weights are that each node of a graph reads, in order: the cost model of the next node.
 
     An inference that touches more than the cache holds finds a weight cold that it reads once. A weight that it reads
@@ -204,7 +204,7 @@ class WeightReuse:
 
 
 @dataclass
-class ActivationTransfers:
+class ActivationCachePenalty:
     """How many microseconds longer than alone each node takes, because its activations are in a farther cache; in
     order.
 
@@ -219,7 +219,7 @@ class ActivationTransfers:
         reads: how often each value is read.
     """
 
-    peaks: Peaks
+    peaks: DevicePeakPerformance
     share: Callable[[int], float]
     core: int
     working_set: int

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from superopt.formats.bodies import Body, bodies
+from superopt.formats.control_flow_bodies import ControlFlowBody, bodies
 from superopt.ir.graph import Graph
 from superopt.ir.types import TensorType
-from superopt.ops.infer import Typing
+from superopt.ops.shape_inference import InferredTypes
 
-__all__ = ["BodyCost", "body_costs"]
+__all__ = ["ControlFlowBodyCost", "body_costs"]
 
 
 @dataclass(frozen=True)
-class TurnPolicy:
+class LoopTripCountPolicy:
     """How often bodies are taken to run.
 
     Attributes:
@@ -25,11 +25,11 @@ class TurnPolicy:
     turns: int = 8
 
 
-POLICY = TurnPolicy()
+POLICY = LoopTripCountPolicy()
 
 
 @dataclass(frozen=True)
-class BodyCost:
+class ControlFlowBodyCost:
     """What runs of bodies take: microseconds, FLOPs, bytes moved, and kernels."""
 
     us: float
@@ -39,8 +39,8 @@ class BodyCost:
 
 
 def body_costs(
-    graph: Graph, typing: Typing, sizes: Mapping[str, int], cost: Callable[[Graph], BodyCost]
-) -> dict[int, BodyCost]:
+    graph: Graph, typing: InferredTypes, sizes: Mapping[str, int], cost: Callable[[Graph], ControlFlowBodyCost]
+) -> dict[int, ControlFlowBodyCost]:
     """The costs of bodies, by the positions of the nodes that hold them. Each branch of an If counts half.
 
     Args:
@@ -49,18 +49,18 @@ def body_costs(
         sizes: what symbolic dimensions are costed at.
         cost: of one run of a body.
     """
-    found: dict[int, BodyCost] = {}
+    found: dict[int, ControlFlowBodyCost] = {}
     for body in bodies(graph, typing):
         runs, each = _runs(graph, typing, body, sizes), cost(body.graph)
-        was = found.get(body.place, BodyCost(0.0, 0, 0, 0.0))
-        found[body.place] = BodyCost(
+        was = found.get(body.place, ControlFlowBodyCost(0.0, 0, 0, 0.0))
+        found[body.place] = ControlFlowBodyCost(
             was.us + runs * each.us, was.flops + round(runs * each.flops), was.bytes + round(runs * each.bytes),
             was.kernels + runs * each.kernels,
         )  # fmt: skip
     return found
 
 
-def _runs(graph: Graph, typing: Typing, body: Body, sizes: Mapping[str, int]) -> float:
+def _runs(graph: Graph, typing: InferredTypes, body: ControlFlowBody, sizes: Mapping[str, int]) -> float:
     """How often a body runs in an inference."""
     node = graph.nodes[body.place]
     if node.op == "If":

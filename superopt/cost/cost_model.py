@@ -1,7 +1,7 @@
 """The price of one operator application, fusions included, with its uncertainty.
 
-:class:`CostModel` is what the search asks. :class:`RecordedProfile` reads a recorded profile: it measures nothing and
-gives the same answer everywhere. :mod:`superopt.cost.measured` has the models that time a device.
+:class:`CostModel` is what the search asks. :class:`ProfileCostModel` reads a recorded profile: it measures nothing and
+gives the same answer everywhere. :mod:`superopt.cost.measured_cost_models` has the models that time a device.
 """
 
 from __future__ import annotations
@@ -16,21 +16,29 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
 
-from superopt.cost.cache_model import MissCurve, default_miss_curve, miss_curve_of_header
-from superopt.cost.fusion import BACKENDS, ONNX_RUNTIME_CPU, Backend
-from superopt.cost.predictor import Predictor
-from superopt.cost.profile import Profile
-from superopt.cost.record import FREE, Estimate, Key, Question, Record, constant_bytes, key_of
-from superopt.cost.roofline import Peaks, ceilings_of, factor_of, peaks_of_header
+from superopt.cost.backend_capabilities import BACKENDS, ONNX_RUNTIME_CPU, BackendCapabilities
+from superopt.cost.cache_model import CacheMissCurve, default_miss_curve, miss_curve_of_header
+from superopt.cost.device_profile import DeviceProfile
+from superopt.cost.measurement_record import (
+    FREE,
+    CostEstimate,
+    MeasurementKey,
+    MeasurementRecord,
+    MeasurementRequest,
+    constant_bytes,
+    key_of,
+)
+from superopt.cost.operator_time_predictor import OperatorTimePredictor
+from superopt.cost.roofline import DevicePeakPerformance, ceilings_of, factor_of, peaks_of_header
 from superopt.ir.graph import Graph
-from superopt.ir.sizes import at_sizes, value_at_sizes
+from superopt.ir.symbolic_size_binding import at_sizes, value_at_sizes
 from superopt.ir.terms import AttributeValue
 from superopt.ir.types import TensorType
 from superopt.runtime.paired_benchmark import IQR_OF_NORMAL, PairedTimes
 
 if TYPE_CHECKING:
-    from superopt.cost.graph_costs import Kernel
-    from superopt.cost.measured import Measurements
+    from superopt.cost.graph_costs import StandaloneKernel
+    from superopt.cost.measured_cost_models import MeasurementCache
     from superopt.runtime.protocol import Runtime
 
 __all__ = [
@@ -38,14 +46,14 @@ __all__ = [
     "Application",
     "Attributes",
     "CostModel",
-    "LoweredGraphCosts",
-    "DeviceTimer",
-    "RecordedProfile",
+    "ExecutedGraphCostModel",
+    "DeviceGraphTimer",
+    "ProfileCostModel",
 ]
 
 
 @dataclass(frozen=True)
-class PricePolicy:
+class CostModelPolicy:
     """Uncertainties and defaults of prices.
 
     Attributes:
@@ -63,15 +71,15 @@ class PricePolicy:
     integer_sigma: float = 0.5
 
 
-PRICING = PricePolicy()
+PRICING = CostModelPolicy()
 
 
 Attributes = Mapping[str, AttributeValue] | Sequence[tuple[str, AttributeValue]]
 Application = tuple[str, Attributes, Sequence[TensorType | None], Sequence[bool]]  # op, attributes, types, constant
 
 
-class DeviceTimer(Protocol):
-    """A device that times whole graphs by itself: :class:`superopt.cost.cuda.CudaOperatorTimer`."""
+class DeviceGraphTimer(Protocol):
+    """A device that times whole graphs by itself: :class:`superopt.cost.cuda_timing.CudaOperatorTimer`."""
 
     def time_models(
         self, graphs: Sequence[Graph], feeds: Mapping[str, np.ndarray[Any, Any]], sizes: Mapping[str, int] | None, *,
@@ -79,14 +87,14 @@ class DeviceTimer(Protocol):
     ) -> PairedTimes: ...  # fmt: skip
 
 
-class LoweredGraphCosts(Protocol):
+class ExecutedGraphCostModel(Protocol):
     """A cost model that prices the nodes of the runtime's own optimised graph."""
 
     @property
     def runtime(self) -> Runtime:
         """What optimises the graph, and runs it."""
 
-    def kernel(self, kernel: Kernel) -> Estimate:
+    def kernel(self, kernel: StandaloneKernel) -> CostEstimate:
         """The cost of one node of that graph."""
 
     def overhead_us(self) -> float:
@@ -105,13 +113,13 @@ class CostModel(ABC):
         backend: what runs the operators: what it fuses, and what it does not execute at all.
     """
 
-    measurements: Measurements | None = None  # of a device; ``None`` if nothing is measured
+    measurements: MeasurementCache | None = None  # of a device; ``None`` if nothing is measured
 
-    def __init__(self, sizes: Mapping[str, int] | None, backend: Backend = ONNX_RUNTIME_CPU) -> None:
+    def __init__(self, sizes: Mapping[str, int] | None, backend: BackendCapabilities = ONNX_RUNTIME_CPU) -> None:
         self.sizes = dict(sizes or {})
         self.backend = backend
         self.cold = 1.0
-        self._memo: dict[tuple[object, ...], Estimate] = {}
+        self._memo: dict[tuple[object, ...], CostEstimate] = {}
 
     @property
     @abstractmethod
@@ -119,7 +127,7 @@ class CostModel(ABC):
         """Size of the device's last cache; ``None`` where it is not known, so that weights count as cold."""
 
     @property
-    def miss_curve(self) -> MissCurve | None:
+    def miss_curve(self) -> CacheMissCurve | None:
         """How much an inference may read until its weights are cold; ``None``: they always are."""
         return None if self.cache_bytes is None else default_miss_curve(self.cache_bytes)
 
@@ -139,12 +147,12 @@ class CostModel(ABC):
         return self
 
     @property
-    def lowered(self) -> LoweredGraphCosts | None:
+    def lowered(self) -> ExecutedGraphCostModel | None:
         """This model, where it prices the runtime's own nodes; ``None``: graphs are costed by their own."""
         return None
 
     @property
-    def device_timer(self) -> DeviceTimer | None:
+    def device_timer(self) -> DeviceGraphTimer | None:
         """What times whole graphs of this target; ``None``: a runtime on this machine's processor."""
         return None
 
@@ -165,7 +173,7 @@ class CostModel(ABC):
             key_of(op, {k: value_at_sizes(v, self.sizes) for k, v in dict(attributes).items()}, args, fixed)
         )
 
-    def _has_record(self, key: Key) -> bool:
+    def _has_record(self, key: MeasurementKey) -> bool:
         """Whether there is a record under the key; a model that never measures needs none."""
         return True
 
@@ -176,23 +184,23 @@ class CostModel(ABC):
         arg_types: Sequence[TensorType | None],
         out_types: Sequence[TensorType],
         constant_args: Sequence[bool] = (),
-    ) -> Estimate:
+    ) -> CostEstimate:
         """The predicted price of an application, without measuring it."""
-        return self._expected(Question(op, dict(attributes), arg_types, out_types, constant_args))
+        return self._expected(MeasurementRequest(op, dict(attributes), arg_types, out_types, constant_args))
 
-    def _expected(self, question: Question) -> Estimate:
+    def _expected(self, question: MeasurementRequest) -> CostEstimate:
         """The same for a question; a model that never measures looks it up."""
         return self._lookup(question)
 
     @abstractmethod
-    def _view(self) -> Estimate:
+    def _view(self) -> CostEstimate:
         """What an operator costs that only renames memory."""
 
     @abstractmethod
-    def _lookup(self, question: Question) -> Estimate:
+    def _lookup(self, question: MeasurementRequest) -> CostEstimate:
         """What an application costs that is executed."""
 
-    def peaks(self) -> Peaks | None:
+    def peaks(self) -> DevicePeakPerformance | None:
         """The device's ceilings, where they are known as measured."""
         return None
 
@@ -222,7 +230,7 @@ class CostModel(ABC):
         constant_args: Sequence[bool] = (),
         *,
         after: str | None = None,
-    ) -> Estimate:
+    ) -> CostEstimate:
         """The cost of one operator application.
 
         Args:
@@ -243,11 +251,13 @@ class CostModel(ABC):
             args = [t if t is None else at_sizes(t, self.sizes) for t in arg_types]
             outs = [at_sizes(t, self.sizes) for t in out_types]
             at = {k: value_at_sizes(v, self.sizes) for k, v in values.items()}
-            question = Question(op, at, args, outs, fixed)
+            question = MeasurementRequest(op, at, args, outs, fixed)
             found = self._memo[place] = self._cost(question, after, self._lookup)
         return found
 
-    def _cost(self, question: Question, after: str | None, price: Callable[[Question], Estimate]) -> Estimate:
+    def _cost(
+        self, question: MeasurementRequest, after: str | None, price: Callable[[MeasurementRequest], CostEstimate]
+    ) -> CostEstimate:
         slots = list(enumerate(zip(question.fixed, question.args, strict=True)))
         moving = [i for i, (constant, kind) in slots if not constant and kind is not None]
         if not moving:
@@ -265,25 +275,25 @@ class CostModel(ABC):
         rank = max((t.rank or 0 for t, _ in others), default=0)
         return self.fusable(producer, op, constant_others=all(c for _, c in others), rank=rank)
 
-    def _fused(self, types: Sequence[TensorType | None], outs: Sequence[TensorType], slot: int) -> Estimate:
+    def _fused(self, types: Sequence[TensorType | None], outs: Sequence[TensorType], slot: int) -> CostEstimate:
         """A fused operator still reads its other arguments, and writes what is more than its producer would write."""
         own = types[slot]
         others = sum(t.nbytes or 0 for i, t in enumerate(types) if t is not None and i != slot)
         more = max(0, sum(t.nbytes or 0 for t in outs) - (own.nbytes or 0 if own is not None else 0))
-        return Estimate((others + more) / self.streamed, "free", 0.0)
+        return CostEstimate((others + more) / self.streamed, "free", 0.0)
 
     @property
     def streamed(self) -> float:
         """Bytes a µs that a fused operator reads and writes besides."""
         return self.backend.streamed
 
-    def estimate_of(self, record: Record) -> Estimate:
+    def estimate_of(self, record: MeasurementRecord) -> CostEstimate:
         """The price of a record in this context: between warm and cold, with its uncertainty."""
         ns = record.ns + (record.ns_cold - record.ns) * self.cold_fraction(record.key)
         least = max(PRICING.least_sigma, PRICING.least_sigma_ns / ns) if ns > 0 else PRICING.least_sigma
-        return Estimate(ns / 1e3, "measured", max(record.iqr / IQR_OF_NORMAL, least))
+        return CostEstimate(ns / 1e3, "measured", max(record.iqr / IQR_OF_NORMAL, least))
 
-    def cold_fraction(self, key: Key) -> float:
+    def cold_fraction(self, key: MeasurementKey) -> float:
         """Where the price lies between the warm time (0) and the cold one (1). Weights that are too large for the cache
         by themselves are partly cold in the warm time already."""
         if self.cold in (0.0, 1.0):
@@ -292,12 +302,12 @@ class CostModel(ABC):
         return max(0.0, (self.cold - own) / (1.0 - own)) if own < 1.0 else 1.0
 
 
-def refusal_cost(prediction: Estimate) -> Estimate:
+def refusal_cost(prediction: CostEstimate) -> CostEstimate:
     """The price of an application that the device refuses to run: finite, and never chosen."""
-    return Estimate(prediction.us * PRICING.refusal_factor, "roofline", 1.0)
+    return CostEstimate(prediction.us * PRICING.refusal_factor, "roofline", 1.0)
 
 
-class RecordedProfile(CostModel):
+class ProfileCostModel(CostModel):
     """Costs from a recorded profile of any device; what it lacks is predicted from its own records.
 
     Args:
@@ -308,14 +318,16 @@ class RecordedProfile(CostModel):
     """
 
     def __init__(
-        self, profile: Profile, sizes: Mapping[str, int] | None = None, backend: Backend | None = None
+        self, profile: DeviceProfile, sizes: Mapping[str, int] | None = None, backend: BackendCapabilities | None = None
     ) -> None:
         super().__init__(sizes, backend or BACKENDS.get(str(profile.header.get("backend")), ONNX_RUNTIME_CPU))
         self.profile = profile
-        self.predictor = Predictor.fit(profile.records.values(), ceilings_of(profile.header))
-        self._by_operator: dict[str, list[Record]] = {}
-        self._answers: dict[str, Mapping[tuple[object, ...], Record]] = {}  # of the operators that were asked for
-        self._predicted: dict[tuple[str, tuple[int, int], Key], Estimate] = {}
+        self.predictor = OperatorTimePredictor.fit(profile.records.values(), ceilings_of(profile.header))
+        self._by_operator: dict[str, list[MeasurementRecord]] = {}
+        self._answers: dict[
+            str, Mapping[tuple[object, ...], MeasurementRecord]
+        ] = {}  # of the operators that were asked for
+        self._predicted: dict[tuple[str, tuple[int, int], MeasurementKey], CostEstimate] = {}
         for _, record in sorted(profile.records.items()):
             self._by_operator.setdefault(record.key.op, []).append(record)
         refused = profile.header.get("refused")
@@ -331,7 +343,7 @@ class RecordedProfile(CostModel):
         return super().streamed / factor_of(self.profile.header, "memory")
 
     @cached_property
-    def miss_curve(self) -> MissCurve | None:
+    def miss_curve(self) -> CacheMissCurve | None:
         return miss_curve_of_header(self.profile.header) or super().miss_curve
 
     @property
@@ -342,10 +354,10 @@ class RecordedProfile(CostModel):
             f"recorded {profile.header.get('sha256')} {len(profile.records)} {scale} {self.backend.name} {self.cold!r}"
         )
 
-    def peaks(self) -> Peaks | None:
+    def peaks(self) -> DevicePeakPerformance | None:
         return peaks_of_header(self.profile.header)
 
-    def predicted(self, op: str, work: tuple[int, int], key: Key) -> Estimate:
+    def predicted(self, op: str, work: tuple[int, int], key: MeasurementKey) -> CostEstimate:
         """What is expected of an application that was not measured: its operator, FLOPs and bytes, and key."""
         # Always of cold weights: no measurement corrects predictions here, and warm times scatter more, so that gains
         # are lost in the noise (MobileOne kept its branches, at 0.44 of the cost instead of 0.22).
@@ -355,22 +367,22 @@ class RecordedProfile(CostModel):
             found = self._predicted[asked] = self.predictor.predict(op, *work, key)
         return found
 
-    def _expected(self, question: Question) -> Estimate:
+    def _expected(self, question: MeasurementRequest) -> CostEstimate:
         kernels = self.backend.integers
         real = None if kernels is None else kernels.of_reals(question)
         if real is None:
             return self.predicted(question.op, question.work, question.key)
         found = self._lookup(real[0])
-        return Estimate(found.us * real[1], "interpolated", PRICING.integer_sigma)
+        return CostEstimate(found.us * real[1], "interpolated", PRICING.integer_sigma)
 
-    def _view(self) -> Estimate:
-        return Estimate(float(self.profile.header.get("dispatch_ns", PRICING.dispatch_ns)) / 1e3, "measured", 0.1)
+    def _view(self) -> CostEstimate:
+        return CostEstimate(float(self.profile.header.get("dispatch_ns", PRICING.dispatch_ns)) / 1e3, "measured", 0.1)
 
-    def record_of(self, key: Key) -> Record | None:
+    def record_of(self, key: MeasurementKey) -> MeasurementRecord | None:
         """What was measured of an application, by whichever engine is the fastest."""
         known = self._answers.get(key.op)
         if known is None:
-            found: dict[tuple[object, ...], Record] = {}
+            found: dict[tuple[object, ...], MeasurementRecord] = {}
             for record in self._by_operator.get(key.op, ()):
                 other = found.get(record.key.question)
                 if other is None or record.ns_cold < other.ns_cold:
@@ -378,7 +390,7 @@ class RecordedProfile(CostModel):
             known = self._answers[key.op] = found
         return known.get(key.question)
 
-    def _lookup(self, question: Question) -> Estimate:
+    def _lookup(self, question: MeasurementRequest) -> CostEstimate:
         record = self.record_of(question.key)
         if record is not None:
             return self.estimate_of(record)

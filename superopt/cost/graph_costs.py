@@ -14,34 +14,34 @@ from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from superopt.cost.cache_model import ActivationTransfers, WeightReuse, core_bytes
-from superopt.cost.control_flow import BodyCost, body_costs
-from superopt.cost.cost_model import CostModel, LoweredGraphCosts
-from superopt.cost.fusion import SUMMAND, groups
-from superopt.cost.half_precision import HalfCasts
-from superopt.cost.integer_kernels import DEQUANTIZE, QuantisedGroups
-from superopt.cost.record import FREE, Estimate, Key
+from superopt.cost.backend_capabilities import SUMMAND, groups
+from superopt.cost.cache_model import ActivationCachePenalty, WeightCacheResidency, core_bytes
+from superopt.cost.control_flow import ControlFlowBodyCost, body_costs
+from superopt.cost.cost_model import CostModel, ExecutedGraphCostModel
+from superopt.cost.half_precision_support import HalfCasts
+from superopt.cost.integer_kernel_support import DEQUANTIZE, QdqNodeGroups
+from superopt.cost.measurement_record import FREE, CostEstimate, MeasurementKey
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph, Node, Value, Weight, attribute_key, constant
 from superopt.ir.types import DType, TensorType
 from superopt.memory.liveness import alive, lifetimes
-from superopt.memory.scheduling import least_peak
+from superopt.memory.minimum_peak_order import least_peak
 from superopt.ops import REGISTRY
-from superopt.ops.infer import Applied, Typing, infer
-from superopt.ops.record import NotCovered
-from superopt.ops.work import VIEWS, Inference, work_of
-from superopt.runtime.limits import refuse_unbounded
-from superopt.runtime.lowered_graph import first_of_equals, lowered, run_types
+from superopt.ops.flops_and_bytes import VIEWS, GraphWorkAnalysis, work_of
+from superopt.ops.operator_definition import UnsupportedNodeForm
+from superopt.ops.shape_inference import CanonicalNode, InferredTypes, infer
+from superopt.runtime.crash_isolation import risk_of
+from superopt.runtime.executed_graph import first_of_equals, lowered, run_types
+from superopt.runtime.resource_limits import refuse_unbounded
 from superopt.runtime.sample_data import feeds_for, sample
-from superopt.runtime.unsafe_models import risk_of
 
 if TYPE_CHECKING:
-    from superopt.memory.copies import PlannedGraph
+    from superopt.memory.rematerialization_graph import RematerializationInputGraph
 
 __all__ = [
     "GraphCost",
-    "Kernel",
-    "Work",
+    "StandaloneKernel",
+    "GraphResourceUsage",
     "graph_cost",
     "graph_work",
     "kernels_of",
@@ -75,22 +75,22 @@ POLICY = GraphCostPolicy()
 
 
 @dataclass(frozen=True)
-class Kernel:
+class StandaloneKernel:
     """A node of the optimised graph, with what is needed to time it alone."""
 
     node: Node
-    key: Key
+    key: MeasurementKey
     graph: Graph
     flops: int
     moved: int
 
 
-def kernels_of(graph: Graph, types: Mapping[str, TensorType]) -> tuple[Kernel | Node, ...]:
+def kernels_of(graph: Graph, types: Mapping[str, TensorType]) -> tuple[StandaloneKernel | Node, ...]:
     """The nodes of a lowered graph in order; one that cannot be timed alone stays a node."""
     return tuple(_kernel(graph, node, types) for node in graph.nodes)
 
 
-def _kernel(graph: Graph, node: Node, types: Mapping[str, TensorType]) -> Kernel | Node:
+def _kernel(graph: Graph, node: Node, types: Mapping[str, TensorType]) -> StandaloneKernel | Node:
     if node.captures or any(n and n not in types for n in (*node.inputs, *node.outputs)):
         return node
     inputs: dict[str, Value] = {}
@@ -109,7 +109,7 @@ def _kernel(graph: Graph, node: Node, types: Mapping[str, TensorType]) -> Kernel
         weights[name] = weight
         shapes.append(f"!{kind}{note}")
     attributes = {k: attribute_key(v) for k, v in sorted(node.attributes.items())}
-    key = Key(
+    key = MeasurementKey(
         op=f"{node.domain}:{node.op}" if node.domain else node.op,
         attrs=json.dumps(attributes, separators=(",", ":")),
         dtype=str(types[node.outputs[0]].dtype) if node.outputs and node.outputs[0] else "",
@@ -118,7 +118,7 @@ def _kernel(graph: Graph, node: Node, types: Mapping[str, TensorType]) -> Kernel
     )
     outputs = tuple(Value(n, types[n]) for n in node.outputs if n)
     small = Graph("kernel", tuple(inputs.values()), outputs, tuple(weights.values()), (node,), graph.opset)
-    return Kernel(node, key, small, _flops(node, types), _moved(node, types))
+    return StandaloneKernel(node, key, small, _flops(node, types), _moved(node, types))
 
 
 def _constant(weight: Weight, slot: int) -> tuple[Weight, str]:
@@ -130,7 +130,7 @@ def _constant(weight: Weight, slot: int) -> tuple[Weight, str]:
         array = weight.data.numpy()
         return constant(weight.name, array), f"={array.tolist()}"
     if not weight.type.is_static:
-        raise NotCovered(f"the sizes of weight {weight.name} are not known")
+        raise UnsupportedNodeForm(f"the sizes of weight {weight.name} are not known")
     return constant(weight.name, sample(weight.type, slot)), ""
 
 
@@ -158,14 +158,14 @@ def _flops(node: Node, types: Mapping[str, TensorType]) -> int:
 
 _IN_PLACE = frozenset({"elementwise", "activation"})  # families whose result may take an operand's memory
 _ONNX = ("", "ai.onnx")
-_UNKNOWN = Estimate(1.0, "roofline", 1.0)  # a node of unknown types: unmeasured is not zero
+_UNKNOWN = CostEstimate(1.0, "roofline", 1.0)  # a node of unknown types: unmeasured is not zero
 
 
-_Part = tuple[str, str, Estimate, tuple[int, int]]  # node, operator, cost, FLOPs and bytes
+_Part = tuple[str, str, CostEstimate, tuple[int, int]]  # node, operator, cost, FLOPs and bytes
 
 
 @dataclass(frozen=True)
-class Work:
+class GraphResourceUsage:
     """What an inference does: operations, bytes moved by its operators, and memory.
 
     ``weight_bytes`` counts constants that are present at inference (weights-only results, not their sources).
@@ -193,7 +193,7 @@ class GraphCost:
 
     us: float
     measured_share: float
-    per_node: tuple[tuple[str, str, Estimate], ...]
+    per_node: tuple[tuple[str, str, CostEstimate], ...]
     flops: int
     bytes: int
     intensity: float
@@ -214,7 +214,7 @@ class GraphCost:
 
 
 def graph_cost(
-    graph: Graph, model: CostModel, typing: Typing | None = None, *, sizes: Mapping[str, int] | None = None,
+    graph: Graph, model: CostModel, typing: InferredTypes | None = None, *, sizes: Mapping[str, int] | None = None,
     as_run: bool = True,
 ) -> GraphCost:  # fmt: skip
     """Cost a graph.
@@ -254,7 +254,7 @@ def graph_cost(
     )  # fmt: skip
 
 
-def graph_work(graph: Graph, typing: Typing, sizes: Mapping[str, int] | None = None) -> dict[str, Any]:
+def graph_work(graph: Graph, typing: InferredTypes, sizes: Mapping[str, int] | None = None) -> dict[str, Any]:
     """The graph's work as JSON data."""
     done = work(graph, typing, sizes)
     return {
@@ -264,7 +264,7 @@ def graph_work(graph: Graph, typing: Typing, sizes: Mapping[str, int] | None = N
 
 
 def timeline(
-    graph: Graph, model: CostModel, typing: Typing | None = None, *, sizes: Mapping[str, int] | None = None
+    graph: Graph, model: CostModel, typing: InferredTypes | None = None, *, sizes: Mapping[str, int] | None = None
 ) -> tuple[tuple[int, float, int], ...]:
     """What happens at inference, node after node as the graph lists them.
 
@@ -290,18 +290,18 @@ def timeline(
 
 
 def node_work(
-    graph: Graph, typing: Typing, sizes: Mapping[str, int] | None = None
+    graph: Graph, typing: InferredTypes, sizes: Mapping[str, int] | None = None
 ) -> tuple[tuple[str, str, int, int], ...]:
     """(node, operator, FLOPs, bytes moved) of every node that runs at inference."""
     return tuple((n.name, n.op, f, b) for n, f, b in _CostedInference(graph, typing, sizes).per_node())
 
 
-def work(graph: Graph, typing: Typing, sizes: Mapping[str, int] | None = None) -> Work:
+def work(graph: Graph, typing: InferredTypes, sizes: Mapping[str, int] | None = None) -> GraphResourceUsage:
     """The graph's work at the given sizes."""
     return _CostedInference(graph, typing, sizes).work()
 
 
-def least_order(graph: Graph, typing: Typing, sizes: Mapping[str, int] | None = None) -> tuple[int, ...]:
+def least_order(graph: Graph, typing: InferredTypes, sizes: Mapping[str, int] | None = None) -> tuple[int, ...]:
     """Positions of the graph's nodes in an order in which least is alive at once; the given one where none is better.
 
     What only makes weights comes first.
@@ -310,8 +310,8 @@ def least_order(graph: Graph, typing: Typing, sizes: Mapping[str, int] | None = 
 
 
 def task_of(
-    graph: Graph, model: CostModel, typing: Typing | None = None, *, sizes: Mapping[str, int] | None = None
-) -> PlannedGraph:
+    graph: Graph, model: CostModel, typing: InferredTypes | None = None, *, sizes: Mapping[str, int] | None = None
+) -> RematerializationInputGraph:
     """The graph as a planner of recomputation sees it, its nodes in the order of :func:`least_order`, but results (a
     weight's update) as soon as what they need is there.
 
@@ -323,7 +323,7 @@ def task_of(
 
 
 def _lowered_parts(
-    graph: Graph, model: CostModel, prices: LoweredGraphCosts, sizes: Mapping[str, int], activations: int
+    graph: Graph, model: CostModel, prices: ExecutedGraphCostModel, sizes: Mapping[str, int], activations: int
 ) -> list[_Part] | None:
     """Costs of ONNX Runtime's own nodes; ``None`` when it cannot run the graph on made-up inputs.
 
@@ -340,16 +340,16 @@ def _lowered_parts(
             types = run_types(own, feeds)
         except SuperoptError:  # integer inputs may be indices
             types = run_types(own, feeds_for(graph, sizes, integer=0))
-    except (SuperoptError, NotCovered):
+    except (SuperoptError, UnsupportedNodeForm):
         return None
     same = first_of_equals(own.weights)
     copy_of = model.backend.copy_of
     copies = [{copy_of(same[n], m.op): types[n].nbytes or 0 for n in m.inputs if n in same} for m in own.nodes]
     working_set = _bytes_of(copies) + activations
-    reuse, longer = WeightReuse(model, working_set), _extra_for_activations(own, types, model, working_set)
+    reuse, longer = WeightCacheResidency(model, working_set), _extra_for_activations(own, types, model, working_set)
     parts: list[_Part] = []
     for part, held in zip(kernels_of(own, types), copies, strict=True):
-        if isinstance(part, Kernel):
+        if isinstance(part, StandaloneKernel):
             alone = (reuse.model_for(held, part.moved - sum(held.values())).lowered or prices).kernel(part)
             estimate = replace(alone, us=alone.us + longer(part.node, sum(held.values())))
             parts.append((part.node.name, part.node.op, estimate, (part.flops, part.moved)))
@@ -373,7 +373,7 @@ def _extra_for_activations(
     reads.update(root.get(v.name, v.name) for v in graph.outputs)
     if peaks is None:  # no time was left to measure them
         return lambda *_: 0.0
-    memory = ActivationTransfers(peaks, model.cold_share, core_bytes(), working_set, dict(reads))
+    memory = ActivationCachePenalty(peaks, model.cold_share, core_bytes(), working_set, dict(reads))
 
     def longer(node: Node, weights: int) -> float:
         if _renames(node, graph):
@@ -392,26 +392,31 @@ def _renames(node: Node, graph: Graph) -> bool:
     return node.op in VIEWS and not node.domain and bool(node.inputs) and node.inputs[0] not in graph.constants
 
 
-class _CostedInference(Inference):
+class _CostedInference(GraphWorkAnalysis):
     """An inference with the memory that it needs and the time that it takes."""
 
     def __init__(
-        self, graph: Graph, typing: Typing, sizes: Mapping[str, int] | None = None, *, model: CostModel | None = None,
+        self,
+        graph: Graph,
+        typing: InferredTypes,
+        sizes: Mapping[str, int] | None = None,
+        *,
+        model: CostModel | None = None,
         folds_shapes: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(graph, typing, sizes, folds_shapes=folds_shapes)
         self.model = model
 
     @cached_property
-    def inside(self) -> Mapping[int, BodyCost]:
+    def inside(self) -> Mapping[int, ControlFlowBodyCost]:
         """What bodies of control flow take, by the positions of their nodes; no time where there is no cost model."""
 
-        def cost(body: Graph) -> BodyCost:
+        def cost(body: Graph) -> ControlFlowBodyCost:
             if self.model is None:
                 done = work(body, infer(body), self.sizes)
-                return BodyCost(0.0, done.flops, done.bytes, 0.0)
+                return ControlFlowBodyCost(0.0, done.flops, done.bytes, 0.0)
             found = graph_cost(body, self.model, sizes=self.sizes, as_run=False)
-            return BodyCost(found.us, found.flops, found.bytes, found.kernels)
+            return ControlFlowBodyCost(found.us, found.flops, found.bytes, found.kernels)
 
         return body_costs(self.graph, self.typing, self.sizes, cost)
 
@@ -422,7 +427,7 @@ class _CostedInference(Inference):
             found = inside.get(id(node))
             yield (node, flops, moved) if found is None else (node, found.flops, found.bytes)
 
-    def work(self) -> Work:
+    def work(self) -> GraphResourceUsage:
         total = moved = 0
         used: dict[str, int] = {}
         for node, operations, volume in self.per_node():
@@ -430,7 +435,7 @@ class _CostedInference(Inference):
             total += operations
             moved += volume
         used.update({v.name: self.bytes_of(v.name) for v in self.graph.outputs if v.name in self.static})
-        return Work(total, moved, sum(used.values()), max(self.alive()))
+        return GraphResourceUsage(total, moved, sum(used.values()), max(self.alive()))
 
     def alive(self) -> list[int]:
         """Bytes of activations that are alive at each node that runs, in the order of the graph."""
@@ -451,14 +456,21 @@ class _CostedInference(Inference):
         first = [i for i, n in enumerate(self.graph.nodes) if id(n) not in running]
         return (*first, *(places[i] for i in found))
 
-    def task(self, model: CostModel) -> PlannedGraph:
-        from superopt.memory.copies import PlannedGraph  # here, because few models are written for memory
-        from superopt.memory.schedule_plan import Op, Task, original_timetable, prompt
+    def task(self, model: CostModel) -> RematerializationInputGraph:
+        from superopt.memory.rematerialization_graph import (
+            RematerializationInputGraph,
+        )  # here, because few models are written for memory
+        from superopt.memory.rematerialization_schedule import (
+            RematerializationNode,
+            RematerializationProblem,
+            original_timetable,
+            prompt,
+        )
 
         parts = self.grouped(list(self.applications(model, max(self.alive()))), model)
         running = {id(n) for n, _ in self.running()}
         number: dict[str, int] = {}
-        ops: list[Op] = []
+        ops: list[RematerializationNode] = []
         nodes: list[Node] = []
         for place in self.least_order():
             node, known = self.graph.nodes[place], self.typing.nodes[place]
@@ -468,18 +480,18 @@ class _CostedInference(Inference):
             makes = [number.setdefault(n, len(number)) for n in node.outputs if n]
             view = self._renames(node)
             us = 0.0 if view else parts[place][2].us
-            ops.append(Op(tuple(reads), tuple(makes), us, view, isinstance(known, Applied)))
+            ops.append(RematerializationNode(tuple(reads), tuple(makes), us, view, isinstance(known, CanonicalNode)))
             nodes.append(node)
         held = {v.name for v in self.graph.inputs}
         results = {v.name for v in self.graph.outputs}
-        task = Task(
+        task = RematerializationProblem(
             tuple(ops), tuple(0 if n in results or n in held else self.bytes_of(n) for n in number),
             frozenset(number[n] for n in held if n in number), frozenset(number[n] for n in results if n in number),
         )  # fmt: skip
         if len(ops) * len(results) <= POLICY.prompt_steps:
             order = [s.op for s in prompt(task, original_timetable(task)).steps]
             task, nodes = replace(task, ops=tuple(ops[i] for i in order)), [nodes[i] for i in order]
-        return PlannedGraph(self.graph, tuple(nodes), tuple(number), task, self.types)
+        return RematerializationInputGraph(self.graph, tuple(nodes), tuple(number), task, self.types)
 
     def _renames(self, node: Node) -> bool:
         return node.op in VIEWS and not node.domain and bool(node.inputs) and node.inputs[0] not in self.static
@@ -488,7 +500,7 @@ class _CostedInference(Inference):
         """Costs of the graph's own nodes, fused where the backend fuses."""
         makers = self._fused_producers(model)
         copies = self._weight_copies(model, makers)
-        reuse = WeightReuse(model, _bytes_of(copies) + activations)
+        reuse = WeightCacheResidency(model, _bytes_of(copies) + activations)
         half = self._half_casts(model)
         for place, (node, known) in enumerate(zip(self.graph.nodes, self.typing.nodes, strict=True)):
             if not self.runs(node):
@@ -497,7 +509,7 @@ class _CostedInference(Inference):
             if (inside := self.inside.get(place)) is not None:
                 yield node.name, node.op, replace(_UNKNOWN, us=_UNKNOWN.us + inside.us), (inside.flops, inside.bytes)
                 continue
-            if not isinstance(known, Applied):
+            if not isinstance(known, CanonicalNode):
                 yield node.name, node.op, self._scatter_cost(node, model) or _UNKNOWN, (0, 0)
                 continue
             args, outs = self.types_of(node, known)
@@ -518,7 +530,7 @@ class _CostedInference(Inference):
                 )
             yield node.name, node.op, estimate, done
 
-    def _scatter_cost(self, node: Node, model: CostModel) -> Estimate | None:
+    def _scatter_cost(self, node: Node, model: CostModel) -> CostEstimate | None:
         """What it costs to write to positions over what is there: as much as to read as many rows as long, which was
         0.6 to 1.3 times what ONNX Runtime takes for 72 to 1.2 million of them. ``None`` for what does not write so.
 
@@ -562,7 +574,7 @@ class _CostedInference(Inference):
     def _in_integers(self, parts: list[_Part], place: Mapping[int, int], model: CostModel) -> None:
         """Put in what kernels of integers cost: a share of the operator's time, and nothing for what is around it."""
         integers = model.backend.integers
-        for kernel, *others in () if integers is None else QuantisedGroups(self.graph, integers).groups():
+        for kernel, *others in () if integers is None else QdqNodeGroups(self.graph, integers).groups():
             for i in (place[id(node)] for node in others):
                 name, op, _, done = parts[i]
                 parts[i] = (name, op, FREE, done)
@@ -575,7 +587,7 @@ class _CostedInference(Inference):
         half, known = model.backend.half, self.typing.nodes
         if half is None or not half.concerns(self.types.values()):
             return None
-        applied = {i: k for i, k in enumerate(known) if isinstance(k, Applied) and self.runs(self.graph.nodes[i])}
+        applied = {i: k for i, k in enumerate(known) if isinstance(k, CanonicalNode) and self.runs(self.graph.nodes[i])}
         return HalfCasts(self.graph, applied, self.types, self.static, half)
 
     def _fused_producers(self, model: CostModel) -> dict[int, Node]:
@@ -585,7 +597,7 @@ class _CostedInference(Inference):
             readers[value.name] = readers.get(value.name, 0) + 1
         found: dict[int, Node] = {}
         for place, (node, known) in enumerate(zip(self.graph.nodes, self.typing.nodes, strict=True)):
-            if not isinstance(known, Applied):
+            if not isinstance(known, CanonicalNode):
                 continue
             given = [n for n in known.args if n is not None]
             moving = [n for n in given if n not in self.static]

@@ -9,18 +9,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from superopt.cost.record import Question
+from superopt.cost.measurement_record import MeasurementRequest
 from superopt.ir.types import DType, TensorType
 
 if TYPE_CHECKING:
     from superopt.cost.graph_costs import GraphCost
 
 __all__ = [
-    "Ceilings",
+    "RooflineCeilings",
     "ceilings_of",
     "factor_of",
     "PEAK_QUESTIONS",
-    "Peaks",
+    "DevicePeakPerformance",
     "ceilings",
     "operator_rows",
     "peaks_of_header",
@@ -30,7 +30,7 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class CeilingPolicy:
+class RooflineBenchmarkPolicy:
     """Sizes of the microbenchmarks of the ceilings.
 
     Attributes:
@@ -44,20 +44,20 @@ class CeilingPolicy:
     cache_elements: int = 1 << 19
 
 
-PROBES = CeilingPolicy()
+PROBES = RooflineBenchmarkPolicy()
 
 
 def _square(size: int) -> TensorType:
     return TensorType(DType.FLOAT32, (size, size))
 
 
-def _pass(elements: int) -> Question:
+def _pass(elements: int) -> MeasurementRequest:
     kind = TensorType(DType.FLOAT32, (elements,))
-    return Question("Relu", {}, (kind,), (kind,), (False,))
+    return MeasurementRequest("Relu", {}, (kind,), (kind,), (False,))
 
 
-PEAK_QUESTIONS: Mapping[str, Question] = {
-    "flops_per_s": Question(
+PEAK_QUESTIONS: Mapping[str, MeasurementRequest] = {
+    "flops_per_s": MeasurementRequest(
         "MatMul", {}, (_square(PROBES.product), _square(PROBES.product)), (_square(PROBES.product),), (False, True)
     ),
     "bytes_per_s": _pass(PROBES.memory_elements),
@@ -66,7 +66,7 @@ PEAK_QUESTIONS: Mapping[str, Question] = {
 
 
 @dataclass(frozen=True)
-class Peaks:
+class DevicePeakPerformance:
     """A device's ceilings as measured: FLOPs a second, bytes a second from memory and from the last cache."""
 
     device: str
@@ -88,7 +88,7 @@ class Peaks:
         return min(self.flops_per_second, flops / moved * speed) if moved else self.flops_per_second
 
 
-def peaks_of_times(time_ns: Callable[[Question], float]) -> dict[str, float]:
+def peaks_of_times(time_ns: Callable[[MeasurementRequest], float]) -> dict[str, float]:
     """The header's ``peaks`` from the times of :data:`PEAK_QUESTIONS`: float32 products, and passes over arrays."""
     found = {}
     for name, question in PEAK_QUESTIONS.items():
@@ -97,14 +97,14 @@ def peaks_of_times(time_ns: Callable[[Question], float]) -> dict[str, float]:
     return found
 
 
-def peaks_of_header(header: Mapping[str, Any]) -> Peaks | None:
+def peaks_of_header(header: Mapping[str, Any]) -> DevicePeakPerformance | None:
     """The ceilings in a profile's header; ``None`` if it has none."""
     held = header.get("peaks")
     speeds = [held.get(k) for k in ("flops_per_s", "bytes_per_s")] if isinstance(held, Mapping) else []
     if len(speeds) != 2 or not all(isinstance(s, int | float) and s > 0 for s in speeds):
         return None
     cached, size = held.get("cache_bytes_per_s") if isinstance(held, Mapping) else None, header.get("cache_bytes")
-    return Peaks(
+    return DevicePeakPerformance(
         str(header.get("device", "")), float(speeds[0] or 0), float(speeds[1] or 0),
         float(cached) if isinstance(cached, int | float) and cached > 0 else None, size if isinstance(size, int) else 0,
     )  # fmt: skip
@@ -117,7 +117,7 @@ def factor_of(header: Mapping[str, Any], bound: str) -> float:
 
 
 @dataclass(frozen=True)
-class Ceilings:
+class RooflineCeilings:
     """The best that the device can do: FLOP/ns, bytes/ns from memory and from its last cache, and the least time of an
     operator."""
 
@@ -128,10 +128,10 @@ class Ceilings:
     span_ns: float = 0.0
 
 
-def ceilings_of(header: Mapping[str, Any]) -> Ceilings:
+def ceilings_of(header: Mapping[str, Any]) -> RooflineCeilings:
     """The ceilings in a profile's header; the usual ones if it has none."""
-    least = Ceilings.least_ns * factor_of(header, "overhead")
-    usual, peaks = Ceilings(least_ns=least), header.get("peaks")
+    least = RooflineCeilings.least_ns * factor_of(header, "overhead")
+    usual, peaks = RooflineCeilings(least_ns=least), header.get("peaks")
     if not isinstance(peaks, Mapping):
         return usual
 
@@ -141,7 +141,7 @@ def ceilings_of(header: Mapping[str, Any]) -> Ceilings:
 
     memory = found("bytes_per_s", usual.bytes_per_ns)
     cache = max(memory, found("cache_bytes_per_s", memory))
-    return Ceilings(found("flops_per_s", usual.flops_per_ns), memory, usual.least_ns, cache)
+    return RooflineCeilings(found("flops_per_s", usual.flops_per_ns), memory, usual.least_ns, cache)
 
 
 def operator_rows(found: GraphCost) -> list[dict[str, Any]]:
@@ -158,7 +158,7 @@ def operator_rows(found: GraphCost) -> list[dict[str, Any]]:
     return sorted(rows.values(), key=lambda r: (-r["us"], r["op"]))
 
 
-def ceilings(peaks: Peaks | None) -> dict[str, Any]:
+def ceilings(peaks: DevicePeakPerformance | None) -> dict[str, Any]:
     """The part of :func:`roofline_data` that is about the device; empty where its ceilings were not measured."""
     if peaks is None:
         return {}
@@ -168,7 +168,7 @@ def ceilings(peaks: Peaks | None) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def roofline_data(before: GraphCost, after: GraphCost | None, peaks: Peaks | None) -> dict[str, Any]:
+def roofline_data(before: GraphCost, after: GraphCost | None, peaks: DevicePeakPerformance | None) -> dict[str, Any]:
     """What a roofline plot needs, as JSON data: ceilings (none where they were not measured) and operators by side."""
     sides = {"before": operator_rows(before)}
     if after is not None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations
 
 from superopt.discovery.candidates import joined, restricted, tidied
-from superopt.discovery.config import Config, Theme
+from superopt.discovery.config import DiscoveryConfig, OperatorVocabulary
 from superopt.discovery.generalise import (
     guarded,
     shape_general,
@@ -24,33 +24,50 @@ from superopt.discovery.generalise import (
     well_typed,
     whole_sizes,
 )
-from superopt.discovery.store import UNBOUNDED, Bounds, Chunks, OutOfBounds, code_digest, digest_of
-from superopt.ir.poly import Dim, substitute, sym, symbols
-from superopt.ir.terms import App, AttributeValue, Term, Var, children, postorder, rebuilt, remade, variables
+from superopt.discovery.result_cache import (
+    UNBOUNDED,
+    DiscoveryResultCache,
+    ResourceBounds,
+    ResourceBoundsExceeded,
+    code_digest,
+    digest_of,
+)
+from superopt.ir.size_polynomial import Dim, substitute, sym, symbols
+from superopt.ir.terms import (
+    AttributeValue,
+    OperatorTerm,
+    Term,
+    VariableTerm,
+    children,
+    postorder,
+    rebuilt,
+    remade,
+    variables,
+)
 from superopt.ir.types import TensorType
-from superopt.ops.meaning import IllTyped
+from superopt.ops.operator_semantics import IllTypedOperator
 from superopt.rules.canonical import rule_text
-from superopt.rules.rule import AttributeScheme, Rule, TensorScheme, TypeScheme
+from superopt.rules.rule import AttributeVariableType, Rule, TensorVariableType, TypeScheme
 from superopt.rules.scanner import RuleError
 from superopt.rules.typing import meaning_digest, operator_of, type_terms, variable_types
 from superopt.verifier.exact.testing import test
 from superopt.verifier.prover.prover import prove
 from superopt.verifier.verdict import (
-    ProvedAllSizes,
-    Refuted,
-    Tested,
-    Unknown,
+    ProvedVerdict,
+    RefutedVerdict,
+    TestedVerdict,
+    UnknownVerdict,
     Verdict,
     kind_of,
     verdict_from_json,
     verdict_to_json,
 )
 
-__all__ = ["CandidateProver", "Tally", "any_rank", "leading", "one_axis_less", "with_lead"]
+__all__ = ["CandidateProver", "CandidateOutcomeCounts", "any_rank", "leading", "one_axis_less", "with_lead"]
 
 
 @dataclass
-class Tally:
+class CandidateOutcomeCounts:
     """What became of candidates."""
 
     tested: int = 0
@@ -64,12 +81,18 @@ class Tally:
 class CandidateProver:
     """Asks the verifier, remembers its verdicts on disk, and turns candidates into proved rules."""
 
-    def __init__(self, config: Config, theme: Theme, chunks: Chunks, bounds: Bounds = UNBOUNDED) -> None:
+    def __init__(
+        self,
+        config: DiscoveryConfig,
+        theme: OperatorVocabulary,
+        chunks: DiscoveryResultCache,
+        bounds: ResourceBounds = UNBOUNDED,
+    ) -> None:
         self.config = config
         self.theme = theme
         self.chunks = chunks
         self.bounds = bounds
-        self.tally = Tally()
+        self.tally = CandidateOutcomeCounts()
 
     def rules(self, candidate: Rule) -> list[Rule]:
         """The proved rules that a candidate leads to: most general first, none when it is false or not proved.
@@ -116,7 +139,7 @@ class CandidateProver:
 
     def _for_any_shapes(self, general: Rule) -> Rule | None:
         """The rule for shapes that only have to have as many elements, if that is more and is proved."""
-        wider = shape_general(general, lambda rule: isinstance(self._test(rule, self.config.trials), Tested))
+        wider = shape_general(general, lambda rule: isinstance(self._test(rule, self.config.trials), TestedVerdict))
         return self._prove(tidied(restricted(wider))) if wider != general else None
 
     def _signals(self, rules: Sequence[Rule]) -> list[Rule]:
@@ -143,29 +166,29 @@ class CandidateProver:
     def _holds(self, rule: Rule, *, near_miss: bool) -> bool:
         verdict = self._test(rule, self.config.trials)
         self.tally.tested += 1
-        if isinstance(verdict, Refuted):
+        if isinstance(verdict, RefutedVerdict):
             self.tally.refuted += 1
             if near_miss:
                 self.tally.near_misses.append({"theme": self.theme.name, "text": rule_text(rule),
                                                "counterexample": verdict.counterexample})  # fmt: skip
             return False
-        return isinstance(verdict, Tested)
+        return isinstance(verdict, TestedVerdict)
 
     def _quick(self, rule: Rule) -> bool:
-        return isinstance(self._test(rule, 4), Tested)
+        return isinstance(self._test(rule, 4), TestedVerdict)
 
     def _prove(self, rule: Rule) -> Rule | None:
-        if not isinstance(self._test(rule, self.config.trials), Tested):
+        if not isinstance(self._test(rule, self.config.trials), TestedVerdict):
             return None
         verdict = self._verdict(rule)
         for _ in range(2):
-            if not (isinstance(verdict, Unknown) and verdict.preconditions):
+            if not (isinstance(verdict, UnknownVerdict) and verdict.preconditions):
                 break
             narrower = guarded(rule, verdict.preconditions)
             if narrower is None or narrower == rule:
                 break
             rule, verdict = narrower, self._verdict(narrower)
-        if isinstance(verdict, ProvedAllSizes):
+        if isinstance(verdict, ProvedVerdict):
             self.tally.proved += 1
             return rule
         self.tally.unknown += 1
@@ -178,8 +201,8 @@ class CandidateProver:
 
         def proof() -> Verdict:
             verdict = prove(rule, time_limit=min(limit, self.bounds.left))
-            if isinstance(verdict, Unknown) and self.bounds.passed():
-                raise OutOfBounds("time")  # more time might have proved it: no verdict to keep
+            if isinstance(verdict, UnknownVerdict) and self.bounds.passed():
+                raise ResourceBoundsExceeded("time")  # more time might have proved it: no verdict to keep
             return verdict
 
         return self._cached(rule, ["prove", limit], proof)
@@ -192,7 +215,7 @@ class CandidateProver:
         try:
             meaning = meaning_digest(replace(rule, id="", origin="", family=""))
         except RuleError:
-            return Unknown("not well-formed")
+            return UnknownVerdict("not well-formed")
         key = digest_of("verdict", code_digest(), how, rule_text(rule), meaning)
         known = self.chunks.get(key)
         if known is not None:
@@ -212,12 +235,12 @@ def any_rank(rule: Rule) -> Rule | None:
     to 5 where one boolean would stand for true and false alike; ``None`` for other rules.
     """
     shapes = {s.shape for s in rule.tensors.values() if s.shape}
-    families = {operator_of(t).family for t in postorder(*rule.lhs, *rule.rhs) if isinstance(t, App)}
+    families = {operator_of(t).family for t in postorder(*rule.lhs, *rule.rhs) if isinstance(t, OperatorTerm)}
     pointwise = families <= {"elementwise", "activation", "generators"}
     scalars = all(
         dict(t.attributes).get("shape") == ()
         for t in postorder(*rule.lhs, *rule.rhs)
-        if isinstance(t, App) and operator_of(t).family == "generators"
+        if isinstance(t, OperatorTerm) and operator_of(t).family == "generators"
     )
     if len(shapes) > 1 or not pointwise or not scalars or any(s.lead or s.dtype == "i" for s in rule.tensors.values()):
         return None
@@ -226,7 +249,7 @@ def any_rank(rule: Rule) -> Rule | None:
     masked = {s.dtype for s in rule.tensors.values()} == {"b", "f"}
     forall: dict[str, TypeScheme] = {
         n: replace(s, shape=wide if masked else (), lead=True)
-        if isinstance(s, TensorScheme) and (s.shape or not shapes)
+        if isinstance(s, TensorVariableType) and (s.shape or not shapes)
         else s
         for n, s in rule.forall.items()
     }
@@ -234,7 +257,7 @@ def any_rank(rule: Rule) -> Rule | None:
     return new_rule if well_typed(new_rule) else None
 
 
-def leading(rule: Rule, theme: Theme) -> Iterator[Rule]:
+def leading(rule: Rule, theme: OperatorVocabulary) -> Iterator[Rule]:
     """The rule with ``...`` in front of all tensors of the largest rank, and in front of as few as it takes.
 
     The second is what networks have: a batch of data times weights without a batch. Where a matrix product is involved
@@ -267,26 +290,27 @@ def with_lead(rule: Rule, chosen: frozenset[str]) -> Rule | None:
     """The rule with ``...`` in front of these variables, axes counted from the end; ``None`` if it has no types."""
     try:
         types = type_terms((*rule.lhs, *rule.rhs), variable_types(rule))[0]
-    except IllTyped:
+    except IllTypedOperator:
         return None
     forall: dict[str, TypeScheme] = {
-        n: replace(s, lead=True) if n in chosen and isinstance(s, TensorScheme) else s for n, s in rule.forall.items()
+        n: replace(s, lead=True) if n in chosen and isinstance(s, TensorVariableType) else s
+        for n, s in rule.forall.items()
     }
     terms: dict[Term, Term] = {}
     wide: set[Term] = set()
     for term in postorder(*rule.lhs, *rule.rhs):
         values = None
-        if isinstance(term, App):
+        if isinstance(term, OperatorTerm):
             first = next((a for a in term.args if a is not None), None)
             if first in wide:
                 values = tuple((k, _from_end(term, k, v, types[first])) for k, v in term.attributes)
-        if any(a in wide for a in children(term)) or (isinstance(term, Var) and term.name in chosen):
+        if any(a in wide for a in children(term)) or (isinstance(term, VariableTerm) and term.name in chosen):
             wide.add(term)
         terms[term] = remade(term, terms, values)
     return replace(rule, forall=forall, lhs=tuple(terms[t] for t in rule.lhs), rhs=tuple(terms[t] for t in rule.rhs))
 
 
-def _from_end(term: App, name: str, value: AttributeValue, first: tuple[TensorType, ...]) -> AttributeValue:
+def _from_end(term: OperatorTerm, name: str, value: AttributeValue, first: tuple[TensorType, ...]) -> AttributeValue:
     """Axes counted from the end, shapes and permutations with ``...`` in front."""
     rank = len(first[0].shape or ())
     if name == "perm" and isinstance(value, tuple):
@@ -317,12 +341,12 @@ def one_axis_less(rule: Rule) -> Rule | None:
         return None
     try:
         types = type_terms((*rule.lhs, *rule.rhs), variable_types(rule))[0]
-    except IllTyped:
+    except IllTypedOperator:
         return None
     gone = _binding(rule)
     forall: dict[str, TypeScheme] = {}
     for name, scheme in rule.forall.items():
-        if isinstance(scheme, TensorScheme):
+        if isinstance(scheme, TensorVariableType):
             forall[name] = replace(scheme, shape=tuple(substitute(d, gone) for d in _shorter(scheme.shape)))
         elif scheme.length in (2, 4):
             forall[name] = replace(scheme, length=scheme.length // 2)
@@ -336,7 +360,7 @@ def one_axis_less(rule: Rule) -> Rule | None:
 
 
 def _is_spatial(term: Term) -> bool:
-    return isinstance(term, App) and (operator_of(term).family in _FAMILIES or term.op in _BY_CHANNEL)
+    return isinstance(term, OperatorTerm) and (operator_of(term).family in _FAMILIES or term.op in _BY_CHANNEL)
 
 
 def _binding(rule: Rule) -> dict[str, Dim]:
@@ -356,7 +380,7 @@ def _binding(rule: Rule) -> dict[str, Dim]:
     return binding
 
 
-def _least(scheme: AttributeScheme) -> int:
+def _least(scheme: AttributeVariableType) -> int:
     return scheme.bound if scheme.relation == ">=" else 1
 
 
@@ -368,7 +392,11 @@ def _shorter(shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
 
 
 def _value(
-    term: App, name: str, value: AttributeValue, types: Mapping[Term, tuple[TensorType, ...]], gone: Mapping[str, Dim]
+    term: OperatorTerm,
+    name: str,
+    value: AttributeValue,
+    types: Mapping[Term, tuple[TensorType, ...]],
+    gone: Mapping[str, Dim],
 ) -> AttributeValue:
     if not isinstance(value, tuple):
         return substitute(value, gone) if not isinstance(value, int | float | str) else value

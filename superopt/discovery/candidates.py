@@ -6,15 +6,15 @@ from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
-from superopt.cost.fusion import ONNX_RUNTIME_CPU
-from superopt.discovery.config import Theme
-from superopt.egraph.lifting import lift
-from superopt.egraph.rewrites import flowing
-from superopt.ir.poly import Poly, symbols
-from superopt.ir.terms import App, Project, Term, Var, postorder, remade, variables
-from superopt.ops.meaning import IllTyped
+from superopt.cost.backend_capabilities import ONNX_RUNTIME_CPU
+from superopt.discovery.config import OperatorVocabulary
+from superopt.egraph.nary_rules import lift
+from superopt.egraph.rule_compiler import flowing
+from superopt.ir.size_polynomial import SizePolynomial, symbols
+from superopt.ir.terms import OperatorTerm, OutputTerm, Term, VariableTerm, postorder, remade, variables
+from superopt.ops.operator_semantics import IllTypedOperator
 from superopt.rules.canonical import map_terms
-from superopt.rules.rule import AttributeScheme, Rule, TypeScheme, attribute_symbols, term_symbols
+from superopt.rules.rule import AttributeVariableType, Rule, TypeScheme, attribute_symbols, term_symbols
 from superopt.rules.scanner import RuleError
 from superopt.rules.typing import instances, operator_of, types_of
 
@@ -23,7 +23,7 @@ __all__ = ["candidates", "joined", "movements", "n_ary", "operator_count", "rest
 
 def operator_count(*roots: Term) -> int:
     """Applications in terms, shared ones once."""
-    return sum(isinstance(t, App) for t in postorder(*roots))
+    return sum(isinstance(t, OperatorTerm) for t in postorder(*roots))
 
 
 def restricted(rule: Rule) -> Rule:
@@ -33,10 +33,10 @@ def restricted(rule: Rule) -> Rule:
     for name in used:
         names |= {n for d in rule.tensors[name].shape for n in symbols(d)}
         below = rule.tensors[name].below
-        names |= symbols(below) if isinstance(below, Poly) else set()
+        names |= symbols(below) if isinstance(below, SizePolynomial) else set()
     forall: dict[str, TypeScheme] = {}
     for name, scheme in rule.forall.items():
-        if isinstance(scheme, AttributeScheme):
+        if isinstance(scheme, AttributeVariableType):
             if set(attribute_symbols(name, scheme)) & names:
                 forall[name] = scheme
         elif name in used:
@@ -70,11 +70,11 @@ def sized_by_data(rule: Rule, data: AbstractSet[str]) -> bool:
     alone = set().union(*(lengths[n] for n in data)) - set().union(*(lengths[n] for n in lengths.keys() - data))
     alone -= rule.attribute_atoms.keys()
     running = set(flowing(rule.rhs, data))
-    fixed = [t for t in postorder(*rule.rhs) if isinstance(t, App) and t not in running]
+    fixed = [t for t in postorder(*rule.rhs) if isinstance(t, OperatorTerm) and t not in running]
     return not alone.isdisjoint(term_symbols(tuple(fixed)))
 
 
-def candidates(theme: Theme, pairs: Iterable[tuple[Term, Term]]) -> list[Rule]:
+def candidates(theme: OperatorVocabulary, pairs: Iterable[tuple[Term, Term]]) -> list[Rule]:
     """Candidate rules, smallest and most general first; one of those that differ only in the names of leaves.
 
     Leaves of one type are interchangeable. A pair that no direction could use (each side has a variable that the
@@ -115,9 +115,9 @@ def _mentions(root: Term, operators: frozenset[str], leaves: set[Term]) -> bool:
     stack = [root]
     while stack:
         term = stack.pop()
-        if isinstance(term, Project):
+        if isinstance(term, OutputTerm):
             stack.append(term.term)
-        elif isinstance(term, App) and term not in leaves:
+        elif isinstance(term, OperatorTerm) and term not in leaves:
             if term.op in operators:
                 return True
             stack.extend(a for a in term.args if a is not None)
@@ -127,7 +127,7 @@ def _mentions(root: Term, operators: frozenset[str], leaves: set[Term]) -> bool:
 def _with_sizes(rule: Rule) -> Rule:
     """The rule with sizes that no tensor has as attributes: those of what is expanded."""
     missing = sorted(term_symbols((*rule.lhs, *rule.rhs)) - {*rule.sizes, *rule.attribute_atoms})
-    return replace(rule, forall={**rule.forall, **{n: AttributeScheme("int", None, ">=", 1) for n in missing}})
+    return replace(rule, forall={**rule.forall, **{n: AttributeVariableType("int", None, ">=", 1) for n in missing}})
 
 
 def _grounded(rule: Rule) -> bool:
@@ -138,7 +138,7 @@ def _grounded(rule: Rule) -> bool:
 def movements(*roots: Term) -> int:
     """Applications that only move elements: a rule with few of them is the one that people know."""
     moving = ("Concat", "Split", "Transpose", "Reshape", "Pad", "Slice", "Gather", "Squeeze", "Unsqueeze")
-    return sum(isinstance(t, App) and t.op in moving for t in postorder(*roots))
+    return sum(isinstance(t, OperatorTerm) and t.op in moving for t in postorder(*roots))
 
 
 def _rank(rule: Rule) -> tuple[int, int, int, int, str]:
@@ -156,7 +156,7 @@ def _renamed(groups: dict[object, list[str]], owner: dict[str, object], pair: tu
     names: dict[str, Term] = {}
     for name in order:
         group = owner[name]
-        names[name] = Var(groups[group][taken.get(group, 0)])
+        names[name] = VariableTerm(groups[group][taken.get(group, 0)])
         taken[group] = taken.get(group, 0) + 1
     left, right = map_terms(pair, names, {})
     return left, right
@@ -168,9 +168,9 @@ def _reading_order(root: Term) -> list[str]:
     stack: list[Term] = [root]
     while stack:
         term = stack.pop()
-        if isinstance(term, Var):
+        if isinstance(term, VariableTerm):
             found.append(term.name)
-        elif isinstance(term, Project):
+        elif isinstance(term, OutputTerm):
             stack.append(term.term)
         else:
             stack.extend(a for a in reversed(term.args) if a is not None)
@@ -187,7 +187,7 @@ def tidied(rule: Rule) -> Rule:
 
     for term in postorder(*rule.lhs, *rule.rhs):
         terms[term] = fresh = remade(term, terms)
-        if isinstance(fresh, App) and operator_of(fresh).commutative:
+        if isinstance(fresh, OperatorTerm) and operator_of(fresh).commutative:
             present = [a for a in fresh.args if a is not None]
             if len(fresh.args) == len(present) == 2:
                 terms[term] = replace(fresh, args=(*sorted(present, key=first),))
@@ -203,30 +203,32 @@ def joined(rule: Rule) -> Rule | None:
     if len(rule.lhs) != 1:
         return None
     for root, other in ((rule.lhs[0], rule.rhs[0]), (rule.rhs[0], rule.lhs[0])):
-        if not (isinstance(root, App) and root.op == "Concat" and len(root.args) == 2) or isinstance(other, Var):
+        if not (isinstance(root, OperatorTerm) and root.op == "Concat" and len(root.args) == 2) or isinstance(
+            other, VariableTerm
+        ):
             continue
         parts = tuple(a for a in root.args if a is not None)
-        if any(isinstance(p, Var) or not variables(p) for p in parts) or (
-            isinstance(other, App) and other.op == "Concat"
+        if any(isinstance(p, VariableTerm) or not variables(p) for p in parts) or (
+            isinstance(other, OperatorTerm) and other.op == "Concat"
         ):
             continue
         axis = dict(root.attributes)["axis"]
         sizes = _sizes_along(rule, parts, axis)
         if sizes is None:
             continue
-        split = App("Split", (other,), (("axis", axis), ("split", sizes)))
-        pair = replace(rule, lhs=parts, rhs=(Project(split, 0), Project(split, 1)))
+        split = OperatorTerm("Split", (other,), (("axis", axis), ("split", sizes)))
+        pair = replace(rule, lhs=parts, rhs=(OutputTerm(split, 0), OutputTerm(split, 1)))
         return pair if pair.forward else None
     return None
 
 
-def _sizes_along(rule: Rule, parts: Sequence[Term], axis: object) -> tuple[int | Poly, ...] | None:
+def _sizes_along(rule: Rule, parts: Sequence[Term], axis: object) -> tuple[int | SizePolynomial, ...] | None:
     """Symbolic sizes of the parts along the axis."""
     lead = 1 if rule.lead else 0
     try:
         (plain,) = instances(replace(rule, lhs=tuple(parts), rhs=tuple(parts)), (lead,))
         kinds = types_of(plain).lhs
-    except (RuleError, IllTyped):
+    except (RuleError, IllTypedOperator):
         return None
     if not isinstance(axis, int):
         return None

@@ -15,16 +15,25 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from superopt.discovery.vocabulary import generated
+from superopt.discovery.vocabulary_generation import generated
 from superopt.ir.errors import UsageError, printable
-from superopt.ir.terms import App, Term, postorder, variables
+from superopt.ir.terms import OperatorTerm, Term, postorder, variables
 from superopt.ops import REGISTRY
 from superopt.rules.grammar import parse_scheme, parse_term
 from superopt.rules.library import substituted
-from superopt.rules.rule import AttributeScheme, Rule, TensorScheme, TypeScheme, scalar_value
+from superopt.rules.rule import AttributeVariableType, Rule, TensorVariableType, TypeScheme, scalar_value
 from superopt.rules.scanner import RuleError
 
-__all__ = ["DEFAULT_CONFIG", "DEFINITION", "HOLES", "WEIGHTS", "Config", "Template", "Theme", "load_config"]
+__all__ = [
+    "DEFAULT_CONFIG",
+    "DEFINITION",
+    "HOLES",
+    "WEIGHTS",
+    "DiscoveryConfig",
+    "Template",
+    "OperatorVocabulary",
+    "load_config",
+]
 
 DEFAULT_CONFIG = Path(__file__).parent.parent / "rules" / "discovery.toml"
 WEIGHTS = tuple(f"w{c}" for c in "abcdefghijklmnop")  # of left sides that are made of operators alone
@@ -49,14 +58,14 @@ class Template:
     @property
     def operators(self) -> int:
         """How many operators it has, numbers apart: more than one is an expression that somebody typed."""
-        return sum(isinstance(t, App) and scalar_value(t) is None for t in postorder(self.term))
+        return sum(isinstance(t, OperatorTerm) and scalar_value(t) is None for t in postorder(self.term))
 
     @property
     def commutative(self) -> bool:
         """Whether the two operands can be exchanged."""
         term = self.term
         return (
-            isinstance(term, App)
+            isinstance(term, OperatorTerm)
             and REGISTRY[term.op].commutative
             and len(self.holes) == len(term.args) == 2
             and [str(a) for a in term.args] == list(self.holes)
@@ -65,7 +74,7 @@ class Template:
 
 
 @dataclass(frozen=True)
-class Theme:
+class OperatorVocabulary:
     """A vocabulary.
 
     Attributes:
@@ -86,8 +95,8 @@ class Theme:
         weights_alone: whether equalities of what depends on weights alone are looked at.
         shortcuts: whether a rule that pays is also kept where others derive it, but not in two rounds.
         signals: whether rules about images are also proposed with one spatial axis.
-        solve: operators of which left sides are made; right sides are solved for (:mod:`superopt.discovery.solving`).
-            Such a theme has no leaves and no vocabulary.
+        solve: operators of which left sides are made; right sides are solved for
+            (:mod:`superopt.discovery.right_side_solver`). Such a theme has no leaves and no vocabulary.
         data: of a theme that solves: ranks of its data.
         simplifies: only rules after which less runs: fewer operators, those that only rename memory last.
         slack: of a theme that solves: what a right side may cost, as a share of its left side.
@@ -110,9 +119,9 @@ class Theme:
     family: str
     profiles: tuple[str, ...]
     operators: int
-    leaves: Mapping[str, TensorScheme]
+    leaves: Mapping[str, TensorVariableType]
     weights: frozenset[str]
-    attributes: Mapping[str, AttributeScheme]
+    attributes: Mapping[str, AttributeVariableType]
     vocabulary: tuple[Template, ...]
     sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     batch: bool = True
@@ -167,7 +176,7 @@ class Theme:
 
 
 @dataclass(frozen=True)
-class Config:
+class DiscoveryConfig:
     """Themes and the effort to spend on each candidate.
 
     Attributes:
@@ -184,7 +193,7 @@ class Config:
     trials: int
     prove_seconds: float
     terms: int
-    themes: tuple[Theme, ...]
+    themes: tuple[OperatorVocabulary, ...]
 
     @property
     def digest(self) -> str:
@@ -195,7 +204,7 @@ class Config:
     def select(
         self, *, profile: str | None = None, themes: tuple[str, ...] = (), operators: tuple[str, ...] = (),
         most: int | None = None,
-    ) -> Config:  # fmt: skip
+    ) -> DiscoveryConfig:  # fmt: skip
         """The configuration cut down to a profile, to themes by name, to operators, or to fewer operators a side.
 
         Raises:
@@ -217,7 +226,7 @@ class Config:
                 chosen.append(_changed(theme, vocabulary, size, text))
         if not chosen:
             raise UsageError("no theme of the configuration is selected", hint="look at rules/discovery.toml")
-        return Config(self.seed, self.instances, self.trials, self.prove_seconds, self.terms, tuple(chosen))
+        return DiscoveryConfig(self.seed, self.instances, self.trials, self.prove_seconds, self.terms, tuple(chosen))
 
 
 def _refuse_unknown(kind: str, names: tuple[str, ...], known: Set[str]) -> None:
@@ -234,15 +243,15 @@ def _refuse_unknown(kind: str, names: tuple[str, ...], known: Set[str]) -> None:
                              f"there is no theme {printable(name)!r}", hint=hint)  # fmt: skip
 
 
-def _changed(theme: Theme, vocabulary: tuple[Template, ...], size: int, text: str) -> Theme:
+def _changed(theme: OperatorVocabulary, vocabulary: tuple[Template, ...], size: int, text: str) -> OperatorVocabulary:
     return replace(theme, vocabulary=vocabulary, operators=size, text=text)
 
 
 def _operators(term: Term) -> set[str]:
-    return {t.op for t in postorder(term) if isinstance(t, App)}
+    return {t.op for t in postorder(term) if isinstance(t, OperatorTerm)}
 
 
-def load_config(path: Path | str | None = None) -> Config:
+def load_config(path: Path | str | None = None) -> DiscoveryConfig:
     """Read a configuration; the built-in one by default.
 
     Raises:
@@ -260,7 +269,7 @@ def load_config(path: Path | str | None = None) -> Config:
         rows = [row for theme in data["theme"] for row in substituted(theme, str(file))]
         rows = [generated(row) if "enumerate" in row else row for row in rows]
         themes = tuple(_theme(row, f"{file}, theme {row.get('name', n)}") for n, row in enumerate(rows))
-        return Config(
+        return DiscoveryConfig(
             int(data.get("seed", 0)), max(2, int(data.get("instances", 3))), int(data.get("trials", 8)),
             float(data.get("prove_seconds", 10.0)), int(data.get("terms", 400_000)), themes,
         )  # fmt: skip
@@ -276,16 +285,16 @@ _KEYS = frozenset({
 })  # fmt: skip
 
 
-def _theme(row: Mapping[str, object], where: str) -> Theme:
+def _theme(row: Mapping[str, object], where: str) -> OperatorVocabulary:
     unknown = sorted(set(row) - _KEYS)
     if unknown:
         raise RuleError(f"unknown key {unknown[0]!r}", where=where, hint=f"keys are {', '.join(sorted(_KEYS))}")
-    leaves: dict[str, TensorScheme] = {}
-    attributes: dict[str, AttributeScheme] = {}
+    leaves: dict[str, TensorVariableType] = {}
+    attributes: dict[str, AttributeVariableType] = {}
     for key in ("attributes", "leaves"):
         for name, text in _table(row, key).items():
             scheme = parse_scheme(str(text), where=f"{where}, {name}")
-            if isinstance(scheme, TensorScheme):
+            if isinstance(scheme, TensorVariableType):
                 leaves[name] = scheme
             else:
                 attributes[name] = scheme
@@ -300,7 +309,7 @@ def _theme(row: Mapping[str, object], where: str) -> Theme:
     made_of = tuple(map(str, _listed(row, "records")))
     _refuse_unknown("operator", solve, set(REGISTRY))
     weights = frozenset(WEIGHTS if solve else map(str, _listed(row, "weights")))
-    return Theme(
+    return OperatorVocabulary(
         name, str(row.get("family", name)), tuple(map(str, _listed(row, "profiles"))), operators, leaves,
         weights, attributes, vocabulary, sizes, bool(row.get("batch", True)),
         bool(row.get("join", True)), str(row.get("origin", "discovered")), json.dumps(row, sort_keys=True),
@@ -325,8 +334,8 @@ def _listed(row: Mapping[str, object], key: str) -> list[object]:
 
 
 def _template(text: str, forall: Mapping[str, TypeScheme], where: str) -> Template:
-    holes = {h: TensorScheme("f", ()) for h in HOLES}
+    holes = {h: TensorVariableType("f", ()) for h in HOLES}
     term = parse_term(text, {**forall, **holes}, where=f"{where}, vocabulary {text!r}")
     used = tuple(n for n in variables(term) if n in HOLES)
-    split = isinstance(term, App) and term.op == "Split" and "split" not in dict(term.attributes)
+    split = isinstance(term, OperatorTerm) and term.op == "Split" and "split" not in dict(term.attributes)
     return Template(text, term, used, split)

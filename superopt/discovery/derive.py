@@ -17,28 +17,28 @@ from pathlib import Path
 import numpy as np
 
 from superopt.egraph.egraph import ABSENT, EGraph, is_multi
-from superopt.egraph.lifting import lift
-from superopt.egraph.matching import Pattern, compile_side
-from superopt.egraph.rewrites import compile_rewrites
-from superopt.egraph.saturation import Limits, RewriteSet, saturate
+from superopt.egraph.nary_rules import lift
+from superopt.egraph.pattern_compiler import CompiledPattern, compile_side
+from superopt.egraph.rule_compiler import compile_rewrites
+from superopt.egraph.saturation import RewriteSet, SaturationLimits, saturate
 from superopt.ir.graph import Graph
-from superopt.ir.poly import value_at
-from superopt.ir.terms import App, Project, Term, Var, postorder, variables
+from superopt.ir.size_polynomial import value_at
+from superopt.ir.terms import OperatorTerm, OutputTerm, Term, VariableTerm, postorder, variables
 from superopt.ir.types import DType, TensorType
 from superopt.ops import REGISTRY
-from superopt.ops.meaning import Condition, IllTyped
-from superopt.program.program import Program, ProgramStep
-from superopt.rules.library import Library, parse_file
+from superopt.ops.operator_semantics import IllTypedOperator, IndexCondition
+from superopt.program.graph_program import GraphProgram, ProgramStep
+from superopt.rules.library import RuleLibrary, parse_file
 from superopt.rules.rule import CLASSES, Rule
 from superopt.rules.scanner import RuleError
 from superopt.rules.typing import at_sizes, complete, instances, type_terms, types_of
-from superopt.runtime.evaluate import FLOAT64, Array, evaluate
-from superopt.verifier.exact.sampling import Point, draw, names_of
-from superopt.verifier.exact.testing import Trial, trial_at
+from superopt.runtime.comprehension_evaluation import FLOAT64, Array, evaluate
+from superopt.verifier.exact.sampling import SizeSample, draw, names_of
+from superopt.verifier.exact.testing import ExactTrial, trial_at
 
 __all__ = [
-    "Coverage",
-    "Universe",
+    "DerivabilityCoverage",
+    "DerivabilityEGraph",
     "derive",
     "derived",
     "distinct_point",
@@ -61,7 +61,7 @@ QUICK_ROUNDS = 2
 
 
 @dataclass(frozen=True)
-class Coverage:
+class DerivabilityCoverage:
     """Which rules of a file a library derives.
 
     Attributes:
@@ -89,7 +89,7 @@ def _rewrites(rule: Rule, parts: tuple[int, ...]) -> RewriteSet:
 def _prepared(rules: tuple[Rule, ...], parts: tuple[int, ...]) -> RewriteSet:
     """What a search prepares of rules for a program of Concats with these arities alone."""
     steps = tuple(ProgramStep("Concat", ("",) * n, (), ("",), None, "") for n in parts)
-    return compile_rewrites(rules, Program(Graph("", (), (), (), (), {}), steps, {}, frozenset(), {})).every
+    return compile_rewrites(rules, GraphProgram(Graph("", (), (), (), (), {}), steps, {}, frozenset(), {})).every
 
 
 def rewrites_of(rules: Iterable[Rule], parts: tuple[int, ...] = ()) -> RewriteSet:
@@ -109,11 +109,11 @@ def all_rewrites_of(rules: Sequence[Rule], parts: tuple[int, ...] = ()) -> Rewri
     return RewriteSet((*_prepared(single, parts).patterns, *rest.patterns))
 
 
-def _several(rule: Rule, parts: tuple[int, ...]) -> Iterator[Pattern]:
+def _several(rule: Rule, parts: tuple[int, ...]) -> Iterator[CompiledPattern]:
     for instance in instances(rule):
         for count in (2, *parts):
             wider = instance if count == 2 else lift(instance, count)
-            if wider is not None and not any(isinstance(t, Var) for t in wider.lhs):
+            if wider is not None and not any(isinstance(t, VariableTerm) for t in wider.lhs):
                 yield compile_side(wider, wider.lhs, wider.rhs)
 
 
@@ -130,10 +130,10 @@ def _ranks_of(rule: Rule) -> frozenset[int]:
     return frozenset(len(s.shape) for s in rule.tensors.values())
 
 
-class Universe:
+class DerivabilityEGraph:
     """An e-graph of terms over the leaves of one rule or theme, at one point."""
 
-    def __init__(self, rule: Rule, point: Point, weights: AbstractSet[str] = frozenset()) -> None:
+    def __init__(self, rule: Rule, point: SizeSample, weights: AbstractSet[str] = frozenset()) -> None:
         self.graph = EGraph(REGISTRY)
         self.point = point
         self.values: dict[int, Array] = {}  # of classes without leaves
@@ -158,9 +158,9 @@ class Universe:
         return [(self._value(made[a]), self._value(made[b])) for a, b in zip(left, right, strict=True)]
 
     def _added(self, term: Term, made: Mapping[Term, int]) -> int:
-        if isinstance(term, Var):
+        if isinstance(term, VariableTerm):
             return self.leaves[term.name]
-        if isinstance(term, Project):
+        if isinstance(term, OutputTerm):
             inner = made[term.term]
             return self.graph.project(inner, term.index) if is_multi(REGISTRY[term.term.op]) else inner
         args = [ABSENT if a is None else self._value(made[a]) for a in term.args]
@@ -188,7 +188,7 @@ class Universe:
             for c in self.graph.classes.values()
             for t in (c.type if isinstance(c.type, tuple) else (c.type,))
         )
-        limits = Limits(nodes=nodes, rounds=rounds, matches=matches, detours=detours)
+        limits = SaturationLimits(nodes=nodes, rounds=rounds, matches=matches, detours=detours)
         saturate(self.graph, fitting(moves, ranks), limits)
 
     def fold(self) -> None:
@@ -264,10 +264,10 @@ def derived(
         point = distinct_point(instance)
         if point is None:
             return None
-        universe = Universe(instance, point)
+        universe = DerivabilityEGraph(instance, point)
         try:
             pairs = universe.add(instance)
-        except (IllTyped, ZeroDivisionError):
+        except (IllTypedOperator, ZeroDivisionError):
             return None
         for number, (left, _) in enumerate(pairs):
             universe.graph.input_nodes[left] = (1, 1 << number)  # siblings that do not depend on each other
@@ -303,17 +303,17 @@ def reached(rule: Rule, moves: RewriteSet, *, rounds: int, weights: frozenset[st
         point = distinct_point(instance)
         if point is None:
             return False
-        universe = Universe(instance, point)
+        universe = DerivabilityEGraph(instance, point)
         try:
             left = [a for a, _ in universe.add(replace(instance, rhs=instance.lhs))]
             for number, identity in enumerate(left):
                 universe.graph.input_nodes[identity] = (1, 1 << number)
             for term in postorder(*instance.rhs):
-                if isinstance(term, App) and set(variables(term)) <= weights:
+                if isinstance(term, OperatorTerm) and set(variables(term)) <= weights:
                     universe.add(replace(instance, lhs=(term,), rhs=(term,)))
             universe.grow(moves, nodes=NODES, rounds=rounds)
             right = [b for _, b in universe.add(instance)]
-        except (IllTyped, ZeroDivisionError):
+        except (IllTypedOperator, ZeroDivisionError):
             return False
         if not universe.same(list(zip(left, right, strict=True))):
             return False
@@ -321,7 +321,7 @@ def reached(rule: Rule, moves: RewriteSet, *, rounds: int, weights: frozenset[st
 
 
 @lru_cache(maxsize=65536)
-def distinct_point(instance: Rule) -> Point | None:
+def distinct_point(instance: Rule) -> SizeSample | None:
     """Sizes at which the rule's left side is well-formed, as different from each other and from 1 as were drawn.
 
     Attributes count too: where a slice begins at 0 and ends at the end, other rules derive it than of all slices. So do
@@ -333,7 +333,7 @@ def distinct_point(instance: Rule) -> Point | None:
     rng = np.random.default_rng(11)
     if all(scheme is not None and scheme.kind == "real" for _, scheme in names_of(instance)):
         return draw(instance, 0, rng, (), 1)
-    best: tuple[int, Point] | None = None
+    best: tuple[int, SizeSample] | None = None
     fitted = 0
     for attempt in range(_PATIENT):
         if best is not None and (fitted if fit else attempt) >= _DRAWS:
@@ -358,27 +358,27 @@ def distinct_point(instance: Rule) -> Point | None:
     return None if best is None else best[1]
 
 
-def _shapes(trial: Trial) -> set[tuple[TensorType, ...]]:
+def _shapes(trial: ExactTrial) -> set[tuple[TensorType, ...]]:
     """The types of everything on both sides."""
     return set(type_terms((*trial.lhs, *trial.rhs), trial.variables)[0].values())
 
 
-def _fits_by_chance(instance: Rule) -> tuple[Condition, ...]:
+def _fits_by_chance(instance: Rule) -> tuple[IndexCondition, ...]:
     """What has to be equal for the left side to be well-formed, as where shapes have as many elements: of the few sizes
     that fit, most are equal by chance where they need not be."""
     try:
         return tuple(o for o in types_of(instance).lhs_obligations if o.kind == "eq")
-    except (RuleError, IllTyped):
+    except (RuleError, IllTypedOperator):
         return ()
 
 
-def derive(rules_file: Path | str, library: Library | Iterable[Rule]) -> Coverage:
+def derive(rules_file: Path | str, library: RuleLibrary | Iterable[Rule]) -> DerivabilityCoverage:
     """For each rule of a file: does the library derive it, and by which of its rules?
 
     Raises:
         RuleError: the file cannot be read or a rule does not parse.
     """
-    rules = tuple(library.values() if isinstance(library, Library) else library)
+    rules = tuple(library.values() if isinstance(library, RuleLibrary) else library)
     chains: dict[str, Mapping[str, int]] = {}
     missing: dict[str, str] = {}
     for rule in parse_file(Path(rules_file)):
@@ -395,16 +395,16 @@ def derive(rules_file: Path | str, library: Library | Iterable[Rule]) -> Coverag
             missing[rule.id] = "saturation by the library does not bring the sides together"
         else:
             chains[rule.id] = chain
-    return Coverage(chains, missing)
+    return DerivabilityCoverage(chains, missing)
 
 
 def parts_of(rule: Rule) -> tuple[int, ...]:
     """Numbers of parts above 2 of the Concats and Splits in a rule: what to lift merging rules to."""
     counts: set[int] = set()
     for term in postorder(*rule.lhs, *rule.rhs):
-        if isinstance(term, App) and term.op == "Concat":
+        if isinstance(term, OperatorTerm) and term.op == "Concat":
             counts.add(len(term.args))
-        elif isinstance(term, App) and term.op == "Split":
+        elif isinstance(term, OperatorTerm) and term.op == "Split":
             split = dict(term.attributes).get("split")
             counts.add(len(split) if isinstance(split, tuple) else 2)
     return tuple(sorted(c for c in counts if c > 2))

@@ -15,27 +15,33 @@ from pathlib import Path
 from typing import Any
 
 from superopt.discovery.candidates import n_ary
-from superopt.discovery.config import DEFINITION, Config, Theme
+from superopt.discovery.config import DEFINITION, DiscoveryConfig, OperatorVocabulary
 from superopt.discovery.derive import SHORTCUT
-from superopt.discovery.explore import (
-    EnumeratedTheme,
-    ExploredTheme,
+from superopt.discovery.expected_rule_gains import expected, gains
+from superopt.discovery.minimise import minimised
+from superopt.discovery.result_cache import (
+    DiscoveryResultCache,
+    ResourceBounds,
+    ResourceBoundsExceeded,
+    code_digest,
+    digest_of,
+)
+from superopt.discovery.sharded import ShardedEnumerationCosts, enumerate_sharded
+from superopt.discovery.solved_right_sides import SOLVED
+from superopt.discovery.vocabulary_exploration import (
+    VocabularyEnumeration,
+    VocabularyExplorationResult,
     explore,
     fingerprint_points,
     key_of,
     prepared,
 )
-from superopt.discovery.gain import expected, gains
-from superopt.discovery.minimise import minimised
-from superopt.discovery.sharded import Traffic, enumerate_sharded
-from superopt.discovery.solved import SOLVED
-from superopt.discovery.store import Bounds, Chunks, OutOfBounds, code_digest, digest_of
-from superopt.fleet import Fleet, Journal, Outcome, Task, TaskLost
-from superopt.formats.files import replace_file
+from superopt.fleet import TaskJournal, TaskLost, TaskOutcome, WorkerPool, WorkerTask
+from superopt.formats.safe_file_access import replace_file
 from superopt.ir.errors import UsageError, printable
 from superopt.rules.canonical import rule_text, text_digest
 from superopt.rules.grammar import format_rule, parse_rule
-from superopt.rules.library import ADMISSIBLE, Library, load_library, write_rules, write_verdicts
+from superopt.rules.library import ADMISSIBLE, RuleLibrary, load_library, write_rules, write_verdicts
 from superopt.rules.rule import Rule
 from superopt.verifier.admission import check
 from superopt.verifier.prover.prover import prove
@@ -61,13 +67,13 @@ class DiscoveryResult:
 
     rules: tuple[Rule, ...]
     proved: int
-    explored: tuple[ExploredTheme, ...]
+    explored: tuple[VocabularyExplorationResult, ...]
     unfinished: tuple[str, ...]
     log: Mapping[str, object]
 
 
 def discover(
-    config: Config, *, out: Path | str, fleet: Fleet | None = None, time_limit: float | None = None,
+    config: DiscoveryConfig, *, out: Path | str, fleet: WorkerPool | None = None, time_limit: float | None = None,
     memory_limit: int | None = None, shards: int = 0, progress: Progress | None = None,
 ) -> DiscoveryResult:  # fmt: skip
     """Discover a library and write it to a folder.
@@ -91,13 +97,13 @@ def discover(
         OSError: the folder cannot be written.
     """
     folder = Path(out)
-    say, fleet = progress or _silent, fleet or Fleet()
-    bounds = Bounds(None if time_limit is None else time.time() + time_limit, memory_limit)
+    say, fleet = progress or _silent, fleet or WorkerPool()
+    bounds = ResourceBounds(None if time_limit is None else time.time() + time_limit, memory_limit)
     with claimed(folder) as journal:
         return _discovered(config, folder, journal, fleet, bounds, shards, say)
 
 
-def claimed(folder: Path) -> Journal:
+def claimed(folder: Path) -> TaskJournal:
     """The folder of a run, made where there is none, and the answers of minimising in it; open for all of the run.
 
     Raises:
@@ -113,7 +119,7 @@ def claimed(folder: Path) -> Journal:
                 f"{what}, and superopt discover did not write that", where=printable(str(folder)),
                 hint="name a folder of its own",
             )  # fmt: skip
-    return Journal(folder / ".chunks" / "minimising.jsonl")
+    return TaskJournal(folder / ".chunks" / "minimising.jsonl")
 
 
 def _written(file: Path) -> bool:
@@ -123,7 +129,13 @@ def _written(file: Path) -> bool:
 
 
 def _discovered(
-    config: Config, folder: Path, journal: Journal, fleet: Fleet, bounds: Bounds, shards: int, say: Progress
+    config: DiscoveryConfig,
+    folder: Path,
+    journal: TaskJournal,
+    fleet: WorkerPool,
+    bounds: ResourceBounds,
+    shards: int,
+    say: Progress,
 ) -> DiscoveryResult:
     started, cpu = time.monotonic(), _cpu_seconds()
     chunks = folder / ".chunks"
@@ -149,9 +161,15 @@ def _discovered(
 
 
 def finished(
-    proved: Sequence[Rule], paying: Container[int], config: Config, chunks: Path, asked: Journal, fleet: Fleet,
-    say: Progress, sources: Mapping[str, str] | None = None,
-) -> tuple[tuple[Rule, ...], dict[str, Mapping[str, object]]]:  # fmt: skip
+    proved: Sequence[Rule],
+    paying: Container[int],
+    config: DiscoveryConfig,
+    chunks: Path,
+    asked: TaskJournal,
+    fleet: WorkerPool,
+    say: Progress,
+    sources: Mapping[str, str] | None = None,
+) -> tuple[tuple[Rule, ...], dict[str, Mapping[str, object]]]:
     """Proved rules minimised together, with ids of their own, and verdicts of a fresh check of exactly these.
 
     Args:
@@ -162,14 +180,20 @@ def finished(
         asked: answers of minimising.
         fleet: what does the work.
         say: called with lines of text.
-        sources: by the digest of a rule's text, where it is from (``Theme.source``), which its origin then says.
+        sources: by the digest of a rule's text, where it is from (``OperatorVocabulary.source``), which its origin then
+            says.
     """
     kept_rules = _minimised(proved, paying, chunks, asked, fleet, say)
     return _proved_again(_identified(kept_rules, config, sources or {}), config, chunks, fleet, say)
 
 
 def merge(
-    folders: Sequence[Path], *, out: Path, config: Config, fleet: Fleet | None = None, progress: Progress | None = None
+    folders: Sequence[Path],
+    *,
+    out: Path,
+    config: DiscoveryConfig,
+    fleet: WorkerPool | None = None,
+    progress: Progress | None = None,
 ) -> tuple[tuple[Rule, ...], int]:
     """Minimise the rules of several runs together, prove them again, and write those kept as one folder.
 
@@ -197,7 +221,7 @@ def merge(
             rules[digest] = min(rule, rules.get(digest, rule), key=lambda r: r.id)
     given_rules = [rules[digest] for digest in sorted(rules)]
     paying = frozenset(n for n, rule in enumerate(given_rules) if SHORTCUT in rule.origin)
-    say, chunks, fleet = progress or _silent, out / ".chunks", fleet or Fleet()
+    say, chunks, fleet = progress or _silent, out / ".chunks", fleet or WorkerPool()
     with claimed(out) as journal:
         kept = {text_digest(rule) for rule in _minimised(given_rules, paying, chunks, journal, fleet, say)}
     named = sorted((rule for digest, rule in rules.items() if digest in kept), key=lambda rule: rule.id)
@@ -214,7 +238,7 @@ class _Phases:
     """What each part of a run took: seconds; seconds of processor time of this process and of all tasks; and seconds in
     which workers had nothing to do, which no neighbour on the machine causes."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: WorkerPool) -> None:
         self.fleet, self.found = fleet, dict[str, dict[str, float]]()
         self._last = self._now()
 
@@ -239,21 +263,21 @@ def _cpu_seconds() -> float:
 
 
 def _explore_all(
-    config: Config, chunks: Path, bounds: Bounds, fleet: Fleet, shards: int, say: Progress
-) -> dict[str, ExploredTheme]:
+    config: DiscoveryConfig, chunks: Path, bounds: ResourceBounds, fleet: WorkerPool, shards: int, say: Progress
+) -> dict[str, VocabularyExplorationResult]:
     """Explored themes by name, in any order; those out of bounds are left out."""
-    explorations: dict[str, ExploredTheme] = {}
+    explorations: dict[str, VocabularyExplorationResult] = {}
     known_rules: tuple[Rule, ...] = ()
-    kept_chunks = Chunks(chunks)
-    traffic: dict[str, Traffic] = {}
+    kept_chunks = DiscoveryResultCache(chunks)
+    traffic: dict[str, ShardedEnumerationCosts] = {}
 
-    def task(theme: Theme) -> Task[dict[str, object]]:
+    def task(theme: OperatorVocabulary) -> WorkerTask[dict[str, object]]:
         told = say if fleet.alone else None
         key = key_of(theme, config, known_rules)
         enumerated, packed = None, ahead.prepared.pop(theme.name, None)
         if shards and not theme.solve and kept_chunks.get(key) is None and not bounds.passed():
             enumerated, traffic[theme.name] = _sharded(theme, config, shards, fleet, chunks, say)
-        return Task(
+        return WorkerTask(
             _explored, (theme, config, str(chunks), told, bounds, known_rules, enumerated, packed), theme.name, key
         )
 
@@ -261,7 +285,7 @@ def _explore_all(
     rest = [t for t in config.themes if not t.base]
     ahead = _PreparedAhead(config, bounds, [] if fleet.alone or shards else [t for t in rest if not t.solve])
 
-    def line() -> Iterator[Task[Any] | None]:
+    def line() -> Iterator[WorkerTask[Any] | None]:
         for theme in base.values():
             yield task(theme)
             while theme.name not in ended:
@@ -294,9 +318,15 @@ def _explore_all(
 
 
 def _explored(
-    theme: Theme, config: Config, chunks: str, say: Progress | None, bounds: Bounds, known_rules: Sequence[Rule],
-    enumerated: EnumeratedTheme | None, packed: bytes | None,
-) -> dict[str, object]:  # fmt: skip
+    theme: OperatorVocabulary,
+    config: DiscoveryConfig,
+    chunks: str,
+    say: Progress | None,
+    bounds: ResourceBounds,
+    known_rules: Sequence[Rule],
+    enumerated: VocabularyEnumeration | None,
+    packed: bytes | None,
+) -> dict[str, object]:
     """A theme's results as data, gone on with from what it was prepared to. Verdicts on the way are kept where this
     process sees the run's folder."""
     folder = chunks if Path(chunks).parent.is_dir() else None
@@ -314,21 +344,21 @@ class _PreparedAhead:
         under_way: names of those that are being made.
     """
 
-    config: Config
-    bounds: Bounds
-    themes: list[Theme]
+    config: DiscoveryConfig
+    bounds: ResourceBounds
+    themes: list[OperatorVocabulary]
     prepared: dict[str, bytes] = field(default_factory=dict)
     under_way: set[str] = field(default_factory=set)
 
-    def next(self) -> Task[Any] | None:
+    def next(self) -> WorkerTask[Any] | None:
         """The next one's task; none where too much is held already."""
         if not self.themes or sum(map(len, self.prepared.values())) >= _HELD:
             return None
         theme = self.themes.pop(0)
         self.under_way.add(theme.name)
-        return Task(_prepared, (theme, self.config, self.bounds), theme.name)
+        return WorkerTask(_prepared, (theme, self.config, self.bounds), theme.name)
 
-    def took(self, outcome: Outcome[Any]) -> bool:
+    def took(self, outcome: TaskOutcome[Any]) -> bool:
         """Whether this is one of those others; what it gave is kept then, and what it lacked is done again later."""
         if outcome.task.function is not _prepared:
             return False
@@ -338,39 +368,48 @@ class _PreparedAhead:
         return True
 
 
-def _prepared(theme: Theme, config: Config, bounds: Bounds) -> bytes:
+def _prepared(theme: OperatorVocabulary, config: DiscoveryConfig, bounds: ResourceBounds) -> bytes:
     return pickle.dumps(prepared(theme, config, bounds=bounds), protocol=5)
 
 
 def _sharded(
-    theme: Theme, config: Config, shards: int, fleet: Fleet, chunks: Path, say: Progress
-) -> tuple[EnumeratedTheme, Traffic]:
+    theme: OperatorVocabulary, config: DiscoveryConfig, shards: int, fleet: WorkerPool, chunks: Path, say: Progress
+) -> tuple[VocabularyEnumeration, ShardedEnumerationCosts]:
     """A theme's terms, enumerated by the whole fleet."""
     points = fingerprint_points(theme, config)
     chunks.mkdir(parents=True, exist_ok=True)
     enumeration, traffic = enumerate_sharded(
-        theme, points, config.seed, config.terms, shards=shards, fleet=fleet, kept=Chunks(chunks), folder=chunks,
+        theme,
+        points,
+        config.seed,
+        config.terms,
+        shards=shards,
+        fleet=fleet,
+        kept=DiscoveryResultCache(chunks),
+        folder=chunks,
         progress=lambda level: say(f"{theme.name}: {level}, in {shards} ranges on {fleet.where}"),
-    )  # fmt: skip
-    return EnumeratedTheme(enumeration.pairs, tuple(enumeration.levels), enumeration.complete), traffic
+    )
+    return VocabularyEnumeration(enumeration.pairs, tuple(enumeration.levels), enumeration.complete), traffic
 
 
-def _finish(explorations: dict[str, ExploredTheme], outcome: Outcome[dict[str, object]], say: Progress) -> None:
+def _finish(
+    explorations: dict[str, VocabularyExplorationResult], outcome: TaskOutcome[dict[str, object]], say: Progress
+) -> None:
     try:
-        explorations[outcome.task.name] = ExploredTheme.from_json(outcome.result())
-    except OutOfBounds as why:
+        explorations[outcome.task.name] = VocabularyExplorationResult.from_json(outcome.result())
+    except ResourceBoundsExceeded as why:
         say(f"{outcome.task.name}: not finished: out of {why}")
     except TaskLost as why:
         say(f"{outcome.task.name}: not finished: {why}")
 
 
-def _pays(rule: Rule, theme: Theme) -> bool:
+def _pays(rule: Rule, theme: OperatorVocabulary) -> bool:
     """Whether one side is expected to cost a good deal less than the other."""
     found = expected(rule, frozenset(n for n in rule.tensors if theme.is_weight(n)))
     return found is not None and min(found) <= 0.9 * max(found)
 
 
-def _paying(explored: Sequence[ExploredTheme], config: Config) -> frozenset[int]:
+def _paying(explored: Sequence[VocabularyExplorationResult], config: DiscoveryConfig) -> frozenset[int]:
     """Which of all proved rules pay, of the themes whose paying rules are worth more than a small library."""
     themes = {t.name: t for t in config.themes}
     every = [(themes[e.theme], r) for e in explored for r in e.rules]
@@ -378,9 +417,9 @@ def _paying(explored: Sequence[ExploredTheme], config: Config) -> frozenset[int]
 
 
 def _minimised(
-    rules: Sequence[Rule], paying: Container[int], folder: Path, journal: Journal, fleet: Fleet, say: Progress
+    rules: Sequence[Rule], paying: Container[int], folder: Path, journal: TaskJournal, fleet: WorkerPool, say: Progress
 ) -> tuple[Rule, ...]:
-    chunks = Chunks(folder)
+    chunks = DiscoveryResultCache(folder)
     described = [(rule_text(r), r.origin, number in paying) for number, r in enumerate(rules)]
     key = digest_of("minimised", code_digest(whole=True), described)
     known = chunks.get(key)
@@ -395,7 +434,7 @@ def _minimised(
     return kept_rules
 
 
-def _identified(rules: Sequence[Rule], config: Config, sources: Mapping[str, str]) -> tuple[Rule, ...]:
+def _identified(rules: Sequence[Rule], config: DiscoveryConfig, sources: Mapping[str, str]) -> tuple[Rule, ...]:
     """Stable ids (family and digest of the text) and the origin; sorted by id."""
     identified: dict[str, Rule] = {}
     for rule in rules:
@@ -420,8 +459,8 @@ def write_library(
     folder: Path,
     rules: Sequence[Rule],
     verdicts: Mapping[str, Mapping[str, object]],
-    explored: Sequence[ExploredTheme],
-    config: Config,
+    explored: Sequence[VocabularyExplorationResult],
+    config: DiscoveryConfig,
 ) -> None:
     """Write a folder of rules that ``--rules`` takes, with verdicts, near-misses, undecided candidates and gains."""
     families: dict[str, list[Rule]] = {} if rules else {_NOTHING: []}  # a folder that --rules takes all the same
@@ -433,14 +472,14 @@ def write_library(
     heading = f"{_HEADING.removeprefix('# ')}configuration {config.digest[:12]}, seed {config.seed}."
     for family, members in families.items():
         write_rules(folder / f"{family}.toml", members, heading=heading)
-    write_verdicts(folder / "proofs.json", Library({r.id: r for r in rules}).with_verdicts(verdicts).store)
+    write_verdicts(folder / "proofs.json", RuleLibrary({r.id: r for r in rules}).with_verdicts(verdicts).store)
     _replace(folder / "near_misses.json", [m for e in explored for m in e.near_misses])
     _replace(folder / "undecided.json", [m for e in explored for m in e.undecided])
     _replace(folder / "gains.json", gains(rules, config))
 
 
 def _proved_again(
-    rules: Sequence[Rule], config: Config, chunks: Path, fleet: Fleet, say: Progress
+    rules: Sequence[Rule], config: DiscoveryConfig, chunks: Path, fleet: WorkerPool, say: Progress
 ) -> tuple[tuple[Rule, ...], dict[str, Mapping[str, object]]]:
     """Verdicts from a fresh check of exactly what is written, by ONNX Runtime too, not what was believed before.
 
@@ -449,11 +488,15 @@ def _proved_again(
     limit = 4 * config.prove_seconds
     verdicts: dict[str, Mapping[str, object]] = {}
     tasks = (
-        Task(_checked, (rule, limit), rule.id, digest_of("checked", code_digest(whole=True), limit, rule_text(rule)))
+        WorkerTask(
+            _checked, (rule, limit), rule.id, digest_of("checked", code_digest(whole=True), limit, rule_text(rule))
+        )
         for rule in rules
     )
     started = time.monotonic()
-    for number, (rule, outcome) in enumerate(zip(rules, fleet.map(tasks, kept=Chunks(chunks)), strict=True), 1):
+    for number, (rule, outcome) in enumerate(
+        zip(rules, fleet.map(tasks, kept=DiscoveryResultCache(chunks)), strict=True), 1
+    ):
         verdict = outcome.result()
         if verdict["verdict"] in ADMISSIBLE:
             verdicts[rule.id] = verdict
@@ -472,9 +515,15 @@ def _checked(rule: Rule, limit: float) -> dict[str, object]:
 
 
 def _log(
-    config: Config, explored: Sequence[ExploredTheme], unfinished: Sequence[str], proved: int, rules: Sequence[Rule],
-    seconds: float, cpu: float, fleet: Fleet,
-) -> dict[str, object]:  # fmt: skip
+    config: DiscoveryConfig,
+    explored: Sequence[VocabularyExplorationResult],
+    unfinished: Sequence[str],
+    proved: int,
+    rules: Sequence[Rule],
+    seconds: float,
+    cpu: float,
+    fleet: WorkerPool,
+) -> dict[str, object]:
     usage = max(resource.getrusage(w).ru_maxrss for w in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     themes = [
         {

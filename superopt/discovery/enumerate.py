@@ -15,31 +15,39 @@ from itertools import product
 
 import numpy as np
 
-from superopt.discovery.coincidences import Form, Pairs
-from superopt.discovery.config import Template, Theme
+from superopt.discovery.config import OperatorVocabulary, Template
+from superopt.discovery.equal_term_pairs import EqualTermPairs, TemplateApplication
 from superopt.discovery.template import TypedTemplate, batched, concrete, obligations_of, size_at, typed, variants
-from superopt.ir.poly import substitute, sym
-from superopt.ir.terms import App, Term, Var, postorder, variables
+from superopt.ir.size_polynomial import substitute, sym
+from superopt.ir.terms import OperatorTerm, Term, VariableTerm, postorder, variables
 from superopt.ir.types import DType, TensorType
-from superopt.ops.meaning import Call, Comprehension, Condition, IllTyped, Number, Reduce, subexpressions
-from superopt.rules.rule import CLASSES, TensorScheme
+from superopt.ops.operator_semantics import (
+    IllTypedOperator,
+    IndexCondition,
+    ScalarCall,
+    ScalarConstant,
+    ScalarReduction,
+    TensorComprehension,
+    subexpressions,
+)
+from superopt.rules.rule import CLASSES, TensorVariableType
 from superopt.rules.typing import complete, operator_of
-from superopt.runtime.evaluate import Array, evaluate
+from superopt.runtime.comprehension_evaluation import Array, evaluate
 from superopt.verifier.exact.algebra import ORDERED, InverseOfZero, PrimeField
-from superopt.verifier.exact.ordered import Ordered
-from superopt.verifier.exact.sampling import Point, allowed
+from superopt.verifier.exact.ordered_field import OrderedPrimeField
+from superopt.verifier.exact.sampling import SizeSample, allowed
 
-__all__ = ["Enumeration", "Level", "enumerate_terms", "points_of"]
+__all__ = ["Enumeration", "EnumerationCounts", "enumerate_terms", "points_of"]
 
 BATCH = 2048
 _ELEMENTS = 1 << 21  # of one operand batch
 _CALLS = 1 << 16  # combinations of operands that are made at once
-Algebra = PrimeField | Ordered
+Algebra = PrimeField | OrderedPrimeField
 Key = tuple[TensorType, bytes]
 
 
 @dataclass(frozen=True)
-class Level:
+class EnumerationCounts:
     """Counts after all terms of one size: how many were built, how many values they have."""
 
     size: int
@@ -52,7 +60,7 @@ class Level:
 
 
 @dataclass
-class Class:
+class TermEquivalenceClass:
     term: Term
     type: TensorType
     size: int
@@ -69,14 +77,14 @@ class Enumeration:
         complete: whether the bound on the number of terms was not met.
     """
 
-    theme: Theme
-    classes: list[Class] = field(default_factory=list)
-    pairs: Pairs = ()
-    levels: list[Level] = field(default_factory=list)
+    theme: OperatorVocabulary
+    classes: list[TermEquivalenceClass] = field(default_factory=list)
+    pairs: EqualTermPairs = ()
+    levels: list[EnumerationCounts] = field(default_factory=list)
     complete: bool = True
 
 
-def points_of(theme: Theme, count: int, rng: np.random.Generator) -> list[Point]:
+def points_of(theme: OperatorVocabulary, count: int, rng: np.random.Generator) -> list[SizeSample]:
     """Concrete sizes and attributes, in range, as different from each other as was drawn in a few hundred attempts.
 
     Raises:
@@ -84,9 +92,9 @@ def points_of(theme: Theme, count: int, rng: np.random.Generator) -> list[Point]
     """
     frame = theme.frame()
     wanted = _first_obligations(theme)
-    chosen: list[Point] = []
+    chosen: list[SizeSample] = []
     for number in range(count):
-        best: tuple[int, Point] | None = None
+        best: tuple[int, SizeSample] | None = None
         for _ in range(300):
             sizes = {n: int(rng.integers(lo, hi + 1)) for n in frame.sizes for lo, hi in [theme.sizes.get(n, (2, 4))]}
             reals: dict[str, float] = {}
@@ -109,17 +117,17 @@ def points_of(theme: Theme, count: int, rng: np.random.Generator) -> list[Point]
                 + 2 * (not any(p.sizes == sizes for p in chosen))
             )
             if best is None or score > best[0]:
-                best = (score, Point(sizes, reals))
+                best = (score, SizeSample(sizes, reals))
         if best is None:
             raise ValueError(f"no sizes satisfy the types of theme {theme.name}")
         chosen.append(best[1])
     return chosen
 
 
-def _first_obligations(theme: Theme) -> list[Condition]:
+def _first_obligations(theme: OperatorVocabulary) -> list[IndexCondition]:
     """Inequalities under which the templates apply to leaves (windows that fit): points should satisfy them."""
     kinds = {n: TensorType(DType(CLASSES[s.dtype]), s.shape) for n, s in theme.leaves.items()}
-    found: dict[Condition, None] = {}
+    found: dict[IndexCondition, None] = {}
     for template in theme.vocabulary:
         if template.split:
             continue
@@ -129,12 +137,14 @@ def _first_obligations(theme: Theme) -> list[Condition]:
     return list(found)
 
 
-def _holds(condition: Condition, sizes: Mapping[str, int]) -> bool:
-    return Condition(condition.kind, substitute(condition.size, sizes)).known is True
+def _holds(condition: IndexCondition, sizes: Mapping[str, int]) -> bool:
+    return IndexCondition(condition.kind, substitute(condition.size, sizes)).known is True
 
 
-class Builder:
-    def __init__(self, theme: Theme, points: Sequence[Point], rng: np.random.Generator, most: int) -> None:
+class TermEnumerator:
+    def __init__(
+        self, theme: OperatorVocabulary, points: Sequence[SizeSample], rng: np.random.Generator, most: int
+    ) -> None:
         self.theme = theme
         self.points = points
         self.most = most
@@ -159,7 +169,7 @@ class Builder:
             if kind.shape == () and scheme.dtype == "f":
                 scalars += 1
                 values = tuple(self._signed(v, number >> (scalars - 1) & 1) for number, v in enumerate(values))
-            self.add_term(Var(name), kind, 0, values, keep=True)
+            self.add_term(VariableTerm(name), kind, 0, values, keep=True)
         for number, template in enumerate(self.theme.vocabulary):
             if not template.holes:
                 self.apply_all(number, (), np.empty((1, 0), np.int32), 0, keep=True)
@@ -170,10 +180,10 @@ class Builder:
         self.algebra = algebra
         self.reals = [{n: algebra.constant(Fraction(v)) for n, v in point.reals.items()} for point in self.points]
 
-    def _random(self, scheme: TensorScheme, kind: TensorType, point: Point) -> Array:
+    def _random(self, scheme: TensorVariableType, kind: TensorType, point: SizeSample) -> Array:
         shape = concrete(kind, point)
         if scheme.dtype == "f":
-            if self.theme.small and isinstance(self.algebra, Ordered):
+            if self.theme.small and isinstance(self.algebra, OrderedPrimeField):
                 return self.algebra.small(self.rng, shape)
             return self.algebra.random(self.rng, shape)
         top = 2 if scheme.below is None else size_at(scheme.below, point)
@@ -181,7 +191,7 @@ class Builder:
 
     def _signed(self, value: Array, negative: int) -> Array:
         """A scalar with a chosen sign: a single number is not both positive and negative somewhere in itself."""
-        if not isinstance(self.algebra, Ordered):
+        if not isinstance(self.algebra, OrderedPrimeField):
             return value
         absolute = self.algebra.function("abs", value)
         return self.algebra.function("mul", absolute, self.algebra.integers(np.asarray(-1 if negative else 1)))
@@ -210,7 +220,7 @@ class Builder:
                 yield number, tuple(types[k] for k in kinds[calls[0]].tolist()), calls
 
     def count(self, size: int) -> None:
-        self.found.levels.append(Level(size, self.terms, len(self.index), len(self.found.pairs)))
+        self.found.levels.append(EnumerationCounts(size, self.terms, len(self.index), len(self.found.pairs)))
 
     def _operands(self, template: Template, budget: int) -> Iterator[Array]:
         """Operands whose sizes sum to a budget, in order, a row each; so many at once."""
@@ -268,15 +278,15 @@ class Builder:
         sizes: dict[str, int | Array] = {**point.sizes, **self.reals[place]}
         given_arrays: dict[Term, Array] = {}
         for position, hole in enumerate(form.holes):
-            given_arrays[Var(hole)] = np.stack([self.values_of(c)[place] for c in calls[:, position].tolist()])
+            given_arrays[VariableTerm(hole)] = np.stack([self.values_of(c)[place] for c in calls[:, position].tolist()])
         results: list[Array] = []
         for term in postorder(form.term):
-            if isinstance(term, Var):
+            if isinstance(term, VariableTerm):
                 if term not in given_arrays:
                     leaf = self.values_of(self.leaf_class(term.name))[place]
                     given_arrays[term] = np.broadcast_to(leaf, (len(calls), *leaf.shape))
                 continue
-            assert isinstance(term, App)
+            assert isinstance(term, OperatorTerm)
             operands = [None if a is None else given_arrays[a] for a in term.args]
             results = [evaluate(batched(c, len(calls)), operands, self.algebra, sizes) for c in form.meanings[term]]
             given_arrays[term] = results[0]
@@ -318,9 +328,9 @@ class Builder:
         self.index[key] = len(self.found.classes)
         if term is None:
             assert make is not None
-            term = self.term_of(*make) if keep or make else Var("?")
+            term = self.term_of(*make) if keep or make else VariableTerm("?")
         constant = all(self.theme.is_weight(n) for n in variables(term))
-        self.found.classes.append(Class(term, kind, size, values, constant))
+        self.found.classes.append(TermEquivalenceClass(term, kind, size, values, constant))
         if keep:
             self.by_size.setdefault(size, []).append(len(self.found.classes) - 1)
 
@@ -354,23 +364,23 @@ def _parted(operands: Array, kinds: Array, types: int) -> Iterator[tuple[int, Ar
         yield int(alike[which]), parts[which]
 
 
-def written_as(form: TypedTemplate) -> Form:
+def written_as(form: TypedTemplate) -> TemplateApplication:
     """How a typed template is applied."""
-    return Form(form.term, form.holes, form.several)
+    return TemplateApplication(form.term, form.holes, form.several)
 
 
-def _needs_order(theme: Theme) -> bool:
+def _needs_order(theme: OperatorVocabulary) -> bool:
     """Whether some operator of the vocabulary compares numbers (relu, max), which a field does not."""
     return any(
         _orders(meaning)
         for template in theme.vocabulary
         for term in postorder(template.term)
-        if isinstance(term, App)
+        if isinstance(term, OperatorTerm)
         for meaning in _sample_meanings(term)
     )
 
 
-def _sample_meanings(term: App) -> Sequence[Comprehension]:
+def _sample_meanings(term: OperatorTerm) -> Sequence[TensorComprehension]:
     """Meanings of an operator at some ranks, to see which functions it calls; the last operand may be positions."""
     record, values = operator_of(term), complete(term)
     for rank, last in product((2, 4, 3, 1, 0), (DType.FLOAT32, DType.INT64)):
@@ -380,34 +390,34 @@ def _sample_meanings(term: App) -> Sequence[Comprehension]:
             kinds[-1] = TensorType(last, shape)
         try:
             return record.apply(kinds, values)[0].outputs
-        except (IllTyped, ZeroDivisionError):
+        except (IllTypedOperator, ZeroDivisionError):
             continue
     return ()
 
 
-def _orders(output: Comprehension) -> bool:
+def _orders(output: TensorComprehension) -> bool:
     for part in subexpressions(output.body):
-        name = part.function if isinstance(part, Call) else part.kind if isinstance(part, Reduce) else ""
-        if name in ORDERED or (isinstance(part, Number) and isinstance(part.value, float)):
+        name = part.function if isinstance(part, ScalarCall) else part.kind if isinstance(part, ScalarReduction) else ""
+        if name in ORDERED or (isinstance(part, ScalarConstant) and isinstance(part.value, float)):
             return True
     return False
 
 
-def algebra_of(theme: Theme) -> Algebra:
+def algebra_of(theme: OperatorVocabulary) -> Algebra:
     """In which the theme's terms are compared."""
-    return Ordered() if _needs_order(theme) else PrimeField()
+    return OrderedPrimeField() if _needs_order(theme) else PrimeField()
 
 
-def begun(theme: Theme, points: Sequence[Point], seed: int, most: int) -> Builder:
+def begun(theme: OperatorVocabulary, points: Sequence[SizeSample], seed: int, most: int) -> TermEnumerator:
     """A builder with the leaves and constants of a theme."""
-    builder = Builder(theme, points, np.random.default_rng([seed, 77]), most)
+    builder = TermEnumerator(theme, points, np.random.default_rng([seed, 77]), most)
     builder.start(algebra_of(theme))
     return builder
 
 
 def enumerate_terms(
-    theme: Theme, points: Sequence[Point], seed: int, most: int,
-    progress: Callable[[Level], None] | None = None,
+    theme: OperatorVocabulary, points: Sequence[SizeSample], seed: int, most: int,
+    progress: Callable[[EnumerationCounts], None] | None = None,
 ) -> Enumeration:  # fmt: skip
     """All terms of a theme up to its size; see the module.
 
@@ -422,7 +432,7 @@ def enumerate_terms(
     for size in range(1, theme.operators + 1):
         builder.grow(size, last=size == theme.operators)
         if progress is not None:
-            progress(builder.found.levels[-1] if builder.found.levels else Level(size, 0, 0, 0))
+            progress(builder.found.levels[-1] if builder.found.levels else EnumerationCounts(size, 0, 0, 0))
         if not builder.found.complete:
             break
     return builder.found

@@ -18,40 +18,40 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from superopt.cost.fusion import ONNX_RUNTIME_CPU
+from superopt.cost.backend_capabilities import ONNX_RUNTIME_CPU
 from superopt.discovery.candidates import operator_count, sized_by_data, work
 from superopt.discovery.derive import (
     NODES,
     QUICK_ROUNDS,
     ROUNDS,
-    Universe,
+    DerivabilityEGraph,
     distinct_point,
     reached,
     rewrites_of,
 )
-from superopt.discovery.gain import priced, recorded
+from superopt.discovery.expected_rule_gains import priced, recorded
 from superopt.discovery.generalise import with_sizes
 from superopt.discovery.minimise import near_to, rank, special
-from superopt.discovery.solved import SOLVED, data_beside_weights
+from superopt.discovery.solved_right_sides import SOLVED, data_beside_weights
 from superopt.egraph.egraph import ABSENT, LEAF, EGraph, ENode
-from superopt.egraph.rewrites import data_of, flowing
+from superopt.egraph.rule_compiler import data_of, flowing
 from superopt.egraph.saturation import RewriteSet
-from superopt.ir.poly import sym, value_at
-from superopt.ir.terms import App, Term, postorder, variables
-from superopt.ops.forms import product as elements_of
-from superopt.ops.meaning import IllTyped
-from superopt.ops.work import flops
+from superopt.ir.size_polynomial import sym, value_at
+from superopt.ir.terms import OperatorTerm, Term, postorder, variables
+from superopt.ops.flops_and_bytes import flops
+from superopt.ops.onnx_node_conversion import product as elements_of
+from superopt.ops.operator_semantics import IllTypedOperator
 from superopt.rules.canonical import text_digest
 from superopt.rules.library import ADMISSIBLE, BUILT_IN, load_library, parse_file, write_rules
-from superopt.rules.rule import Guard, Rule
+from superopt.rules.onnx_notation import default_of
+from superopt.rules.rule import Rule, RulePrecondition
 from superopt.rules.scanner import RuleError
-from superopt.rules.spelling import default_of
 from superopt.rules.typing import instances, type_terms
 from superopt.verifier.admission import check
 from superopt.verifier.exact.counterexample import describe
-from superopt.verifier.exact.sampling import Point
+from superopt.verifier.exact.sampling import SizeSample
 from superopt.verifier.exact.testing import trial_at
-from superopt.verifier.verdict import Refuted, kind_of
+from superopt.verifier.verdict import RefutedVerdict, kind_of
 
 __all__ = ["extend", "extended"]
 
@@ -113,7 +113,7 @@ def _is_affine_form(rule: Rule) -> bool:
     more attributes at their defaults: other rules are about those forms."""
     data = _data(rule)
     for side, other in ((rule.lhs, rule.rhs), (rule.rhs, rule.lhs)):
-        applied = [t for t in postorder(*side) if isinstance(t, App)]
+        applied = [t for t in postorder(*side) if isinstance(t, OperatorTerm)]
         if len(applied) != 1:
             continue
         (single,), running = applied, flowing(other, data)
@@ -125,7 +125,7 @@ def _is_affine_form(rule: Rule) -> bool:
     return False
 
 
-def _defaults(app: App) -> int:
+def _defaults(app: OperatorTerm) -> int:
     """How many attributes are at the operator's defaults."""
     return sum(value == default_of(app.op, name) for name, value in app.attributes)
 
@@ -165,7 +165,7 @@ def _beyond_one(rule: Rule, others: Sequence[Rule]) -> Rule:
         return rule
     for name in rule.sizes:
         if not _joins(with_sizes(rule, {name: 1}), others):
-            rule = replace(rule, where=(*rule.where, Guard(sym(name), ">=", 2)))
+            rule = replace(rule, where=(*rule.where, RulePrecondition(sym(name), ">=", 2)))
     return rule
 
 
@@ -196,7 +196,7 @@ def _do_as_little(rule: Rule, data: AbstractSet[str], right: tuple[int, int], re
         try:
             universe, root = _universe_of(instance, point, data, instance.lhs)
             other, other_root = _universe_of(instance, point, data, instance.rhs)
-        except (IllTyped, ZeroDivisionError):
+        except (IllTypedOperator, ZeroDivisionError):
             return False
         universe.saturate(rewrite_set, nodes=NODES, rounds=QUICK_ROUNDS)
         operators, running, arithmetic = _cheapest(universe.graph, root)
@@ -207,10 +207,10 @@ def _do_as_little(rule: Rule, data: AbstractSet[str], right: tuple[int, int], re
 
 
 def _universe_of(
-    instance: Rule, point: Point, data: AbstractSet[str], side: tuple[Term, ...]
-) -> tuple[Universe, int]:  # fmt: skip
+    instance: Rule, point: SizeSample, data: AbstractSet[str], side: tuple[Term, ...]
+) -> tuple[DerivabilityEGraph, int]:  # fmt: skip
     """An e-graph of one side, and its class."""
-    universe = Universe(instance, point, frozenset(instance.tensors) - data)
+    universe = DerivabilityEGraph(instance, point, frozenset(instance.tensors) - data)
     [(root, _)] = universe.add(replace(instance, lhs=side, rhs=side))
     return universe, root
 
@@ -301,7 +301,7 @@ def _insist(rule: Rule, progress: Callable[[str], None] | None) -> None:
     """
     verdict = check(rule)
     if kind_of(verdict) not in ADMISSIBLE:
-        counterexample = f" {describe(verdict.counterexample)}" if isinstance(verdict, Refuted) else ""
+        counterexample = f" {describe(verdict.counterexample)}" if isinstance(verdict, RefutedVerdict) else ""
         where, hint = f"{rule.lhs[0]} = {rule.rhs[0]}", "superopt rules prove FILE says more; nothing was written"
         raise RuleError(f"it would join, and is {kind_of(verdict)}{counterexample}", where=where, hint=hint)
     if progress is not None:

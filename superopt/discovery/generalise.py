@@ -11,14 +11,21 @@ from functools import partial
 from itertools import chain, combinations
 
 from superopt.discovery.candidates import restricted
-from superopt.ir.poly import Dim, Poly, substitute, sym, symbols
-from superopt.ir.terms import App, AttributeValue, Project, Term, Var, postorder, rebuilt
-from superopt.ops.meaning import IllTyped
+from superopt.ir.size_polynomial import Dim, SizePolynomial, substitute, sym, symbols
+from superopt.ir.terms import AttributeValue, OperatorTerm, OutputTerm, Term, VariableTerm, postorder, rebuilt
+from superopt.ops.operator_semantics import IllTypedOperator
 from superopt.rules.canonical import map_terms
-from superopt.rules.clamping import cases
 from superopt.rules.grammar import parse_guard
-from superopt.rules.rule import AttributeScheme, Guard, Rule, TensorScheme, TypeScheme, attribute_symbols
+from superopt.rules.rule import (
+    AttributeVariableType,
+    Rule,
+    RulePrecondition,
+    TensorVariableType,
+    TypeScheme,
+    attribute_symbols,
+)
 from superopt.rules.scanner import RuleError
+from superopt.rules.slice_clamping import cases
 from superopt.rules.typing import instances, types_of
 
 __all__ = [
@@ -40,7 +47,7 @@ def well_typed(rule: Rule) -> bool:
                 return False
             if any(o.kind == "eq" for o in (*types.lhs_obligations, *types.rhs_obligations)):
                 return False
-    except (RuleError, IllTyped, ZeroDivisionError):
+    except (RuleError, IllTypedOperator, ZeroDivisionError):
         return False
     return True
 
@@ -89,22 +96,24 @@ def _subsets(count: int, *, whole: bool = False) -> Iterator[frozenset[int]]:
 
 def _occurrences(roots: tuple[Term, ...], name: str) -> int:
     """How often a variable is written; a shared application of several outputs counts once."""
-    return sum(sum(a == Var(name) for a in t.args) for t in _written(roots)) + sum(r == Var(name) for r in roots)
+    return sum(sum(a == VariableTerm(name) for a in t.args) for t in _written(roots)) + sum(
+        r == VariableTerm(name) for r in roots
+    )
 
 
-def _written(roots: tuple[Term, ...]) -> list[App]:
+def _written(roots: tuple[Term, ...]) -> list[OperatorTerm]:
     """Applications as often as they are written, in a fixed order; those under several projections once."""
-    apps: list[App] = []
-    seen_apps: set[App] = set()
+    apps: list[OperatorTerm] = []
+    seen_apps: set[OperatorTerm] = set()
     stack: list[Term] = list(reversed(roots))
     while stack:
         term = stack.pop()
-        if isinstance(term, Project):
+        if isinstance(term, OutputTerm):
             if term.term in seen_apps:
                 continue
             seen_apps.add(term.term)
             term = term.term
-        if isinstance(term, App):
+        if isinstance(term, OperatorTerm):
             apps.append(term)
             stack.extend(a for a in reversed(term.args) if a is not None)
     return apps
@@ -113,22 +122,22 @@ def _written(roots: tuple[Term, ...]) -> list[App]:
 def _with_fresh(roots: tuple[Term, ...], name: str, fresh: str, chosen: frozenset[int]) -> tuple[Term, ...]:
     """The roots with the chosen occurrences (in reading order) of a variable renamed; depth is a rule's."""
     counter = 0
-    tuples: dict[App, App] = {}
+    tuples: dict[OperatorTerm, OperatorTerm] = {}
 
     def renamed(term: Term) -> Term:
         nonlocal counter
-        if isinstance(term, Var):
+        if isinstance(term, VariableTerm):
             if term.name != name:
                 return term
             counter += 1
-            return Var(fresh) if counter - 1 in chosen else term
-        if isinstance(term, Project):
+            return VariableTerm(fresh) if counter - 1 in chosen else term
+        if isinstance(term, OutputTerm):
             if term.term not in tuples:
                 inner = renamed(term.term)
-                assert isinstance(inner, App)
+                assert isinstance(inner, OperatorTerm)
                 tuples[term.term] = inner
-            return Project(tuples[term.term], term.index)
-        return App(term.op, tuple(None if a is None else renamed(a) for a in term.args), term.attributes)
+            return OutputTerm(tuples[term.term], term.index)
+        return OperatorTerm(term.op, tuple(None if a is None else renamed(a) for a in term.args), term.attributes)
 
     return tuple(renamed(r) for r in roots)
 
@@ -171,14 +180,14 @@ def whole_sizes(rule: Rule, holds: Callable[[Rule], bool]) -> Rule:
 def _with_fewer_sums(rule: Rule) -> Iterator[Rule]:
     """The rule with two names as one wherever they occur, and with one axis' sum as a name of its own."""
     written = (v for _, v in _attribute_occurrences(rule))
-    for total in dict.fromkeys(v for v in written if isinstance(v, Poly) and len(v.terms) > 1):
+    for total in dict.fromkeys(v for v in written if isinstance(v, SizePolynomial) and len(v.terms) > 1):
         for first, second in combinations(sorted(symbols(total) & {*rule.attribute_atoms}), 2):
             new_rule = with_sizes(_reaching(rule, first, second), {first: sym(first) - sym(second)})
             if second not in new_rule.sizes and second not in new_rule.attribute_atoms:
                 yield new_rule
     for name, scheme in rule.tensors.items():
         for axis, dim in enumerate(scheme.shape):
-            names = sorted(symbols(dim)) if isinstance(dim, Poly) and len(dim.terms) > 1 else []
+            names = sorted(symbols(dim)) if isinstance(dim, SizePolynomial) and len(dim.terms) > 1 else []
             for first, second in combinations(names, 2):
                 new_rule = with_sizes(rule, {first: sym(first) - sym(second)})
                 if second not in new_rule.sizes and second not in new_rule.attribute_atoms:
@@ -192,7 +201,12 @@ def _with_fewer_sums(rule: Rule) -> Iterator[Rule]:
 def _reaching(rule: Rule, first: str, second: str) -> Rule:
     """The rule with a name as wide as its sum with another: any number, where the other is any number."""
     other = rule.forall.get(second)
-    if isinstance(other, AttributeScheme) and other.kind == "real" and not other.relation and first in rule.forall:
+    if (
+        isinstance(other, AttributeVariableType)
+        and other.kind == "real"
+        and not other.relation
+        and first in rule.forall
+    ):
         return replace(rule, forall={**rule.forall, first: other})
     return rule
 
@@ -200,7 +214,7 @@ def _reaching(rule: Rule, first: str, second: str) -> Rule:
 def with_sizes(rule: Rule, binding: Mapping[str, Dim]) -> Rule:
     """The rule with sizes put in for names, without attributes that nothing mentions any more."""
     forall: dict[str, TypeScheme] = {
-        n: replace(s, shape=tuple(substitute(d, binding) for d in s.shape)) if isinstance(s, TensorScheme) else s
+        n: replace(s, shape=tuple(substitute(d, binding) for d in s.shape)) if isinstance(s, TensorVariableType) else s
         for n, s in rule.forall.items()
     }
     lhs, rhs = (map_terms(side, {}, binding) for side in (rule.lhs, rule.rhs))
@@ -220,12 +234,12 @@ def shape_general(rule: Rule, holds: Callable[[Rule], bool]) -> Rule:
         rule: a rule whose types are symbolic.
         holds: a quick exact test.
     """
-    apps = [t for t in postorder(*rule.lhs, *rule.rhs) if isinstance(t, App) and t.args]
+    apps = [t for t in postorder(*rule.lhs, *rule.rhs) if isinstance(t, OperatorTerm) and t.args]
     shapes = (v for t in apps for k, v in t.attributes if k == "shape" and isinstance(v, tuple))
     for shape in dict.fromkeys(map(_dims, shapes)):
         taken = {*rule.sizes, *rule.forall}
         names = [n for n in (f"n{i}" for i in range(99)) if n not in taken][: len(shape)]
-        if all(isinstance(d, Poly) and str(d) in rule.attribute_atoms for d in shape):
+        if all(isinstance(d, SizePolynomial) and str(d) in rule.attribute_atoms for d in shape):
             continue
         wider = _shaped(rule, shape, names)
         stay = _fixed(wider, names, shape)
@@ -239,12 +253,12 @@ def shape_general(rule: Rule, holds: Callable[[Rule], bool]) -> Rule:
 
 
 def _dims(value: Sequence[object]) -> tuple[Dim, ...]:
-    return tuple(d for d in value if isinstance(d, int | Poly))
+    return tuple(d for d in value if isinstance(d, int | SizePolynomial))
 
 
 def _shaped(rule: Rule, shape: tuple[Dim, ...], names: Sequence[str], stay: Container[str] = ()) -> Rule:
     """The rule with names for the sizes of a shape, but for those that stay."""
-    forall: dict[str, TypeScheme] = {**rule.forall, **dict.fromkeys(names, AttributeScheme("int", None, ">=", 1))}
+    forall: dict[str, TypeScheme] = {**rule.forall, **dict.fromkeys(names, AttributeVariableType("int", None, ">=", 1))}
     fresh = tuple(d if n in stay else sym(n) for n, d in zip(names, shape, strict=True))
     terms = rebuilt((*rule.lhs, *rule.rhs), partial(_reshaped, shape=shape, fresh=fresh))
     return restricted(replace(rule, forall=forall, lhs=terms[: len(rule.lhs)], rhs=terms[len(rule.lhs) :]))
@@ -254,14 +268,14 @@ def _fixed(rule: Rule, names: Sequence[str], shape: Sequence[Dim]) -> frozenset[
     """Names that either side asks to be the size they stand for."""
     try:
         types = types_of(instances(rule)[0])
-    except (RuleError, IllTyped, ZeroDivisionError):
+    except (RuleError, IllTypedOperator, ZeroDivisionError):
         return frozenset()
     sizes = {o.size for o in (*types.lhs_obligations, *types.rhs_obligations) if o.kind == "eq"}
     return frozenset(n for n, d in zip(names, shape, strict=True) if {d - sym(n), sym(n) - d} & sizes)
 
 
 def _reshaped(
-    term: App, key: str, value: AttributeValue, shape: AttributeValue, fresh: tuple[Dim, ...]
+    term: OperatorTerm, key: str, value: AttributeValue, shape: AttributeValue, fresh: tuple[Dim, ...]
 ) -> AttributeValue:
     return fresh if key == "shape" and term.args and value == shape else value
 
@@ -270,7 +284,7 @@ def _split_size(rule: Rule, name: str, holds: Callable[[Rule], bool]) -> Rule | 
     leaves: list[Occurrence] = [
         ("leaf", n, axis) for n, s in rule.tensors.items() for axis, d in enumerate(s.shape) if name in symbols(d)
     ]
-    places = [p for p, v in _attribute_occurrences(rule) if isinstance(v, Poly) and name in symbols(v)]
+    places = [p for p, v in _attribute_occurrences(rule) if isinstance(v, SizePolynomial) and name in symbols(v)]
     if len(leaves) < 2 or len(places) > 6:
         return None
     fresh = next(f"{name}{i}" for i in range(1, 99) if f"{name}{i}" not in {*rule.sizes, *rule.forall})
@@ -292,7 +306,7 @@ def _attribute_occurrences(rule: Rule) -> list[tuple[Occurrence, AttributeValue]
     return [
         (("attribute", term, key, position), part)
         for term in postorder(*rule.lhs, *rule.rhs)
-        if isinstance(term, App)
+        if isinstance(term, OperatorTerm)
         for key, value in term.attributes
         for position, part in enumerate(value if isinstance(value, tuple) else (value,))
     ]
@@ -306,7 +320,7 @@ def _split_axis(rule: Rule, holds: Callable[[Rule], bool]) -> Rule | None:
     dims = [(name, axis, dim) for name, s in rule.tensors.items() for axis, dim in enumerate(s.shape)]
     every = _attribute_occurrences(rule)
     for name, axis, dim in dims:
-        places = [p for p, v in every if isinstance(v, Poly) and _holds_sum(v, dim)]
+        places = [p for p, v in every if isinstance(v, SizePolynomial) and _holds_sum(v, dim)]
         if not places and not any(symbols(d) & symbols(dim) for n, a, d in dims if (n, a) != (name, axis)):
             continue
         if len(places) > _MOST_PLACES:
@@ -326,18 +340,18 @@ def _split_axis(rule: Rule, holds: Callable[[Rule], bool]) -> Rule | None:
     return None
 
 
-def _holds_sum(value: Poly, dim: Dim) -> bool:
+def _holds_sum(value: SizePolynomial, dim: Dim) -> bool:
     """Whether a position is a size and something that is not negative, or the last one."""
     rest = value - dim
     return rest >= -1 if isinstance(rest, int) else all(c > 0 for monomial, c in rest.terms if monomial)
 
 
 def _moved(
-    term: App, key: str, value: AttributeValue, chosen: frozenset[Occurrence], difference: Dim
+    term: OperatorTerm, key: str, value: AttributeValue, chosen: frozenset[Occurrence], difference: Dim
 ) -> AttributeValue:
     parts = value if isinstance(value, tuple) else (value,)
     made = tuple(
-        p + difference if isinstance(p, Poly) and ("attribute", term, key, i) in chosen else p
+        p + difference if isinstance(p, SizePolynomial) and ("attribute", term, key, i) in chosen else p
         for i, p in enumerate(parts)
     )
     return made if isinstance(value, tuple) else made[0]
@@ -347,7 +361,7 @@ def _renamed_at(rule: Rule, chosen: set[Occurrence], name: str, fresh: str) -> R
     binding: Mapping[str, Dim] = {name: sym(fresh)}
     forall: dict[str, TypeScheme] = {}
     for variable, scheme in rule.forall.items():
-        if isinstance(scheme, TensorScheme):
+        if isinstance(scheme, TensorVariableType):
             shape = tuple(
                 substitute(d, binding) if ("leaf", variable, axis) in chosen else d
                 for axis, d in enumerate(scheme.shape)
@@ -360,11 +374,11 @@ def _renamed_at(rule: Rule, chosen: set[Occurrence], name: str, fresh: str) -> R
 
 
 def _value_at(
-    term: App, key: str, value: AttributeValue, chosen: set[Occurrence], binding: Mapping[str, Dim]
+    term: OperatorTerm, key: str, value: AttributeValue, chosen: set[Occurrence], binding: Mapping[str, Dim]
 ) -> AttributeValue:
     parts = value if isinstance(value, tuple) else (value,)
     made = tuple(
-        substitute(p, binding) if isinstance(p, Poly) and ("attribute", term, key, i) in chosen else p
+        substitute(p, binding) if isinstance(p, SizePolynomial) and ("attribute", term, key, i) in chosen else p
         for i, p in enumerate(parts)
     )
     return made if isinstance(value, tuple) else made[0]
@@ -375,7 +389,7 @@ def _value_at(
 
 def guarded(rule: Rule, conditions: Sequence[str]) -> Rule | None:
     """The rule under conditions that the prover asked for; ``None`` if they cannot be written as guards."""
-    guards: list[Guard] = list(rule.where)
+    guards: list[RulePrecondition] = list(rule.where)
     try:
         guards += [parse_guard(c, where="condition") for c in conditions]
     except RuleError:
@@ -411,7 +425,7 @@ def specialised(rule: Rule) -> Iterator[Rule]:
             binding: dict[str, Dim] = {a: neutral[n] for n in names for a in attribute_symbols(n, rule.attributes[n])}
             forall: dict[str, TypeScheme] = {}
             for name, scheme in rule.forall.items():
-                if isinstance(scheme, TensorScheme):
+                if isinstance(scheme, TensorVariableType):
                     forall[name] = replace(scheme, shape=tuple(substitute(d, binding) for d in scheme.shape))
                 elif name not in names:
                     forall[name] = scheme
@@ -426,5 +440,5 @@ def specialised(rule: Rule) -> Iterator[Rule]:
             if a.length != b.length:
                 continue
             pairs = zip(attribute_symbols(first, a), attribute_symbols(second, b), strict=True)
-            guards = tuple(Guard(sym(p), "==", sym(q)) for p, q in pairs)
+            guards = tuple(RulePrecondition(sym(p), "==", sym(q)) for p, q in pairs)
             yield replace(rule, where=(*rule.where, *guards))

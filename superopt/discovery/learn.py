@@ -19,36 +19,43 @@ from pathlib import Path
 
 from superopt.cost import CostModel, graph_cost
 from superopt.discovery.candidates import restricted
-from superopt.discovery.config import WEIGHTS, Config, Theme
+from superopt.discovery.config import WEIGHTS, DiscoveryConfig, OperatorVocabulary
 from superopt.discovery.derive import QUICK_ROUNDS, all_rewrites_of, derived, parts_of, reached, rewrites_of
 from superopt.discovery.discover import finished, write_library
-from superopt.discovery.explore import ExploredTheme
-from superopt.discovery.gain import priced_at
-from superopt.discovery.lifting import Problem, lifted
-from superopt.discovery.mining import Agenda, Entry, Target, mined
-from superopt.discovery.solved import SolvedTheme, solve_one
-from superopt.discovery.solving import Solver
-from superopt.discovery.store import UNBOUNDED, Bounds, Chunks, OutOfBounds, code_digest, digest_of
-from superopt.fleet import Fleet, Journal
-from superopt.formats.files import replace_file
+from superopt.discovery.expected_rule_gains import priced_at
+from superopt.discovery.mining import MinedSubgraph, QueuedSubgraph, SubgraphQueue, mined
+from superopt.discovery.result_cache import (
+    UNBOUNDED,
+    DiscoveryResultCache,
+    ResourceBounds,
+    ResourceBoundsExceeded,
+    code_digest,
+    digest_of,
+)
+from superopt.discovery.right_side_solver import RightSideSolver
+from superopt.discovery.solved_right_sides import SolvedRightSides, solve_one
+from superopt.discovery.symbolic_generalisation import SynthesisProblem, lifted
+from superopt.discovery.vocabulary_exploration import VocabularyExplorationResult
+from superopt.fleet import TaskJournal, WorkerPool
+from superopt.formats.safe_file_access import replace_file
 from superopt.ir.graph import Graph
-from superopt.ir.poly import substitute
-from superopt.ir.sizes import sizes_fed
-from superopt.ir.terms import App, postorder, variables
+from superopt.ir.size_polynomial import substitute
+from superopt.ir.symbolic_size_binding import sizes_fed
+from superopt.ir.terms import OperatorTerm, postorder, variables
 from superopt.ir.types import DType
-from superopt.ops.infer import infer
-from superopt.ops.meaning import IllTyped
-from superopt.program.program import program_of
+from superopt.ops.operator_semantics import IllTypedOperator
+from superopt.ops.shape_inference import infer
+from superopt.program.graph_program import program_of
 from superopt.rules.canonical import map_terms, text_digest
-from superopt.rules.floats import Floats, float_key
+from superopt.rules.float_verdicts import FloatVerdictStore, float_key
 from superopt.rules.grammar import format_rule, parse_rule
-from superopt.rules.library import Library
-from superopt.rules.rule import Rule, TensorScheme
+from superopt.rules.library import RuleLibrary
+from superopt.rules.rule import Rule, TensorVariableType
 from superopt.rules.scanner import RuleError
 from superopt.rules.typing import operator_of, types_of
 from superopt.verifier.admission import float_verdicts
 
-__all__ = ["LearningResult", "TargetResult", "applies", "learn"]
+__all__ = ["LearningResult", "SubgraphLearningResult", "applies", "learn"]
 
 FAMILY = "learned"
 _WRITING = 0.1  # share of the time that is kept for minimising, besides what proving what was found took
@@ -60,7 +67,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class TargetResult:
+class SubgraphLearningResult:
     """The rules that one target gave.
 
     Attributes:
@@ -87,14 +94,14 @@ class TargetResult:
         return {**vars(self), "rules": [format_rule(r) for r in self.rules], "candidate": own}
 
     @staticmethod
-    def from_json(data: Mapping[str, object]) -> TargetResult:
+    def from_json(data: Mapping[str, object]) -> SubgraphLearningResult:
         """The inverse of :meth:`as_json`."""
         rows, own = data["rules"], data["candidate"]
         assert isinstance(rows, list)
         rules = tuple(parse_rule(row, where="chunk", family=FAMILY) for row in rows)
         candidate = parse_rule(own, where="chunk", family=FAMILY) if isinstance(own, dict) else None
         counts = {k: v for k, v in data.items() if k not in ("rules", "candidate")}
-        return TargetResult(rules, candidate, **counts)  # type: ignore[arg-type]
+        return SubgraphLearningResult(rules, candidate, **counts)  # type: ignore[arg-type]
 
 
 @dataclass
@@ -134,7 +141,7 @@ class LearningResult:
 
 
 def learn(
-    models: Mapping[str, Graph], library: Library, prices: CostModel, *, out: Path, asked: Journal, target: str,
+    models: Mapping[str, Graph], library: RuleLibrary, prices: CostModel, *, out: Path, asked: TaskJournal, target: str,
     seconds: float, left: Mapping[str, Graph] | None = None, sizes: Mapping[str, int] | None = None, seed: int = 0,
     say: Say = lambda _: None,
 ) -> LearningResult:  # fmt: skip
@@ -159,16 +166,16 @@ def learn(
     cpu, end = time.process_time(), time.time() + seconds
     config = _config(models, target, seed)
     outcome = LearningResult()
-    agenda = Agenda(_targets(models, left or {}, prices, sizes or {}, outcome), _LEAST_SHARE)
+    agenda = SubgraphQueue(_targets(models, left or {}, prices, sizes or {}, outcome), _LEAST_SHARE)
     outcome.targets = len(agenda.waiting)
-    solver = _TargetSolver(library, prices, config, Chunks(out / ".chunks"), target)
+    solver = _TargetSolver(library, prices, config, DiscoveryResultCache(out / ".chunks"), target)
     solved_targets: list[_SolvedTarget] = []
     while (entry := agenda.next()) is not None:
         until = end - _WRITING * seconds - solver.proving  # what is written is proved once more
-        solver.bounds = Bounds(min(until, time.time() + _LONGEST * seconds))
+        solver.bounds = ResourceBounds(min(until, time.time() + _LONGEST * seconds))
         try:
             result, saving = solver.solve(entry.part, entry.reach)
-        except OutOfBounds:
+        except ResourceBoundsExceeded:
             if time.time() < until:
                 continue  # others are not kept from their turn by one
             say(f"out of time after {outcome.looked_at} of {outcome.targets} parts; run again to go on")
@@ -188,11 +195,11 @@ def learn(
     return outcome
 
 
-def _config(models: Mapping[str, Graph], target: str, seed: int) -> Config:
+def _config(models: Mapping[str, Graph], target: str, seed: int) -> DiscoveryConfig:
     """Effort, and a theme that says what the names of mined leaves mean."""
     text = json.dumps([sorted(models), target, seed])
-    theme = Theme(FAMILY, FAMILY, (), 6, {}, frozenset(WEIGHTS), {}, (), text=text, join=False)
-    return Config(seed, 4, 8, 10.0, 0, (theme,))
+    theme = OperatorVocabulary(FAMILY, FAMILY, (), 6, {}, frozenset(WEIGHTS), {}, (), text=text, join=False)
+    return DiscoveryConfig(seed, 4, 8, 10.0, 0, (theme,))
 
 
 def _targets(
@@ -201,9 +208,9 @@ def _targets(
     prices: CostModel,
     given: Mapping[str, int],
     outcome: LearningResult,
-) -> list[Entry]:
+) -> list[QueuedSubgraph]:
     """The models' parts that are worth looking at, and those of what the library leaves of them."""
-    every: list[Entry] = []
+    every: list[QueuedSubgraph] = []
     for name, graph in models.items():
         sizes = sizes_fed(graph, given)  # parts are mined at sizes, and lifted to any
         typing = infer(graph, sizes)
@@ -215,7 +222,7 @@ def _targets(
                 programs.append((True, left[name], typed))
         for rewritten, some, typed in programs if whole else ():
             parts = mined(program_of(some, typed), prices)
-            every.extend(Entry((name, rewritten), part, whole) for part in parts)
+            every.extend(QueuedSubgraph((name, rewritten), part, whole) for part in parts)
     return every
 
 
@@ -225,7 +232,7 @@ def applies(rule: Rule, candidate: Rule, sizes: Mapping[str, int]) -> bool:
     A candidate that is false in general may hold, and be proved, under conditions that the model does not meet.
     """
     forall = {
-        n: replace(s, shape=tuple(substitute(d, sizes) for d in s.shape)) if isinstance(s, TensorScheme) else s
+        n: replace(s, shape=tuple(substitute(d, sizes) for d in s.shape)) if isinstance(s, TensorVariableType) else s
         for n, s in candidate.forall.items()
     }
     (left,), (right,) = (map_terms(side, {}, sizes) for side in (candidate.lhs, candidate.rhs))
@@ -244,7 +251,7 @@ def _lighter(
     before, after = (
         (sum(t.op not in views for t in running), len(running), sum(operator_of(t).family != "shape" for t in running))
         for running in (
-            [t for t in postorder(*side) if isinstance(t, App) and not set(variables(t)) <= weights]
+            [t for t in postorder(*side) if isinstance(t, OperatorTerm) and not set(variables(t)) <= weights]
             for side in (rule.lhs, rule.rhs)
         )
     )
@@ -257,8 +264,8 @@ class _SolvedTarget:
     """A target that gave rules: model, target, result, and microseconds saved at each of its occurrences."""
 
     source: tuple[str, bool]
-    part: Target
-    result: TargetResult
+    part: MinedSubgraph
+    result: SubgraphLearningResult
     saving: float
 
 
@@ -266,18 +273,18 @@ class _SolvedTarget:
 class _TargetSolver:
     """Solves targets, remembers results, and counts the seconds that proofs of their rules took."""
 
-    library: Library
+    library: RuleLibrary
     prices: CostModel
-    config: Config
-    chunks: Chunks
+    config: DiscoveryConfig
+    chunks: DiscoveryResultCache
     target: str
-    bounds: Bounds = UNBOUNDED
+    bounds: ResourceBounds = UNBOUNDED
     proving: float = 0.0
     submitted: float = 0.0  # time.time() when the last candidate went on to be proved
-    results: dict[str, TargetResult] = field(default_factory=dict)
+    results: dict[str, SubgraphLearningResult] = field(default_factory=dict)
     derivable: dict[str, bool] = field(default_factory=dict)
 
-    def solve(self, part: Target, reach: float = 0.0) -> tuple[TargetResult, float]:
+    def solve(self, part: MinedSubgraph, reach: float = 0.0) -> tuple[SubgraphLearningResult, float]:
         """The result of a target, which is kept, and what its rule saves once, in microseconds.
 
         Args:
@@ -290,7 +297,7 @@ class _TargetSolver:
         self.bounds.check()
         most = round(min(_CHEAPER, 1.0 - reach / part.us), 3)
         forms = list(lifted(part.term, part.kinds, part.weights, dict.fromkeys(part.kinds, "f")))
-        best = TargetResult((), None, 0, 0, 0, 0)
+        best = SubgraphLearningResult((), None, 0, 0, 0, 0)
         for problem, values in forms:
             whole = replace(problem, forall=restricted(problem.rule).forall)
             sizes = {n: int(v) for n, v in values.items() if float(v).is_integer()}
@@ -301,7 +308,9 @@ class _TargetSolver:
             best = found
         return best, 0.0
 
-    def _result_of(self, problem: Problem, sizes: Mapping[str, int], us: float, most: float) -> TargetResult:
+    def _result_of(
+        self, problem: SynthesisProblem, sizes: Mapping[str, int], us: float, most: float
+    ) -> SubgraphLearningResult:
         """The result of a problem at these sizes, which decide what is cheaper."""
         types = sorted((n, str(s)) for n, s in problem.forall.items())
         text = f"{problem.term} {types} {sorted(sizes.items())} {us:.3f} {most}"
@@ -309,15 +318,17 @@ class _TargetSolver:
         if key not in self.results:
             data = self.chunks.get(key)
             self.results[key] = (
-                self._solved_anew(problem, sizes, us, most) if data is None else TargetResult.from_json(data)
+                self._solved_anew(problem, sizes, us, most) if data is None else SubgraphLearningResult.from_json(data)
             )
             if data is None:
                 self.chunks.put(key, self.results[key].as_json())
         return self.results[key]
 
-    def _solved_anew(self, problem: Problem, sizes: Mapping[str, int], us: float, most: float) -> TargetResult:
-        solution = SolvedTheme()
-        solver = Solver(
+    def _solved_anew(
+        self, problem: SynthesisProblem, sizes: Mapping[str, int], us: float, most: float
+    ) -> SubgraphLearningResult:
+        solution = SolvedRightSides()
+        solver = RightSideSolver(
             problem, cost=lambda rule: self.price(rule, sizes, us), most=most, seed=self.config.seed, bounds=self.bounds
         )
 
@@ -326,11 +337,11 @@ class _TargetSolver:
 
         try:
             solve_one(solver, self.config, self.chunks, FAMILY, self._finds, solution, usable)
-        except (IllTyped, RuleError):
-            return TargetResult((), None, 0, 0, 0, 0)
+        except (IllTypedOperator, RuleError):
+            return SubgraphLearningResult((), None, 0, 0, 0, 0)
         insoluble, unnamed = solution.without
         shortcut = bool(solution.rules) and solver.last is not None and self._derives(solver.last)
-        return TargetResult(
+        return SubgraphLearningResult(
             tuple(solution.rules),
             solver.last,
             solution.candidates,
@@ -349,7 +360,7 @@ class _TargetSolver:
         weights = frozenset(n for n in rule.tensors if n in WEIGHTS or n.startswith("?"))
         try:
             found = priced_at(rule, types_of(rule).types, sizes, weights, self.prices)
-        except (RuleError, IllTyped, ZeroDivisionError):
+        except (RuleError, IllTypedOperator, ZeroDivisionError):
             return None
         if found is None:
             return None
@@ -389,19 +400,23 @@ class _TargetSolver:
         """Whether floating point bears a rule from the model's side to the cheaper one, under conditions or always."""
         self.proving += time.time() - self.submitted
         self.bounds.check()
-        floats = Floats({float_key(rule): float_verdicts(rule)})
+        floats = FloatVerdictStore({float_key(rule): float_verdicts(rule)})
         self.submitted = time.time()
         return bool(floats.verdict(rule, backward=False, dtype=DType.FLOAT32).alternatives_in("standard"))
 
 
 def _finish(
-    outcome: LearningResult, solved_targets: Sequence[_SolvedTarget], config: Config, out: Path, journal: Journal,
+    outcome: LearningResult,
+    solved_targets: Sequence[_SolvedTarget],
+    config: DiscoveryConfig,
+    out: Path,
+    journal: TaskJournal,
     say: Say,
-) -> None:  # fmt: skip
+) -> None:
     """Rules minimised, checked afresh, and written."""
     proved = [r for target in solved_targets for r in target.result.rules]
     every = frozenset(range(len(proved)))
-    rules, verdicts = finished(proved, every, config, out / ".chunks", journal, Fleet(), say)
+    rules, verdicts = finished(proved, every, config, out / ".chunks", journal, WorkerPool(), say)
     origin = f"discovered (weights solved for, from {', '.join(sorted({t.source[0] for t in solved_targets}))})"
     outcome.rules = tuple(replace(r, origin=origin) for r in rules)
     outcome.solved = len(solved_targets)
@@ -430,10 +445,10 @@ def _saved(solved_targets: Sequence[_SolvedTarget]) -> float:
     return total
 
 
-def _explored(outcome: LearningResult, solved_targets: Sequence[_SolvedTarget]) -> ExploredTheme:
+def _explored(outcome: LearningResult, solved_targets: Sequence[_SolvedTarget]) -> VocabularyExplorationResult:
     """The run in the form of a theme's, for the library's own files."""
     candidates = sum(target.result.candidates for target in solved_targets)
-    return ExploredTheme(
+    return VocabularyExplorationResult(
         FAMILY, outcome.rules, (), True, candidates, outcome.derived, candidates, 0, 0, len(outcome.rules), (), (), {}
     )
 

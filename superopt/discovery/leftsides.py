@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from itertools import combinations_with_replacement, islice, permutations, product
 
 from superopt.discovery.config import WEIGHTS
-from superopt.discovery.lifting import Problem, fresh_shape, with_equal_sizes, with_symbols
-from superopt.ir.terms import App, AttributeValue, Term, Var, postorder, variables
+from superopt.discovery.symbolic_generalisation import SynthesisProblem, fresh_shape, with_equal_sizes, with_symbols
+from superopt.ir.terms import AttributeValue, OperatorTerm, Term, VariableTerm, postorder, variables
 from superopt.ir.types import DType, TensorType
 from superopt.ops import REGISTRY
-from superopt.ops.meaning import IllTyped
-from superopt.ops.record import Operator
-from superopt.rules.rule import Rule, TensorScheme, TypeScheme
+from superopt.ops.operator_definition import Operator
+from superopt.ops.operator_semantics import IllTypedOperator
+from superopt.rules.onnx_notation import with_defaults, with_required_attributes
+from superopt.rules.rule import Rule, TensorVariableType, TypeScheme
 from superopt.rules.scanner import RuleError
-from superopt.rules.spelling import with_defaults, with_required_attributes
 from superopt.rules.typing import operator_of, type_terms
 
 __all__ = ["DATA", "left_sides"]
@@ -42,7 +42,7 @@ class _State:
     @property
     def operators(self) -> set[str]:
         """That are applied."""
-        return {t.op for t in postorder(*self.terms) if isinstance(t, App)}
+        return {t.op for t in postorder(*self.terms) if isinstance(t, OperatorTerm)}
 
     @property
     def rank(self) -> int | None:
@@ -50,14 +50,14 @@ class _State:
         problem = self.problem(self.terms[-1])
         return None if problem is None else len(_kind(problem).shape or ())
 
-    def problem(self, term: Term) -> Problem | None:
+    def problem(self, term: Term) -> SynthesisProblem | None:
         """One of the terms, with sizes made to fit."""
         used = set(variables(term))
-        forall = {n: s for n, s in self.forall.items() if n in used or not isinstance(s, TensorScheme)}
-        return with_equal_sizes(Problem(forall, frozenset(self.weights) & used, term))
+        forall = {n: s for n, s in self.forall.items() if n in used or not isinstance(s, TensorVariableType)}
+        return with_equal_sizes(SynthesisProblem(forall, frozenset(self.weights) & used, term))
 
 
-def _kind(problem: Problem) -> TensorType:
+def _kind(problem: SynthesisProblem) -> TensorType:
     return type_terms([problem.term], problem.kinds)[0][problem.term][0]
 
 
@@ -70,7 +70,7 @@ def left_sides(
     biased: bool = False,
     single: bool = False,
     repeated: bool = True,
-) -> Iterator[Problem]:
+) -> Iterator[SynthesisProblem]:
     """Expressions of up to so many of the operators over data ``x``, small ones first; none with a dead part.
 
     Args:
@@ -85,7 +85,7 @@ def left_sides(
     seen: set[str] = set()
     for rank in ranks:
         shape = fresh_shape([1 if single and axis == 0 else None for axis in range(rank)], False, set())
-        states = [_State({DATA: TensorScheme("f", shape)}, (), (Var(DATA),))]
+        states = [_State({DATA: TensorVariableType("f", shape)}, (), (VariableTerm(DATA),))]
         for _ in range(most):
             states = [
                 after
@@ -100,7 +100,7 @@ def left_sides(
                 yield from _whole(state, seen)
 
 
-def _whole(state: _State, seen: set[str]) -> Iterator[Problem]:
+def _whole(state: _State, seen: set[str]) -> Iterator[SynthesisProblem]:
     """The last term of a state, where all the others are parts of it."""
     last = state.terms[-1]
     if not set(state.terms) <= set(postorder(last)):
@@ -119,7 +119,7 @@ def _extended(state: _State, op: str, broadcast: bool, biased: bool) -> Iterator
     if count == 2 and record.family == "elementwise":
         pairs = combinations_with_replacement(state.terms, 2) if record.commutative else product(state.terms, repeat=2)
         for pair in pairs:
-            yield from _applied(state, App(op, pair))
+            yield from _applied(state, OperatorTerm(op, pair))
     for operand in state.terms if count else ():
         problem = state.problem(operand)
         if problem is None:
@@ -127,17 +127,17 @@ def _extended(state: _State, op: str, broadcast: bool, biased: bool) -> Iterator
         kind = _kind(problem)
         if "perm" in record.attributes:
             for perm in islice(permutations(range(len(kind.shape or ()))), 1, None):  # the first moves nothing
-                yield from _applied(state, App(op, (operand,), (("perm", perm),)), kind=kind)
+                yield from _applied(state, OperatorTerm(op, (operand,), (("perm", perm),)), kind=kind)
             continue
         if count == len(record.inputs) == 1 and "axis" in record.attributes:
             for axis in range(len(kind.shape or ())):
-                yield from _applied(state, App(op, (operand,), (("axis", axis),)), kind=kind)
+                yield from _applied(state, OperatorTerm(op, (operand,), (("axis", axis),)), kind=kind)
             continue
         windows = "ints" in record.attributes.values()
         free = [n for n in WEIGHTS if n not in state.weights]
         optional = biased and record.inputs[count:][:1] != () and record.inputs[count].endswith("?")
         for names in (free[: count - 1], free[:count]) if optional else (free[: count - 1],):
-            app = App(op, (operand, *map(Var, names)))
+            app = OperatorTerm(op, (operand, *map(VariableTerm, names)))
             for mode in _MODES if windows else _MODES[:1]:
                 for sizes in _ranks(record, kind, broadcast, len(names)):
                     new_states = _with_weights(state, app, names, sizes, kind, mode)
@@ -165,21 +165,30 @@ def _ranks(record: Operator, kind: TensorType, broadcast: bool, weights: int) ->
 
 
 def _with_weights(
-    state: _State, app: App, names: Sequence[str], sizes: Sequence[Sequence[int | None]], kind: TensorType, mode: str
+    state: _State,
+    app: OperatorTerm,
+    names: Sequence[str],
+    sizes: Sequence[Sequence[int | None]],
+    kind: TensorType,
+    mode: str,
 ) -> Iterator[_State]:
     frame = Rule("", state.forall, (), (), ())
     taken = {*state.forall, *frame.sizes, *frame.attribute_atoms}
     forall = dict(state.forall)
     for name, some in zip(names, sizes, strict=True):
         ones = [1 if mode == "point" and axis > 1 else size for axis, size in enumerate(some)]
-        forall[name] = TensorScheme("f", fresh_shape(ones, True, taken))
+        forall[name] = TensorVariableType("f", fresh_shape(ones, True, taken))
     if mode == "point" and not any(len(s) > 2 for s in sizes):
         return
     yield from _applied(_State(forall, (*state.weights, *names), state.terms), app, mode, taken, kind)
 
 
 def _applied(
-    state: _State, app: App, mode: str = "neutral", taken: set[str] | None = None, kind: TensorType | None = None
+    state: _State,
+    app: OperatorTerm,
+    mode: str = "neutral",
+    taken: set[str] | None = None,
+    kind: TensorType | None = None,
 ) -> Iterator[_State]:
     """The state with an application whose attributes are filled in, if there are sizes at which it is well-formed."""
     whole = _complete(state, app, kind)
@@ -187,25 +196,27 @@ def _applied(
         return
     schemes: dict[str, TypeScheme] = {}
     if mode == "symbols" and taken is not None and kind is not None:
-        before = next((t for m in state.terms for t in postorder(m) if isinstance(t, App) and t.op == app.op), None)
+        before = next(
+            (t for m in state.terms for t in postorder(m) if isinstance(t, OperatorTerm) and t.op == app.op), None
+        )
         if before is not None:
-            whole = App(app.op, app.args, before.attributes)
+            whole = OperatorTerm(app.op, app.args, before.attributes)
         else:
-            kinds = [kind, *(TensorType(DType.FLOAT32, s.shape) for a in app.args[1:] if isinstance(a, Var)
-                             and isinstance(s := state.forall[a.name], TensorScheme))]  # fmt: skip
+            kinds = [kind, *(TensorType(DType.FLOAT32, s.shape) for a in app.args[1:] if isinstance(a, VariableTerm)
+                             and isinstance(s := state.forall[a.name], TensorVariableType))]  # fmt: skip
             whole, schemes = with_symbols(whole, kinds, taken, {})
     new_state = _State({**state.forall, **schemes}, state.weights, (*state.terms, whole))
     if new_state.problem(whole) is not None:
         yield new_state
 
 
-def _complete(state: _State, app: App, kind: TensorType | None) -> App | None:
+def _complete(state: _State, app: OperatorTerm, kind: TensorType | None) -> OperatorTerm | None:
     """The application with each attribute that it lacks and has a default for, and windows of two where it has none."""
     record = operator_of(app)
     if not record.attributes or kind is None:
         return app if not record.attributes else None
     rank = len(kind.shape or ())
-    forall: dict[str, TypeScheme] = {**state.forall, "data": TensorScheme("f", kind.shape or ())}
+    forall: dict[str, TypeScheme] = {**state.forall, "data": TensorVariableType("f", kind.shape or ())}
     given: Attributes = app.attributes
     if "kernel_shape" in record.attributes:
         given = (("kernel_shape", (2,) * (rank - 2)), *given)
@@ -215,12 +226,12 @@ def _complete(state: _State, app: App, kind: TensorType | None) -> App | None:
         given = (("count_include_pad", 1), *given)
     if "axis" in record.attributes and "axis" not in dict(given):
         given = (*given, ("axis", rank - 1))
-    operands = (Var("data"), *app.args[1:])
+    operands = (VariableTerm("data"), *app.args[1:])
     try:
-        side = with_required_attributes(App(app.op, operands, tuple(sorted(given))))
-        whole = with_defaults(Rule("", forall, (), (side,), (Var("data"),)), app.op)
-    except (RuleError, IllTyped):
+        side = with_required_attributes(OperatorTerm(app.op, operands, tuple(sorted(given))))
+        whole = with_defaults(Rule("", forall, (), (side,), (VariableTerm("data"),)), app.op)
+    except (RuleError, IllTypedOperator):
         return None
     term = whole.lhs[0]
-    complete = isinstance(term, App) and {k for k, _ in term.attributes} == set(record.attributes)
-    return App(app.op, app.args, term.attributes) if complete and isinstance(term, App) else None
+    complete = isinstance(term, OperatorTerm) and {k for k, _ in term.attributes} == set(record.attributes)
+    return OperatorTerm(app.op, app.args, term.attributes) if complete and isinstance(term, OperatorTerm) else None

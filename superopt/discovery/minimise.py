@@ -17,8 +17,8 @@ from superopt.discovery.derive import (
     reached,
     rewrites_of,
 )
-from superopt.discovery.store import code_digest
-from superopt.fleet import Checkpoints, Fleet, Task, digest
+from superopt.discovery.result_cache import code_digest
+from superopt.fleet import TaskResultStore, WorkerPool, WorkerTask, digest
 from superopt.rules.canonical import rule_text, text_digest
 from superopt.rules.rule import Rule
 
@@ -32,7 +32,7 @@ _AHEAD = 32  # rules for each worker that are asked about before it is known whi
 
 def minimised(
     rules: Sequence[Rule], progress: Callable[[str], None] | None = None, paying: Container[str] = (), *,
-    fleet: Fleet | None = None, kept: Checkpoints | None = None,
+    fleet: WorkerPool | None = None, kept: TaskResultStore | None = None,
 ) -> tuple[Rule, ...]:  # fmt: skip
     """Keep short and general rules first, and of the others those that are not derived.
 
@@ -48,7 +48,7 @@ def minimised(
     """
     unique = {text_digest(r): r for r in reversed(rules)}
     ordered = [rule for _, rule in sorted(unique.items(), key=lambda item: (*rank(item[1]), item[0]))]
-    ask = _Derivable(fleet or Fleet(), kept, paying)
+    ask = _Derivable(fleet or WorkerPool(), kept, paying)
     found_rules: list[Rule] = []
     for number, (rule, follows) in enumerate(ask.each(ordered, found_rules)):
         if not follows:
@@ -75,8 +75,8 @@ class _Derivable:
     another.
     """
 
-    fleet: Fleet
-    checkpoints: Checkpoints | None
+    fleet: WorkerPool
+    checkpoints: TaskResultStore | None
     paying: Container[str]
     derivable: dict[tuple[str, tuple[str, ...]], bool] = field(default_factory=dict)
     packed: dict[str, bytes] = field(default_factory=dict)  # rules as they are sent, by their ids
@@ -98,7 +98,7 @@ class _Derivable:
                 near[rule.id] = len(kept), asked
             return asked
 
-        def questions() -> Iterator[Task[dict[str, bool]] | None]:
+        def questions() -> Iterator[WorkerTask[dict[str, bool]] | None]:
             while True:
                 under_way = set(given.values())
                 for rule in ordered[position : position + _AHEAD * self.fleet.size]:
@@ -120,14 +120,14 @@ class _Derivable:
             yield rule, self.derivable[asked_of(rule)]
             position += 1
 
-    def _task(self, rule: Rule, near: Sequence[Rule]) -> Task[dict[str, bool]]:
+    def _task(self, rule: Rule, near: Sequence[Rule]) -> WorkerTask[dict[str, bool]]:
         rounds = QUICK_ROUNDS if rule.origin == SHORTCUT or rule.id in self.paying else ROUNDS
         key = ""
         if self.checkpoints is not None:
             key = digest(
                 "follows", code_digest(whole=True), rule_text(rule), rule.origin, rounds, list(map(rule_text, near))
             )
-        return Task(_follows, (self._sent(rule), tuple(map(self._sent, near)), rounds), key=key)
+        return WorkerTask(_follows, (self._sent(rule), tuple(map(self._sent, near)), rounds), key=key)
 
     def _sent(self, rule: Rule) -> bytes:
         if rule.id not in self.packed:

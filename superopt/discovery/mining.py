@@ -9,7 +9,7 @@ takes a kernel for reductions three times as long as a convolution with the same
 elements of its data, whose time is a matter of the axes that it is told; and each that sums products of two tensors, or
 works along an axis of one, and may do so with matrices.
 
-An :class:`Agenda` orders the parts of several models, and says how much a cheaper equal of each has to save.
+An :class:`SubgraphQueue` orders the parts of several models, and says how much a cheaper equal of each has to save.
 """
 
 from __future__ import annotations
@@ -19,18 +19,28 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from superopt.cost import CostModel
-from superopt.cost.fusion import groups
+from superopt.cost.backend_capabilities import groups
 from superopt.discovery.config import WEIGHTS
-from superopt.discovery.data_movement import along, contracts
+from superopt.discovery.data_movement_terms import along, contracts
 from superopt.discovery.skeletons import OPERATORS
-from superopt.ir.terms import App, Term, Var
+from superopt.ir.terms import OperatorTerm, Term, VariableTerm
 from superopt.ir.types import TensorType
 from superopt.ops import REGISTRY
-from superopt.ops.meaning import Call, Comprehension, IllTyped, Read, Reduce, Scalar, Where, parts, subexpressions
-from superopt.ops.record import FLOATS
-from superopt.program.program import Program
+from superopt.ops.operator_definition import FLOATS
+from superopt.ops.operator_semantics import (
+    ElementRead,
+    IllTypedOperator,
+    ScalarCall,
+    ScalarConditional,
+    ScalarExpression,
+    ScalarReduction,
+    TensorComprehension,
+    parts,
+    subexpressions,
+)
+from superopt.program.graph_program import GraphProgram
 
-__all__ = ["Agenda", "Entry", "Target", "mined"]
+__all__ = ["SubgraphQueue", "QueuedSubgraph", "MinedSubgraph", "mined"]
 
 _DATA = tuple(f"x{c}" for c in "abcdefghijklmnop")
 _MOST_PARTS = 60  # with one result
@@ -39,7 +49,7 @@ _WIDEST = 16  # operators in an affine part
 
 
 @dataclass(frozen=True)
-class Target:
+class MinedSubgraph:
     """A part of a model.
 
     Attributes:
@@ -70,11 +80,11 @@ class Target:
         return f"{self.term} {[(n, str(t)) for n, t in self.kinds.items()]}"
 
 
-def mined(program: Program, model: CostModel) -> list[Target]:
+def mined(program: GraphProgram, model: CostModel) -> list[MinedSubgraph]:
     """The targets of a program, by frequency times cost."""
     prices = _prices(program, model)
     straight = {p for p in prices if _is_affine(program, p)}
-    targets: dict[str, Target] = {}
+    targets: dict[str, MinedSubgraph] = {}
     for root in prices:
         wide = _widest(program, root, straight)
         single = (root in straight and _says_it_all(program, root)) or _is_for_matrices(program, root)
@@ -91,7 +101,7 @@ def mined(program: Program, model: CostModel) -> list[Target]:
     return sorted(targets.values(), key=lambda t: (-len(t.occurrences) * t.us, t.text))
 
 
-def _usable(program: Program, position: int) -> bool:
+def _usable(program: GraphProgram, position: int) -> bool:
     """Whether a step has one result of real numbers, computed from such alone, of known sizes."""
     step = program.steps[position]
     names = [a for a in step.args if a is not None]
@@ -103,7 +113,7 @@ def _usable(program: Program, position: int) -> bool:
     )  # fmt: skip
 
 
-def _prices(program: Program, model: CostModel) -> dict[int, float]:
+def _prices(program: GraphProgram, model: CostModel) -> dict[int, float]:
     """What each step that a part may have costs; where the runtime makes one kernel of several, the dearest alone."""
     prices = {p: _price(program, p, model) for p in program.running if _usable(program, p)}
     for group in groups(program.graph, model.backend.patterns, program.types):
@@ -113,7 +123,7 @@ def _prices(program: Program, model: CostModel) -> dict[int, float]:
     return prices
 
 
-def _price(program: Program, position: int, model: CostModel) -> float:
+def _price(program: GraphProgram, position: int, model: CostModel) -> float:
     """What a step costs where it is: less than by itself where it becomes a part of the kernel before it."""
     step = program.steps[position]
     kinds = [None if a is None else program.types[a] for a in step.args]
@@ -126,46 +136,46 @@ def _price(program: Program, position: int, model: CostModel) -> float:
     ).us  # fmt: skip
 
 
-def _meaning(program: Program, position: int) -> Comprehension | None:
+def _meaning(program: GraphProgram, position: int) -> TensorComprehension | None:
     """What a step's result is; ``None`` where that is not said."""
     step = program.steps[position]
     kinds = [None if a is None else program.types[a] for a in step.args]
     try:
         return REGISTRY[step.op].apply(kinds, dict(step.attributes))[0].outputs[0]
-    except IllTyped:
+    except IllTypedOperator:
         return None
 
 
-def _body(program: Program, position: int) -> Scalar | None:
+def _body(program: GraphProgram, position: int) -> ScalarExpression | None:
     """What an element of a step's result is; ``None`` where that is not said."""
     meaning = _meaning(program, position)
     return None if meaning is None else meaning.body
 
 
-def _is_for_matrices(program: Program, position: int) -> bool:
+def _is_for_matrices(program: GraphProgram, position: int) -> bool:
     """Whether a step sums products of two tensors, and is none of the operators that equals are made of, or works along
     axes of one tensor: it may be one of matrices."""
     step = program.steps[position]
     if step.op in OPERATORS:
         return False
     data = [a for a in step.args if a is not None]
-    if len(data) == 1 and along(App(step.op, (Var("x"),), tuple(step.attributes))):
+    if len(data) == 1 and along(OperatorTerm(step.op, (VariableTerm("x"),), tuple(step.attributes))):
         return True
     meaning = _meaning(program, position)
     return meaning is not None and contracts(meaning)
 
 
-def _says_it_all(program: Program, position: int) -> bool:
+def _says_it_all(program: GraphProgram, position: int) -> bool:
     """Whether a step by itself may have an equal: it sums elements of its data or merely gives them, and has no
     weights."""
     body = _body(program, position)
     fixed = any(a in program.constant for a in program.steps[position].args)
     return not fixed and body is not None and (
-        isinstance(body, Read) or any(isinstance(s, Reduce) for s in subexpressions(body))
+        isinstance(body, ElementRead) or any(isinstance(s, ScalarReduction) for s in subexpressions(body))
     )  # fmt: skip
 
 
-def _is_affine(program: Program, position: int) -> bool:
+def _is_affine(program: GraphProgram, position: int) -> bool:
     """Whether a step's result is, element by element, a sum of its data times what is known of weights."""
     step, body = program.steps[position], _body(program, position)
     if body is None:
@@ -178,19 +188,19 @@ def _is_affine(program: Program, position: int) -> bool:
     return degrees[id(body)] <= 1
 
 
-def _degree(node: Scalar, inside: Sequence[float], constant: Sequence[bool]) -> float:
+def _degree(node: ScalarExpression, inside: Sequence[float], constant: Sequence[bool]) -> float:
     """In the data, of one expression whose own parts have these degrees; infinite where it is no polynomial."""
     match node:
-        case Read(operand):
+        case ElementRead(operand):
             return inf if any(inside) else float(not constant[operand])
-        case Call("add") | Reduce("sum") | Where():
+        case ScalarCall("add") | ScalarReduction("sum") | ScalarConditional():
             return max(inside)
-        case Call("mul"):
+        case ScalarCall("mul"):
             return sum(inside)
     return inf if any(inside) else 0.0
 
 
-def _widest(program: Program, root: int, straight: Set[int]) -> frozenset[int]:
+def _widest(program: GraphProgram, root: int, straight: Set[int]) -> frozenset[int]:
     """The affine steps that lead to one and to nothing else, the nearest ones where there are many."""
     part: dict[int, None] = {root: None} if root in straight else {}
     waiting = list(part)
@@ -206,7 +216,7 @@ def _widest(program: Program, root: int, straight: Set[int]) -> frozenset[int]:
     return frozenset(part)
 
 
-def _parts(program: Program, root: int, usable: Set[int]) -> Iterator[frozenset[int]]:
+def _parts(program: GraphProgram, root: int, usable: Set[int]) -> Iterator[frozenset[int]]:
     """Connected sets of steps that end in one, grown by producers that only the set reads."""
     seen: set[frozenset[int]] = {frozenset({root})}
     waiting = [frozenset({root})]
@@ -228,7 +238,7 @@ def _parts(program: Program, root: int, usable: Set[int]) -> Iterator[frozenset[
                     waiting.append(grown)
 
 
-def _target(program: Program, root: int, part: frozenset[int], us: float, dearest: float) -> Target | None:
+def _target(program: GraphProgram, root: int, part: frozenset[int], us: float, dearest: float) -> MinedSubgraph | None:
     """The part as a term, its leaves numbered in order of first use."""
     terms: dict[str, Term] = {}
     kinds: dict[str, TensorType] = {}
@@ -237,7 +247,7 @@ def _target(program: Program, root: int, part: frozenset[int], us: float, deares
     def value(name: str) -> Term:
         if name not in terms:
             own = next(weights if name in program.constant else data)
-            terms[name], kinds[own] = Var(own), program.types[name]
+            terms[name], kinds[own] = VariableTerm(own), program.types[name]
         return terms[name]
 
     try:
@@ -245,18 +255,18 @@ def _target(program: Program, root: int, part: frozenset[int], us: float, deares
             step = program.steps[position]
             # a list, because a generator makes another error of what says that names have run out
             args = tuple([None if a is None else value(program.same.get(a, a)) for a in step.args])
-            terms[step.outputs[0]] = App(step.op, args, tuple(step.attributes))
+            terms[step.outputs[0]] = OperatorTerm(step.op, args, tuple(step.attributes))
     except StopIteration:
         return None
     step = program.steps[root]
-    return Target(terms[step.outputs[0]], kinds, us, dearest, (), step.name)
+    return MinedSubgraph(terms[step.outputs[0]], kinds, us, dearest, (), step.name)
 
 
 Source = tuple[str, bool]
 
 
 @dataclass(frozen=True)
-class Entry:
+class QueuedSubgraph:
     """A part that waits to be looked at.
 
     Attributes:
@@ -267,7 +277,7 @@ class Entry:
     """
 
     source: Source
-    part: Target
+    part: MinedSubgraph
     whole: float
     reach: float = 0.0
 
@@ -284,7 +294,7 @@ class Entry:
         return not self.part.affine, -self.gain_share / size, size, self.source, self.part.text
 
 
-class Agenda:
+class SubgraphQueue:
     """Parts, the one from which there is most to gain first, as far as is known by then.
 
     Args:
@@ -292,13 +302,13 @@ class Agenda:
         least: what there has to be to gain, as a share of a model.
     """
 
-    def __init__(self, entries: Sequence[Entry], least: float) -> None:
+    def __init__(self, entries: Sequence[QueuedSubgraph], least: float) -> None:
         self.least = least
         self.waiting = [e for e in entries if e.gain_share >= least]
         self.settled: dict[Source, list[tuple[float, frozenset[int]]]] = {}
         self.inside = 0  # parts of which nothing is left to gain beside what is known of their own parts
 
-    def next(self) -> Entry | None:
+    def next(self) -> QueuedSubgraph | None:
         """The next part; ``None`` when none is left."""
         if not self.waiting:
             return None
@@ -306,11 +316,11 @@ class Agenda:
         self.waiting.remove(best)
         return best
 
-    def settle(self, entry: Entry, saving: float) -> None:
+    def settle(self, entry: QueuedSubgraph, saving: float) -> None:
         """An equal of a part is known, which saves so much at each of its places."""
         known = self.settled.setdefault(entry.source, [])
         known.extend((saving, p) for p in entry.part.occurrences)
-        left: list[Entry] = []
+        left: list[QueuedSubgraph] = []
         for other in self.waiting:
             place = other.part.occurrences[0]
             if other.source == entry.source and any(p < place for p in entry.part.occurrences):

@@ -28,18 +28,27 @@ from typing import Any
 
 import numpy as np
 
-from superopt.discovery.coincidences import Coincidences, Form
-from superopt.discovery.config import Theme
-from superopt.discovery.enumerate import BATCH, Builder, Class, Enumeration, Level, algebra_of, begun, written_as
-from superopt.discovery.store import code_digest, digest_of
+from superopt.discovery.config import OperatorVocabulary
+from superopt.discovery.enumerate import (
+    BATCH,
+    Enumeration,
+    EnumerationCounts,
+    TermEnumerator,
+    TermEquivalenceClass,
+    algebra_of,
+    begun,
+    written_as,
+)
+from superopt.discovery.equal_term_pairs import CompactTermPairs, TemplateApplication
+from superopt.discovery.result_cache import code_digest, digest_of
 from superopt.discovery.template import TypedTemplate
-from superopt.fleet import Checkpoints, Fleet, Task
+from superopt.fleet import TaskResultStore, WorkerPool, WorkerTask
 from superopt.ir.terms import Term, variables
 from superopt.ir.types import TensorType
-from superopt.runtime.evaluate import Array
-from superopt.verifier.exact.sampling import Point
+from superopt.runtime.comprehension_evaluation import Array
+from superopt.verifier.exact.sampling import SizeSample
 
-__all__ = ["Cost", "SizeCosts", "Traffic", "enumerate_sharded"]
+__all__ = ["ShardTaskCost", "TermSizeCosts", "ShardedEnumerationCosts", "enumerate_sharded"]
 
 _BLOCK = BATCH  # applications that are evaluated by one task; the client holds eight results a worker
 _VALUED = BATCH // 2  # where values go back too, which take ten times the memory of rows
@@ -49,7 +58,7 @@ Group = tuple[int, tuple[TensorType, ...], Array]  # template, types of the oper
 
 
 @dataclass(frozen=True)
-class Cost:
+class ShardTaskCost:
     """What one task took: seconds of processor time, bytes of arrays sent to it and received, rows of terms; and the
     process that did it."""
 
@@ -61,18 +70,18 @@ class Cost:
 
 
 @dataclass
-class SizeCosts:
+class TermSizeCosts:
     """What one size took: its tasks, and the client's own processor time between them and after the last."""
 
-    blocks: list[Cost] = field(default_factory=list)
-    joins: list[Cost] = field(default_factory=list)
+    blocks: list[ShardTaskCost] = field(default_factory=list)
+    joins: list[ShardTaskCost] = field(default_factory=list)
     submitting: float = 0.0
     collecting: float = 0.0
     finishing: float = 0.0
 
 
 @dataclass
-class Traffic:
+class ShardedEnumerationCosts:
     """What a sharded enumeration took, for the capacity plan (lab/notes/scale.md).
 
     Attributes:
@@ -80,7 +89,7 @@ class Traffic:
         rows: terms; ``row_bytes``: of one; ``largest``: the most rows that one worker held.
     """
 
-    sizes: list[SizeCosts] = field(default_factory=list)
+    sizes: list[TermSizeCosts] = field(default_factory=list)
     rows: int = 0
     row_bytes: int = 0
     largest: int = 0
@@ -100,9 +109,17 @@ class Traffic:
 
 
 def enumerate_sharded(
-    theme: Theme, points: Sequence[Point], seed: int, most: int, *, shards: int, fleet: Fleet,
-    kept: Checkpoints | None = None, folder: Path | None = None, progress: Callable[[Level], None] | None = None,
-) -> tuple[Enumeration, Traffic]:  # fmt: skip
+    theme: OperatorVocabulary,
+    points: Sequence[SizeSample],
+    seed: int,
+    most: int,
+    *,
+    shards: int,
+    fleet: WorkerPool,
+    kept: TaskResultStore | None = None,
+    folder: Path | None = None,
+    progress: Callable[[EnumerationCounts], None] | None = None,
+) -> tuple[Enumeration, ShardedEnumerationCosts]:
     """What :func:`.enumerate_terms` finds, made by a fleet; ``classes`` lack those of the last size, and all values.
 
     Args:
@@ -119,7 +136,7 @@ def enumerate_sharded(
     _give_back()
     builder = begun(theme, points, seed, most)
     key = digest_of("sharded", code_digest(), theme.text, theme.operators, [repr(p) for p in points], seed)
-    run = _Sharded(builder, shards, fleet, kept, key, Traffic())
+    run = _Sharded(builder, shards, fleet, kept, key, ShardedEnumerationCosts())
     for size in range(1, theme.operators + 1):
         with tempfile.TemporaryDirectory(dir=folder, prefix="ranges-") as place:
             run.grow(size, last=size == theme.operators, ranges=Path(place))
@@ -132,12 +149,12 @@ def enumerate_sharded(
 
 @dataclass
 class _Sharded:
-    builder: Builder
+    builder: TermEnumerator
     shards: int
-    fleet: Fleet
-    checkpoints: Checkpoints | None
+    fleet: WorkerPool
+    checkpoints: TaskResultStore | None
     key: str
-    traffic: Traffic
+    traffic: ShardedEnumerationCosts
     groups: list[tuple[int, tuple[TensorType, ...]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -148,18 +165,18 @@ class _Sharded:
         self.stacks: dict[TensorType, tuple[Array, ...]] = {}  # values of classes of a type, at each point
         self.rows: list[int] = []  # of a class in its type's
         self._stack()
-        self.pairs = Coincidences(tuple(self.builder.pairs), [c.term for c in self.builder.found.classes], arity)
+        self.pairs = CompactTermPairs(tuple(self.builder.pairs), [c.term for c in self.builder.found.classes], arity)
         self.builder.found.pairs = self.pairs
 
     def grow(self, size: int, *, last: bool, ranges: Path) -> None:
         """All terms of a size."""
         self.values = {}
-        self.size_costs = SizeCosts()
+        self.size_costs = TermSizeCosts()
         self.traffic.sizes.append(self.size_costs)
         first, position = self.traffic.rows, 0
         source, more = self._timed(self._blocks(size, _BLOCK if last else _VALUED)), True
 
-        def tasks() -> Iterator[Task[dict[str, Any]]]:
+        def tasks() -> Iterator[WorkerTask[dict[str, Any]]]:
             nonlocal more
             for block in source:
                 if block is None:
@@ -241,13 +258,13 @@ class _Sharded:
         )
         return _Block(tuple(groups), values, first)
 
-    def _block(self, block: _Block, *, keep: bool, size: int) -> Task[dict[str, Any]]:
+    def _block(self, block: _Block, *, keep: bool, size: int) -> WorkerTask[dict[str, Any]]:
         key = ""
         if self.checkpoints is not None:
             calls = [(n, hashlib.sha256(c.tobytes()).hexdigest()) for n, _, c in block.groups]
             key = digest_of(self.key, "block", size, keep, block.first, calls)
         theme, points = self.builder.theme, tuple(self.builder.points)
-        return Task(_evaluated, (theme, points, block, keep, self.dtype.descr), f"{theme.name}, size {size}", key)
+        return WorkerTask(_evaluated, (theme, points, block, keep, self.dtype.descr), f"{theme.name}, size {size}", key)
 
     def _spool(self, rows: Array, ranges: Path) -> None:
         """Rows into the files of their ranges."""
@@ -262,7 +279,7 @@ class _Sharded:
         earlier = self._earlier()
         home = _range_of(earlier, self.shards)
 
-        def tasks() -> Iterator[Task[dict[str, Any]]]:
+        def tasks() -> Iterator[WorkerTask[dict[str, Any]]]:
             for shard in range(self.shards):
                 path = ranges / str(shard)
                 if not path.is_file():
@@ -271,7 +288,7 @@ class _Sharded:
                 self.traffic.largest = max(self.traffic.largest, len(rows))
                 name = f"{builder.theme.name}, size {size}, range {shard + 1} of {self.shards}"
                 key = "" if self.checkpoints is None else digest_of("joined", code_digest(), last, _digest(rows))
-                yield Task(_join, (rows, last), name, key)
+                yield WorkerTask(_join, (rows, last), name, key)
 
         pairs, new, fresh = list[tuple[Array, Array, Array, Array]](), [], 0
         for outcome in self.fleet.each(tasks(), kept=self.checkpoints):
@@ -293,12 +310,12 @@ class _Sharded:
             places, others, members, firsts = map(np.concatenate, zip(*pairs, strict=True))
             self._coincide(places, others, members, firsts, numbers)
         if enumeration.complete:
-            enumeration.levels.append(Level(size, builder.terms, classes + fresh, len(enumeration.pairs)))
+            enumeration.levels.append(EnumerationCounts(size, builder.terms, classes + fresh, len(enumeration.pairs)))
         self.size_costs.finishing = time.thread_time() - clock
 
     def _stack(self) -> None:
         """Put the values of new classes into their types' stacks: one array takes less than thousands."""
-        fresh: dict[TensorType, list[Class]] = {}
+        fresh: dict[TensorType, list[TermEquivalenceClass]] = {}
         held = Counter({kind: len(stacks[0]) for kind, stacks in self.stacks.items()})
         for found_class in self.builder.found.classes[len(self.rows) :]:
             self.rows.append(held[found_class.type])
@@ -339,7 +356,7 @@ class _Sharded:
         number, types = self.groups[int(row["group"])]
         return self.builder.typing(number, types)[int(row["variant"])]
 
-    def _written(self, group: int, variant: int) -> Form:
+    def _written(self, group: int, variant: int) -> TemplateApplication:
         return written_as(self.builder.typing(*self.groups[group])[variant])
 
     def _admit(self, row: Any, size: int) -> int:
@@ -351,7 +368,7 @@ class _Sharded:
         constant = all(builder.theme.is_weight(n) for n in variables(term))
         builder.index[kind, row["mark"].tobytes()] = len(classes)
         builder.by_size.setdefault(size, []).append(len(classes))
-        classes.append(Class(term, kind, size, self.values[int(row["place"])], constant))
+        classes.append(TermEquivalenceClass(term, kind, size, self.values[int(row["place"])], constant))
         self.pairs.classes.append(term)
         return len(classes) - 1
 
@@ -367,7 +384,7 @@ class _Block:
 
 
 def _cut(
-    builder: Builder, forms: Sequence[TypedTemplate], calls: Array, most: int
+    builder: TermEnumerator, forms: Sequence[TypedTemplate], calls: Array, most: int
 ) -> Iterator[Array]:  # fmt: skip
     """Calls in parts of the size of a block, in steps that are evaluated at once; whole where there are variants."""
     if len(forms) != 1:
@@ -380,10 +397,12 @@ def _cut(
         yield calls[start : start + part]
 
 
-class _Recorder(Builder):
+class _Recorder(TermEnumerator):
     """Evaluates applications whose operands' values it was given, and notes each term as a row."""
 
-    def __init__(self, theme: Theme, points: Sequence[Point], block: _Block, dtype: np.dtype[Any]) -> None:
+    def __init__(
+        self, theme: OperatorVocabulary, points: Sequence[SizeSample], block: _Block, dtype: np.dtype[Any]
+    ) -> None:
         super().__init__(theme, points, np.random.default_rng(0), most=0)
         self.submitting = {c: each for alike, values in block.values for c, *each in zip(alike, *values, strict=True)}
         self.use(algebra_of(theme))
@@ -435,7 +454,7 @@ class _Recorder(Builder):
 
 
 def _evaluated(
-    theme: Theme, points: Sequence[Point], block: _Block, keep: bool, dtype: Sequence[Any]
+    theme: OperatorVocabulary, points: Sequence[SizeSample], block: _Block, keep: bool, dtype: Sequence[Any]
 ) -> dict[str, Any]:  # fmt: skip
     """The rows of a block's terms, in order, and with ``keep`` the values of the first of each fingerprint."""
     _give_back()
@@ -520,6 +539,6 @@ def _unpacked(data: Mapping[str, Any]) -> dict[str, Array]:
         return {name: found[name] for name in found.files}
 
 
-def _cost(sent: int, rows: int, data: Mapping[str, Any], arrays: Mapping[str, Array]) -> Cost:
+def _cost(sent: int, rows: int, data: Mapping[str, Any], arrays: Mapping[str, Array]) -> ShardTaskCost:
     received = sum(a.nbytes for a in arrays.values())
-    return Cost(float(data["seconds"]), sent, received, rows, int(data["worker"]))
+    return ShardTaskCost(float(data["seconds"]), sent, received, rows, int(data["worker"]))

@@ -1,8 +1,9 @@
 """Right sides before their weights are known: operators over the left side's data with holes for weights.
 
-A skeleton is made of operators alone: what stands in its holes is solved for (:mod:`superopt.discovery.linear`) and
-synthesised (:mod:`superopt.discovery.synthesis`). Shapes of holes are those at which the operator accepts its operands
-and gives the left side's type, of the sizes that the left side has.
+A skeleton is made of operators alone: what stands in its holes is solved for
+(:mod:`superopt.discovery.weight_equations`) and synthesised (:mod:`superopt.discovery.weight_synthesis`). Shapes of
+holes are those at which the operator accepts its operands and gives the left side's type, of the sizes that the left
+side has.
 
 A product with a weight sums over the elements of a row, and its weight may have its rows in any order: of all orders of
 the data, the one that a device moves quickest is as good; so for the columns (:func:`reordered`).
@@ -15,17 +16,17 @@ from dataclasses import replace
 from itertools import combinations, product
 from math import inf
 
-from superopt.discovery.applications import Skeleton, applied, broadcasting, looks_through
-from superopt.discovery.data_movement import along_matrices, as_products, rearranged
-from superopt.discovery.data_movement import rearranged as _orders_of
-from superopt.discovery.lifting import Problem, orders
-from superopt.discovery.synthesis import extents
-from superopt.ir.poly import Dim, Poly
-from superopt.ir.terms import App, Project, Term, Var, postorder, remade, replaced, variables
+from superopt.discovery.data_movement_terms import along_matrices, as_products, rearranged
+from superopt.discovery.data_movement_terms import rearranged as _orders_of
+from superopt.discovery.operator_skeletons import Skeleton, applied, broadcasting, looks_through
+from superopt.discovery.symbolic_generalisation import SynthesisProblem, orders
+from superopt.discovery.weight_synthesis import extents
+from superopt.ir.size_polynomial import Dim, SizePolynomial
+from superopt.ir.terms import OperatorTerm, OutputTerm, Term, VariableTerm, postorder, remade, replaced, variables
 from superopt.ir.types import TensorType
 from superopt.ops import REGISTRY
-from superopt.ops.forms import product as elements_of
-from superopt.ops.meaning import IllTyped
+from superopt.ops.onnx_node_conversion import product as elements_of
+from superopt.ops.operator_semantics import IllTypedOperator
 from superopt.rules.scanner import RuleError
 from superopt.rules.typing import operator_of, type_terms
 
@@ -41,7 +42,7 @@ Price = Callable[[Skeleton], float | None]
 
 
 def skeletons(
-    problem: Problem, operators: Sequence[str] = OPERATORS, *, needed: Set[str] = frozenset(),
+    problem: SynthesisProblem, operators: Sequence[str] = OPERATORS, *, needed: Set[str] = frozenset(),
     price: Price = lambda _: 0.0, limit: float = inf, affine: bool = True, rearranged_only: bool = False,
     alternatives: bool = False,
 ) -> Iterator[Skeleton]:  # fmt: skip
@@ -83,9 +84,13 @@ def skeletons(
     ]  # fmt: skip
     whole = [b for b in bases if needed <= read[b]]
     applied = {b for b in whole if b in rearranged or _worth_it(problem, (b,), affine)}
-    own = [t.op for t in postorder(problem.term) if isinstance(t, App) and operator_of(t).family in ("conv", "linear")]
+    own = [
+        t.op
+        for t in postorder(problem.term)
+        if isinstance(t, OperatorTerm) and operator_of(t).family in ("conv", "linear")
+    ]
     operators = tuple(dict.fromkeys((*operators, *own)))
-    smaller = {b for b in rearranged if not (alternatives and isinstance(b, Var))}
+    smaller = {b for b in rearranged if not (alternatives and isinstance(b, VariableTerm))}
     singles = {
         b: list(_singles(problem, _pointwise(operators) if b in smaller else operators, b, k, target, sizes))
         for b, k in bases.items()
@@ -104,13 +109,18 @@ def skeletons(
 
 
 def _singles(
-    problem: Problem, operators: Sequence[str], base: Term, kind: TensorType, target: TensorType, sizes: tuple[Dim, ...]
+    problem: SynthesisProblem,
+    operators: Sequence[str],
+    base: Term,
+    kind: TensorType,
+    target: TensorType,
+    sizes: tuple[Dim, ...],
 ) -> Iterator[Skeleton]:
     """One of the operators applied to one term, or the window through which the problem looks at it."""
     prefix = f"{_HOLE}a"
     for op in operators:
         yield from applied(problem, op, base, kind, target, sizes, prefix)
-    look = looks_through(problem, base.name) if isinstance(base, Var) else None
+    look = looks_through(problem, base.name) if isinstance(base, VariableTerm) else None
     if look is not None:
         op, attributes, window = look
         more = tuple(dict.fromkeys((*sizes, *window)))
@@ -126,10 +136,10 @@ def _completes(a: Term, b: Term, read: Mapping[Term, frozenset[str]], needed: Se
     return str(a) < str(b) and not read[a] & read[b] and needed <= read[a] | read[b]
 
 
-def _worth_it(problem: Problem, bases: Sequence[Term], affine: bool) -> bool:
+def _worth_it(problem: SynthesisProblem, bases: Sequence[Term], affine: bool) -> bool:
     """Whether weighted sums of terms can be an equal that no smaller expression has, with these terms for data."""
     inside = set(postorder(problem.term))
-    return affine if all(isinstance(b, Var) for b in bases) else any(b not in inside for b in bases)
+    return affine if all(isinstance(b, VariableTerm) for b in bases) else any(b not in inside for b in bases)
 
 
 def _with_addend(single: Skeleton, target: TensorType) -> Skeleton:
@@ -139,7 +149,7 @@ def _with_addend(single: Skeleton, target: TensorType) -> Skeleton:
     *fewer, widest = broadcasting(target)
     alike = tuple({**some, hole: kind} for some in single.narrower for kind in some.values())
     narrower = (*alike, *({**single.holes, hole: kind} for kind in fewer))
-    return Skeleton(App("Add", (single.term, Var(hole))), {**single.holes, hole: widest}, narrower)
+    return Skeleton(OperatorTerm("Add", (single.term, VariableTerm(hole))), {**single.holes, hole: widest}, narrower)
 
 
 def _sums(
@@ -165,7 +175,7 @@ def _with_other(
         names = {h: f"{_HOLE}b{h[2:]}" for h in second.holes}
         renamed = _renamed(second.term, names)
         holes = {names[h]: t for h, t in second.holes.items()}
-        both = Skeleton(App("Add", (single.term, renamed)), {**single.holes, **holes})
+        both = Skeleton(OperatorTerm("Add", (single.term, renamed)), {**single.holes, **holes})
         yield both
         if not _adds(second.term) or not second.holes:
             yield _with_addend(both, target)
@@ -174,31 +184,33 @@ def _with_other(
 def _renamed(root: Term, names: Mapping[str, str]) -> Term:
     terms: dict[Term, Term] = {}
     for term in postorder(root):
-        terms[term] = Var(names.get(term.name, term.name)) if isinstance(term, Var) else remade(term, terms)
+        terms[term] = (
+            VariableTerm(names.get(term.name, term.name)) if isinstance(term, VariableTerm) else remade(term, terms)
+        )
     return terms[root]
 
 
 def _adds(term: Term) -> bool:
-    return isinstance(term, App) and term.op == "Add"
+    return isinstance(term, OperatorTerm) and term.op == "Add"
 
 
 # ── what skeletons start from ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _data(problem: Problem) -> list[Term]:
+def _data(problem: SynthesisProblem) -> list[Term]:
     """Subterms that depend on data, the whole left out."""
     return [
         t for t in postorder(problem.term)
-        if t != problem.term and not isinstance(t, Project) and not set(variables(t)) <= problem.weights
+        if t != problem.term and not isinstance(t, OutputTerm) and not set(variables(t)) <= problem.weights
     ]  # fmt: skip
 
 
-def _neutral(problem: Problem) -> dict[Term, TensorType]:
+def _neutral(problem: SynthesisProblem) -> dict[Term, TensorType]:
     """Applications with their weights left out or made 1: what a normalisation is without its affine part."""
     kinds = problem.kinds
     tensor_types: dict[Term, TensorType] = {}
     for term in (*_data(problem), problem.term):
-        if not isinstance(term, App) or operator_of(term).family in ("elementwise", "conv", "linear"):
+        if not isinstance(term, OperatorTerm) or operator_of(term).family in ("elementwise", "conv", "linear"):
             continue
         if any(i.endswith("*") for i in REGISTRY[term.op].inputs):
             continue  # of operands of any number none does nothing
@@ -208,12 +220,12 @@ def _neutral(problem: Problem) -> dict[Term, TensorType]:
         app = _without(term, positions, kinds)
         try:
             tensor_types[app] = type_terms([app], kinds)[0][app][0]
-        except (IllTyped, RuleError):
+        except (IllTypedOperator, RuleError):
             continue
     return tensor_types
 
 
-def _rearranged(problem: Problem) -> dict[Term, TensorType]:
+def _rearranged(problem: SynthesisProblem) -> dict[Term, TensorType]:
     """The problem with applications left out, or in the other order, nearest first: what it is made of may not depend
     on one, and what one does to its axes may not matter to the next.
 
@@ -238,35 +250,35 @@ def _rearranged(problem: Problem) -> dict[Term, TensorType]:
 
 def _neighbours(root: Term, weights: Set[str]) -> Iterator[Term]:
     """A term with one application left out, and with two that follow each other in the other order."""
-    several = {t.term for t in postorder(root) if isinstance(t, Project)}
+    several = {t.term for t in postorder(root) if isinstance(t, OutputTerm)}
     for outer in postorder(root):
-        if not isinstance(outer, App) or outer in several:
+        if not isinstance(outer, OperatorTerm) or outer in several:
             continue
         data = [a for a in outer.args if a is not None and not set(variables(a)) <= weights]
         for operand in data:
             yield replaced(root, outer, operand)
-        if len(data) == 1 and isinstance(inner := data[0], App):
+        if len(data) == 1 and isinstance(inner := data[0], OperatorTerm):
             below = [a for a in inner.args if a is not None and not set(variables(a)) <= weights]
             if len(below) == 1:
                 yield replaced(root, outer, _on(inner, below[0], _on(outer, inner, below[0])))
 
 
-def _on(app: App, operand: Term, other: Term) -> App:
+def _on(app: OperatorTerm, operand: Term, other: Term) -> OperatorTerm:
     """An application with another operand in the place of one."""
     return replace(app, args=tuple(other if a == operand else a for a in app.args))
 
 
-def _in_order(problem: Problem, target: TensorType) -> Iterator[Skeleton]:
+def _in_order(problem: SynthesisProblem, target: TensorType) -> Iterator[Skeleton]:
     """The elements of the only tensor that the problem has, in each order in which its shape can be taken apart: axes
     that stay beside each other, or have one element, are moved as one; what is repeated is repeated last."""
     names = list(variables(problem.term))
     if len(names) == 1 and names[0] not in problem.weights and orders(problem.term):
         shape, wanted = problem.kinds[names[0]].shape or (), target.shape or ()
-        for term in _orders_of(Var(names[0]), shape, wanted, joined=True):
+        for term in _orders_of(VariableTerm(names[0]), shape, wanted, joined=True):
             yield Skeleton(term, {})
         for once in _once(wanted) if elements_of(shape) != elements_of(wanted) else ():
-            for term in _orders_of(Var(names[0]), shape, once, joined=True):
-                yield Skeleton(App("Expand", (term,), (("shape", wanted),)), {})
+            for term in _orders_of(VariableTerm(names[0]), shape, once, joined=True):
+                yield Skeleton(OperatorTerm("Expand", (term,), (("shape", wanted),)), {})
 
 
 def _once(shape: Sequence[Dim]) -> Iterator[tuple[Dim, ...]]:
@@ -277,25 +289,25 @@ def _once(shape: Sequence[Dim]) -> Iterator[tuple[Dim, ...]]:
             yield narrower
 
 
-def _contracted(problem: Problem) -> Iterator[Skeleton]:
+def _contracted(problem: SynthesisProblem) -> Iterator[Skeleton]:
     """A sum of products of two tensors that is no product of matrices, as one."""
-    if isinstance(problem.term, App) and problem.term.op not in OPERATORS:
+    if isinstance(problem.term, OperatorTerm) and problem.term.op not in OPERATORS:
         meaning = type_terms([problem.term], problem.kinds)[1][problem.term]
         for term in as_products(problem.term, meaning.outputs[0]):
             yield Skeleton(term, {})
 
 
-def _along(problem: Problem, target: TensorType) -> Iterator[Skeleton]:
+def _along(problem: SynthesisProblem, target: TensorType) -> Iterator[Skeleton]:
     """An operator that works along axes of its only operand, along those of matrices."""
     names = list(variables(problem.term))
-    if len(names) == 1 and names[0] not in problem.weights and isinstance(problem.term, App):
+    if len(names) == 1 and names[0] not in problem.weights and isinstance(problem.term, OperatorTerm):
         shape = problem.kinds[names[0]].shape or ()
         for term in along_matrices(problem.term, shape, target.shape or ()):
             yield Skeleton(term, {})
 
 
 def _renewed(
-    problem: Problem, rearranged: Iterable[Term], needed: Set[str], price: Price, limit: float
+    problem: SynthesisProblem, rearranged: Iterable[Term], needed: Set[str], price: Price, limit: float
 ) -> Iterator[Skeleton]:  # fmt: skip
     """The problem with applications left out or in another order, and other weights for one or two of those it has.
 
@@ -315,7 +327,7 @@ def _accepted(root: Term, kinds: Mapping[str, TensorType]) -> TensorType | None:
     """The type of a term whose operators accept their operands at all sizes; ``None`` where one does not."""
     try:
         types, meanings = type_terms([root], kinds)
-    except (IllTyped, RuleError, ZeroDivisionError):
+    except (IllTypedOperator, RuleError, ZeroDivisionError):
         return None
     conditional = any(c.kind == "eq" for meaning in meanings.values() for c in meaning.obligations)
     return None if conditional else types[root][0]
@@ -326,7 +338,7 @@ def _pointwise(operators: Sequence[str]) -> tuple[str, ...]:
     return tuple(op for op in operators if REGISTRY[op].family == "elementwise")
 
 
-def _without(term: App, positions: Sequence[int], kinds: Mapping[str, TensorType]) -> App:
+def _without(term: OperatorTerm, positions: Sequence[int], kinds: Mapping[str, TensorType]) -> OperatorTerm:
     """The application with arguments that may be absent left out, and the others 1."""
     record = operator_of(term)
     types = type_terms([term], kinds)[0]
@@ -334,25 +346,30 @@ def _without(term: App, positions: Sequence[int], kinds: Mapping[str, TensorType
     for position in positions:
         argument = term.args[position]
         assert argument is not None
-        one = App("ConstantOfShape", (), (("shape", types[argument][0].shape or ()), ("value", 1.0)))
+        one = OperatorTerm("ConstantOfShape", (), (("shape", types[argument][0].shape or ()), ("value", 1.0)))
         args[position] = None if record.inputs[position].endswith("?") else one
     while args and args[-1] is None:
         args.pop()
-    return App(term.op, tuple(args), term.attributes)
+    return OperatorTerm(term.op, tuple(args), term.attributes)
 
 
-def _sizes(problem: Problem, types: Mapping[Term, tuple[TensorType, ...]]) -> tuple[Dim, ...]:
+def _sizes(problem: SynthesisProblem, types: Mapping[Term, tuple[TensorType, ...]]) -> tuple[Dim, ...]:
     """Sizes that holes may have: those of all tensors, and of windows, zeros between their taps included; 1."""
     found: dict[Dim, None] = {1: None}
     for outputs in types.values():
         found.update(dict.fromkeys(outputs[0].shape or ()))
     for term in postorder(problem.term):
-        attributes = dict(term.attributes) if isinstance(term, App) else {}
+        attributes = dict(term.attributes) if isinstance(term, OperatorTerm) else {}
         window = attributes.get("kernel_shape", ())
-        if isinstance(term, App) and "dilations" in attributes and len(term.args) > 1 and term.args[1] is not None:
+        if (
+            isinstance(term, OperatorTerm)
+            and "dilations" in attributes
+            and len(term.args) > 1
+            and term.args[1] is not None
+        ):
             window = (types[term.args[1]][0].shape or ())[2:]
         if isinstance(window, tuple):
-            sizes = tuple(v for v in window if isinstance(v, int | Poly))
+            sizes = tuple(v for v in window if isinstance(v, int | SizePolynomial))
             found.update(dict.fromkeys((*sizes, *extents(sizes, attributes.get("dilations", (1,) * len(sizes))))))
     return tuple(found)
 
@@ -360,10 +377,10 @@ def _sizes(problem: Problem, types: Mapping[Term, tuple[TensorType, ...]]) -> tu
 # ── one application with holes ────────────────────────────────────────────────────────────────────────────────────────
 
 
-_CORE = Var("@core")
+_CORE = VariableTerm("@core")
 
 
-def reordered(problem: Problem) -> Iterator[Term]:
+def reordered(problem: SynthesisProblem) -> Iterator[Term]:
     """The problem with other movements of elements before its operators with weights, or behind them.
 
     Args:
@@ -371,13 +388,17 @@ def reordered(problem: Problem) -> Iterator[Term]:
     """
     outer, core = _moved(problem, problem.term)
     inner = core
-    while isinstance(inner, App) and operator_of(inner).family != "shape" and (below := _data_read(problem, inner)):
+    while (
+        isinstance(inner, OperatorTerm)
+        and operator_of(inner).family != "shape"
+        and (below := _data_read(problem, inner))
+    ):
         inner = below
     if inner == core:
         return
     _, leaf = _moved(problem, inner)
     types = type_terms([problem.term], problem.kinds)[0]
-    if isinstance(leaf, Var) and leaf != inner:
+    if isinstance(leaf, VariableTerm) and leaf != inner:
         for term in rearranged(leaf, types[leaf][0].shape or (), types[inner][0].shape or (), joined=True):
             yield replaced(problem.term, inner, term)
     if outer:
@@ -386,15 +407,19 @@ def reordered(problem: Problem) -> Iterator[Term]:
             yield replaced(term, _CORE, core)
 
 
-def _moved(problem: Problem, term: Term) -> tuple[bool, Term]:
+def _moved(problem: SynthesisProblem, term: Term) -> tuple[bool, Term]:
     """Whether a term is movements of the elements of another, and which."""
     inner = term
-    while isinstance(inner, App) and operator_of(inner).family == "shape" and (below := _data_read(problem, inner)):
+    while (
+        isinstance(inner, OperatorTerm)
+        and operator_of(inner).family == "shape"
+        and (below := _data_read(problem, inner))
+    ):
         inner = below
     return inner != term, inner
 
 
-def _data_read(problem: Problem, app: App) -> Term | None:
+def _data_read(problem: SynthesisProblem, app: OperatorTerm) -> Term | None:
     """The operand that depends on data, if there is one alone."""
     terms = [a for a in app.args if a is not None and not set(variables(a)) <= problem.weights]
     return terms[0] if len(terms) == 1 else None

@@ -6,25 +6,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from superopt.discovery.config import Template, Theme
-from superopt.ir.poly import Dim, Poly, substitute, sym
-from superopt.ir.terms import App, AttributeValue, Term, Var, postorder
+from superopt.discovery.config import OperatorVocabulary, Template
+from superopt.ir.size_polynomial import Dim, SizePolynomial, substitute, sym
+from superopt.ir.terms import AttributeValue, OperatorTerm, Term, VariableTerm, postorder
 from superopt.ir.types import DType, TensorType
-from superopt.ops.meaning import (
-    Call,
-    Comprehension,
-    Condition,
-    IllTyped,
-    Meaning,
-    Read,
-    Reduce,
-    Scalar,
-    Where,
+from superopt.ops.operator_semantics import (
+    ElementRead,
+    IllTypedOperator,
+    IndexCondition,
+    OperatorSemantics,
+    ScalarCall,
+    ScalarConditional,
+    ScalarExpression,
+    ScalarReduction,
+    TensorComprehension,
     subexpressions,
 )
 from superopt.rules.rule import CLASSES
 from superopt.rules.typing import complete, operator_of
-from superopt.verifier.exact.sampling import Point
+from superopt.verifier.exact.sampling import SizeSample
 
 __all__ = ["TypedTemplate", "batched", "concrete", "obligations_of", "size_at", "typed", "variants"]
 
@@ -37,18 +37,22 @@ class TypedTemplate:
 
     term: Term
     holes: tuple[str, ...]
-    meanings: Mapping[App, tuple[Comprehension, ...]]
+    meanings: Mapping[OperatorTerm, tuple[TensorComprehension, ...]]
     outputs: tuple[TensorType, ...]
     several: bool
 
 
 def typed(
-    template: Template, root: Term, types: tuple[TensorType, ...], theme: Theme, points: Sequence[Point]
+    template: Template,
+    root: Term,
+    types: tuple[TensorType, ...],
+    theme: OperatorVocabulary,
+    points: Sequence[SizeSample],
 ) -> TypedTemplate | None:
     """The template at these operand types, or ``None`` where it is not well-formed or has no elements at a point."""
     if not theme.broadcast and not _alike(template, types):
         return None
-    meanings: dict[App, tuple[Comprehension, ...]] = {}
+    meanings: dict[OperatorTerm, tuple[TensorComprehension, ...]] = {}
     outputs: tuple[TensorType, ...] = ()
     several = False
     try:
@@ -61,19 +65,21 @@ def typed(
             for kind, point in product(outputs, points):
                 if any(n < 1 for n in concrete(kind, point)):
                     return None
-    except (IllTyped, ZeroDivisionError, KeyError):
+    except (IllTypedOperator, ZeroDivisionError, KeyError):
         return None
     return TypedTemplate(root, template.holes, meanings, outputs, several)
 
 
 def _applications(
-    template: Template, root: Term, types: tuple[TensorType, ...], theme: Theme
-) -> Iterator[tuple[App, Meaning, tuple[TensorType, ...]]]:
-    known_tensor_types: dict[Term, TensorType] = {Var(h): t for h, t in zip(template.holes, types, strict=True)}
+    template: Template, root: Term, types: tuple[TensorType, ...], theme: OperatorVocabulary
+) -> Iterator[tuple[OperatorTerm, OperatorSemantics, tuple[TensorType, ...]]]:
+    known_tensor_types: dict[Term, TensorType] = {
+        VariableTerm(h): t for h, t in zip(template.holes, types, strict=True)
+    }
     for name, scheme in theme.leaves.items():
-        known_tensor_types.setdefault(Var(name), TensorType(DType(CLASSES[scheme.dtype]), scheme.shape))
+        known_tensor_types.setdefault(VariableTerm(name), TensorType(DType(CLASSES[scheme.dtype]), scheme.shape))
     for term in postorder(root):
-        if isinstance(term, App):
+        if isinstance(term, OperatorTerm):
             meaning, outputs = operator_of(term).apply(
                 [None if a is None else known_tensor_types[a] for a in term.args], complete(term)
             )
@@ -81,35 +87,37 @@ def _applications(
             yield term, meaning, outputs
 
 
-def obligations_of(template: Template, types: tuple[TensorType, ...], theme: Theme) -> list[Condition]:
+def obligations_of(
+    template: Template, types: tuple[TensorType, ...], theme: OperatorVocabulary
+) -> list[IndexCondition]:
     """Inequalities of sizes that the template needs at these operand types; none where it cannot be applied."""
-    conditions: list[Condition] = []
+    conditions: list[IndexCondition] = []
     try:
         for _, meaning, _ in _applications(template, template.term, types, theme):
             conditions += meaning.obligations
-    except (IllTyped, ZeroDivisionError, KeyError):
+    except (IllTypedOperator, ZeroDivisionError, KeyError):
         return []
     return [] if any(c.kind == "eq" for c in conditions) else conditions
 
 
 def _alike(template: Template, types: tuple[TensorType, ...]) -> bool:
     """Operands of an elementwise operator have one shape, scalars apart."""
-    if not isinstance(template.term, App) or operator_of(template.term).family != "elementwise":
+    if not isinstance(template.term, OperatorTerm) or operator_of(template.term).family != "elementwise":
         return True
     return len({t.shape for t in types if t.shape}) <= 1
 
 
-def _accepts(condition: Condition, points: Sequence[Point]) -> bool:
+def _accepts(condition: IndexCondition, points: Sequence[SizeSample]) -> bool:
     """Equalities of sizes must hold identically; inequalities (a window fits) at the points that are looked at."""
     if condition.kind == "eq":
         return False
-    return all(Condition(condition.kind, substitute(condition.size, p.sizes)).known is True for p in points)
+    return all(IndexCondition(condition.kind, substitute(condition.size, p.sizes)).known is True for p in points)
 
 
 def variants(template: Template, types: tuple[TensorType, ...]) -> list[Term]:
     """The template's term; a Split without sizes once for every order of its axis' two summands."""
     term = template.term
-    if not template.split or not isinstance(term, App) or not types or types[0].shape is None:
+    if not template.split or not isinstance(term, OperatorTerm) or not types or types[0].shape is None:
         return [term]
     attributes = dict(term.attributes)
     axis = attributes["axis"]
@@ -117,48 +125,48 @@ def variants(template: Template, types: tuple[TensorType, ...]) -> list[Term]:
         return []
     parts = _summands(types[0].shape[axis])
     return [
-        App(term.op, term.args, tuple(sorted({**attributes, "split": tuple(p)}.items())))
+        OperatorTerm(term.op, term.args, tuple(sorted({**attributes, "split": tuple(p)}.items())))
         for p in ([parts] if len(parts) != 2 or parts[0] == parts[1] else [parts, parts[::-1]])
         if len(parts) == 2
     ]
 
 
 def _summands(size: Dim) -> list[AttributeValue]:
-    if not isinstance(size, Poly):
+    if not isinstance(size, SizePolynomial):
         return []
     found: list[AttributeValue] = []
     for monomial, coefficient in size.terms:
         if coefficient < 1 or coefficient > 2:
             return []
-        found += [Poly.make({monomial: 1})] * coefficient
+        found += [SizePolynomial.make({monomial: 1})] * coefficient
     return found
 
 
-def size_at(size: Dim, point: Point) -> int:
+def size_at(size: Dim, point: SizeSample) -> int:
     number = substitute(size, point.sizes)
-    if isinstance(number, Poly):
+    if isinstance(number, SizePolynomial):
         raise KeyError(str(number))
     return number
 
 
-def concrete(kind: TensorType, point: Point) -> tuple[int, ...]:
+def concrete(kind: TensorType, point: SizeSample) -> tuple[int, ...]:
     return tuple(size_at(d, point) for d in kind.shape or ())
 
 
-def batched(comprehension: Comprehension, count: int) -> Comprehension:
+def batched(comprehension: TensorComprehension, count: int) -> TensorComprehension:
     """The same for ``count`` operands of each kind at once, along a new first axis of everything."""
-    scalars: dict[int, Scalar] = {}
+    scalars: dict[int, ScalarExpression] = {}
     for part in subexpressions(comprehension.body):
         match part:
-            case Read(operand, index, outside):
-                inner = tuple(scalars[id(i)] if isinstance(i, Scalar) else i for i in index)
-                scalars[id(part)] = Read(operand, (sym(BATCH_AXIS), *inner), outside)
-            case Call(function, args):
-                scalars[id(part)] = Call(function, tuple(scalars[id(a)] for a in args))
-            case Reduce(kind, variable, extent, body):
-                scalars[id(part)] = Reduce(kind, variable, extent, scalars[id(body)])
-            case Where(conditions, then, otherwise):
-                scalars[id(part)] = Where(conditions, scalars[id(then)], scalars[id(otherwise)])
+            case ElementRead(operand, index, outside):
+                inner = tuple(scalars[id(i)] if isinstance(i, ScalarExpression) else i for i in index)
+                scalars[id(part)] = ElementRead(operand, (sym(BATCH_AXIS), *inner), outside)
+            case ScalarCall(function, args):
+                scalars[id(part)] = ScalarCall(function, tuple(scalars[id(a)] for a in args))
+            case ScalarReduction(kind, variable, extent, body):
+                scalars[id(part)] = ScalarReduction(kind, variable, extent, scalars[id(body)])
+            case ScalarConditional(conditions, then, otherwise):
+                scalars[id(part)] = ScalarConditional(conditions, scalars[id(then)], scalars[id(otherwise)])
             case _:
                 scalars[id(part)] = part
-    return Comprehension((((BATCH_AXIS, count),), *comprehension.axes), scalars[id(comprehension.body)])
+    return TensorComprehension((((BATCH_AXIS, count),), *comprehension.axes), scalars[id(comprehension.body)])

@@ -16,14 +16,25 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
 
-from superopt.ir.poly import Poly
+from superopt.ir.size_polynomial import SizePolynomial
 from superopt.ir.terms import Attributes, is_open
 from superopt.ir.types import TensorType
-from superopt.ops.meaning import Condition, IllTyped
-from superopt.ops.record import Operator
+from superopt.ops.operator_definition import Operator
+from superopt.ops.operator_semantics import IllTypedOperator, IndexCondition
 from superopt.program.value_analysis import ANYTHING, ValueFacts, merged, result_facts
 
-__all__ = ["ABSENT", "LEAF", "PROJECT", "ClassType", "EClass", "EGraph", "ENode", "Head", "TypeClashError", "is_multi"]
+__all__ = [
+    "ABSENT",
+    "LEAF",
+    "PROJECT",
+    "ClassType",
+    "EClass",
+    "EGraph",
+    "ENode",
+    "ENodeHead",
+    "TypeClashError",
+    "is_multi",
+]
 
 ABSENT = -1  # an optional argument that is not given
 PROJECT = "#project"
@@ -38,7 +49,7 @@ class TypeClashError(Exception):
 
 
 @dataclass(frozen=True)
-class Head:
+class ENodeHead:
     """An operator with its attributes; ``operator`` is ``None`` for leaves and projections.
 
     Attributes:
@@ -118,10 +129,10 @@ def _number(key: Hashable) -> int:
 class EGraph:
     """See the module. ``operators`` maps names to records; ``assumed`` are obligations that the input model states."""
 
-    def __init__(self, operators: Mapping[str, Operator], assumed: frozenset[Condition] = frozenset()) -> None:
+    def __init__(self, operators: Mapping[str, Operator], assumed: frozenset[IndexCondition] = frozenset()) -> None:
         self.operators = operators
         self.assumed = assumed
-        self.heads: list[Head] = []
+        self.heads: list[ENodeHead] = []
         self.classes: dict[int, EClass] = {}
         self.by_op: dict[str, dict[int, None]] = {}  # operator → classes that held such an e-node (may be stale)
         self.ranges: dict[int, tuple[int, int]] = {}  # leaf → least and greatest element of integers
@@ -177,7 +188,7 @@ class EGraph:
             operator = None if op in (PROJECT, LEAF) else self.operators[op]
             found = self._head_ids[key] = len(self.heads)
             value = attributes[0][1] if operator is None and attributes else -1
-            self.heads.append(Head(
+            self.heads.append(ENodeHead(
                 op, attributes, operator, _number(key), value if isinstance(value, int) else -1,
                 operator is not None and operator.commutative,
             ))  # fmt: skip
@@ -196,7 +207,7 @@ class EGraph:
         for arg in node[1:]:
             kind = None if arg == ABSENT else self.type(arg)
             if isinstance(kind, tuple):
-                raise IllTyped("an operator is applied to a tuple of outputs")
+                raise IllTypedOperator("an operator is applied to a tuple of outputs")
             types.append(kind)
         return types
 
@@ -276,7 +287,7 @@ class EGraph:
         if typed is None:
             typed = self._typed[key] = self._result(op, attributes, node)
         if isinstance(typed, str):
-            raise IllTyped(typed)
+            raise IllTypedOperator(typed)
         kind, number = typed
         evaluable = self.evaluable(node, kind)
         return self._insert(node, kind, evaluable, number, self._facts_of(node, evaluable[0]))
@@ -328,7 +339,7 @@ class EGraph:
         operator = self.operators[op]
         try:
             meaning, results = operator.apply(self.argument_types(node), dict(attributes))
-        except IllTyped as error:
+        except IllTypedOperator as error:
             return str(error)
         for obligation in meaning.obligations:
             if obligation not in self.assumed and not _surely(obligation):
@@ -349,7 +360,7 @@ class EGraph:
             return self.find(found)
         kind = self.classes[root].type
         if not isinstance(kind, tuple) or not 0 <= index < len(kind):
-            raise IllTyped(f"there is no output {index}")
+            raise IllTypedOperator(f"there is no output {index}")
         evaluable, known = self.evaluable(node, kind[index]), self.classes[root].facts
         return self._insert(node, kind[index], evaluable, _number(kind[index]), known)
 
@@ -571,9 +582,11 @@ def _static(kind: ClassType) -> bool:
     return all(t.is_static for t in kind) if isinstance(kind, tuple) else kind.is_static
 
 
-def _surely(condition: Condition) -> bool:
+def _surely(condition: IndexCondition) -> bool:
     """``p >= 0`` where no coefficient is negative: sizes are not."""
     if condition.kind != "ge":
         return False
     size = condition.size
-    return size >= 0 if isinstance(size, int) else isinstance(size, Poly) and all(c >= 0 for _, c in size.terms)
+    return (
+        size >= 0 if isinstance(size, int) else isinstance(size, SizePolynomial) and all(c >= 0 for _, c in size.terms)
+    )

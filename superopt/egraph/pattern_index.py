@@ -15,12 +15,21 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from superopt.egraph.egraph import ABSENT, PROJECT, ClassType, EGraph, ENode, Head
+from superopt.egraph.egraph import ABSENT, PROJECT, ClassType, EGraph, ENode, ENodeHead
 from superopt.ir.terms import AttributeValue
 from superopt.ir.types import DType
-from superopt.ops.record import FLOATS
+from superopt.ops.operator_definition import FLOATS
 
-__all__ = ["ApplicationTest", "FurtherRoot", "NewNodes", "SelectOutput", "Spec", "Step", "Trie", "TypeTest"]
+__all__ = [
+    "OperatorMatchStep",
+    "RootMatchStep",
+    "EGraphDelta",
+    "OutputMatchStep",
+    "Spec",
+    "Step",
+    "PatternTrie",
+    "TypeMatchStep",
+]
 
 # What a value must be: ("=", a constant), ("r", number of a register), or ("t", (specs, ...)) of a tuple.
 Spec = tuple[str, object]
@@ -32,7 +41,7 @@ _REMEMBERED = 4096  # types or heads that a table remembers
 
 
 @dataclass(frozen=True)
-class ApplicationTest:
+class OperatorMatchStep:
     """The class in ``slot`` must hold ``op``.
 
     Attributes:
@@ -52,7 +61,7 @@ class ApplicationTest:
 
 
 @dataclass(frozen=True)
-class SelectOutput:
+class OutputMatchStep:
     """The class in ``slot`` must be output ``index`` of an application, whose tuple class goes to ``target``."""
 
     slot: int
@@ -62,7 +71,7 @@ class SelectOutput:
 
 
 @dataclass(frozen=True)
-class TypeTest:
+class TypeMatchStep:
     """The class in ``slot`` must have this element class and these sizes. ``element``: register of class ``f``.
 
     Comes right after the application that the variable is an argument of, in the order of the arguments.
@@ -76,7 +85,7 @@ class TypeTest:
 
 
 @dataclass(frozen=True)
-class FurtherRoot:
+class RootMatchStep:
     """Begin a further root: candidates are the ancestors of a bound slot along ``path`` of operators."""
 
     slot: int
@@ -85,14 +94,14 @@ class FurtherRoot:
     path: tuple[str, ...]
 
 
-Step = ApplicationTest | SelectOutput | TypeTest | FurtherRoot
+Step = OperatorMatchStep | OutputMatchStep | TypeMatchStep | RootMatchStep
 Asked = tuple[
-    ApplicationTest, tuple[TypeTest, ...]
+    OperatorMatchStep, tuple[TypeMatchStep, ...]
 ]  # an application, and what the variables among its arguments must be
 
 
 @dataclass(frozen=True)
-class NewNodes:
+class EGraphDelta:
     """What an e-graph gained since patterns were last looked for: e-nodes born since, and classes of which more is
     known."""
 
@@ -168,7 +177,7 @@ class _Shapes(Generic[P]):
     by_args: dict[tuple[tuple[int, bool, str], ...], _Shape[P]] = field(default_factory=dict)
     table: dict[int, tuple[_SharedShape[P], ...]] = field(default_factory=dict)
 
-    def learn(self, head: Head) -> tuple[_SharedShape[P], ...]:
+    def learn(self, head: ENodeHead) -> tuple[_SharedShape[P], ...]:
         if len(self.table) >= _REMEMBERED:
             self.table.clear()
         given = dict(head.attributes)
@@ -203,11 +212,11 @@ class _TrieNode(Generic[P]):
     more: bool = False
     ends: list[tuple[P, int, int]] = field(default_factory=list)
     shapes: dict[tuple[int, str], _Shapes[P]] = field(default_factory=dict)
-    selects: dict[SelectOutput, _TrieNode[P]] = field(default_factory=dict)
-    further: dict[FurtherRoot, _TrieNode[P]] = field(default_factory=dict)
+    selects: dict[OutputMatchStep, _TrieNode[P]] = field(default_factory=dict)
+    further: dict[RootMatchStep, _TrieNode[P]] = field(default_factory=dict)
     goes_on: bool = False  # there are next steps
 
-    def after(self, step: ApplicationTest, typed: tuple[TypeTest, ...]) -> _TrieNode[P]:
+    def after(self, step: OperatorMatchStep, typed: tuple[TypeMatchStep, ...]) -> _TrieNode[P]:
         """The place after an application to variables of these types, made if it is new."""
         shapes = self.shapes.get((step.slot, step.op))
         if shapes is None:
@@ -218,9 +227,11 @@ class _TrieNode(Generic[P]):
             shape = shapes.by_args[step.args] = _Shape(step.args)
         return _below(self, shape.steps, (step, typed))
 
-    def next(self, step: SelectOutput | FurtherRoot) -> _TrieNode[P]:
+    def next(self, step: OutputMatchStep | RootMatchStep) -> _TrieNode[P]:
         """The place after another step, made if it is new."""
-        return _below(self, self.selects, step) if isinstance(step, SelectOutput) else _below(self, self.further, step)
+        return (
+            _below(self, self.selects, step) if isinstance(step, OutputMatchStep) else _below(self, self.further, step)
+        )
 
 
 def _below(place: _TrieNode[P], known: dict[S, _TrieNode[P]], step: S) -> _TrieNode[P]:
@@ -231,7 +242,7 @@ def _below(place: _TrieNode[P], known: dict[S, _TrieNode[P]], step: S) -> _TrieN
     return found
 
 
-class Trie(Generic[P]):
+class PatternTrie(Generic[P]):
     """Patterns by their steps; the first root is slot 0."""
 
     def __init__(
@@ -249,7 +260,7 @@ class Trie(Generic[P]):
         self.slots = self.registers = 1
         self.depth = 0
         for pattern, steps, depth in patterns:
-            needed = frozenset(s.op for s in steps if isinstance(s, ApplicationTest))
+            needed = frozenset(s.op for s in steps if isinstance(s, OperatorMatchStep))
             self.waiting.setdefault(needed, []).append((pattern, steps, depth))
             self.depth = max(self.depth, depth)
 
@@ -264,23 +275,25 @@ class Trie(Generic[P]):
 
     def _write(self, pattern: P, steps: Sequence[Step], depth: int) -> None:
         first = steps[0]
-        place = self.roots.setdefault(first.op if isinstance(first, ApplicationTest) else PROJECT, _TrieNode())
+        place = self.roots.setdefault(first.op if isinstance(first, OperatorMatchStep) else PROJECT, _TrieNode())
         loops = len(steps) if self.loops is None else self.loops(pattern)
         place.depth, place.loops = max(place.depth, depth), max(place.loops, loops)
-        position, last = 0, max((i for i, s in enumerate(steps) if isinstance(s, FurtherRoot)), default=-1)
+        position, last = 0, max((i for i, s in enumerate(steps) if isinstance(s, RootMatchStep)), default=-1)
         place.more |= last > 0
         while position < len(steps):
             step = steps[position]
             self._make_room(step)
             position += 1
-            if isinstance(step, ApplicationTest):
+            if isinstance(step, OperatorMatchStep):
                 typed = tuple(_typed_at(steps, position))
                 for kind in typed:
                     self._make_room(kind)
                 position += len(typed)
                 place = place.after(step, typed)
             else:
-                assert not isinstance(step, TypeTest), "types are asked of an application's variables, right after it"
+                assert not isinstance(step, TypeMatchStep), (
+                    "types are asked of an application's variables, right after it"
+                )
                 place = place.next(step)
             place.more |= position <= last
             place.depth, place.loops = max(place.depth, depth), max(place.loops, loops)
@@ -288,12 +301,12 @@ class Trie(Generic[P]):
 
     def _make_room(self, step: Step) -> None:
         numbers, registers = [step.slot], [0]
-        if isinstance(step, ApplicationTest):
+        if isinstance(step, OperatorMatchStep):
             numbers += [a for a, _, _ in step.args]
             registers += [step.element, *(r for _, s in step.attributes for r in _registers(s))]
-        elif isinstance(step, TypeTest):
+        elif isinstance(step, TypeMatchStep):
             registers += [step.element, *(r for s in step.sizes for r in _registers(s))]
-        elif isinstance(step, SelectOutput):
+        elif isinstance(step, OutputMatchStep):
             numbers.append(step.target)
         self.slots = max(self.slots, 1 + max(numbers))
         self.registers = max(self.registers, 1 + max(registers))
@@ -301,7 +314,7 @@ class Trie(Generic[P]):
     def walk(
         self, graph: EGraph, found: Callable[[P, list[int], list[AttributeValue]], None],
         levels: Mapping[int, int] | None = None, roots: Container[int] | None = None,
-        apart: Callable[[int, int], bool] | None = None, news: NewNodes | None = None, most: int = sys.maxsize,
+        apart: Callable[[int, int], bool] | None = None, news: EGraphDelta | None = None, most: int = sys.maxsize,
     ) -> int:  # fmt: skip
         """Call ``found`` with each occurrence of each pattern: the slots and registers, valid during the call.
 
@@ -325,7 +338,7 @@ class Trie(Generic[P]):
             self._start(run, news)
         return run.left
 
-    def _start(self, run: _Walk[P], news: NewNodes | None) -> None:
+    def _start(self, run: _Walk[P], news: EGraphDelta | None) -> None:
         graph, levels, roots = run.graph, run.levels, run.roots
         for op, place in sorted(self.roots.items()):
             for identity in graph.having(op):
@@ -382,7 +395,7 @@ class _Walk(Generic[P]):
         if place.further:
             self._further(place)
 
-    def at_old(self, place: _TrieNode[P], levels: Mapping[int, int], news: NewNodes) -> None:
+    def at_old(self, place: _TrieNode[P], levels: Mapping[int, int], news: EGraphDelta) -> None:
         """:meth:`at` for a first root of which only some e-nodes are new: an old one needs news from what it reads."""
         identity, level = self.slots[0], self.level
         group = self.graph.classes[identity]
@@ -508,7 +521,7 @@ class _Walk(Generic[P]):
                 self.found(pattern, self.slots, self.registers)
         self.at(place)
 
-    def _ancestors(self, step: FurtherRoot) -> list[int]:
+    def _ancestors(self, step: RootMatchStep) -> list[int]:
         key = self.slots[step.anchor], step.path
         found = self.ancestors.get(key)
         if found is None:
@@ -537,14 +550,14 @@ def _registers(spec: Spec) -> list[int]:
     return [value] if tag == "r" and isinstance(value, int) else []
 
 
-def _typed_at(steps: Sequence[Step], position: int) -> Iterator[TypeTest]:
+def _typed_at(steps: Sequence[Step], position: int) -> Iterator[TypeMatchStep]:
     """The steps from a position on that ask for types."""
-    while position < len(steps) and isinstance(step := steps[position], TypeTest):
+    while position < len(steps) and isinstance(step := steps[position], TypeMatchStep):
         yield step
         position += 1
 
 
-def _fits_type(step: TypeTest, kind: ClassType, values: dict[int, AttributeValue]) -> bool:
+def _fits_type(step: TypeMatchStep, kind: ClassType, values: dict[int, AttributeValue]) -> bool:
     """Whether a type fits, given what registers must be by now; adds what they must be by the type."""
     if isinstance(kind, tuple) or kind.shape is None:
         return False
@@ -559,7 +572,7 @@ def _in_class(name: str, dtype: DType) -> bool:
     return dtype in FLOATS if name == "f" else dtype == {"i": DType.INT64, "b": DType.BOOL}.get(name, name)
 
 
-def _attribute_values(step: ApplicationTest, given: Mapping[str, AttributeValue]) -> dict[int, AttributeValue] | None:
+def _attribute_values(step: OperatorMatchStep, given: Mapping[str, AttributeValue]) -> dict[int, AttributeValue] | None:
     """What the registers must be for attributes to fit, or ``None``."""
     values: dict[int, AttributeValue] = {}
     wanted = dict(step.attributes)

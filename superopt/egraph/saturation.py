@@ -15,15 +15,23 @@ from operator import itemgetter
 from typing import NamedTuple, Protocol, TypeVar
 
 from superopt.egraph.egraph import ABSENT, EGraph, TypeClashError, is_multi
-from superopt.egraph.lifting import GroupRewrite, independent, siblings
-from superopt.egraph.matching import Match, Pattern, evaluate, match_of, turns
-from superopt.egraph.pattern_index import NewNodes, Trie
-from superopt.ir.terms import App, Attributes, AttributeValue, Project, Term, Var, postorder
+from superopt.egraph.nary_rules import SiblingMergeRewrite, independent, siblings
+from superopt.egraph.pattern_compiler import CompiledPattern, PatternMatch, evaluate, match_of, turns
+from superopt.egraph.pattern_index import EGraphDelta, PatternTrie
+from superopt.ir.terms import Attributes, AttributeValue, OperatorTerm, OutputTerm, Term, VariableTerm, postorder
 from superopt.ir.types import DType
 from superopt.ops import REGISTRY
-from superopt.ops.meaning import IllTyped
+from superopt.ops.operator_semantics import IllTypedOperator
 
-__all__ = ["Limits", "RewriteSet", "SaturationOutcome", "Recipe", "instantiate", "recipe_of", "saturate"]
+__all__ = [
+    "SaturationLimits",
+    "RewriteSet",
+    "SaturationOutcome",
+    "FlattenedTerms",
+    "instantiate",
+    "recipe_of",
+    "saturate",
+]
 
 
 # -- Inserting terms -----------------------------------------------------------------------------------------------
@@ -35,7 +43,7 @@ _REMEMBERED = 512  # bindings of a rule whose attributes are remembered
 
 
 @dataclass(eq=False)
-class Recipe:
+class FlattenedTerms:
     """Terms in order, operands first, by number.
 
     Attributes:
@@ -47,7 +55,7 @@ class Recipe:
     """
 
     variables: tuple[str, ...]
-    applications: tuple[tuple[App | None, tuple[int, ...], int], ...]
+    applications: tuple[tuple[OperatorTerm | None, tuple[int, ...], int], ...]
     roots: tuple[int, ...]
     tuples: frozenset[int]
     _known: dict[int, tuple[Mapping[str, AttributeValue], tuple[Attributes, ...]]] = field(default_factory=dict)
@@ -68,16 +76,16 @@ class Recipe:
 
 
 @lru_cache(maxsize=1 << 14)
-def recipe_of(targets: tuple[Term, ...]) -> Recipe:
+def recipe_of(targets: tuple[Term, ...]) -> FlattenedTerms:
     """The recipe of terms."""
     ordered = list(postorder(*targets))
-    variables = [t for t in ordered if isinstance(t, Var)]
+    variables = [t for t in ordered if isinstance(t, VariableTerm)]
     number: dict[Term, int] = {t: i for i, t in enumerate(variables)}
-    rest: list[tuple[App | None, tuple[int, ...], int]] = []
+    rest: list[tuple[OperatorTerm | None, tuple[int, ...], int]] = []
     for term in ordered:
-        if isinstance(term, Project):
+        if isinstance(term, OutputTerm):
             rest.append((None, (number[term.term],), term.index))
-        elif isinstance(term, App):
+        elif isinstance(term, OperatorTerm):
             args = [ABSENT if a is None else number[a] for a in term.args]
             while args and args[-1] == ABSENT:
                 args.pop()
@@ -86,12 +94,12 @@ def recipe_of(targets: tuple[Term, ...]) -> Recipe:
             continue
         number[term] = len(number)
     tuples = frozenset(
-        n for t, n in number.items() if isinstance(t, App) and t.op in REGISTRY and is_multi(REGISTRY[t.op])
+        n for t, n in number.items() if isinstance(t, OperatorTerm) and t.op in REGISTRY and is_multi(REGISTRY[t.op])
     )
-    return Recipe(tuple(v.name for v in variables), tuple(rest), tuple(number[t] for t in targets), tuples)
+    return FlattenedTerms(tuple(v.name for v in variables), tuple(rest), tuple(number[t] for t in targets), tuples)
 
 
-def instantiate(graph: EGraph, recipe: Recipe, match: Match) -> list[int]:
+def instantiate(graph: EGraph, recipe: FlattenedTerms, match: PatternMatch) -> list[int]:
     """Add a recipe's terms to the graph under a match and give their classes.
 
     Raises:
@@ -114,15 +122,15 @@ def _single(graph: EGraph, identity: int) -> int:
     return graph.project(identity, 0) if isinstance(graph.type(identity), tuple) else identity
 
 
-def _attributes(graph: EGraph, term: App, sizes: Mapping[str, AttributeValue]) -> Attributes:
+def _attributes(graph: EGraph, term: OperatorTerm, sizes: Mapping[str, AttributeValue]) -> Attributes:
     """The attributes of a rule's application under a binding; a generator gets the matched element type."""
     record = graph.operators.get(term.op)
     if record is None:
-        raise IllTyped(f"{term.op} is not an operator superopt knows")
+        raise IllTypedOperator(f"{term.op} is not an operator superopt knows")
     values = {name: evaluate(value, sizes) for name, value in term.attributes}
     if "dtype" in record.attributes and "dtype" not in values:
         if "dtype:f" not in sizes:
-            raise IllTyped("the element type of a constant is not known here")
+            raise IllTypedOperator("the element type of a constant is not known here")
         values["dtype"] = sizes["dtype:f"]
     for name, kind in record.attributes.items():
         if kind == "float" and isinstance(value := values.get(name), int):
@@ -144,9 +152,9 @@ class RewriteSet:
         saving: sides that are only applied where fewer operators run after it: that depends on what is constant there.
     """
 
-    patterns: tuple[Pattern, ...] = ()
-    groups: tuple[GroupRewrite, ...] = ()
-    saving: tuple[Pattern, ...] = ()
+    patterns: tuple[CompiledPattern, ...] = ()
+    groups: tuple[SiblingMergeRewrite, ...] = ()
+    saving: tuple[CompiledPattern, ...] = ()
 
     @cached_property
     def _hash(self) -> int:
@@ -156,11 +164,11 @@ class RewriteSet:
         return self._hash  # of thousands of patterns
 
 
-class Prices(Protocol):
+class RewriteCosts(Protocol):
     """Microseconds of both sides of a rule at a match."""
 
     def of(
-        self, graph: EGraph, pattern: Pattern, slots: Sequence[int], values: tuple[AttributeValue, ...],
+        self, graph: EGraph, pattern: CompiledPattern, slots: Sequence[int], values: tuple[AttributeValue, ...],
         sizes: Mapping[str, AttributeValue],
     ) -> tuple[float, float]:  # fmt: skip
         """Of the matched side and of the other one."""
@@ -168,7 +176,7 @@ class Prices(Protocol):
 
 
 @dataclass(frozen=True)
-class Limits:
+class SaturationLimits:
     """When to stop: e-nodes, rounds, and the clock (``time.monotonic`` value).
 
     Attributes:
@@ -189,7 +197,7 @@ class Limits:
     matches: int = 300
     detours: int = 0
     steps: int = sys.maxsize
-    prices: Prices | None = None
+    prices: RewriteCosts | None = None
     dearer: float = 0.01
 
 
@@ -205,9 +213,9 @@ class SaturationOutcome:
 class RewriteMatch(NamedTuple):
     """A match of one round: the pattern, the terms that it adds, and how many rewrites in a row then added work."""
 
-    pattern: Pattern
-    makes: Recipe
-    match: Match
+    pattern: CompiledPattern
+    makes: FlattenedTerms
+    match: PatternMatch
     detours: int
 
 
@@ -234,7 +242,7 @@ class _Backoff:
     places: Callable[[Sequence[int]], tuple[int, ...]]
     variables: Callable[[Sequence[int]], tuple[int, ...]]
     values: Callable[[Sequence[AttributeValue]], tuple[AttributeValue, ...]]
-    recipe: Recipe
+    recipe: FlattenedTerms
     saving: bool = False
     bans: int = 0
     until: int = 0
@@ -268,11 +276,11 @@ class _Nets:
         saving: patterns that are only applied where they save an operator.
     """
 
-    one: Trie[Pattern]
-    several: Trie[Pattern]
-    first: Trie[Pattern]
-    numbers: Mapping[Pattern, int]
-    saving: frozenset[Pattern]
+    one: PatternTrie[CompiledPattern]
+    several: PatternTrie[CompiledPattern]
+    first: PatternTrie[CompiledPattern]
+    numbers: Mapping[CompiledPattern, int]
+    saving: frozenset[CompiledPattern]
 
 
 @lru_cache(maxsize=16)
@@ -280,7 +288,7 @@ def _nets(rewrites: RewriteSet) -> _Nets:
     """The nets of the first of all patterns that find and make the same under the same conditions."""
     patterns = tuple({p.identity: p for p in reversed((*rewrites.patterns, *rewrites.saving))}.values())[::-1]
     one, several, first = (
-        Trie([(p, p.steps, p.depth) for p in chosen], lambda p: p.loops) for chosen in (
+        PatternTrie([(p, p.steps, p.depth) for p in chosen], lambda p: p.loops) for chosen in (
             [p for p in patterns if len(p.roots) == 1],
             [p for p in patterns if len(p.roots) > 1 and not p.first_round],
             [p for p in patterns if len(p.roots) > 1 and p.first_round],
@@ -293,12 +301,12 @@ def _nets(rewrites: RewriteSet) -> _Nets:
 class _Search:
     """Finds new occurrences round by round; which patterns are banned is its state."""
 
-    def __init__(self, graph: EGraph, rewrites: RewriteSet, limits: Limits) -> None:
+    def __init__(self, graph: EGraph, rewrites: RewriteSet, limits: SaturationLimits) -> None:
         self.graph, self.limits = graph, limits
         nets = _nets(rewrites)
         self.one, self.several, self.first = nets.one, nets.several, nets.first
         self.numbers, self.saving = nets.numbers, nets.saving
-        self.states: dict[Pattern, _Backoff] = {}  # of those found so far: most never are
+        self.states: dict[CompiledPattern, _Backoff] = {}  # of those found so far: most never are
         self.quarantined: Container[str] = ()
         self.found: list[tuple[int, int, RewriteMatch]] = []
         self.joined: dict[tuple[int, int], bool] = {}  # in this round
@@ -308,7 +316,7 @@ class _Search:
         self.left = limits.steps
 
     def round(
-        self, number: int, levels: Mapping[int, int] | None, news: NewNodes | None, quarantined: Container[str]
+        self, number: int, levels: Mapping[int, int] | None, news: EGraphDelta | None, quarantined: Container[str]
     ) -> tuple[list[RewriteMatch], bool]:
         """The new occurrences, what shrinks first, in case a limit is reached; and whether a pattern is banned.
 
@@ -323,7 +331,7 @@ class _Search:
         """
         self.found, self.number, self.quarantined, banned = [], number, quarantined, False
         self.joined = {}
-        alone: list[Pattern] = []
+        alone: list[CompiledPattern] = []
         for pattern, state in self.states.items():
             state.found, state.mode = 0, _SHARED
             if state.until > number:
@@ -349,7 +357,11 @@ class _Search:
         return [occurrence for _, _, occurrence in self.found], banned
 
     def _walk(
-        self, net: Trie[Pattern], levels: Mapping[int, int] | None, roots: Container[int] | None, news: NewNodes | None
+        self,
+        net: PatternTrie[CompiledPattern],
+        levels: Mapping[int, int] | None,
+        roots: Container[int] | None,
+        news: EGraphDelta | None,
     ) -> None:
         if self.left >= 0:
             self.left = net.walk(self.graph, self._hit, levels, roots, self._independent, news, self.left)
@@ -361,10 +373,10 @@ class _Search:
             known = self.joined[one, other] = independent(self.graph, (one, other))
         return known
 
-    def _is_out(self, pattern: Pattern) -> bool:
+    def _is_out(self, pattern: CompiledPattern) -> bool:
         return pattern.rule.id in self.quarantined or (pattern.first_round and self.number > 0)
 
-    def _met(self, pattern: Pattern) -> _Backoff:
+    def _met(self, pattern: CompiledPattern) -> _Backoff:
         """The state of a pattern that is found for the first time."""
         most = self.limits.matches if pattern.growth <= 0 else self.limits.matches // _GROWING
         out = self._is_out(pattern)
@@ -374,7 +386,7 @@ class _Search:
         )  # fmt: skip
         return self.states.setdefault(pattern, made)
 
-    def _hit(self, pattern: Pattern, slots: list[int], registers: list[AttributeValue]) -> None:
+    def _hit(self, pattern: CompiledPattern, slots: list[int], registers: list[AttributeValue]) -> None:
         state = self.states.get(pattern)
         if state is None:
             state = self._met(pattern)
@@ -420,14 +432,14 @@ class _Search:
             state.behind, state.mode = True, _OFF
 
 
-def saturate(graph: EGraph, rewrites: RewriteSet, limits: Limits) -> SaturationOutcome:
+def saturate(graph: EGraph, rewrites: RewriteSet, limits: SaturationLimits) -> SaturationOutcome:
     """Apply the rewrites to the e-graph, in place."""
     outcome = SaturationOutcome()
     seen: set[tuple[object, ...]] = set()
     search = _Search(graph, rewrites, limits)
     graph.rebuild()
     levels: Mapping[int, int] | None = None
-    news: NewNodes | None = None
+    news: EGraphDelta | None = None
     for number in range(limits.rounds):
         outcome.rounds = number + 1
         before = graph.version
@@ -457,7 +469,7 @@ def saturate(graph: EGraph, rewrites: RewriteSet, limits: Limits) -> SaturationO
             outcome.stopped = "saturated"
             return outcome
         levels = _distances(graph, max(search.one.depth, search.several.depth, 1))
-        news = NewNodes(graph.began, {graph.find(c) for c in graph.renewed})
+        news = EGraphDelta(graph.began, {graph.find(c) for c in graph.renewed})
     outcome.stopped = "rounds"
     return outcome
 
@@ -479,7 +491,11 @@ def _distances(graph: EGraph, most: int) -> dict[int, int]:
 
 
 def _merge_groups(
-    graph: EGraph, rewrites: RewriteSet, limits: Limits, seen: set[tuple[object, ...]], outcome: SaturationOutcome
+    graph: EGraph,
+    rewrites: RewriteSet,
+    limits: SaturationLimits,
+    seen: set[tuple[object, ...]],
+    outcome: SaturationOutcome,
 ) -> None:
     groups = [g for g in rewrites.groups if g.single.operators <= graph.by_op.keys()]
     for group, occurrences in zip(groups, siblings(graph, groups), strict=True):
@@ -494,7 +510,7 @@ def _merge_groups(
             graph.rebuild()
 
 
-def _out_of(graph: EGraph, limits: Limits, outcome: SaturationOutcome) -> bool:
+def _out_of(graph: EGraph, limits: SaturationLimits, outcome: SaturationOutcome) -> bool:
     if len(graph) > limits.nodes:
         outcome.stopped = "nodes"
     elif time.monotonic() > limits.deadline:
@@ -514,13 +530,18 @@ def _always() -> bool:
 
 
 def _apply(
-    graph: EGraph, why: str, roots: Sequence[int], makes: Recipe, match: Match, outcome: SaturationOutcome,
-    pattern: Pattern | None = None,
-) -> None:  # fmt: skip
+    graph: EGraph,
+    why: str,
+    roots: Sequence[int],
+    makes: FlattenedTerms,
+    match: PatternMatch,
+    outcome: SaturationOutcome,
+    pattern: CompiledPattern | None = None,
+) -> None:
     graph.cause = why
     try:
         made = instantiate(graph, makes, match)
-    except IllTyped:
+    except IllTypedOperator:
         return  # e.g. an axis that is 1 here broadcasts differently: the rule does not speak about these types
     if any(_dtype(graph, a) != _dtype(graph, b) for a, b in zip(roots, made, strict=True)):
         return  # a cast to the rule's type of another: the rule speaks of operands of its own type

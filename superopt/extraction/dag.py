@@ -13,9 +13,18 @@ from dataclasses import dataclass, field
 from math import prod
 
 from superopt.egraph.egraph import ABSENT, LEAF, PROJECT, EGraph, ENode
-from superopt.extraction.node_costs import FORBIDDEN, Pricer
+from superopt.extraction.enode_costs import FORBIDDEN, ENodeCostModel
 
-__all__ = ["Choice", "ExtractionInput", "Problem", "Saving", "constant_forms", "cost_of", "improve", "problem_of"]
+__all__ = [
+    "Choice",
+    "ExtractionRequest",
+    "ExtractionProblem",
+    "FusionSaving",
+    "constant_forms",
+    "cost_of",
+    "improve",
+    "problem_of",
+]
 
 NODE_US = 1e-7  # µs per operator that runs, whatever it costs: of equally fast programs the smallest is taken
 _CLEAR = 1e-6  # µs by which a lower bound must exceed a cost, so that rounding decides nothing
@@ -38,7 +47,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class ExtractionInput:
+class ExtractionRequest:
     """What an extraction is given beside its e-graph and prices.
 
     Attributes:
@@ -58,7 +67,7 @@ class ExtractionInput:
 
 
 @dataclass(frozen=True)
-class Saving:
+class FusionSaving:
     """Microseconds saved when both candidates are chosen and the producer's class has no other reader."""
 
     producer: int
@@ -67,7 +76,7 @@ class Saving:
 
 
 @dataclass(frozen=True)
-class Problem:
+class ExtractionProblem:
     """An extraction problem. ``candidates`` by index; ``of``: those of each class; ``readers``: those needing it."""
 
     candidates: tuple[Candidate, ...]
@@ -75,11 +84,11 @@ class Problem:
     readers: Mapping[int, tuple[int, ...]]
     roots: tuple[int, ...]
     index: Mapping[tuple[int, ENode], int] = field(default_factory=dict)  # class, e-node → the candidate in its place
-    savings: tuple[Saving, ...] = ()
-    pairs: Mapping[int, tuple[Saving, ...]] = field(default_factory=dict)  # by consumer
+    savings: tuple[FusionSaving, ...] = ()
+    pairs: Mapping[int, tuple[FusionSaving, ...]] = field(default_factory=dict)  # by consumer
 
 
-def problem_of(graph: EGraph, frame: ExtractionInput, pricer: Pricer) -> Problem:
+def problem_of(graph: EGraph, frame: ExtractionRequest, pricer: ENodeCostModel) -> ExtractionProblem:
     """The problem of computing what a frame wants from a rebuilt e-graph, at these prices."""
     wanted = tuple(dict.fromkeys(graph.find(r) for r in frame.roots))
     drafts: dict[int, list[Candidate]] = {}
@@ -168,8 +177,12 @@ def _feasible(drafts: Mapping[int, Sequence[Candidate]]) -> dict[int, list[Candi
 
 
 def _indexed(
-    graph: EGraph, kept: Mapping[int, list[Candidate]], roots: tuple[int, ...], pricer: Pricer, frame: ExtractionInput
-) -> Problem:
+    graph: EGraph,
+    kept: Mapping[int, list[Candidate]],
+    roots: tuple[int, ...],
+    pricer: ENodeCostModel,
+    frame: ExtractionRequest,
+) -> ExtractionProblem:
     """Of e-nodes that need the same the cheapest, and each that the input has: what is in its place has to gain.
 
     Also the cheapest with an operator and attributes that the input has: the prices of these are off by the same.
@@ -194,10 +207,10 @@ def _indexed(
             for need in candidates[number].needs:
                 readers.setdefault(need, []).append(number)
     savings = _savings(graph, candidates, of, roots, pricer, frame.within)
-    pairs: dict[int, list[Saving]] = {}
+    pairs: dict[int, list[FusionSaving]] = {}
     for saving in savings:
         pairs.setdefault(saving.consumer, []).append(saving)
-    return Problem(
+    return ExtractionProblem(
         tuple(candidates), of, {c: tuple(r) for c, r in readers.items()}, roots, index,
         tuple(savings), {c: tuple(s) for c, s in pairs.items()},
     )  # fmt: skip
@@ -210,9 +223,9 @@ def _apart(node: ENode, nodes: AbstractSet[ENode], heads: AbstractSet[int]) -> E
 
 def _savings(
     graph: EGraph, candidates: Sequence[Candidate], of: Mapping[int, tuple[int, ...]], roots: tuple[int, ...],
-    pricer: Pricer, within: frozenset[ENode],
-) -> list[Saving]:  # fmt: skip
-    found: list[Saving] = []
+    pricer: ENodeCostModel, within: frozenset[ENode],
+) -> list[FusionSaving]:  # fmt: skip
+    found: list[FusionSaving] = []
     for consumer, candidate in enumerate(candidates):
         if graph.heads[candidate.node[0]].op in (LEAF, PROJECT) or candidate.node in within:
             continue
@@ -227,11 +240,11 @@ def _savings(
                     us = saved[op] = pricer.saving(graph, op, candidate.node)
                 if us > 0:
                     limit = min(us, candidate.us + candidates[producer].us)
-                    found.append(Saving(producer, consumer, limit))
+                    found.append(FusionSaving(producer, consumer, limit))
     return found
 
 
-def used_classes(problem: Problem, choice: Choice) -> list[int] | None:
+def used_classes(problem: ExtractionProblem, choice: Choice) -> list[int] | None:
     """The classes a choice computes, operands first; ``None`` if it depends on itself or is incomplete."""
     order: list[int] = []
     done: dict[int, bool] = {}  # False: what it needs is still being looked at
@@ -262,7 +275,7 @@ def used_classes(problem: Problem, choice: Choice) -> list[int] | None:
     return order
 
 
-def cost_of(problem: Problem, choice: Choice) -> float:
+def cost_of(problem: ExtractionProblem, choice: Choice) -> float:
     """Microseconds of a choice, what the backend fuses counted as fused; infinite if it is not a program."""
     used = used_classes(problem, choice)
     if used is None:
@@ -279,7 +292,7 @@ def cost_of(problem: Problem, choice: Choice) -> float:
                 reads[need] = reads.get(need, 0) + 1
     taken: set[int] = set()
     for consumer in fused:
-        best: Saving | None = None
+        best: FusionSaving | None = None
         for saving in pairs[consumer]:
             producer = problem.candidates[saving.producer].owner
             if choice.get(producer) == saving.producer and reads.get(producer) == 1 and saving.producer not in taken:
@@ -290,7 +303,7 @@ def cost_of(problem: Problem, choice: Choice) -> float:
     return total
 
 
-def greedy(problem: Problem) -> Choice:
+def greedy(problem: ExtractionProblem) -> Choice:
     """The cheapest tree of every class (shared values counted each time), which is never cyclic."""
     price: dict[int, float] = {}
     choice: Choice = {}
@@ -310,7 +323,7 @@ def greedy(problem: Problem) -> Choice:
     return choice
 
 
-def improve(problem: Problem, start: Choice, deadline: float = float("inf")) -> Choice:
+def improve(problem: ExtractionProblem, start: Choice, deadline: float = float("inf")) -> Choice:
     """Local search from a program: change one class's candidate, or all readers of one shared new class jointly.
 
     Args:
@@ -343,7 +356,7 @@ def improve(problem: Problem, start: Choice, deadline: float = float("inf")) -> 
 class _Standing:
     """How often each class is read in a program: what a change costs at least is told from what it adds and drops."""
 
-    def __init__(self, problem: Problem, choice: Choice) -> None:
+    def __init__(self, problem: ExtractionProblem, choice: Choice) -> None:
         self.problem, self.choice = problem, choice
         self.fusable = {c: max(s.us for s in pairs) for c, pairs in problem.pairs.items()} if problem.pairs else {}
         used = used_classes(problem, choice) or []
@@ -389,7 +402,7 @@ class _Standing:
         return us
 
 
-def _moves(problem: Problem, choice: Choice) -> list[Choice]:
+def _moves(problem: ExtractionProblem, choice: Choice) -> list[Choice]:
     used = used_classes(problem, choice) or []
     moves: list[Choice] = [{o: i} for o in reversed(used) for i in problem.of[o] if i != choice[o]]
     for need, readers in problem.readers.items():

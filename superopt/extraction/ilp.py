@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import highspy
 import numpy as np
 
-from superopt.extraction.dag import Choice, Problem, cost_of, used_classes
+from superopt.extraction.dag import Choice, ExtractionProblem, cost_of, used_classes
 from superopt.extraction.pruning import reduced, requirements
 from superopt.runtime.highs import solver
 
@@ -63,7 +63,7 @@ class _Model:
         self.rows.append((lower, upper, entries))
 
 
-def solve(problem: Problem, incumbent: Choice, seconds: float, seed: int = 0) -> Choice:
+def solve(problem: ExtractionProblem, incumbent: Choice, seconds: float, seed: int = 0) -> Choice:
     """The cheapest program, or the best found in the time; never worse than the incumbent.
 
     Cycles are forbidden when they show up: the program is solved again with a cut for each, which is much faster than
@@ -103,7 +103,7 @@ def solve(problem: Problem, incumbent: Choice, seconds: float, seed: int = 0) ->
 
 def _run(
     model: _Model,
-    problem: Problem,
+    problem: ExtractionProblem,
     incumbent: Choice,
     x: Sequence[int],
     y: Mapping[int, int],
@@ -122,7 +122,7 @@ def _run(
     return made
 
 
-def _cycles(problem: Problem, choice: Choice) -> list[list[int]]:
+def _cycles(problem: ExtractionProblem, choice: Choice) -> list[list[int]]:
     """Disjoint cycles among the chosen candidates, each as classes in the order of need."""
     state: dict[int, int] = {}
     found: list[list[int]] = []
@@ -148,7 +148,7 @@ def _cycles(problem: Problem, choice: Choice) -> list[list[int]]:
     return found
 
 
-def _cut(model: _Model, problem: Problem, x: Sequence[int], cycle: Sequence[int]) -> None:
+def _cut(model: _Model, problem: ExtractionProblem, x: Sequence[int], cycle: Sequence[int]) -> None:
     """Not all the classes of a cycle may be computed by candidates that need the next one."""
     entries: list[tuple[int, float]] = []
     for owner, need in zip(cycle, (*cycle[1:], cycle[0]), strict=True):
@@ -156,7 +156,7 @@ def _cut(model: _Model, problem: Problem, x: Sequence[int], cycle: Sequence[int]
     model.row(-np.inf, len(cycle) - 1.0, entries)
 
 
-def _build(problem: Problem) -> tuple[_Model, list[int], dict[int, int]]:
+def _build(problem: ExtractionProblem) -> tuple[_Model, list[int], dict[int, int]]:
     model = _Model()
     required = requirements(problem)
     x = [model.variable(c.us) for c in problem.candidates]
@@ -177,7 +177,7 @@ def _build(problem: Problem) -> tuple[_Model, list[int], dict[int, int]]:
     return model, x, y
 
 
-def _add_savings(problem: Problem, model: _Model, x: list[int]) -> None:
+def _add_savings(problem: ExtractionProblem, model: _Model, x: list[int]) -> None:
     """``z`` says that a pair is fused: both are chosen, each in one pair, and no other class reads the producer's."""
     pairs: dict[int, list[int]] = {}  # of a candidate: each z that it is in
     fused: dict[int, list[tuple[int, int]]] = {}  # by the producer's class: z, and the consumer's class
@@ -199,7 +199,7 @@ def _add_savings(problem: Problem, model: _Model, x: list[int]) -> None:
                 model.row(-np.inf, 1.0, [*others, *((x[i], 1.0) for i in options)])
 
 
-def _mutual(problem: Problem) -> list[tuple[int, int]]:
+def _mutual(problem: ExtractionProblem) -> list[tuple[int, int]]:
     """Pairs of classes that could each be computed from the other."""
     needs = {o: {n for i in opts for n in problem.candidates[i].needs} for o, opts in problem.of.items()}
     return sorted((a, b) for a, below in needs.items() for b in below if a < b and a in needs.get(b, ()))
@@ -221,7 +221,7 @@ def _highs(model: _Model) -> highspy.HighsLp:
 
 
 def _warm_start(
-    program: highspy.Highs, problem: Problem, incumbent: Choice, x: Sequence[int], y: Mapping[int, int]
+    program: highspy.Highs, problem: ExtractionProblem, incumbent: Choice, x: Sequence[int], y: Mapping[int, int]
 ) -> None:
     """Give the program the incumbent's choices; it completes order and saving variables itself."""
     used = used_classes(problem, incumbent) or []
@@ -231,7 +231,7 @@ def _warm_start(
     program.setSolution(len(known), index, np.array([1.0 if i in chosen else 0.0 for i in known]))
 
 
-def _read(problem: Problem, x: Sequence[int], values: Sequence[float]) -> Choice:
+def _read(problem: ExtractionProblem, x: Sequence[int], values: Sequence[float]) -> Choice:
     return {
         owner: max(options, key=lambda i: values[x[i]])
         for owner, options in problem.of.items()

@@ -15,20 +15,20 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-from superopt.extraction.dag import Choice, Problem
+from superopt.extraction.dag import Choice, ExtractionProblem
 
-__all__ = ["Requirements", "reduced", "requirements", "restricted", "usable"]
+__all__ = ["RequiredEClasses", "reduced", "requirements", "restricted", "usable"]
 
 _ROUNDS = 20
 _WIDE = 64  # candidates of a class up to which they are compared in pairs
 
 
-def reduced(problem: Problem, incumbent: Choice, limit: float) -> Problem:
+def reduced(problem: ExtractionProblem, incumbent: Choice, limit: float) -> ExtractionProblem:
     """The problem without what no program below the limit uses; the incumbent stays a choice of it."""
     return restricted(problem, usable(problem, limit) | set(incumbent.values()))
 
 
-def restricted(problem: Problem, kept: AbstractSet[int]) -> Problem:
+def restricted(problem: ExtractionProblem, kept: AbstractSet[int]) -> ExtractionProblem:
     """The problem with these candidates alone, by their numbers, which stay as they are."""
     of = {o: left for o, options in problem.of.items() if (left := tuple(i for i in options if i in kept))}
     present = frozenset(i for options in of.values() for i in options)
@@ -37,13 +37,13 @@ def restricted(problem: Problem, kept: AbstractSet[int]) -> Problem:
     return replace(problem, of=of, readers=readers, savings=savings)
 
 
-def usable(problem: Problem, limit: float) -> frozenset[int]:
+def usable(problem: ExtractionProblem, limit: float) -> frozenset[int]:
     """Indices of candidates that a program cheaper than the limit (microseconds) could use."""
     return _Pruning(problem, limit).result()
 
 
 @dataclass(frozen=True)
-class Requirements:
+class RequiredEClasses:
     """What is computed in every program, and what else computing a class, or choosing a candidate, makes necessary."""
 
     always: frozenset[int]
@@ -51,7 +51,7 @@ class Requirements:
     of_candidate: Mapping[int, frozenset[int]]  # besides those of its class
 
 
-def requirements(problem: Problem) -> Requirements:
+def requirements(problem: ExtractionProblem) -> RequiredEClasses:
     """The requirements of a problem; unlike needs, a circle of values does not meet them."""
     pruning = _Pruning(problem, float("inf"))
     required, number, owners = pruning.requirements(), pruning.number, pruning.owners
@@ -75,13 +75,13 @@ def requirements(problem: Problem) -> Requirements:
                 below |= required[need]
             of_candidate[index] = members(below & ~required[number[owner]] & ~always)
     of_class = {o: members(required[number[o]] & ~always & ~(1 << number[o])) for o in owners}
-    return Requirements(members(always), of_class, of_candidate)
+    return RequiredEClasses(members(always), of_class, of_candidate)
 
 
 class _Pruning:
     """Classes are numbered, and sets of them are the bits of an integer."""
 
-    def __init__(self, problem: Problem, limit: float) -> None:
+    def __init__(self, problem: ExtractionProblem, limit: float) -> None:
         self.problem, self.limit = problem, limit
         self.number = {owner: i for i, owner in enumerate(problem.of)}
         self.owners = list(problem.of)

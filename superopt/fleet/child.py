@@ -24,12 +24,21 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
-from superopt.fleet import stamp
+from superopt.fleet import environment_digest
 from superopt.ir.disk_cache import UNKEPT, cache_directory
 from superopt.ir.errors import BackendUnavailable, MachineLimit, ResourceLimit, SuperoptError
 from superopt.ir.temporary import own_folder
 
-__all__ = ["Crew", "TaskLost", "CallCost", "WorkerMismatch", "ends_with", "isolated", "packed", "unpacked"]
+__all__ = [
+    "ChildProcessPool",
+    "TaskLost",
+    "CallTiming",
+    "WorkerMismatch",
+    "ends_with",
+    "isolated",
+    "packed",
+    "unpacked",
+]
 
 _START = "import sys, json; sys.path[:] = json.loads(sys.argv[2]); from superopt.fleet import child; child.serve()"
 _IDLE = 300.0  # seconds without a task after which a child ends
@@ -45,7 +54,7 @@ def ends_with(parent: int) -> bool:
 
 
 @dataclass(frozen=True)
-class CallCost:
+class CallTiming:
     """What a call took.
 
     Attributes:
@@ -85,12 +94,12 @@ def packed(
         seconds: after which its process is ended.
         last: end the process afterwards, so that its memory is free.
     """
-    common = None if files is None else (dict(stamp.here()), dict(files))
+    common = None if files is None else (dict(environment_digest.here()), dict(files))
     head = json.dumps({"common": common, "seconds": seconds, "last": last}).encode()
     return len(head).to_bytes(4, "big") + head + pickle.dumps((function, arguments), protocol=5)
 
 
-def unpacked(answer: bytes) -> tuple[Any, CallCost]:
+def unpacked(answer: bytes) -> tuple[Any, CallTiming]:
     """What a call returned, and what it took.
 
     Raises:
@@ -99,10 +108,10 @@ def unpacked(answer: bytes) -> tuple[Any, CallCost]:
     good, value, took = pickle.loads(answer)
     if not good:
         raise value
-    return value, CallCost(*took)
+    return value, CallTiming(*took)
 
 
-class Crew:
+class ChildProcessPool:
     """Child processes, as many as calls run at once; what ran last runs next."""
 
     def __init__(self) -> None:
@@ -165,11 +174,11 @@ class Crew:
                 child.end()
 
 
-_REMOTE = Crew()  # of a process that is a worker of some cluster
+_REMOTE = ChildProcessPool()  # of a process that is a worker of some cluster
 
 
 def isolated(call: bytes) -> bytes:
-    """:meth:`Crew.run` in a worker of a cluster."""
+    """:meth:`ChildProcessPool.run` in a worker of a cluster."""
     return _REMOTE.run(call)
 
 
@@ -250,7 +259,7 @@ def _answer(call: bytes) -> bytes:
         common = json.loads(call[4 : 4 + size])["common"]
         if common is not None:
             try:
-                stamp.check(*common)
+                environment_digest.check(*common)
             except SuperoptError as error:
                 raise WorkerMismatch(error) from None
         function, arguments = pickle.loads(call[4 + size :])

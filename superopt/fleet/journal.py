@@ -11,13 +11,13 @@ from typing import Any
 
 from superopt.ir.errors import UsageError, printable
 
-__all__ = ["Journal"]
+__all__ = ["TaskJournal"]
 
 _HEAD = {"format": "superopt.journal", "version": 1}
 _KINDS = {"key": str, "result": dict}  # of a row
 
 
-class Journal:
+class TaskJournal:
     """A line of JSON for each finished task, by the digest of everything that decides it.
 
     A line that was cut off by a kill is dropped when the file is opened again; one that is no row is as good as absent.
@@ -86,7 +86,7 @@ class Journal:
         """Let another process have it."""
         self._file.close()
 
-    def __enter__(self) -> Journal:
+    def __enter__(self) -> TaskJournal:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

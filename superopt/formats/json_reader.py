@@ -22,12 +22,12 @@ from onnx import (
     ValueInfoProto,
 )
 
-from superopt.formats.functions import calls_in
+from superopt.formats.function_inlining import calls_in
 from superopt.formats.json_weights import (
     DTYPE_NAMES,
     SOURCES,
-    Cursor,
-    Sidecars,
+    JsonCursor,
+    SafetensorsFiles,
     decode,
     parse_json,
     tensor_type,
@@ -45,7 +45,7 @@ from superopt.formats.onnx_nodes import (
 from superopt.formats.onnx_tensors import ExternalFiles, unknown_dim, value_type
 from superopt.ir.errors import InvalidModel, printable
 from superopt.ir.graph import Attribute, Graph, Node, OpaqueAttribute, Value, Weight
-from superopt.ir.poly import Dim, sym
+from superopt.ir.size_polynomial import Dim, sym
 from superopt.ir.types import DType, OpaqueType, TensorType, ValueType
 
 __all__ = ["FORMAT", "VERSION", "read_json"]
@@ -85,14 +85,14 @@ def read_json(data: bytes, files: ExternalFiles | None = None) -> Graph:
         InvalidModel: it is not JSON, or not a valid graph; the message holds the JSON pointer.
         ResourceLimit: its functions would expand without bound.
     """
-    root = Cursor(parse_json(data))
+    root = JsonCursor(parse_json(data))
     members = root.members(_GRAPH | {"$schema"}, _GRAPH_REQUIRED)
     if members["format"].string() != FORMAT:
         members["format"].fail(f"is not {FORMAT!r}")
     if members["version"].integer() != VERSION:
         members["version"].fail(f"is {members['version'].value}; this superopt reads version {VERSION}")
     opset = {k if k != "ai.onnx" else "": v.integer() for k, v in members["opset"].mapping().items()}
-    sidecars = Sidecars(files or ExternalFiles(None))
+    sidecars = SafetensorsFiles(files or ExternalFiles(None))
     outputs = tuple(_value(v) for v in members["outputs"].items())
     if not outputs:
         members["outputs"].fail("is empty, so there is nothing to compute")
@@ -121,11 +121,11 @@ def read_json(data: bytes, files: ExternalFiles | None = None) -> Graph:
     return graph.checked()
 
 
-def _text(members: Mapping[str, Cursor], key: str) -> str:
+def _text(members: Mapping[str, JsonCursor], key: str) -> str:
     return members[key].string() if key in members else ""
 
 
-def _metadata(members: Mapping[str, Cursor]) -> dict[str, str]:
+def _metadata(members: Mapping[str, JsonCursor]) -> dict[str, str]:
     metadata = {k: v.string() for k, v in members["metadata"].mapping().items()} if "metadata" in members else {}
     for key, cursor in members.items():
         if key.startswith("x-"):
@@ -133,7 +133,7 @@ def _metadata(members: Mapping[str, Cursor]) -> dict[str, str]:
     return metadata
 
 
-def _value(cursor: Cursor) -> Value:
+def _value(cursor: JsonCursor) -> Value:
     members = cursor.members(_VALUE, frozenset({"name"}))
     name = members["name"].string()
     if not name:
@@ -141,7 +141,7 @@ def _value(cursor: Cursor) -> Value:
     return Value(name, _value_type(members, name), _text(members, "doc"), _metadata(members))
 
 
-def _value_type(members: Mapping[str, Cursor], name: str) -> ValueType | None:
+def _value_type(members: Mapping[str, JsonCursor], name: str) -> ValueType | None:
     if "type" in members:
         if "dtype" in members or "shape" in members:
             members["type"].fail("is given beside dtype or shape")
@@ -160,7 +160,7 @@ def _value_type(members: Mapping[str, Cursor], name: str) -> ValueType | None:
     return TensorType(DType(text), shape)
 
 
-def _dim(cursor: Cursor, name: str, axis: int) -> Dim:
+def _dim(cursor: JsonCursor, name: str, axis: int) -> Dim:
     if cursor.value is None:
         return unknown_dim(name, axis)
     if isinstance(cursor.value, str):
@@ -169,7 +169,7 @@ def _dim(cursor: Cursor, name: str, axis: int) -> Dim:
     return cursor.integer(0)
 
 
-def _weight(cursor: Cursor, sidecars: Sidecars, *, needs_values: bool = False) -> Weight:
+def _weight(cursor: JsonCursor, sidecars: SafetensorsFiles, *, needs_values: bool = False) -> Weight:
     required = frozenset({"dtype", "shape"} if needs_values else {"name", "dtype", "shape"})
     members = cursor.members(_WEIGHT, required)
     name = _text(members, "name")
@@ -182,7 +182,7 @@ def _weight(cursor: Cursor, sidecars: Sidecars, *, needs_values: bool = False) -
     return Weight(name, kind, data, _text(members, "doc"), _metadata(members))
 
 
-def _node(cursor: Cursor, opset: Mapping[str, int], sidecars: Sidecars) -> Node:
+def _node(cursor: JsonCursor, opset: Mapping[str, int], sidecars: SafetensorsFiles) -> Node:
     members = cursor.members(_NODE, frozenset({"op", "inputs", "outputs"}))
     op, domain = members["op"].string(), _text(members, "domain")
     domain = "" if domain == "ai.onnx" else domain
@@ -204,7 +204,7 @@ def _node(cursor: Cursor, opset: Mapping[str, int], sidecars: Sidecars) -> Node:
     )
 
 
-def _attribute(name: str, cursor: Cursor, kind: int, sidecars: Sidecars) -> Attribute:
+def _attribute(name: str, cursor: JsonCursor, kind: int, sidecars: SafetensorsFiles) -> Attribute:
     """An attribute's value; ``kind`` (its type by the operator's schema, 0: not known) settles whether 1 means 1.0."""
     found = cursor.value
     if isinstance(found, dict):
@@ -225,7 +225,7 @@ def _attribute(name: str, cursor: Cursor, kind: int, sidecars: Sidecars) -> Attr
     return cursor.integer()
 
 
-def _tagged(name: str, cursor: Cursor, sidecars: Sidecars) -> Attribute:
+def _tagged(name: str, cursor: JsonCursor, sidecars: SafetensorsFiles) -> Attribute:
     members = cursor.members(_TAGGED)
     if len(members) != 1 or not members.keys() <= _TAGGED:
         cursor.fail(f"is an object; exactly one of {', '.join(sorted(_TAGGED))} is expected in it")
@@ -250,7 +250,7 @@ def _tagged(name: str, cursor: Cursor, sidecars: Sidecars) -> Attribute:
     return attribute_from_payload(payload)
 
 
-def _float32(cursor: Cursor) -> float:
+def _float32(cursor: JsonCursor) -> float:
     """An ONNX float attribute: rounded to float32 here, as any file would do."""
     exact = cursor.number()
     with np.errstate(over="ignore"):
@@ -260,12 +260,12 @@ def _float32(cursor: Cursor) -> float:
     return found
 
 
-def _refuse_external(tensors: Iterable[TensorProto], cursor: Cursor) -> None:
+def _refuse_external(tensors: Iterable[TensorProto], cursor: JsonCursor) -> None:
     if any(t.data_location == TensorProto.EXTERNAL or t.external_data for t in tensors):
         cursor.fail("holds a tensor whose data is in another file, which is not accepted here")
 
 
-def _parsed(message: type[Message], payload: bytes, cursor: Cursor) -> Message:
+def _parsed(message: type[Message], payload: bytes, cursor: JsonCursor) -> Message:
     found = message()
     try:
         found.ParseFromString(payload)
@@ -275,7 +275,7 @@ def _parsed(message: type[Message], payload: bytes, cursor: Cursor) -> Message:
     return found
 
 
-def _extras(cursor: Cursor) -> dict[str, bytes]:
+def _extras(cursor: JsonCursor) -> dict[str, bytes]:
     """Parts of an ONNX file that ride along; each may hold only what superopt itself puts there."""
     extras: dict[str, bytes] = {}
     for key, found in cursor.mapping().items():
@@ -298,7 +298,7 @@ def _functions(extras: Mapping[str, bytes]) -> list[FunctionProto]:
     return list(ModelProto.FromString(extras.get("onnx.model", b"")).functions)
 
 
-def _check_reads(graph: Graph, cursors: list[Cursor]) -> None:
+def _check_reads(graph: Graph, cursors: list[JsonCursor]) -> None:
     """What :meth:`Graph.checked` refuses about one node's wiring, here with the JSON pointer."""
     known = {v.name for v in graph.inputs} | graph.weight.keys() | graph.producer.keys()
     for cursor, node in zip(cursors, graph.nodes, strict=True):

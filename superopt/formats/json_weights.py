@@ -17,11 +17,11 @@ from google.protobuf.message import DecodeError
 
 from superopt.formats.mapped_file import MappedFile
 from superopt.formats.onnx_tensors import ExternalFiles, as_bytes, sparse_from_payload
-from superopt.formats.tensors import (
-    FileData,
-    PackedData,
-    RandomData,
-    SparseData,
+from superopt.formats.weight_data import (
+    FileWeightData,
+    PackedWeightData,
+    RandomWeightData,
+    SparseWeightData,
     checked_shape,
     expected_bytes,
     pack,
@@ -29,14 +29,14 @@ from superopt.formats.tensors import (
     shape_of,
 )
 from superopt.ir.errors import InvalidModel, printable
-from superopt.ir.graph import ArrayData, Weight, WeightData
+from superopt.ir.graph import ArrayWeightData, Weight, WeightData
 from superopt.ir.types import DType, TensorType
 
 __all__ = [
-    "Cursor",
+    "JsonCursor",
     "DTYPE_NAMES",
     "INLINE",
-    "Sidecars",
+    "SafetensorsFiles",
     "SafetensorsEntry",
     "decode",
     "describe",
@@ -121,7 +121,7 @@ def _constant(text: str) -> NoReturn:
     raise InvalidModel(f"{text} is not JSON", hint='write numbers that are not finite as "nan", "inf" or "-inf"')
 
 
-class Cursor:
+class JsonCursor:
     """A JSON value and the pointer (RFC 6901) to it, so that every error says where it is."""
 
     __slots__ = ("pointer", "value")
@@ -139,7 +139,7 @@ class Cursor:
         kind = "null" if self.value is None else _KINDS.get(type(self.value), "a value")
         self.fail(f"is {kind}; {what} is expected")
 
-    def members(self, known: frozenset[str], required: frozenset[str] = frozenset()) -> Mapping[str, Cursor]:
+    def members(self, known: frozenset[str], required: frozenset[str] = frozenset()) -> Mapping[str, JsonCursor]:
         """The members of an object: only known keys and ``x-…``, and all required ones."""
         if not isinstance(self.value, dict):
             self.expected("an object")
@@ -153,20 +153,20 @@ class Cursor:
                 self.fail(f"the key {key!r} is missing")
         return {k: self._member(k, v) for k, v in self.value.items()}
 
-    def mapping(self) -> Mapping[str, Cursor]:
+    def mapping(self) -> Mapping[str, JsonCursor]:
         """The members of an object with any keys."""
         if not isinstance(self.value, dict):
             self.expected("an object")
         return {self._text(k): self._member(k, v) for k, v in self.value.items()}
 
-    def _member(self, key: str, value: object) -> Cursor:
-        return Cursor(value, f"{self.pointer}/{key.replace('~', '~0').replace('/', '~1')}")
+    def _member(self, key: str, value: object) -> JsonCursor:
+        return JsonCursor(value, f"{self.pointer}/{key.replace('~', '~0').replace('/', '~1')}")
 
-    def items(self) -> Iterator[Cursor]:
+    def items(self) -> Iterator[JsonCursor]:
         """The elements of an array."""
         if not isinstance(self.value, list):
             self.expected("an array")
-        return (Cursor(v, f"{self.pointer}/{i}") for i, v in enumerate(self.value))
+        return (JsonCursor(v, f"{self.pointer}/{i}") for i, v in enumerate(self.value))
 
     def string(self) -> str:
         """A string without lone surrogates (which no other format can hold)."""
@@ -251,13 +251,13 @@ def read_header(file: MappedFile) -> Mapping[str, SafetensorsEntry]:
         header = b"".join(file.chunks(8, length))
         if header.count(b"{") > MAX_TENSORS + 2:  # before parsing, which would take long and much memory
             raise InvalidModel(f"names about {header.count(b'{')} tensors; the limit is {MAX_TENSORS}")
-        entries = Cursor(parse_json(header)).mapping()
+        entries = JsonCursor(parse_json(header)).mapping()
         return {k: _entry(v, 8 + length, file.size) for k, v in entries.items() if k != "__metadata__"}
     except InvalidModel as error:
         raise error.within(where) from error
 
 
-def _entry(cursor: Cursor, base: int, size: int) -> SafetensorsEntry:
+def _entry(cursor: JsonCursor, base: int, size: int) -> SafetensorsEntry:
     members = cursor.members(_ENTRY, _ENTRY)
     shape = checked_shape(tuple(d.integer(0) for d in members["shape"].items()))
     offsets = [o.integer(0) for o in members["data_offsets"].items()]
@@ -266,7 +266,7 @@ def _entry(cursor: Cursor, base: int, size: int) -> SafetensorsEntry:
     return SafetensorsEntry(members["dtype"].string(), shape, base + offsets[0], base + offsets[1])
 
 
-def stored_data(found: SafetensorsEntry, kind: TensorType, file: MappedFile) -> FileData:
+def stored_data(found: SafetensorsEntry, kind: TensorType, file: MappedFile) -> FileWeightData:
     """The elements of a weight, left in the file. Types that safetensors lacks are stored packed, as bytes (U8).
 
     Raises:
@@ -277,7 +277,7 @@ def stored_data(found: SafetensorsEntry, kind: TensorType, file: MappedFile) -> 
     if not (fits or packed) or found.end - found.start != expected_bytes(kind):
         stored = f"{printable(found.dtype)}{list(found.shape)} in {found.end - found.start} bytes"
         raise InvalidModel(f"the weight is {kind}, but {stored} is stored", where=printable(file.path.name))
-    return FileData(kind, file, found.start)
+    return FileWeightData(kind, file, found.start)
 
 
 def layout(weights: Sequence[Weight]) -> tuple[bytes, Sequence[Weight]]:
@@ -320,14 +320,14 @@ _RANDOM = frozenset({"seed", "scale", "offset", "distribution"})
 _BYTES = frozenset({"bytes"})
 
 
-class Sidecars:
+class SafetensorsFiles:
     """The safetensors files that one JSON graph reads from; each header is read once."""
 
     def __init__(self, files: ExternalFiles) -> None:
         self._files = files
         self._headers: dict[str, Mapping[str, SafetensorsEntry]] = {}
 
-    def data(self, location: Cursor, tensor: str, kind: TensorType) -> WeightData:
+    def data(self, location: JsonCursor, tensor: str, kind: TensorType) -> WeightData:
         """The elements of a weight, left in their file."""
         name = location.string()
         try:
@@ -341,7 +341,7 @@ class Sidecars:
             raise error.within(printable(location.pointer)) from error
 
 
-def decode(cursor: Cursor) -> bytes:
+def decode(cursor: JsonCursor) -> bytes:
     """The bytes of a base64 string."""
     try:
         return base64.b64decode(cursor.string(), validate=True)
@@ -354,7 +354,7 @@ def encode(data: bytes) -> str:
     return base64.b64encode(data).decode("ascii")
 
 
-def tensor_type(members: Mapping[str, Cursor], cursor: Cursor) -> TensorType:
+def tensor_type(members: Mapping[str, JsonCursor], cursor: JsonCursor) -> TensorType:
     """The static type of a weight."""
     text = members["dtype"].string()
     if text not in DTYPE_NAMES:
@@ -363,7 +363,9 @@ def tensor_type(members: Mapping[str, Cursor], cursor: Cursor) -> TensorType:
     return TensorType(DType(text), checked_shape(shape, cursor.pointer))
 
 
-def weight_data(name: str, members: Mapping[str, Cursor], kind: TensorType, sidecars: Sidecars) -> WeightData | None:
+def weight_data(
+    name: str, members: Mapping[str, JsonCursor], kind: TensorType, sidecars: SafetensorsFiles
+) -> WeightData | None:
     """Where a weight's elements come from; ``None`` for a weight that has only a shape."""
     given = [s for s in SOURCES if s in members]
     if len(given) > 1:
@@ -385,7 +387,7 @@ def weight_data(name: str, members: Mapping[str, Cursor], kind: TensorType, side
     return None
 
 
-def _random(cursor: Cursor, kind: TensorType) -> RandomData:
+def _random(cursor: JsonCursor, kind: TensorType) -> RandomWeightData:
     members = cursor.members(_RANDOM, frozenset({"seed"}))
     if kind.dtype is DType.STRING:
         cursor.fail("strings cannot be random")
@@ -395,17 +397,17 @@ def _random(cursor: Cursor, kind: TensorType) -> RandomData:
     scale, offset = (members[k].number() if k in members else d for k, d in (("scale", 1.0), ("offset", 0.0)))
     if not (math.isfinite(scale) and math.isfinite(offset)):
         cursor.fail("scale and offset must be finite")
-    return RandomData(kind, members["seed"].integer(0), scale, offset, distribution)
+    return RandomWeightData(kind, members["seed"].integer(0), scale, offset, distribution)
 
 
-def _inline(cursor: Cursor, kind: TensorType) -> WeightData:
+def _inline(cursor: JsonCursor, kind: TensorType) -> WeightData:
     items = list(cursor.items())
     if len(items) != kind.elements:
         cursor.fail(f"holds {len(items)} values, but {kind} takes {kind.elements}")
     if kind.dtype is DType.STRING:
         array = np.empty(len(items), object)
         array[:] = [_string(i) for i in items]
-        return ArrayData(array.reshape(kind.shape))  # type: ignore[arg-type]
+        return ArrayWeightData(array.reshape(kind.shape))  # type: ignore[arg-type]
     if kind.dtype is DType.BOOL:
         values: list[object] = [_boolean(i) for i in items]
     elif kind.dtype.is_integer:
@@ -417,41 +419,41 @@ def _inline(cursor: Cursor, kind: TensorType) -> WeightData:
     else:
         return _floats(cursor, items, kind)
     wide = np.array(values, np.uint64 if kind.dtype is DType.UINT64 else np.int64).astype(kind.dtype.numpy)
-    return PackedData(kind, pack(wide, kind.dtype))
+    return PackedWeightData(kind, pack(wide, kind.dtype))
 
 
-def _floats(cursor: Cursor, items: list[Cursor], kind: TensorType) -> PackedData:
+def _floats(cursor: JsonCursor, items: list[JsonCursor], kind: TensorType) -> PackedWeightData:
     exact = np.array([i.number() for i in items], np.float64)
     with np.errstate(over="ignore"):
         array = exact.astype(kind.dtype.numpy)
     over = np.isfinite(exact) & ~np.isfinite(array.astype(np.float64))
     if over.any():
         items[int(np.argmax(over))].fail(f"is too large for {kind.dtype}")
-    return PackedData(kind, pack(array, kind.dtype))
+    return PackedWeightData(kind, pack(array, kind.dtype))
 
 
-def _string(cursor: Cursor) -> bytes:
+def _string(cursor: JsonCursor) -> bytes:
     if isinstance(cursor.value, dict):
         return decode(cursor.members(_BYTES, _BYTES)["bytes"])
     return cursor.string().encode()
 
 
-def _boolean(cursor: Cursor) -> bool:
+def _boolean(cursor: JsonCursor) -> bool:
     if not isinstance(cursor.value, bool):
         cursor.expected("true or false")
     return cursor.value
 
 
-def _packed(cursor: Cursor, kind: TensorType) -> PackedData:
+def _packed(cursor: JsonCursor, kind: TensorType) -> PackedWeightData:
     raw = decode(cursor)
     if kind.dtype is DType.STRING:
         cursor.fail("strings have no packed form; write them as values")
     if len(raw) != expected_bytes(kind):
         cursor.fail(f"holds {len(raw)} bytes, but {kind} takes {expected_bytes(kind)}")
-    return PackedData(kind, raw)
+    return PackedWeightData(kind, raw)
 
 
-def _sparse(name: str, cursor: Cursor, kind: TensorType) -> WeightData:
+def _sparse(name: str, cursor: JsonCursor, kind: TensorType) -> WeightData:
     try:
         found = sparse_from_payload(name, decode(cursor))
     except DecodeError:
@@ -473,12 +475,12 @@ def describe(w: Weight, sidecar: str | None) -> dict[str, object]:
     data = w.data
     if data is None:
         return {}
-    if isinstance(data, RandomData):
+    if isinstance(data, RandomWeightData):
         spec: dict[str, object] = {"seed": data.seed, "scale": data.scale}
         if data.offset:
             spec["offset"] = data.offset
         return {"random": spec if data.distribution == "normal" else {**spec, "distribution": data.distribution}}
-    if isinstance(data, SparseData):
+    if isinstance(data, SparseWeightData):
         return {"sparse": encode(data.payload)}
     if w.type.dtype is DType.STRING:
         return {"values": [_text(as_bytes(e)) for e in data.numpy().reshape(-1).tolist()]}
@@ -506,8 +508,8 @@ def _values(array: np.ndarray, kind: TensorType) -> list[object] | None:
     if kind.dtype.is_integer and kind.dtype is not DType.UINT64:
         wide = array.astype(np.int64)
     values = [finite(v) for v in wide.reshape(-1).tolist()]
-    again = _inline(Cursor(values), kind)
-    assert isinstance(again, PackedData)
+    again = _inline(JsonCursor(values), kind)
+    assert isinstance(again, PackedWeightData)
     return values if again.raw == pack(array, kind.dtype) else None
 
 

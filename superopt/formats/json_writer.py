@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from superopt.formats.files import Replacement
 from superopt.formats.json_reader import FORMAT, VERSION
 from superopt.formats.json_weights import INLINE, describe, encode, finite, parse_json, stream
 from superopt.formats.onnx_tensors import is_anonymous
-from superopt.formats.tensors import RandomData, SparseData, packed_chunks, refuse_changed_files
+from superopt.formats.safe_file_access import AtomicFileReplacement
+from superopt.formats.weight_data import RandomWeightData, SparseWeightData, packed_chunks, refuse_changed_files
 from superopt.ir.errors import InvalidModel
 from superopt.ir.graph import Attribute, Graph, Node, OpaqueAttribute, Value, Weight
 from superopt.ir.types import DType, OpaqueType, ValueType
@@ -31,7 +31,7 @@ def save_json(graph: Graph, path: Path, *, force: bool = False) -> None:
     """
     sidecar = path.with_name(path.stem + ".safetensors")
     large = [w for w in graph.weights if _is_large(w)]
-    with Replacement() as files:
+    with AtomicFileReplacement() as files:
         if large:
             files.add(sidecar, stream(large), force=force)
         text = format_document(to_json(graph, sidecar=sidecar.name if large else None))
@@ -50,7 +50,7 @@ def save_together(graphs: Mapping[Path, Graph], sidecar: Path) -> None:
         UsageError: a file exists already, or cannot be written.
     """
     shared: dict[str, Weight] = {}
-    with Replacement() as files:
+    with AtomicFileReplacement() as files:
         for path, graph in graphs.items():
             document = to_json(graph, sidecar=sidecar.name)
             rows = document.get("weights", [])
@@ -72,7 +72,7 @@ def shared_key(weight: Weight) -> str:
 
 def _is_large(w: Weight) -> bool:
     count = w.type.elements
-    made = w.data is None or isinstance(w.data, RandomData | SparseData) or w.type.dtype is DType.STRING
+    made = w.data is None or isinstance(w.data, RandomWeightData | SparseWeightData) or w.type.dtype is DType.STRING
     return not made and isinstance(count, int) and count > INLINE
 
 

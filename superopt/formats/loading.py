@@ -6,13 +6,13 @@ import os
 import re
 from pathlib import Path
 
-from superopt.formats.contradictions import refuse_contradictions
-from superopt.formats.files import read_plain
 from superopt.formats.json_reader import read_json
 from superopt.formats.json_writer import save_json
 from superopt.formats.onnx_reader import from_model_bytes
 from superopt.formats.onnx_tensors import ExternalFiles, lean
 from superopt.formats.onnx_writer import SINGLE_FILE, save_onnx
+from superopt.formats.safe_file_access import read_plain
+from superopt.formats.shape_contradictions import refuse_contradictions
 from superopt.ir.errors import InvalidModel, SuperoptError, printable
 from superopt.ir.graph import Graph
 

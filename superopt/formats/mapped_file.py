@@ -24,11 +24,11 @@ from superopt.ir.errors import InvalidModel, SuperoptError, printable, resource_
 __all__ = [
     "CHUNK",
     "HOLE",
-    "SharedScratch",
+    "SharedScratchFile",
     "MappedFile",
     "MemoryMap",
     "OPEN_FLAGS",
-    "Scratch",
+    "ScratchArray",
     "kind_of",
     "located",
     "only_regular",
@@ -371,7 +371,7 @@ def _arena() -> _Arena:
     return _arenas[-1]
 
 
-class Scratch:
+class ScratchArray:
     """An array in the process's scratch file.
 
     Args:
@@ -417,7 +417,7 @@ class Scratch:
 _Place = tuple[int, int, tuple[int, ...], np.dtype]  # of an array: which file (none: handed), where, shape and type
 
 
-class SharedScratch:
+class SharedScratchFile:
     """A file for the arrays that a copy of this process makes, which stay when the copy has ended.
 
     A context manager of the process that makes the copy; its end is that of what arrives.
@@ -426,7 +426,7 @@ class SharedScratch:
     def __init__(self) -> None:
         self._arena = _Arena()
 
-    def __enter__(self) -> SharedScratch:
+    def __enter__(self) -> SharedScratchFile:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -440,15 +440,15 @@ class SharedScratch:
         self._arena.found()  # this process: it empties nothing that another may come to read
         _arenas.append(self._arena)
 
-    def place(self, held: Scratch) -> _Place:
+    def place(self, held: ScratchArray) -> _Place:
         """Where an array lies, as :meth:`at` of the other process understands it."""
         own = [-1 if a is self._arena else i for i, a in enumerate(_arenas) if a is held._arena]
         return own[0], held.start, held._shape, held._dtype
 
-    def at(self, place: _Place) -> Scratch:
+    def at(self, place: _Place) -> ScratchArray:
         """The array at a place."""
         number, start, shape, dtype = place
-        made = Scratch.__new__(Scratch)
+        made = ScratchArray.__new__(ScratchArray)
         made._dtype, made._shape, made.size, made.start = dtype, shape, prod(shape) * dtype.itemsize, start
         made._arena = self._arena if number < 0 else _arenas[number]
         made._arena.found()
@@ -458,10 +458,10 @@ class SharedScratch:
 class _Elements(MemoryMap):
     """Elements in memory; they are there as long as this is."""
 
-    held: Scratch
+    held: ScratchArray
 
 
-def located(array: np.ndarray) -> Scratch | None:
+def located(array: np.ndarray) -> ScratchArray | None:
     """Where the elements of an array lie, if that is the scratch file and they are all that lies there."""
     whole, base = array, array.base
     while isinstance(base, np.ndarray):
@@ -471,9 +471,9 @@ def located(array: np.ndarray) -> Scratch | None:
     return base.held
 
 
-def scratch(array: np.ndarray) -> Scratch | None:
+def scratch(array: np.ndarray) -> ScratchArray | None:
     """A copy of the elements in the scratch file, or ``None`` where there is no room for one."""
     try:
-        return Scratch(array.shape, array.dtype, (array,))
+        return ScratchArray(array.shape, array.dtype, (array,))
     except OSError:
         return None  # what is not kept is made again

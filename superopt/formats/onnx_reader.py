@@ -19,7 +19,6 @@ from pathlib import Path
 from google.protobuf.message import DecodeError, EncodeError
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
-from superopt.formats.contradictions import refuse_contradictions
 from superopt.formats.onnx_nodes import (
     MAX_INTERNALISED,
     check_functions,
@@ -34,7 +33,7 @@ from superopt.formats.onnx_nodes import (
     node_proto,
 )
 from superopt.formats.onnx_tensors import (
-    EmbeddedElements,
+    EmbeddedWeightLocation,
     ExternalFiles,
     internalise,
     sparse_weight,
@@ -42,6 +41,7 @@ from superopt.formats.onnx_tensors import (
     value_info,
     weight,
 )
+from superopt.formats.shape_contradictions import refuse_contradictions
 from superopt.ir.errors import InvalidModel, ResourceLimit, printable
 from superopt.ir.graph import OWN, Graph, Node, Value, Weight
 from superopt.ir.types import TensorType
@@ -51,7 +51,9 @@ __all__ = ["SHAPE_ONLY", "default_ir_version", "from_model_bytes", "from_onnx", 
 SHAPE_ONLY = "superopt.shape_only"  # metadata key of an ONNX input that stands for a weight without values
 
 
-def from_model_bytes(data: bytes, files: ExternalFiles, inside: Mapping[int, EmbeddedElements] | None = None) -> Graph:
+def from_model_bytes(
+    data: bytes, files: ExternalFiles, inside: Mapping[int, EmbeddedWeightLocation] | None = None
+) -> Graph:
     """The graph of a serialised ModelProto.
 
     Args:
@@ -103,7 +105,7 @@ def shapes_alone(data: bytes) -> bytes:
     return bytes(model.SerializeToString())
 
 
-def _guarded(model: ModelProto, files: ExternalFiles, inside: Mapping[int, EmbeddedElements]) -> Graph:
+def _guarded(model: ModelProto, files: ExternalFiles, inside: Mapping[int, EmbeddedWeightLocation]) -> Graph:
     check_text(model)
     try:
         return _read(model, files, inside)
@@ -111,7 +113,7 @@ def _guarded(model: ModelProto, files: ExternalFiles, inside: Mapping[int, Embed
         raise InvalidModel(f"is not an ONNX model: {printable(str(error))}") from error
 
 
-def _read(model: ModelProto, files: ExternalFiles, inside: Mapping[int, EmbeddedElements]) -> Graph:
+def _read(model: ModelProto, files: ExternalFiles, inside: Mapping[int, EmbeddedWeightLocation]) -> Graph:
     check_model(model)
     proto = model.graph
     local = check_functions(model.functions, node_keys((), [proto]))

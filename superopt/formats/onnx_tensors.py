@@ -11,29 +11,29 @@ from pathlib import Path
 import numpy as np
 from onnx import SparseTensorProto, TensorProto, TensorShapeProto, TypeProto, ValueInfoProto
 
-from superopt.formats.files import open_inside
 from superopt.formats.mapped_file import MappedFile, open_plain
-from superopt.formats.tensors import (
-    FileData,
-    PackedData,
-    SparseData,
+from superopt.formats.safe_file_access import open_inside
+from superopt.formats.weight_data import (
+    FileWeightData,
+    PackedWeightData,
+    SparseWeightData,
     checked_shape,
     expected_bytes,
     packed_chunks,
     shape_of,
 )
 from superopt.ir.errors import InvalidModel, printable
-from superopt.ir.graph import ArrayData, Value, Weight
-from superopt.ir.poly import Dim, sym
+from superopt.ir.graph import ArrayWeightData, Value, Weight
+from superopt.ir.size_polynomial import Dim, sym
 from superopt.ir.types import DType, OpaqueType, TensorType, ValueType
 
 __all__ = [
     "DTYPES",
     "ELEMENT_TYPES",
     "ExternalFiles",
-    "EmbeddedElements",
+    "EmbeddedWeightLocation",
     "ModelWithoutWeights",
-    "TypedData",
+    "TypedFieldWeightData",
     "is_anonymous",
     "lean",
     "sparse_proto",
@@ -65,7 +65,7 @@ _HEAD = 20  # bytes of a tag and a length, at most
 
 
 @dataclass(frozen=True)
-class EmbeddedElements:
+class EmbeddedWeightLocation:
     """Elements of a weight that lie in the model's own file."""
 
     file: MappedFile
@@ -78,7 +78,7 @@ class ModelWithoutWeights:
     """A model's message without its large weights, and where these lie, by their numbers among the initializers."""
 
     message: bytes
-    weights: Mapping[int, EmbeddedElements] = field(default_factory=dict)
+    weights: Mapping[int, EmbeddedWeightLocation] = field(default_factory=dict)
 
 
 class _Strange(Exception):
@@ -119,11 +119,11 @@ def lean(path: Path, limit: int) -> ModelWithoutWeights | None:
     return ModelWithoutWeights(before + _nested(_GRAPH, content) + after, weights)
 
 
-def _graph(file: MappedFile, graph: _Field) -> tuple[bytes, Mapping[int, EmbeddedElements]]:
+def _graph(file: MappedFile, graph: _Field) -> tuple[bytes, Mapping[int, EmbeddedWeightLocation]]:
     if graph.kind != _BYTES:
         raise _Strange
     kept: list[bytes] = []
-    weights: dict[int, EmbeddedElements] = {}
+    weights: dict[int, EmbeddedWeightLocation] = {}
     copied, count = graph.content, 0  # what lies between weights is copied at once
     for part in _fields(file, graph.content, graph.end):
         if part.number != _INITIALIZER:
@@ -134,7 +134,7 @@ def _graph(file: MappedFile, graph: _Field) -> tuple[bytes, Mapping[int, Embedde
         if raw is not None:
             tensor = _bytes(file, part.content, raw.start) + _bytes(file, raw.end, part.end)
             kept += _bytes(file, copied, part.start), _nested(_INITIALIZER, tensor)
-            weights[count], copied = EmbeddedElements(file, raw.content, raw.end - raw.content), part.end
+            weights[count], copied = EmbeddedWeightLocation(file, raw.content, raw.end - raw.content), part.end
         count += 1
     kept.append(_bytes(file, copied, graph.end))
     return b"".join(kept), weights
@@ -254,7 +254,7 @@ class ExternalFiles:
 
 
 @dataclass(frozen=True, eq=False)
-class TypedData:
+class TypedFieldWeightData:
     """Elements in a TensorProto's typed field (``float_data`` …), decoded when read and written back as they were."""
 
     type: TensorType
@@ -262,7 +262,7 @@ class TypedData:
 
     @cached_property
     def digest(self) -> str:
-        return ArrayData(self.numpy()).digest
+        return ArrayWeightData(self.numpy()).digest
 
     def numpy(self) -> np.ndarray:
         proto, dtype = TensorProto.FromString(self.payload), self.type.dtype
@@ -277,12 +277,12 @@ class TypedData:
         else:  # int32_data holds one element's bits (or the bits of several) in each entry
             width = np.uint16 if dtype.bits == 16 else np.uint8
             packed = np.array(values, np.int32).astype(width)
-            return PackedData(self.type, packed.tobytes()).numpy()
+            return PackedWeightData(self.type, packed.tobytes()).numpy()
         return array.reshape(self.type.shape)  # type: ignore[arg-type]
 
 
 def weight(
-    proto: TensorProto, files: ExternalFiles, name: str | None = None, inside: EmbeddedElements | None = None
+    proto: TensorProto, files: ExternalFiles, name: str | None = None, inside: EmbeddedWeightLocation | None = None
 ) -> Weight:  # fmt: skip
     """A weight whose elements are left where they are until they are read.
 
@@ -311,7 +311,9 @@ def weight(
     return Weight(name, kind, data, proto.doc_string, {e.key: e.value for e in proto.metadata_props})
 
 
-def _data(proto: TensorProto, kind: TensorType, files: ExternalFiles) -> PackedData | TypedData | FileData:
+def _data(
+    proto: TensorProto, kind: TensorType, files: ExternalFiles
+) -> PackedWeightData | TypedFieldWeightData | FileWeightData:
     if proto.data_location == TensorProto.EXTERNAL:
         if kind.dtype is DType.STRING:
             raise InvalidModel("strings cannot be external data")
@@ -333,19 +335,19 @@ def _data(proto: TensorProto, kind: TensorType, files: ExternalFiles) -> PackedD
     bare.CopyFrom(proto)
     for key in ("name", "doc_string", "metadata_props"):
         bare.ClearField(key)
-    return TypedData(kind, bare.SerializeToString())
+    return TypedFieldWeightData(kind, bare.SerializeToString())
 
 
-def _raw(kind: TensorType, found: bytes | EmbeddedElements) -> PackedData | FileData:
+def _raw(kind: TensorType, found: bytes | EmbeddedWeightLocation) -> PackedWeightData | FileWeightData:
     if kind.dtype is DType.STRING:
         raise InvalidModel("strings cannot be raw data")
     length = len(found) if isinstance(found, bytes) else found.length
     if length != expected_bytes(kind):
         raise InvalidModel(f"{kind} takes {expected_bytes(kind)} bytes, but {length} are there")
-    return PackedData(kind, found) if isinstance(found, bytes) else FileData(kind, found.file, found.offset)
+    return PackedWeightData(kind, found) if isinstance(found, bytes) else FileWeightData(kind, found.file, found.offset)
 
 
-def _external(proto: TensorProto, kind: TensorType, files: ExternalFiles) -> FileData:
+def _external(proto: TensorProto, kind: TensorType, files: ExternalFiles) -> FileWeightData:
     keys = [e.key for e in proto.external_data]
     entries = {e.key: e.value for e in proto.external_data}
     if unknown := sorted(set(keys) - _EXTERNAL_KEYS):
@@ -366,7 +368,7 @@ def _external(proto: TensorProto, kind: TensorType, files: ExternalFiles) -> Fil
     if end > file.size:
         where = f"external data {printable(location)!r}"
         raise InvalidModel(f"the data ends at byte {end}, but the file has {file.size}", where=where)
-    return FileData(kind, file, numbers["offset"])
+    return FileWeightData(kind, file, numbers["offset"])
 
 
 def sparse_weight(proto: SparseTensorProto, files: ExternalFiles) -> Weight:
@@ -391,7 +393,7 @@ def sparse_weight(proto: SparseTensorProto, files: ExternalFiles) -> Weight:
     for part in (bare.values, bare.indices):
         internalise(part, files)
     kind = TensorType(values.type.dtype, shape)
-    return Weight(values.name, kind, SparseData(kind, bare.SerializeToString(), values.data, indices.data))
+    return Weight(values.name, kind, SparseWeightData(kind, bare.SerializeToString(), values.data, indices.data))
 
 
 def internalise(proto: TensorProto, files: ExternalFiles) -> int:
@@ -420,7 +422,7 @@ def tensor_proto(w: Weight, external: tuple[str, int, int] | None = None) -> Ten
         proto.data_location = TensorProto.EXTERNAL
         for key, value in zip(("location", "offset", "length"), external, strict=True):
             proto.external_data.add(key=key, value=str(value))
-    elif isinstance(w.data, TypedData):
+    elif isinstance(w.data, TypedFieldWeightData):
         proto.ClearField("dims")
         proto.MergeFrom(TensorProto.FromString(w.data.payload))
     elif w.type.dtype is DType.STRING:
@@ -448,8 +450,8 @@ def as_bytes(element: str | bytes) -> bytes:
 
 
 def sparse_proto(w: Weight) -> SparseTensorProto:
-    """The SparseTensorProto that a weight with :class:`SparseData` came from, under the weight's name."""
-    assert isinstance(w.data, SparseData)
+    """The SparseTensorProto that a weight with :class:`SparseWeightData` came from, under the weight's name."""
+    assert isinstance(w.data, SparseWeightData)
     proto = SparseTensorProto()
     proto.ParseFromString(w.data.payload)
     proto.values.name = w.name
@@ -457,7 +459,7 @@ def sparse_proto(w: Weight) -> SparseTensorProto:
 
 
 def sparse_from_payload(name: str, payload: bytes) -> Weight:
-    """The weight of a serialised SparseTensorProto, as :class:`SparseData` holds it."""
+    """The weight of a serialised SparseTensorProto, as :class:`SparseWeightData` holds it."""
     proto = SparseTensorProto.FromString(payload)
     proto.values.name = name
     return sparse_weight(proto, ExternalFiles(None))

@@ -13,19 +13,19 @@ from pathlib import Path
 
 from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto
 
-from superopt.formats.files import Replacement
 from superopt.formats.onnx_nodes import node, node_proto
 from superopt.formats.onnx_reader import SHAPE_ONLY, default_ir_version
 from superopt.formats.onnx_tensors import (
     ExternalFiles,
-    TypedData,
+    TypedFieldWeightData,
     sparse_proto,
     tensor_header,
     tensor_proto,
     value,
     value_info,
 )
-from superopt.formats.tensors import SparseData, expected_bytes, packed_chunks, refuse_changed_files
+from superopt.formats.safe_file_access import AtomicFileReplacement
+from superopt.formats.weight_data import SparseWeightData, expected_bytes, packed_chunks, refuse_changed_files
 from superopt.ir.errors import InvalidModel, ResourceLimit, printable
 from superopt.ir.graph import Graph, Node, Value, Weight, attribute_key
 from superopt.ir.types import DType
@@ -63,7 +63,7 @@ def to_onnx_bytes(graph: Graph) -> bytes:
 def onnx_bytes(graph: Graph) -> int:
     """How large the ONNX model of a graph is, weights inside or beside it; no weight is read for it."""
     model, body = _skeleton(graph)
-    parts = [_part(w, None) for w in graph.weights if not (w.data is None or isinstance(w.data, SparseData))]
+    parts = [_part(w, None) for w in graph.weights if not (w.data is None or isinstance(w.data, SparseWeightData))]
     inner = int(body.ByteSize()) + sum(
         len(_INITIALIZER + _varint(len(p.header) + p.size)) + len(p.header) + p.size for p in parts
     )
@@ -82,13 +82,13 @@ def save_onnx(graph: Graph, path: Path, *, force: bool = False, external_above: 
     end = 0
     if _stored(graph) > external_above:
         for w in graph.weights:
-            if w.data is None or isinstance(w.data, SparseData) or w.type.dtype is DType.STRING:
+            if w.data is None or isinstance(w.data, SparseWeightData) or w.type.dtype is DType.STRING:
                 continue
             if (size := expected_bytes(w.type)) > KEPT_INSIDE:
                 start = -(-end // _ALIGNMENT) * _ALIGNMENT
                 places[w.name] = (sidecar.name, start, size)
                 end = start + size
-    with Replacement() as files:
+    with AtomicFileReplacement() as files:
         if places:
             files.add(sidecar, _sidecar(graph, places), force=force)
         files.add(path, _stream(graph, places), force=force)
@@ -110,7 +110,7 @@ def save_with_external(graph: Graph, path: Path, places: dict[str, tuple[str, in
 def _stored(graph: Graph) -> int:
     """Bytes of the weights that have values, as they would be written inside the model."""
     stored = [w for w in graph.weights if w.data is not None and w.type.dtype is not DType.STRING]
-    return sum(len(w.data.payload) if isinstance(w.data, SparseData) else expected_bytes(w.type) for w in stored)
+    return sum(len(w.data.payload) if isinstance(w.data, SparseWeightData) else expected_bytes(w.type) for w in stored)
 
 
 def _sidecar(graph: Graph, places: dict[str, tuple[str, int, int]]) -> Iterator[bytes | memoryview]:
@@ -128,7 +128,9 @@ def _stream(graph: Graph, places: dict[str, tuple[str, int, int]]) -> Iterator[b
     head = model.SerializeToString(deterministic=True)
     inner = body.SerializeToString(deterministic=True)
     parts = [
-        _part(w, places.get(w.name)) for w in graph.weights if not (w.data is None or isinstance(w.data, SparseData))
+        _part(w, places.get(w.name))
+        for w in graph.weights
+        if not (w.data is None or isinstance(w.data, SparseWeightData))
     ]
     tags = [_INITIALIZER + _varint(len(p.header) + p.size) for p in parts]
     total = len(inner) + sum(len(t) + len(p.header) + p.size for t, p in zip(tags, parts, strict=True))
@@ -152,7 +154,7 @@ class _Part:
 
 def _part(w: Weight, place: tuple[str, int, int] | None) -> _Part:
     assert w.data is not None
-    if place is not None or isinstance(w.data, TypedData) or w.type.dtype is DType.STRING:
+    if place is not None or isinstance(w.data, TypedFieldWeightData) or w.type.dtype is DType.STRING:
         return _Part(tensor_proto(w, place).SerializeToString(), 0, iter(()))
     bare = tensor_header(w)
     size = expected_bytes(w.type)
@@ -189,7 +191,7 @@ def _skeleton(graph: Graph) -> tuple[ModelProto, GraphProto]:
     body.output.extend(_value(graph, v, "output") for v in graph.outputs)
     body.value_info.extend(_value(graph, v, "value") for v in graph.values)
     body.node.extend(_node(graph, n) for n in graph.nodes)
-    body.sparse_initializer.extend(sparse_proto(w) for w in graph.weights if isinstance(w.data, SparseData))
+    body.sparse_initializer.extend(sparse_proto(w) for w in graph.weights if isinstance(w.data, SparseWeightData))
     _prune_annotations(graph, body)
     return model, body
 

@@ -17,13 +17,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from superopt.frontend.builder import GraphBuilder
-from superopt.frontend.tensor import Tensor
+from superopt.frontend.symbolic_tensor import SymbolicTensor
 from superopt.ir.graph import Graph
 
-__all__ = ["GraphBuilder", "Tensor", "trace"]
+__all__ = ["GraphBuilder", "SymbolicTensor", "trace"]
 
 
-Result = Tensor | Iterable[Tensor]
+Result = SymbolicTensor | Iterable[SymbolicTensor]
 
 
 def trace(
@@ -47,6 +47,6 @@ def trace(
     builder = GraphBuilder(name or function.__name__, opset=opset)
     tensors = {key: builder.input(key, dtype, tuple(shape)) for key, (dtype, shape) in inputs.items()}
     result = function(builder, **tensors)
-    for position, tensor in enumerate([result] if isinstance(result, Tensor) else result):
+    for position, tensor in enumerate([result] if isinstance(result, SymbolicTensor) else result):
         builder.output(tensor, f"output_{position}")
     return builder.build()

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from superopt.frontend.tensor import Axes, Operand, Tensor
+from superopt.frontend.symbolic_tensor import Axes, Operand, SymbolicTensor
 from superopt.ir.errors import UsageError
 from superopt.ir.types import DType
 
@@ -33,82 +33,86 @@ BINARY = {
 REDUCTIONS = {"max": "ReduceMax", "mean": "ReduceMean", "min": "ReduceMin", "prod": "ReduceProd", "sum": "ReduceSum"}
 
 
-def first_of(values: Sequence[Any]) -> Tensor:
+def first_of(values: Sequence[Any]) -> SymbolicTensor:
     """The first symbolic tensor among operands."""
-    return next(v for v in values if isinstance(v, Tensor))
+    return next(v for v in values if isinstance(v, SymbolicTensor))
 
 
-def elementwise(op: str) -> Callable[..., Tensor]:
-    def function(*operands: Operand) -> Tensor:
+def elementwise(op: str) -> Callable[..., SymbolicTensor]:
+    def function(*operands: Operand) -> SymbolicTensor:
         beside = first_of(operands)
         return beside.builder.op(op, *(beside.like(v) for v in operands))
 
     return function
 
 
-def reduction(op: str) -> Callable[..., Tensor]:
-    def function(x: Tensor, axis: Axes = None, *, keepdims: bool = False) -> Tensor:
+def reduction(op: str) -> Callable[..., SymbolicTensor]:
+    def function(x: SymbolicTensor, axis: Axes = None, *, keepdims: bool = False) -> SymbolicTensor:
         return x.reduced(op, axis, keepdims)
 
     return function
 
 
-def square(x: Tensor) -> Tensor:
+def square(x: SymbolicTensor) -> SymbolicTensor:
     return x * x
 
 
-def where(condition: Tensor, x: Operand, y: Operand) -> Tensor:
-    beside = next((v for v in (x, y) if isinstance(v, Tensor)), None)
+def where(condition: SymbolicTensor, x: Operand, y: Operand) -> SymbolicTensor:
+    beside = next((v for v in (x, y) if isinstance(v, SymbolicTensor)), None)
     return condition.builder.op("Where", condition, *(v if beside is None else beside.like(v) for v in (x, y)))
 
 
-def reshape(x: Tensor, shape: Sequence[int] | int) -> Tensor:
+def reshape(x: SymbolicTensor, shape: Sequence[int] | int) -> SymbolicTensor:
     return x.reshape(*([shape] if isinstance(shape, int) else shape))
 
 
-def permute_dims(x: Tensor, axes: Sequence[int] | None = None) -> Tensor:
+def permute_dims(x: SymbolicTensor, axes: Sequence[int] | None = None) -> SymbolicTensor:
     return x.transpose(*(range(x.ndim - 1, -1, -1) if axes is None else axes))
 
 
-def expand_dims(x: Tensor, axis: int = 0) -> Tensor:
+def expand_dims(x: SymbolicTensor, axis: int = 0) -> SymbolicTensor:
     return x.unsqueeze(axis)
 
 
-def squeeze(x: Tensor, axis: int | Sequence[int]) -> Tensor:
+def squeeze(x: SymbolicTensor, axis: int | Sequence[int]) -> SymbolicTensor:
     return x.squeeze(*([axis] if isinstance(axis, int) else axis))
 
 
-def concat(arrays: Sequence[Operand], axis: int = 0) -> Tensor:
+def concat(arrays: Sequence[Operand], axis: int = 0) -> SymbolicTensor:
     beside = first_of(arrays)
     return beside.builder.op("Concat", *(beside.like(v) for v in arrays), axis=axis)
 
 
-def stack(arrays: Sequence[Operand], axis: int = 0) -> Tensor:
+def stack(arrays: Sequence[Operand], axis: int = 0) -> SymbolicTensor:
     beside = first_of(arrays)
     return concat([beside.like(v).unsqueeze(axis) for v in arrays], axis)
 
 
-def broadcast_to(x: Tensor, shape: Sequence[int]) -> Tensor:
+def broadcast_to(x: SymbolicTensor, shape: Sequence[int]) -> SymbolicTensor:
     return x.builder.op("Expand", x, np.array(shape, np.int64))
 
 
-def astype(x: Tensor, dtype: Any) -> Tensor:
+def astype(x: SymbolicTensor, dtype: Any) -> SymbolicTensor:
     return x.builder.op("Cast", x, to=list(DType).index(DType.of(np.dtype(dtype))) + 1)
 
 
-def take(x: Tensor, indices: Operand, axis: int = 0) -> Tensor:
-    return x.builder.op("Gather", x, np.asarray(indices) if not isinstance(indices, Tensor) else indices, axis=axis)
+def take(x: SymbolicTensor, indices: Operand, axis: int = 0) -> SymbolicTensor:
+    return x.builder.op(
+        "Gather", x, np.asarray(indices) if not isinstance(indices, SymbolicTensor) else indices, axis=axis
+    )
 
 
-def cumulative_sum(x: Tensor, axis: int = 0) -> Tensor:
+def cumulative_sum(x: SymbolicTensor, axis: int = 0) -> SymbolicTensor:
     return x.builder.op("CumSum", x, np.array(axis, np.int64))
 
 
-def clip(x: Tensor, min: float | None = None, max: float | None = None) -> Tensor:  # the array API's names
+def clip(
+    x: SymbolicTensor, min: float | None = None, max: float | None = None
+) -> SymbolicTensor:  # the array API's names
     return x.builder.op("Clip", x, None if min is None else x.like(min), None if max is None else x.like(max))
 
 
-FUNCTIONS: dict[str, Callable[..., Tensor]] = {
+FUNCTIONS: dict[str, Callable[..., SymbolicTensor]] = {
     **{name: elementwise(op) for name, op in {**UNARY, **BINARY}.items()},
     **{name: reduction(op) for name, op in REDUCTIONS.items()},
     "amax": reduction("ReduceMax"), "amin": reduction("ReduceMin"), "square": square, "where": where,
@@ -118,14 +122,14 @@ FUNCTIONS: dict[str, Callable[..., Tensor]] = {
 }  # fmt: skip
 
 
-def __getattr__(name: str) -> Callable[..., Tensor]:
+def __getattr__(name: str) -> Callable[..., SymbolicTensor]:
     """The array API's functions by their names."""
     if name not in FUNCTIONS:
         raise AttributeError(f"{name} cannot be traced")
     return FUNCTIONS[name]
 
 
-def function_named(name: str) -> Callable[..., Tensor]:
+def function_named(name: str) -> Callable[..., SymbolicTensor]:
     """A function of the array API, or of NumPy by another name.
 
     Raises:

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from superopt.formats.tensors import RandomData
-from superopt.frontend.tensor import Operand, Tensor
+from superopt.formats.weight_data import RandomWeightData
+from superopt.frontend.symbolic_tensor import Operand, SymbolicTensor
 from superopt.ir.errors import UsageError
-from superopt.ir.graph import ArrayData, Attribute, Graph, Node, OpaqueAttribute, Value, Weight, constant, label
-from superopt.ir.poly import Dim, Poly, sym
+from superopt.ir.graph import ArrayWeightData, Attribute, Graph, Node, OpaqueAttribute, Value, Weight, constant, label
+from superopt.ir.size_polynomial import Dim, SizePolynomial, sym
 from superopt.ir.types import DType, TensorType
-from superopt.ops.infer import Barrier, infer
+from superopt.ops.shape_inference import OpaqueNode, infer
 
 __all__ = ["GraphBuilder"]
 
@@ -54,7 +54,7 @@ class GraphBuilder:
         self._outputs: list[Value] = []
         self._renamed: dict[str, str] = {}
         self._types: dict[str, TensorType | None] = {}
-        self._literals: dict[tuple[object, ...], Tensor] = {}
+        self._literals: dict[tuple[object, ...], SymbolicTensor] = {}
         self._names: set[str] = set()
         self._made: set[str] = set()
         self._counts: dict[str, int] = {}
@@ -71,7 +71,7 @@ class GraphBuilder:
         finally:
             self._prefix = outer
 
-    def input(self, name: str, dtype: str, shape: Sequence[int | str | Dim]) -> Tensor:
+    def input(self, name: str, dtype: str, shape: Sequence[int | str | Dim]) -> SymbolicTensor:
         """A graph input. A string in the shape is a symbolic size: the same string is the same size everywhere."""
         tensor_type = TensorType(_dtype(dtype, name), _dims(shape, name))
         self._inputs.append(Value(self._claim(name), tensor_type))
@@ -87,7 +87,7 @@ class GraphBuilder:
         distribution: str = "normal",
         dtype: str = "float32",
         seed: int | None = None,
-    ) -> Tensor:
+    ) -> SymbolicTensor:
         """A weight of seeded random elements ``offset + scale * r``, drawn only when they are read.
 
         Args:
@@ -111,18 +111,18 @@ class GraphBuilder:
             raise UsageError(f"a random weight needs static sizes, not {tuple(shape)}", where=f"weight {full!r}")
         made = len(self._weights) + 1 if seed is None else seed
         tensor_type = TensorType(kind, sizes)
-        data = RandomData(tensor_type, made, float(scale), float(offset), distribution)
+        data = RandomWeightData(tensor_type, made, float(scale), float(offset), distribution)
         self._weights[full] = Weight(full, tensor_type, data)
         return self._typed_tensor(full, tensor_type)
 
-    def shape_only(self, name: str, shape: Sequence[int], dtype: str = "float32") -> Tensor:
+    def shape_only(self, name: str, shape: Sequence[int], dtype: str = "float32") -> SymbolicTensor:
         """A weight without values: it can be costed and optimised, not run."""
         full = self._claim(self._prefix + name)
         kind = TensorType(_dtype(dtype, full), _dims(shape, full))
         self._weights[full] = Weight(full, kind, None)
         return self._typed_tensor(full, kind)
 
-    def constant(self, value: np.ndarray | np.generic | Sequence[int] | float, name: str = "") -> Tensor:
+    def constant(self, value: np.ndarray | np.generic | Sequence[int] | float, name: str = "") -> SymbolicTensor:
         """A weight that holds ``value``; unnamed equal constants are made once.
 
         Python floats become float32 and Python integers int64; arrays keep their element type.
@@ -138,13 +138,13 @@ class GraphBuilder:
             self._literals[key] = tensor
         return tensor
 
-    def operand(self, value: Operand, beside: Tensor | None = None) -> Tensor:
+    def operand(self, value: Operand, beside: SymbolicTensor | None = None) -> SymbolicTensor:
         """``value`` as a tensor of this graph; a bare number takes the element type of ``beside`` where it is known.
 
         Raises:
             UsageError: a tensor of another builder, or a value that is no tensor.
         """
-        if isinstance(value, Tensor):
+        if isinstance(value, SymbolicTensor):
             if value.builder is not self:
                 raise UsageError(
                     f"tensor {value.name!r} belongs to graph {value.builder.name!r}", where=f"graph {self.name!r}"
@@ -156,7 +156,9 @@ class GraphBuilder:
             return self.constant(np.array(value, kind.numpy))
         return self.constant(value)
 
-    def op(self, op: str, *inputs: Operand | None, domain: str = "", name: str = "", **attributes: Any) -> Tensor:
+    def op(
+        self, op: str, *inputs: Operand | None, domain: str = "", name: str = "", **attributes: Any
+    ) -> SymbolicTensor:
         """Append one operator with one output.
 
         What the operator cannot take is refused here, with the types.
@@ -178,9 +180,9 @@ class GraphBuilder:
 
     def ops(
         self, op: str, *inputs: Operand | None, outputs: int, domain: str = "", name: str = "", **attributes: Any
-    ) -> tuple[Tensor, ...]:
+    ) -> tuple[SymbolicTensor, ...]:
         """Append one operator with ``outputs`` outputs; otherwise as :meth:`op`."""
-        beside = next((v for v in inputs if isinstance(v, Tensor)), None)
+        beside = next((v for v in inputs if isinstance(v, SymbolicTensor)), None)
         reads = tuple("" if v is None else self.operand(v, beside).name for v in inputs)
         full = self._claim(self._prefix + name) if name else self._fresh(op)
         made = (full, *(self._claim(f"{full}.{i}") for i in range(1, outputs)))
@@ -192,10 +194,10 @@ class GraphBuilder:
             near = self._types.get(beside.name)
             self._types[full] = None if near is None else TensorType(near.dtype, None)
         self._made.update(made)
-        return tuple(Tensor(self, n) for n in made)
+        return tuple(SymbolicTensor(self, n) for n in made)
 
     def output(
-        self, tensor: Tensor, name: str = "", *, shape: Sequence[int | str | Dim] | None = None, dtype: str = ""
+        self, tensor: SymbolicTensor, name: str = "", *, shape: Sequence[int | str | Dim] | None = None, dtype: str = ""
     ) -> None:
         """Declare a graph output, under ``name`` if given.
 
@@ -216,7 +218,9 @@ class GraphBuilder:
         declared = None if shape is None else TensorType(_dtype(dtype or "float32", name), _dims(shape, name))
         self._outputs.append(Value(value.name, declared))
 
-    def gradients(self, outputs: Tensor | Sequence[Tensor], inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def gradients(
+        self, outputs: SymbolicTensor | Sequence[SymbolicTensor], inputs: Sequence[SymbolicTensor]
+    ) -> tuple[SymbolicTensor, ...]:
         """The gradient of the sum of the outputs' elements with respect to each input, as values of this graph.
 
         >>> b = GraphBuilder("g")
@@ -225,9 +229,9 @@ class GraphBuilder:
         >>> str(slope.type)
         'float32[3]'
         """
-        from superopt.frontend.autodiff.reverse import seeded  # which builds on graphs, as this does
+        from superopt.frontend.autodiff.reverse_mode import seeded  # which builds on graphs, as this does
 
-        of = [outputs] if isinstance(outputs, Tensor) else list(outputs)
+        of = [outputs] if isinstance(outputs, SymbolicTensor) else list(outputs)
         values = tuple(Value(self.operand(t).name, self.type_of(t)) for t in of)
         added = seeded(self._graph(values), [t.name for t in of], [self.operand(t).name for t in inputs])
         self._weights.update((w.name, w) for w in added.weights)
@@ -235,9 +239,9 @@ class GraphBuilder:
         self._types.update(added.types)
         self._names.update(added.types)
         self._made.update(o for n in added.nodes for o in n.outputs)
-        return tuple(Tensor(self, name) for name in added.gradients)
+        return tuple(SymbolicTensor(self, name) for name in added.gradients)
 
-    def type_of(self, tensor: Tensor) -> TensorType | None:
+    def type_of(self, tensor: SymbolicTensor) -> TensorType | None:
         """Declared or inferred type of a value; ``None`` where no operator record covers what made it."""
         tensor_type = self._types.get(tensor.name)
         if (tensor_type is None or tensor_type.shape is None) and self._typed < len(self._nodes):
@@ -262,7 +266,8 @@ class GraphBuilder:
         if not self._outputs:
             raise UsageError("no output was declared", where=f"graph {self.name!r}", hint="call output(tensor) first")
         outputs = tuple(
-            v if v.type is not None else replace(v, type=self.type_of(Tensor(self, v.name))) for v in self._outputs
+            v if v.type is not None else replace(v, type=self.type_of(SymbolicTensor(self, v.name)))
+            for v in self._outputs
         )
         return _rename(self._graph(outputs), self._renamed).checked()
 
@@ -270,9 +275,9 @@ class GraphBuilder:
         weights = tuple(self._weights.values())
         return Graph(self.name, tuple(self._inputs), outputs, weights, tuple(self._nodes), dict(self._opset))
 
-    def _typed_tensor(self, name: str, kind: TensorType) -> Tensor:
+    def _typed_tensor(self, name: str, kind: TensorType) -> SymbolicTensor:
         self._types[name] = kind
-        return Tensor(self, name)
+        return SymbolicTensor(self, name)
 
     def _claim(self, name: str) -> str:
         if not name or name in self._names:
@@ -326,7 +331,7 @@ def _dims(shape: Sequence[int | str | Dim], where: str) -> tuple[Dim, ...]:
     for size in shape:
         if isinstance(size, str):
             dims.append(sym(size))
-        elif isinstance(size, Poly):
+        elif isinstance(size, SizePolynomial):
             dims.append(size)
         elif int(size) < 0:
             raise UsageError(f"size {size} is negative", where=repr(where))
@@ -353,7 +358,7 @@ def _attribute(key: str, value: object, where: str) -> Attribute:
         case str():
             return value.encode()
         case np.ndarray():
-            return Weight(key, TensorType(DType.of(value.dtype), tuple(value.shape)), ArrayData(value))
+            return Weight(key, TensorType(DType.of(value.dtype), tuple(value.shape)), ArrayWeightData(value))
         case np.integer():
             return int(value)
         case list() | tuple() | range():
@@ -391,7 +396,7 @@ def _checked_types(
     outputs = tuple(Value(name, None) for name in node.outputs)
     typing = infer(Graph("", fed, outputs, held, (node,), opset))
     (typed_node,) = typing.nodes
-    if isinstance(typed_node, Barrier) and typed_node.contradiction:
+    if isinstance(typed_node, OpaqueNode) and typed_node.contradiction:
         listing = ", ".join(str(kind) for kind in kinds.values())
         raise UsageError(f"it cannot take {listing}: {typed_node.reason}", where=label(node))
     return {name: kind for name in node.outputs if (kind := typing.types.get(name)) is not None}

@@ -18,7 +18,7 @@ from jax.extend.core import ClosedJaxpr, Literal
 
 from superopt.frontend.array_api import astype, clip, concat, permute_dims, where
 from superopt.frontend.builder import GraphBuilder
-from superopt.frontend.tensor import Tensor
+from superopt.frontend.symbolic_tensor import SymbolicTensor
 from superopt.ir.errors import Unsupported, printable
 from superopt.ir.graph import Graph
 from superopt.ir.types import DType
@@ -26,7 +26,7 @@ from superopt.ir.types import DType
 __all__ = ["from_jax"]
 
 Params = Mapping[str, Any]
-Write = Callable[["_Writer", Params, Sequence[Tensor]], "Tensor | Sequence[Tensor]"]
+Write = Callable[["_Writer", Params, Sequence[SymbolicTensor]], "SymbolicTensor | Sequence[SymbolicTensor]"]
 
 UNARY = {
     "abs": "Abs", "acos": "Acos", "acosh": "Acosh", "asin": "Asin", "asinh": "Asinh", "atan": "Atan", "atanh": "Atanh",
@@ -96,21 +96,25 @@ class _Writer:
     def __init__(self, builder: GraphBuilder) -> None:
         self.builder = builder
 
-    def constant(self, value: Any) -> Tensor:
+    def constant(self, value: Any) -> SymbolicTensor:
         return self.builder.constant(np.asarray(value))
 
-    def op(self, name: str, *inputs: Any, **attributes: Any) -> Tensor:
+    def op(self, name: str, *inputs: Any, **attributes: Any) -> SymbolicTensor:
         return self.builder.op(name, *inputs, **attributes)
 
-    def run(self, jaxpr: Any, consts: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
+    def run(
+        self, jaxpr: Any, consts: Sequence[SymbolicTensor], inputs: Sequence[SymbolicTensor]
+    ) -> list[SymbolicTensor]:
         """The outputs of a jaxpr.
 
         Raises:
             Unsupported: an equation has no operators.
         """
-        known_tensors: dict[Any, Tensor] = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *inputs), strict=True))
+        known_tensors: dict[Any, SymbolicTensor] = dict(
+            zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *inputs), strict=True)
+        )
 
-        def read(atom: Any) -> Tensor:
+        def read(atom: Any) -> SymbolicTensor:
             literal = isinstance(atom, Literal)
             return self.constant(np.asarray(atom.val, atom.aval.dtype)) if literal else known_tensors[atom]
 
@@ -120,7 +124,7 @@ class _Writer:
                 known_tensors[var] = tensor
         return [read(a) for a in jaxpr.outvars]
 
-    def equation(self, equation: Any, operands: list[Tensor]) -> Sequence[Tensor]:
+    def equation(self, equation: Any, operands: list[SymbolicTensor]) -> Sequence[SymbolicTensor]:
         name, params = str(equation.primitive.name), dict(equation.params)
         if name in INLINED:
             inner = next(params[k] for k in ("jaxpr", "call_jaxpr", "fun_jaxpr") if k in params)
@@ -140,17 +144,17 @@ class _Writer:
                 return [operands[0].reduced(REDUCTIONS[name], tuple(params["axes"]), False)]
             if name in WRITERS:
                 found = WRITERS[name](self, params, operands)
-                return [found] if isinstance(found, Tensor) else list(found)
+                return [found] if isinstance(found, SymbolicTensor) else list(found)
         except Unsupported as reason:
             raise Unsupported(f"the primitive {printable(name)}: {reason.what}") from None
         raise Unsupported(f"the primitive {printable(name)} has no operators here")
 
 
-def _shape(x: Tensor) -> tuple[int, ...]:
+def _shape(x: SymbolicTensor) -> tuple[int, ...]:
     return tuple(int(d) for d in x.shape if isinstance(d, int))
 
 
-def _broadcast(w: _Writer, p: Params, x: Sequence[Tensor]) -> Tensor:
+def _broadcast(w: _Writer, p: Params, x: Sequence[SymbolicTensor]) -> SymbolicTensor:
     """Each axis has its place; the others are new."""
     shape, places = tuple(p["shape"]), tuple(p["broadcast_dimensions"])
     sizes = _shape(x[0])
@@ -159,7 +163,7 @@ def _broadcast(w: _Writer, p: Params, x: Sequence[Tensor]) -> Tensor:
     return y if full == shape else w.op("Expand", y, np.array(shape, np.int64))
 
 
-def _dot(w: _Writer, p: Params, x: Sequence[Tensor]) -> Tensor:
+def _dot(w: _Writer, p: Params, x: Sequence[SymbolicTensor]) -> SymbolicTensor:
     """A product of matrices where it is one, else Einsum."""
     (left_sum, right_sum), (left_batch, right_batch) = p["dimension_numbers"]
     a, b = x
@@ -181,7 +185,7 @@ def _dot(w: _Writer, p: Params, x: Sequence[Tensor]) -> Tensor:
     return w.op("Einsum", a, b, equation=f"{''.join(left)},{''.join(right)}->{''.join(result)}")
 
 
-def _conv(w: _Writer, p: Params, x: Sequence[Tensor]) -> Tensor:
+def _conv(w: _Writer, p: Params, x: Sequence[SymbolicTensor]) -> SymbolicTensor:
     """Batch and channels first, then back."""
     numbers = p["dimension_numbers"]
     if any(d != 1 for d in p["lhs_dilation"]) or p["batch_group_count"] != 1:
@@ -198,7 +202,7 @@ def _conv(w: _Writer, p: Params, x: Sequence[Tensor]) -> Tensor:
 
 
 def _pool(op: str) -> Write:
-    def write(w: _Writer, p: Params, x: Sequence[Tensor]) -> Tensor:
+    def write(w: _Writer, p: Params, x: Sequence[SymbolicTensor]) -> SymbolicTensor:
         window, strides, padding = (tuple(p[k]) for k in ("window_dimensions", "window_strides", "padding"))
         if any(d != 1 for d in (*p["base_dilation"], *p["window_dilation"])):
             raise Unsupported("a dilation")
@@ -224,7 +228,7 @@ def _pool(op: str) -> Write:
     return write
 
 
-def _gather(w: _Writer, p: Params, x: Sequence[Tensor]) -> Tensor:
+def _gather(w: _Writer, p: Params, x: Sequence[SymbolicTensor]) -> SymbolicTensor:
     """``take`` along an axis; what is out of bounds is filled or brought back, as the mode says."""
     data, indices = x
     numbers, sizes = p["dimension_numbers"], _shape(data)
@@ -251,7 +255,7 @@ def _gather(w: _Writer, p: Params, x: Sequence[Tensor]) -> Tensor:
     return where(inside.reshape(*full), tensor, fill)
 
 
-def _slice(w: _Writer, p: Params, x: Sequence[Tensor]) -> Tensor:
+def _slice(w: _Writer, p: Params, x: Sequence[SymbolicTensor]) -> SymbolicTensor:
     steps = p["strides"] or (1,) * x[0].ndim
     y = x[0]
     for axis, (start, end, step) in enumerate(zip(p["start_indices"], p["limit_indices"], steps, strict=True)):
@@ -260,7 +264,7 @@ def _slice(w: _Writer, p: Params, x: Sequence[Tensor]) -> Tensor:
     return y
 
 
-def _pad(w: _Writer, p: Params, x: Sequence[Tensor]) -> Tensor:
+def _pad(w: _Writer, p: Params, x: Sequence[SymbolicTensor]) -> SymbolicTensor:
     config = p["padding_config"]
     if any(inner for _, _, inner in config):
         raise Unsupported("padding between elements")
@@ -268,45 +272,45 @@ def _pad(w: _Writer, p: Params, x: Sequence[Tensor]) -> Tensor:
     return w.op("Pad", x[0], np.array(pads, np.int64), x[1])
 
 
-def _reverse(w: _Writer, p: Params, x: Sequence[Tensor]) -> Tensor:
+def _reverse(w: _Writer, p: Params, x: Sequence[SymbolicTensor]) -> SymbolicTensor:
     y = x[0]
     for axis in p["dimensions"]:
         y = y.slice(axis, _shape(x[0])[axis] - 1, -(2**62), -1)
     return y
 
 
-def _power(w: _Writer, p: Params, x: Sequence[Tensor]) -> Tensor:
+def _power(w: _Writer, p: Params, x: Sequence[SymbolicTensor]) -> SymbolicTensor:
     y = int(p["y"])
     if y == 2:
         return x[0] * x[0]
     return w.op("Reciprocal", x[0]) if y == -1 else x[0] ** float(y)
 
 
-def _select(w: _Writer, p: Params, x: Sequence[Tensor]) -> Tensor:
+def _select(w: _Writer, p: Params, x: Sequence[SymbolicTensor]) -> SymbolicTensor:
     if len(x) != 3 or str(p["out"].dtype) == "bool":
         raise Unsupported("a choice of more than two, or of booleans")
     return w.op("Where", x[0], x[2], x[1])
 
 
 def _arg(op: str) -> Write:
-    def write(w: _Writer, p: Params, x: Sequence[Tensor]) -> Tensor:
+    def write(w: _Writer, p: Params, x: Sequence[SymbolicTensor]) -> SymbolicTensor:
         (axis,) = p["axes"]
         return astype(w.op(op, x[0], axis=axis, keepdims=0), p["out"].dtype)
 
     return write
 
 
-def _cast(w: _Writer, p: Params, x: Sequence[Tensor]) -> Tensor:
+def _cast(w: _Writer, p: Params, x: Sequence[SymbolicTensor]) -> SymbolicTensor:
     return x[0] if str(x[0].type).startswith(f"{p['out'].dtype}[") else astype(x[0], p["out"].dtype)
 
 
-def _round(w: _Writer, p: Params, x: Sequence[Tensor]) -> Tensor:
+def _round(w: _Writer, p: Params, x: Sequence[SymbolicTensor]) -> SymbolicTensor:
     if int(p["rounding_method"]) != 1:
         raise Unsupported("halves away from 0")
     return w.op("Round", x[0])
 
 
-def _iota(w: _Writer, p: Params, x: Sequence[Tensor]) -> Tensor:
+def _iota(w: _Writer, p: Params, x: Sequence[SymbolicTensor]) -> SymbolicTensor:
     shape, axis = tuple(p["shape"]), int(p["dimension"])
     line = np.arange(shape[axis]).reshape([-1 if a == axis else 1 for a in range(len(shape))])
     return w.constant(np.broadcast_to(line, shape).astype(p["out"].dtype))

@@ -24,20 +24,20 @@ import numpy as np
 
 from superopt.formats import to_onnx_bytes
 from superopt.frontend.builder import GraphBuilder
-from superopt.frontend.tensor import Tensor
+from superopt.frontend.symbolic_tensor import SymbolicTensor
 from superopt.ir.errors import Unsupported, UsageError, printable
 from superopt.ir.graph import Graph
 from superopt.ir.types import DType
 from superopt.runtime.onnx_runtime import make_session
 
-__all__ = ["CapturedVariables", "Fallback", "Jit", "jit", "token"]
+__all__ = ["CapturedVariables", "JitFallback", "JitFunction", "jit", "token"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 @dataclass(frozen=True)
-class Fallback:
+class JitFallback:
     """Why a call ran as Python: the reason, and the line of the function at which it came up."""
 
     reason: str
@@ -59,7 +59,7 @@ class _Traced:
 
 
 @dataclass
-class Jit(Generic[P, R]):
+class JitFunction(Generic[P, R]):
     """A traced function. Call it with arrays and constants.
 
     Attributes:
@@ -71,10 +71,10 @@ class Jit(Generic[P, R]):
 
     function: Callable[..., R]
     opset: int = 21
-    fallbacks: list[Fallback] = field(default_factory=list)
+    fallbacks: list[JitFallback] = field(default_factory=list)
     calls: dict[str, int] = field(default_factory=lambda: {"traced": 0, "python": 0})
     why: list[str] = field(default_factory=list)
-    _traces: dict[Hashable, _Traced | Fallback] = field(default_factory=dict)
+    _traces: dict[Hashable, _Traced | JitFallback] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not isinstance(self.function, FunctionType | MethodType):
@@ -111,10 +111,10 @@ class Jit(Generic[P, R]):
                 found = self._traces.get(key) or self._trace(values, tuple(named), key)
                 self._traces[key] = found
         except Unsupported as reason:
-            found = Fallback(reason.what, self._plain.__code__.co_firstlineno, "")
+            found = JitFallback(reason.what, self._plain.__code__.co_firstlineno, "")
             if found not in self.fallbacks:
                 self.fallbacks.append(found)
-        if isinstance(found, Fallback):
+        if isinstance(found, JitFallback):
             self.calls["python"] += 1
             return self.function(*args, **named)
         self.calls["traced"] += 1
@@ -122,7 +122,7 @@ class Jit(Generic[P, R]):
         for name, value in found.around:
             feeds[name] = value()
         results = found.run(found.outputs, feeds)
-        return results[0] if found.kind is Tensor else found.kind(results)  # type: ignore[no-any-return]
+        return results[0] if found.kind is SymbolicTensor else found.kind(results)  # type: ignore[no-any-return]
 
     @property
     def graphs(self) -> tuple[Graph, ...]:
@@ -133,7 +133,7 @@ class Jit(Generic[P, R]):
         """What the function reads now besides its arguments."""
         return CapturedVariables(self._plain, self.function.__self__ if isinstance(self.function, MethodType) else None)
 
-    def _trace(self, values: Sequence[Any], named: tuple[str, ...], key: Hashable) -> _Traced | Fallback:
+    def _trace(self, values: Sequence[Any], named: tuple[str, ...], key: Hashable) -> _Traced | JitFallback:
         if self._traces:
             self.why.append(self._changed(key))
         builder = GraphBuilder(self.function.__name__, opset=self.opset)
@@ -150,7 +150,9 @@ class Jit(Generic[P, R]):
             fed = {n: builder.input(f"outside {n}", DType.of(v().dtype).value, v().shape) for n, v in arrays.items()}
             result: Any = _called_with(_reading(self.function, fed), given, named)
             outputs = list(result) if isinstance(result, tuple | list) else [result]
-            if type(result) not in (Tensor, tuple, list) or not all(isinstance(t, Tensor) for t in outputs):
+            if type(result) not in (SymbolicTensor, tuple, list) or not all(
+                isinstance(t, SymbolicTensor) for t in outputs
+            ):
                 raise Unsupported("it gives something else than arrays, or a tuple or list of them")
             for position, tensor in enumerate(outputs):
                 builder.output(tensor, f"result_{position}")
@@ -184,19 +186,19 @@ class Jit(Generic[P, R]):
             raise Unsupported("it changes an argument")
         feeds = {name: values[position] for position, name in traced.names} | {n: v() for n, v in traced.around}
         got = traced.run(traced.outputs, feeds)
-        expected = [want] if traced.kind is Tensor else want
-        if (traced.kind is not Tensor and type(want) is not traced.kind) or len(expected) != len(got):
+        expected = [want] if traced.kind is SymbolicTensor else want
+        if (traced.kind is not SymbolicTensor and type(want) is not traced.kind) or len(expected) != len(got):
             raise Unsupported("its graph gives another number or kind of results")
         for a, b in zip(expected, got, strict=True):
             if not isinstance(a, np.ndarray | np.generic) or not _same(a, b):
                 raise Unsupported(f"its graph gives {b.dtype}{list(b.shape)} that is not what the function gives")
 
-    def _fallback(self, error: Exception) -> Fallback:
+    def _fallback(self, error: Exception) -> JitFallback:
         code = self._plain.__code__
         frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == code.co_filename]
         own = [f for f in frames if f.name == code.co_name] or frames
         line = own[-1].lineno or code.co_firstlineno if own else code.co_firstlineno
-        return Fallback(str(error), line, (own[-1].line or "") if own else "")
+        return JitFallback(str(error), line, (own[-1].line or "") if own else "")
 
     def _changed(self, key: Any) -> str:
         """What is another than at the most similar call that is known."""
@@ -253,7 +255,7 @@ def _same(a: Any, b: Any) -> bool:
     return bool(np.allclose(a, b, rtol=loose, atol=loose * scale, equal_nan=True))
 
 
-def jit(function: Callable[P, R]) -> Jit[P, R]:
+def jit(function: Callable[P, R]) -> JitFunction[P, R]:
     """Trace a function of arrays to a graph, and run that; a decorator.
 
     >>> import numpy as np
@@ -265,7 +267,7 @@ def jit(function: Callable[P, R]) -> Jit[P, R]:
     >>> [node.op for node in layer.graphs[0].nodes]
     ['MatMul', 'Tanh', 'Mul']
     """
-    return Jit(function)
+    return JitFunction(function)
 
 
 _BY_VALUE = frozenset({int, str, bool, bytes, type(None), type(Ellipsis)})

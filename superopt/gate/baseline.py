@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from superopt.formats.files import replace_file
+from superopt.formats.safe_file_access import replace_file
 from superopt.ir.errors import InvalidModel, UsageError, printable
-from superopt.report.corpus import FORMAT, CorpusRun, Row
-from superopt.report.model import CheckFailure
+from superopt.report.corpus import FORMAT, CorpusModelResult, CorpusRun
+from superopt.report.optimization_report import CheckFailure
 
 __all__ = ["read_run", "row_data", "row_from_data", "run_data", "updated", "write_run"]
 
@@ -30,7 +30,7 @@ def run_data(run: CorpusRun) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def row_data(row: Row) -> dict[str, Any]:
+def row_data(row: CorpusModelResult) -> dict[str, Any]:
     """A model's row as JSON data."""
     data: dict[str, Any] = {
         "digest": row.digest, "status": row.status, "before_us": round(row.before_us, 3),
@@ -108,11 +108,11 @@ def _run(data: Mapping[str, Any]) -> CorpusRun:
     )  # fmt: skip
 
 
-def row_from_data(model: str, data: Mapping[str, Any]) -> Row:
+def row_from_data(model: str, data: Mapping[str, Any]) -> CorpusModelResult:
     """The row that :func:`row_data` wrote."""
     before, after = data["nodes"]
     measured = data.get("measured")
-    return Row(
+    return CorpusModelResult(
         model=model, digest=str(data["digest"]), status=data["status"], before_us=float(data["before_us"]),
         after_us=float(data["after_us"]), measured_share=float(data["measured_share"]),
         nodes=(int(before), int(after)), check=str(data["check"]), stopped=str(data["stopped"]),

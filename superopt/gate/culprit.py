@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from superopt.gate.experiments import Experiments
-from superopt.report.corpus import CorpusRun, Culprit, Operators, Row
+from superopt.gate.counterfactual_costs import CounterfactualCosts
+from superopt.report.corpus import CorpusModelResult, CorpusRun, Culprit, Operators
 from superopt.rules import Rule, parse_rule
 from superopt.rules.scanner import RuleError
 from superopt.verifier.exact.counterexample import describe
 from superopt.verifier.exact.testing import test
-from superopt.verifier.verdict import Refuted
+from superopt.verifier.verdict import RefutedVerdict
 
 __all__ = ["minimal", "why_slower", "why_wrong"]
 
@@ -42,12 +42,12 @@ def minimal(items: Sequence[T], enough: Callable[[Sequence[T]], bool]) -> list[T
     return kept
 
 
-def why_wrong(row: Row, rules: Mapping[str, Rule], seed: int = 0) -> Culprit:
+def why_wrong(row: CorpusModelResult, rules: Mapping[str, Rule], seed: int = 0) -> Culprit:
     """The rule at fault for a rewritten graph that failed its check."""
     for failure in row.failures:
         for name in failure.rules:
             verdict = test(rules[name], seed=seed) if name in rules else None
-            if isinstance(verdict, Refuted):
+            if isinstance(verdict, RefutedVerdict):
                 return Culprit("wrong rule", (name,), f"it is false {describe(verdict.counterexample)}")
     for failure in row.failures:
         if failure.left_out:
@@ -57,7 +57,14 @@ def why_wrong(row: Row, rules: Mapping[str, Rule], seed: int = 0) -> Culprit:
     return Culprit("unknown", used, "no single rule that the result rests on explains it")
 
 
-def why_slower(row: Row, known: Row, allowed: float, now: CorpusRun, then: CorpusRun, lab: Experiments) -> Culprit:
+def why_slower(
+    row: CorpusModelResult,
+    known: CorpusModelResult,
+    allowed: float,
+    now: CorpusRun,
+    then: CorpusRun,
+    lab: CounterfactualCosts,
+) -> Culprit:
     """The cause of a modelled cost that grew.
 
     Args:
@@ -99,7 +106,7 @@ def why_slower(row: Row, known: Row, allowed: float, now: CorpusRun, then: Corpu
     return Culprit("unknown", (), "model, prices, rules and code are what they were")
 
 
-def _model_changed(row: Row, known: Row) -> Culprit:
+def _model_changed(row: CorpusModelResult, known: CorpusModelResult) -> Culprit:
     more = {op: row.before.get(op, (0, 0.0))[1] - us for op, (_, us) in known.before.items()}
     more |= {op: us for op, (_, us) in row.before.items() if op not in known.before}
     worst = sorted((op for op in more if more[op] > 0), key=lambda op: -more[op])[:3]
@@ -108,7 +115,9 @@ def _model_changed(row: Row, known: Row) -> Culprit:
     return Culprit("model", (row.model,), change)
 
 
-def _price(row: Row, known: Row, lab: Experiments, restored: Callable[..., bool]) -> Culprit | None:
+def _price(
+    row: CorpusModelResult, known: CorpusModelResult, lab: CounterfactualCosts, restored: Callable[..., bool]
+) -> Culprit | None:
     """Operators that cost more than they did, so much that the old price would restore the model's cost."""
     factors = _old_prices(known.before, row.before)
     dearer = {op: f for op, f in factors.items() if f < 1 - _CHANGED}
@@ -135,7 +144,7 @@ def _old_prices(old: Operators, new: Operators) -> dict[str, float]:
     return {op: a / b for op, (a, b) in both.items() if abs(a / b - 1) > _CHANGED}
 
 
-def _hidden(op: str, known: Row, row: Row) -> tuple[float, ...]:
+def _hidden(op: str, known: CorpusModelResult, row: CorpusModelResult) -> tuple[float, ...]:
     """Prices to try for an operator that only results have: the old mean, where it is still used, then guesses."""
     count, us = known.after[op]
     if op in row.after:
@@ -144,13 +153,18 @@ def _hidden(op: str, known: Row, row: Row) -> tuple[float, ...]:
     return _CHEAPER
 
 
-def _priced(op: str, known: Row, row: Row) -> str:
+def _priced(op: str, known: CorpusModelResult, row: CorpusModelResult) -> str:
     old, new = known.before[op][1], row.before[op][1]
     return f"{op} costs {new / old:.2f} times what it did ({old:.1f} → {new:.1f} µs in this model as it comes in)"
 
 
 def _rules(
-    row: Row, known: Row, now: CorpusRun, then: CorpusRun, lab: Experiments, restored: Callable[..., bool]
+    row: CorpusModelResult,
+    known: CorpusModelResult,
+    now: CorpusRun,
+    then: CorpusRun,
+    lab: CounterfactualCosts,
+    restored: Callable[..., bool],
 ) -> Culprit | None:
     """Rules that the baseline used and that are gone, or that have come since, if undoing that restores the cost."""
     gone = [

@@ -14,18 +14,25 @@ from pathlib import Path
 from superopt import fleet as fleets
 from superopt.benchmark.row_cache import RowCache, code_digest, model_digest
 from superopt.cost import load_profile
-from superopt.fleet import Fleet, TaskLost
-from superopt.fleet.fleet import cores
+from superopt.fleet import TaskLost, WorkerPool
+from superopt.fleet.worker_pool import cores
 from superopt.gate.baseline import read_run, row_data, row_from_data
+from superopt.gate.corpus_model import CorpusModelTask, row_of
+from superopt.gate.counterfactual_costs import CounterfactualCosts
 from superopt.gate.culprit import why_slower, why_wrong
-from superopt.gate.experiments import Experiments
-from superopt.gate.one import Task, row_of
 from superopt.gate.settings import DEFAULT_TARGET, CorpusSettings, models_of
 from superopt.ir.errors import ResourceLimit
 from superopt.pipeline.batch import demand_of
 from superopt.pipeline.optimization import select_rules
 from superopt.pipeline.options import Progress, quiet
-from superopt.report.corpus import Comparison, CorpusRun, Culprit, Finding, Row, geometric_mean
+from superopt.report.corpus import (
+    BaselineComparison,
+    CorpusFinding,
+    CorpusModelResult,
+    CorpusRun,
+    Culprit,
+    geometric_mean,
+)
 from superopt.rules import Rule, format_rule
 
 __all__ = ["judge", "run_all", "run_corpus"]
@@ -60,8 +67,8 @@ def run_corpus(settings: CorpusSettings, *, progress: Progress = quiet) -> Corpu
 
 
 def _rows(
-    tasks: Mapping[str, Task], settings: CorpusSettings, given: str, progress: Progress
-) -> tuple[Row, ...]:  # fmt: skip
+    tasks: Mapping[str, CorpusModelTask], settings: CorpusSettings, given: str, progress: Progress
+) -> tuple[CorpusModelResult, ...]:  # fmt: skip
     """Rows of all tasks, those of an earlier run included that was cut short."""
     deadline = time.monotonic() + settings.total_limit
     text = f"{code_digest()} {given} {settings.options('')!r}"
@@ -70,12 +77,12 @@ def _rows(
     todo = [task for name, task in tasks.items() if name not in known]
     contents = {task.model: model_digest(task.path) for task in todo} if settings.resume is not None else {}
 
-    def done(row: Row) -> None:
+    def done(row: CorpusModelResult) -> None:
         if not row.error and contents:
             kept.put(tasks[row.model].path, row_data(row), contents[row.model])
 
     workers = max(1, min(settings.workers or cores(), len(todo)))
-    with Fleet.open(workers, settings.cluster) as fleet:
+    with WorkerPool.open(workers, settings.cluster) as fleet:
         made = run_all(todo, fleet=fleet, deadline=deadline, done=done, progress=progress)
     known |= {row.model: row for row in made}
     left = [name for name in tasks if name not in known]
@@ -96,10 +103,10 @@ def target_of(settings: CorpusSettings) -> str:
     return DEFAULT_TARGET
 
 
-def tasks_of(models: Mapping[str, Path], settings: CorpusSettings, target: str) -> dict[str, Task]:
+def tasks_of(models: Mapping[str, Path], settings: CorpusSettings, target: str) -> dict[str, CorpusModelTask]:
     """How each model is optimised, by name."""
     options = settings.options(target)
-    return {name: Task(name, path, options) for name, path in models.items()}
+    return {name: CorpusModelTask(name, path, options) for name, path in models.items()}
 
 
 def _digest(rule: Rule) -> str:
@@ -119,7 +126,7 @@ def _revision(folder: Path) -> str:
 
 def judge(
     run: CorpusRun, settings: CorpusSettings, baseline: CorpusRun | None = None, *, progress: Progress = quiet
-) -> Comparison:
+) -> BaselineComparison:
     """What a run means: wrong results, failures and, against a baseline, costs that grew; each with its culprit.
 
     Args:
@@ -129,7 +136,7 @@ def judge(
         progress: called while culprits are looked for.
     """
     rules = {r.id: r for r in select_rules(settings.options(run.target)).admitted}
-    findings: list[Finding] = []
+    findings: list[CorpusFinding] = []
     for row in run.rows:
         known = None if baseline is None else baseline.row(row.model)
         findings += _of_row(row, known, settings, rules)
@@ -146,49 +153,59 @@ def judge(
     if cut:
         notes.append(f"cut short by the time limit, so not deterministic: {', '.join(cut)}")
     order = ("wrong", "failed", "total", "regression", "missing", "new", "improved")
-    return Comparison(run, tuple(sorted(findings, key=lambda f: order.index(f.kind))), baseline, tuple(notes))
+    return BaselineComparison(run, tuple(sorted(findings, key=lambda f: order.index(f.kind))), baseline, tuple(notes))
 
 
-def _of_row(row: Row, known: Row | None, settings: CorpusSettings, rules: Mapping[str, Rule]) -> list[Finding]:
+def _of_row(
+    row: CorpusModelResult, known: CorpusModelResult | None, settings: CorpusSettings, rules: Mapping[str, Rule]
+) -> list[CorpusFinding]:
     costs = (row.before_us if known is None else known.after_us, row.after_us)
     found = []
     if row.wrong:
         reason = row.failures[0].reason
         found.append(
-            Finding("wrong", row.model, f"a result was wrong: {reason}", *costs, why_wrong(row, rules, settings.seed))
+            CorpusFinding(
+                "wrong", row.model, f"a result was wrong: {reason}", *costs, why_wrong(row, rules, settings.seed)
+            )
         )
     if row.status == "failed" and not (known is not None and known.status == "failed"):
-        found.append(Finding("failed", row.model, f"could not be optimised: {row.error}"))
+        found.append(CorpusFinding("failed", row.model, f"could not be optimised: {row.error}"))
     if row.status == "failed" or known is None or known.status == "failed":
         return found
     growth = row.after_us / known.after_us - 1 if known.after_us > 0 else 0.0
     allowed = settings.allowed(row.model)
     change = f"{known.after_us:.1f} → {row.after_us:.1f} µs ({growth:+.1%})"
     if growth > allowed:
-        found.append(Finding("regression", row.model, f"costs {change}, more than the {allowed:.1%} allowed", *costs))
+        found.append(
+            CorpusFinding("regression", row.model, f"costs {change}, more than the {allowed:.1%} allowed", *costs)
+        )
     elif growth < -max(allowed, 1e-3):
-        found.append(Finding("improved", row.model, f"costs {change}", *costs))
+        found.append(CorpusFinding("improved", row.model, f"costs {change}", *costs))
     return found
 
 
-def _of_all(run: CorpusRun, baseline: CorpusRun, settings: CorpusSettings) -> list[Finding]:
-    found = [Finding("new", r.model, "is not in the baseline") for r in run.rows if baseline.row(r.model) is None]
+def _of_all(run: CorpusRun, baseline: CorpusRun, settings: CorpusSettings) -> list[CorpusFinding]:
+    found = [CorpusFinding("new", r.model, "is not in the baseline") for r in run.rows if baseline.row(r.model) is None]
     if not settings.partial:
         gone = [r.model for r in baseline.rows if run.row(r.model) is None]
-        found += [Finding("missing", m, "is in the baseline and was not found") for m in gone]
+        found += [CorpusFinding("missing", m, "is in the baseline and was not found") for m in gone]
     pairs = [(r, k) for r in run.rows if (k := baseline.row(r.model)) is not None]
     ratios = [r.after_us / k.after_us for r, k in pairs if r.after_us > 0 and k.after_us > 0]
     mean = geometric_mean(ratios)
     if mean > 1 + settings.total_threshold:
         text = f"all models together cost {mean - 1:+.1%} (geometric mean), more than {settings.total_threshold:.1%}"
-        found.append(Finding("total", "", text))
+        found.append(CorpusFinding("total", "", text))
     return found
 
 
 def _traced(
-    findings: list[Finding], run: CorpusRun, baseline: CorpusRun, settings: CorpusSettings, rules: tuple[Rule, ...],
+    findings: list[CorpusFinding],
+    run: CorpusRun,
+    baseline: CorpusRun,
+    settings: CorpusSettings,
+    rules: tuple[Rule, ...],
     progress: Progress,
-) -> list[Finding]:  # fmt: skip
+) -> list[CorpusFinding]:
     """The findings, regressions with culprits: the worst are traced, the others are given those where they apply."""
     slower = sorted(
         (f for f in findings if f.kind == "regression"), key=lambda f: -(f.after_us / f.before_us if f.before_us else 0)
@@ -197,7 +214,7 @@ def _traced(
         return findings
     here = {row.model: path for row in run.rows if (path := settings.root / row.model).is_file()}
     tasks = tasks_of(here, settings, run.target)
-    lab = Experiments(tasks, rules, time.monotonic() + settings.bisect_limit)
+    lab = CounterfactualCosts(tasks, rules, time.monotonic() + settings.bisect_limit)
     named: dict[str, Culprit] = {}
     for number, finding in enumerate(slower):
         row, known = run.row(finding.model), baseline.row(finding.model)
@@ -212,7 +229,7 @@ def _traced(
     return [replace(f, culprit=named.get(f.model)) if f.kind == "regression" else f for f in findings]
 
 
-def _shared(row: Row, known: Row, culprits: list[Culprit]) -> Culprit | None:
+def _shared(row: CorpusModelResult, known: CorpusModelResult, culprits: list[Culprit]) -> Culprit | None:
     """A culprit of another model that touches this one as well; likely, not tried here."""
     for culprit in culprits:
         names = set(culprit.names)
@@ -231,13 +248,13 @@ def _shared(row: Row, known: Row, culprits: list[Culprit]) -> Culprit | None:
 
 
 def run_all(
-    tasks: Sequence[Task],
+    tasks: Sequence[CorpusModelTask],
     *,
-    fleet: Fleet | None = None,
+    fleet: WorkerPool | None = None,
     deadline: float = float("inf"),
-    done: Callable[[Row], None] | None = None,
+    done: Callable[[CorpusModelResult], None] | None = None,
     progress: Progress = quiet,
-) -> tuple[Row, ...]:
+) -> tuple[CorpusModelResult, ...]:
     """The rows of the tasks, in their order.
 
     Args:
@@ -247,8 +264,8 @@ def run_all(
         done: called with each row as soon as it is there.
         progress: called with (models done, models in all, those under way).
     """
-    fleet = fleet or Fleet()
-    rows: dict[str, Row] = {}
+    fleet = fleet or WorkerPool()
+    rows: dict[str, CorpusModelResult] = {}
     line = [_sized(t) for t in tasks]
     if not fleet.alone:
         line.sort(key=lambda t: (-t.bytes, t.name))  # the largest first: a long last one would run alone
@@ -260,21 +277,21 @@ def run_all(
         try:
             row = outcome.result()
         except TaskLost as error:
-            row = Row(outcome.task.name, error=error.what, exit_code=ResourceLimit.exit_code)
+            row = CorpusModelResult(outcome.task.name, error=error.what, exit_code=ResourceLimit.exit_code)
         rows[row.model] = row
         if done is not None:
             done(row)
     return tuple(rows[t.model] for t in tasks if t.model in rows)
 
 
-def _sized(task: Task) -> fleets.Task[Row]:
+def _sized(task: CorpusModelTask) -> fleets.WorkerTask[CorpusModelResult]:
     """The fleet's task."""
     need = demand_of(task.path, task.options)
-    return fleets.Task(_row, (task,), task.model, "", need.files, need.seconds, need.bytes, need.last)
+    return fleets.WorkerTask(_row, (task,), task.model, "", need.files, need.seconds, need.bytes, need.last)
 
 
-def _row(task: Task) -> Row:
+def _row(task: CorpusModelTask) -> CorpusModelResult:
     try:
         return row_of(task)
     except MemoryError:
-        return Row(task.model, error="out of memory", exit_code=ResourceLimit.exit_code)
+        return CorpusModelResult(task.model, error="out of memory", exit_code=ResourceLimit.exit_code)

@@ -25,8 +25,8 @@ from threading import get_ident
 from typing import Any
 
 from superopt.ir.errors import MachineLimit, printable
-from superopt.ir.interpreter import rarely_collected
-from superopt.ir.poly import Poly
+from superopt.ir.interpreter_settings import rarely_collected
+from superopt.ir.size_polynomial import SizePolynomial
 from superopt.ir.temporary import own_folder
 
 __all__ = [
@@ -251,7 +251,7 @@ class _Shared:
 
     def _with_shared_parts(self, value: object) -> object:
         kind = type(value)
-        if kind in (str, int, bytes, Poly):
+        if kind in (str, int, bytes, SizePolynomial):
             return self._known.setdefault((kind, value), value)
         if isinstance(value, tuple) and kind is tuple:
             parts = tuple(map(self.of, value))

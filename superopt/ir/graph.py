@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import networkx as nx  # loading it takes longer than loading NumPy: what needs it at run time imports it there
 
 __all__ = [
-    "ArrayData",
+    "ArrayWeightData",
     "Attribute",
     "Graph",
     "Node",
@@ -58,7 +58,7 @@ class WeightData(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class ArrayData:
+class ArrayWeightData:
     """Weight elements held in memory. The array must not be changed afterwards."""
 
     array: np.ndarray
@@ -371,7 +371,7 @@ def attribute_key(value: Attribute) -> str:
 
 def constant(name: str, array: np.ndarray) -> Weight:
     """A weight that holds the array."""
-    return Weight(name, TensorType(DType.of(array.dtype), tuple(map(int, array.shape))), ArrayData(array))
+    return Weight(name, TensorType(DType.of(array.dtype), tuple(map(int, array.shape))), ArrayWeightData(array))
 
 
 def unused_name(hint: str, taken: set[str]) -> str:

@@ -2,8 +2,8 @@
 
 A term's attributes are *canonical*: every default filled in, axes counted from the front, and the inputs that
 ONNX reads at compile time (the shape of Reshape, the axes of Unsqueeze …) written as attributes. Which they are is
-the operator's record in ``superopt.ops``. Values of attributes may be symbolic (``Poly``) or name an attribute
-variable (``sym("s")`` stands for a whole attribute, e.g. ``strides=s``).
+the operator's record in ``superopt.ops``. Values of attributes may be symbolic (``SizePolynomial``) or name an
+attribute variable (``sym("s")`` stands for a whole attribute, e.g. ``strides=s``).
 """
 
 from __future__ import annotations
@@ -13,26 +13,40 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
 
-from superopt.ir.poly import Poly
+from superopt.ir.size_polynomial import SizePolynomial
 
 __all__ = [
-    "App", "AttributeValue", "Attributes", "Project", "Term", "Var", "children", "computed", "format_term",
-    "format_value", "is_open", "postorder", "rebuilt", "remade", "replaced", "variables",
-]  # fmt: skip
+    "OperatorTerm",
+    "AttributeValue",
+    "Attributes",
+    "OutputTerm",
+    "Term",
+    "VariableTerm",
+    "children",
+    "computed",
+    "format_term",
+    "format_value",
+    "is_open",
+    "postorder",
+    "rebuilt",
+    "remade",
+    "replaced",
+    "variables",
+]
 
 _Value = TypeVar("_Value")
 
-AttributeValue = int | float | str | Poly | tuple["AttributeValue", ...]
+AttributeValue = int | float | str | SizePolynomial | tuple["AttributeValue", ...]
 Attributes = tuple[tuple[str, AttributeValue], ...]
 
 
 def is_open(value: AttributeValue) -> bool:
     """Whether an attribute is, or holds, a size that is known when the model runs, not before."""
-    return any(map(is_open, value)) if isinstance(value, tuple) else isinstance(value, Poly)
+    return any(map(is_open, value)) if isinstance(value, tuple) else isinstance(value, SizePolynomial)
 
 
 @dataclass(frozen=True)
-class Var:
+class VariableTerm:
     """A tensor variable of a rule, or a leaf value of a graph."""
 
     name: str
@@ -42,10 +56,10 @@ class Var:
 
 
 @dataclass(frozen=True)
-class App:
+class OperatorTerm:
     """An operator applied to terms; ``attributes`` is sorted by name. Absent optional arguments are ``None``.
 
-    An operator with several outputs yields a tuple, and :class:`Project` selects from it.
+    An operator with several outputs yields a tuple, and :class:`OutputTerm` selects from it.
     """
 
     op: str
@@ -78,10 +92,10 @@ class App:
 
 
 @dataclass(frozen=True)
-class Project:
+class OutputTerm:
     """Output ``index`` of an operator with several outputs."""
 
-    term: App
+    term: OperatorTerm
     index: int
 
     @cached_property
@@ -98,14 +112,14 @@ class Project:
         return format_term(self)
 
 
-Term = Var | App | Project
+Term = VariableTerm | OperatorTerm | OutputTerm
 
 
 def children(term: Term) -> tuple[Term, ...]:
     """The direct subterms, left to right."""
-    if isinstance(term, App):
+    if isinstance(term, OperatorTerm):
         return tuple(a for a in term.args if a is not None)
-    return (term.term,) if isinstance(term, Project) else ()
+    return (term.term,) if isinstance(term, OutputTerm) else ()
 
 
 def postorder(*roots: Term) -> Iterator[Term]:
@@ -116,10 +130,10 @@ def postorder(*roots: Term) -> Iterator[Term]:
         term, expanded = stack.pop()
         if term in done:
             continue
-        if expanded or isinstance(term, Var):
+        if expanded or isinstance(term, VariableTerm):
             done.add(term)
             yield term
-        elif isinstance(term, Project):
+        elif isinstance(term, OutputTerm):
             stack += [(term, True), (term.term, False)]
         else:
             stack.append((term, True))
@@ -127,8 +141,10 @@ def postorder(*roots: Term) -> Iterator[Term]:
 
 
 def computed(
-    roots: Iterable[Term], given: Mapping[str, _Value], compute: Callable[[App, list[_Value | None]], Sequence[_Value]]
-) -> dict[Term, _Value]:  # fmt: skip
+    roots: Iterable[Term],
+    given: Mapping[str, _Value],
+    compute: Callable[[OperatorTerm, list[_Value | None]], Sequence[_Value]],
+) -> dict[Term, _Value]:
     """The value of every subterm; each application computed once.
 
     Args:
@@ -137,11 +153,11 @@ def computed(
         compute: the outputs of an application from its operands (``None``: absent).
     """
     found: dict[Term, _Value] = {}
-    outputs: dict[App, Sequence[_Value]] = {}
+    outputs: dict[OperatorTerm, Sequence[_Value]] = {}
     for term in postorder(*roots):
-        if isinstance(term, Var):
+        if isinstance(term, VariableTerm):
             found[term] = given[term.name]
-        elif isinstance(term, Project):
+        elif isinstance(term, OutputTerm):
             found[term] = outputs[term.term][term.index]
         else:
             operands = [None if a is None else found[a] for a in term.args]
@@ -152,8 +168,8 @@ def computed(
 
 def rebuilt(
     roots: Sequence[Term],
-    value: Callable[[App, str, AttributeValue], AttributeValue],
-    leaf: Callable[[Var], Term] = lambda term: term,
+    value: Callable[[OperatorTerm, str, AttributeValue], AttributeValue],
+    leaf: Callable[[VariableTerm], Term] = lambda term: term,
 ) -> tuple[Term, ...]:
     """The roots with other attribute values and leaves; shared subterms stay shared; iterative.
 
@@ -164,9 +180,9 @@ def rebuilt(
     """
     made: dict[Term, Term] = {}
     for term in postorder(*roots):
-        if isinstance(term, Var):
+        if isinstance(term, VariableTerm):
             made[term] = leaf(term)
-        elif isinstance(term, App):
+        elif isinstance(term, OperatorTerm):
             made[term] = remade(term, made, tuple((k, value(term, k, v)) for k, v in term.attributes))
         else:
             made[term] = remade(term, made)
@@ -183,14 +199,14 @@ def remade(
         made: by operand.
         attributes: of an application, if they are not to stay what they are.
     """
-    if isinstance(term, Var):
+    if isinstance(term, VariableTerm):
         return term
-    if isinstance(term, Project):
+    if isinstance(term, OutputTerm):
         inner = made[term.term]
-        assert isinstance(inner, App)
-        return Project(inner, term.index)
+        assert isinstance(inner, OperatorTerm)
+        return OutputTerm(inner, term.index)
     args = tuple(None if a is None else made[a] for a in term.args)
-    return App(term.op, args, term.attributes if attributes is None else attributes)
+    return OperatorTerm(term.op, args, term.attributes if attributes is None else attributes)
 
 
 def replaced(root: Term, old: Term, new: Term) -> Term:
@@ -203,7 +219,7 @@ def replaced(root: Term, old: Term, new: Term) -> Term:
 
 def variables(*roots: Term) -> tuple[str, ...]:
     """Names of the tensor variables, in order of first occurrence."""
-    return tuple(dict.fromkeys(t.name for t in postorder(*roots) if isinstance(t, Var)))
+    return tuple(dict.fromkeys(t.name for t in postorder(*roots) if isinstance(t, VariableTerm)))
 
 
 def format_value(value: AttributeValue) -> str:
@@ -218,7 +234,7 @@ def format_value(value: AttributeValue) -> str:
 def format_term(
     term: Term,
     value: Callable[[AttributeValue], str] = format_value,
-    short: Callable[[App], str | None] = lambda app: None,
+    short: Callable[[OperatorTerm], str | None] = lambda app: None,
 ) -> str:
     """``Op(args, attribute=value)[output]``; an absent optional argument is ``_``. Parsed by ``superopt.rules``.
 
@@ -229,9 +245,9 @@ def format_term(
     """
     text: dict[Term, str] = {}
     for sub in postorder(term):
-        if isinstance(sub, Var):
+        if isinstance(sub, VariableTerm):
             text[sub] = sub.name
-        elif isinstance(sub, Project):
+        elif isinstance(sub, OutputTerm):
             text[sub] = f"{text[sub.term]}[{sub.index}]"
         elif (own := short(sub)) is not None:
             text[sub] = own

@@ -10,7 +10,7 @@ from math import prod
 import ml_dtypes
 import numpy as np
 
-from superopt.ir.poly import Dim
+from superopt.ir.size_polynomial import Dim
 
 __all__ = ["DType", "OpaqueType", "TensorType", "ValueType"]
 

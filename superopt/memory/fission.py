@@ -16,19 +16,29 @@ from itertools import pairwise
 
 from superopt.ir.graph import Graph
 from superopt.ir.types import TensorType
-from superopt.memory.sharing import IN_PLACE, RENAMING
-from superopt.memory.slicing import Part, Slicing, Span, along_axis, along_sum, part
-from superopt.ops.infer import Applied, Typing
-from superopt.ops.meaning import IllTyped
+from superopt.memory.inplace_kernels import IN_PLACE, RENAMING
+from superopt.memory.slicing import AxisRange, OperatorSlice, OperatorSlicing, along_axis, along_sum, part
+from superopt.ops.operator_semantics import IllTypedOperator
+from superopt.ops.shape_inference import CanonicalNode, InferredTypes
 
-__all__ = ["Growth", "Region", "Source", "Step", "bounds", "form_of", "grown", "heads", "tails"]
+__all__ = [
+    "FissionPartBuilder",
+    "FissionRegion",
+    "FissionSearchGraph",
+    "FissionStep",
+    "bounds",
+    "form_of",
+    "grown",
+    "heads",
+    "tails",
+]
 
 _LONGEST = 32  # nodes of a region
 _REACH = 16  # nodes from a value to the head of a region that it is inside of
 
 
 @dataclass(frozen=True)
-class Region:
+class FissionRegion:
     """Nodes to compute in parts.
 
     Attributes:
@@ -42,23 +52,23 @@ class Region:
 
     output: str
     nodes: tuple[int, ...]
-    way: Slicing
+    way: OperatorSlicing
     parts: int
     inside: int
     traffic: int
 
 
 @dataclass(frozen=True)
-class Step:
+class FissionStep:
     """A node of a region in one part: what its operands are cut to, and what it makes."""
 
     node: int
-    part: Part
-    asked: Span | None
+    part: OperatorSlice
+    asked: AxisRange | None
 
 
 @dataclass
-class Source:
+class FissionSearchGraph:
     """A typed graph that regions are looked for in.
 
     Attributes:
@@ -72,12 +82,12 @@ class Source:
     """
 
     graph: Graph
-    typing: Typing
+    typing: InferredTypes
     static: set[str] = field(init=False)
     readers: dict[str, list[int]] = field(init=False)
     maker: dict[str, int] = field(init=False)
     results: set[str] = field(init=False)
-    ways: dict[tuple[int, int], Slicing | None] = field(default_factory=dict, init=False)
+    ways: dict[tuple[int, int], OperatorSlicing | None] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self.static = set(self.graph.constants)
@@ -95,30 +105,30 @@ class Source:
     def type(self, name: str | None) -> TensorType | None:
         return self.typing.types.get(name) if name else None
 
-    def types(self, form: Applied) -> list[TensorType | None]:
+    def types(self, form: CanonicalNode) -> list[TensorType | None]:
         return [self.type(n) for n in form.args]
 
     def bytes(self, name: str) -> int:
         kind = self.type(name)
         return (kind.nbytes or 0) if kind is not None and name not in self.static else 0
 
-    def way(self, at: int, form: Applied, axis: int) -> Slicing | None:
+    def way(self, at: int, form: CanonicalNode, axis: int) -> OperatorSlicing | None:
         """How a node's first result can be computed in parts of an axis."""
         if (at, axis) not in self.ways:
             meaning, _ = form.operator.apply(self.types(form), form.attributes)
             self.ways[at, axis] = along_axis(meaning, axis)
         return self.ways[at, axis]
 
-    def single(self, at: int) -> Applied | None:
+    def single(self, at: int) -> CanonicalNode | None:
         """What a node applies, where only its first result is used."""
         form, node = self.typing.nodes[at], self.graph.nodes[at]
         used = [o for o in node.outputs if o and (o in self.readers or o in self.results)]
-        if not isinstance(form, Applied) or used != list(node.outputs[:1]) or node.captures:
+        if not isinstance(form, CanonicalNode) or used != list(node.outputs[:1]) or node.captures:
             return None
         return None if node.outputs[0] in self.static or any(a and not self.type(a) for a in form.args) else form
 
 
-def heads(source: Source, value: str) -> list[int]:
+def heads(source: FissionSearchGraph, value: str) -> list[int]:
     """Positions of the nodes that a value leads to, in the graph's order: heads of regions that it may be inside of."""
     found: set[int] = set()
     edge = list(source.readers.get(value, ()))
@@ -132,21 +142,23 @@ def heads(source: Source, value: str) -> list[int]:
     return sorted(found)
 
 
-def tails(source: Source, head: int) -> list[Slicing]:
+def tails(source: FissionSearchGraph, head: int) -> list[OperatorSlicing]:
     """The ways in which a node can be the head of a region: along the axes of its result, or as a sum."""
     form = source.single(head)
     if form is None:
         return []
     try:
         meaning, (result, *_) = form.operator.apply(source.types(form), form.attributes)
-    except IllTyped:
+    except IllTypedOperator:
         return []
     found = [along_axis(meaning, axis) for axis in range(len(result.shape or ()))]
     found += along_sum(form.operator, source.types(form), form.attributes)
     return [w for w in found if w is not None and w.extent > 1 and (w.axis is not None or w.reads)]
 
 
-def grown(source: Source, head: int, way: Slicing, parts: int, around: int, kernel: int) -> Iterator[Region]:
+def grown(
+    source: FissionSearchGraph, head: int, way: OperatorSlicing, parts: int, around: int, kernel: int
+) -> Iterator[FissionRegion]:
     """Regions with a head, each longer than the one before.
 
     Args:
@@ -160,7 +172,7 @@ def grown(source: Source, head: int, way: Slicing, parts: int, around: int, kern
     if parts < 2 or way.extent < parts:
         return
     low, high = bounds(way, parts)[parts // 2]
-    growth = Growth(source, head, way, low, high)
+    growth = FissionPartBuilder(source, head, way, low, high)
     while growth.step():
         if around not in growth.nodes[1:]:
             if not growth.open or max(growth.open) < around:
@@ -169,23 +181,23 @@ def grown(source: Source, head: int, way: Slicing, parts: int, around: int, kern
         inside, moved = growth.taken(kernel)
         output = source.graph.nodes[head].outputs[0]
         joined = (2 if way.axis is not None else 3 * parts) * source.bytes(output) + (parts + 1) * kernel
-        yield Region(output, tuple(growth.nodes), way, parts, inside, moved * parts + joined)
+        yield FissionRegion(output, tuple(growth.nodes), way, parts, inside, moved * parts + joined)
 
 
-def bounds(way: Slicing, parts: int) -> list[tuple[int, int]]:
+def bounds(way: OperatorSlicing, parts: int) -> list[tuple[int, int]]:
     """The first position and the one behind the last of each part, as equal as they can be."""
     edges = [way.unit * (way.extent * i // parts) for i in range(parts + 1)]
     return list(pairwise(edges))
 
 
-class Growth:
+class FissionPartBuilder:
     """One part of a region that grows."""
 
-    def __init__(self, source: Source, head: int, way: Slicing, low: int, high: int) -> None:
+    def __init__(self, source: FissionSearchGraph, head: int, way: OperatorSlicing, low: int, high: int) -> None:
         self.source, self.head, self.way, self.low, self.high = source, head, way, low, high
-        self.steps: list[Step] = []
+        self.steps: list[FissionStep] = []
         self.nodes: list[int] = []
-        self.asked: dict[str, Span] = {}  # of values that are read in slices
+        self.asked: dict[str, AxisRange] = {}  # of values that are read in slices
         self.whole: set[str] = set()
         self.open = [head]  # makers of what is read in slices
 
@@ -208,7 +220,7 @@ class Growth:
         if made is None:
             return False
         self.nodes.append(at)
-        self.steps.append(Step(at, made, asked))
+        self.steps.append(FissionStep(at, made, asked))
         for i, operand in enumerate(form.args):
             if operand is None:
                 continue
@@ -220,11 +232,11 @@ class Growth:
                 self.whole.add(operand)
         return True
 
-    def _result_part(self, at: int, name: str, form: Applied) -> tuple[Part | None, Span | None]:
+    def _result_part(self, at: int, name: str, form: CanonicalNode) -> tuple[OperatorSlice | None, AxisRange | None]:
         source = self.source
         types = source.types(form)
         if at == self.head:
-            asked = None if self.way.axis is None else Span(self.way.axis, self.low, self.high)
+            asked = None if self.way.axis is None else AxisRange(self.way.axis, self.low, self.high)
             return part(form.operator, types, form.attributes, self.way, self.low, self.high), asked
         inside = set(self.nodes)
         outside = name in source.results or any(r not in inside for r in source.readers[name])
@@ -236,12 +248,12 @@ class Growth:
             return None, None
         return part(form.operator, types, form.attributes, way, asked.low, asked.high), asked
 
-    def _request(self, name: str, span: Span) -> None:
+    def _request(self, name: str, span: AxisRange) -> None:
         known = self.asked.get(name)
         if known is None:
             self.asked[name] = span
         elif known.axis == span.axis:
-            self.asked[name] = Span(span.axis, min(known.low, span.low), max(known.high, span.high))
+            self.asked[name] = AxisRange(span.axis, min(known.low, span.low), max(known.high, span.high))
         else:
             self.whole.add(name)
 
@@ -282,18 +294,18 @@ class Growth:
         return most, moved
 
 
-def _operands(source: Source, step: Step) -> list[str]:
+def _operands(source: FissionSearchGraph, step: FissionStep) -> list[str]:
     """What a step reads, each value once."""
     return list(dict.fromkeys(a for a in form_of(source, step.node).args if a is not None))
 
 
-def form_of(source: Source, at: int) -> Applied:
+def form_of(source: FissionSearchGraph, at: int) -> CanonicalNode:
     form = source.typing.nodes[at]
-    assert isinstance(form, Applied)
+    assert isinstance(form, CanonicalNode)
     return form
 
 
-def _size(kind: TensorType, span: Span) -> int:
+def _size(kind: TensorType, span: AxisRange) -> int:
     size = (kind.shape or ())[span.axis]
     assert isinstance(size, int)
     return (kind.nbytes or 0) // size * (span.high - span.low)

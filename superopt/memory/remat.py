@@ -23,11 +23,11 @@ import highspy
 import numpy as np
 
 from superopt.memory.remat_ilp import expanded, least_time, plain
-from superopt.memory.schedule_plan import (
-    Op,
-    Step,
-    Task,
-    Timetable,
+from superopt.memory.rematerialization_schedule import (
+    RematerializationNode,
+    RematerializationProblem,
+    RematerializationSchedule,
+    RematerializationStep,
     alive_at,
     lightened,
     original_timetable,
@@ -37,7 +37,15 @@ from superopt.memory.schedule_plan import (
 )
 from superopt.runtime.highs import solver
 
-__all__ = ["Op", "Step", "Task", "Timetable", "alive_at", "front", "peak_of"]
+__all__ = [
+    "RematerializationNode",
+    "RematerializationStep",
+    "RematerializationProblem",
+    "RematerializationSchedule",
+    "alive_at",
+    "front",
+    "peak_of",
+]
 
 _SEGMENTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 _PRICES = 10  # prices that are tried, a factor of two apart
@@ -66,7 +74,9 @@ class _Budget:
         return self.rows <= 0 or time.monotonic() > self.deadline
 
 
-def front(task: Task, *, rows: int = ROWS, seconds: float = inf, enough: int | None = None) -> list[Timetable]:
+def front(
+    task: RematerializationProblem, *, rows: int = ROWS, seconds: float = inf, enough: int | None = None
+) -> list[RematerializationSchedule]:
     """Plans of which none has both a lower peak and less to compute again, by falling peak; the first is the order
     given.
 
@@ -89,7 +99,9 @@ def front(task: Task, *, rows: int = ROWS, seconds: float = inf, enough: int | N
     return _thrifty(task, _undominated([*found, *_within(task, first, rows, budget)]), budget)
 
 
-def _within(task: Task, first: Timetable, rows: int, budget: _Budget) -> Iterator[Timetable]:
+def _within(
+    task: RematerializationProblem, first: RematerializationSchedule, rows: int, budget: _Budget
+) -> Iterator[RematerializationSchedule]:
     """Plans within some numbers of bytes, where the graph is small enough to ask for the least time of each."""
     small = plain(task)
     least = max((sum(small.sizes[v] for v in {*op.reads, *op.makes}) for op in small.ops), default=0)
@@ -104,7 +116,9 @@ def _within(task: Task, first: Timetable, rows: int, budget: _Budget) -> Iterato
             yield from (patient(task, expanded(task, p)) for p in bound.plans)
 
 
-def _thrifty(task: Task, plans: Sequence[Timetable], budget: _Budget) -> list[Timetable]:
+def _thrifty(
+    task: RematerializationProblem, plans: Sequence[RematerializationSchedule], budget: _Budget
+) -> list[RematerializationSchedule]:
     """The plans without what they make again in vain, for their own bytes and for those of the ones before them, and
     plans between them."""
     found, most = list(plans), budget.steps // _PLANS
@@ -129,15 +143,15 @@ def _thrifty(task: Task, plans: Sequence[Timetable], budget: _Budget) -> list[Ti
     return _undominated(found)
 
 
-def _spread(plans: Sequence[Timetable], most: int) -> list[Timetable]:
+def _spread(plans: Sequence[RematerializationSchedule], most: int) -> list[RematerializationSchedule]:
     """At most so many plans, evenly taken."""
     if len(plans) <= most:
         return list(plans)
     return [plans[round(i * (len(plans) - 1) / (most - 1))] for i in range(most)]
 
 
-def _undominated(plans: Iterable[Timetable]) -> list[Timetable]:
-    kept: list[Timetable] = []
+def _undominated(plans: Iterable[RematerializationSchedule]) -> list[RematerializationSchedule]:
+    kept: list[RematerializationSchedule] = []
     for plan in sorted(plans, key=lambda p: (p.us, p.peak)):
         if not kept or plan.peak < kept[-1].peak * (1.0 - _TAKEN):
             kept.append(plan)
@@ -147,7 +161,7 @@ def _undominated(plans: Iterable[Timetable]) -> list[Timetable]:
 class _Cut:
     """What there is to keep or to make again after the step of a plan at which most is alive."""
 
-    def __init__(self, task: Task, plan: Timetable) -> None:
+    def __init__(self, task: RematerializationProblem, plan: RematerializationSchedule) -> None:
         self.task, self.plan, self.at = task, plan, plan.at
         before = plan.steps[: plan.at + 1]
         self.maker = {v: i for i, step in enumerate(before) for v in step.makes}
@@ -191,9 +205,9 @@ class _Cut:
             change[end] -= self._bytes(value)
         return np.cumsum(change)[: self.at + 1]
 
-    def plans(self, budget: _Budget) -> list[Timetable]:
+    def plans(self, budget: _Budget) -> list[RematerializationSchedule]:
         """Those of all numbers of segments and prices that the budget allows."""
-        found: list[Timetable] = []
+        found: list[RematerializationSchedule] = []
         if not self.closure:
             return found
         seen = set[tuple[frozenset[int], frozenset[int]]]()
@@ -276,7 +290,7 @@ class _Cut:
         view = self._view(maker) and self._repeatable(maker) and value == self.plan.steps[maker].makes[0]
         return -1 if view else kept(value)
 
-    def _applied(self, keep: frozenset[int], again: frozenset[int]) -> Timetable:
+    def _applied(self, keep: frozenset[int], again: frozenset[int]) -> RematerializationSchedule:
         """The plan in which these steps are executed again right before what they make is needed."""
         plan, copies = self.plan, dict[int, int]()
         steps, original = list(plan.steps[: self.at + 1]), list(plan.original)
@@ -298,7 +312,7 @@ class _Cut:
                 copies[value] = len(original)
                 original.append(original[value])
             us += self._us(step)
-            steps.append(Step(own.op, reads, tuple(makes)))
+            steps.append(RematerializationStep(own.op, reads, tuple(makes)))
 
         for step in plan.steps[self.at + 1 :]:
             for value in step.reads:
@@ -313,8 +327,12 @@ class _Cut:
                     else:
                         copied(maker)
                         stack.pop()
-            steps.append(Step(step.op, tuple(copies.get(v, v) if v not in keep else v for v in step.reads), step.makes))
-        return Timetable(tuple(steps), tuple(original), us, *peak_of(self.task, steps, original))
+            steps.append(
+                RematerializationStep(
+                    step.op, tuple(copies.get(v, v) if v not in keep else v for v in step.reads), step.makes
+                )
+            )
+        return RematerializationSchedule(tuple(steps), tuple(original), us, *peak_of(self.task, steps, original))
 
 
 def _minimum(cost: Sequence[float], rows: Sequence[tuple[int, int, int]]) -> np.ndarray:

@@ -19,17 +19,25 @@ from math import inf
 import highspy
 import numpy as np
 
-from superopt.memory.schedule_plan import Op, Step, Task, Timetable, alive_at, append_recomputation, peak_of
+from superopt.memory.rematerialization_schedule import (
+    RematerializationNode,
+    RematerializationProblem,
+    RematerializationSchedule,
+    RematerializationStep,
+    alive_at,
+    append_recomputation,
+    peak_of,
+)
 from superopt.runtime.highs import solver
 
-__all__ = ["Bound", "expanded", "least_time", "plain"]
+__all__ = ["RematerializationBound", "expanded", "least_time", "plain"]
 
 _MOST_POINTS = 60
 _AT_ONCE = 3  # points that are added after a solution
 _KEPT = (0.999, 0.7, 0.4, 0.01)  # of a value, from which it is kept whole
 
 
-def plain(task: Task) -> Task:
+def plain(task: RematerializationProblem) -> RematerializationProblem:
     """The task without views and without what is held: neither costs bytes or time, whatever the plan.
 
     Values keep their numbers; readers of a view read what it is a view of.
@@ -41,12 +49,14 @@ def plain(task: Task) -> Task:
         if op.view:
             root[op.makes[0]] = root[op.reads[0]]
         else:
-            ops.append(Op(reads, op.makes, op.us, False, op.repeatable))
-    return Task(tuple(ops), task.sizes, frozenset(), frozenset(root[v] for v in task.results) - task.held)
+            ops.append(RematerializationNode(reads, op.makes, op.us, False, op.repeatable))
+    return RematerializationProblem(
+        tuple(ops), task.sizes, frozenset(), frozenset(root[v] for v in task.results) - task.held
+    )
 
 
 @dataclass(frozen=True)
-class Bound:
+class RematerializationBound:
     """What is known of the least time of a plan within some bytes.
 
     Attributes:
@@ -58,7 +68,7 @@ class Bound:
     """
 
     us: float
-    plans: tuple[Timetable, ...]
+    plans: tuple[RematerializationSchedule, ...]
     rows: int
     points: int
 
@@ -67,7 +77,7 @@ class Bound:
 class _Program:
     """The program of some points: variables are columns with costs and bounds, rows are sums with a lower bound."""
 
-    task: Task
+    task: RematerializationProblem
     points: Sequence[int]  # first executions
     inner: Sequence[tuple[int, int]]  # (first execution, op that is repeated right before it)
     cost: list[float] = field(default_factory=list)
@@ -195,7 +205,7 @@ class _Program:
         return (bound - 1.0) * self.us, np.array(made.getSolution().col_value) if found else None
 
 
-def least_time(task: Task, peak: int, *, rows: int = 30_000) -> Bound:
+def least_time(task: RematerializationProblem, peak: int, *, rows: int = 30_000) -> RematerializationBound:
     """The least that has to be computed again for a task to stay within some bytes.
 
     Args:
@@ -203,10 +213,10 @@ def least_time(task: Task, peak: int, *, rows: int = 30_000) -> Bound:
         peak: bytes.
         rows: of programs, after which no further point is added.
     """
-    steps = [Step(i, op.reads, op.makes) for i, op in enumerate(task.ops)]
+    steps = [RematerializationStep(i, op.reads, op.makes) for i, op in enumerate(task.ops)]
     places = list(_over(task, steps, range(len(task.sizes)), peak))
     first, inner = {at for at, _ in places}, set[tuple[int, int]]()
-    plans: list[Timetable] = []
+    plans: list[RematerializationSchedule] = []
     best, spent = 0.0, 0
     while first:
         program = _Program(task, sorted(first), sorted(inner))
@@ -229,10 +239,12 @@ def least_time(task: Task, peak: int, *, rows: int = 30_000) -> Bound:
                 first |= {at} if at == op else {at, max(at - 1, 0)}
         if len(first) + len(inner) == count:
             break
-    return Bound(best, tuple(plans), spent, len(first) + len(inner))
+    return RematerializationBound(best, tuple(plans), spent, len(first) + len(inner))
 
 
-def _over(task: Task, steps: Sequence[Step], original: Sequence[int], peak: int) -> Iterator[tuple[int, int]]:
+def _over(
+    task: RematerializationProblem, steps: Sequence[RematerializationStep], original: Sequence[int], peak: int
+) -> Iterator[tuple[int, int]]:
     """Where more is alive than allowed: of each run of steps over it the worst, the worst runs first; as the op that is
     executed, preceded by the one whose first execution is at this step or next."""
     alive = alive_at(task, steps, original)
@@ -247,10 +259,10 @@ def _over(task: Task, steps: Sequence[Step], original: Sequence[int], peak: int)
         yield next(later, len(task.ops) - 1), steps[step].op
 
 
-def _realised(program: _Program, solution: np.ndarray, share: float) -> Timetable:
+def _realised(program: _Program, solution: np.ndarray, share: float) -> RematerializationSchedule:
     """The plan that keeps at each point what is kept there to this share, and else makes again what is needed."""
     task = program.task
-    steps: list[Step] = []
+    steps: list[RematerializationStep] = []
     original = list(range(len(task.sizes)))
     there: dict[int, int] = {}  # value: the copy that is read
     us, first = 0.0, -1
@@ -265,14 +277,14 @@ def _realised(program: _Program, solution: np.ndarray, share: float) -> Timetabl
                     us += append_recomputation(
                         task, value, makers=program.maker, there=there, steps=steps, original=original
                     )  # fmt: skip
-            steps.append(Step(op, tuple(there[v] for v in own.reads), own.makes))
+            steps.append(RematerializationStep(op, tuple(there[v] for v in own.reads), own.makes))
             there.update(zip(own.makes, own.makes, strict=True))
         there = there if last else {v: c for v, c in there.items() if v in kept}
         first = end
-    return Timetable(tuple(steps), tuple(original), us, *peak_of(task, steps, original))
+    return RematerializationSchedule(tuple(steps), tuple(original), us, *peak_of(task, steps, original))
 
 
-def expanded(task: Task, plan: Timetable) -> Timetable:
+def expanded(task: RematerializationProblem, plan: RematerializationSchedule) -> RematerializationSchedule:
     """A plan of :func:`plain` as one of the task: views are made again, for nothing, of each copy that they are of.
 
     Args:
@@ -284,7 +296,7 @@ def expanded(task: Task, plan: Timetable) -> Timetable:
     latest = dict[int, int]()  # of each value the copy that was made last
     views: dict[tuple[int, int], int] = {}  # (value that is a view, copy of what it is of): the view of that
     root = {v: v for v in range(first)}
-    steps: list[Step] = []
+    steps: list[RematerializationStep] = []
     executed = 0
 
     def seen(value: int, copy: int) -> int:
@@ -296,7 +308,7 @@ def expanded(task: Task, plan: Timetable) -> Timetable:
             views[value, copy] = len(original)
             original.append(value)
             read = seen(task.ops[op].reads[0], copy)
-            steps.append(Step(op, (read, *task.ops[op].reads[1:]), (views[value, copy],)))
+            steps.append(RematerializationStep(op, (read, *task.ops[op].reads[1:]), (views[value, copy],)))
         return views[value, copy]
 
     maker = {op.makes[0]: i for i, op in enumerate(task.ops) if op.view}
@@ -309,7 +321,7 @@ def expanded(task: Task, plan: Timetable) -> Timetable:
         for op in range(executed, end):
             source, value = task.ops[op].reads[0], task.ops[op].makes[0]
             copy = latest.get(root[source], root[source])
-            steps.append(Step(op, (seen(source, copy), *task.ops[op].reads[1:]), task.ops[op].makes))
+            steps.append(RematerializationStep(op, (seen(source, copy), *task.ops[op].reads[1:]), task.ops[op].makes))
             views[value, copy] = value
         executed = end
 
@@ -320,7 +332,7 @@ def expanded(task: Task, plan: Timetable) -> Timetable:
             executed = op + 1
         copies = {plan.original[v]: v for v in step.reads}
         reads = tuple(seen(v, copies.get(root[v], root[v])) for v in task.ops[op].reads)
-        steps.append(Step(op, reads, step.makes))
+        steps.append(RematerializationStep(op, reads, step.makes))
         latest.update((plan.original[v], v) for v in step.makes)
     first_views(len(task.ops))
-    return Timetable(tuple(steps), tuple(original), plan.us, *peak_of(task, steps, original))
+    return RematerializationSchedule(tuple(steps), tuple(original), plan.us, *peak_of(task, steps, original))

@@ -12,29 +12,29 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from superopt.ir.poly import Dim, Poly, atoms
+from superopt.ir.size_polynomial import Dim, SizePolynomial, atoms
 from superopt.ir.terms import AttributeValue
 from superopt.ir.types import TensorType
-from superopt.ops.meaning import (
-    Call,
-    Comprehension,
-    IllTyped,
-    Meaning,
-    Number,
-    Read,
-    Reduce,
-    Scalar,
-    SizeValue,
-    Where,
+from superopt.ops.operator_definition import Operator
+from superopt.ops.operator_semantics import (
+    ElementRead,
+    IllTypedOperator,
+    OperatorSemantics,
+    ScalarCall,
+    ScalarConditional,
+    ScalarConstant,
+    ScalarExpression,
+    ScalarReduction,
+    SizeExpression,
+    TensorComprehension,
     subexpressions,
 )  # fmt: skip
-from superopt.ops.record import Operator
 
-__all__ = ["Part", "Slicing", "Span", "along_axis", "along_sum", "part"]
+__all__ = ["OperatorSlice", "OperatorSlicing", "AxisRange", "along_axis", "along_sum", "part"]
 
 
 @dataclass(frozen=True)
-class Span:
+class AxisRange:
     """Positions ``low`` to below ``high`` of an axis."""
 
     axis: int
@@ -58,7 +58,7 @@ class _Reading:
 
 
 @dataclass(frozen=True)
-class Slicing:
+class OperatorSlicing:
     """A way in which an application can be computed in parts.
 
     Attributes:
@@ -77,7 +77,7 @@ class Slicing:
 
 
 @dataclass(frozen=True)
-class Part:
+class OperatorSlice:
     """One part: the application that makes it.
 
     Attributes:
@@ -87,13 +87,13 @@ class Part:
         made: the span of the result that it makes: at least what was asked for.
     """
 
-    operands: Mapping[int, Span]
+    operands: Mapping[int, AxisRange]
     attributes: Mapping[str, AttributeValue]
     types: tuple[TensorType, ...]
-    made: Span | None
+    made: AxisRange | None
 
 
-def along_axis(meaning: Meaning, axis: int) -> Slicing | None:
+def along_axis(meaning: OperatorSemantics, axis: int) -> OperatorSlicing | None:
     """How the first result can be computed in parts of one axis; ``None`` where the meaning does not show it."""
     found = meaning.outputs[0]
     digits = found.axes[axis]
@@ -106,12 +106,12 @@ def along_axis(meaning: Meaning, axis: int) -> Slicing | None:
         unit *= size
     assert isinstance(extent, int)
     reads = _readings(found, found.body, variable)
-    return None if reads is None else Slicing(axis, unit, extent, reads)
+    return None if reads is None else OperatorSlicing(axis, unit, extent, reads)
 
 
 def along_sum(
     operator: Operator, types: Sequence[TensorType | None], attributes: Mapping[str, AttributeValue]
-) -> Iterator[Slicing]:
+) -> Iterator[OperatorSlicing]:
     """How an application is a sum of applications to parts of its operands.
 
     What is added to the sum has to be an optional operand: only one of the parts then has it.
@@ -124,18 +124,18 @@ def along_sum(
             bare[i] = None
         try:
             meaning, _ = operator.apply(bare, attributes)
-        except IllTyped:
+        except IllTypedOperator:
             return
         (found, *others) = meaning.outputs
         body = found.body
-        while isinstance(body, Call) and body.function == "mul" and isinstance(body.args[0], Number):
+        while isinstance(body, ScalarCall) and body.function == "mul" and isinstance(body.args[0], ScalarConstant):
             body = body.args[1]
-        if others or not isinstance(body, Reduce):
+        if others or not isinstance(body, ScalarReduction):
             continue
-        while isinstance(body, Reduce) and body.kind == "sum":
+        while isinstance(body, ScalarReduction) and body.kind == "sum":
             reads = _readings(found, body.body, body.variable)
             if reads and isinstance(body.extent, int) and all(r.tiles for r in reads.values()):
-                yield Slicing(None, 1, body.extent, reads, frozenset(once))
+                yield OperatorSlicing(None, 1, body.extent, reads, frozenset(once))
             body = body.body
         return
 
@@ -144,15 +144,15 @@ class _Elsewhere(Exception):  # not a fault: the variable stands where no slices
     pass
 
 
-def _readings(found: Comprehension, body: Scalar, variable: str) -> dict[int, _Reading] | None:
+def _readings(found: TensorComprehension, body: ScalarExpression, variable: str) -> dict[int, _Reading] | None:
     """How operands are read with a variable; ``None`` where it stands anywhere but in positions, or in one operand's in
     several ways."""
     extents: dict[str, Dim] = {name: extent for axis in found.axes for name, extent in axis}
-    extents |= {s.variable: s.extent for s in subexpressions(found.body) if isinstance(s, Reduce)}
+    extents |= {s.variable: s.extent for s in subexpressions(found.body) if isinstance(s, ScalarReduction)}
     reads: dict[int, _Reading | None] = {}
     try:
         for scalar in subexpressions(body):
-            if isinstance(scalar, Read):
+            if isinstance(scalar, ElementRead):
                 reading = _reading(scalar.index, variable, extents)
                 at = scalar.operand
                 reads[at] = _both(reads[at], reading) if at in reads else reading
@@ -163,14 +163,14 @@ def _readings(found: Comprehension, body: Scalar, variable: str) -> dict[int, _R
     return {operand: r for operand, r in reads.items() if r is not None}
 
 
-def _sizes(scalar: Scalar) -> tuple[Dim, ...]:
+def _sizes(scalar: ScalarExpression) -> tuple[Dim, ...]:
     """The sizes that a scalar is made of itself."""
     match scalar:
-        case SizeValue(size):
+        case SizeExpression(size):
             return (size,)
-        case Where(conditions, _, _):
+        case ScalarConditional(conditions, _, _):
             return tuple(c.size for c in conditions)
-        case Reduce(_, _, extent, _):
+        case ScalarReduction(_, _, extent, _):
             return (extent,)
     return ()
 
@@ -184,11 +184,11 @@ def _both(a: _Reading | None, b: _Reading | None) -> _Reading | None:
     return _Reading(a.axis, a.factor, min(a.least, b.least), max(a.most, b.most))
 
 
-def _reading(index: Sequence[Dim | Scalar], variable: str, extents: Mapping[str, Dim]) -> _Reading | None:
+def _reading(index: Sequence[Dim | ScalarExpression], variable: str, extents: Mapping[str, Dim]) -> _Reading | None:
     """How a read follows a variable; ``None`` where it does not."""
     found: _Reading | None = None
     for axis, position in enumerate(index):
-        if isinstance(position, Scalar) or variable not in _names(position):
+        if isinstance(position, ScalarExpression) or variable not in _names(position):
             continue  # what a scalar reads is looked at by itself
         reading = _affine(position, variable, extents)
         if found is not None or reading is None:
@@ -200,7 +200,7 @@ def _reading(index: Sequence[Dim | Scalar], variable: str, extents: Mapping[str,
 def _affine(position: Dim, variable: str, extents: Mapping[str, Dim]) -> tuple[int, int, int] | None:
     """The factor of a variable, and the range of what is added to it."""
     factor = least = most = 0
-    for monomial, coefficient in position.terms if isinstance(position, Poly) else (((), position),):
+    for monomial, coefficient in position.terms if isinstance(position, SizePolynomial) else (((), position),):
         if not monomial:
             least, most = least + coefficient, most + coefficient
             continue
@@ -228,11 +228,11 @@ def part(
     operator: Operator,
     types: Sequence[TensorType | None],
     attributes: Mapping[str, AttributeValue],
-    way: Slicing,
+    way: OperatorSlicing,
     low: int,
     high: int,
     output: int = 0,
-) -> Part | None:
+) -> OperatorSlice | None:
     """The part that makes (at least) the positions ``low`` to below ``high`` of the axis, or of the sum's variable.
 
     Args:
@@ -252,14 +252,14 @@ def part(
         if any(r.tiles for r in way.reads.values()):
             return None
         first = max(0, min((r.factor * first + r.least) // r.factor for r in way.reads.values()))
-    spans: dict[int, Span] = {}
+    spans: dict[int, AxisRange] = {}
     for operand, reading in way.reads.items():
         kind = types[operand]
         size = kind.shape[reading.axis] if kind is not None and kind.shape is not None else None
         if not isinstance(size, int):
             return None
         end = reading.factor * last if reading.tiles else reading.factor * (last - 1) + reading.most + 1
-        spans[operand] = Span(reading.axis, reading.factor * first, min(end, size))
+        spans[operand] = AxisRange(reading.axis, reading.factor * first, min(end, size))
     if any(s.low >= s.high for s in spans.values()):
         return None
     sliced = [_sliced(t, spans[i]) if t is not None and i in spans else t for i, t in enumerate(types)]
@@ -272,13 +272,13 @@ def part(
         made = _applied(operator, sliced, changed)
         span = None if made is None else _result_span(whole, made, way, first, high, output)
         if made is not None and (span is not None or (way.axis is None and made == whole)):
-            return Part(spans, changed, made, span)
+            return OperatorSlice(spans, changed, made, span)
     return None
 
 
 def _result_span(
-    whole: Sequence[TensorType], made: Sequence[TensorType], way: Slicing, first: int, high: int, output: int
-) -> Span | None:
+    whole: Sequence[TensorType], made: Sequence[TensorType], way: OperatorSlicing, first: int, high: int, output: int
+) -> AxisRange | None:
     """The span of the result that is made, where its type is that of a slice which is long enough."""
     if way.axis is None or len(whole) != len(made):
         return None
@@ -287,7 +287,7 @@ def _result_span(
     rest = [a == b for i, (a, b) in enumerate(zip(before, after, strict=False)) if i != way.axis]
     if not isinstance(size, int) or not all(rest) or first * way.unit + size < high:
         return None
-    return Span(way.axis, first * way.unit, first * way.unit + size)
+    return AxisRange(way.axis, first * way.unit, first * way.unit + size)
 
 
 def _applied(
@@ -295,11 +295,11 @@ def _applied(
 ) -> tuple[TensorType, ...] | None:
     try:
         return operator.apply(types, attributes)[1]
-    except IllTyped:
+    except IllTypedOperator:
         return None
 
 
-def _sliced(kind: TensorType, span: Span) -> TensorType:
+def _sliced(kind: TensorType, span: AxisRange) -> TensorType:
     shape = kind.shape or ()
     return TensorType(kind.dtype, (*shape[: span.axis], span.high - span.low, *shape[span.axis + 1 :]))
 

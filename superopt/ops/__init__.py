@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 from superopt.ops import (
+    concat_slice_gather,
+    constants_and_shapes,
+    convolution_and_pooling,
     elementwise,
-    encoding,
-    generators,
     integer_products,
-    linear,
-    normalisation,
+    matmul_and_attention,
+    one_hot,
+    quantisation,
+    reductions_and_normalisation,
+    reshape_and_transpose,
+    resize,
+)  # fmt: skip
+from superopt.ops.operator_definition import Operator, OperatorRegistry
+
+__all__ = ["REGISTRY", "Operator", "OperatorRegistry", "moves_or_reduces"]
+
+REGISTRY = OperatorRegistry()
+_MODULES = (
+    elementwise,
+    one_hot,
+    constants_and_shapes,
+    integer_products,
+    matmul_and_attention,
+    reductions_and_normalisation,
     quantisation,
     resize,
-    selection,
-    shape,
-    window,
-)  # fmt: skip
-from superopt.ops.record import Operator, Registry
-
-__all__ = ["REGISTRY", "Operator", "Registry", "moves_or_reduces"]
-
-REGISTRY = Registry()
-_MODULES = (
-    elementwise, encoding, generators, integer_products, linear, normalisation, quantisation, resize, selection, shape,
-    window,
-)  # fmt: skip
+    concat_slice_gather,
+    reshape_and_transpose,
+    convolution_and_pooling,
+)
 for _module in _MODULES:
     for _operator in _module.OPERATORS:
         REGISTRY.add(_operator)

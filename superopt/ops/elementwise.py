@@ -9,10 +9,10 @@ from functools import reduce
 
 import numpy as np
 
-from superopt.ir.poly import Dim
+from superopt.ir.size_polynomial import Dim
 from superopt.ir.terms import AttributeValue
 from superopt.ir.types import DType, TensorType
-from superopt.ops.forms import (
+from superopt.ops.onnx_node_conversion import (
     arguments,
     boolean_result,
     dtype_code,
@@ -27,19 +27,29 @@ from superopt.ops.forms import (
     typed,
     writer,
 )
-from superopt.ops.meaning import (
-    Comprehension,
-    IllTyped,
-    Operand,
+from superopt.ops.operator_definition import (
+    ANY,
+    FLOATS,
+    INTEGERS,
+    NUMERIC,
+    CanonicalNodeForm,
+    OnnxNodeForm,
+    OnnxNodeView,
+    Operator,
+    UnsupportedNodeForm,
+)
+from superopt.ops.operator_semantics import (
+    IllTypedOperator,
     Operandlike,
-    Scalar,
+    ScalarExpression,
+    SymbolicOperand,
+    TensorComprehension,
     broadcast_dims,
     call,
     inverse,
     number,
     tensor,
 )
-from superopt.ops.record import ANY, FLOATS, INTEGERS, NUMERIC, Canonical, NodeForm, NodeView, NotCovered, Operator
 
 __all__ = ["_ACTIVATIONS", "_ARITHMETIC", "element", "pointwise"]
 
@@ -51,16 +61,16 @@ SIGNED = FLOATS | frozenset({DType.INT8, DType.INT16, DType.INT32, DType.INT64})
 BOOLEAN = frozenset({DType.BOOL})
 
 
-def element(x: Operand, index: tuple[Dim, ...]) -> Scalar:
+def element(x: SymbolicOperand, index: tuple[Dim, ...]) -> ScalarExpression:
     """The element of ``x`` that broadcasting puts at an index of the result."""
     inner = index[len(index) - x.rank :] if x.rank else ()
     return x[tuple(0 if size == 1 and isinstance(size, int) else i for i, size in zip(inner, x.shape, strict=True))]
 
 
-def pointwise(function: Callable[..., Scalar]) -> Callable[..., Comprehension]:
+def pointwise(function: Callable[..., ScalarExpression]) -> Callable[..., TensorComprehension]:
     """The meaning that applies a scalar function to broadcast operands; attributes pass as keywords."""
 
-    def meaning(*operands: Operand, **attributes: AttributeValue) -> Comprehension:
+    def meaning(*operands: SymbolicOperand, **attributes: AttributeValue) -> TensorComprehension:
         return tensor(
             broadcast_dims([x.shape for x in operands]),
             lambda *index: function(*(element(x, index) for x in operands), **attributes),
@@ -69,7 +79,9 @@ def pointwise(function: Callable[..., Scalar]) -> Callable[..., Comprehension]:
     return meaning
 
 
-def unary(name: str, since: int, meaning: Callable[[Scalar], Scalar], dtypes: frozenset[DType] = FLOATS) -> Operator:
+def unary(
+    name: str, since: int, meaning: Callable[[ScalarExpression], ScalarExpression], dtypes: frozenset[DType] = FLOATS
+) -> Operator:
     return Operator(
         name=name, inputs=("X",), meaning=pointwise(meaning), since=since, dtypes=dtypes,
         read=reader(), write=writer(since), family="elementwise",
@@ -77,7 +89,7 @@ def unary(name: str, since: int, meaning: Callable[[Scalar], Scalar], dtypes: fr
 
 
 def binary(
-    name: str, since: int, meaning: Callable[..., Comprehension], *, commutative: bool = False,
+    name: str, since: int, meaning: Callable[..., TensorComprehension], *, commutative: bool = False,
     dtypes: frozenset[DType] = NUMERIC,
 ) -> Operator:  # fmt: skip
     return Operator(
@@ -86,7 +98,13 @@ def binary(
     )  # fmt: skip
 
 
-def compare(name: str, since: int, test: Callable[[Scalar, Scalar], Scalar], *, commutative: bool = False) -> Operator:
+def compare(
+    name: str,
+    since: int,
+    test: Callable[[ScalarExpression, ScalarExpression], ScalarExpression],
+    *,
+    commutative: bool = False,
+) -> Operator:
     return Operator(
         name=name, inputs=("A", "B"), meaning=pointwise(test), since=since, dtypes=ANY if name == "Equal" else NUMERIC,
         result=boolean_result, commutative=commutative, read=reader(), write=writer(since), family="elementwise",
@@ -101,11 +119,16 @@ def logic(name: str) -> Operator:
 
 
 def variadic(
-    name: str, since: int, step: Callable[[Scalar, Scalar], Scalar], dtypes: frozenset[DType], *, mean: bool = False
+    name: str,
+    since: int,
+    step: Callable[[ScalarExpression, ScalarExpression], ScalarExpression],
+    dtypes: frozenset[DType],
+    *,
+    mean: bool = False,
 ) -> Operator:
     """Folds any number of broadcast arguments; ``mean`` divides by their number."""
 
-    def fold(*values: Scalar) -> Scalar:
+    def fold(*values: ScalarExpression) -> ScalarExpression:
         folded = reduce(step, values)
         return folded * inverse(len(values)) if mean and len(values) > 1 else folded
 
@@ -117,46 +140,46 @@ def variadic(
 
 def write_variadic(
     attributes: Mapping[str, AttributeValue], types: Sequence[TensorType | None], opset: int
-) -> NodeForm:
+) -> OnnxNodeForm:
     since_only(opset, 6)
     if opset < 8 and len({t.shape for t in types if t is not None}) > 1:
-        raise NotCovered("broadcasting here came with opset 8")
-    return NodeForm(present(types), {})
+        raise UnsupportedNodeForm("broadcasting here came with opset 8")
+    return OnnxNodeForm(present(types), {})
 
 
-def divide(a: Operand, b: Operand) -> Comprehension:
+def divide(a: SymbolicOperand, b: SymbolicOperand) -> TensorComprehension:
     """Division; integers truncate towards zero."""
     if a.type.dtype in INTEGERS:
         return pointwise(lambda x, y: call("truncdiv", x, y))(a, b)
     return pointwise(lambda x, y: x / y)(a, b)
 
 
-def modulo(a: Operand, b: Operand, *, fmod: AttributeValue) -> Comprehension:
+def modulo(a: SymbolicOperand, b: SymbolicOperand, *, fmod: AttributeValue) -> TensorComprehension:
     """The remainder, with the sign of the divisor (fmod 0, integers only) or of the dividend (fmod 1)."""
     if fmod not in (0, 1) or (fmod == 0 and a.type.dtype not in INTEGERS):
-        raise IllTyped("Mod of floats needs fmod=1")
+        raise IllTypedOperator("Mod of floats needs fmod=1")
     return pointwise(lambda x, y: call("truncmod" if fmod else "floormod", x, y))(a, b)
 
 
-def select(condition: Operand, x: Operand, y: Operand) -> Comprehension:
+def select(condition: SymbolicOperand, x: SymbolicOperand, y: SymbolicOperand) -> TensorComprehension:
     return pointwise(lambda c, a, b: call("select", c, a, b))(condition, x, y)
 
 
 def select_dtype(types: Sequence[TensorType | None], attributes: Mapping[str, AttributeValue]) -> DType:
     _, x, y = types
     if x is None or y is None or x.dtype != y.dtype or x.dtype not in ANY:
-        raise IllTyped("the branches of Where must have one element type")
+        raise IllTypedOperator("the branches of Where must have one element type")
     return x.dtype
 
 
-def cast(x: Operand, *, to: AttributeValue) -> Comprehension:
+def cast(x: SymbolicOperand, *, to: AttributeValue) -> TensorComprehension:
     """Identity on numbers wherever the target holds them; truncation from floats to integers; ``x ≠ 0`` to bool.
 
     Not covered: narrowing integers (they wrap) and everything that is not a float, an integer or a bool.
     """
     source, target = x.type.dtype, typed(to)
     if target not in ANY:
-        raise IllTyped(f"a cast to {target} is not covered")
+        raise IllTypedOperator(f"a cast to {target} is not covered")
     if source == DType.BOOL or target in FLOATS or source == target:
         return pointwise(lambda v: v)(x)
     if target == DType.BOOL:
@@ -165,34 +188,36 @@ def cast(x: Operand, *, to: AttributeValue) -> Comprehension:
         return pointwise(lambda v: call("cast_int", v))(x)
     signed = (source.startswith("int"), target.startswith("int"))
     if signed == (True, False) or target.bits < source.bits or (signed == (False, True) and target.bits == source.bits):
-        raise IllTyped(f"a cast from {source} to {target} may wrap around")
+        raise IllTypedOperator(f"a cast from {source} to {target} may wrap around")
     return pointwise(lambda v: v)(x)
 
 
-def read_cast(view: NodeView) -> Canonical:
+def read_cast(view: OnnxNodeView) -> CanonicalNodeForm:
     only(view, "to", "saturate", "round_mode")
-    return Canonical((0,), {"to": dtype_from_code(integer(view, "to")).value})
+    return CanonicalNodeForm((0,), {"to": dtype_from_code(integer(view, "to")).value})
 
 
-def write_cast(attributes: Mapping[str, AttributeValue], types: Sequence[TensorType | None], opset: int) -> NodeForm:
+def write_cast(
+    attributes: Mapping[str, AttributeValue], types: Sequence[TensorType | None], opset: int
+) -> OnnxNodeForm:
     since_only(opset, 6)
-    return NodeForm((0,), {"to": dtype_code(attributes["to"])})
+    return OnnxNodeForm((0,), {"to": dtype_code(attributes["to"])})
 
 
-def read_cast_like(view: NodeView) -> Canonical:
+def read_cast_like(view: OnnxNodeView) -> CanonicalNodeForm:
     only(view, "saturate", "round_mode")
-    return Canonical((0,), {"to": view.type(1).dtype.value})
+    return CanonicalNodeForm((0,), {"to": view.type(1).dtype.value})
 
 
 def write_cast_like(
     attributes: Mapping[str, AttributeValue], types: Sequence[TensorType | None], opset: int
-) -> NodeForm:
+) -> OnnxNodeForm:
     """The second input, of which only the element type counts, is written as a literal."""
     since_only(opset, 15)
-    return NodeForm((0, np.zeros(1, dtype=typed(attributes["to"]).numpy)), {})
+    return OnnxNodeForm((0, np.zeros(1, dtype=typed(attributes["to"]).numpy)), {})
 
 
-def read_clip(view: NodeView) -> Canonical:
+def read_clip(view: OnnxNodeView) -> CanonicalNodeForm:
     """Bounds as numbers: attributes below opset 11, constant scalar inputs from there on; ±inf when absent."""
     only(view, *(("min", "max") if view.opset < 11 else ()))
     bounds: dict[str, AttributeValue] = {}
@@ -206,50 +231,56 @@ def read_clip(view: NodeView) -> Canonical:
         elif view.has(position):
             array = view.constant(position)
             if array is None or array.size != 1:
-                raise NotCovered(f"the bound {name} is computed at run time")
+                raise UnsupportedNodeForm(f"the bound {name} is computed at run time")
             bounds[name] = array.reshape(()).astype(float).item() if array.dtype.kind not in "iu" else int(array.item())
-    return Canonical((0,), bounds)
+    return CanonicalNodeForm((0,), bounds)
 
 
-def write_clip(attributes: Mapping[str, AttributeValue], types: Sequence[TensorType | None], opset: int) -> NodeForm:
+def write_clip(
+    attributes: Mapping[str, AttributeValue], types: Sequence[TensorType | None], opset: int
+) -> OnnxNodeForm:
     since_only(opset, 6)
     if not all(isinstance(v, int | float) for v in attributes.values()) or types[0] is None:
-        raise NotCovered("the bounds are not known")
+        raise UnsupportedNodeForm("the bounds are not known")
     given = {n: float(v) for n, v in attributes.items() if isinstance(v, int | float) and abs(v) != float("inf")}
     if opset < 11:
-        return NodeForm((0,), dict(given))
+        return OnnxNodeForm((0,), dict(given))
     dtype = types[0].dtype.numpy
     bounds = [np.array(attributes[n], dtype=dtype) if n in given else None for n in ("min", "max")]
     while bounds and bounds[-1] is None:
         bounds.pop()
-    return NodeForm((0, *bounds), {})
+    return OnnxNodeForm((0, *bounds), {})
 
 
-def clip(x: Scalar, *, min: AttributeValue, max: AttributeValue) -> Scalar:  # ONNX's names for the bounds
+def clip(
+    x: ScalarExpression, *, min: AttributeValue, max: AttributeValue
+) -> ScalarExpression:  # ONNX's names for the bounds
     lower = x if min == float("-inf") else call("max", x, min)  # type: ignore[arg-type]
     return lower if max == float("inf") else call("min", lower, max)  # type: ignore[arg-type]
 
 
-def read_dropout(view: NodeView) -> Canonical:
+def read_dropout(view: OnnxNodeView) -> CanonicalNodeForm:
     """Inference only: the identity. The ratio does not matter; a mask output or training mode is not covered."""
     only(view, "ratio", "seed")
     if any(view.node.outputs[1:]):
-        raise NotCovered("the mask of Dropout is used")
+        raise UnsupportedNodeForm("the mask of Dropout is used")
     if view.has(2):
         training = view.constant(2)
         if training is None or bool(training.any()):
-            raise NotCovered("Dropout may be in training mode")
-    return Canonical((0,), {})
+            raise UnsupportedNodeForm("Dropout may be in training mode")
+    return CanonicalNodeForm((0,), {})
 
 
-def write_first(attributes: Mapping[str, AttributeValue], types: Sequence[TensorType | None], opset: int) -> NodeForm:
+def write_first(
+    attributes: Mapping[str, AttributeValue], types: Sequence[TensorType | None], opset: int
+) -> OnnxNodeForm:
     since_only(opset, 7)
-    return NodeForm(present(types[:1]), {})
+    return OnnxNodeForm(present(types[:1]), {})
 
 
-def read_all(view: NodeView) -> Canonical:
+def read_all(view: OnnxNodeView) -> CanonicalNodeForm:
     only(view)
-    return Canonical(arguments(view), {})
+    return CanonicalNodeForm(arguments(view), {})
 
 
 _ARITHMETIC = (
@@ -333,7 +364,7 @@ _ARITHMETIC = (
 # -- Activations ---------------------------------------------------------------------------------------------------
 
 
-def activation(name: str, since: int, meaning: Callable[..., Scalar], **defaults: float) -> Operator:
+def activation(name: str, since: int, meaning: Callable[..., ScalarExpression], **defaults: float) -> Operator:
     """A function of one element; ``defaults`` are its float attributes with ONNX's defaults."""
     return Operator(
         name=name, inputs=("X",), attributes=dict.fromkeys(defaults, "float"), meaning=pointwise(meaning), since=since,
@@ -341,55 +372,55 @@ def activation(name: str, since: int, meaning: Callable[..., Scalar], **defaults
     )  # fmt: skip
 
 
-def positive(x: Scalar) -> Scalar:
+def positive(x: ScalarExpression) -> ScalarExpression:
     return call("max", x, 0)
 
 
-def negative(x: Scalar) -> Scalar:
+def negative(x: ScalarExpression) -> ScalarExpression:
     return call("min", x, 0)
 
 
-def elu(x: Scalar, alpha: Operandlike) -> Scalar:
+def elu(x: ScalarExpression, alpha: Operandlike) -> ScalarExpression:
     """``x`` above 0, ``alpha (exp x − 1)`` below."""
     return positive(x) + alpha * (call("exp", negative(x)) - 1)
 
 
-def celu(x: Scalar, alpha: Operandlike) -> Scalar:
+def celu(x: ScalarExpression, alpha: Operandlike) -> ScalarExpression:
     """``x`` above 0, ``alpha (exp(x/alpha) − 1)`` below (Barron, arXiv:1704.07483)."""
     return positive(x) + negative(alpha * (call("exp", x * call("inv", alpha)) - 1))
 
 
-def shrink(x: Scalar, bias: Operandlike, lambd: Operandlike) -> Scalar:
+def shrink(x: ScalarExpression, bias: Operandlike, lambd: Operandlike) -> ScalarExpression:
     """``x`` moved towards 0 by ``bias`` outside of ``−lambd … lambd``, 0 inside; below wins where both hold."""
     high = call("select", call("less", lambd, x), x - bias, 0)
     return call("select", call("less", x, -number(lambd)), x + bias, high)
 
 
-def saturated(x: Scalar) -> Scalar:
+def saturated(x: ScalarExpression) -> ScalarExpression:
     return call("max", 0, call("min", 1, x))
 
 
-def softplus(x: Scalar) -> Scalar:
+def softplus(x: ScalarExpression) -> ScalarExpression:
     return call("log", call("exp", x) + 1)
 
 
-def gelu(x: Scalar, approximate: str) -> Scalar:
+def gelu(x: ScalarExpression, approximate: str) -> ScalarExpression:
     """``x Φ(x)``, or its tanh approximation (Hendrycks and Gimpel, arXiv:1606.08415)."""
     half = Fraction(1, 2)
     if approximate == "none":
         return half * x * (1 + call("erf", x * call("inv", call("sqrt", 2))))
     if approximate != "tanh":
-        raise IllTyped(f"Gelu has no approximation {approximate!r}")
+        raise IllTypedOperator(f"Gelu has no approximation {approximate!r}")
     # 2/π with π from arctan, so that no decimal constant enters the meaning
     scale = call("sqrt", call("inv", 2 * call("atan", 1)))
     inner = scale * (x + Fraction(float32(0.044715)) * x * x * x)
     return half * x * (1 + call("tanh", inner))
 
 
-def prelu(x: Operand, slope: Operand) -> Comprehension:
+def prelu(x: SymbolicOperand, slope: SymbolicOperand) -> TensorComprehension:
     """``x`` above 0, ``slope · x`` below; the slope broadcasts to ``x``."""
     if broadcast_dims([x.shape, slope.shape]) != x.shape:
-        raise IllTyped(f"a slope {slope.type} does not broadcast to {x.type}")
+        raise IllTypedOperator(f"a slope {slope.type} does not broadcast to {x.type}")
     return tensor(
         x.shape, lambda *index: positive(element(x, index)) + element(slope, index) * negative(element(x, index))
     )

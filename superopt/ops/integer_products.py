@@ -9,21 +9,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from superopt.ir.poly import Dim, sym
+from superopt.ir.size_polynomial import Dim, sym
 from superopt.ir.terms import AttributeValue
 from superopt.ir.types import DType, TensorType
-from superopt.ops.forms import arguments, present, reader, since_only, writer
-from superopt.ops.linear import matmul
-from superopt.ops.meaning import (
+from superopt.ops.convolution_and_pooling import conv, read_conv, write_conv
+from superopt.ops.matmul_and_attention import matmul
+from superopt.ops.onnx_node_conversion import arguments, present, reader, since_only, writer
+from superopt.ops.operator_definition import CanonicalNodeForm, OnnxNodeForm, OnnxNodeView, Operator
+from superopt.ops.operator_semantics import (
     Axis,
-    Comprehension,
-    Contradiction,
-    IllTyped,
+    ContradictoryShapes,
+    ElementTypeMismatch,
+    IllTypedOperator,
     Index,
-    Mistyped,
-    Operand,
     Operandlike,
-    Scalar,
+    ScalarExpression,
+    SymbolicOperand,
+    TensorComprehension,
     at_least,
     call,
     combine,
@@ -32,8 +34,6 @@ from superopt.ops.meaning import (
     where,
 )
 from superopt.ops.quantisation import Parameter, is_of_all, parameter, saturated
-from superopt.ops.record import Canonical, NodeForm, NodeView, Operator
-from superopt.ops.window import conv, read_conv, write_conv
 
 __all__ = ["OPERATORS"]
 
@@ -45,15 +45,17 @@ _CONVOLVED = {"strides": "ints", "pads": "ints", "dilations": "ints", "group": "
 
 
 @dataclass(frozen=True)
-class _Shifted(Operand):
+class _Shifted(SymbolicOperand):
     """An operand whose elements count from a zero point."""
 
     zero: Parameter
 
-    def padded(self, index: Index | tuple[Index, ...], outside: Operandlike | None = 0) -> Scalar:
+    def padded(self, index: Index | tuple[Index, ...], outside: Operandlike | None = 0) -> ScalarExpression:
         """The distance from the zero point, or ``outside`` beyond the bounds of an image."""
         # products and convolutions read at no position that depends on data; a scalar would fail as a missing index
-        place = tuple(i for i in (index if isinstance(index, tuple) else (index,)) if not isinstance(i, Scalar))
+        place = tuple(
+            i for i in (index if isinstance(index, tuple) else (index,)) if not isinstance(i, ScalarExpression)
+        )
         value = super().padded(place, None) - self.zero(place)
         if outside is None:
             return value
@@ -61,18 +63,18 @@ class _Shifted(Operand):
         return where([c for i, size in spatial for c in (at_least(i, 0), at_least(size - 1, i))], value, outside)
 
 
-def _of_all(x: Operand, zero_point: Operand | None) -> Operand:
+def _of_all(x: SymbolicOperand, zero_point: SymbolicOperand | None) -> SymbolicOperand:
     """With a zero point for all elements: ONNX Runtime has no kernel for another."""
     if zero_point is not None and not is_of_all(zero_point.type):
-        raise IllTyped(f"a zero point {zero_point.type} of {x.type} is not one number")
+        raise IllTypedOperator(f"a zero point {zero_point.type} of {x.type} is not one number")
     return _shifted(x, zero_point, 0)
 
 
-def _shifted(x: Operand, zero_point: Operand | None, axis: int) -> Operand:
+def _shifted(x: SymbolicOperand, zero_point: SymbolicOperand | None, axis: int) -> SymbolicOperand:
     return x if zero_point is None else _Shifted(x.position, x.type, parameter(x, zero_point, axis))
 
 
-def _of_columns(b: Operand, given: Operand) -> None:
+def _of_columns(b: SymbolicOperand, given: SymbolicOperand) -> None:
     """Refuse numbers for the columns of what is no matrix, as ONNX Runtime does.
 
     Raises:
@@ -81,14 +83,17 @@ def _of_columns(b: Operand, given: Operand) -> None:
     """
     if given.rank > 1:
         require(same(given.shape[-2], 1), f"{given.type} for the columns of {b.type}")
-        raise IllTyped(f"numbers {given.type} for the columns of each of {b.type} are not covered")
+        raise IllTypedOperator(f"numbers {given.type} for the columns of each of {b.type} are not covered")
     if not is_of_all(given.type) and b.rank != 2:
-        raise Contradiction(f"{given.type} for the columns of {b.type}")
+        raise ContradictoryShapes(f"{given.type} for the columns of {b.type}")
 
 
 def matmul_integer(
-    a: Operand, b: Operand, a_zero_point: Operand | None = None, b_zero_point: Operand | None = None
-) -> Comprehension:
+    a: SymbolicOperand,
+    b: SymbolicOperand,
+    a_zero_point: SymbolicOperand | None = None,
+    b_zero_point: SymbolicOperand | None = None,
+) -> TensorComprehension:
     """The product of the distances from the zero points; a matrix ``b`` may have one for each column."""
     if b_zero_point is not None:
         _of_columns(b, b_zero_point)
@@ -96,18 +101,31 @@ def matmul_integer(
 
 
 def conv_integer(
-    x: Operand, w: Operand, x_zero_point: Operand | None = None, w_zero_point: Operand | None = None, *,
-    strides: AttributeValue, pads: AttributeValue, dilations: AttributeValue, group: AttributeValue,
-) -> Comprehension:  # fmt: skip
+    x: SymbolicOperand,
+    w: SymbolicOperand,
+    x_zero_point: SymbolicOperand | None = None,
+    w_zero_point: SymbolicOperand | None = None,
+    *,
+    strides: AttributeValue,
+    pads: AttributeValue,
+    dilations: AttributeValue,
+    group: AttributeValue,
+) -> TensorComprehension:
     """The convolution of the distances from the zero points; what is padded has none."""
     shifted = _of_all(x, x_zero_point), _of_all(w, w_zero_point)
     return conv(*shifted, strides=strides, pads=pads, dilations=dilations, group=group)
 
 
 def qlinear_matmul(
-    a: Operand, a_scale: Operand, a_zero_point: Operand, b: Operand, b_scale: Operand, b_zero_point: Operand,
-    y_scale: Operand, y_zero_point: Operand,
-) -> Comprehension:  # fmt: skip
+    a: SymbolicOperand,
+    a_scale: SymbolicOperand,
+    a_zero_point: SymbolicOperand,
+    b: SymbolicOperand,
+    b_scale: SymbolicOperand,
+    b_zero_point: SymbolicOperand,
+    y_scale: SymbolicOperand,
+    y_zero_point: SymbolicOperand,
+) -> TensorComprehension:
     """The product of the reals that both stand for, quantised; a matrix ``b`` may have a scale for each column."""
     _of_columns(b, b_scale)
     product = matmul_integer(a, b, a_zero_point, b_zero_point)
@@ -118,9 +136,17 @@ def qlinear_matmul(
 
 
 def qlinear_conv(
-    x: Operand, x_scale: Operand, x_zero_point: Operand, w: Operand, w_scale: Operand, w_zero_point: Operand,
-    y_scale: Operand, y_zero_point: Operand, b: Operand | None = None, **attributes: AttributeValue,
-) -> Comprehension:  # fmt: skip
+    x: SymbolicOperand,
+    x_scale: SymbolicOperand,
+    x_zero_point: SymbolicOperand,
+    w: SymbolicOperand,
+    w_scale: SymbolicOperand,
+    w_zero_point: SymbolicOperand,
+    y_scale: SymbolicOperand,
+    y_zero_point: SymbolicOperand,
+    b: SymbolicOperand | None = None,
+    **attributes: AttributeValue,
+) -> TensorComprehension:
     """The convolution of the reals that both stand for, quantised; each output channel may have a scale.
 
     The bias is in units of the product of the operands' scales.
@@ -132,16 +158,20 @@ def qlinear_conv(
 
 
 def _quantised(
-    product: Comprehension, body: Scalar, scale: Scalar, y_scale: Operand, y_zero_point: Operand
-) -> Comprehension:
+    product: TensorComprehension,
+    body: ScalarExpression,
+    scale: ScalarExpression,
+    y_scale: SymbolicOperand,
+    y_zero_point: SymbolicOperand,
+) -> TensorComprehension:
     shifted = call("round", body * (scale / _number(y_scale))) + _number(y_zero_point)
-    return Comprehension(product.axes, saturated(shifted, y_zero_point.type.dtype))
+    return TensorComprehension(product.axes, saturated(shifted, y_zero_point.type.dtype))
 
 
-def _number(given: Operand) -> Scalar:
+def _number(given: SymbolicOperand) -> ScalarExpression:
     """The only element."""
     if not is_of_all(given.type):
-        raise IllTyped(f"{given.type} is not one number")
+        raise IllTypedOperator(f"{given.type} is not one number")
     return given[(0,) * given.rank]
 
 
@@ -166,26 +196,26 @@ def _requantised(types: Types, attributes: Attributes) -> DType:
     _stored(b, b_zero_point)
     _stored(y_zero_point, y_zero_point)
     if any(s is not None and s.dtype != DType.FLOAT32 for s in (a_scale, b_scale, y_scale)):
-        raise Mistyped("a scale that is not float32 is not covered")
+        raise ElementTypeMismatch("a scale that is not float32 is not covered")
     if bias is not None and bias.dtype != DType.INT32:
-        raise Mistyped(f"a bias {bias.dtype}, which is not int32")
+        raise ElementTypeMismatch(f"a bias {bias.dtype}, which is not int32")
     assert y_zero_point is not None
     return y_zero_point.dtype
 
 
 def _stored(data: TensorType | None, zero_point: TensorType | None) -> None:
     if data is not None and data.dtype not in _STORED:
-        raise Mistyped(f"{data.dtype} is not an integer of eight bits")
+        raise ElementTypeMismatch(f"{data.dtype} is not an integer of eight bits")
     if data is not None and zero_point is not None and zero_point.dtype != data.dtype:
-        raise Mistyped(f"a zero point {zero_point.dtype} of data {data.dtype}")
+        raise ElementTypeMismatch(f"a zero point {zero_point.dtype} of data {data.dtype}")
 
 
-def _read_qlinear_conv(view: NodeView) -> Canonical:
+def _read_qlinear_conv(view: OnnxNodeView) -> CanonicalNodeForm:
     filters = replace(view, types=(view.type(0), view.type(3)))
-    return Canonical(arguments(view), read_conv(filters).attributes)
+    return CanonicalNodeForm(arguments(view), read_conv(filters).attributes)
 
 
-def _write_conv(attributes: Attributes, types: Types, opset: int) -> NodeForm:
+def _write_conv(attributes: Attributes, types: Types, opset: int) -> OnnxNodeForm:
     """The filters are the fourth argument of QLinearConv, the second of ConvInteger."""
     since_only(opset, 10)
     filters = types[3 if len(types) > 4 else 1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from superopt.passes.control_flow import search
-from superopt.passes.saturation_search import SearchMemory
-from superopt.regions.result import AppliedRule, SearchOptions, SearchResult
+from superopt.passes.saturation_search import SearchCache
+from superopt.regions.search_result import AppliedRule, SearchOptions, SearchResult
 
-__all__ = ["AppliedRule", "SearchMemory", "SearchOptions", "SearchResult", "search"]
+__all__ = ["AppliedRule", "SearchCache", "SearchOptions", "SearchResult", "search"]

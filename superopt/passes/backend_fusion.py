@@ -15,27 +15,27 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import isclose
 
-from superopt.cost.fusion import CLOSE, COMMUTE, FusedGroup, FusionPattern, groups
-from superopt.cost.predictor import BROADCASTING, broadcast_spans
+from superopt.cost.backend_capabilities import CLOSE, COMMUTE, FusedGroup, FusionPattern, groups
+from superopt.cost.operator_time_predictor import BROADCASTING, broadcast_spans
 from superopt.egraph.egraph import ABSENT, EGraph, ENode
-from superopt.egraph.saturation import Limits, RewriteSet, saturate
-from superopt.extraction.dag import Choice, Problem, cost_of, problem_of, used_classes
-from superopt.extraction.node_costs import Pricer
+from superopt.egraph.saturation import RewriteSet, SaturationLimits, saturate
+from superopt.extraction.dag import Choice, ExtractionProblem, cost_of, problem_of, used_classes
+from superopt.extraction.enode_costs import ENodeCostModel
 from superopt.ir.graph import Graph, Node
 from superopt.ir.terms import AttributeValue
 from superopt.ir.types import TensorType
 from superopt.ops import REGISTRY
-from superopt.ops.meaning import IllTyped
-from superopt.ops.record import NotCovered
-from superopt.program.program import Kernel, Program, ProgramStep
+from superopt.ops.operator_definition import UnsupportedNodeForm
+from superopt.ops.operator_semantics import IllTypedOperator
+from superopt.program.graph_program import FusedKernel, GraphProgram, ProgramStep
 from superopt.regions.boundary_cost import step_application
-from superopt.regions.lowering import LoweredRegion, Region, lower, region_of
-from superopt.regions.plan import Plan, plan_of
+from superopt.regions.region_egraph import ProgramRegion, RegionEGraph, lower, region_of
+from superopt.regions.region_plan import RegionPlan, plan_of
 from superopt.regions.region_search import frame_of, incumbent_of
 
 __all__ = [
     "FEWEST",
-    "AlignedRanks",
+    "RankAlignedProgram",
     "as_graph",
     "splitting_plans",
     "broken_kernel_us",
@@ -59,7 +59,7 @@ __all__ = [
 FEWEST = 4
 
 
-def fused_kernels(program: Program, pricer: Pricer) -> tuple[Kernel, ...]:
+def fused_kernels(program: GraphProgram, pricer: ENodeCostModel) -> tuple[FusedKernel, ...]:
     """The groups of a program's steps.
 
     Args:
@@ -67,7 +67,7 @@ def fused_kernels(program: Program, pricer: Pricer) -> tuple[Kernel, ...]:
         pricer: says which step of a group is the dearest; the first, of several.
     """
     steps = {s.outputs[0]: s for s in program.steps if s.op}
-    found: list[Kernel] = []
+    found: list[FusedKernel] = []
     for group in groups_of(program, pricer):
         made = [node.outputs[0] for node in group.nodes]
         if len(made) >= FEWEST:
@@ -75,11 +75,11 @@ def fused_kernels(program: Program, pricer: Pricer) -> tuple[Kernel, ...]:
             dearest = max(made, key=lambda name: us[name])
             written = frozenset((n, steps[n].op, steps[n].args) for n in made if steps[n].node is None)
             within, inner = frozenset(made) - {dearest}, frozenset(made[1:])  # the first is the kernel's result
-            found.append(Kernel(frozenset(made), within, written, inner, sum(us[n] for n in made if n != dearest)))
+            found.append(FusedKernel(frozenset(made), within, written, inner, sum(us[n] for n in made if n != dearest)))
     return tuple(found)
 
 
-def groups_of(program: Program, pricer: Pricer) -> tuple[FusedGroup, ...]:
+def groups_of(program: GraphProgram, pricer: ENodeCostModel) -> tuple[FusedGroup, ...]:
     """What the backend runs as one kernel of the program as it stands, no barrier in it and nothing that is evaluated
     before it runs; nodes are known by what they make."""
     found = groups(as_graph(program), pricer.costs.backend.patterns, program.types)
@@ -87,7 +87,7 @@ def groups_of(program: Program, pricer: Pricer) -> tuple[FusedGroup, ...]:
     return tuple(g for g in found if all(node.outputs[0] in steps for node in g.nodes))
 
 
-def as_graph(program: Program) -> Graph:
+def as_graph(program: GraphProgram) -> Graph:
     """The steps as nodes, for who looks at which operator reads what: nothing that could be run."""
     if all(s.node is not None for s in program.steps):
         return program.graph
@@ -102,7 +102,7 @@ def _node(step: ProgramStep) -> Node:
     return Node(step.name, step.op, tuple(a or "" for a in step.args), step.outputs, said)
 
 
-def broken_kernel_us(program: Program, region: Region, plan: Plan, pricer: Pricer) -> float:
+def broken_kernel_us(program: GraphProgram, region: ProgramRegion, plan: RegionPlan, pricer: ENodeCostModel) -> float:
     """Microseconds of steps that run by themselves once a plan has taken others out of their kernel.
 
     Args:
@@ -127,12 +127,16 @@ def broken_kernel_us(program: Program, region: Region, plan: Plan, pricer: Price
 
 
 _AROUND = 12  # operators of a region: the largest pattern, a normalisation with its scale and bias, has nine
-_LIMITS = Limits(nodes=400, rounds=2)  # two rules in a row: a quotient for a reciprocal, and another order of factors
+_LIMITS = SaturationLimits(
+    nodes=400, rounds=2
+)  # two rules in a row: a quotient for a reciprocal, and another order of factors
 _FAMILIES = frozenset({"elementwise", "activation", "reduce"})
 _Found = tuple[Mapping[str, int], Mapping[int, ENode]]  # what names stand for, and the group's e-nodes by class
 
 
-def fusing_plans(program: Program, rewrites: RewriteSet, pricer: Pricer) -> Iterator[tuple[Region, Plan]]:
+def fusing_plans(
+    program: GraphProgram, rewrites: RewriteSet, pricer: ENodeCostModel
+) -> Iterator[tuple[ProgramRegion, RegionPlan]]:
     """Plans that make groups of operators the backend's own, for disjoint regions.
 
     Args:
@@ -147,7 +151,7 @@ def fusing_plans(program: Program, rewrites: RewriteSet, pricer: Pricer) -> Iter
     last = {p.op for p in patterns}
     taken = {name for kernel in program.kernels for name in kernel.outputs}
     used: set[int] = set()
-    known: dict[object, Plan | None] = {}
+    known: dict[object, RegionPlan | None] = {}
     for position in reversed(program.running):
         if time.monotonic() > pricer.deadline:
             return
@@ -166,7 +170,9 @@ def fusing_plans(program: Program, rewrites: RewriteSet, pricer: Pricer) -> Iter
             yield region, plan
 
 
-def splitting_plans(program: Program, rewrites: RewriteSet, pricer: Pricer) -> Iterator[tuple[Region, Plan]]:
+def splitting_plans(
+    program: GraphProgram, rewrites: RewriteSet, pricer: ENodeCostModel
+) -> Iterator[tuple[ProgramRegion, RegionPlan]]:
     """Plans after which the backend runs operators by themselves that it would run as a kernel dearer than they are.
 
     Args:
@@ -175,7 +181,7 @@ def splitting_plans(program: Program, rewrites: RewriteSet, pricer: Pricer) -> I
         pricer: what operators cost, and the backend.
     """
     light = _light(rewrites)
-    known: dict[object, Plan | None] = {}
+    known: dict[object, RegionPlan | None] = {}
     for group in (g for g in groups_of(program, pricer) if g.slow_ns > 0.0):
         if time.monotonic() > pricer.deadline:
             return
@@ -189,15 +195,15 @@ def splitting_plans(program: Program, rewrites: RewriteSet, pricer: Pricer) -> I
 
 
 def _splitting_plan(
-    region: Region, names: list[str], group: FusedGroup, rewrites: RewriteSet, pricer: Pricer
-) -> Plan | None:
+    region: ProgramRegion, names: list[str], group: FusedGroup, rewrites: RewriteSet, pricer: ENodeCostModel
+) -> RegionPlan | None:
     """The cheapest way to write an operator of a group otherwise, if that is cheaper than the group's kernel."""
     lowered, problem, incumbent = _saturated(region, rewrites, pricer)
     graph = lowered.graph
     owners = [graph.find(lowered.classes[region.number[name]]) for name in names]
     own = [problem.candidates[incumbent[o]] for o in owners]
     kernel = group.us(max(candidate.us for candidate in own), pricer.static(region.types[names[0]]))
-    best: tuple[float, Problem, Choice] | None = None
+    best: tuple[float, ExtractionProblem, Choice] | None = None
     for owner, candidate in zip(owners, own, strict=True):
         for node in sorted(graph.classes[owner].nodes, key=lambda n: graph.classes[owner].nodes[n]):
             place = problem.index.get((owner, node))
@@ -217,7 +223,9 @@ def _splitting_plan(
     return None if best is None else plan_of(region, lowered, best[1], best[2], kernel, best[0])
 
 
-def _saturated(region: Region, rewrites: RewriteSet, pricer: Pricer) -> tuple[LoweredRegion, Problem, Choice]:
+def _saturated(
+    region: ProgramRegion, rewrites: RewriteSet, pricer: ENodeCostModel
+) -> tuple[RegionEGraph, ExtractionProblem, Choice]:
     """A region with its equals, what they cost, and the region as it is."""
     lowered = lower(region, REGISTRY)
     saturate(lowered.graph, rewrites, _LIMITS)
@@ -237,7 +245,7 @@ def _is_light(op: str) -> bool:
     return op == "ConstantOfShape" or (op in REGISTRY and REGISTRY[op].family in _FAMILIES)
 
 
-def _around(program: Program, position: int, used: set[int]) -> set[int]:
+def _around(program: GraphProgram, position: int, used: set[int]) -> set[int]:
     """A step and those before it that nobody else reads, which work element by element or along an axis."""
     found, grown = {position}, True
     while grown and len(found) < _AROUND:
@@ -254,12 +262,12 @@ def _around(program: Program, position: int, used: set[int]) -> set[int]:
 
 
 def _plan(
-    region: Region, name: str, patterns: tuple[FusionPattern, ...], rewrites: RewriteSet, pricer: Pricer
-) -> Plan | None:
+    region: ProgramRegion, name: str, patterns: tuple[FusionPattern, ...], rewrites: RewriteSet, pricer: ENodeCostModel
+) -> RegionPlan | None:
     lowered, problem, incumbent = _saturated(region, rewrites, pricer)
     graph = lowered.graph
     owner = graph.find(lowered.classes[region.number[name]])
-    best: tuple[float, Problem, Choice] | None = None
+    best: tuple[float, ExtractionProblem, Choice] | None = None
     for pattern in patterns:
         for _, members in _at(graph, pattern, owner, {}, {}):
             made = _chosen(problem, incumbent, members)
@@ -274,7 +282,9 @@ def _plan(
     return plan_of(region, lowered, best[1], best[2], before, best[0])
 
 
-def _chosen(problem: Problem, incumbent: Choice, members: Mapping[int, ENode]) -> tuple[Problem, Choice] | None:
+def _chosen(
+    problem: ExtractionProblem, incumbent: Choice, members: Mapping[int, ENode]
+) -> tuple[ExtractionProblem, Choice] | None:
     """The problem in which a group costs what its dearest e-node does, and the incumbent with the group in it."""
     places = {owner: problem.index.get((owner, node)) for owner, node in members.items()}
     if any(place is None for place in places.values()):
@@ -294,7 +304,8 @@ def _chosen(problem: Problem, incumbent: Choice, members: Mapping[int, ENode]) -
 def _at(
     graph: EGraph, what: FusionPattern | float | str, owner: int, names: Mapping[str, int], members: Mapping[int, ENode]
 ) -> Iterator[_Found]:  # fmt: skip
-    """The ways in which a class is what a pattern says; as deep as the pattern (see :mod:`superopt.cost.fusion`)."""
+    """The ways in which a class is what a pattern says; as deep as the pattern (see
+    :mod:`superopt.cost.backend_capabilities`)."""
     owner = graph.find(owner)
     constant = graph.constant(owner)
     if isinstance(what, str):
@@ -357,8 +368,9 @@ def _value(graph: EGraph, owner: int) -> float | None:
 #
 # Constants of one element get the rank of the tensor that they are combined with. ``[256, 7, 7, 1] · []`` takes ONNX
 # Runtime twenty times as long as ``[256, 7, 7, 1] · [1, 1, 1, 1]``: it coalesces axes from the last, and where the
-# shorter shape ends before axes of one element, each element is a loop of its own (:mod:`superopt.cost.predictor`). No
-# rule states this, because both sides are the same operator. No bit changes.
+# shorter shape ends before axes of one element, each element is a loop of its own
+# (:mod:`superopt.cost.operator_time_predictor`). No rule states this, because both sides are the same operator. No bit
+# changes.
 
 
 _SIGNED = frozenset({"Max", "Min", "PRelu", "Where"})  # the sign of a 0 of theirs depends on the loop
@@ -366,15 +378,17 @@ _LEAST = 0.1  # of an operator's time, which has to be saved: prices of shapes t
 
 
 @dataclass(frozen=True)
-class AlignedRanks:
+class RankAlignedProgram:
     """A program with constants of other ranks, how many operators read them, and the microseconds that it saves."""
 
-    program: Program
+    program: GraphProgram
     count: int
     gain_us: float
 
 
-def align_constant_ranks(program: Program, pricer: Pricer, fresh: Callable[[str], str]) -> AlignedRanks | None:
+def align_constant_ranks(
+    program: GraphProgram, pricer: ENodeCostModel, fresh: Callable[[str], str]
+) -> RankAlignedProgram | None:
     """The program with constants of one element at the ranks that are cheaper; ``None`` where none is.
 
     What the backend runs as one kernel is left as it is, because it knows the kernel by its constants too.
@@ -408,10 +422,10 @@ def align_constant_ranks(program: Program, pricer: Pricer, fresh: Callable[[str]
         count, gain = count + 1, gain + saved
     if not count:
         return None
-    return AlignedRanks(program.with_steps([*full.values(), *steps], types, types), count, gain)
+    return RankAlignedProgram(program.with_steps([*full.values(), *steps], types, types), count, gain)
 
 
-def _is_short(program: Program, name: str, rank: int) -> bool:
+def _is_short(program: GraphProgram, name: str, rank: int) -> bool:
     kind = program.types[name]
     return name in program.constant and kind.elements == 1 and len(kind.shape or ()) < rank
 
@@ -420,7 +434,7 @@ def _full(kind: TensorType, rank: int) -> TensorType:
     return TensorType(kind.dtype, (1,) * rank)
 
 
-def _saved_us(program: Program, step: ProgramStep, full: dict[str, TensorType], pricer: Pricer) -> float:
+def _saved_us(program: GraphProgram, step: ProgramStep, full: dict[str, TensorType], pricer: ENodeCostModel) -> float:
     """Microseconds that an operator takes less where it reads its constants at full rank."""
     own = [None if a is None else program.types[a] for a in step.args]
     wide = [None if a is None else full.get(a, program.types[a]) for a in step.args]
@@ -433,7 +447,7 @@ def _saved_us(program: Program, step: ProgramStep, full: dict[str, TensorType], 
         if record.apply(wide, dict(step.attributes))[1] != (program.types[step.outputs[0]],):
             return 0.0
         record.write(dict(step.attributes), wide, opset)
-    except (IllTyped, NotCovered):
+    except (IllTypedOperator, UnsupportedNodeForm):
         return 0.0
     fixed = tuple(a is not None and a in program.constant for a in step.args)
     now, then = (pricer.alone((step.op, step.attributes, tuple(types), fixed)) for types in (own, wide))

@@ -3,10 +3,10 @@ that loses nothing is not made on the way to another, and what gives its operand
 
 None is a rewrite of what is computed, and none changes a bit: of two applications of one operator to the same values
 one is enough; the integers that ``Shape``, ``Gather``, ``Concat`` … make of sizes that the model states are those that
-:func:`superopt.ops.infer` followed to read it; and a type that holds every number of another gives it back. Rules speak
-of reals, to which all this is nothing. Runtimes do it as they load a graph (``Backend.folds_shapes``), so that it is a
-gain only where the backend does not, or where sizes are open: a Reshape to sizes of which one is open needs no
-``Shape`` of anything, as it may leave that one to be inferred.
+:func:`superopt.ops.shape_inference` followed to read it; and a type that holds every number of another gives it back.
+Rules speak of reals, to which all this is nothing. Runtimes do it as they load a graph (``Backend.folds_shapes``), so
+that it is a gain only where the backend does not, or where sizes are open: a Reshape to sizes of which one is open
+needs no ``Shape`` of anything, as it may leave that one to be inferred.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from superopt.formats.tensors import RandomData
+from superopt.formats.weight_data import RandomWeightData
 from superopt.ir.graph import Graph, Node, Weight, attribute_key, constant, unused_name
-from superopt.ir.poly import sym
+from superopt.ir.size_polynomial import sym
 from superopt.ir.types import DType
-from superopt.ops.infer import Applied, Barrier, Typing
-from superopt.ops.meaning import Read
-from superopt.ops.record import NotCovered
-from superopt.ops.shape import sizes_of, symbolic_shape
+from superopt.ops.operator_definition import UnsupportedNodeForm
+from superopt.ops.operator_semantics import ElementRead
+from superopt.ops.reshape_and_transpose import sizes_of, symbolic_shape
+from superopt.ops.shape_inference import CanonicalNode, InferredTypes, OpaqueNode
 
 __all__ = ["CanonicalGraph", "fold_known_sizes", "canonicalized"]
 
@@ -42,7 +42,7 @@ _COMPUTING = frozenset({"pooling", "reduce", "resize", "normalisation"})
 
 
 @dataclass(frozen=True)
-class SharingPolicy:
+class WeightDeduplicationPolicy:
     """Which equal weights become one.
 
     Attributes:
@@ -54,7 +54,7 @@ class SharingPolicy:
     sample: int = 64
 
 
-SHARING = SharingPolicy()
+SHARING = WeightDeduplicationPolicy()
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class CanonicalGraph:
     removed_size_nodes: tuple[int, ...] = ()
 
 
-def canonicalized(graph: Graph, typing: Typing) -> CanonicalGraph:
+def canonicalized(graph: Graph, typing: InferredTypes) -> CanonicalGraph:
     """The graph with one node for equal ones, weights for integers that depend on sizes alone, and no lossless casts
     between casts.
 
@@ -104,7 +104,7 @@ def canonicalized(graph: Graph, typing: Typing) -> CanonicalGraph:
         if position in shapes:
             node = replace(node, inputs=(node.inputs[0], shapes[position][0]))
             known.update([shapes[position]])
-        if node.op == "Cast" and isinstance(found, Applied):
+        if node.op == "Cast" and isinstance(found, CanonicalNode):
             casts[node.outputs[0]] = node.inputs[0]
             if (
                 typing.types[node.inputs[0]] == typing.types[node.outputs[0]]
@@ -120,7 +120,7 @@ def canonicalized(graph: Graph, typing: Typing) -> CanonicalGraph:
             copies.append(position)
             continue
         alike = node
-        if isinstance(found, Applied) and not node.captures and not _reads_dequantised(graph, node):
+        if isinstance(found, CanonicalNode) and not node.captures and not _reads_dequantised(graph, node):
             alike = first.setdefault(_key(node), node)
         if alike is not node and kept.isdisjoint(made):
             alias.update((o, a) for o, a in zip(old.outputs, alike.outputs, strict=True) if o)
@@ -136,7 +136,7 @@ def canonicalized(graph: Graph, typing: Typing) -> CanonicalGraph:
     return CanonicalGraph(_written(graph, left, known), removed, tuple(sorted({*of_open, *copies})))
 
 
-def fold_known_sizes(graph: Graph, typing: Typing) -> Graph:
+def fold_known_sizes(graph: Graph, typing: InferredTypes) -> Graph:
     """The graph with weights for integers that depend on sizes alone, which the model states; else as it is.
 
     Args:
@@ -176,27 +176,27 @@ def _sample(weight: Weight) -> Hashable:
     """Equal for equal elements, and cheap: elements at both ends, or how they are drawn."""
     data = weight.data
     assert data is not None, "only weights with elements are compared"
-    if isinstance(data, RandomData):  # drawing takes a second of processor time for BERT
+    if isinstance(data, RandomWeightData):  # drawing takes a second of processor time for BERT
         return data.seed, data.scale, data.offset, data.distribution
     flat = np.asarray(data.numpy()).reshape(-1)
     return flat[: SHARING.sample].tobytes() + flat[-SHARING.sample :].tobytes()
 
 
-def _copied(found: Applied | Barrier, typing: Typing) -> str | None:
+def _copied(found: CanonicalNode | OpaqueNode, typing: InferredTypes) -> str | None:
     """The operand that an application gives back as it is, by its meaning; ``None`` where it is none."""
-    if isinstance(found, Barrier) or found.operator.family in _COMPUTING:
+    if isinstance(found, OpaqueNode) or found.operator.family in _COMPUTING:
         return None
     kinds = [None if a is None else typing.types[a] for a in found.args]
     meaning, results = found.operator.apply(kinds, found.attributes)
     body = meaning.outputs[0].body
-    if len(results) != 1 or not isinstance(body, Read) or results[0] != kinds[body.operand]:
+    if len(results) != 1 or not isinstance(body, ElementRead) or results[0] != kinds[body.operand]:
         return None
     axes = meaning.outputs[0].axes
     in_place = all(len(axis) == 1 for axis in axes) and body.index == tuple(sym(axis[0][0]) for axis in axes)
     return found.args[body.operand] if in_place else None
 
 
-def _uncast(node: Node, casts: Mapping[str, str], typing: Typing) -> Node:
+def _uncast(node: Node, casts: Mapping[str, str], typing: InferredTypes) -> Node:
     """A cast of what a lossless cast made, as a cast of what that one read; from reals to reals.
 
     ONNX Runtime casts ``float32 → float16 → uint8`` as ``float32 → uint8``. So a cast to integers goes on reading what
@@ -210,7 +210,7 @@ def _uncast(node: Node, casts: Mapping[str, str], typing: Typing) -> Node:
     return node if after is None or after.dtype not in _FLOATS or rounded else replace(node, inputs=(source,))
 
 
-def _lossless(typing: Typing, narrow: str, wide: str) -> bool:
+def _lossless(typing: InferredTypes, narrow: str, wide: str) -> bool:
     before, after = typing.types[narrow], typing.types[wide]
     return before is not None and after is not None and _holds(after.dtype, before.dtype)
 
@@ -223,7 +223,7 @@ def _holds(wide: DType, narrow: DType) -> bool:
     return digits >= fewer and least - digits <= lowest - fewer and most >= highest
 
 
-def _idle(graph: Graph, typing: Typing, nodes: Mapping[int, Node], kept: AbstractSet[str]) -> tuple[int, ...]:
+def _idle(graph: Graph, typing: InferredTypes, nodes: Mapping[int, Node], kept: AbstractSet[str]) -> tuple[int, ...]:
     """Operators that nothing reads any more, though something did."""
     before = {n for node in graph.nodes for n in node.reads}
     read = Counter(n for node in nodes.values() for n in node.reads)
@@ -232,18 +232,18 @@ def _idle(graph: Graph, typing: Typing, nodes: Mapping[int, Node], kept: Abstrac
         node = nodes[position]
         made = [o for o in node.outputs if o]
         dead = not any(read[o] for o in made) and kept.isdisjoint(made) and any(o in before for o in made)
-        if dead and not isinstance(typing.nodes[position], Barrier):
+        if dead and not isinstance(typing.nodes[position], OpaqueNode):
             read.subtract(node.reads)
             found.append(position)
     return tuple(sorted(found))
 
 
-def _makes_integers(node: Node, typing: Typing) -> bool:
+def _makes_integers(node: Node, typing: InferredTypes) -> bool:
     kind = typing.types[node.outputs[0]]
     return kind is not None and kind.dtype.is_integer
 
 
-def _shapes(graph: Graph, typing: Typing) -> Mapping[int, tuple[str, np.ndarray]]:
+def _shapes(graph: Graph, typing: InferredTypes) -> Mapping[int, tuple[str, np.ndarray]]:
     """Positions of Reshapes whose sizes are computed, though one open size at most needs to be: names and elements of
     the constants that they may read instead.
 
@@ -252,14 +252,14 @@ def _shapes(graph: Graph, typing: Typing) -> Mapping[int, tuple[str, np.ndarray]
     found: dict[int, tuple[str, np.ndarray]] = {}
     taken = set(graph.names)
     for position, (node, applied) in enumerate(zip(graph.nodes, typing.nodes, strict=True)):
-        if node.op != "Reshape" or not isinstance(applied, Applied) or len(node.inputs) < 2:
+        if node.op != "Reshape" or not isinstance(applied, CanonicalNode) or len(node.inputs) < 2:
             continue
         asked, kind = typing.values.get(node.inputs[1]), typing.types[node.inputs[0]]
         if node.inputs[1] in graph.constants or asked is None or asked.array is not None or kind is None:
             continue
         try:
             written = symbolic_shape(sizes_of(applied.attributes["shape"], "shape"), kind.shape or ())
-        except NotCovered:
+        except UnsupportedNodeForm:
             continue
         if 0 in written and (-1 in written or node.attributes.get("allowzero")):
             continue
@@ -267,14 +267,14 @@ def _shapes(graph: Graph, typing: Typing) -> Mapping[int, tuple[str, np.ndarray]
     return found
 
 
-def _required_names(graph: Graph, typing: Typing) -> AbstractSet[str]:
+def _required_names(graph: Graph, typing: InferredTypes) -> AbstractSet[str]:
     """Names that must go on being made."""
-    barriers = (n for n, found in zip(graph.nodes, typing.nodes, strict=True) if not isinstance(found, Applied))
+    barriers = (n for n, found in zip(graph.nodes, typing.nodes, strict=True) if not isinstance(found, CanonicalNode))
     captured = {n for node in graph.nodes for n in node.captures}
     return {v.name for v in graph.outputs} | captured | {n for node in barriers for n in node.inputs}
 
 
-def _known_integers(graph: Graph, typing: Typing, kept: AbstractSet[str]) -> Mapping[str, np.ndarray]:
+def _known_integers(graph: Graph, typing: InferredTypes, kept: AbstractSet[str]) -> Mapping[str, np.ndarray]:
     """The integers that nodes make of sizes: of what is fed to the graph they read no element."""
     fixed = set(graph.constants)
     found: dict[str, np.ndarray] = {}
@@ -283,7 +283,7 @@ def _known_integers(graph: Graph, typing: Typing, kept: AbstractSet[str]) -> Map
         if all(n in fixed for n in node.reads):
             fixed.update(made)  # of weights alone: settled as the runtime computes it
             continue
-        if isinstance(applied, Applied) and typing.integers.keys() >= set(made) and kept.isdisjoint(made):
+        if isinstance(applied, CanonicalNode) and typing.integers.keys() >= set(made) and kept.isdisjoint(made):
             found.update((o, typing.integers[o]) for o in made)
     return found
 

@@ -15,14 +15,21 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from superopt.cost.cost_model import CostModel
-from superopt.formats.bodies import CONTROL_FLOW, Body, all_names, bodies, count_nodes, with_body
+from superopt.formats.control_flow_bodies import (
+    CONTROL_FLOW,
+    ControlFlowBody,
+    all_names,
+    bodies,
+    count_nodes,
+    with_body,
+)
 from superopt.ir.errors import InvalidModel
 from superopt.ir.graph import Graph, Node, Weight, attribute_key
 from superopt.ir.types import TensorType
-from superopt.ops.infer import Applied, infer
-from superopt.passes.saturation_search import SearchMemory
+from superopt.ops.shape_inference import CanonicalNode, infer
+from superopt.passes.saturation_search import SearchCache
 from superopt.passes.saturation_search import search as search_graph
-from superopt.regions.result import ENDS, SHOWN, AppliedRule, Progress, SearchOptions, SearchResult
+from superopt.regions.search_result import ENDS, SHOWN, AppliedRule, Progress, SearchOptions, SearchResult
 from superopt.rules.rule import Rule
 
 __all__ = ["search"]
@@ -54,7 +61,7 @@ def search(
     costs: CostModel,
     options: SearchOptions | None = None,
     progress: Progress | None = None,
-    memory: SearchMemory | None = None,
+    memory: SearchCache | None = None,
 ) -> SearchResult:
     """Find a cheaper graph that the rules make equal to this one, bodies of control flow included.
 
@@ -73,7 +80,7 @@ def _has_bodies(graph: Graph) -> bool:
 
 def _search(
     graph: Graph, rules: Sequence[Rule], costs: CostModel, options: SearchOptions, progress: Progress | None,
-    memory: SearchMemory | None, depth: int,
+    memory: SearchCache | None, depth: int,
 ) -> SearchResult:  # fmt: skip
     start = time.monotonic()
     branched, chosen = _with_taken_branches(graph)
@@ -160,7 +167,7 @@ def _with_taken_branches(graph: Graph) -> tuple[Graph, int]:
         graph, count = found, count + 1
 
 
-def _taken(graph: Graph) -> list[Body]:
+def _taken(graph: Graph) -> list[ControlFlowBody]:
     conditions = {i: _condition(graph, n) for i, n in enumerate(graph.nodes) if n.op == "If"}
     if all(c is None for c in conditions.values()):
         return []
@@ -178,7 +185,7 @@ def _condition(graph: Graph, node: Node) -> bool | None:
     return bool(weight.data.numpy().reshape(-1)[0])
 
 
-def _inlined(graph: Graph, body: Body) -> Graph | None:
+def _inlined(graph: Graph, body: ControlFlowBody) -> Graph | None:
     """The graph with a branch in the place of its If; ``None`` where a name of the branch stands for something else,
     too."""
     node, branch = graph.nodes[body.place], body.graph
@@ -208,7 +215,7 @@ def _with_common_nodes_outside(graph: Graph) -> tuple[Graph, int]:
     """
     if not any(n.op == "If" for n in graph.nodes):
         return graph, 0
-    before, branches = len(graph.nodes), dict[int, list[Body]]()
+    before, branches = len(graph.nodes), dict[int, list[ControlFlowBody]]()
     for body in bodies(graph, infer(graph)):
         if graph.nodes[body.place].op == "If":
             branches.setdefault(body.place, []).append(body)
@@ -217,7 +224,7 @@ def _with_common_nodes_outside(graph: Graph) -> tuple[Graph, int]:
     return graph, len(graph.nodes) - before
 
 
-def _merged(graph: Graph, first: Body, second: Body) -> Graph | None:
+def _merged(graph: Graph, first: ControlFlowBody, second: ControlFlowBody) -> Graph | None:
     """The graph with the common nodes of two branches before their If; ``None`` where there are none."""
     around = frozenset(graph.nodes[first.place].captures)
     beside = _names_beside(graph, first)
@@ -292,7 +299,7 @@ def _with_invariants_outside(graph: Graph) -> tuple[Graph, int]:
     return graph, len(graph.nodes) - before
 
 
-def _moved(graph: Graph, body: Body) -> Graph | None:
+def _moved(graph: Graph, body: ControlFlowBody) -> Graph | None:
     """The graph with the invariants of one body before its node; ``None`` where it has none."""
     inner = body.graph
     around = frozenset(graph.nodes[body.place].captures)
@@ -312,7 +319,7 @@ def _moved(graph: Graph, body: Body) -> Graph | None:
 
 
 def _invariants(
-    body: Body, around: frozenset[str], own: Mapping[str, Weight], beside: frozenset[str]
+    body: ControlFlowBody, around: frozenset[str], own: Mapping[str, Weight], beside: frozenset[str]
 ) -> list[Node]:  # fmt: skip
     """The nodes of a loop's body that give the same at each turn, and cannot fail."""
     inner, typing = body.graph, infer(body.graph)
@@ -323,7 +330,7 @@ def _invariants(
         varying = [n for n in reads if n not in inner.weight]
         hidden = beside.intersection((*made, *(n for n in reads if n in own)))  # names that mean something else outside
         if (
-            not isinstance(known, Applied) or known.operator.family not in POLICY.total_families or node.captures
+            not isinstance(known, CanonicalNode) or known.operator.family not in POLICY.total_families or node.captures
             or not varying or not fixed.issuperset(varying) or hidden or outputs.intersection(made)
             or not _never_fails(known.operator.family, [typing.types.get(n) for n in made], varying, typing.types)
         ):  # fmt: skip
@@ -345,7 +352,7 @@ def _never_fails(
     return static or (len(set(varying)) == 1 and family != "shape")
 
 
-def _names_beside(graph: Graph, body: Body) -> frozenset[str]:
+def _names_beside(graph: Graph, body: ControlFlowBody) -> frozenset[str]:
     """Names of values around a body and inside all others."""
     node = graph.nodes[body.place]
     others = {k: v for k, v in node.attributes.items() if k != body.attribute}

@@ -48,8 +48,8 @@ def compile_library(destination: Path) -> list[Path]:
 def _first_runs() -> None:
     """Read the profiles and the rules of one pass, and search models with so many parts."""
     # here, so that the caller's cache folder is set before
-    from superopt.cost import Profile, RecordedProfile, load_profile, profile_names
-    from superopt.egraph.rewrites import store_compiled_rules
+    from superopt.cost import DeviceProfile, ProfileCostModel, load_profile, profile_names
+    from superopt.egraph.rule_compiler import store_compiled_rules
     from superopt.ir.graph import Graph, Node, Value
     from superopt.ir.types import DType, TensorType
     from superopt.ops import REGISTRY
@@ -67,7 +67,7 @@ def _first_runs() -> None:
         names = tuple(f"x{i}" for i in range(parts))
         node = Node("joined", "Concat", names, ("y",), {"axis": 1})
         model = Graph("parts", tuple(Value(n, row) for n in names), (Value("y", whole),), (), (node,), {"": 21})
-        search(model, library.admitted, RecordedProfile(Profile({})), options)
+        search(model, library.admitted, ProfileCostModel(DeviceProfile({})), options)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Where a rule matches a model as it is written, and what refuses it elsewhere.
 
 Each direction of the rule is held against every operator that could be the last one of a match. The matcher of the
-search decides (:mod:`superopt.egraph.matching`). Where it says no, the first difference is named: of operators, of
-attributes and types, of sizes, or in floating point.
+search decides (:mod:`superopt.egraph.pattern_compiler`). Where it says no, the first difference is named: of operators,
+of attributes and types, of sizes, or in floating point.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from typing import NamedTuple
 
 from superopt.cost.cost_model import CostModel
 from superopt.egraph.egraph import ABSENT, LEAF, PROJECT, EGraph
-from superopt.egraph.matching import Pattern, match_of, refusal
-from superopt.egraph.rewrites import compile_rewrites
-from superopt.extraction.node_costs import Pricer
-from superopt.extraction.side_prices import SidePrices
+from superopt.egraph.pattern_compiler import CompiledPattern, match_of, refusal
+from superopt.egraph.rule_compiler import compile_rewrites
+from superopt.extraction.enode_costs import ENodeCostModel
+from superopt.extraction.rule_side_costs import RuleSideCosts
 from superopt.ir.graph import Graph
-from superopt.ir.poly import Dim, Poly
-from superopt.ir.terms import App, AttributeValue, Project, Term, Var, format_term
+from superopt.ir.size_polynomial import Dim, SizePolynomial
+from superopt.ir.terms import AttributeValue, OperatorTerm, OutputTerm, Term, VariableTerm, format_term
 from superopt.ir.types import TensorType
 from superopt.ops import REGISTRY
-from superopt.ops.infer import Typing
-from superopt.passes.rounding_guard import guard_deliberate_rounding
-from superopt.program.program import Program, program_of
-from superopt.regions.lowering import LoweredRegion, Region, lower, region_of
-from superopt.rules.floats import Floats
+from superopt.ops.shape_inference import InferredTypes
+from superopt.passes.deliberate_rounding import guard_deliberate_rounding
+from superopt.program.graph_program import GraphProgram, program_of
+from superopt.regions.region_egraph import ProgramRegion, RegionEGraph, lower, region_of
+from superopt.rules.float_verdicts import FloatVerdictStore
 from superopt.rules.rule import Rule
 
-__all__ = ["DirectionMatches", "Place", "matches_of"]
+__all__ = ["RuleDirectionMatches", "RuleMatchAttempt", "matches_of"]
 
 
 @dataclass(frozen=True)
-class Place:
+class RuleMatchAttempt:
     """An operator that could be the last one of a match.
 
     Attributes:
@@ -48,7 +48,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class DirectionMatches:
+class RuleDirectionMatches:
     """A direction of a rule in a model.
 
     Attributes:
@@ -60,7 +60,7 @@ class DirectionMatches:
     source: str
     target: str
     refusal: str
-    places: tuple[Place, ...]
+    places: tuple[RuleMatchAttempt, ...]
 
     @property
     def matches(self) -> int:
@@ -69,8 +69,14 @@ class DirectionMatches:
 
 
 def matches_of(
-    graph: Graph, typing: Typing, rule: Rule, costs: CostModel, *, floats: Floats, sizes: Mapping[str, int]
-) -> tuple[DirectionMatches, ...]:
+    graph: Graph,
+    typing: InferredTypes,
+    rule: Rule,
+    costs: CostModel,
+    *,
+    floats: FloatVerdictStore,
+    sizes: Mapping[str, int],
+) -> tuple[RuleDirectionMatches, ...]:
     """The matches of a rule in a graph before any other rule is applied.
 
     Args:
@@ -83,7 +89,7 @@ def matches_of(
     """
     program, _ = guard_deliberate_rounding(program_of(graph, typing))
     of_reals, safe = (_patterns(rule, program, known) for known in (None, floats))
-    prices = SidePrices(Pricer(costs.in_context(graph.weight_bytes), graph.opset, sizes, float("inf")))
+    prices = RuleSideCosts(ENodeCostModel(costs.in_context(graph.weight_bytes), graph.opset, sizes, float("inf")))
     region = region_of(program, [i for i in program.running if program.steps[i].op])
     search = _MatchSearch(region, lower(region, REGISTRY), prices, floats.mode)
     return tuple(
@@ -92,46 +98,50 @@ def matches_of(
     )
 
 
-def _patterns(rule: Rule, program: Program, floats: Floats | None) -> tuple[list[Pattern], list[Pattern]]:
+def _patterns(
+    rule: Rule, program: GraphProgram, floats: FloatVerdictStore | None
+) -> tuple[list[CompiledPattern], list[CompiledPattern]]:
     """What the search compiles a rule to, by direction."""
     compiled = compile_rewrites((rule,), program, floats=floats)
-    found: tuple[list[Pattern], list[Pattern]] = [], []
+    found: tuple[list[CompiledPattern], list[CompiledPattern]] = [], []
     for pattern in (*compiled.all_rewrites.patterns, *compiled.final_fusions.patterns):
         found[pattern.source != pattern.rule.lhs].append(pattern)
     return found
 
 
 def _direction(
-    rule: Rule, program: Program, search: _MatchSearch, *, backward: bool, patterns: Sequence[Pattern],
-    safe: Sequence[Pattern],
-) -> DirectionMatches:  # fmt: skip
+    rule: Rule, program: GraphProgram, search: _MatchSearch, *, backward: bool, patterns: Sequence[CompiledPattern],
+    safe: Sequence[CompiledPattern],
+) -> RuleDirectionMatches:  # fmt: skip
     source, target = (rule.rhs, rule.lhs) if backward else (rule.lhs, rule.rhs)
     texts = ", ".join(map(format_term, source)), ", ".join(map(format_term, target))
-    if any(isinstance(t, Var) for t in source):
-        return DirectionMatches(*texts, "a variable matches everywhere: no search begins with it", ())
+    if any(isinstance(t, VariableTerm) for t in source):
+        return RuleDirectionMatches(*texts, "a variable matches everywhere: no search begins with it", ())
     if not patterns:
-        return DirectionMatches(*texts, "the other side has variables that this one does not bind", ())
+        return RuleDirectionMatches(*texts, "the other side has variables that this one does not bind", ())
     missing = patterns[0].operators - {s.op for s in program.steps}
     barriers = missing & {s.node.op for s in program.steps if not s.op and s.node is not None}
     if missing:
         why = f"the model has no {', '.join(sorted(missing - barriers))}" if missing - barriers else ""
         stays = f"each {', '.join(sorted(barriers))} rounds on purpose, or is not understood: it stays as it is"
-        return DirectionMatches(*texts, "; ".join(t for t in (why, stays if barriers else "") if t), ())
+        return RuleDirectionMatches(*texts, "; ".join(t for t in (why, stays if barriers else "") if t), ())
     if all(p.floats is not None and not any(p.floats.values()) for p in safe):
-        return DirectionMatches(
+        return RuleDirectionMatches(
             *texts, f"not as good in floating point under '{search.mode}', whatever the operands are", ()
         )
-    return DirectionMatches(*texts, "", search.places(patterns, safe))
+    return RuleDirectionMatches(*texts, "", search.places(patterns, safe))
 
 
 class _MatchSearch:
     """Holds the patterns of a direction against a region's operators."""
 
-    def __init__(self, region: Region, lowered: LoweredRegion, prices: SidePrices, mode: str) -> None:
+    def __init__(self, region: ProgramRegion, lowered: RegionEGraph, prices: RuleSideCosts, mode: str) -> None:
         self.region, self.lowered, self.graph = region, lowered, lowered.graph
         self.prices, self.mode = prices, mode
 
-    def places(self, patterns: Sequence[Pattern], safe: Sequence[Pattern]) -> tuple[Place, ...]:
+    def places(
+        self, patterns: Sequence[CompiledPattern], safe: Sequence[CompiledPattern]
+    ) -> tuple[RuleMatchAttempt, ...]:
         """The places of a direction.
 
         Args:
@@ -141,7 +151,7 @@ class _MatchSearch:
         gains: dict[int, float] = {}  # by class of the first root: of its best match
         refusals: dict[int, str] = {}  # by class of the first root: of a match of operators and types
 
-        def met(pattern: Pattern, slots: list[int], registers: list[AttributeValue]) -> None:
+        def met(pattern: CompiledPattern, slots: list[int], registers: list[AttributeValue]) -> None:
             values = tuple([registers[r] for r in pattern.registers])
             root, match = slots[pattern.roots[0]], match_of(self.graph, pattern, slots, values)
             if match is None:
@@ -152,17 +162,17 @@ class _MatchSearch:
 
         for pattern in safe:
             pattern.trie.walk(self.graph, met)
-        found: list[Place] = []
+        found: list[RuleMatchAttempt] = []
         for name, identity in self._last_operators(patterns):
             if identity in gains:
-                found.append(Place(name, "", gains[identity]))
+                found.append(RuleMatchAttempt(name, "", gains[identity]))
             elif self.graph.classes[identity].constant:
-                found.append(Place(name, "it is constant: it is computed once, whatever its form"))
+                found.append(RuleMatchAttempt(name, "it is constant: it is computed once, whatever its form"))
             else:
-                found.append(Place(name, refusals.get(identity) or self._difference(patterns, identity)))
+                found.append(RuleMatchAttempt(name, refusals.get(identity) or self._difference(patterns, identity)))
         return tuple(found)
 
-    def _last_operators(self, patterns: Sequence[Pattern]) -> Iterator[tuple[str, int]]:
+    def _last_operators(self, patterns: Sequence[CompiledPattern]) -> Iterator[tuple[str, int]]:
         """Names and classes of the operators that could be the last one of a match."""
         first = {_first_operator(p.source[0]) for p in patterns}
         for step in self.region.steps:
@@ -170,7 +180,7 @@ class _MatchSearch:
             if step.op in first and output:
                 yield step.name or output, self.graph.find(self.lowered.classes[self.region.number[output]])
 
-    def _difference(self, patterns: Sequence[Pattern], identity: int) -> str:
+    def _difference(self, patterns: Sequence[CompiledPattern], identity: int) -> str:
         """What is different from the pattern that has most in common with a place."""
         found = [_compare(self.graph, p.rule, p.source[0], identity, {}) for p in patterns]
         return max(found, key=lambda d: d.alike).text or "another root of the rule has no operator here"
@@ -184,20 +194,20 @@ class _Difference(NamedTuple):
 
 
 def _first_operator(term: Term) -> str:
-    while isinstance(term, Project):
+    while isinstance(term, OutputTerm):
         term = term.term
-    return term.op if isinstance(term, App) else ""
+    return term.op if isinstance(term, OperatorTerm) else ""
 
 
 def _compare(graph: EGraph, rule: Rule, term: Term, identity: int, bound: dict[str, int]) -> _Difference:
     identity = graph.find(identity)
-    if isinstance(term, Var):
+    if isinstance(term, VariableTerm):
         if bound.setdefault(term.name, identity) != identity:
             return _Difference(0, f"what stands for `{term.name}` are two values")
         return _Difference(0, _type_difference(graph, rule, term.name, identity))
-    op = PROJECT if isinstance(term, Project) else term.op
+    op = PROJECT if isinstance(term, OutputTerm) else term.op
     nodes = graph.with_op(identity, op)
-    if isinstance(term, Project):
+    if isinstance(term, OutputTerm):
         inner = [n[1] for n in nodes if graph.heads[n[0]].index == term.index] or [identity]
         return max((_compare(graph, rule, term.term, i, bound) for i in inner), key=lambda d: d.alike)
     if not nodes:
@@ -208,7 +218,9 @@ def _compare(graph: EGraph, rule: Rule, term: Term, identity: int, bound: dict[s
     return max(ways, key=lambda d: (d.alike, not d.text))
 
 
-def _compare_node(graph: EGraph, rule: Rule, term: App, node: Sequence[int], bound: dict[str, int]) -> _Difference:
+def _compare_node(
+    graph: EGraph, rule: Rule, term: OperatorTerm, node: Sequence[int], bound: dict[str, int]
+) -> _Difference:
     given, alike = dict(graph.heads[node[0]].attributes), 1
     for name, wanted in term.attributes:
         if name in given and not _may_be(wanted, given[name]):
@@ -233,7 +245,7 @@ def _may_be(wanted: AttributeValue, given: AttributeValue) -> bool:
     if isinstance(wanted, tuple):
         alike = isinstance(given, tuple) and len(given) == len(wanted)
         return alike and all(_may_be(w, g) for w, g in zip(wanted, given, strict=True))  # type: ignore[arg-type]
-    return isinstance(wanted, Poly) or wanted == given
+    return isinstance(wanted, SizePolynomial) or wanted == given
 
 
 def _value_text(value: AttributeValue | Dim) -> str:

@@ -15,18 +15,18 @@ from functools import partial
 
 from superopt.cost.cost_model import CostModel
 from superopt.cost.graph_costs import graph_cost
-from superopt.cost.integer_kernels import QuantisedGroups
-from superopt.egraph.matching import Pattern
-from superopt.egraph.rewrites import compile_rewrites
-from superopt.egraph.saturation import Limits, RewriteSet
-from superopt.extraction.node_costs import Pricer
-from superopt.extraction.side_prices import SidePrices
+from superopt.cost.integer_kernel_support import QdqNodeGroups
+from superopt.egraph.pattern_compiler import CompiledPattern
+from superopt.egraph.rule_compiler import compile_rewrites
+from superopt.egraph.saturation import RewriteSet, SaturationLimits
+from superopt.extraction.enode_costs import ENodeCostModel
+from superopt.extraction.rule_side_costs import RuleSideCosts
 from superopt.ir.graph import Graph
-from superopt.ir.interpreter import rarely_collected
-from superopt.ir.terms import App
+from superopt.ir.interpreter_settings import rarely_collected
+from superopt.ir.terms import OperatorTerm
 from superopt.ops import REGISTRY
-from superopt.ops.infer import Applied, Typing, infer
-from superopt.ops.record import NotCovered
+from superopt.ops.operator_definition import UnsupportedNodeForm
+from superopt.ops.shape_inference import CanonicalNode, InferredTypes, infer
 from superopt.passes.backend_fusion import (
     align_constant_ranks,
     broken_kernel_us,
@@ -35,26 +35,26 @@ from superopt.passes.backend_fusion import (
     splitting_plans,
 )
 from superopt.passes.canonicalize import canonicalized
-from superopt.passes.half_precision import WidenedGraph, narrowed, widened
-from superopt.passes.integer_kernels import integer_plans
+from superopt.passes.deliberate_rounding import ConstantRoundingErrors, guard_deliberate_rounding
+from superopt.passes.half_precision_widening import Float32WidenedGraph, narrowed, widened
+from superopt.passes.integer_kernel_rewrites import integer_plans
 from superopt.passes.layouts import with_fewer_transposes
-from superopt.passes.rounding_guard import RoundedConstants, guard_deliberate_rounding
-from superopt.program.program import Program, ProgramStep, program_of
+from superopt.program.graph_program import GraphProgram, ProgramStep, program_of
 from superopt.regions.boundary_cost import dominates, fusions
 from superopt.regions.cache import RegionCache
 from superopt.regions.emission import emit
-from superopt.regions.lowering import Region, lower, region_of
+from superopt.regions.merge_order import MergeOrderResult, computation
 from superopt.regions.partition import SELECTIONS, cut, level_order, selection_regions, sibling_regions
-from superopt.regions.phase_order import Order, computation
-from superopt.regions.plan import OUTSIDE, Plan, rule_list
-from superopt.regions.plan_selection import PlanSelection, Weights
+from superopt.regions.plan_selection import RegionPlanSelection, WeightUsage
+from superopt.regions.region_egraph import ProgramRegion, lower, region_of
+from superopt.regions.region_plan import OUTSIDE, RegionPlan, rule_list
 from superopt.regions.region_search import RegionResult, search_region, unchanged_cost
 from superopt.regions.replay import FreshNames, replay
-from superopt.regions.result import ENDS, SHOWN, AppliedRule, Progress, SearchOptions, SearchResult
+from superopt.regions.search_result import ENDS, SHOWN, AppliedRule, Progress, SearchOptions, SearchResult
 from superopt.rules.rule import Rule
-from superopt.runtime.limits import resident
+from superopt.runtime.resource_limits import resident
 
-__all__ = ["SearchMemory", "search"]
+__all__ = ["SearchCache", "search"]
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def search(
     costs: CostModel,
     options: SearchOptions | None = None,
     progress: Progress | None = None,
-    memory: SearchMemory | None = None,
+    memory: SearchCache | None = None,
 ) -> SearchResult:
     """Find a cheaper graph that the rules make equal to this one.
 
@@ -172,7 +172,7 @@ def search(
     start = time.monotonic()
     if options.time_limit is not None and options.time_limit <= 0:
         return SearchResult(graph, stopped="time")
-    run = _Run(graph, rules, costs, options, progress, start, memory or SearchMemory())
+    run = _Run(graph, rules, costs, options, progress, start, memory or SearchCache())
     for preparation in PREPARATION:
         preparation.run(run)
     try:
@@ -184,7 +184,7 @@ def search(
 
 
 @dataclass
-class SearchMemory:
+class SearchCache:
     """What searches of one graph with the same rules, costs and work limits have in common.
 
     Attributes:
@@ -194,8 +194,8 @@ class SearchMemory:
     """
 
     regions: dict[_Key, RegionResult] = field(default_factory=dict)
-    representability: RoundedConstants = field(default_factory=RoundedConstants)
-    prices: SidePrices | None = None
+    representability: ConstantRoundingErrors = field(default_factory=ConstantRoundingErrors)
+    prices: RuleSideCosts | None = None
 
 
 @dataclass
@@ -219,7 +219,7 @@ class _Run:
 
     def __init__(
         self, graph: Graph, rules: Sequence[Rule], costs: CostModel, options: SearchOptions, progress: Progress | None,
-        start: float, memory: SearchMemory,
+        start: float, memory: SearchCache,
     ) -> None:  # fmt: skip
         self.graph, self.costs, self.options, self.progress, self.start = graph, costs, options, progress, start
         limit = options.time_limit
@@ -227,20 +227,22 @@ class _Run:
         self.rules = [r for r in rules if _enabled(r, options)]
         self.totals = _Totals()
         self.memo, self.representability = memory.regions, memory.representability
-        self.stages: list[tuple[Program, _Totals]] = []  # the program after each pass that changed it
+        self.stages: list[tuple[GraphProgram, _Totals]] = []  # the program after each pass that changed it
         self.merged = False  # merging distant siblings paid, so other orders are tried
-        self.orders: list[Order] = []  # of merging, that were searched to their end
+        self.orders: list[MergeOrderResult] = []  # of merging, that were searched to their end
         self.stopped = "saturated"
         self.nodes = options.node_limit  # e-nodes of the current region, at most
         weights = graph.weight_bytes
         budget = options.fold_budget_bytes
-        self.widened: WidenedGraph | None = None  # the graph whose operators of half precision are computed in float32
+        self.widened: Float32WidenedGraph | None = (
+            None  # the graph whose operators of half precision are computed in float32
+        )
         self.widening_us = 0.0  # what that gains
         self.laid_out = 0  # operators in another layout
         self.budget = weights // 10 + (64 << 20) if budget is None else budget
         if memory.prices is None:
-            pricer = Pricer(costs.in_context(weights), graph.opset, options.sizes, self.deadline)
-            memory.prices = SidePrices(pricer)
+            pricer = ENodeCostModel(costs.in_context(weights), graph.opset, options.sizes, self.deadline)
+            memory.prices = RuleSideCosts(pricer)
         self.prices, self.pricer = memory.prices, memory.prices.pricer
         self.pricer.deadline = self.deadline
         self.unweighted = self.pricer.unweighted()  # old weights go as new ones come; a plan that grows needs a gain
@@ -255,7 +257,7 @@ class _Run:
         if self.canonical.removed:
             typing = infer(self.canonical.graph)
         integers, graph = self.costs.backend.integers, self.canonical.graph
-        quantised = None if integers is None else QuantisedGroups(graph, integers)
+        quantised = None if integers is None else QdqNodeGroups(graph, integers)
         self.held = None if quantised is None else quantised.held
         self.typing = typing
         self.program = program_of(graph, typing, self.held)
@@ -302,13 +304,13 @@ class _Run:
         """Find the groups of steps that the backend runs as one kernel."""
         self.program = replace(self.program, kernels=fused_kernels(self.program, self.pricer))
 
-    def _removed_us(self, graph: Graph, typing: Typing) -> float:
+    def _removed_us(self, graph: Graph, typing: InferredTypes) -> float:
         """Microseconds of the nodes that canonicalisation removed, where the backend would have run them."""
         us, fixed = 0.0, graph.constants
         canonical, folds = self.canonical, self.costs.backend.folds_shapes
         for position in canonical.removed_size_nodes if folds else canonical.removed:
             node = typing.nodes[position]
-            assert isinstance(node, Applied), "a barrier goes nowhere"
+            assert isinstance(node, CanonicalNode), "a barrier goes nowhere"
             types = tuple(None if a is None else typing.types[a] for a in node.args)
             attributes = tuple(sorted(node.attributes.items()))
             us += self.pricer.alone((node.operator.name, attributes, types, tuple(a in fixed for a in node.args)))
@@ -397,9 +399,11 @@ class _Run:
             self.totals.gain += aligned.gain_us
             self.totals.aligned += aligned.count
 
-    def _apply_plans(self, plans: Iterable[tuple[Region, Plan]]) -> bool:
+    def _apply_plans(self, plans: Iterable[tuple[ProgramRegion, RegionPlan]]) -> bool:
         """Replace disjoint regions by plans, as far as weights may grow; True if one was."""
-        selection = PlanSelection(Weights(self.program), self.pricer.reading_us, self.budget - self.totals.grown)
+        selection = RegionPlanSelection(
+            WeightUsage(self.program), self.pricer.reading_us, self.budget - self.totals.grown
+        )
         for region, plan in plans:
             selection.add([(region, plan)])
         self._replace(selection)
@@ -415,7 +419,7 @@ class _Run:
             "merging parallel operators",
             sibling_regions,
             RewriteSet((), self.prepared.all_rewrites.groups),
-            Limits().rounds,
+            SaturationLimits().rounds,
         )
 
     def _saturate(self, *, merging: bool = False) -> None:
@@ -444,7 +448,9 @@ class _Run:
             if any(o.far_ahead_of(start) for o in self.orders):
                 return
             self._windows("applying all rules")
-            self.orders.append(Order(computes, self.totals.before - gained, self.totals.before - self.totals.gain))
+            self.orders.append(
+                MergeOrderResult(computes, self.totals.before - gained, self.totals.before - self.totals.gain)
+            )
         self._checkpoint()
 
     def _compile(self, *, grouped: bool = False) -> None:
@@ -475,7 +481,7 @@ class _Run:
             self.totals.e_nodes = alternative.e_nodes + totals.e_nodes
 
     def _apply_to_regions(
-        self, what: str, cover: Callable[[Program], list[list[int]]], rewrites: RewriteSet, rounds: int
+        self, what: str, cover: Callable[[GraphProgram], list[list[int]]], rewrites: RewriteSet, rounds: int
     ) -> None:  # fmt: skip
         """Apply rewrites of one kind to their regions, until they gain nothing more."""
         if not rewrites.patterns and not rewrites.groups:
@@ -566,9 +572,15 @@ class _Run:
         self.stopped = max(self.stopped, why, key=ENDS.index)
 
     def _phase(
-        self, regions: Sequence[Region], what: str, rewrites: RewriteSet | None = None, rounds: int = Limits().rounds,
-        *, first: bool = False, kind: str = "",
-    ) -> bool:  # fmt: skip
+        self,
+        regions: Sequence[ProgramRegion],
+        what: str,
+        rewrites: RewriteSet | None = None,
+        rounds: int = SaturationLimits().rounds,
+        *,
+        first: bool = False,
+        kind: str = "",
+    ) -> bool:
         """Optimise the distinct regions, most frequent first; True if the program improved.
 
         Args:
@@ -581,12 +593,14 @@ class _Run:
         """
         if first:
             self.totals.before = self.totals.gain
-        alike: dict[Hashable, list[Region]] = {}
+        alike: dict[Hashable, list[ProgramRegion]] = {}
         for region in regions:
             if region.outputs:
                 alike.setdefault(region.signature, []).append(region)
         ordered = sorted(alike.items(), key=lambda item: -len(item[1]) * item[1][0].running)
-        selection = PlanSelection(Weights(self.program), self.pricer.reading_us, self.budget - self.totals.grown)
+        selection = RegionPlanSelection(
+            WeightUsage(self.program), self.pricer.reading_us, self.budget - self.totals.grown
+        )
         self.totals.regions = max(self.totals.regions, len(regions))
         try:
             for done, (signature, group) in enumerate(ordered):
@@ -616,10 +630,10 @@ class _Run:
         if self.progress is not None:
             self.progress(done, total, what)
 
-    def _permitted(self, region: Region, plan: Plan) -> bool:
+    def _permitted(self, region: ProgramRegion, plan: RegionPlan) -> bool:
         return not self.options.no_tradeoffs or dominates(region, plan, self.pricer)
 
-    def _representable(self, region: Region, plan: Plan) -> bool:
+    def _representable(self, region: ProgramRegion, plan: RegionPlan) -> bool:
         """Whether the element types hold the constants that a plan makes of these weights."""
         why = self.representability.of(self.program, region, plan)
         if why:
@@ -628,7 +642,7 @@ class _Run:
             )
         return not why
 
-    def _with_boundary_costs(self, region: Region, plan: Plan) -> Plan:
+    def _with_boundary_costs(self, region: ProgramRegion, plan: RegionPlan) -> RegionPlan:
         """The plan with what it costs besides its nodes: copies to outputs of the graph, and what is lost where the
         backend ran what the plan takes apart as one: pairs over the region's border, and groups."""
         copies = self._copies_us(region, plan)
@@ -638,7 +652,7 @@ class _Run:
             lost = plan.gain  # else it would be done again in each phase
         return replace(plan, after=plan.after + lost) if lost > 0 else plan
 
-    def _copies_us(self, region: Region, plan: Plan) -> float:
+    def _copies_us(self, region: ProgramRegion, plan: RegionPlan) -> float:
         """Microseconds of the Identities by which outputs of the graph get the values of others (see ``replay``)."""
         us = 0.0
         for output, (piece, number) in zip(region.outputs, plan.results, strict=True):
@@ -648,7 +662,7 @@ class _Run:
                 us += self.pricer.alone(("Identity", (), types, fixed))
         return us
 
-    def _replace(self, selection: PlanSelection) -> None:
+    def _replace(self, selection: RegionPlanSelection) -> None:
         selection.accept_jointly()
         for placed, why in selection.refused:
             plan = placed[0][1]
@@ -667,7 +681,9 @@ class _Run:
 
     # -- one region ----------------------------------------------------------------------------------------------
 
-    def _cached_search(self, key: _Key, region: Region, rewrites: RewriteSet | None, rounds: int) -> RegionResult:
+    def _cached_search(
+        self, key: _Key, region: ProgramRegion, rewrites: RewriteSet | None, rounds: int
+    ) -> RegionResult:
         """The cached result of an earlier run, or the result of a search."""
 
         def search() -> RegionResult:
@@ -691,10 +707,12 @@ class _Run:
         if result.stopped in ("nodes", "steps"):
             self._ended(result.stopped)
 
-    def _search(self, region: Region, rewrites: RewriteSet | None, rounds: int, shortening: bool) -> RegionResult:
+    def _search(
+        self, region: ProgramRegion, rewrites: RewriteSet | None, rounds: int, shortening: bool
+    ) -> RegionResult:
         one_pass = self.options.one_pass
         prices = self.prices if one_pass and rewrites is None else None
-        limits = Limits(self.nodes, rounds, self.deadline, steps=POLICY.matching_steps, prices=prices)
+        limits = SaturationLimits(self.nodes, rounds, self.deadline, steps=POLICY.matching_steps, prices=prices)
         pricer = self.unweighted if shortening else self.pricer
         first = self.prepared.removing if rewrites is None and not one_pass else RewriteSet()
         settings = (self.options.least_gain, self.options.seed, first)
@@ -736,7 +754,7 @@ class _Run:
                 emitted = replace(emitted, graph=narrowed(emitted.graph, self.canonical.graph, reserved))
             if emitted is not None and not changed and not _simplified(emitted.graph, self.graph):
                 emitted = None
-        except NotCovered as error:
+        except UnsupportedNodeForm as error:
             notes += (f"the result cannot be written at the model's opset ({error}), so the input is returned",)
             graph = self.graph
             totals = _Totals(before=totals.before, regions=totals.regions, e_nodes=totals.e_nodes)
@@ -766,12 +784,12 @@ def _simplified(graph: Graph, original: Graph) -> bool:
     return running < before and graph.weight_bytes <= original.weight_bytes
 
 
-def _selects(pattern: Pattern) -> bool:
+def _selects(pattern: CompiledPattern) -> bool:
     """Whether the pattern moves a selection up: its own operator is one, and the other side's is not."""
     source, target = pattern.source, pattern.target
     return (
-        len(source) == 1 and isinstance(source[0], App) and source[0].op in SELECTIONS
-        and not (isinstance(target[0], App) and target[0].op in SELECTIONS and pattern.growth >= 0)
+        len(source) == 1 and isinstance(source[0], OperatorTerm) and source[0].op in SELECTIONS
+        and not (isinstance(target[0], OperatorTerm) and target[0].op in SELECTIONS and pattern.growth >= 0)
     )  # fmt: skip
 
 

@@ -6,12 +6,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from superopt.pipeline.derivation import Derivation, derive, explained
     from superopt.pipeline.inspection import cost, inspect, rule_matches
     from superopt.pipeline.memory_timeline import memory_report
     from superopt.pipeline.optimization import Result, load, optimize
     from superopt.pipeline.options import EFFORTS, Options, Progress
     from superopt.pipeline.paired_benchmark import measure
+    from superopt.pipeline.rewrite_derivation import Derivation, derive, explained
 
 __all__ = [
     "EFFORTS", "Derivation", "Options", "Progress", "Result", "cost", "derive", "explained", "inspect", "load",
@@ -19,7 +19,7 @@ __all__ = [
 ]  # fmt: skip
 
 _MODULES = {
-    **dict.fromkeys(("Derivation", "derive", "explained"), "derivation"),
+    **dict.fromkeys(("Derivation", "derive", "explained"), "rewrite_derivation"),
     **dict.fromkeys(("cost", "inspect", "rule_matches"), "inspection"),
     **dict.fromkeys(("Result", "load", "optimize"), "optimization"),
     **dict.fromkeys(("EFFORTS", "Options", "Progress"), "options"),
@@ -28,8 +28,10 @@ _MODULES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    """A name is imported when it is first used: an optimisation does not need what explains one."""
-    if name in _MODULES:
-        return getattr(import_module(f"superopt.pipeline.{_MODULES[name]}"), name)
-    raise AttributeError(f"module 'superopt.pipeline' has no attribute {name!r}")
+if not TYPE_CHECKING:  # so that names that do not exist are seen
+
+    def __getattr__(name: str) -> Any:
+        """A name is imported when it is first used: an optimisation does not need what explains one."""
+        if name in _MODULES:
+            return getattr(import_module(f"superopt.pipeline.{_MODULES[name]}"), name)
+        raise AttributeError(f"module 'superopt.pipeline' has no attribute {name!r}")

@@ -23,21 +23,21 @@ from math import erfc, hypot, inf, isinf, prod, sqrt
 from statistics import NormalDist
 from typing import Literal
 
-from superopt.cost import Demand, GraphCost
-from superopt.formats.bodies import count_nodes
+from superopt.cost import GraphCost, InferenceWork
+from superopt.formats.control_flow_bodies import count_nodes
 from superopt.ir.graph import Graph
-from superopt.runtime.measurement import Measurement
 from superopt.runtime.paired_benchmark import SURELY, beyond_quartiles, median_beyond, median_error
+from superopt.runtime.paired_measurement import PairedMeasurement
 
 __all__ = [
     "POLICY",
     "AcceptancePolicy",
     "CandidateComparison",
-    "Decision",
-    "Estimate",
-    "Extent",
+    "AcceptanceDecision",
+    "TimeRatioEstimate",
+    "GraphSize",
     "Improvement",
-    "Replacement",
+    "FastAlgorithmComparison",
     "demand_of",
     "doubt_of",
     "extent_of",
@@ -135,14 +135,14 @@ Improvement = Literal["faster", "simpler", "memory", "precision", "runs"]
 
 
 @dataclass(frozen=True)
-class Decision:
+class AcceptanceDecision:
     """Whether a candidate is better than the input.
 
     Attributes:
         improvement: how; ``None``: it is not better.
         reason: why it is not; or, where rounds alone are in doubt, why it is.
         undetectable: nothing was timed, since no benchmark could show its gain.
-        code: the reason's, as :class:`superopt.report.Reason` lists them.
+        code: the reason's, as :class:`superopt.report.StatusReason` lists them.
     """
 
     improvement: Improvement | None
@@ -157,14 +157,14 @@ class Decision:
 
 
 @dataclass(frozen=True)
-class Extent:
+class GraphSize:
     """How large a graph is: its nodes, the bytes of its weights, and what an inference work."""
 
     nodes: int
     weight_bytes: int
-    work: Demand
+    work: InferenceWork
 
-    def simpler_than(self, other: Extent) -> bool:
+    def simpler_than(self, other: GraphSize) -> bool:
         """Whether none of nodes, FLOPs, bytes and kernels is more, and one of the first three is less."""
         mine, theirs = self.work, other.work
         fewer = other.nodes - self.nodes
@@ -176,7 +176,7 @@ class Extent:
 
 
 @dataclass(frozen=True)
-class Estimate:
+class TimeRatioEstimate:
     """An estimate of a ratio of times: a normal distribution, by its mean and standard deviation.
 
     Prices and measurements combine by precision (Bayes). On a quiet machine the benchmark decides. On a busy machine
@@ -197,7 +197,7 @@ class Estimate:
             return float(self.mean > ratio)
         return 0.5 * erfc((ratio - self.mean) / (self.deviation * sqrt(2.0)))
 
-    def measured(self, found: Measurement | None) -> Estimate:
+    def measured(self, found: PairedMeasurement | None) -> TimeRatioEstimate:
         """The estimate after a benchmark.
 
         The error of its median is the standard error by the quartiles of its rounds, with Student's variance for few
@@ -209,10 +209,10 @@ class Estimate:
         error = median_error(count) * found.spread * sqrt((count - 1) / (count - 3))
         there = 1.0 / (error**2 + POLICY.loading_deviation**2 / found.loadings)
         here = self.deviation**-2
-        return Estimate((self.mean * here + found.ratio * there) / (here + there), (here + there) ** -0.5)
+        return TimeRatioEstimate((self.mean * here + found.ratio * there) / (here + there), (here + there) ** -0.5)
 
 
-def regret(estimates: Sequence[Estimate]) -> float:
+def regret(estimates: Sequence[TimeRatioEstimate]) -> float:
     """The expected loss of choosing the least mean: the expected value of perfect information (Howard 1966) about
     independent normal ratios. Never negative; 0 where nothing is in doubt."""
     best = min(b.mean for b in estimates)
@@ -239,11 +239,11 @@ class CandidateComparison:
         known_faster: another benchmark has shown the candidate faster, so this one only has to not contradict it.
     """
 
-    before: Extent
-    after: Extent
+    before: GraphSize
+    after: GraphSize
     modelled: float
     timed: bool = True
-    measured: Measurement | None = None
+    measured: PairedMeasurement | None = None
     known_faster: bool = False
 
     @property
@@ -275,10 +275,10 @@ class CandidateComparison:
         return enough and gain > POLICY.least_modelled_gain and self.together.above(1.0) < POLICY.combined_error_rate
 
     @property
-    def together(self) -> Estimate:
+    def together(self) -> TimeRatioEstimate:
         """The ratio by prices and rounds together."""
         deviation = hypot(POLICY.price_error * (1.0 - self.modelled), POLICY.loading_deviation)
-        return Estimate(self.modelled, deviation).measured(self.measured)
+        return TimeRatioEstimate(self.modelled, deviation).measured(self.measured)
 
     @property
     def slower(self) -> bool:
@@ -341,19 +341,19 @@ class CandidateComparison:
             return True  # more rounds do not tell how the models were loaded: more loadings do
         return shown or (self.measured.runs >= POLICY.futile_rounds and not self._may_be_faster)
 
-    def decide(self) -> Decision:
+    def decide(self) -> AcceptanceDecision:
         """The policy."""
         better = self.improvement
         if better is None:
-            return Decision(None, self._reason)
+            return AcceptanceDecision(None, self._reason)
         if better == "faster" and self.timed and not (self.known_faster or self._measured_faster):
             both = self.together
             doubt = NormalDist().inv_cdf(1.0 - POLICY.combined_error_rate) * both.deviation
-            return Decision(
+            return AcceptanceDecision(
                 better, f"rounds alone are in doubt, at {self._ratio} of the input's time; prices and rounds together "
                 f"put the result at {both.mean:.3f} ± {doubt:.3f}",
             )  # fmt: skip
-        return Decision(better)
+        return AcceptanceDecision(better)
 
     @property
     def _reason(self) -> str:
@@ -393,7 +393,7 @@ class CandidateComparison:
 
 
 @dataclass(frozen=True)
-class Replacement:
+class FastAlgorithmComparison:
     """A graph with fast algorithms in the place of the same graph without.
 
     It is accepted unless prices and rounds together say that it gains too little. The mean of the estimate decides, not
@@ -404,13 +404,16 @@ class Replacement:
         measured: the paired benchmark of both, if there was one.
     """
 
-    modelled: Estimate
-    measured: Measurement | None = None
+    modelled: TimeRatioEstimate
+    measured: PairedMeasurement | None = None
 
     @property
     def doubted(self) -> bool:
         """Whether a benchmark is needed: choosing by prices is expected to lose more than is negligible."""
-        return regret([Estimate(1.0 - POLICY.least_replacement_gain, 0.0), self.modelled]) > POLICY.negligible_loss
+        return (
+            regret([TimeRatioEstimate(1.0 - POLICY.least_replacement_gain, 0.0), self.modelled])
+            > POLICY.negligible_loss
+        )
 
     @property
     def accepted(self) -> bool:
@@ -425,7 +428,7 @@ class Replacement:
         return known.sure or abs(known.mean - (1.0 - POLICY.least_replacement_gain)) > SURELY * known.deviation
 
     @property
-    def _estimate(self) -> Estimate:
+    def _estimate(self) -> TimeRatioEstimate:
         return self.modelled.measured(self.measured)
 
     @property
@@ -436,7 +439,7 @@ class Replacement:
         return f"{rounds}, {self._estimate.mean:.3f} by rounds and prices together,"
 
 
-def doubt_of(found: Measurement) -> float:
+def doubt_of(found: PairedMeasurement) -> float:
     """How far the median of a benchmark's ratios may be off at one look: the smaller of the bound by their standard
     deviation and the bound by their quartiles, which a few disturbed rounds leave as they are."""
     if found.runs < POLICY.fewest_rounds:
@@ -446,21 +449,21 @@ def doubt_of(found: Measurement) -> float:
     return doubt if isinf(factor) else min(doubt, factor * found.spread)
 
 
-def uncertainty_of(found: Measurement) -> float:
+def uncertainty_of(found: PairedMeasurement) -> float:
     """How far a benchmark's ratio may be off: by its rounds and by its loadings together."""
     return hypot(doubt_of(found), POLICY.loading_doubt / sqrt(found.loadings))
 
 
-def extent_of(graph: Graph, cost: GraphCost) -> Extent:
+def extent_of(graph: Graph, cost: GraphCost) -> GraphSize:
     """The extent of a graph of this cost."""
-    return Extent(count_nodes(graph), graph.weight_bytes, demand_of(cost))
+    return GraphSize(count_nodes(graph), graph.weight_bytes, demand_of(cost))
 
 
-def demand_of(cost: GraphCost) -> Demand:
+def demand_of(cost: GraphCost) -> InferenceWork:
     """The work of a graph as the backend runs it."""
-    return Demand(cost.flops, cost.bytes, cost.kernels)
+    return InferenceWork(cost.flops, cost.bytes, cost.kernels)
 
 
-def too_slow_for_memory(measured: Measurement | None) -> bool:
+def too_slow_for_memory(measured: PairedMeasurement | None) -> bool:
     """Whether a graph written for less memory takes too long, beyond doubt."""
     return measured is not None and measured.ratio - doubt_of(measured) > POLICY.memory_slowdown

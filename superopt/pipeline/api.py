@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from superopt.ir.errors import InvalidOption, Unsupported
 from superopt.ir.graph import Graph
+from superopt.pipeline.keyword_options import Settings, options_of
 from superopt.pipeline.optimization import Result
 from superopt.pipeline.optimization import optimize as of_model
 from superopt.pipeline.options import Options, Progress, quiet
-from superopt.pipeline.settings import Settings, options_of
 
 if TYPE_CHECKING:
     import onnx

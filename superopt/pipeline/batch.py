@@ -12,21 +12,21 @@ from typing import Any
 
 from superopt import fleet as fleets
 from superopt import formats
-from superopt.fleet import Fleet, Journal
-from superopt.fleet.stamp import here, of_files
+from superopt.fleet import TaskJournal, WorkerPool
+from superopt.fleet.environment_digest import here, of_files
 from superopt.ir.disk_cache import check_cache
 from superopt.ir.errors import SuperoptError, UsageError, printable, superopt_error
 from superopt.pipeline.optimization import optimize
 from superopt.pipeline.options import MOST_PARETO, Options, Progress, pareto_paths, quiet
 
-__all__ = ["JOURNAL", "Demand", "demand_of", "optimize_all"]
+__all__ = ["JOURNAL", "ModelResourceDemand", "demand_of", "optimize_all"]
 
 JOURNAL = ".superopt.jsonl"  # of a folder of results: what is finished, so that a run that was killed goes on
 _log = logging.getLogger("superopt")
 
 
 @dataclass(frozen=True)
-class WorkerPolicy:
+class BatchWorkerPolicy:
     """What a worker is given.
 
     Attributes:
@@ -42,11 +42,11 @@ class WorkerPolicy:
     grace_seconds: float = 180.0
 
 
-POLICY = WorkerPolicy()
+POLICY = BatchWorkerPolicy()
 
 
 @dataclass(frozen=True)
-class Demand:
+class ModelResourceDemand:
     """What optimising a model may take.
 
     Attributes:
@@ -62,7 +62,7 @@ class Demand:
     files: tuple[Path, ...]
 
 
-def demand_of(path: Path, options: Options) -> Demand:
+def demand_of(path: Path, options: Options) -> ModelResourceDemand:
     """At most, roughly; a broken model takes next to nothing."""
     try:
         graph, files = formats.load_with_files(path)
@@ -71,7 +71,7 @@ def demand_of(path: Path, options: Options) -> Demand:
         weights, files = 0, (path,)
     files += () if options.rules is None else (options.rules,)
     need = POLICY.base_bytes + POLICY.copies * weights
-    return Demand(
+    return ModelResourceDemand(
         need,
         None if options.time_limit is None else 2 * options.time_limit + POLICY.grace_seconds,
         need >= POLICY.large_bytes,
@@ -80,7 +80,7 @@ def demand_of(path: Path, options: Options) -> Demand:
 
 
 def optimize_all(
-    models: Sequence[Path], out: Path, *, options: Options, fleet: Fleet | None = None, progress: Progress = quiet
+    models: Sequence[Path], out: Path, *, options: Options, fleet: WorkerPool | None = None, progress: Progress = quiet
 ) -> Iterator[dict[str, Any]]:
     """Optimise models and write each result to a folder under the model's own name; what ``pareto`` asks for beside it.
 
@@ -114,12 +114,12 @@ def optimize_all(
                 )  # fmt: skip
     out.mkdir(parents=True, exist_ok=True)
     check_cache()
-    fleet, done = fleet or Fleet(), 0
+    fleet, done = fleet or WorkerPool(), 0
 
     def told(names: Sequence[str]) -> None:
         progress(done, len(models), ", ".join(names))
 
-    with Journal(out / JOURNAL) as journal:
+    with TaskJournal(out / JOURNAL) as journal:
         tasks = (_task(path, targets[path], options) for path in models)
         for outcome in fleet.map(tasks, kept=_Results(journal), progress=told):
             try:
@@ -130,14 +130,14 @@ def optimize_all(
             yield row
 
 
-def _task(path: Path, target: Path, options: Options) -> fleets.Task[dict[str, Any]]:
+def _task(path: Path, target: Path, options: Options) -> fleets.WorkerTask[dict[str, Any]]:
     need = demand_of(path, options)
     try:
         content = of_files(need.files)
     except OSError as error:
-        return fleets.Task(_failed, (path.absolute(), error), path.name)
+        return fleets.WorkerTask(_failed, (path.absolute(), error), path.name)
     key = fleets.digest(dict(here()), content, str(target.absolute()), repr(options))
-    return fleets.Task(
+    return fleets.WorkerTask(
         _one, (path.absolute(), target.absolute(), options, content), path.name, key, need.files, need.seconds,
         need.bytes, need.last,
     )  # fmt: skip
@@ -178,7 +178,7 @@ def _weights(target: Path) -> tuple[Path, ...]:
 class _Results:
     """A journal whose rows stand for as long as their files are as they were written; failures are tried again."""
 
-    journal: Journal
+    journal: TaskJournal
 
     def get(self, key: str) -> Mapping[str, Any] | None:
         row = self.journal.get(key)

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Literal
 from superopt.cost import GraphCost
 from superopt.ir.graph import Graph
 from superopt.passes import SearchResult
-from superopt.pipeline.acceptance_policy import Decision
+from superopt.pipeline.acceptance_policy import AcceptanceDecision
 from superopt.pipeline.result_check import UNCHANGED
-from superopt.runtime.measurement import Measurement
+from superopt.runtime.paired_measurement import PairedMeasurement
 from superopt.verifier.check.differential import CheckResult
 
 if TYPE_CHECKING:
-    from superopt.pipeline.fast_algorithms import Substitution
+    from superopt.pipeline.fast_algorithm_proposals import FastAlgorithmSubstitution
     from superopt.pipeline.weight_rewrites import WeightRewrites
 
-__all__ = ["Candidate", "Proposals", "Refusal", "Stage", "first_accepted"]
+__all__ = ["Candidate", "Proposals", "CandidateRefusal", "Stage", "first_accepted"]
 
-UNDECIDED = Decision(None)
+UNDECIDED = AcceptanceDecision(None)
 Stage = Literal["run", "timing", "errors", "check", "interrupted"]
 
 
@@ -41,9 +41,9 @@ class Candidate:
     search: SearchResult
     cost: GraphCost
     weights: WeightRewrites | None = None
-    algorithms: Substitution | None = None
-    decision: Decision = UNDECIDED
-    measurement: Measurement | None = None
+    algorithms: FastAlgorithmSubstitution | None = None
+    decision: AcceptanceDecision = UNDECIDED
+    measurement: PairedMeasurement | None = None
     check: CheckResult = UNCHANGED
 
     @property
@@ -52,7 +52,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Refusal:
+class CandidateRefusal:
     """A candidate that is not returned.
 
     Attributes:
@@ -66,11 +66,11 @@ class Refusal:
     reason: str
 
 
-Proposals = Generator[Candidate, Refusal, Candidate]
+Proposals = Generator[Candidate, CandidateRefusal, Candidate]
 """Yields candidates, is sent the refusal of each, and returns the input where it proposes no more."""
 
 
-def first_accepted(proposals: Proposals, evaluate: Callable[[Candidate], Candidate | Refusal]) -> Candidate:
+def first_accepted(proposals: Proposals, evaluate: Callable[[Candidate], Candidate | CandidateRefusal]) -> Candidate:
     """The candidate loop: propose, evaluate; on a refusal propose again, with the refusal's cause excluded.
 
     Args:

@@ -10,7 +10,7 @@ import numpy as np
 
 from superopt.frontend import autodiff, training
 from superopt.frontend.training.losses import Loss
-from superopt.frontend.training.optimisers import Optimiser
+from superopt.frontend.training.optimisers import TrainingOptimiser
 from superopt.ir.graph import Graph
 from superopt.pipeline.optimization import load
 
@@ -54,7 +54,9 @@ def linearize(model: Model, at: Mapping[str, np.ndarray], outputs: Names = None,
     return autodiff.linearize(load(model), at, outputs, inputs)
 
 
-def modes(model: Model, outputs: Names = None, inputs: Names = None, *, sizes: Sizes = None) -> autodiff.ModeReport:
+def modes(
+    model: Model, outputs: Names = None, inputs: Names = None, *, sizes: Sizes = None
+) -> autodiff.JacobianModeCosts:
     """Which mode gives the whole Jacobian with less work: see :func:`superopt.frontend.autodiff.modes`."""
     return autodiff.modes(load(model), outputs, inputs, sizes=sizes)
 
@@ -62,7 +64,7 @@ def modes(model: Model, outputs: Names = None, inputs: Names = None, *, sizes: S
 def train_step(
     model: Model,
     loss: str | Loss = "mse",
-    optimizer: str | Optimiser = "sgd",
+    optimizer: str | TrainingOptimiser = "sgd",
     *,
     outputs: Names = None,
     train: Sequence[str] = ("*",),

@@ -10,19 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from superopt.formats.tensors import refuse_changed_files
+from superopt.formats.weight_data import refuse_changed_files
 from superopt.pipeline.candidate import Candidate, first_accepted
+from superopt.pipeline.candidate_evaluation import CandidateEvaluator
+from superopt.pipeline.candidate_proposals import CandidateProposer
 from superopt.pipeline.certification import certify
-from superopt.pipeline.context import Context
-from superopt.pipeline.evaluation import Evaluator
-from superopt.pipeline.fault_avoidance import avoid_runtime_fault, find_runtime_fault
 from superopt.pipeline.memory_reduction import reduce_memory
+from superopt.pipeline.optimization_context import OptimizationContext
+from superopt.pipeline.optimization_task import OptimizationTask
 from superopt.pipeline.options import FLOAT32
-from superopt.pipeline.proposals import Proposer
 from superopt.pipeline.reporting import result_of
 from superopt.pipeline.result import Result
-from superopt.pipeline.task import Task
-from superopt.verifier.check.sessions import Bench
+from superopt.pipeline.runtime_fault_avoidance import avoid_runtime_fault, find_runtime_fault
+from superopt.verifier.check.shared_weight_sessions import SharedWeightSessions
 
 __all__ = ["PASSES", "Pass", "run_passes"]
 
@@ -37,19 +37,19 @@ class Pass:
     """
 
     name: str
-    run: Callable[[Candidate, Context], Candidate]
+    run: Callable[[Candidate, OptimizationContext], Candidate]
 
 
-def rewrite(candidate: Candidate, context: Context) -> Candidate:
+def rewrite(candidate: Candidate, context: OptimizationContext) -> Candidate:
     """The candidate loop: propose, accept by timing, check; on a refusal exclude its cause and propose again."""
-    candidate = first_accepted(Proposer(context).proposals(), Evaluator(context))
+    candidate = first_accepted(CandidateProposer(context).proposals(), CandidateEvaluator(context))
     task = context.task
     if candidate.graph is task.graph and task.options.measure and candidate.measurement is None:
         return replace(candidate, measurement=context.acceptance.benchmark(task.graph, sizes=task.sizes))
     return candidate
 
 
-def choose_precision(candidate: Candidate, context: Context) -> Candidate:
+def choose_precision(candidate: Candidate, context: OptimizationContext) -> Candidate:
     """Write the candidate in mixed precision, where that is asked for and keeps to the budget of errors."""
     if context.task.options.precision == FLOAT32 or context.task.budget.interrupted:
         return candidate
@@ -74,7 +74,7 @@ PASSES: tuple[Pass, ...] = (
 )
 
 
-def run_passes(task: Task) -> Result:
+def run_passes(task: OptimizationTask) -> Result:
     """Optimise: the input is returned where nothing better is found and checked.
 
     Args:
@@ -84,8 +84,8 @@ def run_passes(task: Task) -> Result:
         InvalidModel: a file of the model changed meanwhile.
     """
     task.budget.expect(task.graph, task.typing, task.options.sizes)
-    with Bench() as bench:
-        context = Context(task, bench)
+    with SharedWeightSessions() as bench:
+        context = OptimizationContext(task, bench)
         candidate = context.input
         for each in PASSES:
             candidate = each.run(candidate, context)

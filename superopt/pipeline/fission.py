@@ -12,17 +12,17 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from superopt.ir.graph import Graph, Node
-from superopt.ir.terms import App, Term, Var, postorder, remade, variables
+from superopt.ir.terms import OperatorTerm, Term, VariableTerm, postorder, remade, variables
 from superopt.ir.types import DType, TensorType
-from superopt.memory.fission import Region, Source, grown, heads, tails
+from superopt.memory.fission import FissionRegion, FissionSearchGraph, grown, heads, tails
+from superopt.memory.fission_lowering import split
+from superopt.memory.inplace_kernels import IN_PLACE, RENAMING
 from superopt.memory.liveness import Lifetime, alive, lifetimes
-from superopt.memory.parts import split
-from superopt.memory.sharing import IN_PLACE, RENAMING
-from superopt.memory.slicing import Slicing
-from superopt.ops.infer import Applied, Typing, infer
-from superopt.rules import Rule, TensorScheme
-from superopt.verifier import ProvedAllSizes
-from superopt.verifier.prover.piecewise import prove_joined
+from superopt.memory.slicing import OperatorSlicing
+from superopt.ops.shape_inference import CanonicalNode, InferredTypes, infer
+from superopt.rules import Rule, TensorVariableType
+from superopt.verifier import ProvedVerdict
+from superopt.verifier.prover.piecewise_proofs import prove_joined
 
 __all__ = ["TARGETS", "FissionedGraph", "fissions"]
 
@@ -70,7 +70,7 @@ class FissionedGraph:
 
     graph: Graph
     peak: int
-    regions: tuple[Region, ...]
+    regions: tuple[FissionRegion, ...]
 
 
 def fissions(
@@ -171,19 +171,19 @@ class _Recipe:
     then: int
 
     @staticmethod
-    def of(source: Source, region: Region, then: int) -> _Recipe:
+    def of(source: FissionSearchGraph, region: FissionRegion, then: int) -> _Recipe:
         return _Recipe(_kinds(source, region.nodes), region.way.axis, region.parts, then)
 
-    def starts(self, source: Source, head: int, way: Slicing) -> bool:
+    def starts(self, source: FissionSearchGraph, head: int, way: OperatorSlicing) -> bool:
         """Whether a region like it may have this head."""
         return way.axis == self.axis and _kinds(source, (head,)) == self.kinds[:1]
 
-    def fits(self, source: Source, region: Region) -> bool:
+    def fits(self, source: FissionSearchGraph, region: FissionRegion) -> bool:
         """Whether a region is like it."""
         return _kinds(source, region.nodes) == self.kinds
 
 
-def _kinds(source: Source, nodes: Sequence[int]) -> tuple[tuple[str, TensorType | None], ...]:
+def _kinds(source: FissionSearchGraph, nodes: Sequence[int]) -> tuple[tuple[str, TensorType | None], ...]:
     return tuple((n.op, source.type(n.outputs[0])) for n in (source.graph.nodes[i] for i in nodes))
 
 
@@ -197,7 +197,7 @@ class _SharedSearch:
     """
 
     proofs: dict[str, bool] = field(default_factory=dict)
-    found: dict[tuple[object, ...], list[tuple[int, Region]]] = field(default_factory=dict)
+    found: dict[tuple[object, ...], list[tuple[int, FissionRegion]]] = field(default_factory=dict)
 
 
 @dataclass
@@ -208,16 +208,16 @@ class _Cutting:
     target: float
     known: _SharedSearch
     deadline: float = float("inf")
-    regions: list[Region] = field(default_factory=list)
+    regions: list[FissionRegion] = field(default_factory=list)
     parts: set[str] = field(default_factory=set)
     recipes: list[_Recipe] = field(default_factory=list)
-    _refused: list[Region] = field(default_factory=list)
-    _unproved: list[Region] = field(default_factory=list)
+    _refused: list[FissionRegion] = field(default_factory=list)
+    _unproved: list[FissionRegion] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.typing = infer(self.graph)
         self.alive = _Alive.of(self.graph, self.typing.types)
-        self.source = Source(self.graph, self.typing)
+        self.source = FissionSearchGraph(self.graph, self.typing)
 
     @property
     def peak(self) -> int:
@@ -239,14 +239,14 @@ class _Cutting:
             found = [c for c in found if not self._hopeless(c[1])]
         return False
 
-    def _ordered_candidates(self) -> list[tuple[int, Region]]:
+    def _ordered_candidates(self) -> list[tuple[int, FissionRegion]]:
         """The candidates, those that leave least alive first."""
         cuts = tuple((r.output, r.nodes, r.way.axis, r.parts) for r in self.regions)
         if cuts not in self.known.found:
             self.known.found[cuts] = sorted(self._candidates(), key=lambda c: c[0])
         return self.known.found[cuts]
 
-    def _again(self) -> Iterator[Region]:
+    def _again(self) -> Iterator[FissionRegion]:
         """Regions like those that were cut, where most is alive now."""
         for span in self._large():
             maker = self.source.maker[span.name]
@@ -266,7 +266,7 @@ class _Cutting:
         found = [s for s in self.alive.spans.values() if s.start >= 0 and s.start <= top <= s.end]
         return sorted((s for s in found if s.size > POLICY.large * most), key=lambda s: -s.size)[:3]
 
-    def _candidates(self) -> Iterator[tuple[int, Region]]:
+    def _candidates(self) -> Iterator[tuple[int, FissionRegion]]:
         """Regions around large values that are alive where most is, each with the bytes that are alive there then."""
         most = self.peak
         for span in self._large():
@@ -277,20 +277,20 @@ class _Cutting:
                         if taken < POLICY.remaining * most:
                             yield taken, region
 
-    def _whole(self, region: Region) -> bool:
+    def _whole(self, region: FissionRegion) -> bool:
         """Whether nothing of it is a part already, and a proof takes it all."""
         return region.parts * (len(region.nodes) + 2) <= POLICY.operators and not any(
             o in self.parts for i in region.nodes for o in self.source.graph.nodes[i].outputs
         )
 
-    def _around(self, maker: int, head: int, way: Slicing) -> Iterator[Region]:
+    def _around(self, maker: int, head: int, way: OperatorSlicing) -> Iterator[FissionRegion]:
         """Regions that a node is within."""
         for parts in POLICY.parts if time.monotonic() < self.deadline else ():
             if way.extent % parts and way.extent < POLICY.uneven_positions * parts:
                 continue  # one part would be much larger than the others
             yield from filter(self._whole, grown(self.source, head, way, parts, maker, POLICY.kernel_bytes))
 
-    def _then(self, region: Region) -> int:
+    def _then(self, region: FissionRegion) -> int:
         """Bytes that are alive at once while a region is computed in parts: about."""
         head = self.alive.at[region.nodes[0]]
         inside = {self.graph.nodes[i].outputs[0] for i in region.nodes}
@@ -307,14 +307,14 @@ class _Cutting:
         joined += 0 if region.output in self.source.results else own
         return base + max(region.inside + parts, joined)
 
-    def _hopeless(self, region: Region) -> bool:
+    def _hopeless(self, region: FissionRegion) -> bool:
         """Whether it was refused, or less of it in fewer parts was not proved."""
         return region in self._refused or any(
             r.output == region.output and r.way.axis == region.way.axis and len(r.nodes) <= len(region.nodes)
             and r.parts <= region.parts for r in self._unproved
         )  # fmt: skip
 
-    def _accept(self, region: Region) -> bool:
+    def _accept(self, region: FissionRegion) -> bool:
         """Cut the region, if it is worth it when done, and proved."""
         made = split(self.source, region)
         if made is not None:
@@ -325,7 +325,7 @@ class _Cutting:
             typing = infer(made.graph) if better else None
             if typing is not None and self._proved(region, made.graph, typing):
                 self.graph, self.typing, self.alive = made.graph, typing, now
-                self.source = Source(made.graph, typing)
+                self.source = FissionSearchGraph(made.graph, typing)
                 self.regions.append(region)
                 self.parts.update((region.output, *made.types))
                 return True
@@ -334,7 +334,7 @@ class _Cutting:
         self._refused.append(region)
         return False
 
-    def _proved(self, region: Region, after: Graph, typing: Typing) -> bool:
+    def _proved(self, region: FissionRegion, after: Graph, typing: InferredTypes) -> bool:
         """Whether the prover shows that the parts are the whole."""
         inside = {self.graph.nodes[i].outputs[0] for i in region.nodes}
         leaves = {n for i in region.nodes for n in self.graph.nodes[i].reads if n not in inside}
@@ -343,29 +343,29 @@ class _Cutting:
         if left is None or right is None:
             return False
         names = {n: f"x{i}" for i, n in enumerate(variables(left, right))}
-        forall: dict[str, TensorScheme] = {}
+        forall: dict[str, TensorVariableType] = {}
         for name, short in names.items():
             kind = typing.types.get(name)
             letter = _LETTERS.get(kind.dtype, "f" if kind.dtype.is_float else "") if kind is not None else ""
             if kind is None or kind.shape is None or not letter:
                 return False
-            forall[short] = TensorScheme(letter, kind.shape)
+            forall[short] = TensorVariableType(letter, kind.shape)
         sides = [_renamed(t, names) for t in (left, right)]
         key = f"{sides[0]} = {sides[1]} for {forall}"
         proofs = self.known.proofs
         if key not in proofs:
             rule = Rule("fission", forall, (), (sides[0],), (sides[1],))
-            proofs[key] = isinstance(prove_joined(rule, time_limit=POLICY.proof_seconds), ProvedAllSizes)
+            proofs[key] = isinstance(prove_joined(rule, time_limit=POLICY.proof_seconds), ProvedVerdict)
         return proofs[key]
 
 
 _LETTERS = {DType.INT64: "i", DType.BOOL: "b"}  # how rules write an element type
 
 
-def _term(graph: Graph, typing: Typing, root: str, leaves: Set[str]) -> Term | None:
+def _term(graph: Graph, typing: InferredTypes, root: str, leaves: Set[str]) -> Term | None:
     """What a value is of these."""
     forms = {o: f for n, f in zip(graph.nodes, typing.nodes, strict=True) for o in n.outputs[:1]}
-    made: dict[str, Term] = {n: Var(n) for n in leaves}
+    made: dict[str, Term] = {n: VariableTerm(n) for n in leaves}
     stack = [root]
     while stack:
         name = stack[-1]
@@ -373,14 +373,14 @@ def _term(graph: Graph, typing: Typing, root: str, leaves: Set[str]) -> Term | N
             stack.pop()
             continue
         form = forms.get(name)
-        if not isinstance(form, Applied):
+        if not isinstance(form, CanonicalNode):
             return None
         missing = [a for a in form.args if a is not None and a not in made]
         if missing:
             stack += missing
             continue
         args = tuple(None if a is None else made[a] for a in form.args)
-        made[name] = App(form.operator.name, args, tuple(sorted(form.attributes.items())))
+        made[name] = OperatorTerm(form.operator.name, args, tuple(sorted(form.attributes.items())))
         stack.pop()
     return made[root]
 
@@ -388,5 +388,5 @@ def _term(graph: Graph, typing: Typing, root: str, leaves: Set[str]) -> Term | N
 def _renamed(term: Term, names: Mapping[str, str]) -> Term:
     made: dict[Term, Term] = {}
     for t in postorder(term):
-        made[t] = Var(names[t.name]) if isinstance(t, Var) else remade(t, made)
+        made[t] = VariableTerm(names[t.name]) if isinstance(t, VariableTerm) else remade(t, made)
     return made[term]

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from superopt import cost as costs
-from superopt.formats.functions import inlined
+from superopt.formats.function_inlining import inlined
 from superopt.ir.errors import UsageError
 from superopt.ir.graph import Graph
-from superopt.ir.sizes import sizes_fed
-from superopt.ops.infer import infer
-from superopt.passes.rule_matches import DirectionMatches, matches_of
+from superopt.ir.symbolic_size_binding import sizes_fed
+from superopt.ops.shape_inference import infer
+from superopt.passes.rule_matches import RuleDirectionMatches, matches_of
 from superopt.pipeline.optimization import load
 from superopt.pipeline.options import Options, Progress, quiet
 from superopt.pipeline.shape_defaults import default_sizes
@@ -94,7 +94,7 @@ def rule_matches(
     }  # fmt: skip
 
 
-def _direction(found: DirectionMatches) -> dict[str, Any]:
+def _direction(found: RuleDirectionMatches) -> dict[str, Any]:
     return {
         "from": found.source, "to": found.target, "refusal": found.refusal, "matches": found.matches,
         "places": [{"node": p.node, "refusal": p.refusal, "gain_us": p.gain_us} for p in found.places],
@@ -102,7 +102,7 @@ def _direction(found: DirectionMatches) -> dict[str, Any]:
 
 
 def _node(
-    name: str, op: str, estimate: costs.Estimate, work: tuple[int, int], peaks: costs.Peaks | None
+    name: str, op: str, estimate: costs.CostEstimate, work: tuple[int, int], peaks: costs.DevicePeakPerformance | None
 ) -> dict[str, Any]:
     """A node's time, work and place under the roofline: ``of_roof`` is the share of what the device could reach."""
     flops, moved = work

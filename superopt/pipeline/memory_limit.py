@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 
 from superopt import cost as costs
 from superopt.ir.graph import Graph
-from superopt.ops.infer import Typing, infer
+from superopt.ops.shape_inference import InferredTypes, infer
 from superopt.passes import SearchResult
-from superopt.pipeline.log import Log
+from superopt.pipeline.report_notes import ReportNotes
 from superopt.report.quantities import bytes_text
 from superopt.rules import Rule
 
-__all__ = ["SEARCHING", "MemoryBound", "memory_bound", "needed"]
+__all__ = ["SEARCHING", "ResultMemoryLimit", "memory_bound", "needed"]
 
 SEARCHING = 256 << 20  # bytes that a search may add to the process whatever the limit: its own bookkeeping
 _TRIES = 3
@@ -26,7 +26,7 @@ _UNBOUND = 64 << 20  # bytes by which the weights may grow without a limit, besi
 
 
 @dataclass(frozen=True)
-class MemoryBound:
+class ResultMemoryLimit:
     """What a result may need, in bytes.
 
     Attributes:
@@ -45,7 +45,7 @@ class MemoryBound:
         rules: tuple[Rule, ...],
         sizes: Mapping[str, int],
         search: Callable[[tuple[Rule, ...]], SearchResult],
-        log: Log,
+        log: ReportNotes,
     ) -> SearchResult:
         """The result of searching with these rules, or with fewer, that is within the bound."""
         found = search(rules)
@@ -68,7 +68,7 @@ class MemoryBound:
         return found
 
 
-def memory_bound(graph: Graph, typing: Typing, limit: int, sizes: Mapping[str, int]) -> MemoryBound:
+def memory_bound(graph: Graph, typing: InferredTypes, limit: int, sizes: Mapping[str, int]) -> ResultMemoryLimit:
     """The bound that a limit in bytes means for a model.
 
     Args:
@@ -81,15 +81,15 @@ def memory_bound(graph: Graph, typing: Typing, limit: int, sizes: Mapping[str, i
     weights = graph.weight_bytes
     usual = weights // 10 + _UNBOUND
     if own <= limit:
-        return MemoryBound(limit, min(usual, limit - own))
+        return ResultMemoryLimit(limit, min(usual, limit - own))
     note = (
         f"the input itself needs {bytes_text(own)} of weights and activations, more than the limit of "
         f"{bytes_text(limit)}; results that need more than the input were not considered"
     )
-    return MemoryBound(own, 0, note)
+    return ResultMemoryLimit(own, 0, note)
 
 
-def needed(graph: Graph, typing: Typing | None, sizes: Mapping[str, int]) -> int:
+def needed(graph: Graph, typing: InferredTypes | None, sizes: Mapping[str, int]) -> int:
     """Bytes of weights that are present at inference, and of the activations that are alive at once."""
     done = costs.work(graph, typing or infer(graph, sizes), sizes)
     return done.weight_bytes + done.peak_activation_bytes

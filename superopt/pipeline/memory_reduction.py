@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from superopt.pipeline.acceptance_policy import Decision
+from superopt.pipeline.acceptance_policy import AcceptanceDecision
 from superopt.pipeline.candidate import Candidate
-from superopt.pipeline.context import Context
-from superopt.verifier.check.differential import EXACT, CheckResult, Slack
+from superopt.pipeline.optimization_context import OptimizationContext
+from superopt.verifier.check.differential import EXACT, CheckResult, ErrorAllowance
 
 if TYPE_CHECKING:
-    from superopt.pipeline.rematerialization import TradeoffPoint
+    from superopt.pipeline.rematerialization import MemoryTradeoffPoint
 
 __all__ = ["reduce_memory"]
 
 
-def reduce_memory(candidate: Candidate, context: Context) -> Candidate:
+def reduce_memory(candidate: Candidate, context: OptimizationContext) -> Candidate:
     """Write the candidate's graph for less memory, where that is asked for; every graph that is kept passes the check.
 
     The graphs that trade time for memory are left in ``context.pareto``.
@@ -32,7 +32,7 @@ def reduce_memory(candidate: Candidate, context: Context) -> Candidate:
     points = rematerialization.for_memory(
         after, options, task.costs, context.log, task.budget.left, timer, task.progress
     )
-    kept: list[TradeoffPoint] = []
+    kept: list[MemoryTradeoffPoint] = []
     for point in points:
         if not point.chosen and task.budget.left <= 0.0:
             continue
@@ -42,18 +42,18 @@ def reduce_memory(candidate: Candidate, context: Context) -> Candidate:
         kept.append(point)
         if point.chosen and point.graph is not after:
             search = replace(candidate.search, graph=point.graph)
-            candidate = replace(candidate, search=search, check=check, decision=Decision("memory"))
+            candidate = replace(candidate, search=search, check=check, decision=AcceptanceDecision("memory"))
     context.pareto = tuple(kept)
     return candidate
 
 
-def _check(point: TradeoffPoint, candidate: Candidate, context: Context) -> CheckResult | None:
+def _check(point: MemoryTradeoffPoint, candidate: Candidate, context: OptimizationContext) -> CheckResult | None:
     """The check of a graph; ``None`` where it does not pass."""
     task, slack = context.task, EXACT
     if not task.options.check:
         return candidate.check
     if candidate.algorithms is not None:
-        slack = Slack.of_new_nodes(candidate.algorithms.slack, point.graph, task.graph)
+        slack = ErrorAllowance.of_new_nodes(candidate.algorithms.slack, point.graph, task.graph)
     check = context.check(point.graph, slack, candidate.search.bodies)
     if check.verdict == "passed":
         return check

@@ -9,7 +9,7 @@ Two things about a file decide what ONNX Runtime's planner makes of it besides i
   way meanwhile. Where a size is not known before a run, values lie where there is room (docs/decisions/0029). *Open
   rows*: inputs pass a ``Compress`` that keeps every row, shapes that name the rows name them ``-1``, and a product with
   a vector added, which the runtime merges only at sizes that it knows, is written merged. *Hidden sizes*: for each
-  kernel by itself (:mod:`superopt.pipeline.planner_hints`).
+  kernel by itself (:mod:`superopt.pipeline.planner_size_hiding`).
 
 A candidate is taken only where it runs the very same kernels (and, once, some that say sizes), gives the same outputs
 bit for bit, and needs less: as modelled, and by what the arena is asked for.
@@ -28,25 +28,25 @@ from superopt.cost.graph_costs import least_order
 from superopt.formats.onnx_reader import shapes_alone
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph, topological_order
-from superopt.memory.arena import Arena, measured_arena
-from superopt.ops.infer import Typing, infer
-from superopt.ops.record import NotCovered
-from superopt.pipeline.memory_timeline import Footprint, footprint
-from superopt.pipeline.planner_hints import hidden_sizes, kernels
-from superopt.pipeline.symbolic_rows import open_rows, values_of_known_sizes
-from superopt.runtime.limits import refuse_unbounded
-from superopt.runtime.lowered_graph import discard_threshold, weightless_file
+from superopt.memory.arena_measurement import ArenaMeasurement, measured_arena
+from superopt.ops.operator_definition import UnsupportedNodeForm
+from superopt.ops.shape_inference import InferredTypes, infer
+from superopt.pipeline.memory_timeline import ActivationFootprint, footprint
+from superopt.pipeline.planner_size_hiding import hidden_sizes, kernels
+from superopt.pipeline.symbolic_row_dimension import open_rows, values_of_known_sizes
+from superopt.runtime.executed_graph import discard_threshold, weightless_file
 from superopt.runtime.onnx_runtime import make_session, run
+from superopt.runtime.resource_limits import refuse_unbounded
 from superopt.runtime.sample_data import feeds_for, with_values
 
-__all__ = ["ScheduledGraph", "arena_of", "arena_block", "least_memory", "orders"]
+__all__ = ["MemoryScheduledGraph", "arena_of", "arena_block", "least_memory", "orders"]
 
 _SESSIONS = 3  # more of a model, where their orders may differ
 _ASKED = 4  # graphs of which the arena is asked: a second or two each
 
 
 @dataclass(frozen=True)
-class ScheduledGraph:
+class MemoryScheduledGraph:
     """A graph with its nodes and sizes as its activations take least.
 
     Attributes:
@@ -58,15 +58,15 @@ class ScheduledGraph:
     """
 
     graph: Graph
-    before: Footprint
-    after: Footprint
+    before: ActivationFootprint
+    after: ActivationFootprint
     how: str
     asked: tuple[int, int] | None = None
 
 
 def least_memory(
     graph: Graph, *, sizes: Mapping[str, int] | None = None, deadline: float = float("inf"), alike: bool = True
-) -> ScheduledGraph:
+) -> MemoryScheduledGraph:
     """The same kernels with the least memory for activations that is found.
 
     Args:
@@ -81,26 +81,30 @@ def least_memory(
     """
     sizes = sizes or {}
     before = min(_footprints(graph, sizes), key=lambda f: f.plan.peak)
-    unchanged, run = ScheduledGraph(graph, before, before, ""), kernels(before.ran)
-    tried, least = list[ScheduledGraph](), before.plan.peak
+    unchanged, run = MemoryScheduledGraph(graph, before, before, ""), kernels(before.ran)
+    tried, least = list[MemoryScheduledGraph](), before.plan.peak
 
     for how, made, said in _candidates(graph, before, sizes, alike):
         if time.monotonic() > deadline or least <= before.bound:
             break
         try:
             after = max(_footprints(made, sizes), key=lambda f: f.plan.peak)
-        except (SuperoptError, NotCovered):  # a shape that has to be known
+        except (SuperoptError, UnsupportedNodeForm):  # a shape that has to be known
             continue
         if not alike or kernels(after.ran, said) == run:
-            tried.append(ScheduledGraph(made, before, after, how))
+            tried.append(MemoryScheduledGraph(made, before, after, how))
             least = min(least, after.plan.peak)
     better = [found for found in tried if found.after.plan.peak < before.plan.peak]
     return _best_measured(unchanged, better, sizes, deadline, alike) if better else unchanged
 
 
 def _best_measured(
-    unchanged: ScheduledGraph, found: Sequence[ScheduledGraph], sizes: Mapping[str, int], deadline: float, alike: bool
-) -> ScheduledGraph:
+    unchanged: MemoryScheduledGraph,
+    found: Sequence[MemoryScheduledGraph],
+    sizes: Mapping[str, int],
+    deadline: float,
+    alike: bool,
+) -> MemoryScheduledGraph:
     """Of what is modelled to need least, of each kind first, the one of which the arena is asked least: it decides, and
     not always as modelled. Of equals first what the prover follows, who does not know how many rows a ``Compress``
     keeps."""
@@ -128,7 +132,7 @@ def arena_block(graph: Graph, sizes: Mapping[str, int]) -> int:
     return arena_of(graph, sizes).block
 
 
-def arena_of(graph: Graph, sizes: Mapping[str, int]) -> Arena:
+def arena_of(graph: Graph, sizes: Mapping[str, int]) -> ArenaMeasurement:
     """What the arena is asked for, and what is run meanwhile.
 
     Raises:
@@ -144,15 +148,16 @@ def arena_of(graph: Graph, sizes: Mapping[str, int]) -> Arena:
     return replace(found, ran=shapes_alone(found.ran))
 
 
-def _footprints(graph: Graph, sizes: Mapping[str, int]) -> list[Footprint]:
-    """The footprint; several where sessions differ (see :class:`superopt.memory.Arena`): none may be luck."""
+def _footprints(graph: Graph, sizes: Mapping[str, int]) -> list[ActivationFootprint]:
+    """The footprint; several where sessions differ (see :class:`superopt.memory.ArenaMeasurement`): none may be
+    luck."""
     first = footprint(graph, sizes=sizes)
     varies = sum(n.op == "ReorderOutput" for n in first.ran.nodes) > 1
     return [first, *(footprint(graph, sizes=sizes) for _ in range(_SESSIONS if varies else 0))]
 
 
 def _candidates(
-    graph: Graph, found: Footprint, sizes: Mapping[str, int], alike: bool
+    graph: Graph, found: ActivationFootprint, sizes: Mapping[str, int], alike: bool
 ) -> Iterator[tuple[str, Graph, frozenset[str]]]:
     """What was done, the graph, and values in it that only say sizes."""
     typing, nothing = infer(graph, dict(sizes)), frozenset[str]()
@@ -165,7 +170,7 @@ def _candidates(
                 named, rows = True, open_rows(graph, typing, named=True) or rows
                 opened = footprint(rows, sizes=sizes)
             again = values_of_known_sizes(opened, graph.producer.keys())
-        except (SuperoptError, NotCovered):  # a shape that has to be known
+        except (SuperoptError, UnsupportedNodeForm):  # a shape that has to be known
             rows = None
     if rows is not None:
         yield "open rows", open_rows(graph, typing, again, named=named) or rows, nothing
@@ -183,7 +188,7 @@ def _candidates(
             yield "order, hidden sizes", made.graph, made.said
 
 
-def orders(graph: Graph, typing: Typing, sizes: Mapping[str, int]) -> Iterator[Graph]:
+def orders(graph: Graph, typing: InferredTypes, sizes: Mapping[str, int]) -> Iterator[Graph]:
     """The graph in its order of least memory, both ways round; a file that has it already is not run in it, perhaps."""
     found = least_order(graph, typing, sizes)
     nodes = tuple(graph.nodes[i] for i in found)

@@ -12,27 +12,27 @@ import numpy as np
 from superopt import cost as costs
 from superopt.ir.errors import InvalidModel, SuperoptError, Unsupported, printable
 from superopt.ir.graph import Graph, Node
-from superopt.ir.sizes import sizes_fed
+from superopt.ir.symbolic_size_binding import sizes_fed
 from superopt.ir.types import TensorType
+from superopt.memory.inplace_kernels import IN_PLACE, RENAMING
 from superopt.memory.liveness import Lifetime, alive, lifetimes, unavoidable
-from superopt.memory.order import as_executed
-from superopt.memory.planner import Plan, planned
-from superopt.memory.sharing import IN_PLACE, RENAMING
-from superopt.ops.infer import infer
-from superopt.ops.record import NotCovered
+from superopt.memory.runtime_execution_order import as_executed
+from superopt.memory.runtime_memory_planner import ActivationMemoryPlan, planned
+from superopt.ops.operator_definition import UnsupportedNodeForm
+from superopt.ops.shape_inference import infer
 from superopt.pipeline.options import Options
 from superopt.pipeline.shape_defaults import default_sizes
-from superopt.runtime.limits import LARGE, refuse_unbounded
-from superopt.runtime.lowered_graph import lowered_without_weights, type_values
+from superopt.runtime.executed_graph import lowered_without_weights, type_values
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.protocol import released
+from superopt.runtime.resource_limits import LARGE, refuse_unbounded
 from superopt.runtime.sample_data import feeds_for
 
-__all__ = ["Footprint", "footprint", "footprint_data", "footprint_of", "footprints", "memory_report"]
+__all__ = ["ActivationFootprint", "footprint", "footprint_data", "footprint_of", "footprints", "memory_report"]
 
 
 @dataclass(frozen=True)
-class Footprint:
+class ActivationFootprint:
     """A model's activations in ONNX Runtime.
 
     Attributes:
@@ -44,7 +44,7 @@ class Footprint:
     """
 
     ran: Graph
-    plan: Plan
+    plan: ActivationMemoryPlan
     values: tuple[Lifetime, ...]
     types: Mapping[str, TensorType]
     known: Mapping[str, TensorType]
@@ -77,7 +77,7 @@ class Footprint:
         return [held + n for n in self.plan.occupied] or [held]
 
 
-def footprint(graph: Graph, *, sizes: Mapping[str, int] | None = None) -> Footprint:
+def footprint(graph: Graph, *, sizes: Mapping[str, int] | None = None) -> ActivationFootprint:
     """What ONNX Runtime makes of a model.
 
     Args:
@@ -90,7 +90,7 @@ def footprint(graph: Graph, *, sizes: Mapping[str, int] | None = None) -> Footpr
     refuse_unbounded(graph, sizes or {})
     try:
         feeds = feeds_for(graph, sizes or {})
-    except NotCovered as error:
+    except UnsupportedNodeForm as error:
         raise Unsupported(f"{error}, so that nothing says how much memory the model takes") from error
     try:
         return footprint_of(lowered_without_weights(graph), graph, feeds, sizes=sizes)
@@ -102,7 +102,7 @@ def footprint(graph: Graph, *, sizes: Mapping[str, int] | None = None) -> Footpr
 
 def footprint_of(
     ran: Graph, graph: Graph, feeds: Mapping[str, np.ndarray], *, sizes: Mapping[str, int] | None = None
-) -> Footprint:
+) -> ActivationFootprint:
     """The footprint of a model of which it is known what is run (two sessions may differ in their order).
 
     Args:
@@ -125,7 +125,7 @@ def footprint_of(
     held = dict.fromkeys([*(v.name for v in spans if v.start < 0 or v.end >= len(own.nodes)), *inputs])
     values = [Lifetime(n, _bytes(types, n), -1, len(own.nodes)) for n in held]
     values += [v for v in spans if v.name not in held]
-    return Footprint(own, plan, tuple(_overwritten(own, types, values)), types, found.beforehand)
+    return ActivationFootprint(own, plan, tuple(_overwritten(own, types, values)), types, found.beforehand)
 
 
 def _sized(graph: Graph, feeds: Mapping[str, np.ndarray]) -> Graph:
@@ -211,7 +211,7 @@ def memory_report(before: Graph, after: Graph, options: Options) -> dict[str, An
         return None
     try:
         return footprints(before, after, sizes=options.sizes)
-    except (SuperoptError, NotCovered):
+    except (SuperoptError, UnsupportedNodeForm):
         return None
 
 

@@ -21,13 +21,13 @@ from superopt import report
 from superopt.ir.errors import InvalidModel, ResourceLimit, Unsupported, UsageError
 from superopt.ir.graph import Graph
 from superopt.ir.types import DType
-from superopt.ops.infer import infer
+from superopt.ops.shape_inference import infer
 from superopt.passes.mixed_precision import (
     POLICY,
     WIDE,
-    Magnitudes,
-    Precision,
-    Reason,
+    Float32Reason,
+    PrecisionAssignment,
+    ValueMagnitudes,
     choose,
     lowered,
     of_bytes,
@@ -37,13 +37,13 @@ from superopt.passes.mixed_precision import (
     switched,
     watched,
 )
-from superopt.pipeline.acceptance_policy import Decision
+from superopt.pipeline.acceptance_policy import AcceptanceDecision
 from superopt.pipeline.candidate import Candidate
-from superopt.pipeline.context import Context
+from superopt.pipeline.optimization_context import OptimizationContext
 from superopt.runtime.protocol import LoadedModel, runtime_named
-from superopt.verifier.check.check_plan import CheckResult
-from superopt.verifier.check.output_errors import OutputError, OutputErrors, error_of, steered_inputs
-from superopt.verifier.check.sessions import Arrays, Bench, attempt
+from superopt.verifier.check.check_settings import CheckResult
+from superopt.verifier.check.output_errors import MaximumOutputError, OutputErrorMeasurement, error_of, steered_inputs
+from superopt.verifier.check.shared_weight_sessions import Arrays, SharedWeightSessions, attempt
 
 __all__ = ["in_mixed_precision"]
 
@@ -54,7 +54,7 @@ _NOTHING = 1e-12  # of an error, so that it divides
 _NAMED = 4  # operators that a report names for a reason
 
 
-def in_mixed_precision(candidate: Candidate, context: Context) -> Candidate:
+def in_mixed_precision(candidate: Candidate, context: OptimizationContext) -> Candidate:
     """The candidate in the mixed precision that the options ask for; as it is, with a note, where there is none."""
     half = _TYPES[context.task.options.precision]
     context.task.progress(0, None, "choosing precision")
@@ -86,10 +86,10 @@ def _unsupported(graph: Graph, half: DType) -> str:
 class _Outcome:
     """A choice that keeps to the budget: its graph, its cost, and the largest error that was measured."""
 
-    choice: Precision
+    choice: PrecisionAssignment
     graph: Graph
     cost: int
-    error: OutputError
+    error: MaximumOutputError
 
 
 class _MixedPrecision:
@@ -101,7 +101,7 @@ class _MixedPrecision:
         half: the type of half precision.
     """
 
-    def __init__(self, candidate: Candidate, context: Context, half: DType) -> None:
+    def __init__(self, candidate: Candidate, context: OptimizationContext, half: DType) -> None:
         self.candidate, self.context, self.half = candidate, context, half
         self.task, self.bench = context.task, context.bench
         self.graph = candidate.graph
@@ -110,7 +110,7 @@ class _MixedPrecision:
         self.processor = self.task.costs.backend.processor
         # ONNX Runtime puts casts around operators of float16 on the processor, and around none of bfloat16.
         self.runs_half = half == DType.FLOAT16
-        self.judge = OutputErrors(
+        self.judge = OutputErrorMeasurement(
             self.task.graph, self.bench, seed=self.task.options.seed, sizes=self.task.sizes, inputs=POLICY.inputs,
             extreme=POLICY.extreme, kept_bytes=POLICY.kept_bytes,
         )  # fmt: skip
@@ -124,7 +124,7 @@ class _MixedPrecision:
     def _has_time(self) -> bool:
         return self.task.budget.left > 0.0 and not self.task.budget.interrupted
 
-    def _observed(self) -> dict[str, Magnitudes]:
+    def _observed(self) -> dict[str, ValueMagnitudes]:
         """Magnitudes of the values on all inputs, and on steered ones."""
         probe = watched(self.graph, self.typing)
         session = self.bench.session(probe.graph, optimise=False)
@@ -168,7 +168,7 @@ class _MixedPrecision:
             timed = self.context.acceptance.benchmark(best.graph, sizes=self.task.sizes)
         return replace(
             self.candidate, search=search, cost=self.context.cost_of(best.graph), check=check, measurement=timed,
-            decision=Decision("precision"),
+            decision=AcceptanceDecision("precision"),
         )  # fmt: skip
 
     def _best(self) -> _Outcome | None:
@@ -220,19 +220,19 @@ class _MixedPrecision:
             refused.add(key)
         return best
 
-    def _expected(self, choice: Precision, errors: Mapping[str, float]) -> float:
+    def _expected(self, choice: PrecisionAssignment, errors: Mapping[str, float]) -> float:
         """The error of a choice, by those of its values."""
         rounded = {n for operand in choice.nodes.values() for n in operand.names} | choice.weights
         rounded |= {o for i in choice.nodes for o in self.graph.nodes[i].outputs}
         rounded -= {o for i in choice.nodes.keys() & self.found.exact for o in self.graph.nodes[i].outputs}
         return sqrt(sum(errors.get(n, 0.0) ** 2 for n in rounded))
 
-    def _is_everything(self, choice: Precision) -> bool:
+    def _is_everything(self, choice: PrecisionAssignment) -> bool:
         return choice.nodes.keys() == self.found.nodes.keys() and choice.weights == self.found.weights
 
     # -- errors ----------------------------------------------------------------------------------------------------
 
-    def _measured(self, made: Graph, choice: Precision) -> tuple[OutputError, int | None]:
+    def _measured(self, made: Graph, choice: PrecisionAssignment) -> tuple[MaximumOutputError, int | None]:
         """The largest error of a choice, as ONNX Runtime runs it, and with every result rounded; and the input on which
         it exceeds the budget."""
         runs: list[tuple[Callable[[Arrays], Arrays | None], int]] = []
@@ -268,14 +268,14 @@ class _MixedPrecision:
 
     # -- the report ------------------------------------------------------------------------------------------------
 
-    def _reported(self, best: _Outcome) -> report.Precision:
+    def _reported(self, best: _Outcome) -> report.MixedPrecisionReport:
         choice, graph = best.choice, self.graph
         weights = {n: w.type.nbytes or 0 for n, w in graph.constants.items() if w.type.dtype == WIDE}
-        unchosen = Reason("budget", "half precision would save too little for its errors, or for its Casts")
+        unchosen = Float32Reason("budget", "half precision would save too little for its errors, or for its Casts")
         left = dict.fromkeys(sorted(self.found.nodes.keys() - choice.nodes.keys()), unchosen)
         kept = [(graph.nodes[i].name or graph.nodes[i].op, why) for i, why in {**self.found.kept, **left}.items()]
         stored = [(n, self.found.values.get(n, unchosen)) for n in weights if n not in choice.weights]
-        return report.Precision(
+        return report.MixedPrecisionReport(
             str(self.half), self.budget, best.error.relative, POLICY.inputs, len(choice.nodes), len(graph.nodes),
             sum(weights[n] for n in choice.weights), sum(weights.values()), len(best.graph.nodes) - len(graph.nodes),
             (*_grouped("operators", kept), *_grouped("weights", stored)),
@@ -323,7 +323,9 @@ class _SingleErrors:
         runs: that an input may take. Where values are more, neighbours are rounded together.
     """
 
-    def __init__(self, graph: Graph, values: Sequence[str], half: DType, bench: Bench, runs: int) -> None:
+    def __init__(
+        self, graph: Graph, values: Sequence[str], half: DType, bench: SharedWeightSessions, runs: int
+    ) -> None:
         self._probe = switched(graph, values, half)
         self._session = bench.session(self._probe.graph, optimise=False)
         size = max(1, -(-len(values) // runs))
@@ -366,14 +368,14 @@ def _ran(session: LoadedModel, names: Sequence[str], feeds: Arrays) -> Arrays | 
         return None
 
 
-def _kinds(reasons: Iterable[Reason]) -> dict[str, int]:
+def _kinds(reasons: Iterable[Float32Reason]) -> dict[str, int]:
     """How many reasons there are of each kind, most frequent first."""
     return dict(Counter(r.kind for r in reasons).most_common())
 
 
-def _grouped(what: str, kept: Sequence[tuple[str, Reason]]) -> Iterator[report.Kept]:
+def _grouped(what: str, kept: Sequence[tuple[str, Float32Reason]]) -> Iterator[report.Float32ReasonReport]:
     """What stays in float32, by kinds of reasons."""
     for kind, count in _kinds(why for _, why in kept).items():
         of_kind = [(name, why.text) for name, why in kept if why.kind == kind]
         where = tuple(name for name, _ in of_kind[:_NAMED])
-        yield report.Kept(what, kind, count, of_kind[0][1], where)
+        yield report.Float32ReasonReport(what, kind, count, of_kind[0][1], where)

@@ -13,26 +13,26 @@ from superopt import formats
 from superopt.ir.disk_cache import check_cache
 from superopt.ir.errors import ResourceLimit, Unsupported, UsageError, printable, system_limits
 from superopt.ir.graph import Graph
-from superopt.ir.interpreter import rarely_collected
-from superopt.ir.poly import symbols
+from superopt.ir.interpreter_settings import rarely_collected
+from superopt.ir.size_polynomial import symbols
 from superopt.ir.temporary import remove_abandoned
 from superopt.ir.types import TensorType
 from superopt.ops import REGISTRY
-from superopt.ops.infer import Applied, Barrier, Typing, infer
-from superopt.pipeline.budget import TimeBudget
+from superopt.ops.shape_inference import CanonicalNode, InferredTypes, OpaqueNode, infer
 from superopt.pipeline.driver import run_passes
-from superopt.pipeline.functions import inline_functions, restore_calls
-from superopt.pipeline.opset import written_at_opset
+from superopt.pipeline.function_inlining import inline_functions, restore_calls
+from superopt.pipeline.keyword_options import options_of
+from superopt.pipeline.opset_conversion import written_at_opset
+from superopt.pipeline.optimization_task import OptimizationTask
 from superopt.pipeline.options import ALGORITHMS, EFFORTS, VALUES, Options, Progress, quiet
 from superopt.pipeline.result import Result
-from superopt.pipeline.settings import options_of
 from superopt.pipeline.shape_defaults import default_sizes
-from superopt.pipeline.task import Task
-from superopt.rules import Library, load_library
+from superopt.pipeline.time_budget import TimeBudget
+from superopt.rules import RuleLibrary, load_library
 from superopt.rules.peepholes import peephole_library
-from superopt.runtime.limits import refuse_unbounded
-from superopt.runtime.numeric_libraries import one_blas_thread
-from superopt.verifier.solver import require_solver
+from superopt.runtime.blas_threads import one_blas_thread
+from superopt.runtime.resource_limits import refuse_unbounded
+from superopt.verifier.z3_solver import require_solver
 
 if TYPE_CHECKING:
     import onnx
@@ -103,7 +103,7 @@ def optimize(
         raise (error.within(str(model)) if isinstance(model, str | Path) else error) from None
     if options.strict:
         _refuse_opaque(graph, typing)
-    library = select_rules(options, {n.operator.name for n in typing.nodes if isinstance(n, Applied)})
+    library = select_rules(options, {n.operator.name for n in typing.nodes if isinstance(n, CanonicalNode)})
     sizes = default_sizes(graph, options.sizes)
     began = time.monotonic()
     with costs.for_target(
@@ -117,11 +117,13 @@ def optimize(
     ) as model_costs:
         budget.extend(time.monotonic() - began)
         notes = (*written, *notes, *_unknown_sizes(graph, options.sizes))
-        result = run_passes(Task(graph, typing, library, model_costs, options, progress, budget, sizes, notes))
+        result = run_passes(
+            OptimizationTask(graph, typing, library, model_costs, options, progress, budget, sizes, notes)
+        )
     return restore_calls(result, given, before, options)
 
 
-def select_rules(options: Options, operators: Collection[str] = REGISTRY) -> Library:
+def select_rules(options: Options, operators: Collection[str] = REGISTRY) -> RuleLibrary:
     """The library the options ask for. Rules of the user's own are proved, or tested exactly, before they are used.
 
     Args:
@@ -148,9 +150,9 @@ def select_rules(options: Options, operators: Collection[str] = REGISTRY) -> Lib
     return admit(library)
 
 
-def _refuse_opaque(graph: Graph, typing: Typing) -> None:
+def _refuse_opaque(graph: Graph, typing: InferredTypes) -> None:
     for node, known in zip(graph.nodes, typing.nodes, strict=True):
-        if isinstance(known, Barrier):
+        if isinstance(known, OpaqueNode):
             raise Unsupported(
                 f"{node.op} is not understood: {known.reason}",
                 where=f"node {node.name!r}",

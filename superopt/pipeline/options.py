@@ -9,13 +9,26 @@ from pathlib import Path
 
 from superopt import TIME_LIMIT
 from superopt.ir.errors import InvalidOption, printable
-from superopt.rules.floats import MODES
+from superopt.rules.float_verdicts import MODES
 from superopt.runtime.protocol import RUNTIMES
 
 __all__ = [
-    "ALGORITHMS", "EFFORTS", "FLOAT32", "FUNCTIONS", "MOST_PARETO", "OBJECTIVES", "PRECISIONS", "VALUES", "Effort",
-    "Options", "Progress", "pareto_paths", "bytes_of", "one_of", "quiet",
-]  # fmt: skip
+    "ALGORITHMS",
+    "EFFORTS",
+    "FLOAT32",
+    "FUNCTIONS",
+    "MOST_PARETO",
+    "OBJECTIVES",
+    "PRECISIONS",
+    "VALUES",
+    "EffortBudget",
+    "Options",
+    "Progress",
+    "pareto_paths",
+    "bytes_of",
+    "one_of",
+    "quiet",
+]
 
 ALGORITHMS = "algorithms"  # what ``disable`` calls those with fewer multiplications
 VALUES = "values"  # and rewrites by the elements of weights
@@ -28,7 +41,7 @@ Progress = Callable[[int, int | None, str], None]
 
 
 @dataclass(frozen=True)
-class Effort:
+class EffortBudget:
     """Budgets that count work, but for the benchmark's.
 
     Attributes:
@@ -47,10 +60,10 @@ class Effort:
     one_pass: bool = False
 
 
-EFFORTS: Mapping[str, Effort] = {
-    "quick": Effort(20_000, 1 / 3, timing_seconds=1.5, one_pass=True),
-    "default": Effort(200_000, 1.0),
-    "thorough": Effort(2_000_000, 10.0),
+EFFORTS: Mapping[str, EffortBudget] = {
+    "quick": EffortBudget(20_000, 1 / 3, timing_seconds=1.5, one_pass=True),
+    "default": EffortBudget(200_000, 1.0),
+    "thorough": EffortBudget(2_000_000, 10.0),
 }
 
 
@@ -80,8 +93,8 @@ class Options:
             whatever the numbers, "standard" also where the conditions of its safety are known to hold or are checked,
             "fast" wherever it is true of the reals and moderate numbers stay finite. Likewise algorithms with fewer
             multiplications: "strict" uses none, the others within a budget of errors
-            (:mod:`superopt.pipeline.fast_algorithms`), and rewrites by weights' elements: "strict" takes no running
-            value to be finite, so 0·x is 0 nowhere (:mod:`superopt.pipeline.weight_rewrites`).
+            (:mod:`superopt.pipeline.fast_algorithm_proposals`), and rewrites by weights' elements: "strict" takes no
+            running value to be finite, so 0·x is 0 nowhere (:mod:`superopt.pipeline.weight_rewrites`).
         effort: work budgets of the search, in :data:`EFFORTS`.
         runtime: what the model will run in: prices, the final paired benchmark, and a part of the check are its own.
         objective: "memory": the result is written so that its activations take least in ONNX Runtime, values computed

@@ -13,19 +13,19 @@ from typing import Any
 import numpy as np
 
 from superopt import formats
-from superopt.cost.cost_model import DeviceTimer
+from superopt.cost.cost_model import DeviceGraphTimer
 from superopt.ir.errors import Unsupported
 from superopt.ir.graph import Graph
-from superopt.ir.sizes import sizes_fed
+from superopt.ir.symbolic_size_binding import sizes_fed
 from superopt.pipeline.acceptance_policy import uncertainty_of
-from superopt.runtime.limits import LARGE, give_back, refuse_unbounded
-from superopt.runtime.measurement import Measurement
+from superopt.runtime.crash_isolation import risk_of
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.paired_benchmark import SETTLED, Clock, Enough, PairedTimes, time_loadings
-from superopt.runtime.protocol import BoundModel, Runtime
-from superopt.runtime.unsafe_models import risk_of
+from superopt.runtime.paired_measurement import PairedMeasurement
+from superopt.runtime.protocol import InputBoundModel, Runtime
+from superopt.runtime.resource_limits import LARGE, give_back, refuse_unbounded
 from superopt.verifier.check.differential import make_inputs
-from superopt.verifier.check.sessions import Bench
+from superopt.verifier.check.shared_weight_sessions import SharedWeightSessions
 
 __all__ = ["LARGE", "clock_of", "measure", "measurement_of", "refuse_fatal", "runnable"]
 
@@ -43,13 +43,13 @@ def measure(
     burst: int = 3,
     threads: int = 1,
     time_limit: float = 30.0,
-    device: DeviceTimer | None = None,
+    device: DeviceGraphTimer | None = None,
     runtime: Runtime = ONNX_RUNTIME,
-    looks: Mapping[int, Callable[[Measurement], bool]] = MappingProxyType({}),
+    looks: Mapping[int, Callable[[PairedMeasurement], bool]] = MappingProxyType({}),
     loadings: int = 1,
-    enough: Callable[[Measurement], bool] = lambda measured: False,
-    bench: Bench | None = None,
-) -> Measurement:
+    enough: Callable[[PairedMeasurement], bool] = lambda measured: False,
+    bench: SharedWeightSessions | None = None,
+) -> PairedMeasurement:
     """Time two graphs side by side in a runtime with all its own optimisations, or on another device.
 
     With one thread the clock is the thread's CPU time, which other load on the machine does not disturb.
@@ -80,10 +80,10 @@ def measure(
     feeds: Mapping[str, np.ndarray[Any, Any]] = make_inputs(before, seed, "normal", sizes=sizes_fed(before, sizes))
     if device is not None:
         return measurement_of(device.time_models((before, after), feeds, sizes, rounds=rounds, time_limit=time_limit))
-    with Bench() if bench is None else nullcontext(bench) as given:
+    with SharedWeightSessions() if bench is None else nullcontext(bench) as given:
         refuse_fatal((before, after), feeds, given)
 
-        def loaded() -> list[BoundModel]:
+        def loaded() -> list[InputBoundModel]:
             made = given.loaded_all((before, after), runtime, threads=threads, keep=loadings == 1)
             return [m.bound(feeds) for m in made]
 
@@ -97,7 +97,7 @@ def measure(
     return measurement_of(result)
 
 
-def refuse_fatal(graphs: Iterable[Graph], feeds: Mapping[str, np.ndarray], bench: Bench) -> None:
+def refuse_fatal(graphs: Iterable[Graph], feeds: Mapping[str, np.ndarray], bench: SharedWeightSessions) -> None:
     """Raise Unsupported where running a graph on these inputs, which are to be timed here, ends the process."""
     for graph in graphs:
         risk = risk_of(graph)
@@ -110,14 +110,14 @@ def clock_of(threads: int) -> Clock:
     return "cpu" if threads == 1 else "wall"
 
 
-def _stop_condition(enough: Callable[[Measurement], bool]) -> Enough:
+def _stop_condition(enough: Callable[[PairedMeasurement], bool]) -> Enough:
     return lambda result: enough(measurement_of(result))
 
 
-def measurement_of(result: PairedTimes) -> Measurement:
+def measurement_of(result: PairedTimes) -> PairedMeasurement:
     """What a paired benchmark says of its first two models."""
     ratios = [row[1] / row[0] for row in result.samples]
-    found = Measurement(
+    found = PairedMeasurement(
         result.ms[0], result.ms[1], result.ratios[1], result.rounds, result.spread[1],
         dict(result.circumstances), stdev(ratios) if len(ratios) > 1 else 0.0, result.loadings,
     )  # fmt: skip

@@ -7,13 +7,13 @@ from functools import partial
 from typing import Any
 
 from superopt.frontend import pytorch
-from superopt.frontend.pytorch import Explanation, explain, from_torch
+from superopt.frontend.pytorch import TorchCompileReport, explain, from_torch
 from superopt.ir.graph import Graph
+from superopt.pipeline.keyword_options import options_of
 from superopt.pipeline.optimization import optimize
 from superopt.pipeline.options import Options
-from superopt.pipeline.settings import options_of
 
-__all__ = ["Explanation", "backend", "explain", "from_torch"]
+__all__ = ["TorchCompileReport", "backend", "explain", "from_torch"]
 
 QUICK = {"effort": "quick", "time_limit": 30.0}
 

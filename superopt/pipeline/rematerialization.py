@@ -13,31 +13,31 @@ from superopt.cost import CostModel
 from superopt.cost.graph_costs import task_of, work
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph, structural_hash
-from superopt.memory.copies import PlannedGraph
-from superopt.memory.planner import block_of
 from superopt.memory.remat import ROWS, front
-from superopt.memory.schedule_plan import Timetable, original_timetable
-from superopt.memory.shape_guards import OPSET
-from superopt.ops.infer import infer
-from superopt.ops.record import NotCovered
+from superopt.memory.rematerialization_graph import RematerializationInputGraph
+from superopt.memory.rematerialization_schedule import RematerializationSchedule, original_timetable
+from superopt.memory.runtime_memory_planner import block_of
+from superopt.memory.size_hiding_reshapes import OPSET
+from superopt.ops.operator_definition import UnsupportedNodeForm
+from superopt.ops.shape_inference import infer
 from superopt.pipeline.acceptance_policy import POLICY, doubt_of, too_slow_for_memory
-from superopt.pipeline.log import Log
 from superopt.pipeline.memory_schedule import arena_block, least_memory
 from superopt.pipeline.memory_timeline import footprint
 from superopt.pipeline.options import EFFORTS, Options, Progress
-from superopt.pipeline.schedule_lowering import RealisedPlan, realised
+from superopt.pipeline.rematerialization_lowering import RematerializedGraph, realised
+from superopt.pipeline.report_notes import ReportNotes
 from superopt.report.quantities import bytes_text
-from superopt.runtime.limits import LARGE
-from superopt.runtime.measurement import Measurement
+from superopt.runtime.paired_measurement import PairedMeasurement
+from superopt.runtime.resource_limits import LARGE
 
 if TYPE_CHECKING:
     from superopt.pipeline.fission import FissionedGraph
 
-__all__ = ["TradeoffPoint", "for_memory", "smallest_points", "points"]
+__all__ = ["MemoryTradeoffPoint", "for_memory", "smallest_points", "points"]
 
 
 @dataclass(frozen=True)
-class MemoryPolicy:
+class RematerializationPolicy:
     """The numbers that decide which plans are written for less memory.
 
     Attributes:
@@ -65,12 +65,12 @@ class MemoryPolicy:
     attempts: int = 5
 
 
-PLANS = MemoryPolicy()
-Timer = Callable[[Graph, Graph], "Measurement | None"]
+PLANS = RematerializationPolicy()
+Timer = Callable[[Graph, Graph], "PairedMeasurement | None"]
 
 
 @dataclass(frozen=True)
-class TradeoffPoint:
+class MemoryTradeoffPoint:
     """A graph that computes the same, what it needs, and at which price.
 
     Attributes:
@@ -86,17 +86,17 @@ class TradeoffPoint:
     bytes: int
     us: float
     how: str
-    measured: Measurement | None = None
+    measured: PairedMeasurement | None = None
     chosen: bool = False
 
-    def timed(self, given: Graph, timer: Timer) -> TradeoffPoint:
+    def timed(self, given: Graph, timer: Timer) -> MemoryTradeoffPoint:
         """The point with its measurement beside the graph given; what cannot be timed counts as modelled."""
         return self if self.measured is not None else replace(self, measured=timer(given, self.graph))
 
-    def reported(self, fastest: TradeoffPoint) -> report.Tradeoff:
+    def reported(self, fastest: MemoryTradeoffPoint) -> report.MemoryTimeTradeoffReport:
         """The point beside the fastest."""
         timed = self.measured
-        return report.Tradeoff(
+        return report.MemoryTimeTradeoffReport(
             self.bytes, self.us / fastest.us if fastest.us else 1.0, None if timed is None else timed.ratio,
             None if timed is None or timed.runs < POLICY.fewest_rounds else doubt_of(timed), self.how,
             structural_hash(self.graph),
@@ -104,7 +104,7 @@ class TradeoffPoint:
 
 
 @dataclass(frozen=True, eq=False)
-class MemoryPlan:
+class RematerializationPlan:
     """A way of computing a graph that takes less memory and more time.
 
     Attributes:
@@ -114,8 +114,8 @@ class MemoryPlan:
         how: what was done.
     """
 
-    planned: PlannedGraph
-    table: Timetable
+    planned: RematerializationInputGraph
+    table: RematerializationSchedule
     us: float
     how: str
 
@@ -130,7 +130,7 @@ class MemoryPlan:
         return block_of(self.planned.task, self.table)
 
 
-class MemoryPlanWriter:
+class RematerializationPlanWriter:
     """A graph of which plans are written, and what is known of it.
 
     Attributes:
@@ -149,15 +149,15 @@ class MemoryPlanWriter:
         given, least = found.asked or (arena_block(graph, sizes), 0)
         self.planned = task_of(graph, model.recorded or model, typing, sizes=sizes)
         self.us = sum(op.us for op in self.planned.task.ops)
-        self.first = [TradeoffPoint(graph, self.weights + self.held + given, self.us, "")]
+        self.first = [MemoryTradeoffPoint(graph, self.weights + self.held + given, self.us, "")]
         if found.how:
-            self.first.append(TradeoffPoint(found.graph, self.weights + self.held + least, self.us, found.how))
+            self.first.append(MemoryTradeoffPoint(found.graph, self.weights + self.held + least, self.us, found.how))
 
     def left(self) -> float:
         """Seconds."""
         return self.deadline - time.monotonic()
 
-    def plans(self, most: int | None = None) -> list[MemoryPlan]:
+    def plans(self, most: int | None = None) -> list[RematerializationPlan]:
         """Plans each of which takes less time, less memory alive at once or a smaller block than any other, by rising
         time; the order given is left out.
 
@@ -171,13 +171,13 @@ class MemoryPlanWriter:
         found += split
         for plan in split:
             found += self._with_recomputation(plan.planned, plan.us, "fission, recomputation", most, len(split))
-        kept: list[MemoryPlan] = []
+        kept: list[RematerializationPlan] = []
         for plan in sorted(found, key=lambda p: (p.us, p.block)):
             if all(plan.block < k.block or plan.peak < k.peak for k in kept):
                 kept.append(plan)
         return kept
 
-    def _with_fission(self) -> Iterator[MemoryPlan]:
+    def _with_fission(self) -> Iterator[RematerializationPlan]:
         """Plans in which regions are computed in parts."""
         from superopt.pipeline.fission import fissions  # here, because it loads the prover
 
@@ -185,34 +185,36 @@ class MemoryPlanWriter:
             if self.left() <= 0.0:
                 return
             planned = task_of(made.graph, self.model.recorded or self.model, sizes=self.sizes)
-            yield MemoryPlan(planned, original_timetable(planned.task), self.price(made, planned), "fission")
+            yield RematerializationPlan(planned, original_timetable(planned.task), self.price(made, planned), "fission")
 
-    def price(self, made: FissionedGraph, planned: PlannedGraph) -> float:
+    def price(self, made: FissionedGraph, planned: RematerializationInputGraph) -> float:
         """Modelled microseconds of a graph with regions in parts, beyond those of the graph given."""
         return sum(op.us for op in planned.task.ops) - self.us
 
     def _with_recomputation(
-        self, planned: PlannedGraph, us: float, how: str, most: int | None, among: int = 1
-    ) -> Iterator[MemoryPlan]:
+        self, planned: RematerializationInputGraph, us: float, how: str, most: int | None, among: int = 1
+    ) -> Iterator[RematerializationPlan]:
         """Plans that compute values of a graph again, one of so many graphs that share work and time."""
         found = front(planned.task, rows=self.rows // among, seconds=self.planning * self.left() / among, enough=most)
-        yield from (MemoryPlan(planned, t, us + t.us, how) for t in found[1:])
+        yield from (RematerializationPlan(planned, t, us + t.us, how) for t in found[1:])
 
-    def write(self, plan: MemoryPlan) -> TradeoffPoint | None:
+    def write(self, plan: RematerializationPlan) -> MemoryTradeoffPoint | None:
         """A plan, written; ``None`` where ONNX Runtime does not take it."""
         try:
             if plan.how == "fission":
                 made, how = self._in_parts(plan)
             else:
                 made, how = realised(plan.planned, plan.table, sizes=self.sizes, deadline=self.deadline), plan.how
-        except (SuperoptError, NotCovered):  # a size that has to be known
+        except (SuperoptError, UnsupportedNodeForm):  # a size that has to be known
             return None
-        return TradeoffPoint(made.graph, self.weights + self.held + made.block, self.us + plan.us, how)
+        return MemoryTradeoffPoint(made.graph, self.weights + self.held + made.block, self.us + plan.us, how)
 
-    def _in_parts(self, plan: MemoryPlan) -> tuple[RealisedPlan, str]:
+    def _in_parts(self, plan: RematerializationPlan) -> tuple[RematerializedGraph, str]:
         """A plan with regions in parts as it takes least: in an order of its own, or in one that guards see to."""
         found = least_memory(plan.planned.graph, sizes=self.sizes, deadline=self.deadline, alike=False)
-        least = RealisedPlan(found.graph, found.asked[1] if found.asked else arena_block(found.graph, self.sizes))
+        least = RematerializedGraph(
+            found.graph, found.asked[1] if found.asked else arena_block(found.graph, self.sizes)
+        )
         if least.block > PLANS.near * plan.peak and self.left() > 0.0:
             guarded = realised(plan.planned, plan.table, sizes=self.sizes, deadline=self.deadline)
             if guarded.block < least.block:
@@ -223,9 +225,9 @@ class MemoryPlanWriter:
         """Bytes that may be alive at once for weights and activations to be within a limit with something to spare."""
         return PLANS.limit_share * limit - self.weights - self.held
 
-    def within_limit(self, limit: int, plans: Sequence[MemoryPlan]) -> list[TradeoffPoint]:
+    def within_limit(self, limit: int, plans: Sequence[RematerializationPlan]) -> list[MemoryTradeoffPoint]:
         """Points from plans of rising time, up to the first that needs no more than the limit."""
-        room, found = self.room(limit), list[TradeoffPoint]()
+        room, found = self.room(limit), list[MemoryTradeoffPoint]()
         while plans and len(found) < PLANS.attempts and self.left() > 0.0:
             plan = next((p for p in plans if p.block <= room), min(plans, key=lambda p: p.block))
             plans = [p for p in plans if p.block < plan.block]
@@ -239,12 +241,12 @@ class MemoryPlanWriter:
             room = min(room, room * plan.block / block)
         return found
 
-    def least(self, plans: Sequence[MemoryPlan]) -> TradeoffPoint | None:
+    def least(self, plans: Sequence[RematerializationPlan]) -> MemoryTradeoffPoint | None:
         """Of the plans of the least block, those of each kind first, written, the one that needs least."""
         rising = sorted(plans, key=lambda p: p.block)
         kinds = list({p.how: p for p in reversed(rising)}.values())
         rising = [*reversed(kinds), *(p for p in rising if p not in kinds)]
-        found: TradeoffPoint | None = None
+        found: MemoryTradeoffPoint | None = None
         for plan in rising[: PLANS.attempts]:
             if found is not None and self.left() <= 0.0:
                 break
@@ -257,8 +259,14 @@ class MemoryPlanWriter:
 
 
 def for_memory(
-    graph: Graph, options: Options, model: CostModel, log: Log, seconds: float, timer: Timer | None, progress: Progress
-) -> tuple[TradeoffPoint, ...]:
+    graph: Graph,
+    options: Options,
+    model: CostModel,
+    log: ReportNotes,
+    seconds: float,
+    timer: Timer | None,
+    progress: Progress,
+) -> tuple[MemoryTradeoffPoint, ...]:
     """What the graph is written as, where the options ask for less memory, or for a limit that it else exceeds.
 
     Args:
@@ -291,7 +299,7 @@ def for_memory(
             found = points(graph, model, limit=limit, sizes=sizes, seconds=seconds, rows=rows)
         else:
             found = smallest_points(graph, model, limit=limit, sizes=sizes, seconds=seconds, rows=rows, timer=timer)
-    except (SuperoptError, NotCovered) as error:
+    except (SuperoptError, UnsupportedNodeForm) as error:
         log.note(f"what its activations take in ONNX Runtime is not known: {error}")
         return ()
     if timer is not None:
@@ -305,7 +313,7 @@ def for_memory(
     return tuple(chosen) if options.objective == "pareto" else (chosen[at],)
 
 
-def _chosen_index(found: Sequence[TradeoffPoint], limit: int | None, objective: str) -> int:
+def _chosen_index(found: Sequence[MemoryTradeoffPoint], limit: int | None, objective: str) -> int:
     """Which of the points was asked for."""
     if limit is not None:
         meets = [i for i, p in enumerate(found) if p.bytes <= limit]
@@ -316,7 +324,7 @@ def _chosen_index(found: Sequence[TradeoffPoint], limit: int | None, objective: 
     return min(quick, key=lambda i: found[i].bytes)
 
 
-def _summary(given: TradeoffPoint, point: TradeoffPoint, weights: int, limit: int | None) -> str:
+def _summary(given: MemoryTradeoffPoint, point: MemoryTradeoffPoint, weights: int, limit: int | None) -> str:
     how = f" ({point.how})" if point.how else ""
     text = f"activations take {bytes_text(point.bytes - weights)} in ONNX Runtime{how}"
     if point.how:
@@ -337,7 +345,7 @@ def points(
     sizes: Mapping[str, int] | None = None,
     seconds: float = 120.0,
     rows: int = ROWS,
-) -> list[TradeoffPoint]:
+) -> list[MemoryTradeoffPoint]:
     """Graphs of which none is both faster, as modelled, and smaller, by rising time; the first is the one given, or the
     same kernels in less memory.
 
@@ -353,7 +361,7 @@ def points(
         InvalidModel, Unsupported, ResourceLimit: ONNX Runtime cannot run it, or not with its arena watched.
         NotCovered: an input is no tensor.
     """
-    writing = MemoryPlanWriter(graph, model, sizes or {}, seconds, rows)
+    writing = RematerializationPlanWriter(graph, model, sizes or {}, seconds, rows)
     found = list(writing.first)
     plans = writing.plans()
     chosen = [min((p for p in plans if p.us <= share * writing.us), key=lambda p: p.block, default=None)
@@ -378,7 +386,7 @@ def smallest_points(
     seconds: float = 120.0,
     rows: int = ROWS,
     timer: Timer | None = None,
-) -> list[TradeoffPoint]:
+) -> list[MemoryTradeoffPoint]:
     """The graph given, and what was found; the last is the best, unless it was measured to be too slow.
 
     Args:
@@ -396,7 +404,7 @@ def smallest_points(
     Raises:
         As :func:`points`.
     """
-    writing = MemoryPlanWriter(graph, model, sizes or {}, seconds, rows)
+    writing = RematerializationPlanWriter(graph, model, sizes or {}, seconds, rows)
     found = list(writing.first)
     if limit is not None and found[-1].bytes <= limit:
         return found
@@ -416,8 +424,8 @@ def smallest_points(
     return found
 
 
-def _undominated(found: Sequence[TradeoffPoint]) -> list[TradeoffPoint]:
-    kept: list[TradeoffPoint] = []
+def _undominated(found: Sequence[MemoryTradeoffPoint]) -> list[MemoryTradeoffPoint]:
+    kept: list[MemoryTradeoffPoint] = []
     for point in sorted(found, key=lambda p: (p.us, p.bytes)):
         if not kept or point.bytes < kept[-1].bytes:
             kept.append(point)

@@ -13,8 +13,8 @@ from superopt.ir.graph import Graph
 if TYPE_CHECKING:
     import onnx
 
-    from superopt.pipeline.rematerialization import TradeoffPoint
-    from superopt.rules.values import Certificate
+    from superopt.pipeline.rematerialization import MemoryTradeoffPoint
+    from superopt.rules.weight_claims import WeightRewriteCertificate
 
 __all__ = ["Result"]
 
@@ -24,15 +24,15 @@ class Result:
     """The graph to use (the input itself when nothing better was found), the input, and the report.
 
     ``by_values`` are the rewrites by the elements of weights that the graph rests on: what each makes of the one before
-    it, and what it claims (:mod:`superopt.verifier.weights.files`).
+    it, and what it claims (:mod:`superopt.verifier.weights.certificate_files`).
     ``pareto`` has the graphs that trade time for memory, where they were asked for, by rising time; each was checked.
     """
 
     graph: Graph
     original: Graph
     report: report.Report
-    by_values: tuple[tuple[Graph, Certificate], ...] = ()
-    pareto: tuple[TradeoffPoint, ...] = ()
+    by_values: tuple[tuple[Graph, WeightRewriteCertificate], ...] = ()
+    pareto: tuple[MemoryTradeoffPoint, ...] = ()
 
     def __repr__(self) -> str:
         return f"<superopt Result {printable(self.graph.name)!r}: {self.report.summary}>"

@@ -9,15 +9,15 @@ from functools import partial
 from superopt.ir.diff import changed_regions, grown
 from superopt.ir.errors import InvalidModel, Unsupported, UsageError
 from superopt.ir.graph import Graph
-from superopt.ops.infer import Typing, computed_from_weights, infer
-from superopt.pipeline.budget import TimeBudget
+from superopt.ops.shape_inference import InferredTypes, computed_from_weights, infer
 from superopt.pipeline.check_policy import CHECKS
 from superopt.pipeline.options import EFFORTS, Options
+from superopt.pipeline.time_budget import TimeBudget
 from superopt.report.quantities import bytes_text
-from superopt.runtime.limits import LARGE, available
 from superopt.runtime.protocol import runtime_named
-from superopt.verifier.check.differential import EXACT, CheckResult, Slack, check, check_regions, check_rewrite
-from superopt.verifier.check.sessions import Bench
+from superopt.runtime.resource_limits import LARGE, available
+from superopt.verifier.check.differential import EXACT, CheckResult, ErrorAllowance, check, check_regions, check_rewrite
+from superopt.verifier.check.shared_weight_sessions import SharedWeightSessions
 
 __all__ = ["UNCHANGED", "check_bodies", "check_result", "skipped"]
 
@@ -33,7 +33,13 @@ UNCHANGED = skipped("nothing was changed")
 
 
 def check_result(
-    before: Graph, after: Graph, typing: Typing, options: Options, budget: TimeBudget, bench: Bench, slack: Slack
+    before: Graph,
+    after: Graph,
+    typing: InferredTypes,
+    options: Options,
+    budget: TimeBudget,
+    bench: SharedWeightSessions,
+    slack: ErrorAllowance,
 ) -> CheckResult:
     """Hold a result against the input.
 
@@ -81,8 +87,12 @@ def check_result(
 
 
 def check_bodies(
-    whole: CheckResult, bodies: Sequence[tuple[Graph, Graph]], options: Options, budget: TimeBudget, bench: Bench
-) -> CheckResult:  # fmt: skip
+    whole: CheckResult,
+    bodies: Sequence[tuple[Graph, Graph]],
+    options: Options,
+    budget: TimeBudget,
+    bench: SharedWeightSessions,
+) -> CheckResult:
     """The check of a whole result and of each rewritten body of control flow by itself.
 
     A whole run takes one branch of an If, and may make no turn of a loop.

@@ -17,19 +17,19 @@ from dataclasses import dataclass
 
 from superopt.cost.graph_costs import work
 from superopt.ir.graph import Graph
-from superopt.ir.poly import Dim, Poly, symbols
-from superopt.ir.sizes import UNSPECIFIED
+from superopt.ir.size_polynomial import Dim, SizePolynomial, symbols
+from superopt.ir.symbolic_size_binding import UNSPECIFIED
 from superopt.ir.types import TensorType
-from superopt.ops.infer import infer, is_symbol
-from superopt.runtime.limits import refuse_unbounded
+from superopt.ops.shape_inference import infer, is_symbol
+from superopt.runtime.resource_limits import refuse_unbounded
 from superopt.verifier.check.differential import make_inputs
-from superopt.verifier.check.sessions import REFUSALS, Bench, attempt
+from superopt.verifier.check.shared_weight_sessions import REFUSALS, SharedWeightSessions, attempt
 
 __all__ = ["single_example_sizes", "default_sizes", "sizes_text"]
 
 
 @dataclass(frozen=True)
-class ShapePolicy:
+class DefaultShapePolicy:
     """The sizes that open dimensions are costed at.
 
     Attributes:
@@ -53,7 +53,7 @@ class ShapePolicy:
     heavy_operations: float = 1.6e10
 
 
-POLICY = ShapePolicy()
+POLICY = DefaultShapePolicy()
 _WINDOWS = frozenset({"AveragePool", "Conv", "ConvTranspose", "DFT", "MaxPool", "STFT"})
 
 
@@ -76,7 +76,7 @@ def _accepted(graph: Graph, given: Mapping[str, int]) -> dict[str, int]:
     tall, wide, first = (names - given.keys() for names in _images(graph))
     if not tall | wide:
         return _sizes_for_windows(graph, given)
-    with Bench() as bench:
+    with SharedWeightSessions() as bench:
         each = [
             {**dict.fromkeys(first, 1), **dict.fromkeys(tall, height), **dict.fromkeys(wide, width), **given}
             for height, width in (POLICY.images if tall else POLICY.images[:1])
@@ -101,7 +101,7 @@ def _sizes_for_windows(graph: Graph, given: Mapping[str, int]) -> dict[str, int]
     if not long or not any(node.op in _WINDOWS for node in graph.nodes):
         return dict(given)
     usual = dict.fromkeys({n for t in _kinds(graph) for n in _names(t)}, UNSPECIFIED)
-    with Bench() as bench:
+    with SharedWeightSessions() as bench:
         for own in ({}, *(dict.fromkeys(long, length) for length in POLICY.lengths)):
             if _accepts(graph, {**usual, **own, **given}, bench):
                 return {**own, **given}
@@ -156,10 +156,10 @@ def _images(graph: Graph) -> tuple[frozenset[str], frozenset[str], frozenset[str
 
 
 def _is_colours(size: Dim) -> bool:
-    return not isinstance(size, Poly) and 1 <= size <= POLICY.channels
+    return not isinstance(size, SizePolynomial) and 1 <= size <= POLICY.channels
 
 
-def _accepts(graph: Graph, sizes: Mapping[str, int], bench: Bench) -> bool:
+def _accepts(graph: Graph, sizes: Mapping[str, int], bench: SharedWeightSessions) -> bool:
     try:
         refuse_unbounded(graph, sizes)
         feeds = make_inputs(graph, 0, "normal", sizes=sizes)

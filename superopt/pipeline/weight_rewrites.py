@@ -17,15 +17,15 @@ from superopt.cost import CostModel
 from superopt.ir.errors import InvalidModel, NotEquivalent, OutOfTime, ResourceLimit, Unsupported
 from superopt.ir.graph import Graph
 from superopt.passes import SearchResult
-from superopt.passes.weights import Stage, by_positions, by_tables, by_values
-from superopt.pipeline.log import Log
-from superopt.rules.floats import MOST_ERROR
+from superopt.passes.weights import WeightRewriteStage, by_positions, by_tables, by_values
+from superopt.pipeline.report_notes import ReportNotes
+from superopt.rules.float_verdicts import MOST_ERROR
 from superopt.runtime.protocol import Runtime
-from superopt.verifier.check.differential import EXACT, Slack
-from superopt.verifier.weights.claims import ClaimsChecked, check_values
+from superopt.verifier.check.differential import EXACT, ErrorAllowance
+from superopt.verifier.weights.claim_checker import ClaimCheckCounts, check_values
 
 if TYPE_CHECKING:
-    from superopt.pipeline.fast_algorithms import Accuracy
+    from superopt.pipeline.fast_algorithm_proposals import NumericalErrorComparison
 
 __all__ = ["WeightRewrites", "rewrite_weights"]
 
@@ -47,19 +47,19 @@ class WeightRewrites:
     """
 
     original: Graph
-    stages: tuple[Stage, ...]
-    held: tuple[ClaimsChecked, ...]
+    stages: tuple[WeightRewriteStage, ...]
+    held: tuple[ClaimCheckCounts, ...]
     before_us: float
-    errors: Accuracy | None = None
+    errors: NumericalErrorComparison | None = None
 
     @property
     def graph(self) -> Graph:
         return self.stages[-1].after
 
-    def slack(self, result: Graph, mode: str) -> Slack:
+    def slack(self, result: Graph, mode: str) -> ErrorAllowance:
         """What the check of a result allows beyond its own rounding: the mode's budget, where weights were only near to
         a lower rank."""
-        return EXACT if self.errors is None else Slack.of_new_nodes(MOST_ERROR[mode], result, self.original)
+        return EXACT if self.errors is None else ErrorAllowance.of_new_nodes(MOST_ERROR[mode], result, self.original)
 
     @property
     def exact_part(self) -> WeightRewrites | None:
@@ -73,7 +73,7 @@ class WeightRewrites:
         """A search's result of the rewritten model, as one of the model."""
         return replace(found, before_us=self.before_us)
 
-    def reported(self) -> report.Values:
+    def reported(self) -> report.WeightRewriteReport:
         """What a report says."""
         certificates = [s.certificate for s in self.stages]
         claims = list(
@@ -81,15 +81,15 @@ class WeightRewrites:
                 str(c) for f in certificates for c in (*f.factored, *f.same, *f.decided, *f.equal, *f.uniform, *f.moved)
             )
         )
-        held = ClaimsChecked(*(sum(n) for n in zip(*((h.claims, h.sites, h.exact) for h in self.held), strict=True)))
-        return report.Values(
+        held = ClaimCheckCounts(*(sum(n) for n in zip(*((h.claims, h.sites, h.exact) for h in self.held), strict=True)))
+        return report.WeightRewriteReport(
             tuple(claims[:_SHOWN]), len(claims), sum(k.removed for f in certificates for k in f.kept),
             (_elements(self.original), _elements(self.graph)), all(f.exact for f in certificates), str(held),
         )  # fmt: skip
 
 
 def rewrite_weights(
-    graph: Graph, prices: CostModel, mode: str, sizes: Mapping[str, int], runtime: Runtime, log: Log, *,
+    graph: Graph, prices: CostModel, mode: str, sizes: Mapping[str, int], runtime: Runtime, log: ReportNotes, *,
     seed: int = 0, deadline: float = float("inf"),
 ) -> WeightRewrites | None:  # fmt: skip
     """A model rewritten by the elements of its weights, where that is checked and modelled to pay; else ``None``.
@@ -136,7 +136,7 @@ def rewrite_weights(
         found = WeightRewrites(graph, stages, held, before)
         if all(s.certificate.exact for s in stages):
             return found
-        from superopt.pipeline.fast_algorithms import accuracy  # here, because few models have such weights
+        from superopt.pipeline.fast_algorithm_proposals import accuracy  # here, because few models have such weights
 
         try:
             errors = accuracy(graph, found.graph, sizes=sizes, runtime=runtime, seed=seed)

@@ -16,11 +16,11 @@ from math import prod
 
 import numpy as np
 
-from superopt.assignment import Assignment, Problem, solve
-from superopt.assignment import Policy as SolverPolicy
+from superopt.assignment import AssignmentProblem, StrategyAssignment, solve
+from superopt.assignment import AssignmentSolverPolicy as SolverPolicy
 from superopt.errors import InvalidModel, UsageError
 from superopt.ir.types import TensorType
-from superopt.ops.record import NotCovered
+from superopt.ops.operator_definition import UnsupportedNodeForm
 from superopt.placement.cluster import Cluster
 from superopt.placement.collectives import AxisNetwork, Step, axis_networks, reshardings, specs
 from superopt.placement.placements import Spec, local_type
@@ -100,7 +100,7 @@ class PlacementProblem:
         version = self.model.graph.opset.get(operation.operator.domain, 1)
         try:
             operation.operator.write(dict(form.attributes), self.operand_types(operation, form), version)
-        except NotCovered:
+        except UnsupportedNodeForm:
             return False
         return True
 
@@ -149,7 +149,7 @@ class PlacementProblem:
             for v in self.values
         }
 
-    def problem(self, limit: int) -> Problem:
+    def problem(self, limit: int) -> AssignmentProblem:
         """The problem with a limit of memory: values first, then operations."""
         number = {v: k for k, v in enumerate(self.values)}
         costs = [np.zeros(len(self.specs[v]), dtype=np.int64) for v in self.values]
@@ -170,7 +170,7 @@ class PlacementProblem:
                 if v:
                     edges.append((node, number[v]))
                     tables.append(self._table(v, [f.results[k] for f in forms], self.specs[v]))
-        return Problem(
+        return AssignmentProblem(
             self.model.graph.name, np.array([len(c) for c in costs], dtype=np.int64), np.concatenate(costs),
             np.concatenate(usages), np.array(intervals, dtype=np.int64),
             np.array(edges, dtype=np.int64).reshape(-1, 2),
@@ -265,7 +265,7 @@ def _solved(placement: PlacementProblem, deadline: float, seed: int, policy: Pla
     memory = limit = placement.cluster.memory
     problem = placement.problem(limit)
     for _ in range(policy.rounds):
-        found: Assignment = solve(
+        found: StrategyAssignment = solve(
             replace(problem, usage_limit=limit), time_limit=max(0.0, deadline - time.monotonic()), work=policy.work,
             seed=seed, policy=policy.solver,
         )  # fmt: skip

@@ -20,7 +20,7 @@ import numpy as np
 from superopt.errors import BackendUnavailable, InvalidModel
 from superopt.formats import load, to_onnx_bytes
 from superopt.ir.graph import Graph, Node, Value
-from superopt.ops.infer import infer
+from superopt.ops.shape_inference import infer
 from superopt.placement.placements import DOMAIN, coordinates, parse_placement
 from superopt.placement.plan import PLAN, rank_name
 from superopt.placement.rank_files import piece_bounds

@@ -19,23 +19,23 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations, islice, product
 
-from superopt.ir.poly import Dim, Poly, Quotient, substitute, sym, symbols
+from superopt.ir.size_polynomial import Dim, FloorQuotient, SizePolynomial, substitute, sym, symbols
 from superopt.ir.terms import Attributes, AttributeValue
 from superopt.ir.types import TensorType
-from superopt.ops.infer import MALFORMED
-from superopt.ops.meaning import (
-    Call,
-    Comprehension,
-    IllTyped,
-    Number,
-    Read,
-    Reduce,
-    Scalar,
-    SizeValue,
-    Where,
+from superopt.ops.operator_definition import Operator
+from superopt.ops.operator_semantics import (
+    ElementRead,
+    IllTypedOperator,
+    ScalarCall,
+    ScalarConditional,
+    ScalarConstant,
+    ScalarExpression,
+    ScalarReduction,
+    SizeExpression,
+    TensorComprehension,
     subexpressions,
 )
-from superopt.ops.record import Operator
+from superopt.ops.shape_inference import MALFORMED
 from superopt.placement.placements import PARTIAL, REPLICATED, Placement, local_type, split
 
 __all__ = ["Form", "candidates", "replicated_form"]
@@ -80,7 +80,7 @@ def candidates(operator: Operator, attributes: Attributes, types: _Types, count:
     """
     try:
         meaning, made = operator.apply(types, dict(attributes))
-    except IllTyped:
+    except IllTypedOperator:
         return ()
     found: dict[tuple[tuple[Placement | None, ...], tuple[Placement, ...]], tuple[Form, ...]] = {}
     for operands, results in _placements(meaning.outputs, types, made, count):
@@ -91,7 +91,7 @@ def candidates(operator: Operator, attributes: Attributes, types: _Types, count:
 
 
 def _placements(
-    outputs: Sequence[Comprehension], types: _Types, made: Sequence[TensorType], count: int
+    outputs: Sequence[TensorComprehension], types: _Types, made: Sequence[TensorType], count: int
 ) -> Iterator[tuple[tuple[Placement | None, ...], tuple[Placement, ...]]]:
     present = [p for p, t in enumerate(types) if t is not None]
     first, *others = ([(a, e) for a in range(len(o.axes)) if (e := _split_output(o, a, types, count))] for o in outputs)
@@ -138,17 +138,19 @@ def _subsets(positions: Sequence[int]) -> Iterator[frozenset[int]]:
 # -- Dividing an index -----------------------------------------------------------------------------------------------
 
 
-def _split_output(output: Comprehension, axis: int, types: _Types, count: int) -> _Effect | None:
+def _split_output(output: TensorComprehension, axis: int, types: _Types, count: int) -> _Effect | None:
     """What dividing the leading digit of an output axis does to operands; ``None`` where it cannot be divided."""
     digits = output.axes[axis]
     return _divided(output, *digits[0], types, count) if digits else None
 
 
-def _sums(body: Scalar) -> list[tuple[str, Dim]]:
-    return [(s.variable, s.extent) for s in subexpressions(body) if isinstance(s, Reduce) and s.kind == "sum"]
+def _sums(body: ScalarExpression) -> list[tuple[str, Dim]]:
+    return [(s.variable, s.extent) for s in subexpressions(body) if isinstance(s, ScalarReduction) and s.kind == "sum"]
 
 
-def _divided(output: Comprehension, variable: str, extent: Dim, types: _Types, count: int) -> dict[int, int] | None:
+def _divided(
+    output: TensorComprehension, variable: str, extent: Dim, types: _Types, count: int
+) -> dict[int, int] | None:
     """The operands that are split, and along which axes, if an index is divided into ``count`` runs.
 
     ``None`` where it cannot be, or where no operand has it.
@@ -156,11 +158,11 @@ def _divided(output: Comprehension, variable: str, extent: Dim, types: _Types, c
     if not isinstance(extent, int) or extent % count:
         return None
     extents = {v: e for axis in output.axes for v, e in axis}
-    extents |= {s.variable: s.extent for s in subexpressions(output.body) if isinstance(s, Reduce)}
+    extents |= {s.variable: s.extent for s in subexpressions(output.body) if isinstance(s, ScalarReduction)}
     found: dict[int, int | None] = {}
     try:
         for part in subexpressions(output.body):
-            if isinstance(part, Read):
+            if isinstance(part, ElementRead):
                 kind = types[part.operand]
                 axis = _carried(part, (kind and kind.shape) or (), variable, extent, extents, count)
                 if found.setdefault(part.operand, axis) != axis:
@@ -172,20 +174,20 @@ def _divided(output: Comprehension, variable: str, extent: Dim, types: _Types, c
     return {p: a for p, a in found.items() if a is not None} or None
 
 
-def _sizes_in(part: Scalar) -> frozenset[str]:
+def _sizes_in(part: ScalarExpression) -> frozenset[str]:
     """The names that a scalar itself mentions, apart from those of its parts."""
     match part:
-        case SizeValue(size):
+        case SizeExpression(size):
             return symbols(size)
-        case Where(conditions, _, _):
+        case ScalarConditional(conditions, _, _):
             return frozenset(n for c in conditions for n in symbols(c.size))
-        case Reduce(_, _, extent, _):
+        case ScalarReduction(_, _, extent, _):
             return symbols(extent)
     return frozenset()
 
 
 def _carried(
-    read: Read, shape: Sequence[Dim], variable: str, extent: int, extents: Mapping[str, Dim], count: int
+    read: ElementRead, shape: Sequence[Dim], variable: str, extent: int, extents: Mapping[str, Dim], count: int
 ) -> int | None:
     """The axis at which a read has the index.
 
@@ -194,7 +196,7 @@ def _carried(
     """
     found = None
     for axis, (index, size) in enumerate(zip(read.index, shape, strict=True)):
-        if isinstance(index, Scalar) or variable not in symbols(index):
+        if isinstance(index, ScalarExpression) or variable not in symbols(index):
             continue
         zero, one = (substitute(index, {variable: n}) for n in (0, 1))
         step = one - zero
@@ -209,10 +211,10 @@ def _carried(
 def _inside(rest: Dim, step: int, extents: Mapping[str, Dim]) -> bool:
     """Whether what is added to ``step`` times the divided index stays below the step, so inside the device's piece."""
     low = high = 0
-    for monomial, coefficient in rest.terms if isinstance(rest, Poly) else (((), rest),):
+    for monomial, coefficient in rest.terms if isinstance(rest, SizePolynomial) else (((), rest),):
         most = 1
         for atom in monomial:
-            bound = None if isinstance(atom, Quotient) else extents.get(atom)
+            bound = None if isinstance(atom, FloorQuotient) else extents.get(atom)
             if not isinstance(bound, int):
                 return True  # not known here: the proof decides
             most *= bound - 1
@@ -224,34 +226,34 @@ def _inside(rest: Dim, step: int, extents: Mapping[str, Dim]) -> bool:
 # -- Linearity -------------------------------------------------------------------------------------------------------
 
 
-def _degree(node: Scalar, partial: frozenset[int], divided: str | None) -> int | None:
+def _degree(node: ScalarExpression, partial: frozenset[int], divided: str | None) -> int | None:
     """1 where a scalar is a sum of terms with one partial factor each, 0 where it has none, else ``None``.
 
     A sum over the divided index is a partial factor.
     """
     match node:
-        case Number():
+        case ScalarConstant():
             return 0
-        case SizeValue():
+        case SizeExpression():
             return 0
-        case Read(operand, index, outside):
-            if any(isinstance(i, Scalar) and _degree(i, partial, divided) != 0 for i in index):
+        case ElementRead(operand, index, outside):
+            if any(isinstance(i, ScalarExpression) and _degree(i, partial, divided) != 0 for i in index):
                 return None
             if operand not in partial:
                 return 0
             return 1 if outside is None or outside.value == 0 else None
-        case Reduce(kind, variable, _, body):
+        case ScalarReduction(kind, variable, _, body):
             inner = _degree(body, partial, divided)
             if variable == divided:
                 return 1 if inner == 0 else None
             return inner if kind == "sum" or inner == 0 else None
-        case Where(_, then, otherwise):
+        case ScalarConditional(_, then, otherwise):
             return _either([then, otherwise], partial, divided)
-        case Call("add", args):
+        case ScalarCall("add", args):
             return _either(args, partial, divided)
-        case Call("select", (condition, *args)):
+        case ScalarCall("select", (condition, *args)):
             return _either(args, partial, divided) if _degree(condition, partial, divided) == 0 else None
-        case Call(function, args):
+        case ScalarCall(function, args):
             degrees = [_degree(a, partial, divided) for a in args]
             known = [d for d in degrees if d is not None]
             if len(known) < len(degrees) or sum(known) > 1:
@@ -260,9 +262,9 @@ def _degree(node: Scalar, partial: frozenset[int], divided: str | None) -> int |
     return None
 
 
-def _either(args: Sequence[Scalar], partial: frozenset[int], divided: str | None) -> int | None:
+def _either(args: Sequence[ScalarExpression], partial: frozenset[int], divided: str | None) -> int | None:
     """The degree that all have, a zero having any."""
-    degrees = {_degree(a, partial, divided) for a in args if not (isinstance(a, Number) and a.value == 0)}
+    degrees = {_degree(a, partial, divided) for a in args if not (isinstance(a, ScalarConstant) and a.value == 0)}
     return degrees.pop() if len(degrees) == 1 else None if degrees else 0
 
 
@@ -285,7 +287,7 @@ def _with_attributes(
         candidate = tuple(zip(names, values, strict=True))
         try:
             _, local = operator.apply(tuple(given), dict(candidate))
-        except (IllTyped, *MALFORMED):
+        except (IllTypedOperator, *MALFORMED):
             continue
         if local == wanted:
             yield Form(candidate, operands, results)

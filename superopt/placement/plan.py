@@ -24,7 +24,7 @@ from superopt.placement.schedule import Application, Instruction, schedule_of
 from superopt.placement.statements import ProvedForm, certify_form, check_form_certificate
 from superopt.placement.strategies import Model, model_of
 from superopt.placement.timeline import Event, chrome_trace, simulate, tasks_of
-from superopt.verifier.check.check_plan import CheckResult
+from superopt.verifier.check.check_settings import CheckResult
 from superopt.verifier.check.differential import check
 
 __all__ = ["PLAN", "Plan", "check_ranks", "layout_of", "place", "rank_name", "write_plan"]

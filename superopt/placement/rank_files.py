@@ -14,7 +14,7 @@ from math import prod
 import numpy as np
 
 from superopt.errors import Unsupported
-from superopt.ir.graph import ArrayData, Attribute, Graph, Node, Value, Weight, constant, unused_name
+from superopt.ir.graph import ArrayWeightData, Attribute, Graph, Node, Value, Weight, constant, unused_name
 from superopt.ir.terms import Attributes
 from superopt.ir.types import TensorType
 from superopt.ops import REGISTRY
@@ -93,7 +93,7 @@ class _RankWriter:
         shape = [s for s in weight.type.shape or () if isinstance(s, int)]
         bounds = piece_bounds(shape, spec, self.choice.mesh, self.place)
         piece = np.ascontiguousarray(weight.data.numpy()[bounds])
-        return replace(weight, type=replace(weight.type, shape=piece.shape), data=ArrayData(piece))
+        return replace(weight, type=replace(weight.type, shape=piece.shape), data=ArrayWeightData(piece))
 
     # -- nodes -------------------------------------------------------------------------------------------------------
 

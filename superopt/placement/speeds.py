@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from superopt.cost.cost_model import CostModel, RecordedProfile
-from superopt.cost.profile import load_profile
+from superopt.cost.cost_model import CostModel, ProfileCostModel
+from superopt.cost.device_profile import load_profile
 from superopt.ir.terms import Attributes
 from superopt.ir.types import TensorType
-from superopt.ops.work import VIEWS, work_of
+from superopt.ops.flops_and_bytes import VIEWS, work_of
 from superopt.placement.cluster import Cluster
 
 __all__ = ["Speeds"]
@@ -25,7 +25,7 @@ class Speeds:
 
     def __init__(self, cluster: Cluster) -> None:
         kinds = dict.fromkeys(d.kind for d in cluster.devices)
-        self._profiles: list[CostModel] = [RecordedProfile(load_profile(k[0])) for k in kinds if k[0]]
+        self._profiles: list[CostModel] = [ProfileCostModel(load_profile(k[0])) for k in kinds if k[0]]
         self._peaks = [k[1:] for k in kinds if not k[0]]
         self._known: dict[tuple[object, ...], float] = {}
 

@@ -22,22 +22,32 @@ from pathlib import Path
 
 from superopt.errors import SuperoptError
 from superopt.ir.disk_cache import code_digest, load_object, store_object
-from superopt.ir.poly import Dim, sym, symbols
-from superopt.ir.terms import App, Attributes, AttributeValue, Project, Term, Var
+from superopt.ir.size_polynomial import Dim, sym, symbols
+from superopt.ir.terms import Attributes, AttributeValue, OperatorTerm, OutputTerm, Term, VariableTerm
 from superopt.ir.types import DType, TensorType
 from superopt.ops import REGISTRY
-from superopt.ops.infer import MALFORMED
-from superopt.ops.meaning import Call, Comprehension, IllTyped, Operand, Read, Reduce, Scalar, Where, tensor
-from superopt.ops.record import Operator
+from superopt.ops.operator_definition import Operator
+from superopt.ops.operator_semantics import (
+    ElementRead,
+    IllTypedOperator,
+    ScalarCall,
+    ScalarConditional,
+    ScalarExpression,
+    ScalarReduction,
+    SymbolicOperand,
+    TensorComprehension,
+    tensor,
+)
+from superopt.ops.shape_inference import MALFORMED
 from superopt.placement.forms import Form, candidates, replicated_form
 from superopt.placement.placements import PARTIAL, REPLICATED, Placement, local_type
 from superopt.rules import Rule
 from superopt.rules.canonical import rule_text
-from superopt.rules.rule import TensorScheme, term_symbols
+from superopt.rules.rule import TensorVariableType, term_symbols
 from superopt.verifier.certificates.certificate import certificate_of
 from superopt.verifier.certificates.checker import CertificateResult, check_certificate
 from superopt.verifier.prover.prover import prove
-from superopt.verifier.verdict import ProvedAllSizes
+from superopt.verifier.verdict import ProvedVerdict
 
 __all__ = ["ProvedForm", "certify_form", "check_form_certificate", "local_operator", "proved_forms", "statements"]
 
@@ -74,38 +84,38 @@ class ProvedForm:
 def local_operator(operator: Operator) -> Operator:
     """The operator of each device on its own pieces: every operand and result has a leading device axis."""
 
-    def meaning(*operands: Operand | None, **attributes: AttributeValue) -> list[Comprehension]:
+    def meaning(*operands: SymbolicOperand | None, **attributes: AttributeValue) -> list[TensorComprehension]:
         given = [o for o in operands if o is not None]
         if not given or any(o.rank == 0 for o in given):
-            raise IllTyped("an operand has no device axis")
+            raise IllTypedOperator("an operand has no device axis")
         devices = given[0].shape[0]
         if any(o.shape[0] != devices for o in given):
-            raise IllTyped("the operands have different device axes")
+            raise IllTypedOperator("the operands have different device axes")
         inner = [None if o is None else replace(o, type=replace(o.type, shape=o.shape[1:])) for o in operands]
         made = operator.meaning(*inner, **attributes)
-        return [_on_each(devices, c) for c in ([made] if isinstance(made, Comprehension) else made)]
+        return [_on_each(devices, c) for c in ([made] if isinstance(made, TensorComprehension) else made)]
 
     name = PREFIX + operator.name
     return replace(operator, name=name, meaning=meaning, kernel=None, family="placement", commutative=False)
 
 
-def _on_each(devices: Dim, output: Comprehension) -> Comprehension:
+def _on_each(devices: Dim, output: TensorComprehension) -> TensorComprehension:
     (axis,) = tensor([devices], lambda _: 0).axes
     device: Dim = sym(axis[0][0]) if axis else 0
-    return Comprehension((axis, *output.axes), _read_at(device, output.body))
+    return TensorComprehension((axis, *output.axes), _read_at(device, output.body))
 
 
-def _read_at(device: Dim, node: Scalar) -> Scalar:
+def _read_at(device: Dim, node: ScalarExpression) -> ScalarExpression:
     match node:
-        case Read(operand, index, outside):
-            places = (i if not isinstance(i, Scalar) else _read_at(device, i) for i in index)
-            return Read(operand, (device, *places), outside)
-        case Call(function, args):
-            return Call(function, tuple(_read_at(device, a) for a in args))
-        case Reduce(kind, variable, extent, body):
-            return Reduce(kind, variable, extent, _read_at(device, body))
-        case Where(conditions, then, otherwise):
-            return Where(conditions, _read_at(device, then), _read_at(device, otherwise))
+        case ElementRead(operand, index, outside):
+            places = (i if not isinstance(i, ScalarExpression) else _read_at(device, i) for i in index)
+            return ElementRead(operand, (device, *places), outside)
+        case ScalarCall(function, args):
+            return ScalarCall(function, tuple(_read_at(device, a) for a in args))
+        case ScalarReduction(kind, variable, extent, body):
+            return ScalarReduction(kind, variable, extent, _read_at(device, body))
+        case ScalarConditional(conditions, then, otherwise):
+            return ScalarConditional(conditions, _read_at(device, then), _read_at(device, otherwise))
     return node
 
 
@@ -157,7 +167,7 @@ def _statement(
         size = _symbols([p for p in pieces if p is not None], [_row(values[n]) for n in sorted(symbolic)])
     given: list[Term | None] = []
     own: list[Term | None] = []
-    forall: dict[str, TensorScheme] = {}
+    forall: dict[str, TensorVariableType] = {}
     shapes: dict[int, tuple[Dim, ...]] = {}
     for p, (kind, placement, piece) in enumerate(zip(types, form.operands, pieces, strict=True)):
         if kind is None or placement is None or piece is None:
@@ -167,20 +177,25 @@ def _statement(
         name, shape = f"x{p}", tuple(map(size, piece))
         dtype = "b" if kind.dtype == DType.BOOL else _CLASSES[kind.dtype.is_float]
         shapes[p] = _whole(shape, placement)
-        forall[name] = TensorScheme(dtype, (DEVICES, *shape) if placement == PARTIAL else shapes[p])
-        given.append(_summed(Var(name)) if placement == PARTIAL else Var(name))
-        own.append(Var(name) if placement == PARTIAL else _pieces(Var(name), shape, placement))
+        forall[name] = TensorVariableType(dtype, (DEVICES, *shape) if placement == PARTIAL else shapes[p])
+        given.append(_summed(VariableTerm(name)) if placement == PARTIAL else VariableTerm(name))
+        own.append(VariableTerm(name) if placement == PARTIAL else _pieces(VariableTerm(name), shape, placement))
     if not forall:
         return None
     local = tuple((n, _sized(v, size, n in symbolic)) for n, v in form.attributes)
     whole = tuple((n, _global(v, values[n], dict(local)[n], count)) for n, v in attributes)
-    left, right = App(operator.name, tuple(given), whole), App(PREFIX + operator.name, tuple(own), local)
+    left, right = (
+        OperatorTerm(operator.name, tuple(given), whole),
+        OperatorTerm(PREFIX + operator.name, tuple(own), local),
+    )
     if not term_symbols((left, right)) <= {n for s in forall.values() for d in s.shape for n in symbols(d)}:
         return None
     return _rule(operator, forall, left, right, form)
 
 
-def _rule(operator: Operator, forall: Mapping[str, TensorScheme], left: App, right: App, form: Form) -> Rule | None:
+def _rule(
+    operator: Operator, forall: Mapping[str, TensorVariableType], left: OperatorTerm, right: OperatorTerm, form: Form
+) -> Rule | None:
     """The rule, where both sides have types."""
     several = len(form.results) > 1
     kinds = {
@@ -189,13 +204,13 @@ def _rule(operator: Operator, forall: Mapping[str, TensorScheme], left: App, rig
     try:
         _, made = local_operator(operator).apply([_type_of(a, kinds) for a in right.args], dict(right.attributes))
         operator.apply([_type_of(a, kinds) for a in left.args], dict(left.attributes))
-    except (IllTyped, *MALFORMED):
+    except (IllTypedOperator, *MALFORMED):
         return None
     lhs: list[Term] = []
     rhs: list[Term] = []
     for k, (placement, kind) in enumerate(zip(form.results, made, strict=True)):
-        whole: Term = Project(left, k) if several else left
-        local: Term = Project(right, k) if several else right
+        whole: Term = OutputTerm(left, k) if several else left
+        local: Term = OutputTerm(right, k) if several else right
         if placement == PARTIAL:
             lhs.append(whole)
             rhs.append(_summed(local))
@@ -210,9 +225,9 @@ def _rule(operator: Operator, forall: Mapping[str, TensorScheme], left: App, rig
 def _type_of(term: Term | None, kinds: Mapping[str, TensorType]) -> TensorType | None:
     if term is None:
         return None
-    if isinstance(term, Var):
+    if isinstance(term, VariableTerm):
         return kinds[term.name]
-    assert isinstance(term, App)
+    assert isinstance(term, OperatorTerm)
     return REGISTRY[term.op].apply([_type_of(a, kinds) for a in term.args], dict(term.attributes))[1][0]
 
 
@@ -223,16 +238,16 @@ def _whole(shape: Sequence[Dim], placement: Placement) -> tuple[Dim, ...]:
 def _pieces(whole: Term, shape: Sequence[Dim], placement: Placement) -> Term:
     """The tensor with a device axis of which the pieces have a shape."""
     if placement == REPLICATED:
-        return App("Expand", (whole,), (("shape", (DEVICES, *shape)),))
+        return OperatorTerm("Expand", (whole,), (("shape", (DEVICES, *shape)),))
     axis, rank = placement.axis, len(shape)
-    cut = App("Reshape", (whole,), (("shape", (*shape[:axis], DEVICES, *shape[axis:])),))
+    cut = OperatorTerm("Reshape", (whole,), (("shape", (*shape[:axis], DEVICES, *shape[axis:])),))
     perm = (axis, *range(axis), *range(axis + 1, rank + 1))
-    return cut if axis == 0 else App("Transpose", (cut,), (("perm", perm),))
+    return cut if axis == 0 else OperatorTerm("Transpose", (cut,), (("perm", perm),))
 
 
 def _summed(term: Term) -> Term:
     attributes: Attributes = (("axes", (0,)), ("keepdims", 0))
-    return App("ReduceSum", (term,), attributes)
+    return OperatorTerm("ReduceSum", (term,), attributes)
 
 
 def _literal(size: int) -> Dim:
@@ -313,7 +328,7 @@ def _is_proved(operator: Operator, rule: Rule) -> bool:
         name = hashlib.sha256(repr([code_digest(*_PACKAGES), rule_text(rule)]).encode()).hexdigest()
         kept = load_object(_FOLDER, name, ())
         if not isinstance(kept, dict):
-            kept = {"proved": isinstance(_verdict(operator, rule), ProvedAllSizes)}
+            kept = {"proved": isinstance(_verdict(operator, rule), ProvedVerdict)}
             store_object(_FOLDER, name, kept, _MOST)
         _known[rule.id] = bool(kept["proved"])
     return _known[rule.id]

@@ -14,8 +14,8 @@ from superopt.errors import Unsupported
 from superopt.ir.graph import Graph, Node
 from superopt.ir.terms import Attributes
 from superopt.ir.types import TensorType
-from superopt.ops.infer import Applied, computed_from_weights, infer
-from superopt.ops.record import Operator
+from superopt.ops.operator_definition import Operator
+from superopt.ops.shape_inference import CanonicalNode, computed_from_weights, infer
 from superopt.placement.placements import PARTIAL, REPLICATED, Spec, local_type
 from superopt.placement.statements import ProvedForm, proved_forms
 
@@ -93,7 +93,7 @@ def model_of(graph: Graph, sizes: Mapping[str, int] | None = None) -> Model:
     for node, how in zip(reversed(graph.nodes), reversed(typing.nodes), strict=True):
         if needed.isdisjoint(node.outputs):
             continue
-        if isinstance(how, Applied):
+        if isinstance(how, CanonicalNode):
             items = tuple(sorted(how.attributes.items()))
             kept.append(Operation(node, how.operator, items, how.args, node.outputs))
         else:

@@ -1,8 +1,8 @@
 """Constant folding, lazily: a folded weight holds the steps that compute it until its elements are read.
 
-ONNX Runtime evaluates what the model itself computes, in the model's own types (:mod:`superopt.program.program`). What
-rewrites computed is evaluated in float64 and rounded once. No rounding error crosses a discontinuity there: an e-graph
-marks only those classes constant that float64 can evaluate (:meth:`superopt.egraph.egraph.EGraph.evaluable`).
+ONNX Runtime evaluates what the model itself computes, in the model's own types (:mod:`superopt.program.graph_program`).
+What rewrites computed is evaluated in float64 and rounded once. No rounding error crosses a discontinuity there: an
+e-graph marks only those classes constant that float64 can evaluate (:meth:`superopt.egraph.egraph.EGraph.evaluable`).
 
 A model of gigabytes is never in memory twice. Computed elements go to the scratch file, or stay in memory where they
 are small and the file has no room.
@@ -17,16 +17,23 @@ from functools import cached_property
 
 import numpy as np
 
-from superopt.formats.tensors import ScratchData, set_aside, shape_of
+from superopt.formats.weight_data import ScratchWeightData, set_aside, shape_of
 from superopt.ir.graph import PRECOMPUTED, RULES, VALUE, Weight, WeightData
-from superopt.ir.poly import sym, symbols
+from superopt.ir.size_polynomial import sym, symbols
 from superopt.ir.types import TensorType
 from superopt.ops import REGISTRY
-from superopt.ops.meaning import Call, Number, Read, Scalar, subexpressions
-from superopt.program.program import CONSTANTS, ComputedData, Program, ProgramStep, computation_text, sizes_bounded
+from superopt.ops.operator_semantics import ElementRead, ScalarCall, ScalarConstant, ScalarExpression, subexpressions
+from superopt.program.graph_program import (
+    CONSTANTS,
+    ComputedWeightData,
+    GraphProgram,
+    ProgramStep,
+    computation_text,
+    sizes_bounded,
+)
 from superopt.runtime.reference import at_dtype, evaluate_application
 
-__all__ = ["FoldedData", "data_of", "folded_weight", "weights_behind"]
+__all__ = ["FoldedWeightData", "data_of", "folded_weight", "weights_behind"]
 
 _BLOCK = 1 << 18  # elements that are computed at a time, in float64: what a core's cache holds
 _TOLD = 64  # steps up to which a weight says how it was computed
@@ -36,7 +43,7 @@ _NOTED = (
 
 
 @dataclass(frozen=True, eq=False)
-class FoldedData:
+class FoldedWeightData:
     """Elements of a weight that is computed from others.
 
     Attributes:
@@ -58,7 +65,7 @@ class FoldedData:
     def described(self, same: Mapping[str, str]) -> str:
         """Equal for equal computations on weights that are called equal."""
         names = {
-            n: d.described(same) if isinstance(d, ComputedData | FoldedData) else same.get(n, n)
+            n: d.described(same) if isinstance(d, ComputedWeightData | FoldedWeightData) else same.get(n, n)
             for n, d in self.sources.items()
         }
         return computation_text(self.steps, self.types, names, self.output)
@@ -83,7 +90,7 @@ class FoldedData:
                 result[done : done + len(rounded)] = rounded
             done += len(rounded) if rounded.ndim else 1
         held = set_aside(result)
-        if result.nbytes <= CONSTANTS.kept_bytes or isinstance(held, ScratchData):
+        if result.nbytes <= CONSTANTS.kept_bytes or isinstance(held, ScratchWeightData):
             self._cached_values.append(held)
         return held.numpy()
 
@@ -171,22 +178,22 @@ def _rows_read(step: ProgramStep, types: Mapping[str, TensorType]) -> frozenset[
     found: dict[str, bool] = {}
     for scalar in subexpressions(comprehension.body):
         match scalar:
-            case Read(operand, index):
+            case ElementRead(operand, index):
                 name = step.args[operand]
                 first = bool(index) and index[0] == sym(row)
                 rest = index[1:] if first else index
-                if name is None or any(isinstance(i, Scalar) or row in symbols(i) for i in rest):
+                if name is None or any(isinstance(i, ScalarExpression) or row in symbols(i) for i in rest):
                     return None
                 if found.setdefault(name, first) != first:
                     return None
-            case Call() | Number():
+            case ScalarCall() | ScalarConstant():
                 pass
             case _:  # sums read whole rows of rows, and conditions and sizes may tell rows apart
                 return None
     return frozenset(n for n, first in found.items() if first)
 
 
-def data_of(program: Program, name: str) -> FoldedData | ComputedData | None:
+def data_of(program: GraphProgram, name: str) -> FoldedWeightData | ComputedWeightData | None:
     """The elements of a constant that steps compute; ``None`` where they cannot or should not be computed ahead.
 
     That is: a weight has no elements, a value on the way is much larger than all that it is made of, or the runtime
@@ -215,20 +222,20 @@ def data_of(program: Program, name: str) -> FoldedData | ComputedData | None:
     steps = tuple(program.steps[i] for i in sorted(needed))
     types = {n: program.types[n] for n in (*sources, *(o for s in steps for o in s.outputs if o))}
     whole = sizes_bounded(steps, types, (types[n] for n in sources))
-    return FoldedData(steps, sources, types, name) if whole and all(map(program.is_constant, steps)) else None
+    return FoldedWeightData(steps, sources, types, name) if whole and all(map(program.is_constant, steps)) else None
 
 
-def weights_behind(data: FoldedData | ComputedData) -> frozenset[str]:
+def weights_behind(data: FoldedWeightData | ComputedWeightData) -> frozenset[str]:
     """Names of the model's weights that the elements are computed from."""
-    if isinstance(data, ComputedData):
+    if isinstance(data, ComputedWeightData):
         return frozenset(data.sources)
     found: set[str] = set()
     for name, source in data.sources.items():
-        found |= source.sources.keys() if isinstance(source, ComputedData) else {name}
+        found |= source.sources.keys() if isinstance(source, ComputedWeightData) else {name}
     return frozenset(found)
 
 
-def folded_weight(program: Program, name: str, data: FoldedData | ComputedData) -> Weight:
+def folded_weight(program: GraphProgram, name: str, data: FoldedWeightData | ComputedWeightData) -> Weight:
     """A weight that is computed when it is read."""
     steps = _steps_from_weights(data)
     rules = sorted({r for s in steps for r in s.rules})
@@ -240,15 +247,15 @@ def folded_weight(program: Program, name: str, data: FoldedData | ComputedData) 
     return Weight(name, program.types[data.output], data, metadata={**metadata, PRECOMPUTED: "true"})
 
 
-def _steps_from_weights(data: FoldedData | ComputedData) -> tuple[ProgramStep, ...]:
+def _steps_from_weights(data: FoldedWeightData | ComputedWeightData) -> tuple[ProgramStep, ...]:
     """All steps from weights of the model to the value, in order."""
-    if isinstance(data, ComputedData):
+    if isinstance(data, ComputedWeightData):
         return data.steps
-    before = (s for d in data.sources.values() if isinstance(d, ComputedData) for s in d.steps)
+    before = (s for d in data.sources.values() if isinstance(d, ComputedWeightData) for s in d.steps)
     return (*dict.fromkeys(before), *data.steps)
 
 
-def _provenance(data: FoldedData | ComputedData, steps: tuple[ProgramStep, ...]) -> str:
+def _provenance(data: FoldedWeightData | ComputedWeightData, steps: tuple[ProgramStep, ...]) -> str:
     """How a weight was computed, as JSON that ``superopt verify`` checks and proves with.
 
     Keys: ``steps``, each an operator, its operands' names, its attributes and its results' names, over names of
@@ -257,8 +264,8 @@ def _provenance(data: FoldedData | ComputedData, steps: tuple[ProgramStep, ...])
     float64 (:func:`superopt.runtime.node_execution.run_constants`).
     """
     told = [[s.op, list(s.args), dict(s.attributes), list(s.outputs)] for s in steps]
-    settled = [data.output] if isinstance(data, ComputedData) else [
-        n for n, d in data.sources.items() if isinstance(d, ComputedData)
+    settled = [data.output] if isinstance(data, ComputedWeightData) else [
+        n for n, d in data.sources.items() if isinstance(d, ComputedWeightData)
     ]  # fmt: skip
     note: dict[str, object] = {"steps": told, "output": data.output}
     if settled:

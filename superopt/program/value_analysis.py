@@ -1,9 +1,9 @@
 """Value analysis: bounds of magnitudes, signs, and whether a value carries rounding errors.
 
-Verdicts on rules in floating point (:mod:`superopt.rules.floats`) hold under conditions on operands, and these facts
-decide the conditions. The analysis starts at weights, whose elements are read, and at inputs, which are only known to
-be finite. It goes through operators by interval bounds. A value carries rounding errors where an inexact operator
-computed it and only data movement followed.
+Verdicts on rules in floating point (:mod:`superopt.rules.float_verdicts`) hold under conditions on operands, and these
+facts decide the conditions. The analysis starts at weights, whose elements are read, and at inputs, which are only
+known to be finite. It goes through operators by interval bounds. A value carries rounding errors where an inexact
+operator computed it and only data movement followed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from superopt.ir.terms import AttributeValue
 from superopt.ir.types import DType, TensorType
-from superopt.rules.floats import GENEROUS, SafeConditions
+from superopt.rules.float_verdicts import GENEROUS, SafeConditions
 
 __all__ = [
     "ANYTHING", "ValueFacts", "rounded_facts", "result_facts", "array_facts", "conditions_hold", "merged",

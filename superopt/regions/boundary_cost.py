@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from superopt.extraction.node_costs import Application, Pricer
+from superopt.extraction.enode_costs import Application, ENodeCostModel
 from superopt.ir.types import TensorType
-from superopt.ops.work import Demand
-from superopt.program.program import Program, ProgramStep
-from superopt.regions.lowering import Region
-from superopt.regions.plan import OUTSIDE, Plan, PlanNode
+from superopt.ops.flops_and_bytes import InferenceWork
+from superopt.program.graph_program import GraphProgram, ProgramStep
+from superopt.regions.region_egraph import ProgramRegion
+from superopt.regions.region_plan import OUTSIDE, RegionPlan, RegionPlanNode
 
 __all__ = ["step_application", "node_application", "dominates", "fusions"]
 
@@ -17,13 +17,17 @@ __all__ = ["step_application", "node_application", "dominates", "fusions"]
 Saved = Callable[[str, Application], float]  # µs, by the operator that makes the moving operand, and its only reader
 
 
-def fusions(program: Program, region: Region, plan: Plan, saved: Saved) -> Iterator[tuple[float, float]]:
+def fusions(
+    program: GraphProgram, region: ProgramRegion, plan: RegionPlan, saved: Saved
+) -> Iterator[tuple[float, float]]:
     """Microseconds saved by each fusion over the border: as the region is, and by the plan."""
     yield from _below(program, region, plan, saved)
     yield from _above(program, region, plan, saved)
 
 
-def _below(program: Program, region: Region, plan: Plan, saved: Saved) -> Iterator[tuple[float, float]]:
+def _below(
+    program: GraphProgram, region: ProgramRegion, plan: RegionPlan, saved: Saved
+) -> Iterator[tuple[float, float]]:
     """Outputs whose only reader, outside, may run as one with what makes them."""
     for output, (piece, _) in zip(region.outputs, plan.results, strict=True):
         readers = program.readers.get(output, ())
@@ -35,7 +39,9 @@ def _below(program: Program, region: Region, plan: Plan, saved: Saved) -> Iterat
             yield saved(before, reader), saved(after, reader)
 
 
-def _above(program: Program, region: Region, plan: Plan, saved: Saved) -> Iterator[tuple[float, float]]:
+def _above(
+    program: GraphProgram, region: ProgramRegion, plan: RegionPlan, saved: Saved
+) -> Iterator[tuple[float, float]]:
     """Leaves made outside that only the region reads: their readers may run as one with what makes them."""
     inside = {p: program.steps[p] for p in region.positions}
     for number, leaf in enumerate(region.leaves):
@@ -56,13 +62,13 @@ def _operator(step: ProgramStep) -> str:
     return step.op or (step.node.op if step.node is not None and not step.node.domain else "")
 
 
-def step_application(program: Program, step: ProgramStep) -> Application:
+def step_application(program: GraphProgram, step: ProgramStep) -> Application:
     """What a step applies, to arguments of which types, and which of them are constant."""
     types = tuple(None if a is None else program.types[a] for a in step.args)
     return step.op, step.attributes, types, tuple(a is not None and a in program.constant for a in step.args)
 
 
-def node_application(region: Region, plan: Plan, piece: PlanNode) -> Application:
+def node_application(region: ProgramRegion, plan: RegionPlan, piece: RegionPlanNode) -> Application:
     """What a piece of a plan applies, to arguments of which types, and which of them are constant."""
     types: list[TensorType | None] = []
     fixed: list[bool] = []
@@ -85,13 +91,13 @@ def node_application(region: Region, plan: Plan, piece: PlanNode) -> Application
 # Pareto dominance: a plan that needs no more FLOPs, bytes and kernels, and less of one of them, needs no model of time.
 
 
-def dominates(region: Region, plan: Plan, pricer: Pricer) -> bool:
+def dominates(region: ProgramRegion, plan: RegionPlan, pricer: ENodeCostModel) -> bool:
     """Whether a plan needs no more FLOPs, bytes moved and kernels than its region, and less of one of them.
 
     What the backend runs as one kernel with a neighbour counts as one of its own, in the region and in the plan. Larger
     kernels count once, as long as the plan leaves all of their steps there.
     """
-    before: dict[int, Demand] = {}
+    before: dict[int, InferenceWork] = {}
     for number, step in enumerate(region.steps):
         if number >= len(region.steps) - region.running:
             types = tuple(None if a is None else region.types[a] for a in step.args)
@@ -110,12 +116,12 @@ def dominates(region: Region, plan: Plan, pricer: Pricer) -> bool:
     return _sum([*after, *untouched]).no_more_than(_sum([*apart, *together]))
 
 
-def _as_one(each: Mapping[int, Demand], kernel: Iterable[int]) -> Demand:
+def _as_one(each: Mapping[int, InferenceWork], kernel: Iterable[int]) -> InferenceWork:
     """What steps ask that run as one: what lies between them is not moved."""
     members = [each[i] for i in sorted(kernel) if i in each]
     most = max((m.bytes for m in members), default=0)
-    return Demand(sum(m.flops for m in members), most, int(bool(members)))
+    return InferenceWork(sum(m.flops for m in members), most, int(bool(members)))
 
 
-def _sum(demands: Iterable[Demand]) -> Demand:
-    return sum(demands, Demand())
+def _sum(demands: Iterable[InferenceWork]) -> InferenceWork:
+    return sum(demands, InferenceWork())

@@ -14,14 +14,14 @@ from functools import lru_cache
 
 from superopt.cost.cost_model import CostModel
 from superopt.ir.disk_cache import SEARCH_PACKAGES, code_digest, load_object, store_object
-from superopt.ir.poly import Poly, Quotient
+from superopt.ir.size_polynomial import FloorQuotient, SizePolynomial
 from superopt.ir.types import DType, TensorType
-from superopt.ops.meaning import IllTyped
-from superopt.ops.record import Operator
-from superopt.regions.lowering import Region
-from superopt.regions.plan import OUTSIDE, Plan, PlanNode, Ref
+from superopt.ops.operator_definition import Operator
+from superopt.ops.operator_semantics import IllTypedOperator
+from superopt.regions.region_egraph import ProgramRegion
+from superopt.regions.region_plan import OUTSIDE, Ref, RegionPlan, RegionPlanNode
 from superopt.regions.region_search import RegionResult
-from superopt.regions.result import SearchOptions
+from superopt.regions.search_result import SearchOptions
 from superopt.rules.rule import Rule
 
 __all__ = ["FOLDER", "RegionCache", "problem_with"]
@@ -37,7 +37,7 @@ class _Misfit(ValueError):
     """A reference leads nowhere."""
 
 
-def problem_with(plan: Plan, region: Region, operators: Mapping[str, Operator]) -> str:
+def problem_with(plan: RegionPlan, region: ProgramRegion, operators: Mapping[str, Operator]) -> str:
     """Why a plan cannot be one of a region; empty if it can."""
     if not plan.after <= plan.before or len(plan.results) != len(region.outputs):
         return "the plan saves nothing or has other outputs"
@@ -49,13 +49,13 @@ def problem_with(plan: Plan, region: Region, operators: Mapping[str, Operator]) 
         for output, ref in zip(region.outputs, plan.results, strict=True):
             if _looked_up(region, plan, len(plan.nodes), ref)[0] != region.types[output]:
                 return f"the output {output} has another type"
-    except (_Misfit, IllTyped, KeyError, IndexError, TypeError, AttributeError) as error:
+    except (_Misfit, IllTypedOperator, KeyError, IndexError, TypeError, AttributeError) as error:
         return str(error) or type(error).__name__
     return ""
 
 
 def _problem_with_piece(
-    region: Region, plan: Plan, number: int, piece: PlanNode, operators: Mapping[str, Operator]
+    region: ProgramRegion, plan: RegionPlan, number: int, piece: RegionPlanNode, operators: Mapping[str, Operator]
 ) -> str:
     known = [None if a is None else _looked_up(region, plan, number, a) for a in piece.args]
     kinds = [None if k is None else k[0] for k in known]
@@ -77,7 +77,7 @@ def _problem_with_piece(
     return ""
 
 
-def _looked_up(region: Region, plan: Plan, number: int, ref: Ref) -> tuple[TensorType, bool]:
+def _looked_up(region: ProgramRegion, plan: RegionPlan, number: int, ref: Ref) -> tuple[TensorType, bool]:
     """The type of what a piece reads, and whether it is constant."""
     place, index = ref
     if place == OUTSIDE:
@@ -96,7 +96,15 @@ def _looked_up(region: Region, plan: Plan, number: int, ref: Ref) -> tuple[Tenso
 
 
 FOLDER = "regions"
-_CLASSES: tuple[type, ...] = (DType, RegionResult, PlanNode, Plan, Poly, Quotient, TensorType)
+_CLASSES: tuple[type, ...] = (
+    DType,
+    RegionResult,
+    RegionPlanNode,
+    RegionPlan,
+    SizePolynomial,
+    FloorQuotient,
+    TensorType,
+)
 _MOST = 8192  # entries, of a few kilobytes
 _PACKAGES = (*SEARCH_PACKAGES, "cost", "rules", "ops", "ir")  # whose code results depend on
 
@@ -143,7 +151,7 @@ class RegionCache:
         return RegionCache(hashlib.sha256(repr(settings).encode()).hexdigest(), costs, operators)
 
     def cached(
-        self, key: Hashable, region: Region, search: Callable[[], RegionResult], *, whole: Callable[[], bool]
+        self, key: Hashable, region: ProgramRegion, search: Callable[[], RegionResult], *, whole: Callable[[], bool]
     ) -> RegionResult:
         """The result that is kept for a region, else that of ``search``, which is kept for the next time.
 

@@ -9,19 +9,19 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from superopt.ir.graph import PASS, PRECOMPUTED, RULES, Graph, Node, Weight, constant, unused_name
-from superopt.ir.poly import Dim
+from superopt.ir.size_polynomial import Dim
 from superopt.ir.types import TensorType
-from superopt.ops.record import Operator
-from superopt.ops.shape import sizes_of, symbolic_shape
-from superopt.program.constant_folding import FoldedData, data_of, folded_weight, weights_behind
-from superopt.program.program import ComputedData, Program, ProgramStep
+from superopt.ops.operator_definition import Operator
+from superopt.ops.reshape_and_transpose import sizes_of, symbolic_shape
+from superopt.program.constant_folding import FoldedWeightData, data_of, folded_weight, weights_behind
+from superopt.program.graph_program import ComputedWeightData, GraphProgram, ProgramStep
 from superopt.regions.replay import FreshNames
 
 __all__ = ["EmittedGraph", "emit"]
 
 
 @dataclass(frozen=True)
-class FoldPolicy:
+class ConstantFoldingPolicy:
     """Which of the model's own computations of constants are stored evaluated.
 
     Attributes:
@@ -34,7 +34,7 @@ class FoldPolicy:
     least: int = 4096
 
 
-POLICY = FoldPolicy()
+POLICY = ConstantFoldingPolicy()
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class _Literals:
 
 
 def emit(
-    program: Program, operators: Mapping[str, Operator], budget: int, reserved: AbstractSet[str] = frozenset(), *,
+    program: GraphProgram, operators: Mapping[str, Operator], budget: int, reserved: AbstractSet[str] = frozenset(), *,
     made_by: str = "",
 ) -> EmittedGraph:  # fmt: skip
     """The program as a graph with the signature of the model.
@@ -107,7 +107,7 @@ def emit(
     return EmittedGraph(result.checked(), len(weights), grown)
 
 
-def _fold(program: Program, budget: int) -> tuple[list[Weight], int, dict[str, str]]:
+def _fold(program: GraphProgram, budget: int) -> tuple[list[Weight], int, dict[str, str]]:
     """Constants that running steps read and that rewrites made outputs of, smallest growth first, within the budget;
     and those that need no weight of their own, because they are one of the model's, which some exporters hand on.
     """
@@ -134,7 +134,7 @@ def _fold(program: Program, budget: int) -> tuple[list[Weight], int, dict[str, s
         data = computed[name]
         sources = (weights_behind(data) & constants.keys()) - running - released  # others went in an earlier search
         size = (program.types[name].nbytes or 0) - sum(constants[a].type.nbytes or 0 for a in sources)
-        itself = isinstance(data, ComputedData) and size > 0 and name not in program.outputs
+        itself = isinstance(data, ComputedWeightData) and size > 0 and name not in program.outputs
         if grown + size > budget or (itself and own_growth + size > own_budget):
             continue
         grown += size
@@ -144,7 +144,7 @@ def _fold(program: Program, budget: int) -> tuple[list[Weight], int, dict[str, s
     return weights, grown, handed
 
 
-def _handed_on(data: FoldedData | ComputedData) -> str:
+def _handed_on(data: FoldedWeightData | ComputedWeightData) -> str:
     """The value whose elements these are, unchanged; nothing where an operator makes others of them."""
     name = data.output
     for step in reversed(data.steps):
@@ -156,7 +156,7 @@ def _handed_on(data: FoldedData | ComputedData) -> str:
 
 
 def _renamed_weights(
-    program: Program, weights: Sequence[Weight], names: FreshNames
+    program: GraphProgram, weights: Sequence[Weight], names: FreshNames
 ) -> tuple[list[Weight], dict[str, str]]:
     """The weights, none of them named as an output of the model, and the new names of those that were.
 
@@ -166,7 +166,7 @@ def _renamed_weights(
     return [replace(w, name=renamed.get(w.name, w.name)) for w in weights], renamed
 
 
-def _shared(weights: Sequence[Weight], program: Program) -> tuple[list[Weight], dict[str, str], int]:
+def _shared(weights: Sequence[Weight], program: GraphProgram) -> tuple[list[Weight], dict[str, str], int]:
     """One weight for equal computations on equal weights: those kept, what stands for the others, and bytes saved.
 
     Regions that repeat (the steps of an unrolled LSTM) each fold the same weights. Large weights are told apart by
@@ -176,7 +176,7 @@ def _shared(weights: Sequence[Weight], program: Program) -> tuple[list[Weight], 
     alike: dict[str, str] = {}
     saved = 0
     for weight in weights:
-        assert isinstance(weight.data, FoldedData | ComputedData), "a folded weight is computed from others"
+        assert isinstance(weight.data, FoldedWeightData | ComputedWeightData), "a folded weight is computed from others"
         kept = first.setdefault((weight.type, weight.data.described(program.same)), weight)
         if kept is not weight:
             alike[weight.name] = kept.name
@@ -184,7 +184,7 @@ def _shared(weights: Sequence[Weight], program: Program) -> tuple[list[Weight], 
     return [w for w in weights if w.name not in alike], alike, saved
 
 
-def _needed(program: Program, made: set[str]) -> list[ProgramStep]:
+def _needed(program: GraphProgram, made: set[str]) -> list[ProgramStep]:
     """The steps left when these values are weights, in order."""
     needed: set[int] = set()
     stack = list(program.running)
@@ -199,7 +199,7 @@ def _needed(program: Program, made: set[str]) -> list[ProgramStep]:
 
 
 def _node(
-    program: Program, step: ProgramStep, operators: Mapping[str, Operator], literals: _Literals, taken: set[str],
+    program: GraphProgram, step: ProgramStep, operators: Mapping[str, Operator], literals: _Literals, taken: set[str],
     unruled: Mapping[str, str],
 ) -> Node:  # fmt: skip
     types = [None if a is None else program.types[a] for a in step.args]

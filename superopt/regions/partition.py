@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from superopt.program.program import Program, ProgramStep
+from superopt.program.graph_program import GraphProgram, ProgramStep
 
 __all__ = ["SELECTIONS", "WINDOW", "cut", "level_order", "segments", "selection_regions", "sibling_regions"]
 
@@ -57,7 +57,7 @@ class PartitionPolicy:
 POLICY = PartitionPolicy()
 
 
-def level_order(program: Program) -> list[int]:
+def level_order(program: GraphProgram) -> list[int]:
     """Running steps by depth: parallel branches lie side by side."""
     depth: dict[str, int] = {}
     level: dict[int, int] = {}
@@ -68,7 +68,7 @@ def level_order(program: Program) -> list[int]:
     return sorted(program.running, key=lambda p: (level[p], p))
 
 
-def segments(program: Program, order: Iterable[int]) -> list[list[int]]:
+def segments(program: GraphProgram, order: Iterable[int]) -> list[list[int]]:
     """Maximal runs without barriers."""
     found: list[list[int]] = [[]]
     for position in order:
@@ -80,7 +80,7 @@ def segments(program: Program, order: Iterable[int]) -> list[list[int]]:
 
 
 def cut(
-    program: Program, order: Sequence[int], adjacent: frozenset[tuple[str, str]], window: int,
+    program: GraphProgram, order: Sequence[int], adjacent: frozenset[tuple[str, str]], window: int,
     avoid: frozenset[str] = frozenset(), fused: Callable[[str, str], bool] = lambda producer, reader: False,
 ) -> tuple[list[list[int]], frozenset[str]]:  # fmt: skip
     """Regions as positions of steps, and the cuts made (each by the name of the value made just before it).
@@ -105,12 +105,12 @@ def cut(
     return regions, frozenset(cuts)
 
 
-def _mark(program: Program, position: int) -> str:
+def _mark(program: GraphProgram, position: int) -> str:
     return next((o for o in program.steps[position].outputs if o), "")
 
 
 def _cut_prices(
-    program: Program, run: Sequence[int], adjacent: frozenset[tuple[str, str]], avoid: frozenset[str],
+    program: GraphProgram, run: Sequence[int], adjacent: frozenset[tuple[str, str]], avoid: frozenset[str],
     fused: Callable[[str, str], bool],
 ) -> list[float]:  # fmt: skip
     """The price of a cut before each place of a run, and 0 at its end; by differences, in one pass."""
@@ -146,7 +146,7 @@ def _cut_prices(
     return prices
 
 
-def _shared_inputs(program: Program, run: Sequence[int], place: dict[int, int], between) -> None:  # type: ignore[no-untyped-def]
+def _shared_inputs(program: GraphProgram, run: Sequence[int], place: dict[int, int], between) -> None:  # type: ignore[no-untyped-def]
     """Siblings that read one value from outside the run, such as parallel branches on the model's input."""
     first: dict[str, int] = {}
     last: dict[str, int] = {}
@@ -160,7 +160,7 @@ def _shared_inputs(program: Program, run: Sequence[int], place: dict[int, int], 
             between(start, last[name], POLICY.severed_siblings)
 
 
-def _kind(program: Program, position: int) -> Hashable:
+def _kind(program: GraphProgram, position: int) -> Hashable:
     """What a step is, wherever it stands."""
     step = program.steps[position]
     return step.op, step.attributes, tuple(program.types.get(o) for o in step.outputs)
@@ -256,7 +256,7 @@ SELECTIONS = frozenset({"Slice", "Gather"})
 _MERGED = frozenset({"MatMul", "Gemm"})  # long-distance siblings; those of convolutions stand close together
 
 
-def sibling_regions(program: Program) -> list[list[int]]:
+def sibling_regions(program: GraphProgram) -> list[list[int]]:
     """Sets of mutually independent products that share operands, each with the bias that alone reads it."""
     steps = program.steps
     candidates = [p for p in program.running if steps[p].op in _MERGED]
@@ -276,7 +276,7 @@ def sibling_regions(program: Program) -> list[list[int]]:
     return _orderly(program, regions)
 
 
-def _orderly(program: Program, regions: list[list[int]]) -> list[list[int]]:
+def _orderly(program: GraphProgram, regions: list[list[int]]) -> list[list[int]]:
     """Regions that can all become one operator each: two convex sets may still wait for each other."""
     if _acyclic(program, regions):
         return regions
@@ -287,7 +287,7 @@ def _orderly(program: Program, regions: list[list[int]]) -> list[list[int]]:
     return kept
 
 
-def _acyclic(program: Program, regions: Sequence[Sequence[int]]) -> bool:
+def _acyclic(program: GraphProgram, regions: Sequence[Sequence[int]]) -> bool:
     """Whether the program has an order when each region is one step."""
     owner = {p: -1 - i for i, region in enumerate(regions) for p in region}
     waits: dict[int, set[int]] = {}
@@ -310,13 +310,13 @@ def _acyclic(program: Program, regions: Sequence[Sequence[int]]) -> bool:
     return len(ready) == len(waits)
 
 
-def _shared_operands(program: Program, step: ProgramStep) -> Iterator[tuple[object, ...]]:
+def _shared_operands(program: GraphProgram, step: ProgramStep) -> Iterator[tuple[object, ...]]:
     for slot, arg in enumerate(step.args[:2]):
         if arg is not None:
             yield step.op, step.attributes, slot, program.same.get(arg, arg)
 
 
-def _dependencies(program: Program, candidates: Sequence[int]) -> dict[int, int]:
+def _dependencies(program: GraphProgram, candidates: Sequence[int]) -> dict[int, int]:
     """For each candidate a bit mask, by number of candidate, of those it depends on, its own bit included."""
     bit = {p: 1 << i for i, p in enumerate(candidates)}
     below: dict[str, int] = {}
@@ -360,7 +360,7 @@ def _joined(groups: Sequence[Sequence[int]], below: dict[int, int]) -> list[list
     return [g for g in found if len(g) > 1]
 
 
-def _biases(program: Program, members: Sequence[int]) -> list[int]:
+def _biases(program: GraphProgram, members: Sequence[int]) -> list[int]:
     """Sums with a weight that alone read a member's result."""
     found: list[int] = []
     for position in members:
@@ -373,7 +373,7 @@ def _biases(program: Program, members: Sequence[int]) -> list[int]:
     return found
 
 
-def selection_regions(program: Program) -> list[list[int]]:
+def selection_regions(program: GraphProgram) -> list[list[int]]:
     """For each selection, what stands above it and is read by nothing else: where it can be done earlier."""
     regions: list[list[int]] = []
     taken: set[int] = set()
@@ -389,7 +389,7 @@ def selection_regions(program: Program) -> list[list[int]]:
     return regions
 
 
-def _above(program: Program, position: int, running: set[int]) -> set[int]:
+def _above(program: GraphProgram, position: int, running: set[int]) -> set[int]:
     """Steps whose results only the cone reads, nearest first, so that every part of it is convex."""
     cone = {position}
     waiting = [position]

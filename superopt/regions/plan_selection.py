@@ -11,11 +11,11 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from superopt.program.program import Program
-from superopt.regions.lowering import Region
-from superopt.regions.plan import OUTSIDE, Plan, Ref
+from superopt.program.graph_program import GraphProgram
+from superopt.regions.region_egraph import ProgramRegion
+from superopt.regions.region_plan import OUTSIDE, Ref, RegionPlan
 
-__all__ = ["PlanSelection", "Placed", "Weights"]
+__all__ = ["RegionPlanSelection", "Placed", "WeightUsage"]
 
 
 # -- Weights that a program reads ----------------------------------------------------------------------------------
@@ -25,10 +25,10 @@ __all__ = ["PlanSelection", "Placed", "Weights"]
 # hold the new ones.
 
 
-class Weights:
+class WeightUsage:
     """The weights of one program as its running steps read them."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: GraphProgram) -> None:
         self._program = program
         self._readers: dict[str, set[int]] = {}
         for position in program.running:
@@ -46,7 +46,7 @@ class Weights:
         """What the running steps read."""
         return sum(self._program.types[n].nbytes or 0 for n in self._readers)
 
-    def grown(self, replacements: Sequence[tuple[Region, Plan]]) -> int:
+    def grown(self, replacements: Sequence[tuple[ProgramRegion, RegionPlan]]) -> int:
         """Bytes that are read more (or less, if negative) once all of these disjoint regions are replaced."""
         fresh: dict[Hashable, int] = {}
         read: set[Hashable] = set()
@@ -60,7 +60,9 @@ class Weights:
         freed = [n for n, positions in self._readers.items() if n not in read and positions <= gone]
         return sum(fresh.values()) - sum(self._program.types[n].nbytes or 0 for n in freed)
 
-    def _reads(self, region: Region, plan: Plan, made: dict[Hashable, tuple[Hashable, ...]]) -> dict[Hashable, int]:
+    def _reads(
+        self, region: ProgramRegion, plan: RegionPlan, made: dict[Hashable, tuple[Hashable, ...]]
+    ) -> dict[Hashable, int]:
         """The weights that the plan's running pieces read, by name or, if new, by a number; with their bytes.
 
         Args:
@@ -82,7 +84,7 @@ class Weights:
         return found
 
     def _weight(
-        self, region: Region, plan: Plan, ref: Ref | None, keys: Sequence[tuple[Hashable, ...]]
+        self, region: ProgramRegion, plan: RegionPlan, ref: Ref | None, keys: Sequence[tuple[Hashable, ...]]
     ) -> tuple[Hashable, int]:
         """The weight that a reference is to, and its bytes; ``None`` where it is to none."""
         if ref is None:
@@ -100,12 +102,12 @@ class Weights:
 # -- Selection -----------------------------------------------------------------------------------------------------
 
 
-Placed = tuple[Region, Plan]
+Placed = tuple[ProgramRegion, RegionPlan]
 _FEW_BYTES = 1 << 16  # of new weights, which stay in a core's own cache
 
 
 @dataclass
-class PlanSelection:
+class RegionPlanSelection:
     """The plans of one phase, each for a region of its own.
 
     Attributes:
@@ -117,7 +119,7 @@ class PlanSelection:
         grown: bytes by which weights grow with what was taken.
     """
 
-    weights: Weights
+    weights: WeightUsage
     reading_us: Callable[[int], float]
     room: int
     accepted: list[Placed] = field(default_factory=list)

@@ -10,28 +10,28 @@ from functools import partial
 from math import sqrt
 
 from superopt.egraph.egraph import ABSENT, EGraph, ENode
-from superopt.egraph.saturation import Limits, RewriteSet, SaturationOutcome, saturate
+from superopt.egraph.saturation import RewriteSet, SaturationLimits, SaturationOutcome, saturate
 from superopt.extraction.dag import (
     Candidate,
     Choice,
-    ExtractionInput,
-    Problem,
+    ExtractionProblem,
+    ExtractionRequest,
     cost_of,
     improve,
     problem_of,
     used_classes,
 )
-from superopt.extraction.node_costs import Pricer
+from superopt.extraction.enode_costs import ENodeCostModel
 from superopt.extraction.pruning import reduced, restricted
-from superopt.ops.record import Operator
+from superopt.ops.operator_definition import Operator
 from superopt.regions.boundary_cost import dominates
-from superopt.regions.lowering import LoweredRegion, Region, lower
-from superopt.regions.plan import Plan, plan_of
+from superopt.regions.region_egraph import ProgramRegion, RegionEGraph, lower
+from superopt.regions.region_plan import RegionPlan, plan_of
 from superopt.runtime.paired_benchmark import SURELY
 
 __all__ = ["RegionResult", "unchanged_cost", "is_simpler", "search_region"]
 
-_Chooser = Callable[[Problem, Choice, float], Choice]  # from an incumbent, in so many seconds
+_Chooser = Callable[[ExtractionProblem, Choice, float], Choice]  # from an incumbent, in so many seconds
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class RegionResult:
         missed: the gain in microseconds of a plan that was not good enough, and why.
     """
 
-    plan: Plan | None
+    plan: RegionPlan | None
     before: float
     e_nodes: int
     stopped: str
@@ -75,9 +75,17 @@ class RegionResult:
 
 
 def search_region(
-    region: Region, rewrites: RewriteSet, operators: Mapping[str, Operator], pricer: Pricer, limits: Limits,
-    least_gain: float, seed: int, first: RewriteSet = _NONE, *, exact: bool = True,
-) -> RegionResult:  # fmt: skip
+    region: ProgramRegion,
+    rewrites: RewriteSet,
+    operators: Mapping[str, Operator],
+    pricer: ENodeCostModel,
+    limits: SaturationLimits,
+    least_gain: float,
+    seed: int,
+    first: RewriteSet = _NONE,
+    *,
+    exact: bool = True,
+) -> RegionResult:
     """The cheapest equal form of a region that the rewrites reach.
 
     Args:
@@ -124,9 +132,15 @@ def search_region(
 
 
 def _priced_plan(
-    region: Region, lowered: LoweredRegion, problem: Problem, incumbent: Choice, choice: Choice, pricer: Pricer,
-    least_gain: float, before: float,
-) -> tuple[Plan, float]:  # fmt: skip
+    region: ProgramRegion,
+    lowered: RegionEGraph,
+    problem: ExtractionProblem,
+    incumbent: Choice,
+    choice: Choice,
+    pricer: ENodeCostModel,
+    least_gain: float,
+    before: float,
+) -> tuple[RegionPlan, float]:
     """The plan of a choice, and what it has to gain."""
     after = cost_of(problem, choice) + _naming(region, lowered, pricer)
     plan = plan_of(region, lowered, problem, choice, before, after)
@@ -137,7 +151,9 @@ def _priced_plan(
     return plan, max(least_gain * _changed(problem, incumbent, choice), noise)
 
 
-def _doubted(lowered: LoweredRegion, problem: Problem, incumbent: Choice, pricer: Pricer) -> Problem:
+def _doubted(
+    lowered: RegionEGraph, problem: ExtractionProblem, incumbent: Choice, pricer: ENodeCostModel
+) -> ExtractionProblem:
     """The problem where everything new costs as much more as its price may be off by.
 
     What is best by price may put a change that is in doubt beside one that is not; the second is worth having alone.
@@ -155,7 +171,9 @@ def _doubted(lowered: LoweredRegion, problem: Problem, incumbent: Choice, pricer
     return replace(problem, candidates=tuple(dear(i, c) for i, c in enumerate(problem.candidates)))
 
 
-def _of_own_operators(lowered: LoweredRegion, problem: Problem, incumbent: Choice, pricer: Pricer) -> Problem:
+def _of_own_operators(
+    lowered: RegionEGraph, problem: ExtractionProblem, incumbent: Choice, pricer: ENodeCostModel
+) -> ExtractionProblem:
     """The problem with what the region has already, the same with other weights, and what takes no time: the prices of
     these are off by the same, so that a choice of them that gains is in no doubt."""
     del pricer
@@ -173,7 +191,7 @@ def _of_own_operators(lowered: LoweredRegion, problem: Problem, incumbent: Choic
         left = usable
 
 
-def is_simpler(region: Region, plan: Plan) -> bool:
+def is_simpler(region: ProgramRegion, plan: RegionPlan) -> bool:
     """Whether the same operators run but for some that are gone, over no more weights.
 
     That is worth having where it is as fast (it loads faster, too).
@@ -183,14 +201,16 @@ def is_simpler(region: Region, plan: Plan) -> bool:
     return plan.grown <= 0 and after < before
 
 
-def _missed(found: RegionResult, outcome: SaturationOutcome, gain: float, needed: float, plan: Plan) -> RegionResult:
+def _missed(
+    found: RegionResult, outcome: SaturationOutcome, gain: float, needed: float, plan: RegionPlan
+) -> RegionResult:
     rules = ", ".join(sorted(plan.rules)) or "evaluating constants"
     share = 100 * gain / found.before if found.before else 0.0
     text = f"{rules} would save {gain:.1f} µs ({share:.1f} % of the region), less than the noise of {needed:.1f} µs"
     return RegionResult(None, found.before, found.e_nodes, outcome.stopped, text, outcome.quarantined)
 
 
-def incumbent_of(region: Region, lowered: LoweredRegion, problem: Problem) -> Choice:
+def incumbent_of(region: ProgramRegion, lowered: RegionEGraph, problem: ExtractionProblem) -> Choice:
     """The region as it is, as a choice: the first e-node of each class that the input made."""
     graph = lowered.graph
     choice: Choice = {}
@@ -204,7 +224,7 @@ def incumbent_of(region: Region, lowered: LoweredRegion, problem: Problem) -> Ch
     return choice
 
 
-def _original(region: Region, lowered: LoweredRegion, problem: Problem) -> Choice:
+def _original(region: ProgramRegion, lowered: RegionEGraph, problem: ExtractionProblem) -> Choice:
     """The first form of each class in the order of the steps, which cannot be cyclic."""
     graph = lowered.graph
     choice: Choice = {}
@@ -236,8 +256,14 @@ def _original(region: Region, lowered: LoweredRegion, problem: Problem) -> Choic
 
 
 def _extract(
-    region: Region, lowered: LoweredRegion, pricer: Pricer, deadline: float, choose: _Chooser, *, unsure: bool
-) -> tuple[Choice, Problem]:
+    region: ProgramRegion,
+    lowered: RegionEGraph,
+    pricer: ENodeCostModel,
+    deadline: float,
+    choose: _Chooser,
+    *,
+    unsure: bool,
+) -> tuple[Choice, ExtractionProblem]:
     graph = lowered.graph
     frame = frame_of(region, lowered)
     problem = problem_of(graph, frame, pricer)
@@ -272,7 +298,12 @@ def _extract(
 
 
 def _decided(
-    region: Region, lowered: LoweredRegion, problem: Problem, incumbent: Choice, choice: Choice, pricer: Pricer
+    region: ProgramRegion,
+    lowered: RegionEGraph,
+    problem: ExtractionProblem,
+    incumbent: Choice,
+    choice: Choice,
+    pricer: ENodeCostModel,
 ) -> bool:
     """Whether no answer would change what becomes of a choice: it asks for no more of anything, or gains more than its
     prices are off by."""
@@ -282,14 +313,16 @@ def _decided(
     return dominates(region, plan_of(region, lowered, problem, choice, before, after), pricer)
 
 
-def _least_gain(graph: EGraph, problem: Problem, before: Choice, after: Choice, pricer: Pricer) -> float:
+def _least_gain(
+    graph: EGraph, problem: ExtractionProblem, before: Choice, after: Choice, pricer: ENodeCostModel
+) -> float:
     """Microseconds that a choice has to gain over the one before answers: what a question is worth, and more than these
     answers are off by, so that it is the same on other runs."""
     error = pricer.answers_error(graph, _changed_nodes(problem, before, after))
     return max(pricer.questions.cheap_us, SURELY * error)
 
 
-def _best(problem: Problem, incumbent: Choice, seconds: float, *, seed: int, exact: bool) -> Choice:
+def _best(problem: ExtractionProblem, incumbent: Choice, seconds: float, *, seed: int, exact: bool) -> Choice:
     problem, incumbent = _without_dearer(problem, incumbent)
     problem = reduced(problem, incumbent, cost_of(problem, incumbent))
     start = improve(problem, incumbent, deadline=time.monotonic() + seconds) if seconds > 0 else incumbent
@@ -300,7 +333,7 @@ def _best(problem: Problem, incumbent: Choice, seconds: float, *, seed: int, exa
     return solve(problem, start, seconds / 2, seed)
 
 
-def _without_dearer(problem: Problem, incumbent: Choice) -> tuple[Problem, Choice]:
+def _without_dearer(problem: ExtractionProblem, incumbent: Choice) -> tuple[ExtractionProblem, Choice]:
     """The problem with the cheapest alone of candidates that need the same, also where another is the input's."""
     cheapest: dict[tuple[int, tuple[int, ...]], int] = {}
     for owner, options in problem.of.items():
@@ -315,7 +348,7 @@ def _without_dearer(problem: Problem, incumbent: Choice) -> tuple[Problem, Choic
 
 
 def _with_input_operators(
-    lowered: LoweredRegion, problem: Problem, incumbent: Choice, choice: Choice, pricer: Pricer
+    lowered: RegionEGraph, problem: ExtractionProblem, incumbent: Choice, choice: Choice, pricer: ENodeCostModel
 ) -> Choice:
     """The choice with the input's own operators wherever another of the same operands gains less than prices are off
     by: noise decides no such thing, and the next calibration would undo it."""
@@ -332,7 +365,7 @@ def _with_input_operators(
     return best
 
 
-def _own_error(lowered: LoweredRegion, node: ENode, pricer: Pricer) -> float:
+def _own_error(lowered: RegionEGraph, node: ENode, pricer: ENodeCostModel) -> float:
     """Microseconds that an e-node's price is off by, but for what is shared with others of its operator."""
     estimate = pricer.node(lowered.graph, node, kept=True, ask=False)
     known = estimate.source in ("measured", "free")
@@ -340,7 +373,7 @@ def _own_error(lowered: LoweredRegion, node: ENode, pricer: Pricer) -> float:
     return estimate.us * min(estimate.sigma, cap)
 
 
-def unchanged_cost(region: Region, lowered: LoweredRegion, pricer: Pricer) -> float:
+def unchanged_cost(region: ProgramRegion, lowered: RegionEGraph, pricer: ENodeCostModel) -> float:
     """The modelled cost of the region before anything was added to its e-graph; equal applications count once."""
     frame = frame_of(region, lowered)
     lowered.graph.rebuild()
@@ -348,7 +381,7 @@ def unchanged_cost(region: Region, lowered: LoweredRegion, pricer: Pricer) -> fl
     return cost_of(problem, incumbent_of(region, lowered, problem)) + _naming(region, lowered, pricer)
 
 
-def _naming(region: Region, lowered: LoweredRegion, pricer: Pricer) -> float:
+def _naming(region: ProgramRegion, lowered: RegionEGraph, pricer: ENodeCostModel) -> float:
     """Microseconds of naming values whose names must stay and that equal others of them."""
     us, seen = 0.0, set[int]()
     for name in region.apart:
@@ -358,7 +391,7 @@ def _naming(region: Region, lowered: LoweredRegion, pricer: Pricer) -> float:
     return us
 
 
-def frame_of(region: Region, lowered: LoweredRegion) -> ExtractionInput:
+def frame_of(region: ProgramRegion, lowered: RegionEGraph) -> ExtractionRequest:
     """What the region gives an extraction."""
     graph = lowered.graph
     roots = [lowered.classes[region.number[o]] for o in region.outputs]
@@ -369,25 +402,27 @@ def frame_of(region: Region, lowered: LoweredRegion) -> ExtractionInput:
     }  # fmt: skip
     within = frozenset(n for n, step in given.items() if step in region.within)
     inner = {graph.find(lowered.classes[number]): us for number, us in region.inner}
-    return ExtractionInput(roots, paid, frozenset(given), within, inner)
+    return ExtractionRequest(roots, paid, frozenset(given), within, inner)
 
 
-def _changed(problem: Problem, before: Choice, after: Choice) -> float:
+def _changed(problem: ExtractionProblem, before: Choice, after: Choice) -> float:
     """The cost of what the incumbent computes and the choice does not."""
     old, new = _nodes(problem, before), _nodes(problem, after)
     return sum(problem.candidates[i].us for i in old - new)
 
 
-def _changed_nodes(problem: Problem, before: Choice, after: Choice) -> list[ENode]:
+def _changed_nodes(problem: ExtractionProblem, before: Choice, after: Choice) -> list[ENode]:
     """What one of two choices computes and the other does not."""
     return [problem.candidates[i].node for i in sorted(_nodes(problem, before) ^ _nodes(problem, after))]
 
 
-def _nodes(problem: Problem, choice: Choice) -> set[int]:
+def _nodes(problem: ExtractionProblem, choice: Choice) -> set[int]:
     return {choice[c] for c in used_classes(problem, choice) or ()}
 
 
-def _noise(lowered: LoweredRegion, problem: Problem, before: Choice, after: Choice, pricer: Pricer) -> float:
+def _noise(
+    lowered: RegionEGraph, problem: ExtractionProblem, before: Choice, after: Choice, pricer: ENodeCostModel
+) -> float:
     """What a gain must exceed, from what the two do not share.
 
     One standard deviation of the difference where all of it is measured. Else two, of which
@@ -420,7 +455,7 @@ def _noise(lowered: LoweredRegion, problem: Problem, before: Choice, after: Choi
 
 
 def _matching_operators(
-    lowered: LoweredRegion, problem: Problem, gone: set[int], fresh: set[int], *, shared: bool = False
+    lowered: RegionEGraph, problem: ExtractionProblem, gone: set[int], fresh: set[int], *, shared: bool = False
 ) -> dict[int, int]:
     """Pairs of an application that goes and one that comes, of one operator, with equal attributes, over operands of
     equal types, as far as both have them: a layer with and without its bias, or with another weight. One that goes is

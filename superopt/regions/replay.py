@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
-from superopt.formats.bodies import all_names
+from superopt.formats.control_flow_bodies import all_names
 from superopt.ir.graph import Node
 from superopt.ir.types import TensorType
-from superopt.program.program import Program, ProgramStep
-from superopt.regions.lowering import Region
-from superopt.regions.plan import OUTSIDE, Plan, Ref
+from superopt.program.graph_program import GraphProgram, ProgramStep
+from superopt.regions.region_egraph import ProgramRegion
+from superopt.regions.region_plan import OUTSIDE, Ref, RegionPlan
 
 __all__ = ["FreshNames", "replay"]
 
@@ -24,7 +24,7 @@ class FreshNames:
         reserved: others that are: of a model that the program stands for, where a name says what is compared.
     """
 
-    def __init__(self, program: Program, reserved: AbstractSet[str] = frozenset()) -> None:
+    def __init__(self, program: GraphProgram, reserved: AbstractSet[str] = frozenset()) -> None:
         self._taken = {*all_names(program.graph), *reserved}
         self._taken |= {n for s in program.steps for n in (*s.outputs, *s.reads)}
         self._next: dict[str, int] = {}
@@ -49,7 +49,9 @@ class _Replayed:
     alias: dict[str, str]  # an output of a region → the value that is the same
 
 
-def replay(program: Program, replacements: Sequence[tuple[Region, Plan]], names: FreshNames) -> Program:
+def replay(
+    program: GraphProgram, replacements: Sequence[tuple[ProgramRegion, RegionPlan]], names: FreshNames
+) -> GraphProgram:
     """The program with each region replaced by its plan. Regions do not overlap."""
     gone = {position for region, _ in replacements for position in region.positions}
     made = _Replayed([], {}, set(), {})
@@ -62,7 +64,7 @@ def replay(program: Program, replacements: Sequence[tuple[Region, Plan]], names:
     return program.with_steps(steps, made.types, made.constant)
 
 
-def _shared(steps: Sequence[ProgramStep], program: Program, constant: AbstractSet[str]) -> list[ProgramStep]:
+def _shared(steps: Sequence[ProgramStep], program: GraphProgram, constant: AbstractSet[str]) -> list[ProgramStep]:
     """New computations on weights done once: regions that repeat (the steps of an unrolled LSTM) make equal ones."""
     first: dict[tuple[object, ...], ProgramStep] = {}
     alias: dict[str, str] = {}
@@ -97,7 +99,7 @@ def rename_inputs(node: Node, alias: Mapping[str, str]) -> Node:
     return replace(node, inputs=tuple(alias.get(n, n) for n in node.inputs))
 
 
-def _write(region: Region, plan: Plan, names: FreshNames, made: _Replayed, pinned: frozenset[str]) -> None:
+def _write(region: ProgramRegion, plan: RegionPlan, names: FreshNames, made: _Replayed, pinned: frozenset[str]) -> None:
     hints = _hints(region, plan)
     place = region.positions[-1]
     read = {a for p in plan.nodes for a in p.args if a is not None} | set(plan.results)
@@ -133,12 +135,12 @@ def _write(region: Region, plan: Plan, names: FreshNames, made: _Replayed, pinne
             made.alias[output] = found
 
 
-def _name(region: Region, value: Mapping[Ref, str], ref: Ref) -> str:
+def _name(region: ProgramRegion, value: Mapping[Ref, str], ref: Ref) -> str:
     return region.values[ref[1]] if ref[0] == OUTSIDE else value[ref]
 
 
 def _region_step(
-    region: Region, source: int, args: tuple[str | None, ...], outputs: tuple[str, ...]
+    region: ProgramRegion, source: int, args: tuple[str | None, ...], outputs: tuple[str, ...]
 ) -> ProgramStep | None:
     """The region's own step with new operands, or ``None`` for a new application."""
     if source < 0:
@@ -153,7 +155,7 @@ def _region_step(
     return replace(old, args=args, outputs=shown, node=node)
 
 
-def _hints(region: Region, plan: Plan) -> list[str]:
+def _hints(region: ProgramRegion, plan: RegionPlan) -> list[str]:
     """What the name of each piece derives from: the value it makes, else the value that its reader makes."""
     hints = [""] * len(plan.nodes)
     fallback = region.outputs[0] if region.outputs else "value"

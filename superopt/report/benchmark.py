@@ -16,7 +16,17 @@ from superopt.ir.errors import printable
 from superopt.report.corpus import geometric_mean
 from superopt.report.terminal import table
 
-__all__ = ["Summary", "cell", "document", "names", "page", "runtimes_table", "show", "show_runtimes", "summaries"]
+__all__ = [
+    "ToolBenchmarkSummary",
+    "cell",
+    "document",
+    "names",
+    "page",
+    "runtimes_table",
+    "show",
+    "show_runtimes",
+    "summaries",
+]
 
 
 # -- Summary -------------------------------------------------------------------------------------------------------
@@ -29,7 +39,7 @@ LOSS = 1.02  # a ratio above this is a loss: two runs of one and the same model 
 
 
 @dataclass(frozen=True)
-class Summary:
+class ToolBenchmarkSummary:
     """One tool over all models.
 
     Attributes:
@@ -62,12 +72,12 @@ def names(data: Mapping[str, Any]) -> list[str]:
     return ["superopt", *data["tools"]]
 
 
-def summaries(data: Mapping[str, Any]) -> list[Summary]:
+def summaries(data: Mapping[str, Any]) -> list[ToolBenchmarkSummary]:
     """The summary of every tool, superopt first."""
     return [_tool_summary(name, data) for name in names(data)]
 
 
-def _tool_summary(name: str, data: Mapping[str, Any]) -> Summary:
+def _tool_summary(name: str, data: Mapping[str, Any]) -> ToolBenchmarkSummary:
     facts = data["tools"].get(name, {"version": data["superopt"]["version"]})
     rows = [r for r in data["rows"] if "tools" in r]
     found = [(r["tools"][name], r["model"]) for r in rows if name in r["tools"]]
@@ -75,7 +85,7 @@ def _tool_summary(name: str, data: Mapping[str, Any]) -> Summary:
     ratios = [ratio for ratio, _ in timed]
     statuses = [t["status"] for t, _ in found]
     seconds = [t["seconds"] for t, _ in found if t.get("seconds")]
-    return Summary(
+    return ToolBenchmarkSummary(
         tool=name, version=facts.get("version", ""), timed=len(timed), mean=geometric_mean(ratios),
         overall=geometric_mean([*ratios, *([1.0] * (len(found) - len(timed)))]),
         best=min(timed, default=(1.0, "")), worst=max(timed, default=(1.0, "")),
@@ -196,7 +206,7 @@ def _skipped_models_text(data: Mapping[str, Any]) -> str:
     return f"{count} left for another run: {printable(', '.join(left), 400)}"
 
 
-def _line(s: Summary) -> str:
+def _line(s: ToolBenchmarkSummary) -> str:
     if s.missing:
         return f"not compared: {s.missing}"
     failed = f"{s.wrong} wrong, {s.crashed} crashed, {s.timeouts} timed out"
@@ -338,16 +348,16 @@ def page(data: Mapping[str, Any]) -> str:
     )  # fmt: skip
 
 
-def _colour(found: list[Summary], tool: str) -> str:
+def _colour(found: list[ToolBenchmarkSummary], tool: str) -> str:
     return _COLOURS[[s.tool for s in found].index(tool) % len(_COLOURS)]
 
 
-def _legend(found: list[Summary]) -> str:
+def _legend(found: list[ToolBenchmarkSummary]) -> str:
     parts = (f'<span style="color:{_colour(found, s.tool)}">●</span> {escape(f"{s.tool} {s.version}")}' for s in found)
     return f"<p>{' &nbsp; '.join(parts)}</p>"
 
 
-def _means(found: list[Summary]) -> str:
+def _means(found: list[ToolBenchmarkSummary]) -> str:
     means = [s.mean for s in found]
     axis = _Axis(min([0.5, *means]), max([1.1, *means]), 900)
     parts = []
@@ -396,7 +406,7 @@ def _svg(body: str, height: float) -> str:
     return f'<svg viewBox="0 0 900 {height:.0f}" role="img">{body}</svg>'
 
 
-def _dots(data: Mapping[str, Any], found: list[Summary]) -> str:
+def _dots(data: Mapping[str, Any], found: list[ToolBenchmarkSummary]) -> str:
     rows = [r for r in ordered(data["rows"]) if "before_ms" in r]
     ratios = [t["ratio"] for r in rows for t in r["tools"].values() if "ratio" in t]
     axis = _Axis(min([0.9, *ratios]), max([1.1, *ratios]), 900)
@@ -418,7 +428,7 @@ def _dots(data: Mapping[str, Any], found: list[Summary]) -> str:
     return _svg(axis.marks(height) + "".join(parts), height + 20)
 
 
-def _seconds(data: Mapping[str, Any], found: list[Summary]) -> str:
+def _seconds(data: Mapping[str, Any], found: list[ToolBenchmarkSummary]) -> str:
     rows = [r for r in data["rows"] if "before_ms" in r]
     timed = [s for s in found if s.seconds]
     values = [t["seconds"] for r in rows for t in r["tools"].values() if t.get("seconds")]
@@ -439,7 +449,7 @@ def _seconds(data: Mapping[str, Any], found: list[Summary]) -> str:
     return _svg(axis.marks(height, (0.01, 0.1, 1.0, 10.0, 100.0)) + "".join(parts), height + 20)
 
 
-def _table(data: Mapping[str, Any], found: list[Summary]) -> str:
+def _table(data: Mapping[str, Any], found: list[ToolBenchmarkSummary]) -> str:
     head = "".join(f'<th class="n">{escape(h)}</th>' for h in ("before", *(s.tool for s in found)))
     body = []
     for row in ordered(data["rows"]):

@@ -14,19 +14,19 @@ from rich.console import Console
 from rich.markup import escape
 
 from superopt.ir.errors import printable
-from superopt.report.model import CheckFailure
+from superopt.report.optimization_report import CheckFailure
 from superopt.report.quantities import time_text
 from superopt.report.terminal import table
 
 __all__ = [
-    "Comparison",
+    "BaselineComparison",
     "CorpusRun",
     "Culprit",
     "FORMAT",
-    "Finding",
+    "CorpusFinding",
     "Kind",
     "Operators",
-    "Row",
+    "CorpusModelResult",
     "geometric_mean",
     "headline",
     "junit",
@@ -58,7 +58,7 @@ def geometric_mean(ratios: Iterable[float]) -> float:
 
 
 @dataclass(frozen=True)
-class Row:
+class CorpusModelResult:
     """What became of one model.
 
     Attributes:
@@ -116,10 +116,10 @@ class CorpusRun:
     version: str
     library: Mapping[str, str]
     texts: Mapping[str, Mapping[str, Any]]
-    rows: tuple[Row, ...]
+    rows: tuple[CorpusModelResult, ...]
     history: Mapping[str, tuple[Mapping[str, Any], ...]] = field(default_factory=dict)
 
-    def row(self, model: str) -> Row | None:
+    def row(self, model: str) -> CorpusModelResult | None:
         return next((r for r in self.rows if r.model == model), None)
 
 
@@ -139,7 +139,7 @@ class Culprit:
 
 
 @dataclass(frozen=True)
-class Finding:
+class CorpusFinding:
     """Something to be told about one model, or about all (``model`` is empty)."""
 
     kind: Kind
@@ -157,11 +157,11 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class BaselineComparison:
     """A run judged, against a baseline where there is one."""
 
     run: CorpusRun
-    findings: tuple[Finding, ...]
+    findings: tuple[CorpusFinding, ...]
     baseline: CorpusRun | None = None
     notes: tuple[str, ...] = ()
 
@@ -177,10 +177,10 @@ class Comparison:
         """Geometric mean over the models of modelled cost after ÷ before."""
         return geometric_mean(r.after_us / r.before_us for r in self.run.rows if r.before_us > 0 and r.after_us > 0)
 
-    def of(self, model: str) -> tuple[Finding, ...]:
+    def of(self, model: str) -> tuple[CorpusFinding, ...]:
         return tuple(f for f in self.findings if f.model == model)
 
-    def known(self, model: str) -> Row | None:
+    def known(self, model: str) -> CorpusModelResult | None:
         """The model's row in the baseline."""
         return None if self.baseline is None else self.baseline.row(model)
 
@@ -193,7 +193,7 @@ class Comparison:
 _MARK = {"error": "✗", "warning": "!", "note": "·"}
 
 
-def headline(found: Comparison) -> str:
+def headline(found: BaselineComparison) -> str:
     """The run in one line."""
     rows = found.run.rows
     improved = sum(r.status == "improved" for r in rows)
@@ -209,7 +209,7 @@ def headline(found: Comparison) -> str:
     return f"{text}: {verdict}"
 
 
-def show(console: Console, found: Comparison) -> None:
+def show(console: Console, found: BaselineComparison) -> None:
     """The table of models, then what is to be told."""
     folder = _folder(found)
     rows = [_cells(row, found, folder) for row in found.run.rows]
@@ -224,14 +224,14 @@ def show(console: Console, found: Comparison) -> None:
     console.print(f"[bold]{escape(headline(found))}[/bold]  on {escape(found.run.target)}, {escape(found.run.device)}")
 
 
-def _finding_text(finding: Finding) -> str:
+def _finding_text(finding: CorpusFinding) -> str:
     head = f"{printable(finding.model)} {finding.message}" if finding.model else finding.message
     if finding.culprit is None:
         return head
     return f"{head}; {finding.culprit}: {finding.culprit.evidence}"
 
 
-def _folder(found: Comparison) -> str:
+def _folder(found: BaselineComparison) -> str:
     """The folder that all models are in, which is not said with each."""
     parts = [Path(r.model).parent.parts for r in found.run.rows]
     shared = [level[0] for level in zip(*parts, strict=False) if len(set(level)) == 1]
@@ -239,17 +239,17 @@ def _folder(found: Comparison) -> str:
     return "/".join(shared[:depth]) + "/" if depth else ""
 
 
-def _headers(found: Comparison) -> tuple[str, ...]:
+def _headers(found: BaselineComparison) -> tuple[str, ...]:
     against = ("baseline", "change") if found.baseline is not None else ()
     measured = ("measured",) if _measured(found) else ()
     return ("model", "before", "after", "x", *against, *measured, "check", "rules")
 
 
-def _measured(found: Comparison) -> bool:
+def _measured(found: BaselineComparison) -> bool:
     return any(r.measured is not None for r in found.run.rows)
 
 
-def _cells(row: Row, found: Comparison, folder: str = "") -> tuple[str, ...]:
+def _cells(row: CorpusModelResult, found: BaselineComparison, folder: str = "") -> tuple[str, ...]:
     """A row of the table, without the folder that all models are in."""
     name = printable(_short(row.model.removeprefix(folder)), 50)
     against = ("", "") if found.baseline is not None else ()
@@ -275,7 +275,7 @@ def _short(model: str) -> str:
     return str(Path(model).with_suffix(""))
 
 
-def markdown(found: Comparison) -> str:
+def markdown(found: BaselineComparison) -> str:
     """The run as GitHub-flavoured Markdown: verdict, findings with culprits, every model in a folded table."""
     icon = {0: "✅", 5: "❌", 6: "❌"}[found.exit_code]
     run = found.run
@@ -327,7 +327,7 @@ def _code(text: str) -> str:
 _LONGEST = 4000
 
 
-def junit(found: Comparison) -> str:
+def junit(found: BaselineComparison) -> str:
     """The XML document."""
     run = found.run
     cases = [_case(row, found) for row in run.rows]
@@ -351,7 +351,7 @@ def junit(found: Comparison) -> str:
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ET.tostring(suites, encoding="unicode") + "\n"
 
 
-def _case(row: Row, found: Comparison) -> ET.Element:
+def _case(row: CorpusModelResult, found: BaselineComparison) -> ET.Element:
     case = _element(row.model, row.seconds)
     for finding in found.of(row.model):
         if finding.level == "error":
@@ -377,19 +377,19 @@ def _element(model: str, seconds: float = 0.0) -> ET.Element:
     )
 
 
-def _absent(finding: Finding) -> ET.Element:
+def _absent(finding: CorpusFinding) -> ET.Element:
     case = _element(finding.model)
     ET.SubElement(case, "skipped", {"message": _xml(finding.message)})
     return case
 
 
-def _overall(finding: Finding) -> ET.Element:
+def _overall(finding: CorpusFinding) -> ET.Element:
     case = _element("all models")
     ET.SubElement(case, "failure", {"type": "total", "message": _xml(finding.message)}).text = _xml(finding.message)
     return case
 
 
-def _culprit(finding: Finding) -> str:
+def _culprit(finding: CorpusFinding) -> str:
     return "" if finding.culprit is None else f"{finding.culprit}: {finding.culprit.evidence}"
 
 
@@ -417,7 +417,7 @@ _RULES = {
 }
 
 
-def sarif(found: Comparison) -> dict[str, Any]:
+def sarif(found: BaselineComparison) -> dict[str, Any]:
     """The log as JSON data; what is only a note is left out of the results, as there is nothing to act on."""
     ids = list(_RULES)
     told = [f for f in found.findings if f.level != "note"]
@@ -440,7 +440,7 @@ def sarif(found: Comparison) -> dict[str, Any]:
     return {"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}
 
 
-def _result(finding: Finding, index: int) -> dict[str, Any]:
+def _result(finding: CorpusFinding, index: int) -> dict[str, Any]:
     text = finding.message if not finding.model else f"{finding.model} {finding.message}"
     if finding.culprit is not None:
         text += f"; {finding.culprit}: {finding.culprit.evidence}"

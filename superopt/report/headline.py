@@ -11,10 +11,10 @@ from math import inf
 from typing import Any
 
 from superopt.ir.errors import printable
-from superopt.report.model import certainty, outcome
+from superopt.report.optimization_report import certainty, outcome
 from superopt.report.quantities import scientific_text, speedup_text, time_text
 
-__all__ = ["Headline", "headline", "measured_claim", "price_basis"]
+__all__ = ["ReportHeadline", "headline", "measured_claim", "price_basis"]
 
 _CHANGED = 3  # operators whose counts are named
 _CLOSE = 0.005  # modelled ratios this near to 1 are the same time
@@ -33,7 +33,7 @@ _REFERENCES = {
 
 
 @dataclass(frozen=True)
-class Headline:
+class ReportHeadline:
     """What a reader asks first.
 
     Attributes:
@@ -51,7 +51,7 @@ class Headline:
     changes: str
 
 
-def headline(report: Mapping[str, Any]) -> Headline:
+def headline(report: Mapping[str, Any]) -> ReportHeadline:
     """The first sentences of a report.
 
     Args:
@@ -66,7 +66,7 @@ def headline(report: Mapping[str, Any]) -> Headline:
     instead = _INSTEAD.get((report.get("reason") or {}).get("code", ""))
     if instead is not None and report["status"] != "unchanged":
         claim = ("no difference" if claim[0] == "faster" else claim[0], instead, claim[2])
-    return Headline(*claim, _safety(report), _changes(report))
+    return ReportHeadline(*claim, _safety(report), _changes(report))
 
 
 def _unchanged(report: Mapping[str, Any]) -> str:

@@ -7,13 +7,13 @@ from html import escape
 from typing import Any
 
 from superopt.ir.errors import printable
-from superopt.report.headline import Headline, headline, price_basis
-from superopt.report.model import Report
+from superopt.report.headline import ReportHeadline, headline, price_basis
+from superopt.report.memory_timeline_plot import STYLE as TIMELINE_STYLE
+from superopt.report.memory_timeline_plot import summary_text, timelines
+from superopt.report.optimization_report import Report
 from superopt.report.quantities import bytes_text, count_text, counted, time_text, unbroken
-from superopt.report.roofline import STYLE as PLOT_STYLE
-from superopt.report.roofline import roofline
-from superopt.report.timeline import STYLE as TIMELINE_STYLE
-from superopt.report.timeline import summary_text, timelines
+from superopt.report.roofline_plot import STYLE as PLOT_STYLE
+from superopt.report.roofline_plot import roofline
 
 __all__ = ["render", "render_memory"]
 
@@ -65,7 +65,7 @@ def _document(name: str, parts: Sequence[str]) -> str:
     )  # fmt: skip
 
 
-def _summary(head: Headline) -> str:
+def _summary(head: ReportHeadline) -> str:
     """How much faster, whether it is safe, what changed: what a reader asks first."""
     answers = (("Is it safe?", head.safety), ("What changed?", head.changes),
                ("What is this?", "A report of superopt, which rewrites neural networks into equivalent ones that run "

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from superopt import cost as costs
-from superopt.formats.bodies import bodies, count_nodes, places_read
-from superopt.formats.functions import function_names, inlined
+from superopt.formats.control_flow_bodies import bodies, count_nodes, places_read
+from superopt.formats.function_inlining import function_names, inlined
 from superopt.ir.graph import Graph
-from superopt.ops.infer import Barrier, Typing, infer
-from superopt.report.model import Opaque, operator_counts
+from superopt.ops.shape_inference import InferredTypes, OpaqueNode, infer
+from superopt.report.optimization_report import OpaqueOperators, operator_counts
 
 __all__ = ["facts_of", "opaque_nodes"]
 
@@ -43,18 +43,18 @@ def facts_of(given: Graph, *, sizes: Mapping[str, int] | None = None) -> dict[st
     }  # fmt: skip
 
 
-def opaque_nodes(graph: Graph, typing: Typing) -> tuple[Opaque, ...]:
+def opaque_nodes(graph: Graph, typing: InferredTypes) -> tuple[OpaqueOperators, ...]:
     """What superopt carries through untouched, by operator and reason; in bodies of control flow, too."""
     counts = _barriers(graph, typing)
-    return tuple(Opaque(op, count, reason) for (op, reason), count in sorted(counts.items()))
+    return tuple(OpaqueOperators(op, count, reason) for (op, reason), count in sorted(counts.items()))
 
 
-def _barriers(graph: Graph, typing: Typing) -> Counter[tuple[str, str]]:
+def _barriers(graph: Graph, typing: InferredTypes) -> Counter[tuple[str, str]]:
     counts: Counter[tuple[str, str]] = Counter()
     inside = tuple(bodies(graph, typing))
     understood = places_read(graph, inside)
     for place, (node, known) in enumerate(zip(graph.nodes, typing.nodes, strict=True)):
-        if isinstance(known, Barrier) and place not in understood:
+        if isinstance(known, OpaqueNode) and place not in understood:
             counts[f"{node.domain}.{node.op}" if node.domain else node.op, known.reason] += 1
     for body in inside:
         counts += _barriers(body.graph, infer(body.graph))

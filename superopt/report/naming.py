@@ -19,10 +19,10 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from superopt.ir.terms import App, Project, Term, Var, postorder, variables
+from superopt.ir.terms import OperatorTerm, OutputTerm, Term, VariableTerm, postorder, variables
 from superopt.ops import REGISTRY
 from superopt.rules.grammar import format_rule
-from superopt.rules.library import Library
+from superopt.rules.library import RuleLibrary
 from superopt.rules.rule import Rule, scalar_value
 
 __all__ = ["KNOWN", "RuleIndex", "rule_name"]
@@ -83,19 +83,19 @@ class _Side:
     """One side: the applications that data flows through, the one next to the output first; and all there are."""
 
     roots: tuple[Term, ...]
-    spine: tuple[App, ...]
+    spine: tuple[OperatorTerm, ...]
     size: int
 
     @classmethod
     def of(cls, roots: Sequence[Term]) -> _Side:
-        spine: dict[App, None] = {}
+        spine: dict[OperatorTerm, None] = {}
         pending = [_below(r) for r in roots]
         while pending:
             term = pending.pop(0)
-            if isinstance(term, App) and _works(term) and term not in spine:
+            if isinstance(term, OperatorTerm) and _works(term) and term not in spine:
                 spine[term] = None
                 pending += [_below(a) for a in _data(term)]
-        every = [t for t in postorder(*roots) if isinstance(t, App) and _works(t)]
+        every = [t for t in postorder(*roots) if isinstance(t, OperatorTerm) and _works(t)]
         return cls(tuple(_below(r) for r in roots), tuple(spine), len(every))
 
     @property
@@ -104,7 +104,7 @@ class _Side:
         return len(self.heavy), len(self.spine), self.size
 
     @property
-    def heavy(self) -> list[App]:
+    def heavy(self) -> list[OperatorTerm]:
         return [a for a in self.spine if REGISTRY[a.op].family in _HEAVY]
 
     @property
@@ -113,30 +113,34 @@ class _Side:
 
 
 def _below(term: Term) -> Term:
-    while isinstance(term, Project):
+    while isinstance(term, OutputTerm):
         term = term.term
     return term
 
 
-def _works(app: App) -> bool:
+def _works(app: OperatorTerm) -> bool:
     return scalar_value(app) is None and REGISTRY[app.op].family not in _GENERATORS
 
 
-def _data(app: App) -> list[Term]:
+def _data(app: OperatorTerm) -> list[Term]:
     """The operands of an application that data flows through: the first alone, where the others are its weights."""
     given = [a for a in app.args if a is not None]
     record = REGISTRY[app.op]
     if app.op == "MatMul" and len(given) == 2:
         ours, theirs = (set(variables(g)) for g in given)
-        inner = isinstance(_below(given[1]), App) and bool(ours & theirs)
-        return given if inner else given[:1] if isinstance(_below(given[0]), App) or _plain(given[1]) else given
+        inner = isinstance(_below(given[1]), OperatorTerm) and bool(ours & theirs)
+        return (
+            given if inner else given[:1] if isinstance(_below(given[0]), OperatorTerm) or _plain(given[1]) else given
+        )
     return given[:1] if record.family in ("conv", "linear", "normalisation") else given
 
 
 def _plain(term: Term) -> bool:
     """Whether a term is a variable, or parts of variables put together: as weights are."""
     below = _below(term)
-    return isinstance(below, Var) or (isinstance(below, App) and all(_plain(a) for a in below.args if a is not None))
+    return isinstance(below, VariableTerm) or (
+        isinstance(below, OperatorTerm) and all(_plain(a) for a in below.args if a is not None)
+    )
 
 
 def _named(left: _Side, right: _Side) -> str:
@@ -167,14 +171,14 @@ def _named(left: _Side, right: _Side) -> str:
 
 def _serves(left: _Side, gone: Counter[str], op: str) -> bool:
     """Whether an operator that stays has none of those that go beside it."""
-    near = {t.op for a in left.spine if a.op == op for t in map(_below, _data(a)) if isinstance(t, App)}
-    near |= {a.op for a in left.spine for t in map(_below, _data(a)) if isinstance(t, App) and t.op == op}
+    near = {t.op for a in left.spine if a.op == op for t in map(_below, _data(a)) if isinstance(t, OperatorTerm)}
+    near |= {a.op for a in left.spine for t in map(_below, _data(a)) if isinstance(t, OperatorTerm) and t.op == op}
     return not near & set(gone)
 
 
 def _merge(left: _Side, op: str, right: _Side) -> str:
     apps = [a for a in left.spine if a.op == op]
-    over = {t.op for a in apps for t in map(_below, _data(a)) if isinstance(t, App)}
+    over = {t.op for a in apps for t in map(_below, _data(a)) if isinstance(t, OperatorTerm)}
     inputs = {a.args[0] for a in apps}
     how = ""
     if op in over and not any(a.op in (*_SUMS, "Concat") for a in left.spine):
@@ -218,7 +222,7 @@ class RuleIndex:
         known: well-known rewrites → the rules by which they derive, in the order of derivation.
     """
 
-    def __init__(self, library: Library, known: Mapping[str, Sequence[str]] | None = None) -> None:
+    def __init__(self, library: RuleLibrary, known: Mapping[str, Sequence[str]] | None = None) -> None:
         self.names: Mapping[str, str] = {i: rule_name(library[i]) for i in library}
         self._library = library
         self._leads: dict[str, list[str]] = {}  # rule → well-known rewrites that derive by it

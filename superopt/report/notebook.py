@@ -8,7 +8,7 @@ from html import escape
 from rich.console import Console
 
 from superopt.ir.errors import printable
-from superopt.report.model import Report
+from superopt.report.optimization_report import Report
 from superopt.report.quantities import time_text
 from superopt.report.terminal import changed_operators, facts, show_report
 

@@ -11,9 +11,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from superopt.ir.errors import printable
-from superopt.report.model import Algorithm, Precision, Report, Work
+from superopt.report.optimization_report import FastAlgorithmReport, MixedPrecisionReport, Report, ResourceUsageReport
 from superopt.report.quantities import bytes_text, count_text, counted, time_text
-from superopt.runtime.measurement import Measurement
+from superopt.runtime.paired_measurement import PairedMeasurement
 
 __all__ = ["changed_operators", "facts", "show_derivation", "show_explanation", "show_report", "table"]
 
@@ -40,7 +40,7 @@ def _where(report: Report) -> str:
     return ", ".join([report.target, *(str(timed[key]) for key in ("runtime", "sizes") if timed.get(key))])
 
 
-def _measured(report: Report, m: Measurement) -> str:
+def _measured(report: Report, m: PairedMeasurement) -> str:
     """What times beside each other say; beside itself, where the input is returned, a model says nothing."""
     if report.status != "improved":
         return f"what is returned is the input ({_where(report)})"
@@ -111,7 +111,7 @@ def show_report(console: Console, name: str, report: Report, *, estimates: bool 
         console.print(f"note: {escape(note)}")
 
 
-def show_precision(console: Console, found: Precision) -> None:
+def show_precision(console: Console, found: MixedPrecisionReport) -> None:
     """The budget of errors, and what stays in float32."""
     console.print(
         f"mixed precision: errors up to {found.error:.1e} of the largest element on {found.inputs} inputs, the budget "
@@ -173,7 +173,7 @@ def show_explanation(console: Console, report: Report) -> None:
 
 def _algorithms(report: Report) -> list[tuple[str, ...]]:
     """A row for each algorithm: how often, by how much errors can grow (root mean square, at worst), and its share."""
-    alike: dict[tuple[str, str], list[Algorithm]] = {}
+    alike: dict[tuple[str, str], list[FastAlgorithmReport]] = {}
     for one in report.algorithms:
         alike.setdefault((one.operator, one.algorithm), []).append(one)
     return [
@@ -213,7 +213,7 @@ def _numbers(steps: Sequence[int]) -> str:
     return ", ".join("-".join(map(str, run)) for run in runs)
 
 
-def _memory(work: Work, side: str) -> int | None:
+def _memory(work: ResourceUsageReport, side: str) -> int | None:
     weights, activations = getattr(work, f"weight_bytes_{side}"), getattr(work, f"peak_activation_bytes_{side}")
     return None if weights is None or activations is None else weights + activations
 

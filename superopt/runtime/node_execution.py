@@ -13,9 +13,9 @@ from superopt.formats.onnx_writer import to_onnx_bytes
 from superopt.ir.errors import InvalidModel, ResourceLimit, Unsupported, UsageError
 from superopt.ir.graph import Graph, Node, Value, Weight, label
 from superopt.ir.types import DType, TensorType, ValueType
-from superopt.runtime.limits import refuse_unbounded
 from superopt.runtime.onnx_runtime import InferenceSession, make_session
 from superopt.runtime.onnx_runtime import run as run_session
+from superopt.runtime.resource_limits import refuse_unbounded
 
 __all__ = ["run_constants", "run_node"]
 

@@ -33,7 +33,7 @@ from superopt.ir.errors import (
 )
 from superopt.ir.temporary import TemporaryFolder
 from superopt.ir.types import DType
-from superopt.runtime.protocol import BoundModel, LoadedModel, Runtime, TracedKernel
+from superopt.runtime.protocol import InputBoundModel, LoadedModel, Runtime, TracedKernel
 from superopt.runtime.watchdog import stopped_after
 
 __all__ = [
@@ -41,7 +41,7 @@ __all__ = [
     "ONNX_RUNTIME",
     "OrtValue",
     "RAISED",
-    "Session",
+    "OnnxRuntimeSession",
     "bind",
     "element_type",
     "shrink_arena_after",
@@ -359,10 +359,10 @@ def bind(
     session: InferenceSession,
     feeds: Mapping[str, np.ndarray],
     *,
-    like: BoundModel | None = None,
+    like: InputBoundModel | None = None,
     over: Mapping[str, str] = MappingProxyType({}),
     longest: float = _LONGEST_RUN,
-) -> BoundModel:
+) -> InputBoundModel:
     """Bind inputs, and outputs where they are tensors, to memory that lives as long as the result.
 
     Args:
@@ -384,11 +384,11 @@ def bind(
         values = {i.name: to_value(feeds[i.name], i.type) for i in session.get_inputs()}
     except Unsupported:  # strings and sequences cannot be bound, but they can be run
         run(session, feeds, time_limit=longest)
-        return BoundModel(lambda: run(session, feeds, keep=True), list, (session, feeds))
+        return InputBoundModel(lambda: run(session, feeds, keep=True), list, (session, feeds))
     steps = _Steps(session, values, like.outputs() if like is not None else [], over)
     with translated("", running=True):
         steps.prepare(longest)
-    return BoundModel(steps.run, lambda: steps.made, (steps,))
+    return InputBoundModel(steps.run, lambda: steps.made, (steps,))
 
 
 class _Steps:
@@ -469,7 +469,7 @@ _LAYOUT = frozenset({"ReorderInput", "ReorderOutput"})
 
 
 @dataclass(frozen=True, eq=False)
-class Session:
+class OnnxRuntimeSession:
     """A session of ONNX Runtime as a :class:`superopt.runtime.protocol.LoadedModel`."""
 
     session: InferenceSession
@@ -483,9 +483,9 @@ class Session:
         self,
         feeds: Mapping[str, np.ndarray],
         *,
-        like: BoundModel | None = None,
+        like: InputBoundModel | None = None,
         over: Mapping[str, str] = MappingProxyType({}),
-    ) -> BoundModel:
+    ) -> InputBoundModel:
         return bind(self.session, feeds, like=like, over=over)
 
 
@@ -497,7 +497,7 @@ class _OnnxRuntime:
         return str(onnxruntime.__version__)
 
     def load(self, model: bytes | Path, *, threads: int | None = None, optimise: bool = True) -> LoadedModel:
-        return Session(make_session(model, threads=threads, optimise=optimise))
+        return OnnxRuntimeSession(make_session(model, threads=threads, optimise=optimise))
 
     def lowered(self, model: bytes) -> bytes:
         with TemporaryFolder("runtime") as folder:

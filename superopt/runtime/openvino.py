@@ -30,7 +30,7 @@ from superopt.ir.errors import (
     quoted_error,
     system_limits,
 )
-from superopt.runtime.protocol import BoundModel, LoadedModel, Runtime, TracedKernel
+from superopt.runtime.protocol import InputBoundModel, LoadedModel, Runtime, TracedKernel
 
 __all__ = ["openvino"]
 
@@ -175,9 +175,9 @@ class _Model:
         self,
         feeds: Mapping[str, np.ndarray],
         *,
-        like: BoundModel | None = None,
+        like: InputBoundModel | None = None,
         over: Mapping[str, str] = MappingProxyType({}),
-    ) -> BoundModel:
+    ) -> InputBoundModel:
         if over:
             raise Unsupported("OpenVINO chooses by itself what is written over what")
         request = self.request(feeds)
@@ -189,7 +189,7 @@ class _Model:
             if not request.wait_for(int(1e3 * _LONGEST_RUN)):
                 request.cancel()
                 raise ResourceLimit(f"running it takes more than {_LONGEST_RUN:.0f} s")
-        return BoundModel(
+        return InputBoundModel(
             _infer_call(request), lambda: _outputs(request, self.compiled), (request, self.compiled, feeds)
         )
 

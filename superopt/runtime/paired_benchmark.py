@@ -22,9 +22,9 @@ from typing import Literal
 import numpy as np
 
 from superopt.ir.errors import UsageError
-from superopt.runtime.limits import give_back
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
-from superopt.runtime.protocol import BoundModel, Runtime, released
+from superopt.runtime.protocol import InputBoundModel, Runtime, released
+from superopt.runtime.resource_limits import give_back
 
 __all__ = [
     "Clock",
@@ -130,7 +130,7 @@ def time_models(
 
 
 def time_bound(
-    bound: Sequence[BoundModel],
+    bound: Sequence[InputBoundModel],
     *,
     runtime: Runtime = ONNX_RUNTIME,
     rounds: int = 15,
@@ -168,7 +168,7 @@ def time_bound(
 
 
 def time_loadings(
-    load: Callable[[], Sequence[BoundModel]],
+    load: Callable[[], Sequence[InputBoundModel]],
     *,
     loadings: int,
     rounds: int,

@@ -2,7 +2,7 @@
 
 Everything that prices, times or records models goes through :class:`Runtime`. What a runtime can do is declared, never
 guessed: whether it hands out the graph that it really runs (:attr:`Runtime.lowers`), and which operator it leaves apart
-when two stand in a row (:attr:`Runtime.apart`). What it fuses is data, in :mod:`superopt.cost.fusion`.
+when two stand in a row (:attr:`Runtime.apart`). What it fuses is data, in :mod:`superopt.cost.backend_capabilities`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import numpy as np
 
 from superopt.ir.errors import InvalidOption, printable
 
-__all__ = ["BoundModel", "LoadedModel", "RUNTIMES", "Runtime", "TracedKernel", "released", "runtime_named"]
+__all__ = ["InputBoundModel", "LoadedModel", "RUNTIMES", "Runtime", "TracedKernel", "released", "runtime_named"]
 
 
 @dataclass(frozen=True, eq=False)
-class BoundModel:
+class InputBoundModel:
     """A model ready to run repeatedly: calling ``step`` runs it once on its bound inputs."""
 
     step: Callable[[], object]
@@ -69,9 +69,9 @@ class LoadedModel(Protocol):
         self,
         feeds: Mapping[str, np.ndarray],
         *,
-        like: BoundModel | None = None,
+        like: InputBoundModel | None = None,
         over: Mapping[str, str] = MappingProxyType({}),
-    ) -> BoundModel:
+    ) -> InputBoundModel:
         """Inputs, and outputs where they are tensors, in memory that lives as long as the result; it has run once.
 
         Args:

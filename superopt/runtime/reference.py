@@ -9,18 +9,25 @@ from functools import cached_property
 
 import numpy as np
 
-from superopt.formats.bodies import CONTROL_FLOW, Body, bodies, places_read
+from superopt.formats.control_flow_bodies import CONTROL_FLOW, ControlFlowBody, bodies, places_read
 from superopt.ir.errors import OutOfTime, ResourceLimit, Unsupported, UsageError, printable
 from superopt.ir.graph import Graph, Node, label
-from superopt.ir.poly import Poly, substitute
+from superopt.ir.size_polynomial import SizePolynomial, substitute
 from superopt.ir.terms import AttributeValue
 from superopt.ir.types import DType, OpaqueType, TensorType, ValueType
-from superopt.ops.infer import Applied, Typing, infer
-from superopt.ops.meaning import IllTyped, Number, Read, Scalar, Undetermined, Where
-from superopt.ops.record import Operator
-from superopt.runtime.evaluate import FLOAT64, evaluate
+from superopt.ops.operator_definition import Operator
+from superopt.ops.operator_semantics import (
+    ElementRead,
+    IllTypedOperator,
+    ScalarConditional,
+    ScalarConstant,
+    ScalarExpression,
+    UndeterminedShapes,
+)
+from superopt.ops.shape_inference import CanonicalNode, InferredTypes, infer
+from superopt.runtime.comprehension_evaluation import FLOAT64, evaluate
 from superopt.runtime.node_execution import run_node
-from superopt.runtime.reference_bodies import run_bodies
+from superopt.runtime.reference_control_flow import run_bodies
 
 __all__ = ["at_dtype", "bind_sizes", "evaluate_application", "run", "wide"]
 
@@ -95,14 +102,14 @@ def evaluate_application(
     return tuple(results)
 
 
-def _only_moves(body: Scalar) -> bool:
+def _only_moves(body: ScalarExpression) -> bool:
     """The element is read or constant, never computed."""
     waiting = [body]
     while waiting:
         match waiting.pop():
-            case Read() | Number():
+            case ElementRead() | ScalarConstant():
                 pass
-            case Where(_, then, otherwise):
+            case ScalarConditional(_, then, otherwise):
                 waiting += [then, otherwise]
             case _:
                 return False
@@ -115,7 +122,7 @@ def bind_sizes(types: Iterable[tuple[ValueType | None, np.ndarray]], sizes: dict
         if not isinstance(kind, TensorType) or kind.shape is None or len(kind.shape) != array.ndim:
             continue
         for dim, size in zip(kind.shape, array.shape, strict=True):
-            if isinstance(dim, Poly) and len(dim.terms) == 1:
+            if isinstance(dim, SizePolynomial) and len(dim.terms) == 1:
                 monomial, coefficient = dim.terms[0]
                 if coefficient == 1 and len(monomial) == 1 and isinstance(monomial[0], str):
                     sizes.setdefault(monomial[0], int(size))
@@ -199,18 +206,18 @@ def _needed(graph: Graph, wanted: Sequence[str]) -> list[int]:
 class _Run:
     graph: Graph
     feeds: Mapping[str, np.ndarray]
-    typing: Typing
+    typing: InferredTypes
     bound: dict[str, int]
     values: dict[str, tuple[np.ndarray, DType | None]]  # computed values: wide elements, and their own element type
     moved: Callable[[np.ndarray], np.ndarray] | None
     deadline: float = float("inf")
 
     @cached_property
-    def bodies(self) -> Mapping[int, Mapping[str, Body]]:
+    def bodies(self) -> Mapping[int, Mapping[str, ControlFlowBody]]:
         """Bodies of control flow, by the identity of their nodes and by attribute; of those that all can be read."""
         found = tuple(bodies(self.graph, self.typing))
         read = places_read(self.graph, found)
-        held: dict[int, dict[str, Body]] = {}
+        held: dict[int, dict[str, ControlFlowBody]] = {}
         for body in found:
             if body.place in read:
                 held.setdefault(id(self.graph.nodes[body.place]), {})[body.attribute] = body
@@ -241,8 +248,8 @@ class _Run:
         node, how = self.graph.nodes[position], self.typing.nodes[position]
         made: list[tuple[str, np.ndarray, DType | None]]
         try:
-            made = self.applied(node, how, outputs) if isinstance(how, Applied) else self.opaque(node, outputs)
-        except IllTyped:
+            made = self.applied(node, how, outputs) if isinstance(how, CanonicalNode) else self.opaque(node, outputs)
+        except IllTypedOperator:
             # What the types promised did not come true (a size known only at run time): the runtime decides.
             made = self.opaque(node, outputs)
         except MemoryError as error:
@@ -251,7 +258,7 @@ class _Run:
             self.values[name] = (array, dtype)
             bind_sizes([(self.typing.types.get(name), array)], self.bound)
 
-    def applied(self, node: Node, how: Applied, outputs: set[str]) -> list[tuple[str, np.ndarray, DType | None]]:
+    def applied(self, node: Node, how: CanonicalNode, outputs: set[str]) -> list[tuple[str, np.ndarray, DType | None]]:
         arguments = [None if name is None else self.value(name) for name in how.args]
         arrays = [None if a is None else a[0] for a in arguments]
         types = [None if a is None or a[1] is None else TensorType(a[1], tuple(a[0].shape)) for a in arguments]
@@ -265,9 +272,9 @@ class _Run:
         """An attribute with its sizes put in."""
         if isinstance(value, tuple):
             return tuple(self.known(v) for v in value)
-        known = substitute(value, self.bound) if isinstance(value, Poly) else value
-        if isinstance(known, Poly):
-            raise Undetermined(f"the size {known} is not known")
+        known = substitute(value, self.bound) if isinstance(value, SizePolynomial) else value
+        if isinstance(known, SizePolynomial):
+            raise UndeterminedShapes(f"the size {known} is not known")
         return known
 
     def control_flow(self, node: Node, outputs: set[str]) -> list[tuple[str, np.ndarray, DType | None]] | None:

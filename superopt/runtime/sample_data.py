@@ -7,15 +7,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from superopt.formats.tensors import shape_of
+from superopt.formats.weight_data import shape_of
 from superopt.ir.errors import printable
-from superopt.ir.graph import ArrayData, Graph, Weight, constant
-from superopt.ir.sizes import at_sizes
+from superopt.ir.graph import ArrayWeightData, Graph, Weight, constant
+from superopt.ir.symbolic_size_binding import at_sizes
 from superopt.ir.types import DType, OpaqueType, TensorType
 from superopt.ops import REGISTRY
-from superopt.ops.infer import Applied, infer
-from superopt.ops.meaning import Call, subexpressions
-from superopt.ops.record import NotCovered
+from superopt.ops.operator_definition import UnsupportedNodeForm
+from superopt.ops.operator_semantics import ScalarCall, subexpressions
+from superopt.ops.shape_inference import CanonicalNode, infer
 
 __all__ = ["without_elements", "feeds_for", "sample", "with_values"]
 
@@ -55,7 +55,7 @@ def with_values(graph: Graph) -> Graph:
 def without_elements(weight: Weight) -> Weight:
     """The weight with elements that take no memory, for a model file whose weights are elsewhere."""
     zero = np.zeros((), weight.type.dtype.numpy)
-    return replace(weight, data=ArrayData(np.broadcast_to(zero, shape_of(weight.type))))
+    return replace(weight, data=ArrayWeightData(np.broadcast_to(zero, shape_of(weight.type))))
 
 
 def feeds_for(graph: Graph, sizes: Mapping[str, int] | None = None, *, integer: int = 1) -> dict[str, np.ndarray]:
@@ -76,7 +76,7 @@ def feeds_for(graph: Graph, sizes: Mapping[str, int] | None = None, *, integer: 
             continue
         if value.type is None or isinstance(value.type, OpaqueType) or value.type.shape is None:
             unknown = "is no tensor" if isinstance(value.type, OpaqueType) else "is of unknown rank"
-            raise NotCovered(f"the input {printable(value.name)!r} {unknown}")
+            raise UnsupportedNodeForm(f"the input {printable(value.name)!r} {unknown}")
         drawn = sample(at_sizes(value.type, sizes or {}), position, integer=integer)
         feeds[value.name] = _of_both_signs(drawn, position) if bent else drawn
     return feeds
@@ -90,11 +90,11 @@ def _is_piecewise(graph: Graph) -> bool:
         return False
     typing = infer(graph)
     found = typing.nodes[0]
-    if not isinstance(found, Applied):
+    if not isinstance(found, CanonicalNode):
         return False
     kinds = [None if a is None else typing.types[a] for a in found.args]
     bodies = [c.body for c in found.operator.apply(kinds, found.attributes)[0].outputs]
-    functions = {s.function for b in bodies for s in subexpressions(b) if isinstance(s, Call)}
+    functions = {s.function for b in bodies for s in subexpressions(b) if isinstance(s, ScalarCall)}
     return not functions.isdisjoint(_PIECEWISE) and functions <= _TOTAL
 
 

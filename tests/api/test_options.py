@@ -14,9 +14,9 @@ from superopt.cli import app
 from superopt.frontend import GraphBuilder
 from superopt.ir.errors import SuperoptError
 from superopt.pipeline import Options
+from superopt.pipeline.keyword_options import Settings, options_of
 from superopt.pipeline.options import EFFORTS, FUNCTIONS, OBJECTIVES, PRECISIONS
-from superopt.pipeline.settings import Settings, options_of
-from superopt.rules.floats import MODES
+from superopt.rules.float_verdicts import MODES
 from superopt.runtime.protocol import RUNTIMES
 
 # What is about files, processes and what is shown: it decides nothing of the result.

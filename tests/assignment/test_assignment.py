@@ -12,7 +12,14 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from superopt.assignment import Policy, Problem, evaluate, parse_problem, problem_from_json, solve
+from superopt.assignment import (
+    AssignmentProblem,
+    AssignmentSolverPolicy,
+    evaluate,
+    parse_problem,
+    problem_from_json,
+    solve,
+)
 from superopt.cli import app
 from superopt.errors import InvalidModel, ResourceLimit, UsageError
 
@@ -44,7 +51,7 @@ def drawn(seed: int, *, scale: int = 100, forbidden: float = 0.15, slack: float 
                         "usage_limit": least + int(slack * (most - least))}}  # fmt: skip
 
 
-def optimum(problem: Problem, forbidden: int = FORBIDDEN) -> int | None:
+def optimum(problem: AssignmentProblem, forbidden: int = FORBIDDEN) -> int | None:
     """The least cost within the limit, by exhaustion; ``None`` where all that fits is forbidden."""
     values = (evaluate(problem, s) for s in itertools.product(*(range(k) for k in problem.sizes.tolist())))
     return min((v.cost for v in values if v.feasible and v.cost < forbidden), default=None)
@@ -95,7 +102,7 @@ def test_equal_work_and_seed_give_equal_results() -> None:
 
 
 def graph(costs: list[list[int]], usages: list[list[int]], intervals: list[list[int]], limit: int,
-          edges: dict[tuple[int, int], list[int]] | None = None) -> Problem:  # fmt: skip
+          edges: dict[tuple[int, int], list[int]] | None = None) -> AssignmentProblem:  # fmt: skip
     joined = edges or {}
     return problem_from_json({"problem": {
         "nodes": {"costs": costs, "usages": usages, "intervals": intervals},
@@ -146,7 +153,7 @@ def test_what_no_assignment_can_be_is_said() -> None:
     triangle = {(0, 1): [1, 2, 2, 1], (1, 2): [1, 2, 2, 1], (0, 2): [2, 1, 1, 2]}
     problem = graph([[0, 1], [2, 0], [0, 1]], [[1, 0], [0, 1], [1, 0]], [[0, 1], [0, 1], [0, 1]], 1, triangle)
     with pytest.raises(ResourceLimit, match="was not proved"):
-        solve(problem, work=0, policy=Policy(program_entries=0))
+        solve(problem, work=0, policy=AssignmentSolverPolicy(program_entries=0))
     assert solve(problem, work=0).cost == optimum(problem)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from superopt.cost.profile import load_profile, write_profile
+from superopt.cost.device_profile import load_profile, write_profile
 
 sys.path.insert(0, str(Path(__file__).parent))
 

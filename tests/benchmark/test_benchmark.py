@@ -16,7 +16,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from typer.testing import CliRunner
 
-from superopt.benchmark import BenchOptions, bench, rows
+from superopt.benchmark import BenchmarkOptions, bench, optimizer_comparison
 from superopt.benchmark.peer import PEERS
 from superopt.cli import app
 from superopt.ir.errors import UsageError
@@ -67,9 +67,9 @@ def test_failures_are_counted_and_rows_are_kept(tmp_path: Path) -> None:
     def available(name: str) -> dict[str, str]:
         return {"version": "1"} if name != "inductor" else {"missing": "not installed", "next": "install it"}
 
-    peers = rows.PeerTools(available, tmp_path / "peer.py")
+    peers = optimizer_comparison.PeerTools(available, tmp_path / "peer.py")
     names = ("ort", "onnxsim", "onnxslim", "onnxscript", "onnxoptimizer", "inductor")
-    options = BenchOptions(
+    options = BenchmarkOptions(
         names, time_limit=20.0, peer_limit=5.0, race_limit=1.0, rounds=5, keep=tmp_path / "kept", grace=0.0
     )
     data = bench([linear(tmp_path / "m.onnx")], options, peers=peers)
@@ -92,43 +92,46 @@ def test_failures_are_counted_and_rows_are_kept(tmp_path: Path) -> None:
 
 def test_a_broken_model_is_a_row(tmp_path: Path) -> None:
     (tmp_path / "m.onnx").write_bytes(b"garbage")
-    data = bench([tmp_path / "m.onnx"], BenchOptions(()))
+    data = bench([tmp_path / "m.onnx"], BenchmarkOptions(()))
     assert "m.onnx" in data["rows"][0]["error"]
     assert "m" in document(data)
     with pytest.raises(UsageError, match="onnxsin"):
-        bench([], BenchOptions(("onnxsin",)))
+        bench([], BenchmarkOptions(("onnxsin",)))
 
 
 def test_a_process_that_dies_or_hangs_is_an_answer(tmp_path: Path) -> None:
-    assert rows._run([sys.executable, "-c", "print(3)"], 60.0, tmp_path) == {"output": "3\n"}
-    killed = rows._run([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"], 60.0, tmp_path)
+    assert optimizer_comparison._run([sys.executable, "-c", "print(3)"], 60.0, tmp_path) == {"output": "3\n"}
+    killed = optimizer_comparison._run([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"], 60.0, tmp_path)
     assert killed == {"status": "crash", "reason": "exit code -9"}
-    assert rows._run([sys.executable, "-c", "import time; time.sleep(60)"], 0.5, tmp_path)["status"] == "timeout"
+    assert (
+        optimizer_comparison._run([sys.executable, "-c", "import time; time.sleep(60)"], 0.5, tmp_path)["status"]
+        == "timeout"
+    )
 
 
 def test_a_process_that_hangs_takes_its_own_children_along(tmp_path: Path) -> None:
     mark = tmp_path / "alive"
     child = f"import pathlib, time; time.sleep(2); pathlib.Path({str(mark)!r}).touch()"
     parent = f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {child!r}]); time.sleep(60)"
-    assert rows._run([sys.executable, "-c", parent], 0.7, tmp_path)["status"] == "timeout"
+    assert optimizer_comparison._run([sys.executable, "-c", parent], 0.7, tmp_path)["status"] == "timeout"
     time.sleep(2.5)
     assert not mark.exists()
 
 
 def test_when_time_is_up_no_model_is_begun_and_those_left_are_named(tmp_path: Path) -> None:
     path = linear(tmp_path / "m.onnx")
-    data = bench([path], BenchOptions((), total_limit=0.0))
+    data = bench([path], BenchmarkOptions((), total_limit=0.0))
     assert data["rows"] == []
     assert data["left_out"] == ["m"]
     assert "1 model was left" in document(data)
 
 
 def test_peers_that_are_missing_say_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(optimizer_comparison.util, "find_spec", lambda name: None)
     for name in PEERS:
-        assert "superopt[bench]" in rows._available(name)["next"]
-    assert "torch" in rows._available("inductor")["next"]
-    assert "version" in rows._available("ort")
+        assert "superopt[bench]" in optimizer_comparison._available(name)["next"]
+    assert "torch" in optimizer_comparison._available("inductor")["next"]
+    assert "version" in optimizer_comparison._available("ort")
 
 
 def sample() -> dict[str, Any]:

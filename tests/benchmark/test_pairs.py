@@ -2,8 +2,8 @@
 
 import pytest
 
-from superopt.benchmark.pairs import AIMS, EstimatedCosts, blocks, rewrites
-from superopt.cost.record import key_of, question_of
+from superopt.benchmark.rewrite_pairs import AIMS, ProxyCostModel, blocks, rewrites
+from superopt.cost.measurement_record import key_of, question_of
 from superopt.ir.graph import Graph, Node, Value, constant, structural_hash
 from superopt.ir.types import DType, TensorType
 from superopt.rules import load_library
@@ -67,7 +67,7 @@ def test_rewrites_are_equal_different_and_reproducible():
 @pytest.mark.parametrize("aim", AIMS)
 def test_estimates_have_an_aim_and_are_the_same_anywhere(aim):
     product, sum_ = (question_of(key_of(op, {}, (f(8, 8), f(8, 8)))) for op in ("MatMul", "Add"))
-    first, second = EstimatedCosts(aim), EstimatedCosts(aim)
+    first, second = ProxyCostModel(aim), ProxyCostModel(aim)
     cost = [[m.application(q.op, {}, q.args, q.outs).us for q in (product, sum_)] for m in (first, second)]
     assert cost[0] == cost[1]
     assert all(us > 0 for us in cost[0])

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from superopt import formats
-from superopt.benchmark.runtimes import RuntimesOptions, _figures, compare_runtimes
+from superopt.benchmark.runtime_comparison import RuntimeComparisonOptions, _figures, compare_runtimes
 from superopt.cli import app
 from superopt.ir.errors import UsageError
 from superopt.ir.graph import Graph, Node, Value
@@ -77,7 +77,7 @@ def test_one_runtime_from_the_command_line(tmp_path):
 def test_an_optimisation_that_fails_is_a_cell_that_failed(tmp_path):
     """The race goes on with what there is."""
     formats.save(rows("Relu"), tmp_path / "m.onnx")
-    options = RuntimesOptions(("onnxruntime",), time_limit=-15.0, race_limit=1.0, rounds=3)  # no time at all
+    options = RuntimeComparisonOptions(("onnxruntime",), time_limit=-15.0, race_limit=1.0, rounds=3)  # no time at all
     [row] = compare_runtimes([tmp_path / "m.onnx"], options)["rows"]
     assert row["made"]["onnxruntime"]["status"] == "timeout"
     assert row["ours"] == {}
@@ -94,7 +94,7 @@ def test_a_runtime_that_is_not_there(tmp_path, name, said):
 
 def test_rows_are_kept(tmp_path):
     formats.save(rows("Softmax"), tmp_path / "m.onnx")
-    options = RuntimesOptions(("onnxruntime",), race_limit=1.0, rounds=3, keep=tmp_path / "rows")
+    options = RuntimeComparisonOptions(("onnxruntime",), race_limit=1.0, rounds=3, keep=tmp_path / "rows")
     first = compare_runtimes([tmp_path / "m.onnx"], options)
     again = compare_runtimes([tmp_path / "m.onnx"], options)[
         "rows"

@@ -7,11 +7,10 @@ from dataclasses import replace
 import pytest
 
 from superopt import formats
-from superopt.benchmark import validation
-from superopt.benchmark.pairs import EstimatedCosts
-from superopt.benchmark.predictions import (
-    Direction,
-    Prediction,
+from superopt.benchmark import cost_validation
+from superopt.benchmark.cost_accuracy import (
+    ModelTimePrediction,
+    RewriteSpeedupPrediction,
     held_out,
     predict_changes,
     repeat,
@@ -19,9 +18,10 @@ from superopt.benchmark.predictions import (
     spearman,
     validate,
 )
-from superopt.benchmark.validation import Validation, validate_costs
-from superopt.cost import MeasuredCpu, Record, Store
-from superopt.cost.record import key_of
+from superopt.benchmark.cost_validation import CostValidation, validate_costs
+from superopt.benchmark.rewrite_pairs import ProxyCostModel
+from superopt.cost import DeviceProfileStore, MeasuredCpuCostModel, MeasurementRecord
+from superopt.cost.measurement_record import key_of
 from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ir.types import DType, TensorType
 from superopt.runtime.sample_data import sample
@@ -54,18 +54,18 @@ def ctrl_c():
 @pytest.fixture
 def products_only(monkeypatch):
     """Of the rules those of products alone, which are all that these models need; with all of them a search is long."""
-    whole = validation.select_rules
+    whole = cost_validation.select_rules
 
     def chosen(options):
         library = whole(options)
         return replace(library, rules={k: r for k, r in library.rules.items() if r.operators <= {"MatMul", "Gemm"}})
 
-    monkeypatch.setattr(validation, "select_rules", chosen)
+    monkeypatch.setattr(cost_validation, "select_rules", chosen)
 
 
 @pytest.fixture
 def cpu(tmp_path):
-    return MeasuredCpu(store=Store("test", {}, tmp_path))
+    return MeasuredCpuCostModel(store=DeviceProfileStore("test", {}, tmp_path))
 
 
 def test_a_model_that_cannot_run_is_a_row_that_says_why(cpu):
@@ -88,16 +88,18 @@ def test_three_products_instead_of_twelve_are_predicted_and_measured_faster(cpu)
 
 def test_only_changes_beyond_the_noise_have_a_direction():
     rows = [
-        Direction("a", "", 0.9, 0.8), Direction("b", "", 1.1, 0.9), Direction("c", "", 1.2, 0.99),
-        Direction("d", "", 0.5, 0.0, failure="no"),
-    ]  # fmt: skip
+        RewriteSpeedupPrediction("a", "", 0.9, 0.8),
+        RewriteSpeedupPrediction("b", "", 1.1, 0.9),
+        RewriteSpeedupPrediction("c", "", 1.2, 0.99),
+        RewriteSpeedupPrediction("d", "", 0.5, 0.0, failure="no"),
+    ]
     assert right_share(rows) == (0.5, 2)
     assert right_share(rows, 0.15) == (1.0, 1)
     assert right_share([]) == (1.0, 0)
 
 
 def test_a_change_within_its_own_doubt_has_no_direction():
-    clear, doubtful = (Direction("a", "", 1.1, 0.95, doubt=d) for d in (0.01, 0.06))
+    clear, doubtful = (RewriteSpeedupPrediction("a", "", 1.1, 0.95, doubt=d) for d in (0.01, 0.06))
     assert right_share([clear, doubtful]) == (0.0, 1)
 
 
@@ -113,9 +115,9 @@ def test_forms_in_a_row_are_raced_together_and_one_that_cannot_run_says_why(cpu)
 
 
 def test_rank_correlation_is_of_ranks():
-    rows = [Prediction(str(i), us, us**3, 1.0, 0.0) for i, us in enumerate((1.0, 5.0, 2.0, 9.0))]
+    rows = [ModelTimePrediction(str(i), us, us**3, 1.0, 0.0) for i, us in enumerate((1.0, 5.0, 2.0, 9.0))]
     assert spearman(rows) == pytest.approx(1.0)
-    assert spearman([Prediction("f", 0, 0, 0, 0, failure="no"), *rows]) == pytest.approx(1.0)
+    assert spearman([ModelTimePrediction("f", 0, 0, 0, 0, failure="no"), *rows]) == pytest.approx(1.0)
     assert spearman(rows[:1]) == 1.0
 
 
@@ -124,7 +126,7 @@ def synthetic(noise):
     for n in range(200):
         size = draw.randrange(1 << 10, 1 << 22)
         ns = (500 + size / 4) * draw.lognormvariate(0, noise)
-        yield Record(key_of("Relu", {}, (f(size + n),)), ns, ns, 0.01, 0, size, 8 * size)
+        yield MeasurementRecord(key_of("Relu", {}, (f(size + n),)), ns, ns, 0.01, 0, size, 8 * size)
 
 
 def test_held_out_records_are_predicted_and_their_sigma_is_honest():
@@ -138,7 +140,7 @@ def test_held_out_records_are_predicted_and_their_sigma_is_honest():
 
 
 def test_two_profiles_from_nothing_are_compared(tmp_path):
-    found = repeat("stack", stack(2), lambda store: MeasuredCpu(store=store))
+    found = repeat("stack", stack(2), lambda store: MeasuredCpuCostModel(store=store))
     assert found.records > 0
     assert min(found.seconds) > 0
     assert min(found.cpu_seconds) > 0
@@ -155,7 +157,7 @@ def test_the_whole_trial_on_a_small_model(monkeypatch, tmp_path, products_only):
     assert data["summary"]["models_of_pairs"] == 1
     assert all(p["predicted"] > 0 for p in data["pairs"])
     assert [bool(m["failure"]) for m in data["models"]] == [False, True]
-    assert Validation((), (), held_out([])).json()["summary"]["direction_right"] is None
+    assert CostValidation((), (), held_out([])).json()["summary"]["direction_right"] is None
 
 
 def test_a_trial_that_was_cut_short_goes_on(monkeypatch, tmp_path):
@@ -183,14 +185,14 @@ def test_ctrl_c_ends_the_trial_with_the_models_that_are_done(monkeypatch, tmp_pa
         if where == "the search of a model" and "stopped" in at and what.startswith("applying all rules"):
             signal.raise_signal(signal.SIGINT)
 
-    lookup = EstimatedCosts._lookup
+    lookup = ProxyCostModel._lookup
 
     def asked(self, question):
         if where == "the search of a block" and "stopped" in at:
             signal.raise_signal(signal.SIGINT)
         return lookup(self, question)
 
-    monkeypatch.setattr(EstimatedCosts, "_lookup", asked)
+    monkeypatch.setattr(ProxyCostModel, "_lookup", asked)
     given = {"rounds": 2, "keep": tmp_path / "kept"}
     found = validate_costs(paths, **given, progress=note)
     assert found.interrupted

@@ -27,10 +27,10 @@ from service_testing import GRAPH, free_port, start, stop, until  # noqa: E402
 
 from superopt.cost import profile_names  # noqa: E402
 from superopt.gate import write_run  # noqa: E402
-from superopt.report.corpus import CorpusRun, Row  # noqa: E402
+from superopt.report.corpus import CorpusModelResult, CorpusRun  # noqa: E402
 from superopt.rules import load_library  # noqa: E402
 from superopt.server import examples  # noqa: E402
-from superopt.server.settings import Limits, Settings  # noqa: E402
+from superopt.server.settings import ServiceLimits, ServiceSettings  # noqa: E402
 
 WEB = ROOT / "server" / "web"
 TINY = ROOT / "corpus" / "tiny"
@@ -103,7 +103,9 @@ def corpus(folder: Path) -> Path:
         shutil.copy(TINY / f"{name}.json", folder)
     (folder / "results").mkdir()
     shutil.copy(examples() / "results" / "lstm.json.gz", folder / "results")
-    rows = (Row("corpus/repvgg_a0.json", "d", "improved", 100.0, 50.0, 1.0, (2, 1), "passed", {folding(): 3}),)
+    rows = (
+        CorpusModelResult("corpus/repvgg_a0.json", "d", "improved", 100.0, 50.0, 1.0, (2, 1), "passed", {folding(): 3}),
+    )
     write_run(folder / "baseline.json", CorpusRun("profile:recorded", "p", "d", "r", "2026-01-01", "1", {}, {}, rows))
     return folder
 
@@ -112,8 +114,14 @@ def corpus(folder: Path) -> Path:
 def facts(built: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A service with some jobs done, and a file that says where they are."""
     folder = tmp_path_factory.mktemp("browser")
-    settings = Settings(data=folder / "data", port=free_port(), workers=2, corpus=corpus(folder / "corpus"), poll=0.1,
-                        limits=Limits(search_seconds=20.0))  # fmt: skip
+    settings = ServiceSettings(
+        data=folder / "data",
+        port=free_port(),
+        workers=2,
+        corpus=corpus(folder / "corpus"),
+        poll=0.1,
+        limits=ServiceLimits(search_seconds=20.0),
+    )
     live = start(settings)
     try:
         sent = {

@@ -319,7 +319,10 @@ def test_what_is_wrong_with_the_standard_input_is_said_of_it() -> None:
 def test_ctrl_c_while_the_arguments_are_read_is_one_line(after: float) -> None:
     """The child says when its imports are done; what is in them is taken care of in the same way."""
     heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # a job in the background is deaf
-    script = f"{heard}; from superopt.cli import early, main; early.begin(); print('up', flush=True); main()"
+    script = (
+        f"{heard}; from superopt.cli import signal_handling, main; "
+        "signal_handling.begin(); print('up', flush=True); main()"
+    )
     command = [sys.executable, "-c", script, "optimize", str(TINY / "bert.json"), "--json", "-"]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert child.stdout is not None

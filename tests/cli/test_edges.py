@@ -21,8 +21,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from sampling import slow
 
-from superopt.cli import main, streams
-from superopt.cli.shell import parse_bytes
+from superopt.cli import main, standard_streams
+from superopt.cli.command_utilities import parse_bytes
 from superopt.discovery.learn import LearningResult
 from superopt.ir.errors import UsageError
 
@@ -307,7 +307,7 @@ def test_streams_as_they_come(script: str, folder: Path) -> None:
 def test_a_signal_at_any_moment_is_one_line(number: signal.Signals, after: float, folder: Path) -> None:
     """From the first import on; the child says when that is done."""
     heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # a job in the background is deaf
-    begun = "from superopt.cli import early; import os; os.write(1, b'up')"
+    begun = "from superopt.cli import signal_handling; import os; os.write(1, b'up')"
     script = f"{heard}; {begun}; from superopt.cli import main; main()"
     command = [sys.executable, "-c", script, "optimize", str(ROOT / "corpus/tiny/bert.json"), "-o", "o.onnx"]
     before = kept(folder)
@@ -347,9 +347,9 @@ def test_an_interrupt_during_a_finalizer_is_neither_printed_nor_lost(kind: str) 
     script = f"""
 import os, signal, time, weakref
 signal.signal(signal.SIGINT, signal.default_int_handler)
-from superopt.cli import early
-early.begin()
-early.done()
+from superopt.cli import signal_handling
+signal_handling.begin()
+signal_handling.done()
 def interrupt(*_):
     os.kill(os.getpid(), signal.SIGINT)
     time.sleep(0.001)
@@ -406,7 +406,7 @@ def test_no_folder_is_made_for_what_is_not_learnt(run: Run, monkeypatch: pytest.
 
 
 def test_a_full_disk_that_is_not_the_outputs_is_that_of_temporary_files(capfd: pytest.CaptureFixture[str]) -> None:
-    said = streams.output_error(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    said = standard_streams.output_error(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     assert said is not None
     assert str(said).startswith("the folder of temporary files: no space left on the disk; ")
     assert "TMPDIR" in str(said)

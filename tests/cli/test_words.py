@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from superopt.cli import app
-from superopt.cli.shell import Lines, Progress
+from superopt.cli.command_utilities import ProgressLineWriter, ProgressReporter
 from superopt.ir.errors import InvalidModel, UsageError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -79,7 +79,7 @@ def test_two_models_need_a_folder(tmp_path: Path) -> None:
 
 def test_off_a_terminal_a_long_command_writes_a_line_now_and_then() -> None:
     written: list[bytes] = []
-    lines = Lines("starting", every=0.001, write=written.append)
+    lines = ProgressLineWriter("starting", every=0.001, write=written.append)
     assert lines.line(31.4) == "superopt: starting (31 s so far)\n"
     lines.update(12, 40, "applying all rules, phase 3")
     assert lines.line(62.0) == "superopt: applying all rules, phase 3 (12 of 40, 62 s so far)\n"
@@ -96,7 +96,7 @@ def test_a_reader_that_is_gone_does_not_end_the_command() -> None:
     def gone(line: bytes) -> None:
         raise BrokenPipeError
 
-    lines = Lines("starting", every=0.001, write=gone)
+    lines = ProgressLineWriter("starting", every=0.001, write=gone)
     lines.start()
     lines.join()
     lines.end()
@@ -104,7 +104,7 @@ def test_a_reader_that_is_gone_does_not_end_the_command() -> None:
 
 
 def test_a_short_command_writes_no_line(capfd: pytest.CaptureFixture[str]) -> None:
-    with Progress("checking") as update:
+    with ProgressReporter("checking") as update:
         update(1, 2, "checking")
     assert capfd.readouterr().err == ""
 

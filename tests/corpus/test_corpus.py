@@ -14,11 +14,11 @@ import onnx
 import pytest
 
 from superopt import formats
-from superopt.formats.tensors import RandomData
+from superopt.formats.weight_data import RandomWeightData
 from superopt.ir.graph import structural_hash
-from superopt.ir.poly import value_at
+from superopt.ir.size_polynomial import value_at
 from superopt.ir.types import TensorType
-from superopt.ops.infer import Barrier, infer
+from superopt.ops.shape_inference import OpaqueNode, infer
 from superopt.runtime import onnx_runtime, reference
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -85,7 +85,7 @@ def test_the_operators_records_cover_the_model(name: str) -> None:
     allowed = OUTSIDE_THE_VOCABULARY.get(name, set())
     if not allowed:
         assert [
-            (n.op, a.reason) for n, a in zip(graph.nodes, typing.nodes, strict=True) if isinstance(a, Barrier)
+            (n.op, a.reason) for n, a in zip(graph.nodes, typing.nodes, strict=True) if isinstance(a, OpaqueNode)
         ] == []
         for value in graph.outputs:
             assert typing.types[value.name] == value.type
@@ -136,7 +136,7 @@ def test_true_architectures(name: str) -> None:
 def test_weights_are_lazy_distinct_and_seeded() -> None:
     for model in BUILD.MODELS:
         graph = model.graph()
-        seeds = [w.data.seed for w in graph.weights if isinstance(w.data, RandomData)]
+        seeds = [w.data.seed for w in graph.weights if isinstance(w.data, RandomWeightData)]
         assert len(set(seeds)) == len(seeds), model.name
 
 

@@ -15,21 +15,21 @@ import pytest
 from rich.console import Console
 from sampling import slow
 
-from superopt.cost import ONNX_RUNTIME_CPU, Profile, RecordedProfile, for_target, load_profile
-from superopt.cost.calibration import (
+from superopt.cost import ONNX_RUNTIME_CPU, DeviceProfile, ProfileCostModel, for_target, load_profile
+from superopt.cost.cost_model import DeviceGraphTimer
+from superopt.cost.measurement_record import MeasurementKey, MeasurementRequest
+from superopt.cost.operator_timing import OperatorTiming
+from superopt.cost.profile_calibration import (
     _bound_of,
     cached_calibration,
     calibrated,
     calibration_of,
     scaled,
 )
-from superopt.cost.cost_model import DeviceTimer
-from superopt.cost.measurement import Timing
-from superopt.cost.record import Key, Question
 from superopt.cost.roofline import ceilings_of
 from superopt.ir.errors import Unsupported
-from superopt.ops.record import NotCovered
-from superopt.report.views import profile_rows, show_profiles
+from superopt.ops.operator_definition import UnsupportedNodeForm
+from superopt.report.terminal_views import profile_rows, show_profiles
 
 NAME = "cpu-epyc-2core"
 STEP = 1.25
@@ -40,9 +40,9 @@ class Machine:
 
     backend = ONNX_RUNTIME_CPU
     name = "a machine of a test"
-    device_timer: DeviceTimer | None = None
+    device_timer: DeviceGraphTimer | None = None
 
-    def __init__(self, profile: Profile, factor: float, noise: float = 0.0, refuses: float = 0.0) -> None:
+    def __init__(self, profile: DeviceProfile, factor: float, noise: float = 0.0, refuses: float = 0.0) -> None:
         self.known = {r.key.question: r for r in profile.records.values()}
         self.factor, self.noise, self.refuses, self.asked, self.flushed = factor, noise, refuses, 0, 0
         self.draw = random.Random(0)
@@ -50,16 +50,16 @@ class Machine:
     def facts(self) -> dict[str, Any]:
         return {}
 
-    def key(self, question: Question) -> Key:
+    def key(self, question: MeasurementRequest) -> MeasurementKey:
         return question.key
 
-    def time(self, question: Question, *, cold: bool = True) -> Timing:
+    def time(self, question: MeasurementRequest, *, cold: bool = True) -> OperatorTiming:
         self.asked += 1
         self.flushed += cold
         if self.draw.random() < self.refuses:
-            raise Unsupported("not here") if self.asked % 2 else NotCovered("nor alone")
+            raise Unsupported("not here") if self.asked % 2 else UnsupportedNodeForm("nor alone")
         ns = self.known[question.key.question].ns * self.factor * self.draw.lognormvariate(0.0, self.noise)
-        return Timing(ns, ns, 0.0)
+        return OperatorTiming(ns, ns, 0.0)
 
     def sentinels(self) -> Mapping[str, float]:
         return {}
@@ -121,7 +121,7 @@ def test_a_machine_is_measured_once() -> None:
 def test_prices_follow_the_factors() -> None:
     profile = load_profile(NAME)
     twice = calibration_of(NAME, profile, Machine(profile, STEP**3))
-    there, here = RecordedProfile(profile), RecordedProfile(scaled(profile, twice))
+    there, here = ProfileCostModel(profile), ProfileCostModel(scaled(profile, twice))
     records = random.Random(1).sample(sorted(profile.records), 50)
     for text in records:
         key = profile.records[text].key
@@ -132,7 +132,7 @@ def test_prices_follow_the_factors() -> None:
     assert peaks[0].flops_per_second == pytest.approx(peaks[1].flops_per_second / STEP**3, rel=1e-5)
     assert here.digest != there.digest
     assert here.streamed == pytest.approx(there.streamed / STEP**3)
-    key = Key("Relu", "{}", "float32", ("float32[3, 5, 7]",), "ieee", "plain", "ort")
+    key = MeasurementKey("Relu", "{}", "float32", ("float32[3, 5, 7]",), "ieee", "plain", "ort")
     for work in ((105, 840), (10**6, 10**6), (10**9, 10**8)):  # what is predicted, down to the least that a run costs
         expected = STEP**3 * there.predicted("Relu", work, key).us
         assert here.predicted("Relu", work, key).us == pytest.approx(expected, rel=1e-4)
@@ -174,15 +174,15 @@ def test_the_list_does_not_compare_this_processor_with_another_kind_of_device() 
 class Uneven(Machine):
     """A machine whose kinds of work differ from the profile's by factors of their own."""
 
-    def __init__(self, profile: Profile, own: Mapping[str, float], noise: float = 0.0) -> None:
+    def __init__(self, profile: DeviceProfile, own: Mapping[str, float], noise: float = 0.0) -> None:
         super().__init__(profile, 1.0, noise)
         ceilings = ceilings_of(profile.header)
         self.own = own
         self.kinds = {r.key.question: _bound_of(r, ceilings) for r in profile.records.values()}
 
-    def time(self, question: Question, *, cold: bool = True) -> Timing:
+    def time(self, question: MeasurementRequest, *, cold: bool = True) -> OperatorTiming:
         ns = super().time(question, cold=cold).ns * self.own.get(self.kinds[question.key.question], 1.0)
-        return Timing(ns, ns, 0.0)
+        return OperatorTiming(ns, ns, 0.0)
 
 
 @pytest.mark.parametrize(("memory", "own"), [(2.7, 1.0), (0.4, 1.0), (4.5, 9.0), (0.2, 1 / 9)])
@@ -204,6 +204,6 @@ def test_a_processor_of_another_vendor_gets_the_same_choices_from_every_calibrat
 def test_prices_of_a_processor_are_a_profiles_however_many_threads_run(threads: int) -> None:
     """Where all was measured that a search asked for, noise chose the graph, and the cache kept the choice."""
     with for_target("cpu", threads=threads) as prices:
-        assert isinstance(prices, RecordedProfile)
+        assert isinstance(prices, ProfileCostModel)
         assert prices.measurements is None
         assert prices.measured == 0

@@ -5,11 +5,11 @@ import pytest
 
 from superopt import formats
 from superopt.cost import ONNX_RUNTIME_CPU
-from superopt.cost.fusion import SUPEROPT_CUDA
-from superopt.cost.record import key_of
+from superopt.cost.backend_capabilities import SUPEROPT_CUDA
+from superopt.cost.measurement_record import key_of
 from superopt.ir.graph import Graph, Node, Value, Weight, constant
 from superopt.ir.types import DType, TensorType
-from superopt.runtime.lowered_graph import first_of_equals, lowered
+from superopt.runtime.executed_graph import first_of_equals, lowered
 from superopt.runtime.sample_data import sample
 
 IMAGE = TensorType(DType.FLOAT32, (1, 16, 8, 8))

@@ -10,10 +10,10 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from superopt.cost.fusion import BACKENDS
+from superopt.cost.backend_capabilities import BACKENDS
 from superopt.cost.graph_costs import graph_cost
-from superopt.cost.half_precision import ONNX_RUNTIME_HALF as HALF
-from superopt.cost.target import for_target
+from superopt.cost.half_precision_support import ONNX_RUNTIME_HALF as HALF
+from superopt.cost.target_cost_models import for_target
 from superopt.formats.onnx_reader import from_onnx
 from superopt.ir.types import DType, TensorType
 

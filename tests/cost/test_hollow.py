@@ -8,10 +8,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 from superopt import formats
 from superopt.formats.onnx_reader import from_onnx
-from superopt.formats.tensors import expected_bytes
+from superopt.formats.weight_data import expected_bytes
 from superopt.frontend import GraphBuilder
 from superopt.ir.graph import Graph
-from superopt.runtime.lowered_graph import lowered, lowered_without_weights, session_without_weights, type_values
+from superopt.runtime.executed_graph import lowered, lowered_without_weights, session_without_weights, type_values
 from superopt.runtime.sample_data import feeds_for
 
 

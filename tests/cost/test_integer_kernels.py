@@ -11,13 +11,13 @@ import onnxruntime as ort
 import pytest
 from onnx import numpy_helper, parser
 
-from superopt.cost import RecordedProfile
-from superopt.cost.fusion import ONNX_RUNTIME_PATTERNS, groups
-from superopt.cost.integer_kernels import ONNX_RUNTIME_INTEGERS, QuantisedGroups
-from superopt.cost.profile import load_profile
+from superopt.cost import ProfileCostModel
+from superopt.cost.backend_capabilities import ONNX_RUNTIME_PATTERNS, groups
+from superopt.cost.device_profile import load_profile
+from superopt.cost.integer_kernel_support import ONNX_RUNTIME_INTEGERS, QdqNodeGroups
 from superopt.formats.onnx_reader import from_onnx
 from superopt.ir.types import DType, TensorType
-from superopt.ops.infer import infer
+from superopt.ops.shape_inference import infer
 
 HEAD = '<ir_version: 8, opset_import: ["": 17]>'
 SCALES = "float s = {0.1}, uint8 z = {128}, float s2 = {0.05}, uint8 z2 = {120}"
@@ -68,7 +68,7 @@ def assert_decided(made: onnx.ModelProto, op: str, *, integer: bool, folder: Pat
     """ONNX Runtime computes the operator in integers or not, and so do the data say."""
     assert (op not in as_run(made, folder)) == integer
     graph = from_onnx(made)
-    groups = QuantisedGroups(graph, ONNX_RUNTIME_INTEGERS)
+    groups = QdqNodeGroups(graph, ONNX_RUNTIME_INTEGERS)
     (node,) = (n for n in graph.nodes if n.op == op)
     assert groups.is_integer(node) == integer
     assert (node.outputs[0] in groups.reached) == integer
@@ -185,7 +185,7 @@ def test_products_of_integers_are_priced_by_those_of_reals(op: str) -> None:
     image, filters = ((1, 64, 28, 28), (64, 64, 3, 3)) if known.real == "Conv" else ((64, 384), (384, 384))
     window = {"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1), "group": 1} if known.real == "Conv" else {}
     result = image if known.real == "Conv" else (64, 384)
-    model = RecordedProfile(load_profile("cpu-epyc-2core"))
+    model = ProfileCostModel(load_profile("cpu-epyc-2core"))
     real, stored = (lambda shape, d=d: TensorType(d, shape) for d in (DType.FLOAT32, DType.UINT8))
     expected = model.application(known.real, window, [real(image), real(filters)], [real(result)], [False, True])
     args: list[TensorType | None] = [real(())] * (2 if known.operands == (0, 1) else 8)

@@ -8,7 +8,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from superopt import formats
 from superopt.ir.graph import Graph
-from superopt.runtime.lowered_graph import type_values
+from superopt.runtime.executed_graph import type_values
 
 
 def of_words() -> Graph:

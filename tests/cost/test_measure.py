@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from superopt import formats
-from superopt.cost import measurement
+from superopt.cost import operator_timing
 from superopt.cost.cache_model import core_bytes, last_level_bytes
-from superopt.cost.measurement import Meter, application_graph
-from superopt.cost.record import key_of, question_of
+from superopt.cost.measurement_record import key_of, question_of
+from superopt.cost.operator_timing import CpuGraphTimer, application_graph
 from superopt.ir.graph import Graph, Node, Value, Weight
 from superopt.ir.types import DType, TensorType
 from superopt.runtime.onnx_runtime import bind, make_session
@@ -25,10 +25,10 @@ def product(columns):
 def test_weights_that_leave_the_core_by_themselves_are_not_pushed_out_of_the_last_level(monkeypatch, share, near):
     """A twin with as many weights of its own would do that: what is warm in a model would be timed cold."""
     flushed = []
-    monkeypatch.setattr(measurement, "_flushed_time", lambda size, *_: flushed.append(size) or 1e9)
-    monkeypatch.setattr(Meter, "flushed_core", 0.0)
-    monkeypatch.setattr(Meter, "flushed_all", 0.0)
-    Meter().time(product(int(share * core_bytes()) // 2048))
+    monkeypatch.setattr(operator_timing, "_flushed_time", lambda size, *_: flushed.append(size) or 1e9)
+    monkeypatch.setattr(CpuGraphTimer, "flushed_core", 0.0)
+    monkeypatch.setattr(CpuGraphTimer, "flushed_all", 0.0)
+    CpuGraphTimer().time(product(int(share * core_bytes()) // 2048))
     assert flushed == ([core_bytes(), last_level_bytes()] if near else 2 * [last_level_bytes()])  # in both sessions
 
 
@@ -70,9 +70,9 @@ class Step:
 )
 def test_runs_go_on_while_they_disagree(monkeypatch, times, runs, found):
     clock = [0]
-    monkeypatch.setattr(measurement, "evict", lambda _: None)
+    monkeypatch.setattr(operator_timing, "evict", lambda _: None)
     bound, twin = Step(clock, times), Step(clock, [7])
-    assert measurement._flushed_time(1, 5, bound, twin, lambda: clock[0]) == found
+    assert operator_timing._flushed_time(1, 5, bound, twin, lambda: clock[0]) == found
     assert bound.count == twin.count == runs
 
 
@@ -93,26 +93,26 @@ def test_what_is_short_is_timed_until_two_moments_agree(monkeypatch, medians, on
         seen.append(medians[min(len(seen), len(medians) - 1)])
         return [seen[-1]]
 
-    monkeypatch.setattr(Meter, "_burst_times", moment)
-    assert Meter()._repeated(None, once) == [found]
+    monkeypatch.setattr(CpuGraphTimer, "_burst_times", moment)
+    assert CpuGraphTimer()._repeated(None, once) == [found]
     assert len(seen) == moments
 
 
 def test_what_a_flush_costs_a_run_without_weights_is_not_the_weights(monkeypatch):
     graph, taken = product(256), {core_bytes(): 9e8, last_level_bytes(): 10e8}
-    monkeypatch.setattr(measurement, "_flushed_time", lambda size, *_: taken[size])
-    meter = Meter()
+    monkeypatch.setattr(operator_timing, "_flushed_time", lambda size, *_: taken[size])
+    meter = CpuGraphTimer()
     base = meter.overhead
-    monkeypatch.setattr(Meter, "flushed_core", 2e8)
-    monkeypatch.setattr(Meter, "flushed_all", 5e8)
+    monkeypatch.setattr(CpuGraphTimer, "flushed_core", 2e8)
+    monkeypatch.setattr(CpuGraphTimer, "flushed_all", 5e8)
     found = meter.time(graph)
     assert found.ns == found.ns_cold == pytest.approx(7e8 - base)  # the cold time is never below the warm one
-    monkeypatch.setattr(Meter, "flushed_all", 2.5e8)
+    monkeypatch.setattr(CpuGraphTimer, "flushed_all", 2.5e8)
     assert meter.time(graph).ns_cold == pytest.approx(7.5e8 - base)
 
 
 def test_a_flush_costs_a_run_more_than_nothing():
-    near, far = Meter().flushed_core, Meter().flushed_all
+    near, far = CpuGraphTimer().flushed_core, CpuGraphTimer().flushed_all
     assert 0.0 <= near <= far
     assert far > 0.0
 
@@ -122,11 +122,11 @@ def test_a_residual_sum_is_added_to_where_it_is_and_the_twin_shares_outputs():
     node = Node("c", "Conv", ("x", "w", "", "sum"), ("y",), {}, "com.microsoft.nchwc")
     small = Graph("g", (Value("x", kind), Value("sum", kind)), (Value("y", kind),), (Weight("w", weights, None),),
                   (node,), {"": 21, "com.microsoft.nchwc": 1})  # fmt: skip
-    assert measurement._in_place_outputs(small) == {"y": "sum"}
+    assert operator_timing._in_place_outputs(small) == {"y": "sum"}
     again = replace(small, nodes=(node, Node("r", "Relu", ("sum",), ("z",))))
-    assert measurement._in_place_outputs(again) == {}  # somebody else reads the sum
-    assert measurement._in_place_outputs(product(16)) == {}
-    assert Meter().time(small, optimise=False).ns > 0
+    assert operator_timing._in_place_outputs(again) == {}  # somebody else reads the sum
+    assert operator_timing._in_place_outputs(product(16)) == {}
+    assert CpuGraphTimer().time(small, optimise=False).ns > 0
 
 
 def test_outputs_may_lie_in_given_memory():
@@ -153,11 +153,11 @@ def test_a_power_is_timed_as_the_square_it_nearly_always_is():
 def test_what_a_flush_costs_is_measured_once_a_machine(tmp_path, monkeypatch):
     monkeypatch.setenv("SUPEROPT_CACHE", str(tmp_path))
     asked: list[int] = []
-    monkeypatch.setattr(measurement, "_flushed_time", lambda size, *_: asked.append(size) or 1e9)
-    first = Meter().flushed_core
+    monkeypatch.setattr(operator_timing, "_flushed_time", lambda size, *_: asked.append(size) or 1e9)
+    first = CpuGraphTimer().flushed_core
     assert first > 0
     assert asked == 3 * [core_bytes()]
-    assert Meter().flushed_core == first
+    assert CpuGraphTimer().flushed_core == first
     assert len(asked) == 3
-    assert Meter(threads=2).flushed_core > 0
+    assert CpuGraphTimer(threads=2).flushed_core > 0
     assert len(asked) == 6  # another clock and number of threads is another fact

@@ -5,16 +5,16 @@ import math
 import pytest
 
 from superopt.cost import (
-    MeasuredCpu,
-    Profile,
-    Record,
-    RecordedProfile,
-    Store,
+    DeviceProfile,
+    DeviceProfileStore,
+    MeasuredCpuCostModel,
+    MeasurementRecord,
+    ProfileCostModel,
     for_target,
 )  # fmt: skip
-from superopt.cost.record import key_of
+from superopt.cost.measurement_record import key_of
 from superopt.ir.errors import BackendUnavailable, UsageError
-from superopt.ir.poly import sym
+from superopt.ir.size_polynomial import sym
 from superopt.ir.types import DType, TensorType
 
 
@@ -27,13 +27,13 @@ MATMUL = ("MatMul", {}, (f(8, 64), f(64, 32)), (f(8, 32),), (False, True))
 
 @pytest.fixture
 def cpu(tmp_path):
-    return MeasuredCpu(store=Store("test", {}, tmp_path))
+    return MeasuredCpuCostModel(store=DeviceProfileStore("test", {}, tmp_path))
 
 
 @pytest.fixture
 def idle(tmp_path):
     """A model that has no time to measure."""
-    return MeasuredCpu(store=Store("idle", {}, tmp_path), time_limit=0.0)
+    return MeasuredCpuCostModel(store=DeviceProfileStore("idle", {}, tmp_path), time_limit=0.0)
 
 
 def test_a_measurement_is_made_once_and_kept(cpu, tmp_path):
@@ -41,7 +41,7 @@ def test_a_measurement_is_made_once_and_kept(cpu, tmp_path):
     assert first.source == "measured"
     assert first.us > 0
     assert cpu.measured == 1
-    again = MeasuredCpu(store=Store("test", {}, tmp_path))
+    again = MeasuredCpuCostModel(store=DeviceProfileStore("test", {}, tmp_path))
     assert again.application(*MATMUL) == first
     assert again.measured == 0
 
@@ -90,9 +90,9 @@ def test_a_fused_bias_costs_less_than_alone_and_a_whole_summand_is_not_fused(idl
 
 
 def test_symbolic_sizes_are_costed_at_the_given_ones(tmp_path):
-    store = Store("sizes", {}, tmp_path)
+    store = DeviceProfileStore("sizes", {}, tmp_path)
     symbolic = (f(sym("n"), 64), f(64, 32))
-    model = MeasuredCpu(store=store, sizes={"n": 8}, time_limit=0.0)
+    model = MeasuredCpuCostModel(store=store, sizes={"n": 8}, time_limit=0.0)
     assert model.application("MatMul", {}, symbolic, (f(sym("n"), 32),), (False, True)) == model.application(*MATMUL)
 
 
@@ -107,8 +107,10 @@ def test_what_the_runtime_cannot_run_is_dear_but_finite(cpu):
 
 def test_context_decides_between_warm_and_cold(tmp_path):
     key = key_of("MatMul", {}, MATMUL[2], MATMUL[4])
-    profile = Profile({"cache_bytes": 100_000, "dispatch_ns": 200.0}, {key.text: Record(key, 1000.0, 3000.0)})
-    model = RecordedProfile(profile)
+    profile = DeviceProfile(
+        {"cache_bytes": 100_000, "dispatch_ns": 200.0}, {key.text: MeasurementRecord(key, 1000.0, 3000.0)}
+    )
+    model = ProfileCostModel(profile)
     assert model.application(*MATMUL).us == 3.0
     assert model.in_context(10_000).application(*MATMUL).us == 1.0
     assert 1.0 < model.in_context(70_000).application(*MATMUL).us < 3.0
@@ -117,11 +119,14 @@ def test_context_decides_between_warm_and_cold(tmp_path):
 
 def test_a_recorded_profile_predicts_what_it_lacks_and_says_so():
     rows = [
-        Record(key_of("Relu", {}, (f(n),)), 500.0 + n / 10, 500.0 + n / 10, 0.01, 0, n, 8 * n)
+        MeasurementRecord(key_of("Relu", {}, (f(n),)), 500.0 + n / 10, 500.0 + n / 10, 0.01, 0, n, 8 * n)
         for n in (1000, 2000, 4000, 8000)
     ]
-    profile = Profile({}, {r.key.text: r for r in rows})
-    first, second = RecordedProfile(profile), RecordedProfile(Profile({}, dict(reversed(profile.records.items()))))
+    profile = DeviceProfile({}, {r.key.text: r for r in rows})
+    first, second = (
+        ProfileCostModel(profile),
+        ProfileCostModel(DeviceProfile({}, dict(reversed(profile.records.items())))),
+    )
     assert first.application("Relu", {}, (f(1000),), (f(1000),)).source == "measured"
     assert first.application("Relu", {}, (f(3000),), (f(3000),)).source == "interpolated"
     for n in (10, 3000, 10**7):

@@ -6,7 +6,7 @@ import pytest
 from superopt import formats
 from superopt.ir.errors import InvalidModel, SuperoptError, Unsupported, UsageError
 from superopt.ir.graph import Graph, Node, Value, constant
-from superopt.ir.poly import sym
+from superopt.ir.size_polynomial import sym
 from superopt.ir.types import DType, TensorType
 from superopt.runtime.onnx_runtime import element_type, make_session, run
 from superopt.runtime.paired_benchmark import time_models

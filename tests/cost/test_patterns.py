@@ -6,13 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from superopt.cost import ONNX_RUNTIME_CPU, Profile, Record, RecordedProfile, graph_cost
-from superopt.cost.fusion import ONNX_RUNTIME_PATTERNS, SUPEROPT_CUDA, FusionPattern, groups
-from superopt.cost.record import key_of
+from superopt.cost import ONNX_RUNTIME_CPU, DeviceProfile, MeasurementRecord, ProfileCostModel, graph_cost
+from superopt.cost.backend_capabilities import ONNX_RUNTIME_PATTERNS, SUPEROPT_CUDA, FusionPattern, groups
+from superopt.cost.measurement_record import key_of
 from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ir.types import DType, TensorType
-from superopt.ops.infer import infer
-from superopt.runtime.lowered_graph import lowered
+from superopt.ops.shape_inference import infer
+from superopt.runtime.executed_graph import lowered
 
 X = TensorType(DType.FLOAT32, (2, 8, 16))
 ROW, WIDE = np.ones(16, np.float32), np.ones((16, 4), np.float32)
@@ -187,8 +187,10 @@ def test_a_group_costs_what_its_dearest_operator_does_and_breaking_it_up_is_no_g
     keys = {op: key_of(op, {}, (X, scalar), (False, True)) for op in ("Div", "Add", "Mul")}
     keys |= {"Erf": key_of("Erf", {}, (X,)), "product": key_of("Mul", {}, (X, X), (False, False))}
     times = {"Div": 20e3, "Add": 10e3, "Mul": 10e3, "Erf": 50e3, "product": 10e3}
-    profile = Profile({"dispatch_ns": 200.0}, {k.text: Record(k, times[n], times[n]) for n, k in keys.items()})
-    model = RecordedProfile(profile)
+    profile = DeviceProfile(
+        {"dispatch_ns": 200.0}, {k.text: MeasurementRecord(k, times[n], times[n]) for n, k in keys.items()}
+    )
+    model = ProfileCostModel(profile)
     assert graph_cost(whole, model).us == pytest.approx(50.0)
     assert graph_cost(broken, model).us == pytest.approx(80.0)
 

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from superopt.cost import Key, Record, RecordedProfile, load_profile, predictor
-from superopt.cost.predictor import Predictor
-from superopt.cost.record import Question
-from superopt.cost.roofline import Ceilings, ceilings_of
+from superopt.cost import MeasurementKey, MeasurementRecord, ProfileCostModel, load_profile, operator_time_predictor
+from superopt.cost.measurement_record import MeasurementRequest
+from superopt.cost.operator_time_predictor import OperatorTimePredictor
+from superopt.cost.roofline import RooflineCeilings, ceilings_of
 from superopt.ir.types import DType, TensorType
 from superopt.ops import REGISTRY
 
-CEILINGS = Ceilings(flops_per_ns=50.0, bytes_per_ns=10.0, least_ns=500.0)
+CEILINGS = RooflineCeilings(flops_per_ns=50.0, bytes_per_ns=10.0, least_ns=500.0)
 
 
 def roofline(flops, moved, slowdown=2.0):
@@ -30,12 +30,16 @@ def synthetic(slowdown=2.0, op="MatMul"):
         for b in range(8, 20, 3):
             flops, moved = 2**a, 2**b
             ns = roofline(flops, moved, slowdown)
-            rows.append(Record(Key(op, "{}", "float32", (f"{flops}", f"{moved}")), ns, ns, 0.0, 0, flops, moved))
+            rows.append(
+                MeasurementRecord(
+                    MeasurementKey(op, "{}", "float32", (f"{flops}", f"{moved}")), ns, ns, 0.0, 0, flops, moved
+                )
+            )
     return rows
 
 
 def test_a_measured_size_is_predicted_closely():
-    model = Predictor.fit(synthetic(), CEILINGS)
+    model = OperatorTimePredictor.fit(synthetic(), CEILINGS)
     for row in synthetic():
         found = model.predict("MatMul", row.flops, row.bytes)
         assert found.source == "interpolated"
@@ -44,14 +48,14 @@ def test_a_measured_size_is_predicted_closely():
 
 @given(st.integers(10, 22), st.integers(10, 18), st.integers(1, 4))
 def test_more_work_is_not_much_cheaper(a, b, factor):
-    model = Predictor.fit(synthetic(), CEILINGS)
+    model = OperatorTimePredictor.fit(synthetic(), CEILINGS)
     small = model.predict("MatMul", 2**a, 2**b)
     large = model.predict("MatMul", 2 ** (a + factor), 2 ** (b + factor))
     assert large.us >= small.us * 0.95
 
 
 def test_sources_are_labelled_and_uncertainty_grows_with_ignorance():
-    model = Predictor.fit(synthetic(), CEILINGS)
+    model = OperatorTimePredictor.fit(synthetic(), CEILINGS)
     near = model.predict("MatMul", 2**12, 2**11)
     far = model.predict("MatMul", 2**60, 2**50)
     unknown = model.predict("Softmax", 2**12, 2**11)
@@ -62,12 +66,12 @@ def test_sources_are_labelled_and_uncertainty_grows_with_ignorance():
 def test_the_order_of_records_does_not_matter():
     rows = synthetic()
     random.Random(1).shuffle(rows)
-    a, b = Predictor.fit(synthetic(), CEILINGS), Predictor.fit(rows, CEILINGS)
+    a, b = OperatorTimePredictor.fit(synthetic(), CEILINGS), OperatorTimePredictor.fit(rows, CEILINGS)
     assert a.predict("MatMul", 12345, 6789) == b.predict("MatMul", 12345, 6789)
 
 
 def test_nothing_measured_still_predicts_something_positive():
-    model = Predictor.fit([])
+    model = OperatorTimePredictor.fit([])
     found = model.predict("Conv", 10**9, 10**6)
     assert found.us > 0
     assert found.source == "roofline"
@@ -77,14 +81,14 @@ def test_nothing_measured_still_predicts_something_positive():
 def cached(a, op="MatMul"):
     """A product of one row, whose weights come from memory at 10 bytes/ns and from the cache at 40."""
     size = 2**a
-    key = Key(op, "{}", "float32", (f"float32[1, {size}]", f"!float32[{size}, {size}]"))
+    key = MeasurementKey(op, "{}", "float32", (f"float32[1, {size}]", f"!float32[{size}, {size}]"))
     moved = 4 * size * (size + 2)
-    return Record(key, 500.0 + moved / 40.0, 500.0 + moved / 10.0, 0.0, 0, 2 * size * size, moved)
+    return MeasurementRecord(key, 500.0 + moved / 40.0, 500.0 + moved / 10.0, 0.0, 0, 2 * size * size, moved)
 
 
 def test_warm_weights_are_predicted_from_the_cache_and_cold_ones_from_memory():
-    ceilings = Ceilings(50.0, 10.0, 500.0, 40.0)
-    model = Predictor.fit([cached(a) for a in (6, 7, 8)], ceilings)
+    ceilings = RooflineCeilings(50.0, 10.0, 500.0, 40.0)
+    model = OperatorTimePredictor.fit([cached(a) for a in (6, 7, 8)], ceilings)
     for a in (9, 10, 11):  # larger than anything measured, the last beyond any neighbour
         want = cached(a)
         warm, half, cold = (
@@ -96,10 +100,17 @@ def test_warm_weights_are_predicted_from_the_cache_and_cold_ones_from_memory():
 
 
 def test_a_far_neighbour_counts_only_where_there_is_no_near_one():
-    near, far = Record(Key("Relu", "{}", "float32", ("a",)), 1e4, 1e4, 0.0, 0, 1 << 18, 1 << 18), []
+    near, far = (
+        MeasurementRecord(MeasurementKey("Relu", "{}", "float32", ("a",)), 1e4, 1e4, 0.0, 0, 1 << 18, 1 << 18),
+        [],
+    )
     for bits in (15, 16):
-        far.append(Record(Key("Relu", "{}", "float32", (f"{bits}",)), 4e4, 4e4, 0.0, 0, 1 << bits, 1 << bits))
-    alone, with_near = Predictor.fit(far, CEILINGS), Predictor.fit([near, *far], CEILINGS)
+        far.append(
+            MeasurementRecord(
+                MeasurementKey("Relu", "{}", "float32", (f"{bits}",)), 4e4, 4e4, 0.0, 0, 1 << bits, 1 << bits
+            )
+        )
+    alone, with_near = OperatorTimePredictor.fit(far, CEILINGS), OperatorTimePredictor.fit([near, *far], CEILINGS)
     assert alone.predict("Relu", 1 << 18, 1 << 18).source == "interpolated"
     assert with_near.predict("Relu", 1 << 18, 1 << 18).us < alone.predict("Relu", 1 << 18, 1 << 18).us
 
@@ -111,7 +122,7 @@ def test_a_convolution_of_few_groups_is_not_taken_for_one_of_each_channel_by_its
     ceilings = ceilings_of(profile.header)
     off: dict[bool, list[float]] = {True: [], False: []}
     for record in [r for r in convs if json.loads(r.key.attrs).get("group", 1) > 1][::3]:
-        found = Predictor.fit([r for r in convs if r is not record], ceilings)
+        found = OperatorTimePredictor.fit([r for r in convs if r is not record], ceilings)
         error = math.log(found.predict("Conv", record.flops, record.bytes, record.key).us * 1e3 / record.ns_cold)
         off[",1," in record.key.shapes[1].replace(" ", "")].append(error)
     for errors in off.values():
@@ -133,31 +144,31 @@ def test_a_convolution_of_few_groups_is_not_taken_for_one_of_each_channel_by_its
 def test_spans_of_a_broadcast_are_counted_as_the_runtime_goes_over_them(
     shapes: tuple[tuple[int, ...], ...], spans: int
 ) -> None:
-    assert max(0, predictor.broadcast_spans(shapes)) + 1 == spans
+    assert max(0, operator_time_predictor.broadcast_spans(shapes)) + 1 == spans
 
 
 def test_what_a_span_takes_is_read_off_the_records() -> None:
     """Adds of one span, and of many that take 20 ns each; an operator that nobody has timed so gets them, too."""
-    ceilings = Ceilings(flops_per_ns=1e9, bytes_per_ns=1.0, cached_bytes_per_ns=1.0, least_ns=100.0)
+    ceilings = RooflineCeilings(flops_per_ns=1e9, bytes_per_ns=1.0, cached_bytes_per_ns=1.0, least_ns=100.0)
 
-    def added(rows: int, inner: int, *, other: bool) -> Record:
+    def added(rows: int, inner: int, *, other: bool) -> MeasurementRecord:
         small = f"float32[{rows}, 1]" if other else f"float32[{rows}, {inner}]"
         moved = 12 * rows * inner
         ns = 100.0 + moved + (20.0 * (rows - 1) if other else 0.0)
-        key = Key("Add", "{}", "float32", (f"float32[{rows}, {inner}]", small))
-        return Record(key, ns, ns, 0.0, 0, rows * inner, moved)
+        key = MeasurementKey("Add", "{}", "float32", (f"float32[{rows}, {inner}]", small))
+        return MeasurementRecord(key, ns, ns, 0.0, 0, rows * inner, moved)
 
     records = [added(r, i, other=o) for r in (128, 256, 512) for i in (2, 8, 32) for o in (False, True)]
-    model = Predictor.fit(records, ceilings)
+    model = OperatorTimePredictor.fit(records, ceilings)
     assert model.ceilings.span_ns == pytest.approx(20.0, rel=0.05)
-    key = Key("Sub", "{}", "float32", ("float32[1000, 3]", "float32[1000, 1]"))
+    key = MeasurementKey("Sub", "{}", "float32", ("float32[1000, 3]", "float32[1000, 1]"))
     plain = replace(key, shapes=("float32[1000, 3]", "float32[1000, 3]"))
     one, many = (model.predict("Sub", 3000, 36000, k).us for k in (plain, key))
     assert many - one == pytest.approx(19.98, rel=0.05)
 
 
 def test_where_nothing_tells_spans_apart_they_cost_nothing() -> None:
-    assert Predictor.fit(synthetic(), CEILINGS).ceilings.span_ns == 0.0
+    assert OperatorTimePredictor.fit(synthetic(), CEILINGS).ceilings.span_ns == 0.0
 
 
 @pytest.mark.parametrize(
@@ -176,47 +187,54 @@ def test_where_nothing_tells_spans_apart_they_cost_nothing() -> None:
 def test_axes_that_are_treated_alike_are_one(
     attributes: dict[str, object], shape: tuple[int, ...], pattern: str
 ) -> None:
-    assert predictor._pattern(attributes, shape)[0] == pattern
+    assert operator_time_predictor._pattern(attributes, shape)[0] == pattern
 
 
 def test_pools_of_channels_that_fill_no_block_are_another_kernel() -> None:
     """88 channels take 30 times as long as 96 do in ONNX Runtime; neither says anything about the other."""
 
-    def pooled(channels: int, ns_each: float) -> Record:
+    def pooled(channels: int, ns_each: float) -> MeasurementRecord:
         elements = channels * 196
-        key = Key("AveragePool", '{"kernel_shape":[3,3]}', "float32", (f"float32[1, {channels}, 14, 14]",))
-        return Record(key, ns_each * elements, ns_each * elements, 0.0, 0, 9 * elements, 8 * elements)
+        key = MeasurementKey("AveragePool", '{"kernel_shape":[3,3]}', "float32", (f"float32[1, {channels}, 14, 14]",))
+        return MeasurementRecord(key, ns_each * elements, ns_each * elements, 0.0, 0, 9 * elements, 8 * elements)
 
-    model = Predictor.fit([pooled(c, 0.2) for c in (64, 96, 128)] + [pooled(c, 6.0) for c in (60, 88, 120)], CEILINGS)
+    model = OperatorTimePredictor.fit(
+        [pooled(c, 0.2) for c in (64, 96, 128)] + [pooled(c, 6.0) for c in (60, 88, 120)], CEILINGS
+    )
     for channels, each in ((80, 0.2), (90, 6.0)):
         told = pooled(channels, each)
         found = model.predict("AveragePool", told.flops, told.bytes, told.key)
         assert found.us == pytest.approx(told.ns / 1e3, rel=0.2)
 
 
-def _product(op: str, attributes: str, *shapes: str) -> tuple[str, float, float, Key]:
+def _product(op: str, attributes: str, *shapes: str) -> tuple[str, float, float, MeasurementKey]:
     """What a product of 12 rows, 128 and 512 columns, or its mirror image, is predicted by."""
-    return op, 2.0 * 12 * 128 * 512, 4.0 * (12 * 128 + 128 * 512 + 12 * 512), Key(op, attributes, "float32", shapes)
+    return (
+        op,
+        2.0 * 12 * 128 * 512,
+        4.0 * (12 * 128 + 128 * 512 + 12 * 512),
+        MeasurementKey(op, attributes, "float32", shapes),
+    )
 
 
 def test_a_constant_weight_of_a_gemm_costs_the_same_stored_either_way() -> None:
     """It is packed when the session starts: a layer was predicted a third dearer stored as a BatchNormalization behind
     it could be folded, so that it was not."""
     profile = load_profile("cpu-epyc-2core")
-    model = Predictor.fit(profile.records.values(), ceilings_of(profile.header))
+    model = OperatorTimePredictor.fit(profile.records.values(), ceilings_of(profile.header))
     x = "float32[12, 128]"
     plain = _product("Gemm", '{"alpha":1.0,"beta":1.0,"transA":0,"transB":0}', x, "!float32[128, 512]", "!float32[512]")
     turned = '{"alpha":1.0,"beta":1.0,"transA":0,"transB":1}'
     stored = _product("Gemm", turned, x, "!float32[512, 128]", "!float32[512]")
     running = _product("Gemm", turned, x, "float32[512, 128]", "float32[512]")
     assert model.predict(*stored) == model.predict(*plain)
-    assert predictor.traits_of(running[3]).attributes["transB"] == 1  # is not packed before it runs
+    assert operator_time_predictor.traits_of(running[3]).attributes["transB"] == 1  # is not packed before it runs
 
 
 def test_a_weight_on_the_left_of_few_columns_is_not_as_fast_as_packed_on_the_right() -> None:
     """20 and 25 µs in ONNX Runtime: W·xᵀ for x·W was predicted to pay, and made an exported Mamba 3 % slower."""
     profile = load_profile("cpu-epyc-2core")
-    model = Predictor.fit(profile.records.values(), ceilings_of(profile.header))
+    model = OperatorTimePredictor.fit(profile.records.values(), ceilings_of(profile.header))
     packed = model.predict(*_product("MatMul", "{}", "float32[1, 12, 128]", "!float32[128, 512]"))
     left = model.predict(*_product("MatMul", "{}", "!float32[512, 128]", "float32[1, 128, 12]"))
     assert left.us > 1.15 * packed.us
@@ -232,8 +250,8 @@ def test_a_weight_on_the_left_of_few_columns_is_not_as_fast_as_packed_on_the_rig
     ],
 )  # fmt: skip
 def test_columns_of_a_product_come_in_blocks(op: str, attributes: str, second: str, done: float) -> None:
-    key = Key(op, attributes, "float32", ("float32[5, 128]", second))
-    assert predictor.effective_flops(key, 600.0) == pytest.approx(600.0 * done)
+    key = MeasurementKey(op, attributes, "float32", ("float32[5, 128]", second))
+    assert operator_time_predictor.effective_flops(key, 600.0) == pytest.approx(600.0 * done)
 
 
 @pytest.mark.parametrize(
@@ -249,8 +267,8 @@ def test_columns_of_a_product_come_in_blocks(op: str, attributes: str, second: s
     ],
 )
 def test_channels_of_a_convolution_come_in_blocks(shapes: tuple[str, ...], attributes: str, done: float) -> None:
-    key = Key("Conv", attributes, "float32", shapes)
-    assert predictor.effective_flops(key, 600.0) == pytest.approx(600.0 * done)
+    key = MeasurementKey("Conv", attributes, "float32", shapes)
+    assert operator_time_predictor.effective_flops(key, 600.0) == pytest.approx(600.0 * done)
 
 
 @pytest.mark.parametrize(
@@ -276,8 +294,8 @@ def test_channels_of_a_convolution_come_in_blocks(shapes: tuple[str, ...], attri
 def test_what_is_copied_counts_and_in_how_many_pieces(
     op: str, attributes: dict[str, object], shapes: tuple[tuple[int, ...], ...], pieces: int, moved: int | None
 ) -> None:
-    assert predictor._copied_pieces(op, attributes, shapes, 4) == (pieces, moved)
-    twice = predictor._copied_pieces(op, attributes, shapes, 8)[1]
+    assert operator_time_predictor._copied_pieces(op, attributes, shapes, 4) == (pieces, moved)
+    twice = operator_time_predictor._copied_pieces(op, attributes, shapes, 8)[1]
     assert (twice is None) == (moved is None)
     assert twice is None or twice > moved
 
@@ -286,7 +304,7 @@ def test_attributes_of_any_shape_say_nothing() -> None:
     """A profile of somebody else's."""
     for attributes in ('{"axes":5,"starts":1,"ends":2,"steps":0}', '{"perm":"ab"}', '{"pads":[1]}', "[]", "no"):
         for op in ("Slice", "Transpose", "Pad", "Gather", "ReduceSum", "Expand", "Softmax"):
-            known = predictor.traits_of(Key(op, attributes, "float32", ("float32[2, 3]",)))
+            known = operator_time_predictor.traits_of(MeasurementKey(op, attributes, "float32", ("float32[2, 3]",)))
             assert (known.pattern, known.spans) == ("", 0)
 
 
@@ -303,17 +321,22 @@ def test_attributes_of_any_shape_say_nothing() -> None:
 )
 def test_channels_that_fill_no_part_of_a_block_have_a_kernel_of_their_own(data: str, weights: str, name: str) -> None:
     group = weights[9 : weights.index(",")]
-    assert predictor.kernel_name("Conv", Key("Conv", f'{{"group":{group}}}', "float32", (data, weights))) == name
+    assert (
+        operator_time_predictor.kernel_name(
+            "Conv", MeasurementKey("Conv", f'{{"group":{group}}}', "float32", (data, weights))
+        )
+        == name
+    )
 
 
 def test_a_softmax_of_an_outer_axis_takes_longer_than_one_of_the_last_but_one() -> None:
     """ONNX Runtime puts the axis last and back: five times as slow where another lies between (YOLOv8's distances)."""
-    model = RecordedProfile(load_profile("cpu-epyc-2core"))
+    model = ProfileCostModel(load_profile("cpu-epyc-2core"))
 
     def priced(*shape: int) -> float:
         data = TensorType(DType.FLOAT32, shape)
         _, outs = REGISTRY["Softmax"].apply([data], {"axis": 1})
-        question = Question("Softmax", {"axis": 1}, [data], outs, (False,))
+        question = MeasurementRequest("Softmax", {"axis": 1}, [data], outs, (False,))
         return model.predicted("Softmax", question.work, question.key).us
 
     assert priced(1, 16, 4, 1344) > 3 * priced(1, 16, 4 * 1344)
@@ -321,7 +344,7 @@ def test_a_softmax_of_an_outer_axis_takes_longer_than_one_of_the_last_but_one() 
 
 def test_a_convolution_of_one_frame_takes_longer_than_one_of_an_image() -> None:
     """By the shipped profile, as ONNX Runtime takes 1.2 to 1.5 times as long, and for channels by themselves more."""
-    model = RecordedProfile(load_profile("cpu-epyc-2core"))
+    model = ProfileCostModel(load_profile("cpu-epyc-2core"))
 
     def priced(shape: tuple[int, ...], weights: tuple[int, ...], group: int) -> float:
         sides = len(shape) - 2
@@ -329,7 +352,7 @@ def test_a_convolution_of_one_frame_takes_longer_than_one_of_an_image() -> None:
         attributes = {"dilations": (1,) * sides, "group": group, "pads": pads, "strides": (1,) * sides}
         args = [TensorType(DType.FLOAT32, s) for s in (shape, weights, weights[:1])]
         _, outs = REGISTRY["Conv"].apply(args, attributes)
-        question = Question("Conv", attributes, args, outs, (False, True, True))
+        question = MeasurementRequest("Conv", attributes, args, outs, (False, True, True))
         return model.predicted("Conv", question.work, question.key).us
 
     for channels, group, least, most in ((32, 1, 1.15, 1.6), (64, 1, 1.15, 1.6), (64, 64, 2.0, 20.0)):
@@ -352,11 +375,11 @@ def test_a_convolution_of_one_frame_takes_longer_than_one_of_an_image() -> None:
 def test_a_record_is_predicted_from_the_others_of_its_kernel(kernel: str, usually: float, mostly: float) -> None:
     """Of the shipped profile: the median factor by which each is missed without itself, and the ninth tenth."""
     profile = load_profile("cpu-epyc-2core")
-    fitted = Predictor.fit(profile.records.values(), ceilings_of(profile.header))
+    fitted = OperatorTimePredictor.fit(profile.records.values(), ceilings_of(profile.header))
     records = fitted._records[kernel]
     factors = []
     for record in records:
-        rest = Predictor(fitted.ceilings, {kernel: [r for r in records if r is not record]})
+        rest = OperatorTimePredictor(fitted.ceilings, {kernel: [r for r in records if r is not record]})
         found = rest.predict(record.key.op, record.flops, record.bytes, record.key)
         factors.append(math.exp(abs(math.log(found.us * 1e3 / record.ns_cold))))
     assert median(factors) < usually
@@ -367,14 +390,14 @@ def test_a_record_is_predicted_from_the_others_of_its_kernel(kernel: str, usuall
 def test_a_kernel_may_take_its_pieces_faster_than_a_broadcast_its_spans(each: float) -> None:
     """Slices of one amount of work in more and more pieces."""
 
-    def sliced(pieces: int) -> Record:
+    def sliced(pieces: int) -> MeasurementRecord:
         length = (1 << 20) // pieces
         attributes = json.dumps({"axes": [1], "starts": [0], "ends": [length // 2], "steps": [1]})
-        key = Key("Slice", attributes, "float32", (f"float32[{pieces}, {length}]",))
+        key = MeasurementKey("Slice", attributes, "float32", (f"float32[{pieces}, {length}]",))
         ns = 1e6 + each * pieces
-        return Record(key, ns, ns, 0.0, 0, 0, 8 << 20)
+        return MeasurementRecord(key, ns, ns, 0.0, 0, 0, 8 << 20)
 
-    model = Predictor(replace(CEILINGS, span_ns=12.0), {"Slice": [sliced(1 << n) for n in range(4, 20)]})
+    model = OperatorTimePredictor(replace(CEILINGS, span_ns=12.0), {"Slice": [sliced(1 << n) for n in range(4, 20)]})
     family = model._family("Slice")
     assert family is not None
     assert family.ceilings.span_ns == pytest.approx(each)

@@ -9,9 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from superopt.cost import Key, Record, Store, load_profile, read_profile, write_profile
-from superopt.cost.predictor import traits_of
-from superopt.cost.profile import _parsed, cache_directory
+from superopt.cost import (
+    DeviceProfileStore,
+    MeasurementKey,
+    MeasurementRecord,
+    load_profile,
+    read_profile,
+    write_profile,
+)
+from superopt.cost.device_profile import _parsed, cache_directory
+from superopt.cost.operator_time_predictor import traits_of
 from superopt.ir.errors import InvalidModel, UsageError
 
 HEADER = {"device": "test", "threads": 1}
@@ -19,7 +26,9 @@ HEADER = {"device": "test", "threads": 1}
 
 def records(count, op="Relu"):
     return [
-        Record(Key(op, "{}", "float32", (f"float32[{n}]",)), 100.0 + n, 110.0 + n, 0.01, 0, n, 8 * n)
+        MeasurementRecord(
+            MeasurementKey(op, "{}", "float32", (f"float32[{n}]",)), 100.0 + n, 110.0 + n, 0.01, 0, n, 8 * n
+        )
         for n in range(1, count + 1)
     ]
 
@@ -108,10 +117,10 @@ def test_without_a_home_directory_there_is_a_cache_for_this_process(monkeypatch,
 
 
 def test_a_store_remembers_across_openings(tmp_path):
-    first = Store("dev/ice: 1", HEADER, tmp_path)
+    first = DeviceProfileStore("dev/ice: 1", HEADER, tmp_path)
     for row in records(3):
         first.add(row)
-    again = Store("dev/ice: 1", HEADER, tmp_path)
+    again = DeviceProfileStore("dev/ice: 1", HEADER, tmp_path)
     assert set(again.records) == set(records(3))
     assert again.get(records(1)[0].key.text) == records(1)[0]
     assert again.path.parent == tmp_path
@@ -121,14 +130,14 @@ def test_two_processes_share_a_store(tmp_path, caplog):
     script = (
         "import sys\n"
         "from pathlib import Path\n"
-        "from superopt.cost import Key, Record, Store\n"
-        "store = Store('shared', {}, Path(sys.argv[1]))\n"
+        "from superopt.cost import MeasurementKey, MeasurementRecord, DeviceProfileStore\n"
+        "store = DeviceProfileStore('shared', {}, Path(sys.argv[1]))\n"
         "for n in range(150):\n"
-        "    store.add(Record(Key(sys.argv[2], '{}', 'float32', ('x' * n,)), 1.0, 1.0))\n"
+        "    store.add(MeasurementRecord(MeasurementKey(sys.argv[2], '{}', 'float32', ('x' * n,)), 1.0, 1.0))\n"
     )
     running = [subprocess.Popen([sys.executable, "-c", script, str(tmp_path), op]) for op in ("A", "B")]
     assert [p.wait(timeout=60) for p in running] == [0, 0]
-    assert len(Store("shared", {}, tmp_path)) == 300
+    assert len(DeviceProfileStore("shared", {}, tmp_path)) == 300
     assert not caplog.records
 
 
@@ -137,36 +146,36 @@ def test_two_processes_share_a_store(tmp_path, caplog):
     [b"{", b'{"op": 1}', b"\xff\xfe", b"null", b'{"op":"Relu","attrs":"","dtype":"","shapes":[],"ns":-5,"ns_cold":1}'],
 )
 def test_a_damaged_line_is_dropped_and_the_rest_kept(tmp_path, junk, caplog):
-    store = Store("s", HEADER, tmp_path)
+    store = DeviceProfileStore("s", HEADER, tmp_path)
     for row in records(2):
         store.add(row)
     with open(store.path, "ab") as file:
         file.write(junk)  # cut short: no newline
     store.add(records(3)[2])  # another process goes on appending
-    again = Store("s", HEADER, tmp_path)
+    again = DeviceProfileStore("s", HEADER, tmp_path)
     assert set(again.records) == set(records(3))
     assert [r.getMessage() for r in caplog.records] == [
         f"{store.path}: 1 damaged lines are dropped; they are measured again"
     ]
     caplog.clear()
-    assert len(Store("s", HEADER, tmp_path)) == 3  # it was repaired
+    assert len(DeviceProfileStore("s", HEADER, tmp_path)) == 3  # it was repaired
     assert not caplog.records
 
 
 @pytest.mark.parametrize("content", [b"not json\n", b"\x00" * 100, b"[]\n", b'{"schema": "other"}\n'])
 def test_a_file_that_is_no_profile_is_set_aside(tmp_path, content, caplog):
-    path = Store("s", HEADER, tmp_path).path
+    path = DeviceProfileStore("s", HEADER, tmp_path).path
     path.write_bytes(content)
-    store = Store("s", HEADER, tmp_path)
+    store = DeviceProfileStore("s", HEADER, tmp_path)
     assert "is not a profile" in caplog.text
     store.add(records(1)[0])
-    assert len(Store("s", HEADER, tmp_path)) == 1
+    assert len(DeviceProfileStore("s", HEADER, tmp_path)) == 1
     assert [p.read_bytes() for p in tmp_path.glob("*.damaged-*")] == [content]
 
 
 def test_a_store_without_a_place_to_write_says_so_once_and_carries_on(tmp_path, caplog):
     (tmp_path / "file").write_text("in the way")
-    store = Store("s", HEADER, tmp_path / "file" / "below")
+    store = DeviceProfileStore("s", HEADER, tmp_path / "file" / "below")
     for row in records(3):
         store.add(row)
     assert len(store) == 3
@@ -177,7 +186,7 @@ def test_a_store_without_a_place_to_write_says_so_once_and_carries_on(tmp_path, 
 
 
 def test_a_full_disk_is_a_warning(tmp_path, caplog):
-    store = Store("s", HEADER, tmp_path)
+    store = DeviceProfileStore("s", HEADER, tmp_path)
     store.path = type(store.path)("/dev/full")
     if not store.path.exists():
         pytest.skip("this system has no /dev/full")
@@ -187,7 +196,7 @@ def test_a_full_disk_is_a_warning(tmp_path, caplog):
 
 
 def test_the_store_is_json_lines(tmp_path):
-    store = Store("s", HEADER, tmp_path)
+    store = DeviceProfileStore("s", HEADER, tmp_path)
     store.add(records(1)[0])
     head, row = [json.loads(line) for line in store.path.read_text().splitlines()]
     assert head["schema"] == "superopt.profile/1"

@@ -3,12 +3,25 @@
 import numpy as np
 import pytest
 
-from superopt.benchmark import predictions
-from superopt.benchmark.predictions import held_out
-from superopt.cost import MeasuredCpu, Profile, Record, RecordedProfile, Store, graph_cost
-from superopt.cost.cache_model import MissCurve, default_miss_curve, fit_miss_curve, miss_curve_of_header, probe_sizes
-from superopt.cost.measurement import CpuOperatorTimer, time_weight_pass
-from superopt.cost.record import Key, constant_bytes, key_of
+from superopt.benchmark import cost_accuracy
+from superopt.benchmark.cost_accuracy import held_out
+from superopt.cost import (
+    DeviceProfile,
+    DeviceProfileStore,
+    MeasuredCpuCostModel,
+    MeasurementRecord,
+    ProfileCostModel,
+    graph_cost,
+)
+from superopt.cost.cache_model import (
+    CacheMissCurve,
+    default_miss_curve,
+    fit_miss_curve,
+    miss_curve_of_header,
+    probe_sizes,
+)
+from superopt.cost.measurement_record import MeasurementKey, constant_bytes, key_of
+from superopt.cost.operator_timing import CpuOperatorTimer, time_weight_pass
 from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ir.types import DType, TensorType
 
@@ -20,7 +33,7 @@ def f(*shape):
 
 
 def line(start, full):
-    return MissCurve(((start * MIB, 0.0), (full * MIB, 1.0)))
+    return CacheMissCurve(((start * MIB, 0.0), (full * MIB, 1.0)))
 
 
 def made(ramp, size, near=0.01, far=0.04):
@@ -57,23 +70,25 @@ def test_reading_more_takes_longer():
 
 def test_the_ramp_is_measured_once_and_kept(tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr("superopt.cost.measured.time_weight_pass", lambda size, _: asked.append(size) or 0.01 * size)
-    first = MeasuredCpu(store=Store("test", {}, tmp_path))
+    monkeypatch.setattr(
+        "superopt.cost.measured_cost_models.time_weight_pass", lambda size, _: asked.append(size) or 0.01 * size
+    )
+    first = MeasuredCpuCostModel(store=DeviceProfileStore("test", {}, tmp_path))
     assert first.in_context(1).cold == 0.0
     assert first.in_context(1 << 40).cold == 1.0
     assert asked == []  # clear without it
     assert 0.0 < first.in_context(first.cache_bytes * 3 // 4).cold < 1.0
     assert asked == list(probe_sizes(first.cache_bytes))
-    again = MeasuredCpu(store=Store("test", {}, tmp_path))
+    again = MeasuredCpuCostModel(store=DeviceProfileStore("test", {}, tmp_path))
     assert again.miss_curve == first.miss_curve
     assert len(asked) == len(probe_sizes(first.cache_bytes))
     assert held_out(again.store.records).records == 0  # no operator's time is predicted from these
-    idle = MeasuredCpu(store=Store("idle", {}, tmp_path), time_limit=0.0)
+    idle = MeasuredCpuCostModel(store=DeviceProfileStore("idle", {}, tmp_path), time_limit=0.0)
     assert idle.miss_curve == default_miss_curve(idle.cache_bytes)
 
 
 def test_a_recording_says_how_much_the_cache_holds(monkeypatch):
-    monkeypatch.setattr("superopt.cost.measurement.time_weight_pass", lambda size, _: 0.01 * size)
+    monkeypatch.setattr("superopt.cost.operator_timing.time_weight_pass", lambda size, _: 0.01 * size)
     facts = CpuOperatorTimer().facts()
     assert miss_curve_of_header(facts) == default_miss_curve(facts["cache_bytes"])
 
@@ -83,7 +98,9 @@ KEY = key_of("MatMul", {}, MATMUL[2], MATMUL[4])
 
 
 def recorded(**header):
-    return RecordedProfile(Profile({"cache_bytes": 32 * MIB, **header}, {KEY.text: Record(KEY, 1000.0, 3000.0)}))
+    return ProfileCostModel(
+        DeviceProfile({"cache_bytes": 32 * MIB, **header}, {KEY.text: MeasurementRecord(KEY, 1000.0, 3000.0)})
+    )
 
 
 def test_a_recorded_ramp_decides_between_warm_and_cold():
@@ -105,7 +122,7 @@ def test_weights_too_large_for_the_cache_by_themselves_are_cold_in_their_warm_ti
 
 def test_bytes_of_constants_are_read_off_a_key():
     shapes = ("float32[2,3]", "!float32[3,4]", "!int64[2]=[3, 4]", "", "!float32[]=0.5")
-    assert constant_bytes(Key("Op", "{}", "float32", shapes)) == 48 + 16 + 4
+    assert constant_bytes(MeasurementKey("Op", "{}", "float32", shapes)) == 48 + 16 + 4
 
 
 def twice(first, second, activation=""):
@@ -125,11 +142,11 @@ def twice(first, second, activation=""):
     return Graph("twice", (Value("x", f(1, 64)),), (Value("y", f(1, 64)),), weights, nodes, {"": 21})
 
 
-class Seen(RecordedProfile):
+class Seen(ProfileCostModel):
     """Notes how much is said to be read in an inference."""
 
     def __init__(self):
-        super().__init__(Profile({"cache_bytes": 1 << 30}, {}))
+        super().__init__(DeviceProfile({"cache_bytes": 1 << 30}, {}))
         self.sets = []
 
     def in_context(self, working_set):
@@ -152,9 +169,11 @@ def test_a_weight_counts_once_for_each_kind_of_kernel_that_packs_it(first, secon
 
 def test_models_are_raced_in_bursts_in_which_caches_settle(monkeypatch, tmp_path):
     given = []
-    monkeypatch.setattr(predictions, "time_models", lambda *_, burst, **__: given.append(burst))
+    monkeypatch.setattr(cost_accuracy, "time_models", lambda *_, burst, **__: given.append(burst))
     for run_us in (100.0, 10_000.0, 1e6, float("inf")):
-        predictions._raced([b""], {}, MeasuredCpu(store=Store("test", {}, tmp_path)), 1, 1.0, run_us)
+        cost_accuracy._raced(
+            [b""], {}, MeasuredCpuCostModel(store=DeviceProfileStore("test", {}, tmp_path)), 1, 1.0, run_us
+        )
     assert given == [10, 5, 3, 3]
 
 

@@ -6,19 +6,28 @@ import time
 
 import pytest
 
-from superopt.benchmark.profiling import coverage, profile
-from superopt.cost import Key, Record, RecordedProfile, Store, device_of, for_target, load_profile, read_profile
-from superopt.cost.fusion import ONNX_RUNTIME_CPU
+from superopt.benchmark.profile_recording import coverage, profile
+from superopt.cost import (
+    DeviceProfileStore,
+    MeasurementKey,
+    MeasurementRecord,
+    ProfileCostModel,
+    device_of,
+    for_target,
+    load_profile,
+    read_profile,
+)
+from superopt.cost.backend_capabilities import ONNX_RUNTIME_CPU
 from superopt.cost.graph_costs import graph_cost
-from superopt.cost.measurement import Timing
-from superopt.cost.record import key_of, question_of
-from superopt.cost.recording import PlanningProfile, Recorder
+from superopt.cost.measurement_record import key_of, question_of
+from superopt.cost.operator_timing import OperatorTiming
+from superopt.cost.profile_recorder import MissingMeasurementCollector, ProfileRecorder
 from superopt.frontend import GraphBuilder
 from superopt.ir.errors import BackendUnavailable, InvalidModel, UsageError
 from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ir.types import DType, TensorType
-from superopt.ops.record import NotCovered
-from superopt.passes.fast_algorithms.selection import GROWTH, Choice, alternatives, rewritten
+from superopt.ops.operator_definition import UnsupportedNodeForm
+from superopt.passes.fast_algorithms.selection import GROWTH, FastAlgorithmChoice, alternatives, rewritten
 from superopt.passes.fast_algorithms.sites import sites_of
 from superopt.pipeline import optimize
 from superopt.runtime.sample_data import sample
@@ -63,10 +72,10 @@ class Clockwork:
         if question.op == "Cos":
             raise InvalidModel("no such kernel")
         if question.op == "Sin":
-            raise NotCovered("too large to be timed alone")
+            raise UnsupportedNodeForm("too large to be timed alone")
         flops, moved = question.work
         ns = 1000.0 + flops / 50 + moved / 10
-        return Timing(ns, 2 * ns, 0.01)
+        return OperatorTiming(ns, 2 * ns, 0.01)
 
     def sentinels(self):
         return {"gemm": 1000.0 * next(self.drift, 1.0)}
@@ -98,23 +107,23 @@ def test_a_key_is_a_question_again(key):
 @pytest.mark.parametrize(
     "key",
     [
-        Key("graph", "0" * 64, "", ("float32[2]",)),
-        Key("com.microsoft.nchwc.Conv", "{}", "float32", ("float32[2]",), impl="kernel"),
-        Key("Relu", "not json", "float32", ("float32[2]",)),
-        Key("Relu", "{}", "float32", ("float32",)),
-        Key("MatMul", "{}", "float32", ("float32[2, 3]", "float32[5, 4]")),
+        MeasurementKey("graph", "0" * 64, "", ("float32[2]",)),
+        MeasurementKey("com.microsoft.nchwc.Conv", "{}", "float32", ("float32[2]",), impl="kernel"),
+        MeasurementKey("Relu", "not json", "float32", ("float32[2]",)),
+        MeasurementKey("Relu", "{}", "float32", ("float32",)),
+        MeasurementKey("MatMul", "{}", "float32", ("float32[2, 3]", "float32[5, 4]")),
     ],
 )
 def test_what_is_no_application_is_no_question(key):
-    from superopt.ops.record import NotCovered
+    from superopt.ops.operator_definition import UnsupportedNodeForm
 
-    with pytest.raises(NotCovered):
+    with pytest.raises(UnsupportedNodeForm):
         question_of(key)
 
 
 def test_a_plan_notes_what_it_lacks_and_only_that():
-    known = Record(key_of("Relu", {}, (f(4),)), 500.0, 500.0)
-    plan = PlanningProfile([known], {}, ONNX_RUNTIME_CPU)
+    known = MeasurementRecord(key_of("Relu", {}, (f(4),)), 500.0, 500.0)
+    plan = MissingMeasurementCollector([known], {}, ONNX_RUNTIME_CPU)
     assert plan.application("Relu", {}, (f(4),), (f(4),)).source == "measured"
     assert plan.in_context(10).application("Relu", {}, (f(8),), (f(8),)).source != "measured"
     assert [q.key for q in plan.missing.values()] == [key_of("Relu", {}, (f(8),))]
@@ -123,9 +132,9 @@ def test_a_plan_notes_what_it_lacks_and_only_that():
 
 def test_what_was_measured_is_not_measured_again_even_in_another_call(tmp_path):
     device = Clockwork()
-    first = Recorder(device, tmp_path / "p.jsonl.gz", forever())
+    first = ProfileRecorder(device, tmp_path / "p.jsonl.gz", forever())
     assert first.measure(questions(4, 8, 8)) == 2
-    again = Recorder(device, tmp_path / "p.jsonl.gz", forever())
+    again = ProfileRecorder(device, tmp_path / "p.jsonl.gz", forever())
     assert again.measure(questions(4, 8, 16)) == 1
     again.write({})
     assert sorted(read_profile(tmp_path / "p.jsonl.gz").records) == sorted(q.key.text for q in questions(4, 8, 16))
@@ -134,21 +143,21 @@ def test_what_was_measured_is_not_measured_again_even_in_another_call(tmp_path):
 
 
 def test_another_device_does_not_go_on_where_this_one_stopped(tmp_path):
-    Recorder(Clockwork(), tmp_path / "p.jsonl.gz", forever()).measure(questions(4))
+    ProfileRecorder(Clockwork(), tmp_path / "p.jsonl.gz", forever()).measure(questions(4))
     other = Clockwork()
     other.facts = lambda: {"device": "another"}
-    assert Recorder(other, tmp_path / "p.jsonl.gz", forever()).records == ()
+    assert ProfileRecorder(other, tmp_path / "p.jsonl.gz", forever()).records == ()
 
 
 def test_nothing_is_measured_when_time_is_up(tmp_path):
     device = Clockwork()
-    assert Recorder(device, tmp_path / "p.jsonl.gz", time.monotonic() - 1).measure(questions(4)) == 0
+    assert ProfileRecorder(device, tmp_path / "p.jsonl.gz", time.monotonic() - 1).measure(questions(4)) == 0
     assert device.timed == []
 
 
 def test_a_block_in_which_the_machine_drifted_is_timed_once_more(tmp_path):
     device = Clockwork()
-    recorder = Recorder(device, tmp_path / "p.jsonl.gz", forever())
+    recorder = ProfileRecorder(device, tmp_path / "p.jsonl.gz", forever())
     recorder.measure(questions(4, 8))
     device.drift = iter((1.0, 1.2, 1.0))
     recorder.measure(questions(16, 32))
@@ -161,7 +170,7 @@ def test_a_sentinel_that_always_scatters_does_not_call_every_block_off(tmp_path)
     """What passes through a cache that others share varies by a third; only what leaves that scatter is drift."""
     device = Clockwork()
     device.drift = itertools.cycle((1.0, 1.3, 1.05, 1.15, 0.95, 1.25))
-    recorder = Recorder(device, tmp_path / "p.jsonl.gz", forever())
+    recorder = ProfileRecorder(device, tmp_path / "p.jsonl.gz", forever())
     recorder.measure(questions(*range(4, 204)))
     said = recorder.write({}).header["sentinels"]
     assert (said["blocks"], said["repeated"], said["drifted"]) == (8, 0, 0)
@@ -172,9 +181,9 @@ def test_a_sentinel_that_always_scatters_does_not_call_every_block_off(tmp_path)
 
 
 def test_what_the_device_refuses_is_never_chosen(tmp_path):
-    recorder = Recorder(Clockwork(), tmp_path / "p.jsonl.gz", forever())
+    recorder = ProfileRecorder(Clockwork(), tmp_path / "p.jsonl.gz", forever())
     recorder.measure(questions(64) + questions(64, op="Cos"))
-    model = RecordedProfile(recorder.write({}))
+    model = ProfileCostModel(recorder.write({}))
     refused = model.application("Cos", {}, (f(64),), (f(64),))
     assert refused.us > 100 * model.application("Relu", {}, (f(64),), (f(64),)).us
     assert refused.source == "roofline"
@@ -183,11 +192,11 @@ def test_what_the_device_refuses_is_never_chosen(tmp_path):
 def test_what_cannot_be_timed_alone_is_predicted_like_anything_else(tmp_path):
     """The output layer of a language model is too large to be timed; it runs all the same."""
     device = Clockwork()
-    recorder = Recorder(device, tmp_path / "p.jsonl.gz", forever())
+    recorder = ProfileRecorder(device, tmp_path / "p.jsonl.gz", forever())
     recorder.measure(questions(64) + questions(64, op="Sin"))
     recorder.measure(questions(64, op="Sin"))
     assert sum('"Sin"' in text for text in device.timed) == 1
-    model = RecordedProfile(recorder.write({}))
+    model = ProfileCostModel(recorder.write({}))
     predicted = model.application("Sin", {}, (f(64),), (f(64),))
     assert predicted.us < 10 * model.application("Relu", {}, (f(64),), (f(64),)).us
 
@@ -195,7 +204,7 @@ def test_what_cannot_be_timed_alone_is_predicted_like_anything_else(tmp_path):
 def test_the_same_measurements_give_the_same_bytes(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
-        Recorder(Clockwork(), tmp_path / name / "p.jsonl.gz", forever()).write({"date": "today"})
+        ProfileRecorder(Clockwork(), tmp_path / name / "p.jsonl.gz", forever()).write({"date": "today"})
     strip = [json.dumps(read_profile(tmp_path / n / "p.jsonl.gz").header["sha256"]) for n in ("a", "b")]
     assert strip[0] == strip[1]
 
@@ -203,7 +212,7 @@ def test_the_same_measurements_give_the_same_bytes(tmp_path):
 @pytest.fixture
 def clockwork(monkeypatch):
     device = Clockwork()
-    monkeypatch.setattr("superopt.benchmark.profiling.costs.device_of", lambda *_: device)
+    monkeypatch.setattr("superopt.benchmark.profile_recording.costs.device_of", lambda *_: device)
     return device
 
 
@@ -289,7 +298,7 @@ def test_a_plan_asks_for_forms_with_fewer_multiplications(tmp_path, clockwork):
         (site,) = sites_of(b.build(), costs=model)
         us, form = alternatives(b.build(), site, model, GROWTH["standard"])[1]
         assert us > 0.0
-        made = graph_cost(rewritten(b.build(), [Choice(site, form, 0.0, 0.0)], filled=False), model)
+        made = graph_cost(rewritten(b.build(), [FastAlgorithmChoice(site, form, 0.0, 0.0)], filled=False), model)
     assert made.measured_share > 0.9
 
 
@@ -312,7 +321,7 @@ def test_where_there_is_nothing_to_measure_or_to_measure_on(tmp_path):
 
 def test_the_processor_is_a_device(tmp_path):
     device = device_of("cpu")
-    recorder = Recorder(device, tmp_path / "p.jsonl.gz", forever())
+    recorder = ProfileRecorder(device, tmp_path / "p.jsonl.gz", forever())
     assert recorder.measure(questions(1024)) == 1
     header = recorder.write({}).header
     assert header["peaks"]["flops_per_s"] > 1e9
@@ -325,7 +334,7 @@ def test_the_processor_is_a_device(tmp_path):
 
 def test_a_store_of_records_is_kept_nowhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    store = Store.of([Record(key_of("Relu", {}, (f(4),)), 1.0, 1.0)])
-    store.add(Record(key_of("Relu", {}, (f(8),)), 1.0, 1.0))
+    store = DeviceProfileStore.of([MeasurementRecord(key_of("Relu", {}, (f(4),)), 1.0, 1.0)])
+    store.add(MeasurementRecord(key_of("Relu", {}, (f(8),)), 1.0, 1.0))
     assert len(store) == 2
     assert list(tmp_path.iterdir()) == []

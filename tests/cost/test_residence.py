@@ -3,18 +3,18 @@
 import numpy as np
 import pytest
 
-from superopt.cost import MeasuredCpu, Store, graph_cost, graph_costs
-from superopt.cost.cache_model import ActivationTransfers
-from superopt.cost.roofline import Peaks
+from superopt.cost import DeviceProfileStore, MeasuredCpuCostModel, graph_cost, graph_costs
+from superopt.cost.cache_model import ActivationCachePenalty
+from superopt.cost.roofline import DevicePeakPerformance
 from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ir.types import DType, TensorType
 
 KIB, MIB = 1 << 10, 1 << 20
-PEAKS = Peaks("d", 1e11, 20e9, 80e9, 32 * MIB)
+PEAKS = DevicePeakPerformance("d", 1e11, 20e9, 80e9, 32 * MIB)
 
 
 def memory(reads, working_set=4 * MIB, share=lambda _: 0.0):
-    return ActivationTransfers(PEAKS, share, MIB, working_set, dict(reads))
+    return ActivationCachePenalty(PEAKS, share, MIB, working_set, dict(reads))
 
 
 def near_us(size):
@@ -79,7 +79,7 @@ def test_a_model_costs_more_where_its_activations_leave_the_core(tmp_path, monke
     sums = [Node(f"s{i}", "Sum", (*names[: i + 2], "w"), (f"y{i}",)) for i in range(5)]
     graph = Graph("g", (Value("x", kind),), tuple(Value(f"y{i}", None) for i in range(5)),
                   (constant("w", np.ones(1024, np.float32)),), (*nodes, *sums), {"": 21})  # fmt: skip
-    cpu = MeasuredCpu(store=Store("test", {}, tmp_path))
+    cpu = MeasuredCpuCostModel(store=DeviceProfileStore("test", {}, tmp_path))
     found = graph_cost(graph, cpu)
     monkeypatch.setattr(graph_costs, "_extra_for_activations", lambda *_: lambda *_: 0.0)
     assert graph_cost(graph, cpu).us < found.us < 3 * graph_cost(graph, cpu).us

@@ -6,24 +6,24 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from superopt.cost import (
-    Peaks,
-    Profile,
-    Record,
-    RecordedProfile,
+    DevicePeakPerformance,
+    DeviceProfile,
+    MeasurementRecord,
+    ProfileCostModel,
     graph_cost,
     peaks_of_header,
     roofline_data,
     write_profile,
 )
-from superopt.cost.record import key_of
+from superopt.cost.measurement_record import key_of
 from superopt.cost.roofline import PEAK_QUESTIONS, peaks_of_times
 from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ir.types import DType, TensorType
-from superopt.ops.infer import infer
+from superopt.ops.shape_inference import infer
 from superopt.pipeline import cost as cost_of
 from superopt.pipeline import inspect, optimize
 from superopt.pipeline.memory_limit import memory_bound, needed
-from superopt.report.roofline import roofline
+from superopt.report.roofline_plot import roofline
 from superopt.runtime.sample_data import sample
 
 HEADER = {
@@ -50,7 +50,7 @@ def target(tmp_path):
         for b in (4, 16, 64, 256):
             key = key_of("MatMul", {}, (f(8, a), f(a, b)), (False, True))
             flops, moved = 16 * a * b, 4 * (8 * a + a * b + 8 * b)
-            rows.append(Record(key, 500 + flops / 50, 500 + flops / 50, 0.0, 0, flops, moved))
+            rows.append(MeasurementRecord(key, 500 + flops / 50, 500 + flops / 50, 0.0, 0, flops, moved))
     write_profile(tmp_path / "p.jsonl.gz", HEADER, rows)
     return f"profile:{tmp_path / 'p.jsonl.gz'}"
 
@@ -64,7 +64,7 @@ def test_ceilings_come_from_times():
 
 def test_what_the_cache_holds_need_not_come_from_memory():
     peaks = peaks_of_header(HEADER)
-    assert peaks == Peaks("<b>evil</b>", 1e11, 2e10, 8e10, 1 << 20)
+    assert peaks == DevicePeakPerformance("<b>evil</b>", 1e11, 2e10, 8e10, 1 << 20)
     assert peaks.attainable(100, 100) == 8e10
     assert peaks.attainable(1 << 20, 1 << 20) == 2e10
     assert peaks.attainable(1e9, 100) == 1e11
@@ -73,7 +73,7 @@ def test_what_the_cache_holds_need_not_come_from_memory():
 
 
 def costed(graph):
-    return graph_cost(graph, RecordedProfile(Profile(HEADER, {})))
+    return graph_cost(graph, ProfileCostModel(DeviceProfile(HEADER, {})))
 
 
 def test_every_operator_has_its_work_and_the_sum_is_the_graphs():

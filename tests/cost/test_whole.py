@@ -3,12 +3,19 @@
 import numpy as np
 import pytest
 
-from superopt.cost import MeasuredCpu, Profile, RecordedProfile, Store, graph_cost, graph_work
-from superopt.cost.record import Record, key_of
+from superopt.cost import (
+    DeviceProfile,
+    DeviceProfileStore,
+    MeasuredCpuCostModel,
+    ProfileCostModel,
+    graph_cost,
+    graph_work,
+)
+from superopt.cost.measurement_record import MeasurementRecord, key_of
 from superopt.ir.graph import Graph, Node, Value, Weight, constant
-from superopt.ir.poly import sym
+from superopt.ir.size_polynomial import sym
 from superopt.ir.types import DType, TensorType
-from superopt.ops.infer import infer
+from superopt.ops.shape_inference import infer
 from superopt.runtime.sample_data import sample
 
 
@@ -35,7 +42,7 @@ def mlp(values=True):
 
 @pytest.fixture
 def cpu(tmp_path):
-    return MeasuredCpu(store=Store("test", {}, tmp_path))
+    return MeasuredCpuCostModel(store=DeviceProfileStore("test", {}, tmp_path))
 
 
 def test_on_this_cpu_the_parts_are_what_onnx_runtime_runs(cpu):
@@ -51,17 +58,17 @@ def test_shape_only_weights_can_be_costed(cpu):
 
 
 def test_without_measuring_the_share_says_so(tmp_path):
-    found = graph_cost(mlp(), MeasuredCpu(store=Store("idle", {}, tmp_path), time_limit=0.0))
+    found = graph_cost(mlp(), MeasuredCpuCostModel(store=DeviceProfileStore("idle", {}, tmp_path), time_limit=0.0))
     assert found.us > 0
     assert found.measured_share < 0.5
     assert all(e.source != "measured" for _, op, e in found.per_node if op not in ("Reshape",))
 
 
 def test_a_recorded_profile_costs_the_graph_by_its_own_operators():
-    found = graph_cost(mlp(), RecordedProfile(Profile({}, {})))
+    found = graph_cost(mlp(), ProfileCostModel(DeviceProfile({}, {})))
     assert [n for n, _, _ in found.per_node] == ["m1", "add", "relu", "m2"]
     assert found.per_node[1][2].source == "free"
-    assert found == graph_cost(mlp(), RecordedProfile(Profile({}, {})))
+    assert found == graph_cost(mlp(), ProfileCostModel(DeviceProfile({}, {})))
 
 
 def test_work_is_what_the_sizes_say():
@@ -81,7 +88,7 @@ def test_computing_on_weights_is_free_but_its_result_takes_memory():
     facts = graph_work(folded, infer(folded))
     assert facts["weight_bytes"] == 4 * 64 * 64
     assert facts["flops"] == 2 * 2 * 64 * 64
-    found = graph_cost(folded, RecordedProfile(Profile({}, {})))
+    found = graph_cost(folded, ProfileCostModel(DeviceProfile({}, {})))
     assert found.per_node[0][2].us == 0
 
 
@@ -100,7 +107,7 @@ def test_a_long_chain_is_walked_without_recursion():
     names = ["x", *(f"v{i}" for i in range(count))]
     nodes = [Node(f"n{i}", "Relu", (names[i],), (names[i + 1],)) for i in range(count)]
     deep = graph(nodes, inputs={"x": f(4)}, outputs=[names[-1]])
-    found = graph_cost(deep, RecordedProfile(Profile({}, {})))
+    found = graph_cost(deep, ProfileCostModel(DeviceProfile({}, {})))
     assert len(found.per_node) == count
     assert found.peak_activation_bytes == 32
 
@@ -124,7 +131,7 @@ def unrolled(steps, weights):
 def test_a_weight_that_is_read_again_soon_is_warm_and_a_copy_of_it_is_not():
     key = key_of("MatMul", {}, (f(1, 64), f(64, 64)), (False, True))
     header = {"cache_bytes": 64 * 64 * 4 * 5, "dispatch_ns": 200.0}
-    profile = RecordedProfile(Profile(header, {key.text: Record(key, 1000.0, 3000.0)}))
+    profile = ProfileCostModel(DeviceProfile(header, {key.text: MeasurementRecord(key, 1000.0, 3000.0)}))
 
     def costs(*weights):
         return [round(e.us, 2) for _, _, e in graph_cost(unrolled(len(weights), weights), profile).per_node]
@@ -152,5 +159,5 @@ def test_integers_of_stated_sizes_cost_nothing_where_the_runtime_makes_constants
         Node("y", "Mul", ("x", "c"), ("y",)),
     ]  # fmt: skip
     model = graph(nodes, inputs={"x": f(4, size)}, outputs=["y"], weights=[one, two])
-    found = graph_cost(model, RecordedProfile(Profile({"backend": backend}, {})), sizes={"N": 8})
+    found = graph_cost(model, ProfileCostModel(DeviceProfile({"backend": backend}, {})), sizes={"N": 8})
     assert [e.source == "free" for _, op, e in found.per_node if op in ("Shape", "Gather")] == [free] * 2

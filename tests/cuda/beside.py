@@ -12,7 +12,7 @@ import numpy as np
 
 from superopt.frontend import GraphBuilder
 from superopt.ir.graph import Graph
-from superopt.ir.poly import symbols, value_at
+from superopt.ir.size_polynomial import symbols, value_at
 from superopt.ir.types import TensorType
 
 __all__ = ["CONVOLUTIONS", "assert_close", "convolution", "feeds_of", "operator_samples"]

@@ -21,9 +21,9 @@ from superopt.ir.errors import BackendUnavailable, SuperoptError
 from superopt.ir.terms import AttributeValue
 from superopt.ir.types import TensorType
 from superopt.ops import REGISTRY
-from superopt.runtime.cuda.library import Call, Convolution, Product
-from superopt.runtime.cuda.plan import Launch, Step
-from superopt.runtime.cuda.source import PRELUDE, Kernel
+from superopt.runtime.cuda.execution_plan import KernelLaunch, Step
+from superopt.runtime.cuda.kernel_source import PRELUDE, CudaKernel
+from superopt.runtime.cuda.vendor_libraries import Call, LibraryConvolution, LibraryMatMul
 from superopt.runtime.reference import evaluate_application
 
 __all__ = ["HostDriver", "compiled"]
@@ -47,7 +47,7 @@ DEVICE unsigned short float_to_half(float f) {
 """
 
 
-def compiled(kernels: Iterable[Kernel], *, optimise: int = 1) -> ctypes.CDLL:
+def compiled(kernels: Iterable[CudaKernel], *, optimise: int = 1) -> ctypes.CDLL:
     """Kernels as a library of the host.
 
     Raises:
@@ -71,7 +71,7 @@ def compiled(kernels: Iterable[Kernel], *, optimise: int = 1) -> ctypes.CDLL:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _driver(kernel: Kernel) -> str:
+def _driver(kernel: CudaKernel) -> str:
     """A function that goes through a kernel's blocks and threads. How many there are is the launch's to say: kernels of
     the same text are one."""
     arguments = ", ".join(f"({kind})p[{i}]" for i, kind in enumerate(kernel.pointers))
@@ -83,7 +83,7 @@ def _driver(kernel: Kernel) -> str:
 
 
 class HostDriver:
-    """A :class:`superopt.runtime.cuda.session.Driver` whose device is the CPU; library calls run in float64.
+    """A :class:`superopt.runtime.cuda.session.ExecutionDevice` whose device is the CPU; library calls run in float64.
 
     Args:
         library: compiled kernels, when they were made before; else ``prepare`` makes them.
@@ -100,7 +100,7 @@ class HostDriver:
     def prepare(self, steps: Sequence[Step]) -> None:
         """Compile the kernels."""
         if self.library is None:
-            self.library = compiled(s.kernel for s in steps if isinstance(s, Launch))
+            self.library = compiled(s.kernel for s in steps if isinstance(s, KernelLaunch))
 
     def allocate(self, nbytes: int) -> int:
         """Zeroed memory at a multiple of 256 bytes, before a page that must not be touched.
@@ -129,19 +129,19 @@ class HostDriver:
     def step(self, step: Step, pointers: Sequence[int]) -> None:
         """Run one step."""
         match step:
-            case Product():
+            case LibraryMatMul():
                 self._product(step, pointers)
-            case Convolution():
+            case LibraryConvolution():
                 self._convolution(step, pointers)
-            case Launch(kernel):
+            case KernelLaunch(kernel):
                 self._kernel(kernel, pointers)
 
-    def _kernel(self, kernel: Kernel, pointers: Sequence[int]) -> None:
+    def _kernel(self, kernel: CudaKernel, pointers: Sequence[int]) -> None:
         assert self.library is not None, "prepared first"
         threads = 1 if kernel.form == "row" else kernel.block  # one where they meet at barriers
         self.library[f"run_{kernel.name}"]((ctypes.c_void_p * len(pointers))(*pointers), kernel.grid, threads)
 
-    def _product(self, step: Product, pointers: Sequence[int]) -> None:
+    def _product(self, step: LibraryMatMul, pointers: Sequence[int]) -> None:
         shapes = [
             (step.batch if step.strides[0] else 1, *((step.k, step.m) if step.turned[0] else (step.m, step.k))),
             (step.batch if step.strides[1] else 1, *((step.n, step.k) if step.turned[1] else (step.k, step.n))),
@@ -153,7 +153,7 @@ class HostDriver:
         right = right.swapaxes(1, 2) if step.turned[1] else right
         out[...] = left @ right
 
-    def _convolution(self, step: Convolution, pointers: Sequence[int]) -> None:
+    def _convolution(self, step: LibraryConvolution, pointers: Sequence[int]) -> None:
         arrays = [_view(p, s, step.dtype.numpy) for p, s in zip(pointers, step.shapes, strict=True)]
         attributes: Mapping[str, AttributeValue] = {
             "strides": step.strides, "pads": step.pads, "dilations": step.dilations, "group": step.group,

@@ -11,23 +11,23 @@ import numpy as np
 import pytest
 
 from superopt import optimize
-from superopt.cost import cuda
-from superopt.cost.cuda import CudaOperatorTimer, slope
-from superopt.cost.measured import MeasuredDevice
-from superopt.cost.profile import Store
-from superopt.cost.record import Question
+from superopt.cost import cuda_timing
+from superopt.cost.cuda_timing import CudaOperatorTimer, slope
+from superopt.cost.device_profile import DeviceProfileStore
+from superopt.cost.measured_cost_models import MeasuredDeviceCostModel
+from superopt.cost.measurement_record import MeasurementRequest
 from superopt.frontend import GraphBuilder
 from superopt.ir.errors import BackendUnavailable, Unsupported, UsageError
 from superopt.ir.graph import Graph
 from superopt.ir.types import DType, TensorType
 from superopt.passes import SearchResult
-from superopt.pipeline import child_process
+from superopt.pipeline import child_process_search
 from superopt.pipeline import optimization as optimise
-from superopt.rules import Library
-from superopt.runtime.cuda.device import Probe, cupy, probe
-from superopt.runtime.cuda.library import Call
-from superopt.runtime.cuda.plan import Launch, Step
-from superopt.runtime.cuda.session import Session
+from superopt.rules import RuleLibrary
+from superopt.runtime.cuda.device import CudaAvailability, cupy, probe
+from superopt.runtime.cuda.execution_plan import KernelLaunch, Step
+from superopt.runtime.cuda.session import CudaGraphSession
+from superopt.runtime.cuda.vendor_libraries import Call
 
 
 class Recorder:
@@ -107,7 +107,7 @@ def perceptron() -> Graph:
 
 def test_a_session_captures_once_and_replays() -> None:
     driver = Recorder()
-    session = Session(perceptron(), driver)
+    session = CudaGraphSession(perceptron(), driver)
     once = len(driver.launches)
     assert [s.output for s in session.plan.setup], "what depends on weights alone is not part of an inference"
     setup, steps = len(session.plan.setup), len(session.plan.steps)
@@ -118,13 +118,13 @@ def test_a_session_captures_once_and_replays() -> None:
 
 def test_products_without_a_library_are_kernels() -> None:
     driver = Recorder(libraries=False)
-    session = Session(perceptron(), driver)
-    assert all(isinstance(s, Launch) for s in session.plan.steps)
-    assert any(not isinstance(s, Launch) for s in Session(perceptron(), Recorder()).plan.steps)
+    session = CudaGraphSession(perceptron(), driver)
+    assert all(isinstance(s, KernelLaunch) for s in session.plan.steps)
+    assert any(not isinstance(s, KernelLaunch) for s in CudaGraphSession(perceptron(), Recorder()).plan.steps)
 
 
 def test_wrong_inputs_are_refused() -> None:
-    session = Session(perceptron(), Recorder())
+    session = CudaGraphSession(perceptron(), Recorder())
     with pytest.raises(UsageError, match="'x' was not given"):
         session.run({})
     with pytest.raises(UsageError, match=r"shape \(4, 9\), not \(4, 8\)"):
@@ -134,7 +134,7 @@ def test_wrong_inputs_are_refused() -> None:
 def test_a_slope_is_free_of_what_every_launch_costs() -> None:
     """3 µs a launch when the buffers stay, 5 µs when they change: neither the event's 7 µs nor the capture's 10."""
     driver = Recorder()
-    session = Session(perceptron(), driver)
+    session = CudaGraphSession(perceptron(), driver)
     steps = len(session.plan.steps)
     one = [session.place()]
     several = [session.place() for _ in range(3)]
@@ -146,7 +146,7 @@ def test_a_device_times_warm_and_cold_and_gives_memory_back() -> None:
     driver = Recorder()
     device = CudaOperatorTimer(driver=driver)
     kind = TensorType(DType.FLOAT32, (64, 64))
-    question = Question("Relu", {}, [kind], [kind], [False])
+    question = MeasurementRequest("Relu", {}, [kind], [kind], [False])
     held = driver.allocated()
     timing = device.time(question)
     assert (timing.ns, timing.ns_cold) == pytest.approx((3000.0, 5000.0))
@@ -162,13 +162,13 @@ def test_an_operator_without_a_meaning_is_refused_by_name() -> None:
     x = builder.input("x", "float32", (3,))
     builder.output(builder.op("NonZero", x), "y", shape=(1, "n"), dtype="int64")
     with pytest.raises(Unsupported, match="NonZero"):
-        Session(builder.build(), Recorder())
+        CudaGraphSession(builder.build(), Recorder())
 
 
 @pytest.mark.skipif(probe().ok, reason="this machine has a CUDA device")
 def test_without_a_gpu_the_reason_and_the_next_step_are_said() -> None:
     found = probe()
-    assert found == Probe(False, found.reason)
+    assert found == CudaAvailability(False, found.reason)
     assert found.reason
     with pytest.raises(BackendUnavailable, match=r"superopt\[cuda\]") as caught:
         cupy()
@@ -184,7 +184,9 @@ def test_nothing_imports_cupy_at_start_up() -> None:
 
 def test_costs_on_a_device_are_measured_once_and_kept(tmp_path: Path) -> None:
     """The model that ``--target cuda`` uses, over the device that counts time."""
-    model = MeasuredDevice(CudaOperatorTimer(driver=Recorder()), store=Store("device", {}, tmp_path))
+    model = MeasuredDeviceCostModel(
+        CudaOperatorTimer(driver=Recorder()), store=DeviceProfileStore("device", {}, tmp_path)
+    )
     kind = TensorType(DType.FLOAT32, (64, 64))
     first = model.application("Relu", {}, [kind], [kind])
     assert (first.us, first.source) == (pytest.approx(5.0), "measured")
@@ -214,7 +216,7 @@ def test_whole_graphs_race_on_the_device() -> None:
     assert result.ratios == (pytest.approx(1.0), pytest.approx(1.0))
     assert result.rounds == 4
     assert driver.allocated() == held, "a race gives its memory back"
-    steps = len(Session(one, Recorder()).plan.steps)
+    steps = len(CudaGraphSession(one, Recorder()).plan.steps)
     alone = CudaOperatorTimer(driver=driver).time_models([one], {"x": np.ones((4, 8), np.float32)}, rounds=3)
     assert alone.ms[0] == pytest.approx(3e-3 * steps, rel=0.02)  # 3 µs a launch, and hardly anything for the events
     assert alone.circumstances["clock"] == "events"
@@ -235,9 +237,9 @@ def test_optimising_for_cuda_races_on_the_device(
     """What the search found (here: a graph with another number of products) has to win on the device."""
     monkeypatch.setenv("SUPEROPT_CACHE", str(tmp_path))
     monkeypatch.setattr(CudaOperatorTimer, "peaks", {"flops_per_s": 1e12, "bytes_per_s": 1e12})
-    monkeypatch.setattr(cuda, "CudaOperatorTimer", lambda: CudaOperatorTimer(driver=Recorder()))
-    monkeypatch.setattr(optimise, "load_library", lambda *_: Library({}, {}))
-    monkeypatch.setattr(child_process, "search", lambda *_, **__: SearchResult(multiplied(after)))
+    monkeypatch.setattr(cuda_timing, "CudaOperatorTimer", lambda: CudaOperatorTimer(driver=Recorder()))
+    monkeypatch.setattr(optimise, "load_library", lambda *_: RuleLibrary({}, {}))
+    monkeypatch.setattr(child_process_search, "search", lambda *_, **__: SearchResult(multiplied(after)))
     graph = multiplied(before)
     result = optimize(graph, target="cuda", time_limit=60.0)
     measured = result.report.measured

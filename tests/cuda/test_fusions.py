@@ -5,13 +5,13 @@ from functools import cache
 import numpy as np
 import pytest
 
-from superopt.cost import Profile, RecordedProfile, graph_cost
-from superopt.cost.fusion import SUPEROPT_CUDA
+from superopt.cost import DeviceProfile, ProfileCostModel, graph_cost
+from superopt.cost.backend_capabilities import SUPEROPT_CUDA
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ir.types import DType, TensorType
 from superopt.ops import REGISTRY
-from superopt.runtime.cuda.plan import plan
+from superopt.runtime.cuda.execution_plan import plan
 from superopt.runtime.sample_data import sample
 
 SHAPE = (2, 16, 8, 64)
@@ -121,7 +121,7 @@ def test_what_moves_the_result_of_a_reduction_is_never_free(producer):
 
 
 def test_a_transpose_between_two_operators_is_priced_as_it_is_planned():
-    costs = RecordedProfile(Profile({"backend": SUPEROPT_CUDA.name}))
+    costs = ProfileCostModel(DeviceProfile({"backend": SUPEROPT_CUDA.name}))
     alone, together, apart = (
         graph_cost(chain(*names), costs).us for names in (("Exp",), ("Exp", "Transpose", "Relu"), ("Exp", "MatMul"))
     )
@@ -131,6 +131,6 @@ def test_a_transpose_between_two_operators_is_priced_as_it_is_planned():
 
 
 def test_what_grows_inside_a_kernel_is_still_written():
-    costs = RecordedProfile(Profile({"backend": SUPEROPT_CUDA.name}))
+    costs = ProfileCostModel(DeviceProfile({"backend": SUPEROPT_CUDA.name}))
     same, grown = (graph_cost(chain("Exp", name), costs).us for name in ("Transpose", "Expand"))
     assert grown > same

@@ -18,11 +18,11 @@ from superopt.frontend import GraphBuilder
 from superopt.ir.errors import Unsupported
 from superopt.ir.graph import Graph
 from superopt.ir.types import DType, TensorType
-from superopt.runtime.cuda import plan as planning
-from superopt.runtime.cuda import source
-from superopt.runtime.cuda.library import Call
-from superopt.runtime.cuda.plan import Launch, Plan, arena, plan
-from superopt.runtime.cuda.session import Session
+from superopt.runtime.cuda import execution_plan as planning
+from superopt.runtime.cuda import kernel_source
+from superopt.runtime.cuda.execution_plan import CudaExecutionPlan, KernelLaunch, arena, plan
+from superopt.runtime.cuda.session import CudaGraphSession
+from superopt.runtime.cuda.vendor_libraries import Call
 from superopt.runtime.reference import run
 
 pytestmark = pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler")
@@ -36,10 +36,10 @@ class Alone(HostDriver):
         return False
 
 
-@pytest.fixture(params=[source.LONG, 2], ids=["threads", "blocks"])
+@pytest.fixture(params=[kernel_source.LONG, 2], ids=["threads", "blocks"])
 def long(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """From how many terms on a block shares a reduction: as it is, and so that almost all are shared."""
-    monkeypatch.setattr(source, "LONG", request.param)
+    monkeypatch.setattr(kernel_source, "LONG", request.param)
     monkeypatch.setattr(planning, "LONG", request.param)
     return int(request.param)
 
@@ -55,7 +55,7 @@ def test_every_operator_becomes_a_kernel_that_computes_its_meaning(long: int) ->
         if sample.op in ("MatMul", "Gemm", "Conv"):
             drivers.append(Alone(library))
         for driver in drivers:
-            assert_close(Session(sample.graph(), driver).run(sample.feeds), expected, sample)
+            assert_close(CudaGraphSession(sample.graph(), driver).run(sample.feeds), expected, sample)
     forms = {k.form for made in plans for k in made.kernels}
     assert forms >= ({"flat", "element"} if long > 2 else {"flat", "element", "row"})
 
@@ -63,7 +63,7 @@ def test_every_operator_becomes_a_kernel_that_computes_its_meaning(long: int) ->
 @pytest.mark.parametrize("every", [slow(1), 5])
 def test_whole_models_on_the_plan_are_the_reference(every: int) -> None:
     """Fusion, aliases, library calls and the arena together: tiny models of the corpus."""
-    found: dict[str, tuple[Graph, Plan, dict[str, int], dict[str, np.ndarray]]] = {}
+    found: dict[str, tuple[Graph, CudaExecutionPlan, dict[str, int], dict[str, np.ndarray]]] = {}
     refused = []
     for path in sorted((ROOT / "corpus" / "tiny").glob("*.json"))[::every]:
         graph = load(path)
@@ -76,7 +76,7 @@ def test_whole_models_on_the_plan_are_the_reference(every: int) -> None:
     library = compiled([k for _, made, _, _ in found.values() for k in made.kernels], optimise=0)
     for name, (graph, made, sizes, feeds) in found.items():
         assert len(made.steps) <= len(graph.nodes), name
-        session = Session(graph, HostDriver(library), sizes)
+        session = CudaGraphSession(graph, HostDriver(library), sizes)
         first, again = session.run(feeds), session.run(feeds)
         assert_close(first, run(graph, feeds), name)
         assert all(np.array_equal(first[n], again[n]) for n in first), name
@@ -92,7 +92,7 @@ def test_what_is_loaded_ahead_of_conditions_is_as_long_as_the_output() -> None:
     packed = {kernel.operands[i] for i in range(3) if f"(p{i} + base)" in kernel.source}
     assert packed == {"z"}
     feeds = {v.name: np.random.default_rng(3).standard_normal(v.type.shape).astype(np.float32) for v in graph.inputs}
-    assert_close(Session(graph, HostDriver()).run(feeds), run(graph, feeds), "joined")
+    assert_close(CudaGraphSession(graph, HostDriver()).run(feeds), run(graph, feeds), "joined")
 
 
 @pytest.mark.parametrize(("side", "form"), [(56, "row"), (28, "row"), (7, "row"), (5, "element")])
@@ -104,7 +104,7 @@ def test_an_image_is_averaged_by_a_block(side: int, form: str) -> None:
     graph = builder.build()
     assert [k.form for k in plan(graph).kernels] == [form]
     feeds = {"x": np.random.default_rng(3).standard_normal((1, 6, side, side)).astype(np.float32)}
-    assert_close(Session(graph, HostDriver()).run(feeds), run(graph, feeds), "averaged")
+    assert_close(CudaGraphSession(graph, HostDriver()).run(feeds), run(graph, feeds), "averaged")
 
 
 @pytest.mark.parametrize("name", CONVOLUTIONS)
@@ -112,9 +112,9 @@ def test_a_convolution_goes_where_it_is_fast(name: str) -> None:
     """To the library, which takes its bias only where no kernel follows, or into a kernel with what reads it."""
     graph, expected = convolution(name), CONVOLUTIONS[name][-1]
     steps = plan(graph).steps
-    assert (sum(isinstance(s, Call) for s in steps), sum(isinstance(s, Launch) for s in steps)) == expected
+    assert (sum(isinstance(s, Call) for s in steps), sum(isinstance(s, KernelLaunch) for s in steps)) == expected
     _, feeds = feeds_of(graph)
-    assert_close(Session(graph, HostDriver()).run(feeds), run(graph, feeds), name)
+    assert_close(CudaGraphSession(graph, HostDriver()).run(feeds), run(graph, feeds), name)
 
 
 def test_a_gemms_bias_may_have_any_name() -> None:
@@ -125,7 +125,7 @@ def test_a_gemms_bias_may_have_any_name() -> None:
     builder.output(y, "y")
     graph = builder.build()
     _, feeds = feeds_of(graph)
-    assert_close(Session(graph, HostDriver()).run(feeds), run(graph, feeds), "gemm")
+    assert_close(CudaGraphSession(graph, HostDriver()).run(feeds), run(graph, feeds), "gemm")
 
 
 def seeds_example() -> Graph:
@@ -178,7 +178,7 @@ def test_softmax_of_large_numbers_does_not_overflow() -> None:
     feeds = {"x": np.linspace(-3e4, 3e4, 192, dtype=np.float32).reshape(3, 64)}
     made = plan(graph)
     assert [k.form for k in made.kernels] == ["row"]
-    found = Session(graph, HostDriver()).run(feeds)["out"]
+    found = CudaGraphSession(graph, HostDriver()).run(feeds)["out"]
     assert np.isfinite(found).all()
     np.testing.assert_allclose(found, run(graph, feeds)["out"], atol=1e-6)
 

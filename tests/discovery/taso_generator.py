@@ -30,7 +30,7 @@ from superopt.rules.canonical import text_digest
 from superopt.rules.library import write_rules
 from superopt.rules.scanner import RuleError
 from superopt.verifier.exact.testing import test as exact
-from superopt.verifier.verdict import Refuted, Tested
+from superopt.verifier.verdict import RefutedVerdict, TestedVerdict
 
 __all__ = ["LEAVES", "Found", "Generator", "general", "generated", "pairs", "pruned"]
 
@@ -460,8 +460,8 @@ def generated(seed: int = 1) -> Found:
     sound, false = [], []
     for rule in stated_rules.values():
         verdict = exact(rule, seed=seed, trials=6)
-        if isinstance(verdict, Tested | Refuted):
-            (sound if isinstance(verdict, Tested) else false).append(rule)
+        if isinstance(verdict, TestedVerdict | RefutedVerdict):
+            (sound if isinstance(verdict, TestedVerdict) else false).append(rule)
     return Found(tuple(sound), tuple(false), len(equal), len(few), len(chosen), left_out)
 
 

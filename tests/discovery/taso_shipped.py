@@ -22,11 +22,11 @@ from pathlib import Path
 from superopt.discovery.candidate_proofs import any_rank, with_lead
 from superopt.discovery.derive import derived, rewrites_of
 from superopt.discovery.generalise import well_typed
-from superopt.ir.terms import Var
+from superopt.ir.terms import VariableTerm
 from superopt.rules import Rule, parse_rule
 from superopt.rules.library import parse_file, write_rules
 from superopt.verifier.prover.prover import prove
-from superopt.verifier.verdict import ProvedAllSizes
+from superopt.verifier.verdict import ProvedVerdict
 
 __all__ = ["axioms", "shipped", "strongest", "widened"]
 
@@ -60,7 +60,7 @@ def shipped(rules: Sequence[Rule]) -> list[Rule]:
         if (
             plain
             and rule.operators <= SHIPPED
-            and not (len(rule.lhs) == 2 and any(isinstance(t, Var) for t in rule.lhs))
+            and not (len(rule.lhs) == 2 and any(isinstance(t, VariableTerm) for t in rule.lhs))
         ):
             found.append(rule)
     return found
@@ -77,7 +77,7 @@ def widened(rule: Rule) -> Iterator[Rule]:
                 made = with_lead(rule, frozenset(chosen))
                 if made is not None and well_typed(made):
                     wider.append(made)
-    proved = [r for r in wider if isinstance(prove(r), ProvedAllSizes)]
+    proved = [r for r in wider if isinstance(prove(r), ProvedVerdict)]
     yield from (replace(r, id=f"{rule.id}-{i}" if i else rule.id) for i, r in enumerate(proved))
     if not proved:
         yield rule

@@ -15,9 +15,9 @@ from superopt.discovery.bilinear.find import TILES, find, tile_named
 from superopt.discovery.bilinear.tensors import tensor_of
 from superopt.ir.errors import NotEquivalent, UsageError
 from superopt.rules.bilinear import (
-    Algorithm,
+    BilinearAlgorithm,
+    BilinearTile,
     Matrix,
-    Tile,
     algorithms,
     conv_tile,
     load_algorithms,
@@ -39,12 +39,12 @@ def test_a_tensor_is_what_the_meaning_says() -> None:
 
 @pytest.mark.parametrize("root", ["Mul(x, x)", "Add(x, w)", "Exp(Mul(x, w))", "Mul(w, w)", "Add(Mul(x, w), x)"])
 def test_what_is_not_bilinear_is_refused_by_finder_and_check(root: str) -> None:
-    tile = Tile("odd", {"x": "f[1]"}, {"w": "f[1]"}, (root,))
+    tile = BilinearTile("odd", {"x": "f[1]"}, {"w": "f[1]"}, (root,))
     with pytest.raises(UsageError, match="bilinear"):
         tensor_of(tile)
     one: Matrix = ((Fraction(1),),)
     with pytest.raises(NotEquivalent):
-        check_algorithm(Algorithm(tile, one, one, one))
+        check_algorithm(BilinearAlgorithm(tile, one, one, one))
 
 
 @pytest.mark.parametrize(

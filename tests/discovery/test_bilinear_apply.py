@@ -8,20 +8,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lab.algorithms import Measured, replaced
+from lab.algorithms import FastAlgorithmMeasurement, replaced
 from superopt import formats
 from superopt.cost import for_target
-from superopt.cost.fusion import ONNX_RUNTIME_CPU
+from superopt.cost.backend_capabilities import ONNX_RUNTIME_CPU
 from superopt.frontend import GraphBuilder
 from superopt.ir.errors import UsageError
 from superopt.ir.graph import Graph, Value, structural_hash
-from superopt.ops.infer import Typing, infer
+from superopt.ops.shape_inference import InferredTypes, infer
 from superopt.passes.fast_algorithms import selection
-from superopt.passes.fast_algorithms.conv import ConvForm, FormSite, changes
-from superopt.passes.fast_algorithms.selection import GROWTH, Choice, choose, forms_of, named, rewritten
+from superopt.passes.fast_algorithms.selection import GROWTH, FastAlgorithmChoice, choose, forms_of, named, rewritten
 from superopt.passes.fast_algorithms.sites import possible, sites_of
-from superopt.pipeline.algorithms import apply_algorithms
-from superopt.pipeline.fast_algorithms import Accuracy, accuracy
+from superopt.passes.fast_algorithms.winograd_convolution import FastAlgorithmPlacement, WinogradConvolution, changes
+from superopt.pipeline.fast_algorithm_application import apply_algorithms
+from superopt.pipeline.fast_algorithm_proposals import NumericalErrorComparison, accuracy
 from superopt.runtime import onnx_runtime
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.verifier.check.differential import check_rewrite
@@ -54,10 +54,10 @@ def test_every_form_of_every_site_computes_the_same() -> None:
     sites = sites_of(graph)
     assert [s.node.op for s in sites] == ["Conv", "Conv"]
     forms = forms_of(sites[0], GROWTH["fast"])
-    tiles = {(f.height.tile, f.width.tile) for f in forms if isinstance(f, ConvForm)}
+    tiles = {(f.height.tile, f.width.tile) for f in forms if isinstance(f, WinogradConvolution)}
     assert tiles == {(1, 2), (1, 3), (1, 4), (1, 6), (2, 2), (3, 3), (4, 4), (6, 6)}
     for form in forms:
-        made = rewritten(graph, [Choice(site, form, 1.0, 0.5) for site in sites])
+        made = rewritten(graph, [FastAlgorithmChoice(site, form, 1.0, 0.5) for site in sites])
         assert {n.op for n in made.nodes} & {"Conv"} == set()
         assert np.abs(run(made, feeds) - wanted).max() <= 1e-4 * np.abs(wanted).max()
         assert [w.name for w in made.weights if w.name.endswith("/w")] == []
@@ -93,7 +93,7 @@ def test_strides_and_dilations_have_forms(
     sites = sites_of(graph)
     by_site = [list(forms_of(site, GROWTH["standard"])) for site in sites]
     for forms in zip(*by_site, strict=True):
-        made = rewritten(graph, [Choice(s, f, 1.0, 0.5) for s, f in zip(sites, forms, strict=True)])
+        made = rewritten(graph, [FastAlgorithmChoice(s, f, 1.0, 0.5) for s, f in zip(sites, forms, strict=True)])
         assert np.abs(run(made, feeds) - wanted).max() <= 2e-5 * np.abs(wanted).max()
     said = {named(form).partition("), ")[0] + ")" for form in by_site[0]}
     assert said == {name.format(tile) for name, tiles in names.items() for tile in tiles}
@@ -132,8 +132,8 @@ def test_prices_need_no_weights() -> None:
     graph = model(64, 12)
     site = sites_of(graph)[0]
     form = forms_of(site, GROWTH["standard"])[0]
-    priced = rewritten(graph, [Choice(site, form, 1.0, 0.5)], filled=False)
-    written = rewritten(graph, [Choice(site, form, 1.0, 0.5)])
+    priced = rewritten(graph, [FastAlgorithmChoice(site, form, 1.0, 0.5)], filled=False)
+    written = rewritten(graph, [FastAlgorithmChoice(site, form, 1.0, 0.5)])
     assert [(w.name, w.type) for w in priced.weights] == [(w.name, w.type) for w in written.weights]
     assert any(w.data is None for w in priced.weights)
     assert all(w.data is not None for w in written.weights)
@@ -145,7 +145,7 @@ def test_what_follows_element_by_element_comes_before_the_channels_are_second() 
     site = sites_of(graph)[0]
     assert [n.op for n in site.after] == ["Relu"]
     assert site.output == site.after[0].outputs[0]
-    nodes = rewritten(graph, [Choice(site, forms_of(site, GROWTH["standard"])[0], 1.0, 0.5)]).nodes
+    nodes = rewritten(graph, [FastAlgorithmChoice(site, forms_of(site, GROWTH["standard"])[0], 1.0, 0.5)]).nodes
     last = next(n for n in nodes if n.outputs[0] == site.output)
     assert last.op == "Transpose"
     assert next(n for n in nodes if n.outputs[0] == last.inputs[0]).op == "Relu"
@@ -159,7 +159,7 @@ def test_a_result_that_others_read_too_keeps_what_follows_apart() -> None:
     graph = b.build()
     site = sites_of(graph)[0]
     assert site.after == ()
-    made = rewritten(graph, [Choice(site, forms_of(site, GROWTH["standard"])[0], 1.0, 0.5)])
+    made = rewritten(graph, [FastAlgorithmChoice(site, forms_of(site, GROWTH["standard"])[0], 1.0, 0.5)])
     feeds = {"x": np.random.default_rng(0).standard_normal((1, 32, 12, 12)).astype(np.float32)}
     assert np.abs(run(made, feeds) - run(graph, feeds)).max() <= 1e-5
 
@@ -177,8 +177,8 @@ def test_what_forms_share_is_made_once() -> None:
     graph = b.build()
     sites = sites_of(graph)
     form = forms_of(sites[0], GROWTH["standard"])[0]
-    assert isinstance(form, ConvForm)
-    made = rewritten(graph, [Choice(site, form, 1.0, 0.5) for site in sites])
+    assert isinstance(form, WinogradConvolution)
+    made = rewritten(graph, [FastAlgorithmChoice(site, form, 1.0, 0.5) for site in sites])
     assert [n.op for n in made.nodes].count("Gather") == 1
     assert sum(w.type.shape == (32, 32) for w in made.weights) == 2 * form.products
     feeds = {"x": np.random.default_rng(0).standard_normal((1, 32, 12, 12)).astype(np.float32)}
@@ -196,7 +196,7 @@ def test_a_batch_may_be_symbolic(rank: int) -> None:
     graph = b.build()
     site = sites_of(graph)[0]
     assert site.sizes == (-1, 16, *sizes)
-    made = rewritten(graph, [Choice(site, forms_of(site, GROWTH["standard"])[-1], 1.0, 0.5)])
+    made = rewritten(graph, [FastAlgorithmChoice(site, forms_of(site, GROWTH["standard"])[-1], 1.0, 0.5)])
     assert infer(made).types["y"] == infer(graph).types["y"]
     for batch in (1, 3):
         feeds = {"x": np.random.default_rng(batch).standard_normal((batch, 16, *sizes)).astype(np.float32)}
@@ -211,7 +211,7 @@ def test_forms_are_written_at_the_models_opset(opset: int) -> None:
     used = set(graph.nodes[0].inputs)
     graph = replace(graph, weights=tuple(w for w in graph.weights if w.name in used)).checked()
     site = sites_of(graph)[0]
-    made = rewritten(graph, [Choice(site, forms_of(site, GROWTH["standard"])[-1], 1.0, 0.5)])
+    made = rewritten(graph, [FastAlgorithmChoice(site, forms_of(site, GROWTH["standard"])[-1], 1.0, 0.5)])
     assert {"Split", "Pad", "Slice"} <= {n.op for n in made.nodes}
     feeds = {"x": np.random.default_rng(0).standard_normal((1, 16, 13, 13)).astype(np.float32)}
     wanted, found = (
@@ -221,7 +221,7 @@ def test_forms_are_written_at_the_models_opset(opset: int) -> None:
     assert np.abs(found - wanted).max() <= 1e-5 * np.abs(wanted).max()
 
 
-def chain(*ops: str) -> tuple[Graph, Typing, list[FormSite]]:
+def chain(*ops: str) -> tuple[Graph, InferredTypes, list[FastAlgorithmPlacement]]:
     """Convs and others on an image, one after the other; those that are called Form are Convs to be written as one."""
     b = GraphBuilder("m")
     x = b.input("x", "float32", (1, 32, 12, 12))
@@ -233,7 +233,7 @@ def chain(*ops: str) -> tuple[Graph, Typing, list[FormSite]]:
                 x = b.op(op, x)
     b.output(x, "y")
     graph = b.build()
-    places = [FormSite((n,), n.inputs[0]) for n, op in zip(graph.nodes, ops, strict=True) if op == "Form"]
+    places = [FastAlgorithmPlacement((n,), n.inputs[0]) for n, op in zip(graph.nodes, ops, strict=True) if op == "Form"]
     return graph, infer(graph), places
 
 
@@ -282,20 +282,22 @@ def test_models_without_a_place_for_a_form_are_told_without_types() -> None:
 def test_a_rewritten_model_passes_the_check_and_its_errors_are_within_the_budget() -> None:
     graph = model(64, 12)
     sites = sites_of(graph)
-    form = next(f for f in forms_of(sites[0], GROWTH["standard"]) if isinstance(f, ConvForm) and f.height.tile == 4)
-    after = rewritten(graph, [Choice(site, form, 1.0, 0.5) for site in sites])
+    form = next(
+        f for f in forms_of(sites[0], GROWTH["standard"]) if isinstance(f, WinogradConvolution) and f.height.tile == 4
+    )
+    after = rewritten(graph, [FastAlgorithmChoice(site, form, 1.0, 0.5) for site in sites])
     assert check_rewrite(graph, after).verdict == "passed"
     errors = accuracy(graph, after, sizes={}, runtime=ONNX_RUNTIME, inputs=2)
     assert errors.before > 0  # which of the two is larger is the runtime's affair
     assert errors.within("standard")
-    assert not Accuracy(1.0e-7, 1.1e-7, 2).within("strict")
+    assert not NumericalErrorComparison(1.0e-7, 1.1e-7, 2).within("strict")
 
 
 def test_the_budget_counts_what_is_allowed_and_what_there_was() -> None:
-    assert Accuracy(1e-7, 1e-6, 1).within("standard")
-    assert not Accuracy(1e-8, 1e-6, 1).within("standard")
-    assert not Accuracy(1e-6, 1.1e-5, 1).within("standard")
-    assert Accuracy(1e-6, 1.1e-5, 1).within("fast")
+    assert NumericalErrorComparison(1e-7, 1e-6, 1).within("standard")
+    assert not NumericalErrorComparison(1e-8, 1e-6, 1).within("standard")
+    assert not NumericalErrorComparison(1e-6, 1.1e-5, 1).within("standard")
+    assert NumericalErrorComparison(1e-6, 1.1e-5, 1).within("fast")
 
 
 def test_strict_gives_the_input_back() -> None:
@@ -315,8 +317,8 @@ def test_a_section_of_the_page_is_replaced_and_nothing_else() -> None:
 
 
 def test_prices_are_right_where_what_they_choose_is_as_fast_as_any() -> None:
-    def at(modelled: tuple[float, ...], ratios: tuple[float, ...]) -> Measured:
-        return Measured("s", (None, None, None), modelled, ratios, ratios, 1.0, None, 0.0)
+    def at(modelled: tuple[float, ...], ratios: tuple[float, ...]) -> FastAlgorithmMeasurement:
+        return FastAlgorithmMeasurement("s", (None, None, None), modelled, ratios, ratios, 1.0, None, 0.0)
 
     near, far = at((100.0, 50.0, 60.0), (1.0, 0.5, 0.49)), at((100.0, 50.0, 60.0), (1.0, 0.7, 0.49))
     assert near.chosen == far.chosen == 1

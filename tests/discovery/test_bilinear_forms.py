@@ -13,26 +13,33 @@ from superopt import formats
 from superopt.discovery.bilinear.find import rule_of
 from superopt.ir.graph import Graph, Node, Value
 from superopt.ir.types import DType, TensorType
-from superopt.passes.fast_algorithms.conv import Axis, ConvForm, Kernel, write_conv
-from superopt.passes.fast_algorithms.matmul import MatMulForm, write_matmul
-from superopt.passes.fast_algorithms.sites import Writer
+from superopt.passes.fast_algorithms.sites import NodeBuilder
+from superopt.passes.fast_algorithms.strassen_matmul import StrassenMatMul, write_matmul
+from superopt.passes.fast_algorithms.winograd_convolution import (
+    ConvolutionAxis,
+    ConvolutionWeights,
+    WinogradConvolution,
+    write_conv,
+)
 from superopt.rules.bilinear import algorithms
 from superopt.runtime import onnx_runtime
 from superopt.verifier.prover.prover import prove
-from superopt.verifier.verdict import ProvedAllSizes
+from superopt.verifier.verdict import ProvedVerdict
 
 
-def graph_of(image: tuple[int, ...], kind: DType, write: Callable[[Writer], None]) -> Graph:
+def graph_of(image: tuple[int, ...], kind: DType, write: Callable[[NodeBuilder], None]) -> Graph:
     """A graph from x to y that ``write`` appends the nodes of."""
     empty = Graph("form", (Value("x", TensorType(kind, image)),), (Value("y", None),), (), (), {"": 21})
-    writer = Writer(empty, "form")
+    writer = NodeBuilder(empty, "form")
     write(writer)
     return replace(empty, weights=tuple(writer.weights), nodes=tuple(writer.nodes)).checked()
 
 
-def kernel(w: np.ndarray, b: np.ndarray | None) -> Kernel:
+def kernel(w: np.ndarray, b: np.ndarray | None) -> ConvolutionWeights:
     """The fixed operands of a convolution."""
-    return Kernel(("w", "b"), w.shape[0], w.shape[1], w.ndim == 3, w.dtype, lambda: w, None if b is None else lambda: b)
+    return ConvolutionWeights(
+        ("w", "b"), w.shape[0], w.shape[1], w.ndim == 3, w.dtype, lambda: w, None if b is None else lambda: b
+    )
 
 
 def run(graph: Graph, x: np.ndarray) -> np.ndarray:
@@ -74,10 +81,10 @@ def test_a_convolution_by_tiles_is_the_convolution(
 ) -> None:
     rng = np.random.default_rng(0)
     axes = [
-        Axis(size, before, after, None if name is None else algorithms()[name])
+        ConvolutionAxis(size, before, after, None if name is None else algorithms()[name])
         for size, before, after, name in zip(image[2:], pads[:2], pads[2:], names, strict=True)
     ]
-    form = ConvForm(*axes)
+    form = WinogradConvolution(*axes)
     x = rng.standard_normal(image)
     w = rng.standard_normal((out, image[1], axes[0].taps, axes[1].taps))
     b = rng.standard_normal(out) if biased else None
@@ -113,14 +120,14 @@ def test_strides_and_taps_that_are_apart(
 ) -> None:
     rng = np.random.default_rng(3)
     axes = [
-        Axis(size, before, after, None if name is None else algorithms()[name], d)
+        ConvolutionAxis(size, before, after, None if name is None else algorithms()[name], d)
         for size, before, after, name, d in zip(image[2:], pads[:2], pads[2:], names, apart, strict=True)
     ]
     x, b = rng.standard_normal(image), rng.standard_normal(5)
     w = rng.standard_normal((5, image[1], axes[0].taps, axes[1].taps))
     wanted = direct(x, w, b, pads, [axis.stride for axis in axes], apart)
     assert tuple(axis.outputs for axis in axes) == wanted.shape[2:]
-    form = ConvForm(*axes)
+    form = WinogradConvolution(*axes)
     graph = graph_of(image, DType.FLOAT64, lambda to: write_conv(to, form, "x", image[0], kernel(w, b), "y"))
     made = run(graph, x)
     assert made.shape == wanted.shape
@@ -131,13 +138,16 @@ def test_strides_and_taps_that_are_apart(
 @pytest.mark.parametrize(("taps", "stride", "apart"), [(3, 1, 1), (5, 2, 1), (2, 1, 3), (4, 3, 2)])
 def test_one_axis_may_be_direct(turned: bool, taps: int, stride: int, apart: int) -> None:
     rng = np.random.default_rng(4)
-    axes = [Axis(17, 1, 2, None, apart, (taps, stride)), Axis(14, 1, 0, algorithms()["conv:4:3"], 2)]
+    axes = [
+        ConvolutionAxis(17, 1, 2, None, apart, (taps, stride)),
+        ConvolutionAxis(14, 1, 0, algorithms()["conv:4:3"], 2),
+    ]
     pads, steps, apartness = [1, 1, 2, 0], (stride, 1), (apart, 2)
     x, w, b = rng.standard_normal((2, 3, 17, 14)), rng.standard_normal((5, 3, taps, 3)), rng.standard_normal(5)
     if turned:
         axes, pads, steps, apartness = axes[::-1], [1, 1, 0, 2], steps[::-1], apartness[::-1]
         x, w = x.swapaxes(2, 3), w.swapaxes(2, 3)
-    form = ConvForm(*axes)
+    form = WinogradConvolution(*axes)
     assert (form.products, form.merged) == (6, taps)
     graph = graph_of(x.shape, DType.FLOAT64, lambda to: write_conv(to, form, "x", 2, kernel(w, b), "y"))
     wanted = direct(x, w, b, pads, steps, apartness)
@@ -149,7 +159,7 @@ def test_one_axis_may_be_direct(turned: bool, taps: int, stride: int, apart: int
 def test_a_convolution_of_a_signal() -> None:
     rng = np.random.default_rng(1)
     x, w, b = rng.standard_normal((2, 3, 23)), rng.standard_normal((4, 3, 3)), rng.standard_normal(4)
-    form = ConvForm(Axis(1, 0, 0, None), Axis(23, 1, 1, algorithms()["conv:4:3"]))
+    form = WinogradConvolution(ConvolutionAxis(1, 0, 0, None), ConvolutionAxis(23, 1, 1, algorithms()["conv:4:3"]))
     graph = graph_of(x.shape, DType.FLOAT64, lambda to: write_conv(to, form, "x", 2, kernel(w, b), "y"))
     wanted = direct(x, w, b, [1, 1])
     assert np.abs(run(graph, x) - wanted).max() <= 1e-12 * np.abs(wanted).max()
@@ -160,13 +170,13 @@ def test_a_convolution_of_a_signal() -> None:
 def test_a_product_in_blocks_is_the_product(name: str, sizes: tuple[int, int, int]) -> None:
     rng = np.random.default_rng(2)
     x, w = rng.standard_normal(sizes[:2]), rng.standard_normal(sizes[1:])
-    form = MatMulForm(*sizes, algorithms()[name])
+    form = StrassenMatMul(*sizes, algorithms()[name])
     graph = graph_of(x.shape, DType.FLOAT64, lambda to: write_matmul(to, form, "x", "w", w.dtype, lambda: w, "y"))
     assert np.abs(run(graph, x) - x @ w).max() <= 1e-12 * max(1.0, np.abs(x @ w).max())
 
 
 def test_fewer_multiplications_are_what_runs() -> None:
-    form = ConvForm(*[Axis(28, 1, 1, algorithms()["conv:4:3"])] * 2)
+    form = WinogradConvolution(*[ConvolutionAxis(28, 1, 1, algorithms()["conv:4:3"])] * 2)
     graph = graph_of(
         (1, 8, 28, 28),
         DType.FLOAT32,
@@ -187,7 +197,7 @@ def test_fewer_multiplications_are_what_runs() -> None:
 def test_the_identity_is_proved_for_all_sizes(name: str, spatial: int) -> None:
     rule = rule_of(algorithms()[name], spatial=spatial)
     assert rule is not None
-    assert isinstance(prove(rule, time_limit=60), ProvedAllSizes)
+    assert isinstance(prove(rule, time_limit=60), ProvedVerdict)
 
 
 def test_a_false_identity_is_not_proved() -> None:
@@ -195,7 +205,7 @@ def test_a_false_identity_is_not_proved() -> None:
     wrong = replace(right, outputs=(right.outputs[0], tuple(-v for v in right.outputs[1])))
     rule = rule_of(wrong)
     assert rule is not None
-    assert not isinstance(prove(rule, time_limit=60), ProvedAllSizes)
+    assert not isinstance(prove(rule, time_limit=60), ProvedVerdict)
 
 
 def test_tiles_that_say_nothing_of_all_sizes() -> None:
@@ -206,4 +216,4 @@ def test_names_are_new() -> None:
     taken = Node("n", "Relu", ("x",), ("form/MatMul",))
     kind = TensorType(DType.FLOAT32, (1,))
     graph = Graph("g", (Value("x", kind),), (Value("form/MatMul", kind),), (), (taken,), {"": 21})
-    assert Writer(graph, "form").op("MatMul", "x", "x") == "form/MatMul_1"
+    assert NodeBuilder(graph, "form").op("MatMul", "x", "x") == "form/MatMul_1"

@@ -9,11 +9,11 @@ from typing import TypeVar
 
 import numpy as np
 
-from superopt.discovery.coincidences import Coincidences
 from superopt.discovery.config import load_config
 from superopt.discovery.enumerate import enumerate_terms, points_of
+from superopt.discovery.equal_term_pairs import CompactTermPairs
 from superopt.discovery.sharded import enumerate_sharded
-from superopt.fleet import Fleet
+from superopt.fleet import WorkerPool
 
 T = TypeVar("T")
 
@@ -32,8 +32,8 @@ def test_pairs_are_held_as_rows_and_made_again_from_their_pickle() -> None:
     (theme,) = load_config().select(themes=("expand",)).themes
     points = points_of(theme, 3, np.random.default_rng(1))
     terms = enumerate_terms(theme, points, 0, 400_000)
-    found, _ = enumerate_sharded(theme, points, 0, 400_000, shards=4, fleet=Fleet())
-    assert isinstance(found.pairs, Coincidences)
+    found, _ = enumerate_sharded(theme, points, 0, 400_000, shards=4, fleet=WorkerPool())
+    assert isinstance(found.pairs, CompactTermPairs)
     again, size = held(lambda: pickle.loads(pickle.dumps(found.pairs, protocol=5)))
     made, whole = held(lambda: list(again))
     assert made == list(terms.pairs)

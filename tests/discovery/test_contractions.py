@@ -10,19 +10,19 @@ from sampling import slow
 
 import superopt
 from superopt import cost as costs
-from superopt.discovery.data_movement import along, along_matrices, as_products, contracts
+from superopt.discovery.data_movement_terms import along, along_matrices, as_products, contracts
 from superopt.discovery.discover import claimed
 from superopt.discovery.learn import LearningResult, learn
-from superopt.discovery.lifting import lifted
+from superopt.discovery.symbolic_generalisation import lifted
 from superopt.frontend import GraphBuilder
 from superopt.ir.graph import Graph
-from superopt.ir.terms import App, AttributeValue, Term, Var, postorder
+from superopt.ir.terms import AttributeValue, OperatorTerm, Term, VariableTerm, postorder
 from superopt.ir.types import DType, TensorType
 from superopt.ops import REGISTRY
 from superopt.rules import load_library
-from superopt.rules.library import Library
+from superopt.rules.library import RuleLibrary
 from superopt.rules.typing import type_terms
-from superopt.runtime.evaluate import FLOAT64, Array, evaluate
+from superopt.runtime.comprehension_evaluation import FLOAT64, Array, evaluate
 from superopt.verifier import verdict
 from superopt.verifier.exact import testing
 
@@ -35,7 +35,7 @@ def real(*shape: int) -> TensorType:
 
 def value(root: Term, given: dict[str, Array]) -> Array:
     kinds = {n: real(*v.shape) for n, v in given.items()}
-    made: dict[Term, Array] = {Var(n): v for n, v in given.items()}
+    made: dict[Term, Array] = {VariableTerm(n): v for n, v in given.items()}
     for app, meaning in type_terms([root], kinds)[1].items():
         made[app] = evaluate(meaning.outputs[0], [None if a is None else made[a] for a in app.args], FLOAT64, {})
     return made[root]
@@ -54,13 +54,13 @@ def value(root: Term, given: dict[str, Array]) -> Array:
 def test_every_form_of_a_contraction_is_the_contraction(equation: str, shapes: tuple[tuple[int, ...], ...]) -> None:
     rng = np.random.default_rng(0)
     given = {n: rng.integers(-4, 5, s).astype(np.float64) for n, s in zip("xy", shapes, strict=True)}
-    term = App("Einsum", (Var("x"), Var("y")), (("equation", equation),))
+    term = OperatorTerm("Einsum", (VariableTerm("x"), VariableTerm("y")), (("equation", equation),))
     meaning = type_terms([term], {n: real(*v.shape) for n, v in given.items()})[1][term].outputs[0]
     assert contracts(meaning)
     forms = list(as_products(term, meaning))
     assert forms
     for form in forms:
-        assert [t.op for t in postorder(form) if isinstance(t, App)].count("MatMul") == 1
+        assert [t.op for t in postorder(form) if isinstance(t, OperatorTerm)].count("MatMul") == 1
         np.testing.assert_array_equal(value(form, given), np.einsum(equation, given["x"], given["y"]))
 
 
@@ -93,7 +93,7 @@ def test_what_works_along_axes_does_so_with_matrices(
     op: str, attributes: dict[str, AttributeValue], shape: tuple[int, ...]
 ) -> None:  # fmt: skip
     given = {"x": np.random.default_rng(1).standard_normal(shape)}
-    term = App(op, (Var("x"),), tuple(sorted(attributes.items())))
+    term = OperatorTerm(op, (VariableTerm("x"),), tuple(sorted(attributes.items())))
     assert along(term)
     wanted = value(term, given)
     forms = list(along_matrices(term, shape, wanted.shape))
@@ -107,7 +107,7 @@ def test_axes_beside_each_other_are_one_where_that_is_fast(tmp_path: Path) -> No
     b = GraphBuilder("net")
     x = b.input("x", "float32", (1, 16, 4, 1344)).relu()
     b.output(b.op("Softmax", x, axis=1).relu(), "y")
-    found = learnt(b.build(), Library({}), tmp_path / "out")
+    found = learnt(b.build(), RuleLibrary({}), tmp_path / "out")
     assert found.saved_us["net"] > 0.5 * found.model_us["net"]
     assert "Softmax(Reshape(xa, shape=[b, c, h*w]), axis=1)" in str(found.rules[0].rhs[0])
 
@@ -140,7 +140,7 @@ def test_slopes_of_each_channel_are_written_in_operators_that_are_fast(
     assert found.report.cost.after_us < 0.6 * found.report.cost.before_us
 
 
-def learnt(graph: Graph, library: Library, out: Path) -> LearningResult:
+def learnt(graph: Graph, library: RuleLibrary, out: Path) -> LearningResult:
     with claimed(out) as asked, costs.for_target(PRICES) as prices:
         return learn({"net": graph}, library, prices, out=out, asked=asked, target=PRICES, seconds=240.0)
 
@@ -159,7 +159,7 @@ def test_sums_of_products_are_learnt_as_products_of_matrices(tmp_path: Path) -> 
     assert any('equation="ibnd,jbnd->bnij"' in s for s in lefts)
     for rule in found.rules:
         assert "Einsum" not in str(rule.rhs[0])
-        assert isinstance(testing.test(rule, seed=31), verdict.Tested)
+        assert isinstance(testing.test(rule, seed=31), verdict.TestedVerdict)
 
 
 @pytest.mark.slow  # half a minute; the next test says how an Expand is stated, test_learn.py how rules are learnt
@@ -172,10 +172,10 @@ def test_what_is_repeated_is_moved_before_it_is_repeated(tmp_path: Path) -> None
     found = learnt(b.build(), load_library(), tmp_path / "out")
     assert found.saved_us["net"] > 0.5 * found.model_us["net"]
     for rule in found.rules:
-        assert isinstance(testing.test(rule, seed=31), verdict.Tested)
+        assert isinstance(testing.test(rule, seed=31), verdict.TestedVerdict)
 
 
 def test_an_expand_is_lifted_to_sizes_and_counts() -> None:
-    term = App("Expand", (Var("xa"),), (("shape", (2, 5, 3)),))
+    term = OperatorTerm("Expand", (VariableTerm("xa"),), (("shape", (2, 5, 3)),))
     forms = [str(p.term) for p, _ in lifted(term, {"xa": real(1, 3)}, frozenset(), {"xa": "f"})]
     assert forms == ["Expand(xa, shape=[t, t1, k])"]

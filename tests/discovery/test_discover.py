@@ -11,24 +11,24 @@ from typing import Any
 
 import pytest
 
-from superopt.discovery.config import Config, load_config
+from superopt.discovery.config import DiscoveryConfig, load_config
 from superopt.discovery.derive import derive, derived, rewrites_of
 from superopt.discovery.discover import DiscoveryResult, discover
-from superopt.discovery.explore import explore
 from superopt.discovery.minimise import minimised
-from superopt.discovery.store import Chunks
-from superopt.fleet import Fleet
+from superopt.discovery.result_cache import DiscoveryResultCache
+from superopt.discovery.vocabulary_exploration import explore
+from superopt.fleet import WorkerPool
 from superopt.ir.errors import ResourceLimit, UsageError
-from superopt.ir.terms import App, postorder
+from superopt.ir.terms import OperatorTerm, postorder
 from superopt.ops import REGISTRY
 from superopt.ops.elementwise import pointwise
-from superopt.ops.record import Operator
+from superopt.ops.operator_definition import Operator
 from superopt.rules import load_library, parse_rule
 from superopt.rules.canonical import text_digest
 from superopt.rules.library import parse_file, write_rules
 from superopt.rules.rule import Rule
 from superopt.rules.scanner import RuleError
-from superopt.verifier import ProvedAllSizes, prove
+from superopt.verifier import ProvedVerdict, prove
 
 TINY = """
 seed = 5
@@ -82,7 +82,7 @@ def tiny_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def tiny(tiny_file: Path) -> Config:
+def tiny(tiny_file: Path) -> DiscoveryConfig:
     return load_config(tiny_file)
 
 
@@ -96,7 +96,7 @@ class Run:
 
 
 @pytest.fixture(scope="module")
-def run(tiny: Config, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def run(tiny: DiscoveryConfig, tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("whole")
     lines: list[str] = []
     result = discover(tiny, out=folder, progress=lines.append)
@@ -115,7 +115,7 @@ def test_finds_general_proved_rules(run: Run) -> None:
         assert any(derived(wanted, rewrites_of([r])) and wanted.operators == r.operators for r in result.rules), row[
             "id"
         ]
-    assert all(isinstance(prove(r), ProvedAllSizes) for r in result.rules)
+    assert all(isinstance(prove(r), ProvedVerdict) for r in result.rules)
     assert all(r.origin.startswith("discovered (") for r in result.rules)
     assert any("any number of siblings" in r.origin for r in result.rules)
     library = load_library(run.folder, built_in=False)
@@ -126,7 +126,7 @@ def test_finds_general_proved_rules(run: Run) -> None:
 
 
 def test_same_bytes_with_one_and_two_workers(
-    run: Run, tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, tiny: DiscoveryConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And while one worker is at the base theme, the other prepares what does not depend on it."""
     ahead = sys.modules["superopt.discovery.discover"]._PreparedAhead
@@ -139,7 +139,7 @@ def test_same_bytes_with_one_and_two_workers(
 
     whole = ahead.took
     monkeypatch.setattr(ahead, "took", took)
-    with Fleet.open(2) as fleet:
+    with WorkerPool.open(2) as fleet:
         result = discover(tiny, out=tmp_path / "two", fleet=fleet)
     assert outputs(run.folder) == outputs(tmp_path / "two")
     assert made == ["clipping"]
@@ -148,7 +148,7 @@ def test_same_bytes_with_one_and_two_workers(
     assert all(0 <= p["idle"] <= 2 * p["seconds"] + 0.01 for p in phases.values())
 
 
-def test_goes_on_after_a_kill(run: Run, tiny: Config, tiny_file: Path, tmp_path: Path) -> None:
+def test_goes_on_after_a_kill(run: Run, tiny: DiscoveryConfig, tiny_file: Path, tmp_path: Path) -> None:
     partial = tmp_path / "partial"
     script = (
         "import os, sys\n"
@@ -168,7 +168,7 @@ def test_goes_on_after_a_kill(run: Run, tiny: Config, tiny_file: Path, tmp_path:
     assert outputs(partial) == outputs(run.folder)
 
 
-def test_what_others_wrote_stays(tiny: Config, tmp_path: Path) -> None:
+def test_what_others_wrote_stays(tiny: DiscoveryConfig, tmp_path: Path) -> None:
     """A library is written over what is in its folder, and families that it has no more go; others' files do not."""
     (tmp_path / "pyproject.toml").write_text("[project]\n")
     with pytest.raises(UsageError, match=r"holds pyproject\.toml, and superopt discover did not write that"):
@@ -186,20 +186,20 @@ def test_a_full_disk_leaves_no_part_of_a_chunk(tmp_path: Path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
     try:
         with pytest.raises(ResourceLimit, match=r"abc\.json: cannot be written"):
-            Chunks(tmp_path).put("abc", {"rules": "x" * 5000})
+            DiscoveryResultCache(tmp_path).put("abc", {"rules": "x" * 5000})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert not list((tmp_path / "ab").iterdir())
 
 
-def test_a_time_limit_leaves_themes_for_later(tiny: Config, tmp_path: Path) -> None:
+def test_a_time_limit_leaves_themes_for_later(tiny: DiscoveryConfig, tmp_path: Path) -> None:
     result = discover(tiny, out=tmp_path / "out", time_limit=0.0)
     assert result.unfinished
     assert set(result.unfinished) == {t.name for t in tiny.themes} - {e.theme for e in result.explored}
 
 
 def test_a_wrong_meaning_cannot_make_a_rule_of_the_right_one(
-    tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: DiscoveryConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Discovery that computes with a wrong Relu proposes false rules; the verifier drops them."""
     right: Operator = REGISTRY["Relu"]
@@ -213,11 +213,11 @@ def test_a_wrong_meaning_cannot_make_a_rule_of_the_right_one(
     assert found.near_misses
     assert all("counterexample" in m for m in found.near_misses)
     for rule in found.rules:
-        assert isinstance(prove(rule), ProvedAllSizes)
+        assert isinstance(prove(rule), ProvedVerdict)
     assert not any(_claims(r, "Relu", "Neg") for r in found.rules)
 
 
-def test_a_planted_rule_is_not_written(tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planted_rule_is_not_written(tiny: DiscoveryConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever exploring and minimising hand on: what is written was proved, as it is written, by this very run."""
     false = parse_rule({"id": "x", "forall": {"x": "f[m, n]"}, "lhs": ["Relu(Neg(x))"], "rhs": ["Neg(Relu(x))"]})
     planted = replace(false, family="clipping", origin="discovered")
@@ -233,7 +233,7 @@ def test_a_planted_rule_is_not_written(tiny: Config, tmp_path: Path, monkeypatch
 
 def _claims(rule: Rule, one: str, other: str) -> bool:
     """``one(x) = other(x)``, which only the wrong meaning makes true."""
-    sides = [{t.op for t in postorder(*side) if isinstance(t, App)} for side in (rule.lhs, rule.rhs)]
+    sides = [{t.op for t in postorder(*side) if isinstance(t, OperatorTerm)} for side in (rule.lhs, rule.rhs)]
     return sides in ([{one}, {other}], [{other}, {one}])
 
 

@@ -14,7 +14,7 @@ from superopt.rules.library import load_library, parse_file, write_rules
 from superopt.rules.rule import Rule
 from superopt.rules.scanner import RuleError
 from superopt.verifier.prover.prover import prove
-from superopt.verifier.verdict import ProvedAllSizes
+from superopt.verifier.verdict import ProvedVerdict
 
 
 def row(name: str, lhs: str, rhs: str, **forall: str) -> Rule:
@@ -115,7 +115,7 @@ def test_at_size_one_it_is_not_needed() -> None:
     assert [str(g.left) for g in kept.where] == ["m"]
     assert kept.where[0].relation == ">="
     assert kept.where[0].right == 2
-    assert isinstance(prove(kept), ProvedAllSizes)
+    assert isinstance(prove(kept), ProvedVerdict)
     (plain,) = extended([], [rule])
     assert plain.where == ()
 

@@ -11,13 +11,13 @@ import pytest
 from typer.testing import CliRunner
 
 from superopt.cli import app
-from superopt.cost import RecordedProfile, load_profile
-from superopt.discovery.gain import PROFILE, expected, priced, write_gains
+from superopt.cost import ProfileCostModel, load_profile
+from superopt.discovery.expected_rule_gains import PROFILE, expected, priced, write_gains
 from superopt.ir.errors import UsageError
 from superopt.rules import Rule, load_library, parse_rule
 from superopt.rules.library import BUILT_IN
 
-MODEL = RecordedProfile(load_profile(PROFILE))
+MODEL = ProfileCostModel(load_profile(PROFILE))
 
 
 def rule(lhs: str, rhs: str, **forall: str) -> Rule:

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from superopt.ir.errors import UsageError
-from superopt.report.views import growth, show_growth
+from superopt.report.terminal_views import growth, show_growth
 
 LEVELS = [
     {"size": 0, "terms": 0, "classes": 3, "coincidences": 0},

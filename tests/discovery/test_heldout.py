@@ -14,7 +14,7 @@ from superopt.rules import Rule
 from superopt.rules.library import BUILT_IN, parse_file
 from superopt.verifier.exact.counterexample import replay
 from superopt.verifier.exact.testing import test as exact
-from superopt.verifier.verdict import Refuted, Tested
+from superopt.verifier.verdict import RefutedVerdict, TestedVerdict
 
 RECORDED = BUILT_IN / "discovered"
 
@@ -43,9 +43,9 @@ def test_false_ones_are_not(taso: tuple[Rule, ...]) -> None:
 
 def test_the_held_out_identities_are_what_they_say() -> None:
     for rule in (*sound(), *tour()):
-        assert isinstance(exact(rule, trials=4), Tested), rule.id
+        assert isinstance(exact(rule, trials=4), TestedVerdict), rule.id
     for rule in false():
-        assert isinstance(exact(rule), Refuted), rule.id
+        assert isinstance(exact(rule), RefutedVerdict), rule.id
 
 
 def test_near_misses_still_fail() -> None:

@@ -11,25 +11,25 @@ import pytest
 
 from superopt import cost as costs
 from superopt.discovery.candidate_proofs import CandidateProver
-from superopt.discovery.config import Config
+from superopt.discovery.config import DiscoveryConfig
 from superopt.discovery.derive import QUICK_ROUNDS, derived, reached, rewrites_of
 from superopt.discovery.discover import claimed
 from superopt.discovery.learn import LearningResult, applies, learn
-from superopt.discovery.lifting import lifted
 from superopt.discovery.mining import mined
-from superopt.discovery.solving import Solver, theme_of
-from superopt.discovery.store import Bounds, Chunks, OutOfBounds
+from superopt.discovery.result_cache import DiscoveryResultCache, ResourceBounds, ResourceBoundsExceeded
+from superopt.discovery.right_side_solver import RightSideSolver, theme_of
+from superopt.discovery.symbolic_generalisation import lifted
 from superopt.frontend import GraphBuilder
 from superopt.ir.errors import UsageError
 from superopt.ir.graph import Graph
-from superopt.ir.terms import App, Term, Var, postorder
+from superopt.ir.terms import OperatorTerm, Term, VariableTerm, postorder
 from superopt.ir.types import DType, TensorType
-from superopt.ops.infer import infer
+from superopt.ops.shape_inference import infer
 from superopt.pipeline import optimize
 from superopt.pipeline.rule_learning import learn_from
-from superopt.program.program import program_of
+from superopt.program.graph_program import program_of
 from superopt.rules import load_library, parse_rule
-from superopt.rules.library import Library, parse_file
+from superopt.rules.library import RuleLibrary, parse_file
 from superopt.rules.rule import Rule
 from superopt.verifier import verdict
 from superopt.verifier.admission import admit
@@ -59,7 +59,7 @@ def scaled_layer() -> Graph:
     return b.build()
 
 
-def learnt(models: Mapping[str, Graph], library: Library, out: Path, seconds: float = 300.0) -> LearningResult:
+def learnt(models: Mapping[str, Graph], library: RuleLibrary, out: Path, seconds: float = 300.0) -> LearningResult:
     with claimed(out) as asked, costs.for_target(PRICES) as prices:
         return learn(models, library, prices, out=out, asked=asked, target=PRICES, seconds=seconds)
 
@@ -92,7 +92,7 @@ def test_what_something_else_reads_is_not_inside_a_part() -> None:
 def lesson(tmp_path_factory: pytest.TempPathFactory) -> tuple[LearningResult, Path]:
     """From a library of nothing: the test is whether rules are found, not whether ours has them."""
     out = tmp_path_factory.mktemp("learnt")
-    return learnt({"layers": scaled_layer()}, Library({}), out), out
+    return learnt({"layers": scaled_layer()}, RuleLibrary({}), out), out
 
 
 def test_learns_what_a_model_needs(lesson: tuple[LearningResult, Path]) -> None:
@@ -103,17 +103,17 @@ def test_learns_what_a_model_needs(lesson: tuple[LearningResult, Path]) -> None:
     assert {r.id for r in written} == {r.id for r in found.rules}
     for rule in written:
         for seed in (21, 22, 23):  # sizes and elements of other seeds than discovery's
-            assert isinstance(testing.test(rule, seed=seed), verdict.Tested)
+            assert isinstance(testing.test(rule, seed=seed), verdict.TestedVerdict)
         assert "from layers" in rule.origin
 
 
 def test_learns_the_same_again_and_goes_on_where_it_was(lesson: tuple[LearningResult, Path], tmp_path: Path) -> None:
     _, out = lesson
     text = (out / "learned.toml").read_bytes()
-    none = learnt({"layers": scaled_layer()}, Library({}), tmp_path, seconds=1e-6)
+    none = learnt({"layers": scaled_layer()}, RuleLibrary({}), tmp_path, seconds=1e-6)
     assert none.looked_at == 0
     assert set(load_library(tmp_path)) == set(load_library())  # a folder that --rules takes
-    learnt({"layers": scaled_layer()}, Library({}), tmp_path)
+    learnt({"layers": scaled_layer()}, RuleLibrary({}), tmp_path)
     assert (tmp_path / "learned.toml").read_bytes() == text
 
 
@@ -146,7 +146,7 @@ def test_a_folder_of_other_things_is_not_learnt_into(tmp_path: Path) -> None:
 
 def test_what_the_library_derives_is_not_learnt(lesson: tuple[LearningResult, Path], tmp_path: Path) -> None:
     _, out = lesson
-    library = Library({r.id: r for r in parse_file(out / "learned.toml")})
+    library = RuleLibrary({r.id: r for r in parse_file(out / "learned.toml")})
     again = learnt({"layers": scaled_layer()}, library, tmp_path)
     assert again.rules == ()
     assert again.derived >= 1
@@ -200,22 +200,24 @@ def test_a_rule_holds_in_a_model_however_large_its_tensors_are() -> None:
 def test_a_time_limit_holds_within_a_part(tmp_path: Path) -> None:
     """What is not finished is neither kept nor taken for an answer."""
     (problem, _), *_ = lifted(*_normalised())
-    past = Bounds(deadline=0.0)
+    past = ResourceBounds(deadline=0.0)
     assert past.left == 0.0
-    with pytest.raises(OutOfBounds):
-        next(Solver(problem, bounds=past).solutions())
-    candidate = next(Solver(problem).solutions())
-    config = Config(0, 4, 8, 10.0, 0, ())
-    with pytest.raises(OutOfBounds):
-        CandidateProver(config, theme_of(problem, "part"), Chunks(tmp_path), past).rules(candidate)
+    with pytest.raises(ResourceBoundsExceeded):
+        next(RightSideSolver(problem, bounds=past).solutions())
+    candidate = next(RightSideSolver(problem).solutions())
+    config = DiscoveryConfig(0, 4, 8, 10.0, 0, ())
+    with pytest.raises(ResourceBoundsExceeded):
+        CandidateProver(config, theme_of(problem, "part"), DiscoveryResultCache(tmp_path), past).rules(candidate)
     assert not list(tmp_path.iterdir())
-    assert CandidateProver(config, theme_of(problem, "part"), Chunks(tmp_path)).rules(candidate)
+    assert CandidateProver(config, theme_of(problem, "part"), DiscoveryResultCache(tmp_path)).rules(candidate)
 
 
 def _normalised() -> tuple[Term, dict[str, TensorType], frozenset[str], dict[str, str]]:
     """A product with a scale behind it, and its leaves."""
     kinds = {n: TensorType(DType.FLOAT32, s) for n, s in (("xa", (8, 4)), ("wa", (4, 6)), ("wb", (6,)))}
-    term = App("Mul", (App("MatMul", (Var("xa"), Var("wa")), ()), Var("wb")), ())
+    term = OperatorTerm(
+        "Mul", (OperatorTerm("MatMul", (VariableTerm("xa"), VariableTerm("wa")), ()), VariableTerm("wb")), ()
+    )
     return term, kinds, frozenset({"wa", "wb"}), dict.fromkeys(kinds, "f")
 
 
@@ -236,7 +238,7 @@ def test_what_a_search_does_not_reach_is_no_answer_of_the_library() -> None:
 def test_one_example_is_a_batch_of_any_size_but_where_it_is_broadcast() -> None:
     def first(op: str, shapes: Mapping[str, tuple[int, ...]], weights: str) -> object:
         kinds = {n: TensorType(DType.FLOAT32, s) for n, s in shapes.items()}
-        term = App(op, tuple(Var(n) for n in shapes), ())
+        term = OperatorTerm(op, tuple(VariableTerm(n) for n in shapes), ())
         problem, values = next(lifted(term, kinds, frozenset(weights.split()), dict.fromkeys(shapes, "f")))
         size = (problem.kinds["xa"].shape or ())[0]
         assert size == 1 or values[str(size)] == 1
@@ -265,24 +267,24 @@ def images_turned() -> Graph:
 
 
 def test_elements_are_put_in_order_by_what_the_device_does_fast(tmp_path: Path) -> None:
-    found = learnt({"turned": images_turned()}, Library({}), tmp_path)
+    found = learnt({"turned": images_turned()}, RuleLibrary({}), tmp_path)
     assert found.saved_us["turned"] > 0.5 * found.model_us["turned"]
-    (rule,) = [r for r in found.rules if "Reshape" not in {t.op for t in r.lhs if isinstance(t, App)}]
-    (moved,) = [t for t in postorder(*rule.rhs) if isinstance(t, App) and t.op == "Transpose"]
+    (rule,) = [r for r in found.rules if "Reshape" not in {t.op for t in r.lhs if isinstance(t, OperatorTerm)}]
+    (moved,) = [t for t in postorder(*rule.rhs) if isinstance(t, OperatorTerm) and t.op == "Transpose"]
     assert len(dict(moved.attributes)["perm"]) == 2, (
         "the axis of one element is gone, and those that stay together are one"
     )
     for seed in (31, 32, 33):
-        assert isinstance(testing.test(rule, seed=seed), verdict.Tested)
+        assert isinstance(testing.test(rule, seed=seed), verdict.TestedVerdict)
 
 
 def test_one_example_has_fewer_axes_to_move_than_a_batch() -> None:
-    term = App("Transpose", (Var("xa"),), (("perm", (2, 0, 3, 4, 1)),))
+    term = OperatorTerm("Transpose", (VariableTerm("xa"),), (("perm", (2, 0, 3, 4, 1)),))
     kinds = {"xa": TensorType(DType.FLOAT32, (1, 196, 3, 4, 32))}
     moved = []
     for problem, _ in lifted(term, kinds, frozenset(), {"xa": "f"}):
-        (found,) = Solver(problem, cost=lambda _: (1.0, 0.5)).solutions()
-        assert isinstance(testing.test(found, seed=5), verdict.Tested)
-        applied = [t for t in postorder(*found.rhs) if isinstance(t, App) and t.op == "Transpose"]
+        (found,) = RightSideSolver(problem, cost=lambda _: (1.0, 0.5)).solutions()
+        assert isinstance(testing.test(found, seed=5), verdict.TestedVerdict)
+        applied = [t for t in postorder(*found.rhs) if isinstance(t, OperatorTerm) and t.op == "Transpose"]
         moved += [dict(t.attributes)["perm"] for t in applied]
     assert moved == [(2, 0, 3, 1), (1, 0)]

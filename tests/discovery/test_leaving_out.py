@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from superopt.discovery.lifting import Problem, lifted
-from superopt.discovery.solving import Solver
-from superopt.ir.terms import App, Term, Var, postorder
+from superopt.discovery.right_side_solver import RightSideSolver
+from superopt.discovery.symbolic_generalisation import SynthesisProblem, lifted
+from superopt.ir.terms import OperatorTerm, Term, VariableTerm, postorder
 from superopt.ir.types import DType, TensorType
 from superopt.rules.grammar import parse_rule
 from superopt.rules.rule import Rule
@@ -17,9 +17,9 @@ from superopt.verifier.prover.prover import prove
 HEADS = "Transpose(Reshape({}, shape=[b, m, r, d]), perm={})"
 
 
-def problem(left: str, weights: str, **types: str) -> Problem:
+def problem(left: str, weights: str, **types: str) -> SynthesisProblem:
     row = parse_rule({"forall": types, "lhs": [left], "rhs": [left]})
-    return Problem(row.forall, frozenset(weights), row.lhs[0])
+    return SynthesisProblem(row.forall, frozenset(weights), row.lhs[0])
 
 
 NORMALISED = "LayerNormalization(Add(x, t), s, c, axis=1, epsilon=e)"
@@ -43,32 +43,34 @@ GONE = {
 @pytest.mark.parametrize("name", GONE)
 def test_an_operator_of_data_is_left_out(name: str) -> None:
     given, gone = GONE[name]
-    found = next(Solver(given).solutions())
+    found = next(RightSideSolver(given).solutions())
     assert gone not in {t.op for t in moving(found.rhs[0], given.weights)}
-    assert isinstance(prove(found), verdict.ProvedAllSizes), found.rhs
-    assert isinstance(testing.test(found, seed=11), verdict.Tested)
+    assert isinstance(prove(found), verdict.ProvedVerdict), found.rhs
+    assert isinstance(testing.test(found, seed=11), verdict.TestedVerdict)
 
 
 def test_a_sign_goes_into_the_weight_behind_it() -> None:
     """Halves are exchanged, one with its sign turned, in every rotation of positions; what is left has no such part."""
     left = "Mul(Concat(Neg(y), z, axis=3), s)"
     given = problem(left, "s", y="f[b, h, n, d]", z="f[b, h, n, d]", s="f[n, 2*d]")
-    found = next(s for s in Solver(given).solutions() if isinstance(testing.test(s, seed=11), verdict.Tested))
+    found = next(
+        s for s in RightSideSolver(given).solutions() if isinstance(testing.test(s, seed=11), verdict.TestedVerdict)
+    )
     assert "Neg" not in {t.op for t in moving(found.rhs[0], given.weights)}
-    assert isinstance(prove(found), verdict.ProvedAllSizes), found.rhs
+    assert isinstance(prove(found), verdict.ProvedVerdict), found.rhs
 
 
-def moving(root: Term, weights: frozenset[str]) -> list[App]:
+def moving(root: Term, weights: frozenset[str]) -> list[OperatorTerm]:
     """Applications to data."""
-    every = (t for t in postorder(root) if isinstance(t, App))
-    return [t for t in every if any(isinstance(v, Var) and v.name not in weights for v in postorder(t))]
+    every = (t for t in postorder(root) if isinstance(t, OperatorTerm))
+    return [t for t in every if any(isinstance(v, VariableTerm) and v.name not in weights for v in postorder(t))]
 
 
 def test_what_was_added_before_a_maximum_is_added_behind_it() -> None:
     given = problem(POOLED, "c", x="f[n, i, h, w]", c="f[i, 1, 1]")
-    found = next(Solver(given).solutions())
+    found = next(RightSideSolver(given).solutions())
     assert str(found.rhs[0]) == f"Add({POOLED.replace('Add(x, c)', 'x')}, c)"
-    assert isinstance(prove(found), verdict.ProvedAllSizes)
+    assert isinstance(prove(found), verdict.ProvedVerdict)
 
 
 ALONG = {  # products along different axes: of fewer rows, of fewer channels
@@ -88,10 +90,10 @@ def test_operators_along_different_axes_are_exchanged(name: str) -> None:
         """What is wanted is the other order; which one is cheaper is a matter of sizes."""
         return 2.0, 1.0 if core in str(rule.rhs[0]) else 3.0
 
-    found = next(Solver(given, cost=cost).solutions())
+    found = next(RightSideSolver(given, cost=cost).solutions())
     assert core in str(found.rhs[0])
-    assert isinstance(prove(found), verdict.ProvedAllSizes), found.rhs
-    assert isinstance(testing.test(found, seed=11), verdict.Tested)
+    assert isinstance(prove(found), verdict.ProvedVerdict), found.rhs
+    assert isinstance(testing.test(found, seed=11), verdict.TestedVerdict)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +105,11 @@ def test_operators_along_different_axes_are_exchanged(name: str) -> None:
 )
 def test_nothing_is_left_out_that_matters(left: str) -> None:
     given = problem(left, "c", x="f[n, i, h, w]", c="f[i, 1, 1]")
-    assert [s for s in Solver(given).solutions() if not isinstance(testing.test(s, seed=11), verdict.Refuted)] == []
+    assert [
+        s
+        for s in RightSideSolver(given).solutions()
+        if not isinstance(testing.test(s, seed=11), verdict.RefutedVerdict)
+    ] == []
 
 
 @pytest.mark.parametrize(
@@ -115,7 +121,9 @@ def test_nothing_is_left_out_that_matters(left: str) -> None:
     ],
 )
 def test_a_reshape_is_lifted(shape: tuple[int, ...], after: tuple[int, ...], lifted_to: str) -> None:
-    term = App("Reshape", (App("Mul", (Var("xa"), Var("wa"))),), (("shape", after),))
+    term = OperatorTerm(
+        "Reshape", (OperatorTerm("Mul", (VariableTerm("xa"), VariableTerm("wa"))),), (("shape", after),)
+    )
     kinds = {"xa": TensorType(DType.FLOAT32, shape), "wa": TensorType(DType.FLOAT32, ())}
     given, values = next(lifted(term, kinds, frozenset({"wa"}), {"xa": "f", "wa": "f"}))
     assert str(given.kinds["xa"]) == lifted_to
@@ -125,7 +133,7 @@ def test_a_reshape_is_lifted(shape: tuple[int, ...], after: tuple[int, ...], lif
 
 
 def test_a_reshape_that_cuts_across_axes_is_not() -> None:
-    term = App("Reshape", (Var("xa"),), (("shape", (4, 3)),))
+    term = OperatorTerm("Reshape", (VariableTerm("xa"),), (("shape", (4, 3)),))
     kinds = {"xa": TensorType(DType.FLOAT32, (6, 2))}
     for given, values in lifted(term, kinds, frozenset(), {"xa": "f"}):
         assert given.bound({n: int(v) for n, v in values.items()}).kinds == kinds
@@ -135,7 +143,14 @@ def test_a_product_of_data_is_lifted() -> None:
     """Only leading axes are beside each other; the others are as long by chance."""
     shapes = {"xa": (1, 3, 64, 64), "xb": (1, 3, 64, 64)}
     kinds = {n: TensorType(DType.FLOAT32, s) for n, s in shapes.items()}
-    given, _ = next(lifted(App("MatMul", (Var("xa"), Var("xb"))), kinds, frozenset(), dict.fromkeys(kinds, "f")))
+    given, _ = next(
+        lifted(
+            OperatorTerm("MatMul", (VariableTerm("xa"), VariableTerm("xb"))),
+            kinds,
+            frozenset(),
+            dict.fromkeys(kinds, "f"),
+        )
+    )
     first, second = (given.kinds[n].shape or () for n in kinds)
     assert first[:2] == second[:2]
     assert first[3] == second[2]
@@ -147,13 +162,15 @@ def test_constants_beside_data() -> None:
     given = problem(
         "Add(MatMul(Concat(x, p, axis=1), w), c)", "pwc", x="f[m, k]", p="f[m, l]", w="f[k + l, n]", c="f[n]"
     )
-    for found in Solver(given).solutions():
-        assert not isinstance(testing.test(found, seed=11), verdict.Refuted)
+    for found in RightSideSolver(given).solutions():
+        assert not isinstance(testing.test(found, seed=11), verdict.RefutedVerdict)
 
 
 def test_sizes_of_what_is_lifted_follow_from_its_leaves() -> None:
     """A first axis of one that a reshape makes of another's end is of no size that a leaf has."""
-    term = App("Reshape", (App("Transpose", (Var("xa"),), (("perm", (1, 0, 2)),)),), (("shape", (1, 12)),))
+    term = OperatorTerm(
+        "Reshape", (OperatorTerm("Transpose", (VariableTerm("xa"),), (("perm", (1, 0, 2)),)),), (("shape", (1, 12)),)
+    )
     kinds = {"xa": TensorType(DType.FLOAT32, (1, 3, 4))}
     for given, values in lifted(term, kinds, frozenset(), {"xa": "f"}):
         names = {*given.rule.sizes, *given.rule.attribute_atoms}

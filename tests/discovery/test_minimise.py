@@ -8,7 +8,7 @@ from typing import Any
 
 from superopt.discovery.derive import derived, rewrites_of
 from superopt.discovery.minimise import minimised
-from superopt.fleet import Fleet, Outcome
+from superopt.fleet import TaskOutcome, WorkerPool
 from superopt.rules import Rule, load_library, parse_rule
 
 
@@ -16,20 +16,20 @@ def rule(name: str, left: str, right: str) -> Rule:
     return parse_rule({"id": name, "forall": {"x": "f[m, n]", "y": "f[m, n]"}, "lhs": [left], "rhs": [right]})
 
 
-class Told(Fleet):
+class Told(WorkerPool):
     """A fleet that is told which rule follows from which other one, by their ids."""
 
     def __init__(self, rests: Mapping[str, str]) -> None:
         super().__init__()
         self.rests = rests
 
-    def each(self, tasks: Iterable[Any], **_: object) -> Iterator[Outcome[Any]]:
+    def each(self, tasks: Iterable[Any], **_: object) -> Iterator[TaskOutcome[Any]]:
         for task in tasks:
             if task is None:
                 return
             asked, near, _rounds = task.arguments
             follows = self.rests.get(pickle.loads(asked).id) in {pickle.loads(r).id for r in near}
-            yield Outcome(task, {"follows": follows})
+            yield TaskOutcome(task, {"follows": follows})
 
 
 def test_what_rested_on_a_rule_that_is_dropped_later_comes_back() -> None:

@@ -10,11 +10,11 @@ import pytest
 from superopt import cost as costs
 from superopt.discovery.discover import claimed
 from superopt.discovery.learn import LearningResult, learn
-from superopt.discovery.lifting import lifted
 from superopt.discovery.skeletons import reordered
+from superopt.discovery.symbolic_generalisation import lifted
 from superopt.frontend import GraphBuilder
 from superopt.ir.graph import Graph
-from superopt.ir.terms import App, Term, Var, postorder
+from superopt.ir.terms import OperatorTerm, Term, VariableTerm, postorder
 from superopt.ir.types import DType, TensorType
 from superopt.rules import load_library
 from superopt.verifier import verdict
@@ -29,8 +29,8 @@ def real(*shape: int) -> TensorType:
 
 def patches(x: Term) -> Term:
     """Rows of the pixels of each patch, channels last."""
-    moved = App("Transpose", (x,), (("perm", (0, 2, 4, 3, 5, 1)),))
-    return App("Reshape", (moved,), (("shape", (2, 15, 84)),))
+    moved = OperatorTerm("Transpose", (x,), (("perm", (0, 2, 4, 3, 5, 1)),))
+    return OperatorTerm("Reshape", (moved,), (("shape", (2, 15, 84)),))
 
 
 def forms(term: Term, kinds: dict[str, TensorType]) -> list[str]:
@@ -40,7 +40,7 @@ def forms(term: Term, kinds: dict[str, TensorType]) -> list[str]:
 
 
 def test_rows_of_a_product_stand_in_every_order_that_the_data_have() -> None:
-    term = App("MatMul", (patches(Var("xa")), Var("wa")), ())
+    term = OperatorTerm("MatMul", (patches(VariableTerm("xa")), VariableTerm("wa")), ())
     made = forms(term, {"xa": real(2, 3, 5, 4, 3, 7), "wa": real(84, 11)})
     assert any("perm=[0, 2, 4, 1, 3, 5]" in s for s in made)  # pixels of one row stay beside each other
     assert all("MatMul" in s and s.count("Transpose") <= 1 for s in made)
@@ -48,8 +48,8 @@ def test_rows_of_a_product_stand_in_every_order_that_the_data_have() -> None:
 
 def test_movements_alone_and_operators_of_two_data_are_not_reordered() -> None:
     kinds = {"xa": real(2, 3, 5, 4, 3, 7), "xb": real(2, 84, 11)}
-    assert forms(patches(Var("xa")), kinds) == []
-    assert forms(App("MatMul", (patches(Var("xa")), Var("xb")), ()), kinds) == []
+    assert forms(patches(VariableTerm("xa")), kinds) == []
+    assert forms(OperatorTerm("MatMul", (patches(VariableTerm("xa")), VariableTerm("xb")), ()), kinds) == []
 
 
 def learnt(graph: Graph, out: Path) -> LearningResult:
@@ -76,6 +76,6 @@ def test_the_order_of_pixels_in_a_patch_is_learnt_away(side: str, tmp_path: Path
     found = learnt(b.build(), tmp_path / "out")
     assert found.saved_us["net"] > 0.25 * found.model_us["net"]
     for rule in found.rules:
-        assert isinstance(testing.test(rule, seed=31), verdict.Tested)
-        moved = [t for t in postorder(rule.rhs[0]) if isinstance(t, App) and t.op == "Transpose"]
+        assert isinstance(testing.test(rule, seed=31), verdict.TestedVerdict)
+        moved = [t for t in postorder(rule.rhs[0]) if isinstance(t, OperatorTerm) and t.op == "Transpose"]
         assert moved  # in another order, and not in none

@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 from sampling import slow
 
-from superopt.discovery.config import Theme, load_config
+from superopt.discovery.config import OperatorVocabulary, load_config
 from superopt.discovery.enumerate import Enumeration, enumerate_terms, points_of
+from superopt.discovery.result_cache import DiscoveryResultCache
 from superopt.discovery.sharded import enumerate_sharded
-from superopt.discovery.store import Chunks
-from superopt.fleet import Fleet
-from superopt.verifier.exact.sampling import Point
+from superopt.fleet import WorkerPool
+from superopt.verifier.exact.sampling import SizeSample
 
 MOST = 400_000
 
 
-def given(name: str) -> tuple[Theme, list[Point]]:
+def given(name: str) -> tuple[OperatorVocabulary, list[SizeSample]]:
     (theme,) = load_config().select(themes=(name,)).themes
     return theme, points_of(theme, 3, np.random.default_rng([0, int(theme.digest[:8], 16)]))
 
@@ -41,7 +41,7 @@ def told(found: Enumeration) -> tuple[object, ...]:
 @pytest.mark.parametrize("shards", [1, 5])
 def test_the_same_terms(name: str, shards: int) -> None:
     theme, points = given(name)
-    found, traffic = enumerate_sharded(theme, points, 0, MOST, shards=shards, fleet=Fleet())
+    found, traffic = enumerate_sharded(theme, points, 0, MOST, shards=shards, fleet=WorkerPool())
     assert expected(name).pairs
     assert told(found) == told(expected(name))
     assert traffic.rows <= expected(name).levels[-1].terms
@@ -51,19 +51,19 @@ def test_the_same_terms(name: str, shards: int) -> None:
 def test_the_bound_on_terms_stops_at_the_same_place(most: int) -> None:
     theme, points = given("taso-matrix")
     one = enumerate_terms(theme, points, 0, most)
-    found, _ = enumerate_sharded(theme, points, 0, most, shards=3, fleet=Fleet())
+    found, _ = enumerate_sharded(theme, points, 0, most, shards=3, fleet=WorkerPool())
     assert not one.complete
     assert told(found) == told(one)
 
 
 def test_processes_share_the_classes_and_a_second_run_finds_them_done(tmp_path: Path) -> None:
     theme, points = given("expand")
-    kept = Chunks(tmp_path)
-    with Fleet.open(2) as fleet:
+    kept = DiscoveryResultCache(tmp_path)
+    with WorkerPool.open(2) as fleet:
         found, traffic = enumerate_sharded(theme, points, 0, MOST, shards=8, fleet=fleet, kept=kept)
     assert told(found) == told(expected("expand"))
     assert traffic.largest < traffic.rows / 3
     files = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*.json")}
-    again, _ = enumerate_sharded(theme, points, 0, MOST, shards=8, fleet=Fleet(), kept=kept)
+    again, _ = enumerate_sharded(theme, points, 0, MOST, shards=8, fleet=WorkerPool(), kept=kept)
     assert told(again) == told(expected("expand"))
     assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*.json")} == files

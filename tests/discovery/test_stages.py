@@ -10,15 +10,15 @@ import pytest
 
 from superopt.discovery.candidate_proofs import CandidateProver, any_rank, leading
 from superopt.discovery.candidates import candidates, joined
-from superopt.discovery.config import Config, load_config
+from superopt.discovery.config import DiscoveryConfig, load_config
 from superopt.discovery.enumerate import enumerate_terms, points_of
 from superopt.discovery.generalise import shape_general, size_general, specialised, variable_general, well_typed
-from superopt.discovery.store import Chunks
+from superopt.discovery.result_cache import DiscoveryResultCache
 from superopt.rules import Rule, parse_rule
 from superopt.rules.typing import instances
-from superopt.verifier import ProvedAllSizes, prove, verdict
+from superopt.verifier import ProvedVerdict, prove, verdict
 from superopt.verifier.exact.algebra import PrimeField, Rationals
-from superopt.verifier.exact.ordered import Ordered
+from superopt.verifier.exact.ordered_field import OrderedPrimeField
 from superopt.verifier.exact.testing import test as exact
 
 CONFIG = """
@@ -57,18 +57,18 @@ vocabulary = ["Sigmoid(X)", "Exp(X)", "Max(X, Y)", "Mul(X, Y)", "ReduceMax(X, ax
 
 
 @pytest.fixture(scope="module")
-def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
+def config(tmp_path_factory: pytest.TempPathFactory) -> DiscoveryConfig:
     path = tmp_path_factory.mktemp("stages") / "mixed.toml"
     path.write_text(CONFIG)
     return load_config(path)
 
 
 def holds(rule: Rule) -> bool:
-    return isinstance(exact(rule, trials=4), verdict.Tested)
+    return isinstance(exact(rule, trials=4), verdict.TestedVerdict)
 
 
 @pytest.mark.parametrize("name", ["mixed", "windows", "casts", "monotone"])
-def test_terms_of_one_class_are_equal(config: Config, name: str) -> None:
+def test_terms_of_one_class_are_equal(config: DiscoveryConfig, name: str) -> None:
     """The law of enumeration: what has one fingerprint is equal at sizes that it was not computed at."""
     theme = config.select(themes=(name,)).themes[0]
     points = points_of(theme, 4, np.random.default_rng(1))
@@ -81,7 +81,7 @@ def test_terms_of_one_class_are_equal(config: Config, name: str) -> None:
     assert not wrong, [f"{r.lhs} = {r.rhs}" for r in wrong]
 
 
-def test_points_let_windows_fit(config: Config) -> None:
+def test_points_let_windows_fit(config: DiscoveryConfig) -> None:
     theme = config.select(themes=("windows",)).themes[0]
     found = enumerate_terms(theme, points_of(theme, 4, np.random.default_rng(0)), 3, 10**6)
     assert any("Conv" in str(c.term) for c in found.classes)
@@ -89,7 +89,7 @@ def test_points_let_windows_fit(config: Config) -> None:
 
 @pytest.mark.parametrize("function", ["max", "min", "add", "mul", "abs", "sign", "less"])
 def test_ordered_numbers_agree_with_rationals(function: str) -> None:
-    ordered, rationals = Ordered(), Rationals()
+    ordered, rationals = OrderedPrimeField(), Rationals()
     eighths = [np.random.default_rng(i).integers(-40, 41, size=12) for i in range(2)]
     count = 1 if function in ("abs", "sign") else 2
     exact = rationals.function(function, *(rationals.integers(e) for e in eighths[:count]))
@@ -100,7 +100,7 @@ def test_ordered_numbers_agree_with_rationals(function: str) -> None:
 
 @pytest.mark.parametrize(("function", "wanted"), [("truncmod", np.fmod), ("floormod", np.mod)])
 def test_remainders_of_ordered_numbers(function: str, wanted: np.ufunc) -> None:
-    ordered, rng = Ordered(), np.random.default_rng(3)
+    ordered, rng = OrderedPrimeField(), np.random.default_rng(3)
     x, y = rng.integers(-40, 41, size=60), rng.integers(1, 9, size=60) * rng.choice([-1, 1], size=60)
     made = ordered.function(function, ordered.integers(x), ordered.integers(y))
     assert made["f"].tolist() == wanted(x.astype(float), y).tolist()
@@ -110,7 +110,7 @@ def test_remainders_of_ordered_numbers(function: str, wanted: np.ufunc) -> None:
 @pytest.mark.parametrize("shape", [(4,), (2, 3), (3, 2, 2)])
 def test_elements_have_every_sign_on_both_sides_of_one(shape: tuple[int, ...]) -> None:
     """Where ``|x| < 1`` a square is smaller than its root: points without it see equalities that are none."""
-    drawn = Ordered().random(np.random.default_rng(5), shape)
+    drawn = OrderedPrimeField().random(np.random.default_rng(5), shape)
     number = drawn["f"]
     assert {(bool(x < 0), bool(abs(x) < 1)) for x in number.flat} == {(a, b) for a in (0, 1) for b in (0, 1)}
     assert not (number == 0).any()
@@ -119,10 +119,10 @@ def test_elements_have_every_sign_on_both_sides_of_one(shape: tuple[int, ...]) -
     assert drawn["r"].tolist() == np.vectorize(lambda x: int(exact(Fraction(x))))(number).tolist()
 
 
-def test_an_elementwise_rule_is_stated_once_for_every_rank(config: Config, tmp_path: Path) -> None:
+def test_an_elementwise_rule_is_stated_once_for_every_rank(config: DiscoveryConfig, tmp_path: Path) -> None:
     """``f[...]`` holds for ranks 0 to 5: another for ``f[..., m, n]`` says nothing new."""
     rule = parse_rule({"id": "r", "forall": {"x": "f[m, n]"}, "lhs": ["Relu(Relu(x))"], "rhs": ["Relu(x)"]})
-    found = CandidateProver(config, config.themes[0], Chunks(tmp_path)).rules(rule)
+    found = CandidateProver(config, config.themes[0], DiscoveryResultCache(tmp_path)).rules(rule)
     assert [len(r.tensors["x"].shape) for r in found] == [0]
     assert all(r.tensors["x"].lead for r in found)
 
@@ -148,19 +148,19 @@ def test_a_shape_that_its_side_fixes_keeps_its_sizes() -> None:
     })  # fmt: skip
     wider = shape_general(free, holds)
     assert "shape=[n0, n1]" in str(wider.lhs[0])
-    assert isinstance(prove(wider), ProvedAllSizes)
+    assert isinstance(prove(wider), ProvedVerdict)
 
 
-def test_repeated_variables_and_sizes_are_told_apart(config: Config) -> None:
+def test_repeated_variables_and_sizes_are_told_apart(config: DiscoveryConfig) -> None:
     rule = variable_general(parse_rule(ASSOCIATIVE), holds)
     assert len(rule.tensors) == 3
     rule = size_general(rule, holds)
     assert len(rule.sizes) == 4  # three heights and one width
-    assert isinstance(prove(rule), ProvedAllSizes)
+    assert isinstance(prove(rule), ProvedVerdict)
     theme = config.select(themes=("mixed",)).themes[0]
     wide = next(leading(rule, theme))
     assert wide.lead
-    assert isinstance(prove(wide), ProvedAllSizes)
+    assert isinstance(prove(wide), ProvedVerdict)
 
 
 def test_what_needs_one_variable_keeps_it() -> None:
@@ -170,7 +170,7 @@ def test_what_needs_one_variable_keeps_it() -> None:
     wide = any_rank(rule)
     assert wide is not None
     proved = prove(wide)
-    assert isinstance(proved, ProvedAllSizes)
+    assert isinstance(proved, ProvedVerdict)
     assert proved.ranks == (0, 1, 2, 3, 4, 5)
     assert [len(r.tensors["x"].shape) for r in instances(wide)] == [0, 1, 2, 3, 4, 5]
 
@@ -182,10 +182,10 @@ def test_masks_have_any_rank_too() -> None:
     assert made is not None
     assert len(made.tensors["c"].shape) == 3  # its verdict in floating point is found at both values
     assert made.tensors["c"].lead
-    assert isinstance(prove(made), ProvedAllSizes)
+    assert isinstance(prove(made), ProvedVerdict)
 
 
-def test_preconditions_are_found_where_the_general_rule_is_false(config: Config, tmp_path: Path) -> None:
+def test_preconditions_are_found_where_the_general_rule_is_false(config: DiscoveryConfig, tmp_path: Path) -> None:
     """A window of one element at stride s is the identity only where the stride is 1."""
     rule = parse_rule({
         "id": "r",
@@ -194,10 +194,10 @@ def test_preconditions_are_found_where_the_general_rule_is_false(config: Config,
         "rhs": ["x"],
     })  # fmt: skip
     assert [r.attributes for r in specialised(rule)] == [{}]
-    judge = CandidateProver(config, config.themes[1], Chunks(tmp_path))
+    judge = CandidateProver(config, config.themes[1], DiscoveryResultCache(tmp_path))
     (found,) = judge.rules(rule)
     assert not found.attributes
-    assert isinstance(prove(found), ProvedAllSizes)
+    assert isinstance(prove(found), ProvedVerdict)
 
 
 def test_merging_siblings_is_read_off_a_rule_about_concat() -> None:
@@ -211,5 +211,5 @@ def test_merging_siblings_is_read_off_a_rule_about_concat() -> None:
     assert pair is not None
     assert len(pair.lhs) == 2
     assert pair.forward
-    assert isinstance(prove(pair), ProvedAllSizes)
+    assert isinstance(prove(pair), ProvedVerdict)
     assert joined(parse_rule(ASSOCIATIVE)) is None

@@ -18,7 +18,7 @@ from superopt.discovery.derive import derive, derived, parts_of, rewrites_of
 from superopt.rules import Rule, parse_rule
 from superopt.rules.library import BUILT_IN, parse_file
 from superopt.verifier.exact.testing import test as exact
-from superopt.verifier.verdict import Refuted, Tested
+from superopt.verifier.verdict import RefutedVerdict, TestedVerdict
 
 LIST = Path(__file__).parent / "taso"
 # one of each kind that the library of before did not derive
@@ -36,7 +36,7 @@ def test_a_rule_is_stated_for_the_most_general_sizes() -> None:
     assert shapes["x1"][1] == shapes["w1"][0]
     assert shapes["w1"][1] == shapes["w2"][0]
     assert len({d for s in shapes.values() for d in s}) == 4
-    assert isinstance(exact(rule, trials=4), Tested)
+    assert isinstance(exact(rule, trials=4), TestedVerdict)
 
 
 def test_what_needs_sizes_that_cannot_be_equal_is_not_stated() -> None:
@@ -102,7 +102,7 @@ def test_rules_about_windows_are_derived_by_themselves(library: tuple[Rule, ...]
 
 def test_what_is_false_at_other_sizes_is_not_derived(library: tuple[Rule, ...]) -> None:
     for rule in parse_file(LIST / "false" / "false.toml")[::EVERY]:
-        assert isinstance(exact(rule), Refuted), rule.id
+        assert isinstance(exact(rule), RefutedVerdict), rule.id
         assert not followed(rule, library), rule.id
 
 
@@ -125,4 +125,4 @@ def test_the_shipped_list_is_of_the_recorded_one(sound: tuple[Rule, ...]) -> Non
     recorded = parse_file(LIST / "shipped" / "shipped.toml")
     sources = {r.id for r in shipped(sound)} | {r.id for r in axioms()}
     assert {r.id for r in recorded} <= {f"{s}{end}" for s in sources for end in ("", *(f"-{i}" for i in range(1, 8)))}
-    assert all(isinstance(exact(r, trials=2), Tested) for r in recorded[::9])
+    assert all(isinstance(exact(r, trials=2), TestedVerdict) for r in recorded[::9])

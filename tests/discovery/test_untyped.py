@@ -10,24 +10,24 @@ from pathlib import Path
 import pytest
 from sampling import slow
 
-from superopt.discovery.config import DEFINITION, Config, Theme, load_config
+from superopt.discovery.config import DEFINITION, DiscoveryConfig, OperatorVocabulary, load_config
 from superopt.discovery.derive import derive
-from superopt.discovery.explore import explore
+from superopt.discovery.vocabulary_exploration import explore
 from superopt.rules.library import BUILT_IN, load_library, parse_file, write_rules
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
-def config() -> Config:
+def config() -> DiscoveryConfig:
     return load_config()
 
 
-def _typed(themes: tuple[Theme, ...]) -> dict[str, str]:
+def _typed(themes: tuple[OperatorVocabulary, ...]) -> dict[str, str]:
     return {t.name: v.text for t in themes if t.origin != DEFINITION for v in t.vocabulary if v.operators > 1}
 
 
-def test_no_template_has_two_operators_but_definitions(config: Config) -> None:
+def test_no_template_has_two_operators_but_definitions(config: DiscoveryConfig) -> None:
     assert _typed(config.themes) == {}
     assert not any("typed" in t.source for t in config.themes if t.origin != DEFINITION)
     assert sum(t.origin == DEFINITION for t in config.themes) > 5
@@ -43,7 +43,7 @@ def test_such_a_template_is_counted(tmp_path: Path) -> None:
         assert all("typed" in t.source for t in themes)
 
 
-def test_the_library_is_the_output_of_this_configuration(config: Config) -> None:
+def test_the_library_is_the_output_of_this_configuration(config: DiscoveryConfig) -> None:
     run = json.loads((BUILT_IN / "run.json").read_text("utf-8"))
     assert run["config"] == config.select(profile="default").digest
     rules = load_library().values()
@@ -52,7 +52,7 @@ def test_the_library_is_the_output_of_this_configuration(config: Config) -> None
     assert not [r.id for r in rules if "typed" in r.origin]
 
 
-def _digest(config: Config, themes: tuple[str, ...]) -> str:
+def _digest(config: DiscoveryConfig, themes: tuple[str, ...]) -> str:
     names = {theme.name for theme in config.themes}
     return config.select(themes=themes).digest if names.issuperset(themes) else ""
 
@@ -78,7 +78,7 @@ def test_the_tour_follows_from_the_library(every: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_shape_that_may_be_any_takes_no_leading_axes_away(config: Config, tmp_path: Path) -> None:
+def test_a_shape_that_may_be_any_takes_no_leading_axes_away(config: DiscoveryConfig, tmp_path: Path) -> None:
     """A rule for any shapes of one rank is no substitute for one that holds at any rank."""
     (theme,) = (t for t in config.themes if t.name == "reshape-pointwise-flatten")
     found = explore(theme, config, str(tmp_path))
@@ -87,11 +87,11 @@ def test_a_shape_that_may_be_any_takes_no_leading_axes_away(config: Config, tmp_
     assert all(r.lead for r in about)
 
 
-def test_every_theme_is_of_a_profile(config: Config) -> None:
+def test_every_theme_is_of_a_profile(config: DiscoveryConfig) -> None:
     """One without would be left out by `superopt discover`, which takes those of the default profile."""
     assert {t.profiles for t in config.themes} == {("default",), ("taso",)}
 
 
-def test_themes_have_names_of_their_own(config: Config) -> None:
+def test_themes_have_names_of_their_own(config: DiscoveryConfig) -> None:
     counts = Counter(t.name for t in config.themes)
     assert [n for n, count in counts.items() if count > 1] == []

@@ -7,21 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from superopt.discovery.config import Theme, load_config
+from superopt.discovery.config import OperatorVocabulary, load_config
 from superopt.discovery.derive import derived, rewrites_of
 from superopt.discovery.discover import discover
 from superopt.discovery.generalise import size_general, whole_sizes
-from superopt.ir.terms import App, format_term, postorder
+from superopt.ir.terms import OperatorTerm, format_term, postorder
 from superopt.rules.grammar import parse_rule
 from superopt.rules.rule import Rule
 from superopt.verifier.exact.testing import test as check
 from superopt.verifier.prover.prover import prove
-from superopt.verifier.verdict import ProvedAllSizes, kind_of
+from superopt.verifier.verdict import ProvedVerdict, kind_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def theme(tmp_path: Path, **row: object) -> Theme:
+def theme(tmp_path: Path, **row: object) -> OperatorVocabulary:
     lines = [f"{k} = {json.dumps(v)}" for k, v in {"name": "some", "operators": 2, **row}.items()]
     file = tmp_path / "some.toml"
     file.write_text("[[theme]]\n" + "\n".join(lines) + "\n", "utf-8")
@@ -48,7 +48,7 @@ def test_nothing_is_typed(tmp_path: Path) -> None:
     assert themes
     for one in themes:
         assert one.records
-        assert all(sum(isinstance(t, App) for t in postorder(v.term)) == 1 for v in one.vocabulary)
+        assert all(sum(isinstance(t, OperatorTerm) for t in postorder(v.term)) == 1 for v in one.vocabulary)
 
 
 def test_an_unknown_operator_is_refused(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_what_is_found_says_where_it_is_from(tmp_path: Path) -> None:
     result = discover(load_config(tmp_path / "some.toml"), out=tmp_path / "out")
     wanted = parse_rule({"id": "even", "forall": {"x": "f[...]"}, "lhs": ["Abs(Neg(x))"], "rhs": ["Abs(x)"]})
     assert derived(wanted, rewrites_of(result.rules)) is not None
-    assert all(isinstance(prove(r), ProvedAllSizes) for r in result.rules)
+    assert all(isinstance(prove(r), ProvedVerdict) for r in result.rules)
     assert all("enumerated from Abs, Neg" in r.origin for r in result.rules)
 
 
@@ -163,7 +163,7 @@ def test_only_what_simplifies_is_a_candidate(tmp_path: Path) -> None:
     found = discover(load_config(tmp_path / "some.toml"), out=tmp_path / "out")
     assert found.rules
     for rule in found.rules:
-        sizes = [sum(isinstance(t, App) for t in postorder(*side)) for side in (rule.lhs, rule.rhs)]
+        sizes = [sum(isinstance(t, OperatorTerm) for t in postorder(*side)) for side in (rule.lhs, rule.rhs)]
         assert sizes[0] > sizes[1], str(rule)
 
 
@@ -173,4 +173,4 @@ def test_two_shapes_are_any_with_as_many_elements(tmp_path: Path) -> None:
     rules = discover(load_config(tmp_path / "some.toml"), out=tmp_path / "out").rules
     wanted = {str(r.lhs[0]) for r in rules}
     assert "Reshape(Reshape(x, shape=[n0, n1]), shape=[n2, n3])" in wanted
-    assert all(isinstance(prove(r), ProvedAllSizes) for r in rules)
+    assert all(isinstance(prove(r), ProvedVerdict) for r in rules)

@@ -12,7 +12,7 @@ from superopt.discovery.discover import discover
 from superopt.rules.library import load_library, parse_file
 from superopt.rules.rule import Rule
 from superopt.verifier.prover.prover import prove
-from superopt.verifier.verdict import ProvedAllSizes, Refuted
+from superopt.verifier.verdict import ProvedVerdict, RefutedVerdict
 
 LIST = parse_file(Path(__file__).parent / "xla" / "list.toml")
 GENERATED = Path(__file__).resolve().parents[2] / "docs" / "generated.toml"
@@ -38,8 +38,8 @@ def test_it_is_whole() -> None:
 @pytest.mark.parametrize("rule", LIST, ids=lambda r: r.id)
 def test_verdict(rule: Rule) -> None:
     verdict = prove(rule)
-    assert not isinstance(verdict, Refuted)
-    assert isinstance(verdict, ProvedAllSizes) or rule.id in UNPROVED
+    assert not isinstance(verdict, RefutedVerdict)
+    assert isinstance(verdict, ProvedVerdict) or rule.id in UNPROVED
 
 
 @pytest.mark.slow

@@ -182,7 +182,7 @@ def test_the_path_of_one_model_is_that_of_the_code() -> None:
     for calls, files in rows:
         named = re.findall(r"`([^`]+)`", files)
         folder = Path(named[0]).parent
-        paths = [ROOT / (n if "/" in n else folder / n) for n in named]
+        paths = [ROOT / "superopt" / (n if "/" in n else folder / n) for n in named]
         source = "\n".join(p.read_text("utf-8") for p in paths)
         for call in re.findall(r"`([^`]+)`", calls):
             name = call.split(".")[-1]

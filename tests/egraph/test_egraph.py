@@ -7,11 +7,11 @@ from graphs import f32
 from rules_for_tests import rules
 
 from superopt.egraph.egraph import EGraph, TypeClashError
-from superopt.egraph.lifting import group_rewrite, lift
-from superopt.egraph.matching import Match, bound, compile_side
+from superopt.egraph.nary_rules import group_rewrite, lift
+from superopt.egraph.pattern_compiler import PatternMatch, bound, compile_side
 from superopt.ir.terms import format_term
 from superopt.ops import REGISTRY
-from superopt.ops.meaning import IllTyped
+from superopt.ops.operator_semantics import IllTypedOperator
 
 
 def test_congruence_spreads_upwards():
@@ -37,7 +37,7 @@ def test_types_are_checked():
     a, b = graph.leaf(0, f32(2), False), graph.leaf(1, f32(3), False)
     with pytest.raises(TypeClashError):
         graph.union(a, b, "wrong")
-    with pytest.raises(IllTyped):
+    with pytest.raises(IllTypedOperator):
         graph.add("Add", (), (a, b))
 
 
@@ -58,7 +58,7 @@ def test_matching_binds_sizes_and_checks_repeats():
     other = graph.leaf(3, f32(2, 3), False)
     graph.add("Add", (), (graph.add("MatMul", (), (x, a)), graph.add("MatMul", (), (x, c))))
     graph.add("Add", (), (graph.add("MatMul", (), (x, a)), graph.add("MatMul", (), (other, c))))
-    found: list[Match] = []
+    found: list[PatternMatch] = []
 
     def keep(pattern, slots, registers):
         match = bound(graph, pattern, slots, registers)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from sampling import slow
 
-from superopt.egraph.lifting import group_rewrite, lift
-from superopt.ir.terms import App, postorder
+from superopt.egraph.nary_rules import group_rewrite, lift
+from superopt.ir.terms import OperatorTerm, postorder
 from superopt.rules import load_library
 from superopt.rules.typing import instances
 from superopt.verifier import test as exact_test
-from superopt.verifier.verdict import Refuted
+from superopt.verifier.verdict import RefutedVerdict
 
 FAMILIES = sorted(load_library().families)
 
@@ -40,7 +40,9 @@ def test_there_are_rules_to_lift(liftable):
 
 def enlarges_much(rule):
     """Whether it interpolates by a factor above 2, which takes seconds over exact rationals."""
-    resizes = [dict(t.attributes) for t in postorder(*rule.lhs, *rule.rhs) if isinstance(t, App) and t.op == "Resize"]
+    resizes = [
+        dict(t.attributes) for t in postorder(*rule.lhs, *rule.rhs) if isinstance(t, OperatorTerm) and t.op == "Resize"
+    ]
     return any(r["mode"] == "linear" and any(s > 2 for s in r["scales_up"]) for r in resizes)
 
 
@@ -54,7 +56,7 @@ def test_lifted_rules_are_true(family, every, liftable):
     false = [
         (name, lifted)
         for name, lifted in liftable[family][::every]
-        if not enlarges_much(lifted) and isinstance(exact_test(lifted, trials=3), Refuted)
+        if not enlarges_much(lifted) and isinstance(exact_test(lifted, trials=3), RefutedVerdict)
     ]
     assert not false
 
@@ -64,7 +66,7 @@ def test_lifted_interpolations_are_true(liftable):
     dear = [(name, lifted) for lifted_rules in liftable.values() for name, lifted in lifted_rules]
     dear = [(name, lifted) for name, lifted in dear if enlarges_much(lifted)]
     assert dear
-    assert not [name for name, lifted in dear if isinstance(exact_test(lifted, trials=3), Refuted)]
+    assert not [name for name, lifted in dear if isinstance(exact_test(lifted, trials=3), RefutedVerdict)]
 
 
 def test_a_number_that_stands_for_the_two_copies_is_not_lifted():

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from rules_for_tests import rules
 
 from superopt.egraph.egraph import ABSENT, PROJECT, EGraph, TypeClashError
-from superopt.egraph.matching import bound, compile_side
-from superopt.egraph.pattern_index import Trie
-from superopt.egraph.rewrites import _explicit
+from superopt.egraph.pattern_compiler import bound, compile_side
+from superopt.egraph.pattern_index import PatternTrie
+from superopt.egraph.rule_compiler import _explicit
 from superopt.egraph.saturation import _distances
-from superopt.ir.terms import App, Project, Var, postorder
+from superopt.ir.terms import OperatorTerm, OutputTerm, VariableTerm, postorder
 from superopt.ops import REGISTRY
-from superopt.ops.meaning import IllTyped
+from superopt.ops.operator_semantics import IllTypedOperator
 from superopt.rules.typing import instances
 
 OPERATORS = (("Relu", 1), ("Neg", 1), ("Add", 2), ("Mul", 2), ("MatMul", 2), ("Sub", 2))
@@ -28,7 +28,7 @@ def patterns():
         for instance in instances(rule):
             plain = _explicit(instance)
             for source, target in ((plain.lhs, plain.rhs), (plain.rhs, plain.lhs)):
-                if not any(isinstance(t, Var) for t in source):
+                if not any(isinstance(t, VariableTerm) for t in source):
                     found.append(compile_side(plain, source, target))
     return found
 
@@ -80,12 +80,12 @@ def tried(graph, pattern):
 def held(graph, pattern, match):
     where = {}
     for term in postorder(*pattern.source):
-        if isinstance(term, Var):
+        if isinstance(term, VariableTerm):
             where[term] = match[term.name]
-        elif isinstance(term, Project):
+        elif isinstance(term, OutputTerm):
             node = (graph.head(PROJECT, (("index", term.index),)), where[term.term])
             where[term] = found(graph, node)
-        elif isinstance(term, App):
+        elif isinstance(term, OperatorTerm):
             if term.attributes:
                 return None
             node = (graph.head(term.op), *(ABSENT if a is None else where[a] for a in term.args))
@@ -104,11 +104,11 @@ def found(graph, node):
 @given(graphs())
 def test_the_net_finds_what_trying_everything_finds(made):
     graph, _ = made
-    net = Trie([(p, p.steps, p.depth) for p in PATTERNS])
+    net = PatternTrie([(p, p.steps, p.depth) for p in PATTERNS])
     together = walked(net, graph)
-    alone = set().union(*(walked(Trie([(p, p.steps, p.depth)]), graph) for p in PATTERNS))
+    alone = set().union(*(walked(PatternTrie([(p, p.steps, p.depth)]), graph) for p in PATTERNS))
     assert together == alone
-    plain = [p for p in PATTERNS if not any(isinstance(t, App) and t.attributes for t in postorder(*p.source))]
+    plain = [p for p in PATTERNS if not any(isinstance(t, OperatorTerm) and t.attributes for t in postorder(*p.source))]
     assert len(plain) > 5
     for pattern in plain:
         number = PATTERNS.index(pattern)
@@ -125,7 +125,7 @@ def test_the_net_finds_what_trying_everything_finds(made):
 @given(graphs(), st.data())
 def test_nothing_new_is_missed_near_what_changed(made, data):
     graph, values = made
-    net = Trie([(p, p.steps, p.depth) for p in PATTERNS])
+    net = PatternTrie([(p, p.steps, p.depth) for p in PATTERNS])
     before = walked(net, graph)
     graph.touched = set()
     for _ in range(data.draw(st.integers(1, 2))):
@@ -133,7 +133,7 @@ def test_nothing_new_is_missed_near_what_changed(made, data):
         args = tuple(data.draw(st.sampled_from(values)) for _ in range(count))
         try:
             graph.union(graph.add(op, (), args), data.draw(st.sampled_from(values)), "luck")
-        except (IllTyped, TypeClashError):
+        except (IllTypedOperator, TypeClashError):
             continue
     graph.rebuild()
     after = walked(net, graph)
@@ -149,12 +149,12 @@ def test_nothing_new_is_missed_near_what_changed(made, data):
 @given(graphs(), st.integers(0, 2))
 def test_no_more_applications_that_change_nothing_are_gone_through_than_allowed(made, most):
     graph, _ = made
-    everywhere = walked(Trie([(p, p.steps, p.depth) for p in PATTERNS]), graph)
-    allowed = walked(Trie([(p, p.steps, p.depth) for p in PATTERNS], lambda _: most), graph)
+    everywhere = walked(PatternTrie([(p, p.steps, p.depth) for p in PATTERNS]), graph)
+    allowed = walked(PatternTrie([(p, p.steps, p.depth) for p in PATTERNS], lambda _: most), graph)
     assert allowed <= everywhere
     for number, roots, tensors in everywhere:
         pattern = PATTERNS[number]
-        if not any(isinstance(t, App) and t.attributes for t in postorder(*pattern.source)):
+        if not any(isinstance(t, OperatorTerm) and t.attributes for t in postorder(*pattern.source)):
             assert ((number, roots, tensors) in allowed) == (loops(graph, pattern, dict(tensors)) <= most)
 
 
@@ -162,9 +162,9 @@ def loops(graph, pattern, match):
     """How many of the side's applications read the class that they are in."""
     where, count = {}, 0
     for term in postorder(*pattern.source):
-        if isinstance(term, Var):
+        if isinstance(term, VariableTerm):
             where[term] = match[term.name]
-        elif isinstance(term, Project):
+        elif isinstance(term, OutputTerm):
             where[term] = found(graph, (graph.head(PROJECT, (("index", term.index),)), where[term.term]))
         else:
             args = [where[a] for a in term.args if a is not None]

@@ -9,14 +9,14 @@ from graphs import f32, graph, op
 from rules_for_tests import rules
 
 from superopt.egraph.egraph import EGraph
-from superopt.egraph.matching import Pattern
-from superopt.egraph.rewrites import compile_rewrites
-from superopt.egraph.saturation import Limits, SaturationOutcome, saturate
+from superopt.egraph.pattern_compiler import CompiledPattern
+from superopt.egraph.rule_compiler import compile_rewrites
+from superopt.egraph.saturation import SaturationLimits, SaturationOutcome, saturate
 from superopt.ir.terms import AttributeValue
 from superopt.ops import REGISTRY
-from superopt.ops.infer import infer
-from superopt.program.program import program_of
-from superopt.regions.lowering import lower, region_of
+from superopt.ops.shape_inference import infer
+from superopt.program.graph_program import program_of
+from superopt.regions.region_egraph import lower, region_of
 
 LENGTH = 4
 
@@ -29,7 +29,7 @@ class Fixed:
         self.asked = 0
 
     def of(
-        self, graph: EGraph, pattern: Pattern, slots: Sequence[int], values: tuple[AttributeValue, ...],
+        self, graph: EGraph, pattern: CompiledPattern, slots: Sequence[int], values: tuple[AttributeValue, ...],
         sizes: Mapping[str, AttributeValue],
     ) -> tuple[float, float]:  # fmt: skip
         self.asked += 1
@@ -43,7 +43,7 @@ def saturated(prices: Fixed | None) -> tuple[SaturationOutcome, EGraph]:
     program = program_of(model, infer(model))
     lowered = lower(region_of(program, range(LENGTH)), REGISTRY)
     moves = compile_rewrites(rules("assoc"), program).all_rewrites
-    return saturate(lowered.graph, moves, Limits(prices=prices)), lowered.graph
+    return saturate(lowered.graph, moves, SaturationLimits(prices=prices)), lowered.graph
 
 
 @pytest.mark.parametrize(("other_us", "applied"), [(2.0, False), (1.02, False), (1.0, True), (0.5, True)])

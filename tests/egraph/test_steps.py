@@ -9,14 +9,14 @@ from graphs import assert_equivalent, f32, graph, op
 from roofline import Roofline
 from rules_for_tests import rules
 
-from superopt.egraph.rewrites import compile_rewrites
-from superopt.egraph.saturation import Limits, RewriteSet, saturate
+from superopt.egraph.rule_compiler import compile_rewrites
+from superopt.egraph.saturation import RewriteSet, SaturationLimits, saturate
 from superopt.ir.graph import Graph
 from superopt.ops import REGISTRY
-from superopt.ops.infer import infer
+from superopt.ops.shape_inference import infer
 from superopt.passes import SearchOptions, saturation_search, search
-from superopt.program.program import program_of
-from superopt.regions.lowering import lower, region_of
+from superopt.program.graph_program import program_of
+from superopt.regions.region_egraph import lower, region_of
 
 PAIRS = 12
 NODES = 3 * PAIRS
@@ -35,7 +35,7 @@ def grown(steps: int) -> tuple[str, int]:
     program = program_of(model, infer(model))
     lowered = lower(region_of(program, range(NODES)), REGISTRY)
     moves: RewriteSet = compile_rewrites(rules("relu-relu"), program).all_rewrites
-    outcome = saturate(lowered.graph, moves, Limits(steps=steps))
+    outcome = saturate(lowered.graph, moves, SaturationLimits(steps=steps))
     return outcome.stopped, len(lowered.graph.classes)
 
 

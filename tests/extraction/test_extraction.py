@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from superopt.extraction.dag import Candidate, Problem, cost_of, greedy, improve
+from superopt.extraction.dag import Candidate, ExtractionProblem, cost_of, greedy, improve
 from superopt.extraction.ilp import solve
 
 
@@ -26,7 +26,7 @@ def random_problem(generator):
             for need in needs:
                 readers.setdefault(need, []).append(indices[-1])
         of[owner] = tuple(indices)
-    return Problem(tuple(candidates), of, {c: tuple(r) for c, r in readers.items()}, (count - 1,))
+    return ExtractionProblem(tuple(candidates), of, {c: tuple(r) for c, r in readers.items()}, (count - 1,))
 
 
 def exhaustive(problem):

@@ -16,7 +16,7 @@ import fleet_tasks as work
 import pytest
 from clusters import DaskCluster, dask_cluster
 
-from superopt.fleet import ClusterTimeouts, Fleet, Journal, Task, TaskLost, digest
+from superopt.fleet import ClusterTimeouts, TaskJournal, TaskLost, WorkerPool, WorkerTask, digest
 from superopt.ir.errors import BackendUnavailable, UsageError
 
 pytest.importorskip("distributed", reason="an extra: pip install 'superopt[dask]'")
@@ -38,60 +38,62 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaskCluster]:
 
 
 @pytest.fixture(scope="module")
-def fleet(cluster: DaskCluster) -> Iterator[Fleet]:
-    with Fleet.open(cluster_address=cluster.address) as made:
+def fleet(cluster: DaskCluster) -> Iterator[WorkerPool]:
+    with WorkerPool.open(cluster_address=cluster.address) as made:
         yield made
 
 
-def test_results_in_order_and_as_they_come(fleet: Fleet) -> None:
-    tasks = [Task(work.square, (n,)) for n in range(20)]
+def test_results_in_order_and_as_they_come(fleet: WorkerPool) -> None:
+    tasks = [WorkerTask(work.square, (n,)) for n in range(20)]
     assert [o.result() for o in fleet.map(tasks)] == [n * n for n in range(20)]
     assert sorted(o.result() for o in fleet.each(tasks)) == [n * n for n in range(20)]
     assert "Dask" in fleet.where
 
 
-def test_what_a_task_raises_is_its_own(fleet: Fleet) -> None:
-    first, second = fleet.map([Task(work.wrong, (3,)), Task(work.square, (3,))])
+def test_what_a_task_raises_is_its_own(fleet: WorkerPool) -> None:
+    first, second = fleet.map([WorkerTask(work.wrong, (3,)), WorkerTask(work.square, (3,))])
     with pytest.raises(ValueError, match="no 3"):
         first.result()
     assert second.result() == 9
 
 
 def test_a_task_that_kills_its_process_is_tried_three_times_and_the_workers_live(
-    fleet: Fleet, cluster: DaskCluster, tmp_path: Path
+    fleet: WorkerPool, cluster: DaskCluster, tmp_path: Path
 ) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
-    found = list(fleet.map([Task(work.dies, (str(tmp_path / "a"), 99)), Task(work.dies, (str(tmp_path / "b"), 2))]))
+    found = list(
+        fleet.map([WorkerTask(work.dies, (str(tmp_path / "a"), 99)), WorkerTask(work.dies, (str(tmp_path / "b"), 2))])
+    )
     with pytest.raises(TaskLost, match="3 times"):
         found[0].result()
     assert found[1].result() == 2
     assert all(w.poll() is None for w in cluster.workers)
 
 
-def test_a_task_that_takes_too_long_is_ended(fleet: Fleet) -> None:
-    (found,) = fleet.map([Task(work.sleeps, (600.0,), seconds=0.3)])
+def test_a_task_that_takes_too_long_is_ended(fleet: WorkerPool) -> None:
+    (found,) = fleet.map([WorkerTask(work.sleeps, (600.0,), seconds=0.3)])
     with pytest.raises(TaskLost, match="longer than"):
         found.result()
 
 
-def test_a_file_that_a_worker_sees_otherwise_is_refused(fleet: Fleet, tmp_path: Path) -> None:
+def test_a_file_that_a_worker_sees_otherwise_is_refused(fleet: WorkerPool, tmp_path: Path) -> None:
     path = tmp_path / "model.json"
     path.write_text("one")
-    assert [o.result() for o in fleet.map([Task(work.square, (2,), files=(path,))])] == [4]
+    assert [o.result() for o in fleet.map([WorkerTask(work.square, (2,), files=(path,))])] == [4]
     path.write_text("two")  # the fleet's own digest of it is older: as if the worker saw another file
     with pytest.raises(UsageError, match=r"model\.json has other content"):
-        list(fleet.map([Task(work.square, (2,), files=(path,))]))
+        list(fleet.map([WorkerTask(work.square, (2,), files=(path,))]))
     path.unlink()
     with pytest.raises(UsageError, match=r"model\.json is not there"):
-        list(fleet.map([Task(work.square, (2,), files=(path,))]))
+        list(fleet.map([WorkerTask(work.square, (2,), files=(path,))]))
 
 
 def test_a_worker_that_is_killed_costs_what_it_had_in_hand(tmp_path: Path) -> None:
     done = tmp_path / "done"
     done.mkdir()
     (tmp_path / "dask").mkdir()
-    with dask_cluster(tmp_path / "dask", 2) as cluster, Fleet.open(cluster_address=cluster.address) as fleet:
+    with dask_cluster(tmp_path / "dask", 2) as cluster, WorkerPool.open(cluster_address=cluster.address) as fleet:
 
         def kill() -> None:
             while len(list(done.iterdir())) < 4:
@@ -101,7 +103,7 @@ def test_a_worker_that_is_killed_costs_what_it_had_in_hand(tmp_path: Path) -> No
 
         killer = threading.Thread(target=kill, daemon=True)
         killer.start()
-        tasks = [Task(work.slow, (n, 0.2, str(done))) for n in range(24)]
+        tasks = [WorkerTask(work.slow, (n, 0.2, str(done))) for n in range(24)]
         assert [o.result() for o in fleet.map(tasks)] == [work.row(n) for n in range(24)]
         killer.join()
         assert cluster.workers[0].poll() == -signal.SIGKILL
@@ -112,8 +114,8 @@ def test_a_killed_client_goes_on_with_other_workers(cluster: DaskCluster, tmp_pa
     done.mkdir()
     script = (
         "import sys, fleet_tasks as w; from pathlib import Path; from superopt.fleet import *\n"
-        "with Fleet.open(cluster_address=sys.argv[3]) as f, Journal(Path(sys.argv[1])) as j:\n"
-        "    t = [Task(w.slow, (n, 0.2, sys.argv[2]), key=digest('row', n)) for n in range(20)]\n"
+        "with WorkerPool.open(cluster_address=sys.argv[3]) as f, TaskJournal(Path(sys.argv[1])) as j:\n"
+        "    t = [WorkerTask(w.slow, (n, 0.2, sys.argv[2]), key=digest('row', n)) for n in range(20)]\n"
         "    list(f.map(t, kept=j))\n"
     )
     command = [sys.executable, "-c", script, str(tmp_path / "journal"), str(done), cluster.address]
@@ -123,8 +125,8 @@ def test_a_killed_client_goes_on_with_other_workers(cluster: DaskCluster, tmp_pa
         time.sleep(0.05)
     client.send_signal(signal.SIGKILL)
     client.wait()
-    tasks = [Task(work.slow, (n, 0.0, str(done)), key=digest("row", n)) for n in range(20)]
-    with Fleet.open(3) as here, Journal(tmp_path / "journal") as journal:
+    tasks = [WorkerTask(work.slow, (n, 0.0, str(done)), key=digest("row", n)) for n in range(20)]
+    with WorkerPool.open(3) as here, TaskJournal(tmp_path / "journal") as journal:
         found = list(here.map(tasks, kept=journal))
     assert [o.result() for o in found] == [work.row(n) for n in range(20)]
     assert 1 <= sum(o.kept for o in found) < 20
@@ -142,25 +144,28 @@ def test_a_killed_client_goes_on_with_other_workers(cluster: DaskCluster, tmp_pa
 )
 def test_an_address_where_nothing_is(address: str, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
-        Fleet.open(cluster_address=address, timeouts=ClusterTimeouts(connect=2.0))
+        WorkerPool.open(cluster_address=address, timeouts=ClusterTimeouts(connect=2.0))
 
 
 def test_something_else_at_the_address() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:  # takes connections and says nothing
         address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
         with pytest.raises(BackendUnavailable, match="no Dask scheduler answers"):
-            Fleet.open(cluster_address=address, timeouts=ClusterTimeouts(connect=2.0))
+            WorkerPool.open(cluster_address=address, timeouts=ClusterTimeouts(connect=2.0))
 
 
 def test_a_cluster_without_workers(tmp_path: Path) -> None:
     with dask_cluster(tmp_path, 0) as cluster, pytest.raises(BackendUnavailable, match="has no workers"):
-        Fleet.open(cluster_address=cluster.address, timeouts=ClusterTimeouts(connect=3.0))
+        WorkerPool.open(cluster_address=cluster.address, timeouts=ClusterTimeouts(connect=3.0))
 
 
 def test_a_scheduler_that_dies_ends_the_run(tmp_path: Path) -> None:
     timeouts = ClusterTimeouts(poll=0.5, workers=2.0)
-    with dask_cluster(tmp_path, 1) as cluster, Fleet.open(cluster_address=cluster.address, timeouts=timeouts) as fleet:
-        found = fleet.each([Task(work.sleeps, (0.1 if n == 0 else 600.0,)) for n in range(3)])
+    with (
+        dask_cluster(tmp_path, 1) as cluster,
+        WorkerPool.open(cluster_address=cluster.address, timeouts=timeouts) as fleet,
+    ):
+        found = fleet.each([WorkerTask(work.sleeps, (0.1 if n == 0 else 600.0,)) for n in range(3)])
         assert next(found).result() == 1
         assert cluster.scheduler is not None
         cluster.scheduler.send_signal(signal.SIGKILL)
@@ -178,7 +183,7 @@ def test_a_worker_of_another_library_is_refused(tmp_path: Path) -> None:
         )
         cluster.add(PYTHONPATH=f"{other}{os.pathsep}{os.environ['PYTHONPATH']}")
         with (
-            Fleet.open(cluster_address=cluster.address) as fleet,
+            WorkerPool.open(cluster_address=cluster.address) as fleet,
             pytest.raises(BackendUnavailable, match=r"worker on .* not like the client: numpy 0\.0\.1 instead of"),
         ):
-            list(fleet.map([Task(work.square, (1,))]))
+            list(fleet.map([WorkerTask(work.square, (1,))]))

@@ -19,7 +19,7 @@ from superopt.formats import load_with_files
 from superopt.ir.errors import UsageError
 from superopt.pipeline import Options, batch
 from superopt.pipeline.batch import JOURNAL, demand_of, optimize_all
-from superopt.pipeline.rematerialization import TradeoffPoint
+from superopt.pipeline.rematerialization import MemoryTradeoffPoint
 
 TARGET = Options(target="profile:cpu-epyc-2core")
 
@@ -103,7 +103,10 @@ def test_graphs_that_trade_time_for_memory_are_written_beside_each_result(
         made = real(path, **given)
         return replace(
             made,
-            pareto=(TradeoffPoint(made.original, 2, 1.0, "order"), TradeoffPoint(made.graph, 1, 2.0, "recomputation")),
+            pareto=(
+                MemoryTradeoffPoint(made.original, 2, 1.0, "order"),
+                MemoryTradeoffPoint(made.graph, 1, 2.0, "recomputation"),
+            ),
         )
 
     monkeypatch.setattr(batch, "optimize", with_a_front)
@@ -144,13 +147,13 @@ def test_ctrl_c_says_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     from superopt import gate
     from superopt.discovery import discover
     from superopt.ir.errors import Interrupted
-    from superopt.verifier import store
+    from superopt.verifier import batch_proving
 
     def stopped(*_: object, **__: object) -> Any:
         raise KeyboardInterrupt
 
     place = tmp_path / "place"
-    homes = {"optimize": batch, "prove": store, "discover": discover, "corpus": gate}
+    homes = {"optimize": batch, "prove": batch_proving, "discover": discover, "corpus": gate}
     names = {"optimize": "optimize_all", "prove": "prove_all", "discover": "discover", "corpus": "run_corpus"}
     monkeypatch.setattr(homes[command], names[command], stopped)
     (tmp_path / "m.json").write_text(json.dumps({}))

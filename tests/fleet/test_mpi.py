@@ -20,20 +20,21 @@ SCRIPT = """
 import json, sys
 from pathlib import Path
 import fleet_tasks as work
-from superopt.fleet import Fleet, Journal, Task, TaskLost, digest, mpi
+from superopt.fleet import WorkerPool, TaskJournal, WorkerTask, TaskLost, digest, mpi
 
 folder = Path(sys.argv[1])
 with mpi.client() as wanted:
     if wanted:
-        with Fleet.open() as fleet, Journal(folder / "journal") as journal:
-            squares = [o.result() for o in fleet.map([Task(work.square, (n,)) for n in range(20)])]
-            lost, again = fleet.map([Task(work.dies, (str(folder / "a"), 99)), Task(work.dies, (str(folder / "b"), 2))])
-            (late,) = fleet.map([Task(work.sleeps, (600.0,), seconds=0.3)])
+        with WorkerPool.open() as fleet, TaskJournal(folder / "journal") as journal:
+            squares = [o.result() for o in fleet.map([WorkerTask(work.square, (n,)) for n in range(20)])]
+            lost, again = fleet.map(
+                [WorkerTask(work.dies, (str(folder / name), signal)) for name, signal in (("a", 99), ("b", 2))])
+            (late,) = fleet.map([WorkerTask(work.sleeps, (600.0,), seconds=0.3)])
             kept = [o.kept for o in fleet.map(
-                [Task(work.slow, (n, 0.05, str(folder / "c")), key=digest(n)) for n in range(10)], kept=journal)]
+                [WorkerTask(work.slow, (n, 0.05, str(folder / "c")), key=digest(n)) for n in range(10)], kept=journal)]
             found = [fleet.where, fleet.size, squares, str(lost.error), again.result(), str(late.error), kept]
-        with Fleet.open() as fleet:  # a command may open one after the other
-            found.append([o.result() for o in fleet.map([Task(work.square, (n,)) for n in range(3)])])
+        with WorkerPool.open() as fleet:  # a command may open one after the other
+            found.append([o.result() for o in fleet.map([WorkerTask(work.square, (n,)) for n in range(3)])])
         print(json.dumps(found))
 """
 

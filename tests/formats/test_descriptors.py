@@ -14,7 +14,7 @@ from onnx import helper, numpy_helper
 from superopt import formats
 from superopt.formats.mapped_file import MemoryMap, scratch
 from superopt.ir.errors import InvalidModel
-from superopt.verifier.check.sessions import Bench
+from superopt.verifier.check.shared_weight_sessions import SharedWeightSessions
 
 COUNT = 40
 SIDE = 520  # rows and columns of a weight: more than a MiB, so that it is mapped
@@ -47,7 +47,7 @@ def test_weights_in_files_hold_few_descriptors(tmp_path: Path, together: bool) -
     arrays = [w.data.numpy() for w in graph.weights if w.data is not None]
     assert [int(a[-1, -1]) for a in arrays] == list(range(COUNT))
     assert open_files() <= before + 16
-    with Bench() as bench:
+    with SharedWeightSessions() as bench:
         bench.session(graph, optimise=False)
         assert open_files() <= before + 18
     del arrays, graph, bench

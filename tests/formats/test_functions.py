@@ -11,7 +11,7 @@ from onnx import parser
 from onnx.reference import ReferenceEvaluator
 
 from superopt import formats
-from superopt.formats.functions import MOST_NODES, function_names, inlined, with_calls
+from superopt.formats.function_inlining import MOST_NODES, function_names, inlined, with_calls
 from superopt.ir.errors import InvalidModel, ResourceLimit
 from superopt.ir.graph import Graph, Node
 from superopt.runtime.onnx_runtime import make_session, run

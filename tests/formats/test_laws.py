@@ -30,10 +30,10 @@ from onnx import (
 from superopt.formats import from_bytes, from_onnx, load, read_json, save, schema, to_json, to_onnx, to_onnx_bytes
 from superopt.formats.json_writer import format_document, whole_document
 from superopt.formats.onnx_tensors import ELEMENT_TYPES
-from superopt.formats.tensors import PackedData, RandomData, expected_bytes, pack, unpack
+from superopt.formats.weight_data import PackedWeightData, RandomWeightData, expected_bytes, pack, unpack
 from superopt.ir.errors import InvalidModel, UsageError
-from superopt.ir.graph import ArrayData, Graph, Node, OpaqueAttribute, Value, Weight, constant, structural_hash
-from superopt.ir.poly import sym
+from superopt.ir.graph import ArrayWeightData, Graph, Node, OpaqueAttribute, Value, Weight, constant, structural_hash
+from superopt.ir.size_polynomial import sym
 from superopt.ir.types import DType, TensorType
 
 VALIDATOR = jsonschema.Draft202012Validator(schema())
@@ -54,16 +54,18 @@ def weights(draw: st.DrawFn, name: str) -> Weight:
         case 1:
             array = np.empty(shape, object)
             array.reshape(-1)[:] = [draw(st.binary(max_size=4)) for _ in range(array.size)]
-            return Weight(name, TensorType(DType.STRING, shape), ArrayData(array), doc, metadata)
+            return Weight(name, TensorType(DType.STRING, shape), ArrayWeightData(array), doc, metadata)
         case 2:
             random = TensorType(DType.FLOAT32, shape)
-            data = RandomData(random, draw(st.integers(0, 99)), draw(floats32.filter(np.isfinite)), 0.5, "uniform")
+            data = RandomWeightData(
+                random, draw(st.integers(0, 99)), draw(floats32.filter(np.isfinite)), 0.5, "uniform"
+            )
             return Weight(name, random, data, doc, metadata)
     raw = np.random.default_rng(draw(st.integers(0, 99))).bytes(expected_bytes(kind))
     count = int(np.prod(shape))
     if kind.dtype.bits < 8 and count * kind.dtype.bits % 8:
         raw = raw[:-1] + bytes([raw[-1] & ((1 << count * kind.dtype.bits % 8) - 1)])
-    return Weight(name, kind, PackedData(kind, raw), doc, metadata)
+    return Weight(name, kind, PackedWeightData(kind, raw), doc, metadata)
 
 
 attributes = st.one_of(
@@ -162,7 +164,7 @@ def test_pack_inverts_unpack(dtype: DType, shape: list[int], seed: int) -> None:
     packed = pack(array, dtype)
     assert len(packed) == expected_bytes(kind)
     assert unpack(packed, kind).tobytes() == array.tobytes()
-    assert PackedData(kind, packed).digest == ArrayData(array).digest
+    assert PackedWeightData(kind, packed).digest == ArrayWeightData(array).digest
 
 
 def test_packing_is_onnx_own() -> None:
@@ -359,13 +361,13 @@ def test_nothing_is_overwritten_and_nothing_half_written(tmp_path: Path) -> None
 
 @pytest.mark.essential
 def test_random_weights_are_what_the_schema_says() -> None:
-    data = RandomData(TensorType(DType.FLOAT32, (3, 4)), 7, 0.5, 1.0)
+    data = RandomWeightData(TensorType(DType.FLOAT32, (3, 4)), 7, 0.5, 1.0)
     expected = np.random.Generator(np.random.PCG64(7)).standard_normal((3, 4), np.float32) * np.float32(
         0.5
     ) + np.float32(1)
     assert np.array_equal(data.numpy(), expected)
     assert data.numpy() is not None
-    positive = RandomData(TensorType(DType.FLOAT16, (100,)), 7, 0.5, 1.0, "uniform").numpy()
+    positive = RandomWeightData(TensorType(DType.FLOAT16, (100,)), 7, 0.5, 1.0, "uniform").numpy()
     assert positive.min() >= 1
     assert positive.dtype == np.float16
 

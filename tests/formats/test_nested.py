@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from onnx import GraphProto, ModelProto, TensorProto, helper
 
-from superopt.formats import contradictions, from_bytes
+from superopt.formats import from_bytes, shape_contradictions
 from superopt.ir.errors import InvalidModel, ResourceLimit
-from superopt.runtime.limits import MOST_SUBGRAPHS, refuse_unbounded
+from superopt.runtime.resource_limits import MOST_SUBGRAPHS, refuse_unbounded
 
 SHAPE = [4, 8]
 
@@ -45,13 +45,13 @@ def test_a_contradiction_is_found_however_deep(depth: int, width: int) -> None:
 
 def test_bodies_that_double_are_not_read_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[int] = []
-    infer = contradictions.infer
+    infer = shape_contradictions.infer
 
     def counted(graph: Any) -> Any:
         read.append(len(graph.nodes) + sum(len(a.payload) for n in graph.nodes for a in n.attributes.values()))
         return infer(graph)
 
-    monkeypatch.setattr(contradictions, "infer", counted)
+    monkeypatch.setattr(shape_contradictions, "infer", counted)
     data = model(11, 2)
     from_bytes(data)
     assert sum(read) < 6 * len(data)  # reading every body at every level takes 11 times as much

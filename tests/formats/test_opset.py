@@ -14,12 +14,12 @@ from sampling import sampled
 import superopt
 from superopt import formats
 from superopt.formats import from_onnx, to_onnx_bytes
-from superopt.formats.opset import at_opset
+from superopt.formats.opset_conversion import at_opset
 from superopt.ir.errors import InvalidOption, Unsupported
 from superopt.ir.graph import Graph
-from superopt.pipeline.budget import TimeBudget
-from superopt.pipeline.opset import written_at_opset
+from superopt.pipeline.opset_conversion import written_at_opset
 from superopt.pipeline.options import Options
+from superopt.pipeline.time_budget import TimeBudget
 from superopt.verifier.check.differential import check
 
 TINY = sorted(p.stem for p in Path("corpus/tiny").glob("*.json"))

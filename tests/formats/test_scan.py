@@ -12,7 +12,7 @@ import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from superopt.formats import load, onnx_tensors, onnx_writer, save, to_onnx_bytes
-from superopt.formats.tensors import FileData, PackedData
+from superopt.formats.weight_data import FileWeightData, PackedWeightData
 from superopt.ir.errors import InvalidModel
 from superopt.ir.graph import structural_hash
 
@@ -69,7 +69,7 @@ def test_large_weights_stay_in_the_file_and_nothing_else_differs(
     path = written(tmp_path, made.SerializeToString())
     graph = load(path)
     kinds = {w.name: type(w.data) for w in graph.weights}
-    assert kinds == {"a": PackedData, "b": FileData, "c": PackedData, "d": FileData}
+    assert kinds == {"a": PackedWeightData, "b": FileWeightData, "c": PackedWeightData, "d": FileWeightData}
     np.testing.assert_array_equal(graph.weight["d"].data.numpy(), LONG + 1)  # type: ignore[union-attr]
     assert to_onnx_bytes(graph) == as_usual(path, monkeypatch)
     assert structural_hash(pickle.loads(pickle.dumps(graph))) == structural_hash(graph)

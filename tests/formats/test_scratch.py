@@ -16,20 +16,20 @@ from typing import ParamSpec
 import numpy as np
 import pytest
 
-from superopt.formats.mapped_file import Scratch, located, scratch
-from superopt.formats.tensors import RandomData, ScratchData, set_aside
-from superopt.ir.graph import ArrayData
+from superopt.formats.mapped_file import ScratchArray, located, scratch
+from superopt.formats.weight_data import RandomWeightData, ScratchWeightData, set_aside
+from superopt.ir.graph import ArrayWeightData
 from superopt.ir.types import DType, TensorType
 
 
 @pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.BFLOAT16, DType.INT64, DType.BOOL, DType.INT4])
 def test_elements_come_back(dtype: DType) -> None:
-    drawn = RandomData(TensorType(dtype, (300, 401)), 5, 3.0)
+    drawn = RandomWeightData(TensorType(dtype, (300, 401)), 5, 3.0)
     first = drawn.numpy().copy()
     again = drawn.numpy()
     assert again.dtype == first.dtype
     assert again.shape == first.shape
-    assert again.tobytes() == first.tobytes() == RandomData(drawn.type, 5, 3.0).numpy().tobytes()
+    assert again.tobytes() == first.tobytes() == RandomWeightData(drawn.type, 5, 3.0).numpy().tobytes()
 
 
 P = ParamSpec("P")
@@ -63,7 +63,7 @@ def length(file: tuple[int, int]) -> int:
     raise AssertionError(f"no open file is {file}")
 
 
-def of(held: Scratch | None) -> Scratch:
+def of(held: ScratchArray | None) -> ScratchArray:
     assert held is not None
     return held
 
@@ -102,7 +102,7 @@ def test_without_room_elements_are_drawn_again(monkeypatch: pytest.MonkeyPatch) 
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwrite", full)
-        drawn = RandomData(TensorType(DType.FLOAT32, (1 << 16,)), 7)
+        drawn = RandomWeightData(TensorType(DType.FLOAT32, (1 << 16,)), 7)
         first = drawn.numpy().tobytes()
         assert drawn.numpy().tobytes() == first
     assert of(scratch(np.ones(8))).start == 0  # nothing is left of the attempt
@@ -111,8 +111,8 @@ def test_without_room_elements_are_drawn_again(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("dtype", [np.float32, np.int8, bool, DType.BFLOAT16.numpy])
 def test_computed_elements_are_set_aside_and_stay_what_they_were(dtype: np.dtype) -> None:
     array = np.arange(1 << 17).reshape(2, -1).astype(dtype)
-    held, plain = set_aside(array), ArrayData(array)
-    assert isinstance(held, ScratchData)
+    held, plain = set_aside(array), ArrayWeightData(array)
+    assert isinstance(held, ScratchWeightData)
     assert held.digest == plain.digest
     assert held.numpy().dtype == array.dtype
     for again in (held.numpy(), pickle.loads(pickle.dumps(held)).numpy()):
@@ -122,7 +122,7 @@ def test_computed_elements_are_set_aside_and_stay_what_they_were(dtype: np.dtype
 
 @pytest.mark.parametrize("array", [np.ones(8), np.full(1 << 16, "a", object)])
 def test_what_is_small_or_no_bytes_stays_in_memory(array: np.ndarray) -> None:
-    assert isinstance(set_aside(array), ArrayData)
+    assert isinstance(set_aside(array), ArrayWeightData)
 
 
 @in_a_child

@@ -11,11 +11,11 @@ import pytest
 
 import superopt.frontend
 from superopt import formats
-from superopt.formats.tensors import RandomData
-from superopt.frontend import GraphBuilder, Tensor, builder, tensor, trace
+from superopt.formats.weight_data import RandomWeightData
+from superopt.frontend import GraphBuilder, SymbolicTensor, builder, symbolic_tensor, trace
 from superopt.ir.errors import InvalidModel, UsageError
 from superopt.ir.graph import Graph, structural_hash
-from superopt.ir.poly import sym
+from superopt.ir.size_polynomial import sym
 from superopt.ir.types import DType, TensorType
 
 
@@ -26,7 +26,7 @@ def run(graph: Graph, **inputs: np.ndarray) -> list[np.ndarray]:
     return list(session.run(None, inputs))
 
 
-@pytest.mark.parametrize("module", [superopt.frontend, builder, tensor], ids=lambda m: m.__name__)
+@pytest.mark.parametrize("module", [superopt.frontend, builder, symbolic_tensor], ids=lambda m: m.__name__)
 def test_examples_run(module: object) -> None:
     result = doctest.testmod(module)  # type: ignore[arg-type]
     assert result.attempted > 0
@@ -103,7 +103,7 @@ def test_equal_numbers_are_one_constant_and_random_weights_all_differ() -> None:
     x = b.input("x", "float32", (3,))
     b.output(x * 0.5 + 0.5 + b.weight("u", (3,)) + b.weight("v", (3,)), "y")
     graph = b.build()
-    drawn = [w.data for w in graph.weights if isinstance(w.data, RandomData)]
+    drawn = [w.data for w in graph.weights if isinstance(w.data, RandomWeightData)]
     assert len(graph.weights) == 3
     assert not np.array_equal(drawn[0].numpy(), drawn[1].numpy())
 
@@ -213,7 +213,7 @@ def test_a_deep_chain_builds() -> None:
 
 
 def test_trace_takes_functions_of_several_outputs() -> None:
-    def f(b: GraphBuilder, x: Tensor) -> Iterator[Tensor]:
+    def f(b: GraphBuilder, x: SymbolicTensor) -> Iterator[SymbolicTensor]:
         yield x.relu()
         yield x * 2.0
 
@@ -224,6 +224,6 @@ def test_trace_takes_functions_of_several_outputs() -> None:
 
 def test_building_checks_the_graph() -> None:
     b = GraphBuilder("g")
-    b.output(Tensor(b, "nowhere"), "y")
+    b.output(SymbolicTensor(b, "nowhere"), "y")
     with pytest.raises(InvalidModel, match="nowhere"):
         b.build()

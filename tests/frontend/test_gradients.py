@@ -15,7 +15,7 @@ from superopt.frontend import GraphBuilder
 from superopt.frontend.autodiff import gradients, hessian_vector, joint, jvp, linearize, modes, vjp
 from superopt.ir.errors import UsageError
 from superopt.ir.graph import Graph
-from superopt.ops.derivative.expressions import NotDifferentiable
+from superopt.ops.derivative.typed_terms import NotDifferentiable
 from superopt.runtime.reference import run
 
 

@@ -11,7 +11,7 @@ import pytest
 import superopt
 from superopt.frontend import GraphBuilder
 from superopt.frontend.array_api import FUNCTIONS
-from superopt.frontend.jit import Jit
+from superopt.frontend.jit import JitFunction
 from superopt.ir.errors import UsageError
 
 X = np.random.default_rng(0).uniform(0.2, 0.9, (3, 4)).astype(np.float32)
@@ -115,7 +115,7 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_functions_are_numpys(name: str) -> None:
-    traced: Jit[..., np.ndarray] = superopt.jit(CASES[name])
+    traced: JitFunction[..., np.ndarray] = superopt.jit(CASES[name])
     got, want = traced(X), CASES[name](X)
     assert not traced.fallbacks, traced.fallbacks
     np.testing.assert_allclose(got, want, rtol=1e-5)

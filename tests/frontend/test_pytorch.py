@@ -410,7 +410,7 @@ def test_exports_of_several_threads_leave_the_streams_alone() -> None:
     import sys
     import threading
 
-    from superopt.frontend.pytorch.exporting import quiet
+    from superopt.frontend.pytorch.onnx_export import quiet
 
     before, inside = sys.stdout, threading.Event()
 

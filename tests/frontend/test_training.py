@@ -15,14 +15,14 @@ from sampling import sampled, slow
 import superopt
 from superopt.formats import load, save, to_onnx_bytes
 from superopt.frontend import GraphBuilder
-from superopt.frontend.autodiff.extension import at_sizes
+from superopt.frontend.autodiff.graph_extension import at_sizes
 from superopt.frontend.training import SGD, Adam, AdamW, rehearse, train_step
 from superopt.frontend.training.loop import drawn, wide
 from superopt.frontend.training.step import with_loss
 from superopt.ir.errors import SuperoptError, UsageError
 from superopt.ir.graph import Graph
-from superopt.ir.poly import symbols
-from superopt.ops.infer import infer
+from superopt.ir.size_polynomial import symbols
+from superopt.ops.shape_inference import infer
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.reference import run
 

@@ -20,23 +20,23 @@ from sampling import slow
 from typer.testing import CliRunner
 
 from superopt.cli import app
-from superopt.cost import Profile, Record, RecordedProfile, read_profile, write_profile
-from superopt.cost.record import Key
-from superopt.fleet import Fleet, TaskLost
+from superopt.cost import DeviceProfile, MeasurementRecord, ProfileCostModel, read_profile, write_profile
+from superopt.cost.measurement_record import MeasurementKey
+from superopt.fleet import TaskLost, WorkerPool
 from superopt.formats import save
 from superopt.frontend import GraphBuilder
 from superopt.gate import CorpusSettings, models_of, read_run
+from superopt.gate.corpus_model import CorpusModelTask
+from superopt.gate.counterfactual_costs import CounterfactualCosts
 from superopt.gate.culprit import minimal, why_slower
-from superopt.gate.experiments import Experiments
 from superopt.gate.judge import run_all
-from superopt.gate.one import Task
 from superopt.ir.errors import InvalidModel, UsageError
 from superopt.ir.graph import Graph
 from superopt.passes import SearchOptions, search
 from superopt.pipeline import optimization
 from superopt.pipeline.options import Options
 from superopt.report.corpus import Culprit
-from superopt.rules import Library, Rule, load_library, parse_rule
+from superopt.rules import Rule, RuleLibrary, load_library, parse_rule
 
 OPERATORS = {"MatMul": 0.02, "Gemm": 0.5, "Add": 0.5, "Mul": 0.5, "Relu": 0.5, "Concat": 0.2, "Split": 0.2}
 
@@ -47,8 +47,8 @@ def profile(path: Path, factors: Mapping[str, float] | None = None) -> Path:
     for op, per_flop in OPERATORS.items():
         for size in (1 << 8, 1 << 12, 1 << 16, 1 << 20, 1 << 24):
             ns = (300 + per_flop * size) * (factors or {}).get(op, 1.0)
-            key = Key(op=op, attrs="{}", dtype="float32", shapes=(f"float32[{size}]",))
-            records.append(Record(key, ns, ns, 0.01, 0, size, size))
+            key = MeasurementKey(op=op, attrs="{}", dtype="float32", shapes=(f"float32[{size}]",))
+            records.append(MeasurementRecord(key, ns, ns, 0.01, 0, size, size))
     header = {"device": "arithmetic", "cache_bytes": 1 << 25, "dispatch_ns": 100.0, "threads": 1, "runtime": "none"}
     write_profile(path, header, records)
     return path
@@ -103,7 +103,7 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def used(tmp_path_factory: pytest.TempPathFactory) -> frozenset[str]:
     """The rules that the library applies to these models; with them alone, these tests are quick."""
-    prices = RecordedProfile(read_profile(profile(tmp_path_factory.mktemp("profile") / "p.gz")))
+    prices = ProfileCostModel(read_profile(profile(tmp_path_factory.mktemp("profile") / "p.gz")))
     rules = [r for r in load_library().admitted if r.operators <= OPERATORS.keys()]  # of others nothing has a price
     found = [
         search(graph, rules, prices, SearchOptions(time_limit=60.0, cache=False))
@@ -120,10 +120,10 @@ def corpus(tmp_path: Path, _cache: Path, used: frozenset[str], monkeypatch: pyte
     return Corpus(tmp_path)
 
 
-def library_of(keep: Callable[[str], bool]) -> Callable[..., Library]:
+def library_of(keep: Callable[[str], bool]) -> Callable[..., RuleLibrary]:
     """A loader of the library with some of its rules."""
 
-    def load(*args: object, **named: object) -> Library:
+    def load(*args: object, **named: object) -> RuleLibrary:
         library = load_library(*args, **named)  # type: ignore[arg-type]
         return replace(library, rules={k: r for k, r in library.rules.items() if keep(k)})
 
@@ -136,8 +136,8 @@ def needed_rule(corpus: Corpus, model: str, used: frozenset[str]) -> str:
     known = baseline.row(model)
     assert known is not None
     rules = [r for r in load_library().admitted if r.id in used]
-    task = Task(model, corpus.folder / model, Options(target=baseline.target, time_limit=60.0))
-    lab = Experiments({model: task}, tuple(rules), float("inf"))
+    task = CorpusModelTask(model, corpus.folder / model, Options(target=baseline.target, time_limit=60.0))
+    lab = CounterfactualCosts({model: task}, tuple(rules), float("inf"))
     for name in sorted(used):
         if lab.cost(model, [r for r in rules if r.id != name]) > known.after_us * 1.02:
             return name
@@ -230,14 +230,14 @@ def test_a_wrong_rule_is_caught_by_the_check_and_named(corpus: Corpus, monkeypat
             "rhs": ["MatMul(x, Sub(a, b))"],
         }
     )
-    honest = Library.admitted
+    honest = RuleLibrary.admitted
 
-    def admitted(library: Library) -> tuple[Rule, ...]:
+    def admitted(library: RuleLibrary) -> tuple[Rule, ...]:
         rules: tuple[Rule, ...] = honest.__get__(library)
         return (*(r for r in rules if not {"Add", "Sum"} & _operators(r)), wrong)
 
-    monkeypatch.setattr(Library, "admitted", property(admitted))
-    monkeypatch.setattr(Library, "floats", lambda self, mode="standard": None)  # as if it had verdicts, too
+    monkeypatch.setattr(RuleLibrary, "admitted", property(admitted))
+    monkeypatch.setattr(RuleLibrary, "floats", lambda self, mode="standard": None)  # as if it had verdicts, too
     corpus.run("compare", "--json", "found.json", code=5)
     found = json.loads((corpus.folder / "found.json").read_text())["verdict"]["findings"]
     [bad] = [f for f in found if f["kind"] == "wrong"]
@@ -413,8 +413,8 @@ def test_a_worker_that_is_lost_takes_only_its_model(corpus: Corpus, why: str) ->
         raise TaskLost(why)
 
     options = Options(target="profile:none", time_limit=1.0)
-    tasks = [Task(f"{n}.json", corpus.folder / f"{n}.json", options) for n in "ab"]
-    with ThreadPoolExecutor(2) as threads, Fleet(threads, size=lambda: 2, run=lost) as fleet:
+    tasks = [CorpusModelTask(f"{n}.json", corpus.folder / f"{n}.json", options) for n in "ab"]
+    with ThreadPoolExecutor(2) as threads, WorkerPool(threads, size=lambda: 2, run=lost) as fleet:
         rows = run_all(tasks, fleet=fleet)
     assert [(r.model, r.status, r.exit_code) for r in rows] == [("a.json", "failed", 7), ("b.json", "failed", 7)]
     assert all(why in r.error for r in rows)
@@ -493,7 +493,7 @@ def test_minimal_is_minimal() -> None:
 
 def test_the_profile_of_these_tests_is_one(tmp_path: Path) -> None:
     found = read_profile(profile(tmp_path / "p.gz"))
-    assert isinstance(found, Profile)
+    assert isinstance(found, DeviceProfile)
     assert len(found.records) == 5 * len(OPERATORS)
 
 

@@ -17,7 +17,7 @@ import pytest
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto, helper, numpy_helper
 
 from superopt.formats import from_bytes, load, read_json, save, to_json, to_onnx_bytes
-from superopt.formats.files import read_plain
+from superopt.formats.safe_file_access import read_plain
 from superopt.ir.errors import InvalidModel, SuperoptError
 
 Maker = Callable[[Path], None]
@@ -358,6 +358,6 @@ def test_what_grows_or_does_not_tell_its_length_is_read_to_its_end(
         read_plain(path, 10239)
     told = Path("/proc/self/status")  # 0 bytes long, it says
     assert read_plain(told, 1 << 20).startswith(b"Name:")
-    monkeypatch.setattr("superopt.formats.files.CHUNK", 100)
+    monkeypatch.setattr("superopt.formats.safe_file_access.CHUNK", 100)
     with pytest.raises(InvalidModel, match="the limit for this kind of file is 200"):
         read_plain(told, 200)

@@ -12,8 +12,8 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from superopt.formats import from_onnx, load, save, to_onnx_bytes
 from superopt.ir.errors import ResourceLimit
-from superopt.ops.infer import infer
-from superopt.runtime import limits
+from superopt.ops.shape_inference import infer
+from superopt.runtime import resource_limits
 from superopt.runtime.onnx_runtime import make_session, run
 from superopt.verifier.check.differential import check
 
@@ -92,7 +92,7 @@ def test_is_refused_before_it_is_run(name: str) -> None:
     proto, cause = BOMBS[name]
     graph = from_onnx(proto)
     with pytest.raises(ResourceLimit, match=cause):
-        limits.refuse_unbounded(graph)
+        resource_limits.refuse_unbounded(graph)
     result = check(graph, graph)
     assert result.verdict == "skipped"
     assert cause in result.reason
@@ -100,20 +100,20 @@ def test_is_refused_before_it_is_run(name: str) -> None:
 
 def test_an_endless_loop_is_ended() -> None:
     graph = from_onnx(model(loop(first=""), (constant("true", np.array(True)),)))
-    limits.refuse_unbounded(graph)  # nothing tells that it will not end
+    resource_limits.refuse_unbounded(graph)  # nothing tells that it will not end
     session = make_session(to_onnx_bytes(graph), threads=1)
     with pytest.raises(ResourceLimit, match="more than"):
         run(session, {"x": np.ones((2, 4), np.float32)}, time_limit=0.5)
 
 
 def test_allocations_beyond_the_memory_fail_instead_of_killing() -> None:
-    with limits.bounded_memory(0.0), pytest.raises(MemoryError):
+    with resource_limits.bounded_memory(0.0), pytest.raises(MemoryError):
         np.ones(1 << 28)
     assert np.ones(1 << 20).nbytes == 8 << 20
 
 
 def test_an_allocation_that_python_has_no_exception_for_is_one_too() -> None:
-    with pytest.raises(MemoryError, match="without exception"), limits.bounded_memory():
+    with pytest.raises(MemoryError, match="without exception"), resource_limits.bounded_memory():
         raise SystemError("error return without exception set")
 
 
@@ -122,14 +122,14 @@ def test_a_small_model_asks_for_little_memory(tmp_path: Path, monkeypatch: pytes
     path = tmp_path / "m.onnx"
     save(from_onnx(model([make("Relu", ["x"], ["y"])])), path)
     load(path)  # imports what it needs
-    monkeypatch.setattr(limits, "available", lambda: 64 << 20)
-    with limits.bounded_memory(1.0):
+    monkeypatch.setattr(resource_limits, "available", lambda: 64 << 20)
+    with resource_limits.bounded_memory(1.0):
         assert len(load(path).nodes) == 1
 
 
 def test_ordinary_models_pass() -> None:
     graph = from_onnx(model([make("MatMul", ["x", "x"], ["y"])], shape=(512, 512)))
-    limits.refuse_unbounded(graph, typing=infer(graph), copies=3.0)
+    resource_limits.refuse_unbounded(graph, typing=infer(graph), copies=3.0)
 
 
 def test_a_full_disk_is_a_limit_and_leaves_nothing(tmp_path: Path) -> None:

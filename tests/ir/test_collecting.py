@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from superopt.ir.interpreter import rarely_collected
+from superopt.ir.interpreter_settings import rarely_collected
 
 
 def test_thresholds_are_back_after_nested_bodies():
@@ -20,7 +20,7 @@ def test_thresholds_are_back_after_nested_bodies():
 
 AT_THE_END = """
 import gc, weakref
-from superopt.ir.interpreter import rarely_collected
+from superopt.ir.interpreter_settings import rarely_collected
 
 class Node: pass
 
@@ -38,7 +38,7 @@ assert gone() is None, "it is in the next full collection"
 """
 FROZEN = """
 import gc
-from superopt.ir.interpreter import rarely_collected
+from superopt.ir.interpreter_settings import rarely_collected
 
 gc.freeze()
 count = gc.get_freeze_count()

@@ -9,7 +9,7 @@ import numpy as np
 from superopt.ir.diff import changed_regions, compare, grown
 from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ir.types import DType, TensorType
-from superopt.ops.infer import computed_from_weights, infer
+from superopt.ops.shape_inference import computed_from_weights, infer
 from superopt.verifier.check.differential import check_regions
 
 KIND = TensorType(DType.FLOAT32, (2, 2))

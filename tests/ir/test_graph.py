@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from superopt.ir.errors import InvalidModel
-from superopt.ir.graph import ArrayData, Graph, Node, Value, constant, topological_order
+from superopt.ir.graph import ArrayWeightData, Graph, Node, Value, constant, topological_order
 from superopt.ir.types import DType, TensorType
 
 
@@ -23,8 +23,8 @@ def test_nodes_are_put_in_order_and_order_is_kept_where_it_is_valid() -> None:
 def test_digests_tell_shapes_and_types_apart_and_agree_on_layout() -> None:
     base = np.arange(6, dtype=np.float32)
     arrays = [base, base.reshape(2, 3), base.astype(np.int32), np.float32(0).reshape(()), np.zeros(1, np.float32)]
-    assert len({ArrayData(a).digest for a in arrays}) == len(arrays)
-    assert ArrayData(base.reshape(2, 3).T.copy().T).digest == ArrayData(base.reshape(2, 3)).digest
+    assert len({ArrayWeightData(a).digest for a in arrays}) == len(arrays)
+    assert ArrayWeightData(base.reshape(2, 3).T.copy().T).digest == ArrayWeightData(base.reshape(2, 3)).digest
     assert constant("w", base).type == TensorType(DType.FLOAT32, (6,))
 
 

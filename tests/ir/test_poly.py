@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 
-from superopt.ir.poly import sym, value_at
+from superopt.ir.size_polynomial import sym, value_at
 
 H, Q, R, T = map(sym, "hqrt")
 

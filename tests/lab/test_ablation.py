@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from lab.ablation import LEARNT, NONE, Ablation, Outcome, admitted, data_of, document, main, outcomes_of
+from lab.ablation import LEARNT, NONE, AblationOutcome, RuleAblation, admitted, data_of, document, main, outcomes_of
 from superopt.formats import save
 from superopt.frontend import GraphBuilder
 from superopt.ir.errors import UsageError
 from superopt.rules import parse_rule
-from superopt.rules.floats import Floats
+from superopt.rules.float_verdicts import FloatVerdictStore
 from superopt.rules.library import write_rules
 from superopt.rules.scanner import RuleError
 
@@ -38,7 +38,7 @@ def test_rules_of_a_folder_are_proved_before_they_are_compared(tmp_path: Path) -
 def test_products_of_weights_are_found_by_the_rule_and_not_without() -> None:
     rules = (parse_rule(ASSOCIATIVE),)
     model, target = CORPUS / "deep_linear.json", "profile:cpu-epyc-2core"
-    (outcomes,) = Ablation({"own": rules}, target, 10).search([model])
+    (outcomes,) = RuleAblation({"own": rules}, target, 10).search([model])
     by = {o.library: o for o in outcomes}
     assert list(by) == ["own", NONE]
     assert by["own"].before_us == by[NONE].before_us > 0
@@ -46,9 +46,9 @@ def test_products_of_weights_are_found_by_the_rule_and_not_without() -> None:
     assert not by[NONE].rules.keys() - {"fold"}
     assert data_of(outcomes, {}, {})["behind"] == []
     known = {o.key: replace(o, after_us=1.5) for o in outcomes}
-    (again,) = Ablation({"ours": rules}, target, 10).search([model], known=known)
+    (again,) = RuleAblation({"ours": rules}, target, 10).search([model], known=known)
     assert [(o.library, o.after_us) for o in again] == [("ours", 1.5), (NONE, 1.5)]  # not searched again
-    (longer,) = Ablation({"own": rules}, target, 11).search([model], known=known)
+    (longer,) = RuleAblation({"own": rules}, target, 11).search([model], known=known)
     assert by["own"].after_us == next(o.after_us for o in longer if o.library == "own")
 
 
@@ -61,7 +61,9 @@ def test_what_was_learnt_is_used_by_its_own_verdicts_in_floating_point(tmp_path:
     folder = tmp_path / "learnt" / "two"
     folder.mkdir(parents=True)
     write_rules(folder / "own.toml", [parse_rule(ASSOCIATIVE)])
-    given = Ablation({"ours": ()}, "profile:cpu-epyc-2core", 10, results=tmp_path, floats=Floats({}), learning=1.0)
+    given = RuleAblation(
+        {"ours": ()}, "profile:cpu-epyc-2core", 10, results=tmp_path, floats=FloatVerdictStore({}), learning=1.0
+    )
     (outcomes,) = given.search([tmp_path / "two.json"])
     by = {o.library: o for o in outcomes}
     assert by[LEARNT].rules.get("own-associative")
@@ -110,8 +112,12 @@ def test_a_model_that_waits_keeps_its_row(tmp_path: Path) -> None:
 
 
 def test_a_library_that_is_behind_is_named() -> None:
-    outcomes = [Outcome("m", "a", 10.0, 9.0), Outcome("m", "b", 10.0, 5.0), Outcome("n", "a", 10.0, 5.0),
-                Outcome("n", "b", failure="cannot be read")]  # fmt: skip
+    outcomes = [
+        AblationOutcome("m", "a", 10.0, 9.0),
+        AblationOutcome("m", "b", 10.0, 5.0),
+        AblationOutcome("n", "a", 10.0, 5.0),
+        AblationOutcome("n", "b", failure="cannot be read"),
+    ]
     data = data_of(outcomes, {"rules": {"a": 3, "b": 2}, "time_limit": 5, "target": "t", "date": "d"}, {})
     assert data["behind"] == ["m"]
     text = document(data)

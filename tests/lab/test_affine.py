@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from sampling import sampled
 
-from lab.affine.__main__ import NONE, Row, row_of, table
-from lab.affine.deciding import fewest_operators
-from lab.affine.forms import Composition, compositions
+from lab.affine.__main__ import NONE, AffineCompositionRow, row_of, table
+from lab.affine.affine_compositions import Composition, compositions
+from lab.affine.fewest_operators import fewest_operators
 from lab.case_suite import FOUND
 
 MATRIX = {c.name: c for c in compositions()}
@@ -54,5 +54,8 @@ def test_every_linear_operator_of_the_registry_has_forms() -> None:
 
 def test_the_table_counts_by_form() -> None:
     composition: Composition = MATRIX["Conv: Neg behind"]
-    rows = [Row(composition.name, "Conv", 2, 1, 1, FOUND), Row("other", "Conv", 2, 2, 2, NONE)]
+    rows = [
+        AffineCompositionRow(composition.name, "Conv", 2, 1, 1, FOUND),
+        AffineCompositionRow("other", "Conv", 2, 2, 2, NONE),
+    ]
     assert "| Conv | 1 | 0 | 1 |" in table(rows)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from lab.algorithms import PROFILE, Measured, _scatter, conv, drawn, matmul, plan
-from lab.multiplications import devices_table, parts_of, products_alone, siblings_of
+from lab.algorithms import PROFILE, FastAlgorithmMeasurement, _scatter, conv, drawn, matmul, plan
+from lab.fast_algorithm_limits import devices_table, parts_of, products_alone, siblings_of
 from superopt import cost as costs
 from superopt import formats
 from superopt.ir.errors import UsageError
-from superopt.passes.fast_algorithms.matmul import MatMulForm
 from superopt.passes.fast_algorithms.selection import GROWTH, choose, forms_of, kind_of, rewritten
 from superopt.passes.fast_algorithms.sites import sites_of
+from superopt.passes.fast_algorithms.strassen_matmul import StrassenMatMul
 
 STANDARD = GROWTH["standard"]
 
@@ -33,7 +33,7 @@ def test_sums_are_of_the_multiplications_that_are_left() -> None:
 
 
 def test_sums_need_ceilings() -> None:
-    bare = costs.RecordedProfile(costs.Profile({"backend": "onnxruntime-cpu"}, {}))
+    bare = costs.ProfileCostModel(costs.DeviceProfile({"backend": "onnxruntime-cpu"}, {}))
     with pytest.raises(UsageError, match="ceilings"):
         parts_of(conv(64, 64, 28), [], bare)
 
@@ -42,7 +42,7 @@ def test_products_by_themselves_are_all_of_a_forms() -> None:
     graph = matmul(1024, 1024, 1024)
     with costs.for_target(PROFILE) as prices:
         (choice,) = choose(graph, prices, growth=STANDARD)
-    assert isinstance(choice.form, MatMulForm)
+    assert isinstance(choice.form, StrassenMatMul)
     alone = products_alone(graph, rewritten(graph, [choice], filled=False))
     assert [n.op for n in alone.nodes] == ["MatMul"] * choice.form.algorithm.rank
     assert len(alone.outputs) == len(alone.weights) == choice.form.algorithm.rank
@@ -69,7 +69,9 @@ def test_what_prices_are_off_by_is_said_by_kind() -> None:
         next(f for f in forms_of(sites_of(graph)[0], STANDARD) if kind_of(f) == kind)
         for kind in ("both axes", "one axis direct")
     )
-    found = Measured("a", (None, both, direct), (10.0, 5.0, 8.0), (1.0, 0.6, 0.4), (1.0, 0.6, 0.4), 1.0, None, 0.0)
+    found = FastAlgorithmMeasurement(
+        "a", (None, both, direct), (10.0, 5.0, 8.0), (1.0, 0.6, 0.4), (1.0, 0.6, 0.4), 1.0, None, 0.0
+    )
     assert _scatter([found, found]) == (
         "Measured ÷ modelled: both axes 1.200 (σ of the logarithm 0.000, 2 forms); "
         "one axis direct 0.500 (σ of the logarithm 0.000, 2 forms)."

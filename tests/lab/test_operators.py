@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from lab.operators import drawn, plan
+from lab.operator_models import drawn, plan
 from superopt import formats
-from superopt.cost.record import question_of
+from superopt.cost.measurement_record import question_of
 from superopt.ops import REGISTRY
 
 EACH = 3

@@ -8,9 +8,9 @@ from as_run import as_run
 from sampling import sampled
 
 from lab.case_suite import FOUND, options
-from lab.pairs.__main__ import UNREACHED, Form, Row, form_of, is_found, row_of, table
-from lab.pairs.cases import Case, cases
+from lab.pairs.__main__ import UNREACHED, ExpressionCost, RewriteCaseResult, form_of, is_found, row_of, table
 from lab.pairs.generated import properties
+from lab.pairs.rewrite_cases import RewriteCase, cases
 from superopt.pipeline.optimization import optimize
 
 CASES = {c.name: c for c in cases()}
@@ -79,19 +79,19 @@ def test_properties_are_read_off_the_records() -> None:
 
 
 def test_a_result_is_as_good_if_it_costs_no_more_or_has_no_more_operators() -> None:
-    two, one = Form(2, 4.0), Form(1, 3.0)
-    assert is_found(two, one, Form(2, 3.0)), "as cheap"
-    assert is_found(two, one, Form(1, 3.5)), "as few operators"
+    two, one = ExpressionCost(2, 4.0), ExpressionCost(1, 3.0)
+    assert is_found(two, one, ExpressionCost(2, 3.0)), "as cheap"
+    assert is_found(two, one, ExpressionCost(1, 3.5)), "as few operators"
     assert not is_found(two, one, two)
-    assert not is_found(two, Form(2, 3.0), Form(2, 3.5)), "as many operators as before, and dearer"
+    assert not is_found(two, ExpressionCost(2, 3.0), ExpressionCost(2, 3.5)), "as many operators as before, and dearer"
 
 
 def test_the_table_counts_by_kind_and_reason() -> None:
-    case: Case = CASES["MaxPool of MaxPool, windows apart"]
-    form = Form(2, 4.0)
+    case: RewriteCase = CASES["MaxPool of MaxPool, windows apart"]
+    form = ExpressionCost(2, 4.0)
     rows = [
-        Row(case.kind, case.name, form, form, form, FOUND),
-        Row("other", "case", form, form, form, "missed", UNREACHED),
+        RewriteCaseResult(case.kind, case.name, form, form, form, FOUND),
+        RewriteCaseResult("other", "case", form, form, form, "missed", UNREACHED),
     ]
     assert "| pools | 1 | 0 | 0 | 0 |" in table(rows)
     assert "| all | 1 | 0 | 0 | 1 |" in table(rows)

@@ -7,14 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from lab.quick import OURS, Row, main, summary_of
+from lab.quick_effort_benchmark import OURS, QuickBenchmarkRow, main, summary_of
 
 TINY = Path(__file__).resolve().parents[2] / "corpus" / "tiny"
 
 
 def test_a_summary_has_median_percentile_and_worst() -> None:
-    rows = [Row(f"m{i}", OURS, float(i), 0.0, ratio) for i, ratio in enumerate([0.5, 1.0, 2.0, 1.0, 1.0], 1)]
-    found = summary_of(OURS, [*rows[:4], Row("m5", OURS, 5.0, 0.0, error="it failed")])
+    rows = [
+        QuickBenchmarkRow(f"m{i}", OURS, float(i), 0.0, ratio) for i, ratio in enumerate([0.5, 1.0, 2.0, 1.0, 1.0], 1)
+    ]
+    found = summary_of(OURS, [*rows[:4], QuickBenchmarkRow("m5", OURS, 5.0, 0.0, error="it failed")])
     assert (found.median, found.percentile, found.worst, found.failed) == (3.0, 5.0, 5.0, 1)
     assert found.ratio == pytest.approx(1.0)
 

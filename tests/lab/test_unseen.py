@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lab.networks import NETWORKS, drawn
-from lab.unseen import Row, rendered, studied
+from lab.unseen_network_learning import UnseenNetworkRow, rendered, studied
 
 CORPUS = {p.stem for p in (Path(__file__).parents[2] / "corpus").glob("*.json")}
 
@@ -28,8 +28,10 @@ def test_each_is_a_graph_with_weights_of_its_own(name: str) -> None:
 
 def test_the_table_counts_networks_with_rules_and_those_that_gain() -> None:
     rows = [
-        Row("one", ("a = b", "c = d", "e = f"), 1, 0, 0.02, 9, 9, 3.0, 0.9, 0.8, 4, ((0.95, 0.01), (0.85, 0.01))),
-        Row("two", (), 0, 0, 0.0, 5, 4, 2.0, 1.0, 1.0, 0),
+        UnseenNetworkRow(
+            "one", ("a = b", "c = d", "e = f"), 1, 0, 0.02, 9, 9, 3.0, 0.9, 0.8, 4, ((0.95, 0.01), (0.85, 0.01))
+        ),
+        UnseenNetworkRow("two", (), 0, 0, 0.0, 5, 4, 2.0, 1.0, 1.0, 0),
     ]
     text = rendered(rows)
     assert "| one | 2 | 1 | 9 of 9 | 3 | 2.0% | 0.900 | 0.800 | 4 | 0.950 ± 0.010 | 0.850 ± 0.010 |" in text

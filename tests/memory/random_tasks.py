@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import random
 
-from superopt.memory.schedule_plan import Op, Task, Timetable
+from superopt.memory.rematerialization_schedule import (
+    RematerializationNode,
+    RematerializationProblem,
+    RematerializationSchedule,
+)
 
 __all__ = ["random_task", "simulated"]
 
 
-def random_task(seed: int) -> Task:
+def random_task(seed: int) -> RematerializationProblem:
     """A chain there and back, with skips."""
     draw = random.Random(seed)
     ops, sizes = [], [0]
     for i in range(draw.randint(3, 7)):
         reads = tuple({i, draw.randrange(i + 1)})
-        ops.append(Op(reads, (i + 1,), float(draw.randint(1, 9)), view=draw.random() < 0.1))
+        ops.append(RematerializationNode(reads, (i + 1,), float(draw.randint(1, 9)), view=draw.random() < 0.1))
         sizes.append(draw.randint(1, 99))
     ahead = len(ops)
     for i in reversed(range(ahead)):
-        ops.append(Op(tuple({len(sizes) - 1, i + 1}), (len(sizes),), float(draw.randint(1, 9))))
+        ops.append(RematerializationNode(tuple({len(sizes) - 1, i + 1}), (len(sizes),), float(draw.randint(1, 9))))
         sizes.append(draw.randint(1, 99))
-    return Task(tuple(ops), (*sizes[:-1], 0), frozenset({0}), frozenset({len(sizes) - 1}))
+    return RematerializationProblem(tuple(ops), (*sizes[:-1], 0), frozenset({0}), frozenset({len(sizes) - 1}))
 
 
-def simulated(task: Task, plan: Timetable) -> int:
+def simulated(task: RematerializationProblem, plan: RematerializationSchedule) -> int:
     """The peak, by keeping a set of what is there: every step finds what it reads."""
     last = {v: i for i, s in enumerate(plan.steps) for v in s.reads}
     memory = {v: v for v in task.held}

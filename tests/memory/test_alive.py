@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from superopt.ir.graph import Node
-from superopt.memory import scheduling
+from superopt.memory import minimum_peak_order
 from superopt.memory.liveness import alive, lifetimes, unavoidable
-from superopt.memory.scheduling import least_peak
+from superopt.memory.minimum_peak_order import least_peak
 
 
 def random_nodes(seed: int) -> tuple[list[Node], dict[str, int]]:
@@ -56,13 +56,13 @@ def test_no_order_goes_below_the_bound(seed: int) -> None:
 
 
 def test_parts_of_which_any_could_be_next_are_ordered_in_bounded_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried, after = [0], scheduling._Walk._after
+    tried, after = [0], minimum_peak_order._Walk._after
 
     def counted(*given: Any) -> Any:
         tried[0] += 1
         return after(*given)
 
-    monkeypatch.setattr(scheduling._Walk, "_after", counted)
+    monkeypatch.setattr(minimum_peak_order._Walk, "_after", counted)
     parts = range(100)
     nodes = [Node(f"a{i}", "Relu", ("x",), (f"a{i}",)) for i in parts]
     nodes += [Node(f"b{i}", "ReduceMax", (f"a{i}",), (f"b{i}",)) for i in parts]

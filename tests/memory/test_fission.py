@@ -10,22 +10,22 @@ import pytest
 
 from superopt import cost as costs
 from superopt.ir.graph import Graph, Node, Value, constant
-from superopt.ir.terms import App, Var
+from superopt.ir.terms import OperatorTerm, VariableTerm
 from superopt.ir.types import DType, TensorType
-from superopt.memory.fission import Region, Source, grown, heads, tails
-from superopt.memory.parts import split
-from superopt.ops.infer import Applied, infer
+from superopt.memory.fission import FissionRegion, FissionSearchGraph, grown, heads, tails
+from superopt.memory.fission_lowering import split
+from superopt.ops.shape_inference import CanonicalNode, infer
 from superopt.pipeline import fission
 from superopt.pipeline.fission import fissions
 from superopt.pipeline.memory_schedule import arena_block
 from superopt.pipeline.rematerialization import smallest_points
-from superopt.report import Measurement
-from superopt.rules import Rule, TensorScheme
+from superopt.report import PairedMeasurement
+from superopt.rules import Rule, TensorVariableType
 from superopt.runtime import reference
 from superopt.runtime.sample_data import feeds_for
-from superopt.verifier import ProvedAllSizes, Unknown
+from superopt.verifier import ProvedVerdict, UnknownVerdict
 from superopt.verifier.equivalence.graphs import PROVED, verify
-from superopt.verifier.prover.piecewise import prove_joined
+from superopt.verifier.prover.piecewise_proofs import prove_joined
 
 KERNEL = 1 << 16
 
@@ -111,9 +111,9 @@ def chain(seed: int) -> Graph:
     return Graph("chain", (Value("x", given),), (Value(last, typed(*shape)),), tuple(held), tuple(nodes), {"": 18})
 
 
-def regions(graph: Graph, parts: int) -> list[Region]:
+def regions(graph: Graph, parts: int) -> list[FissionRegion]:
     """All that can be cut into so many parts."""
-    source = Source(graph, infer(graph))
+    source = FissionSearchGraph(graph, infer(graph))
     return [
         region
         for head in range(len(graph.nodes))
@@ -134,10 +134,10 @@ GRAPHS = [attention(6, 2, 4), pictures(16), *(chain(seed) for seed in range(8))]
 def test_parts_are_the_whole(graph: Graph) -> None:
     expected, typing = results(graph), infer(graph)
     for region in {(r.output, r.nodes, r.way.axis): r for r in regions(graph, 3)}.values():
-        made = split(Source(graph, typing), region)
+        made = split(FissionSearchGraph(graph, typing), region)
         if made is None:
             continue
-        assert all(isinstance(n, Applied) for n in infer(made.graph.checked()).nodes)
+        assert all(isinstance(n, CanonicalNode) for n in infer(made.graph.checked()).nodes)
         for name, array in results(made.graph).items():
             np.testing.assert_allclose(array, expected[name], rtol=2e-5, atol=1e-6, err_msg=str(region))
 
@@ -153,7 +153,7 @@ def test_what_can_be_cut_is_read_off_meanings() -> None:
 
 def test_a_value_leads_to_heads_in_order() -> None:
     graph = attention(6, 2, 4)
-    found = heads(Source(graph, infer(graph)), "s")
+    found = heads(FissionSearchGraph(graph, infer(graph)), "s")
     assert [graph.nodes[i].name for i in found] == ["soft", "mixed", "back", "flat", "add", "up", "act", "down"]
 
 
@@ -183,10 +183,10 @@ def test_where_a_plan_is_measured_too_slow_a_lighter_one_is_written(monkeypatch:
     monkeypatch.setattr(fission, "fissions", lambda g, deadline: fissions(g, targets=(0.7, 0.4), deadline=deadline))
     timed: list[Graph] = []
 
-    def slow(before: Graph, after: Graph) -> Measurement:
+    def slow(before: Graph, after: Graph) -> PairedMeasurement:
         timed.append(after)
         ratio = 3.0 if len(timed) == 1 else 1.0
-        return Measurement(1.0, ratio, ratio, 9, deviation=0.01)
+        return PairedMeasurement(1.0, ratio, ratio, 9, deviation=0.01)
 
     with costs.for_target("profile:cpu-epyc-2core") as model:
         found = smallest_points(graph, model, share=1.0, seconds=60.0, timer=slow)
@@ -200,46 +200,50 @@ def test_many_parts_whose_windows_overlap_are_proved_part_by_part() -> None:
     graph = pictures(32)
     typing = infer(graph)
     region = next(r for r in regions(graph, 8) if (r.output, r.way.axis, len(r.nodes)) == ("y", 2, 5))
-    made = split(Source(graph, typing), region)
+    made = split(FissionSearchGraph(graph, typing), region)
     assert made is not None
     told = verify(graph, made.graph, power="none", trials=1)
     assert told.verdict == PROVED, told.reason
 
 
 def test_a_part_that_is_missing_or_in_another_place_is_no_proof() -> None:
-    x, kind = Var("x"), TensorScheme("f", (8, 4))
+    x, kind = VariableTerm("x"), TensorVariableType("f", (8, 4))
 
-    def rows(low: int, high: int) -> App:
-        return App("Slice", (x,), (("axes", (0,)), ("ends", (high,)), ("starts", (low,)), ("steps", (1,))))
+    def rows(low: int, high: int) -> OperatorTerm:
+        return OperatorTerm("Slice", (x,), (("axes", (0,)), ("ends", (high,)), ("starts", (low,)), ("steps", (1,))))
 
-    def joined(*parts: App) -> Rule:
-        return Rule("joined", {"x": kind}, (), (x,), (App("Concat", parts, (("axis", 0),)),))
+    def joined(*parts: OperatorTerm) -> Rule:
+        return Rule("joined", {"x": kind}, (), (x,), (OperatorTerm("Concat", parts, (("axis", 0),)),))
 
-    assert isinstance(prove_joined(joined(rows(0, 3), rows(3, 8))), ProvedAllSizes)
-    assert isinstance(prove_joined(joined(rows(0, 3), rows(3, 7))), Unknown)
-    assert isinstance(prove_joined(joined(rows(3, 8), rows(0, 3))), Unknown)
-    assert isinstance(prove_joined(joined(rows(0, 4), rows(3, 7))), Unknown)
+    assert isinstance(prove_joined(joined(rows(0, 3), rows(3, 8))), ProvedVerdict)
+    assert isinstance(prove_joined(joined(rows(0, 3), rows(3, 7))), UnknownVerdict)
+    assert isinstance(prove_joined(joined(rows(3, 8), rows(0, 3))), UnknownVerdict)
+    assert isinstance(prove_joined(joined(rows(0, 4), rows(3, 7))), UnknownVerdict)
 
 
 def test_slices_are_followed_through_operators_one_by_one() -> None:
-    def sliced(term: App | Var, low: int, high: int) -> App:
-        return App("Slice", (term,), (("axes", (0,)), ("ends", (high,)), ("starts", (low,)), ("steps", (1,))))
+    def sliced(term: OperatorTerm | VariableTerm, low: int, high: int) -> OperatorTerm:
+        return OperatorTerm("Slice", (term,), (("axes", (0,)), ("ends", (high,)), ("starts", (low,)), ("steps", (1,))))
 
-    def mixed(x: App | Var, windows: int) -> App:
+    def mixed(x: OperatorTerm | VariableTerm, windows: int) -> OperatorTerm:
         """Rows as windows of four, each of which attends to itself."""
-        own = App("Reshape", (x,), (("shape", (windows, 4, 6)),))
-        other = App("Transpose", (App("Exp", (own,)),), (("perm", (0, 2, 1)),))
-        scores = App("Softmax", (App("MatMul", (own, other)),), (("axis", 2),))
-        return App("MatMul", (scores, App("Sigmoid", (own,))))
+        own = OperatorTerm("Reshape", (x,), (("shape", (windows, 4, 6)),))
+        other = OperatorTerm("Transpose", (OperatorTerm("Exp", (own,)),), (("perm", (0, 2, 1)),))
+        scores = OperatorTerm("Softmax", (OperatorTerm("MatMul", (own, other)),), (("axis", 2),))
+        return OperatorTerm("MatMul", (scores, OperatorTerm("Sigmoid", (own,))))
 
     def joined(low: int, high: int) -> Rule:
-        x = Var("x")
+        x = VariableTerm("x")
         parts = mixed(sliced(x, 0, 8), 2), mixed(sliced(x, low, high), 3)
         return Rule(
-            "joined", {"x": TensorScheme("f", (20, 6))}, (), (mixed(x, 5),), (App("Concat", parts, (("axis", 0),)),)
+            "joined",
+            {"x": TensorVariableType("f", (20, 6))},
+            (),
+            (mixed(x, 5),),
+            (OperatorTerm("Concat", parts, (("axis", 0),)),),
         )
 
     little = 1e-3  # seconds: no proof of it all as one expression
-    assert isinstance(prove_joined(joined(8, 20), time_limit=little), ProvedAllSizes)
-    assert isinstance(prove_joined(joined(4, 16), time_limit=little), Unknown)
-    assert isinstance(prove_joined(joined(7, 19), time_limit=little), Unknown)
+    assert isinstance(prove_joined(joined(8, 20), time_limit=little), ProvedVerdict)
+    assert isinstance(prove_joined(joined(4, 16), time_limit=little), UnknownVerdict)
+    assert isinstance(prove_joined(joined(7, 19), time_limit=little), UnknownVerdict)

@@ -10,16 +10,16 @@ import pytest
 from superopt import formats
 from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ir.types import DType, TensorType
-from superopt.memory.arena import Arena, measured_arena
-from superopt.memory.sharing import IN_PLACE, RENAMING
-from superopt.pipeline.memory_timeline import Footprint, footprint_of
+from superopt.memory.arena_measurement import ArenaMeasurement, measured_arena
+from superopt.memory.inplace_kernels import IN_PLACE, RENAMING
+from superopt.pipeline.memory_timeline import ActivationFootprint, footprint_of
 from superopt.runtime.sample_data import feeds_for, with_values
 
 TINY = Path(__file__).parents[2] / "corpus" / "tiny"
 SHAPE = (8, 16, 16, 16)
 
 
-def judged(graph: Graph, *, optimise: bool = True) -> tuple[Footprint, Arena]:
+def judged(graph: Graph, *, optimise: bool = True) -> tuple[ActivationFootprint, ArenaMeasurement]:
     feeds = feeds_for(graph)
     arena = measured_arena(formats.to_onnx_bytes(with_values(graph)), feeds, optimise=optimise)
     return footprint_of(formats.from_bytes(arena.ran), graph, feeds), arena

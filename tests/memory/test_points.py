@@ -9,14 +9,22 @@ from random_tasks import random_task, simulated
 
 from superopt.memory.remat import front
 from superopt.memory.remat_ilp import expanded, least_time, plain
-from superopt.memory.schedule_plan import Op, Task, Timetable, lightened, original_timetable, peak_of, polished
+from superopt.memory.rematerialization_schedule import (
+    RematerializationNode,
+    RematerializationProblem,
+    RematerializationSchedule,
+    lightened,
+    original_timetable,
+    peak_of,
+    polished,
+)
 
 
-def first_executions(task: Task, plan: Timetable) -> list[int]:
+def first_executions(task: RematerializationProblem, plan: RematerializationSchedule) -> list[int]:
     return [s.op for s in plan.steps if s.makes == task.ops[s.op].makes]
 
 
-def checked(task: Task, plan: Timetable) -> None:
+def checked(task: RematerializationProblem, plan: RematerializationSchedule) -> None:
     """A plan executes each op, reads and makes what it says, and takes what it says."""
     assert sorted(first_executions(task, plan)) == list(range(len(task.ops)))
     for step in plan.steps:
@@ -70,9 +78,9 @@ def test_copies_are_left_out_where_there_is_room(seed: int) -> None:
 def test_a_uniform_chain_has_plans_between_all_kept_and_all_made_again() -> None:
     """A price alone keeps all of it or nothing."""
     length = 16
-    ops = [Op((i - 1,) if i else (), (i,), 1.0) for i in range(length)]
-    ops += [Op(tuple({length + k - 1, length - k - 1}), (length + k,), 2.0) for k in range(length)]
-    task = Task(tuple(ops), (1,) * (2 * length), frozenset(), frozenset({2 * length - 1}))
+    ops = [RematerializationNode((i - 1,) if i else (), (i,), 1.0) for i in range(length)]
+    ops += [RematerializationNode(tuple({length + k - 1, length - k - 1}), (length + k,), 2.0) for k in range(length)]
+    task = RematerializationProblem(tuple(ops), (1,) * (2 * length), frozenset(), frozenset({2 * length - 1}))
     plans = front(task)
     for share in (0.8, 0.6, 0.4):
         near = [p for p in plans if share - 0.1 < p.peak / plans[0].peak <= share]

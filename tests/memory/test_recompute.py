@@ -16,15 +16,23 @@ from superopt.cost.graph_costs import task_of
 from superopt.frontend.training import train_step
 from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ir.types import DType, TensorType
-from superopt.memory.arena import measured_arena
-from superopt.memory.copies import Pin, PlannedGraph, written
-from superopt.memory.planner import block_of
+from superopt.memory.arena_measurement import measured_arena
 from superopt.memory.remat import front
-from superopt.memory.schedule_plan import Op, Task, Timetable, original_timetable, patient, peak_of, prompt
-from superopt.ops.infer import Applied, infer
+from superopt.memory.rematerialization_graph import ExecutionOrderConstraint, RematerializationInputGraph, written
+from superopt.memory.rematerialization_schedule import (
+    RematerializationNode,
+    RematerializationProblem,
+    RematerializationSchedule,
+    original_timetable,
+    patient,
+    peak_of,
+    prompt,
+)
+from superopt.memory.runtime_memory_planner import block_of
+from superopt.ops.shape_inference import CanonicalNode, infer
 from superopt.pipeline.memory_timeline import footprint
-from superopt.pipeline.rematerialization import MemoryPlanWriter, points, smallest_points
-from superopt.pipeline.schedule_lowering import realised
+from superopt.pipeline.rematerialization import RematerializationPlanWriter, points, smallest_points
+from superopt.pipeline.rematerialization_lowering import realised
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.sample_data import feeds_for, with_values
 from superopt.verifier.equivalence.graphs import PROVED, verify
@@ -48,7 +56,7 @@ def sines(depth: int) -> Graph:
     return Graph("sines", (Value("x", kind),), (Value("g0", kind),), tuple(weights), tuple(nodes), {"": 18})
 
 
-def planned_of(graph: Graph) -> PlannedGraph:
+def planned_of(graph: Graph) -> RematerializationInputGraph:
     with costs.for_target("profile:cpu-epyc-2core") as model:
         return task_of(graph, model)
 
@@ -76,15 +84,21 @@ def test_what_is_free_at_the_end_of_the_block_is_a_gap_like_others() -> None:
     """The fifth value lies in the hole at the end that it fills, not in the larger one before, as in the arena of tiny
     EfficientNet-B0 with open rows; the last one then finds no hole."""
     reads = [(0,), (1,), (1,), (2, 3), (4, 2), (5, 4), (6,)]
-    ops = tuple(Op(r, (i + 1,), 1.0) for i, r in enumerate(reads))
-    task = Task(ops, (0, 1024, 256, 512, 256, 512, 1280, 0), frozenset({0}), frozenset({7}))
+    ops = tuple(RematerializationNode(r, (i + 1,), 1.0) for i, r in enumerate(reads))
+    task = RematerializationProblem(ops, (0, 1024, 256, 512, 256, 512, 1280, 0), frozenset({0}), frozenset({7}))
     assert block_of(task, original_timetable(task)) == 1792 + 1280
 
 
 def test_what_is_read_later_is_made_later() -> None:
     """A large value that is made of an input waits until there is what it is added to; nothing else moves."""
-    ops = (Op((0,), (1,), 1.0), Op((0,), (2,), 1.0), Op((2,), (3,), 1.0), Op((3,), (4,), 1.0), Op((1, 4), (5,), 1.0))
-    task = Task(ops, (0, 9, 1, 8, 1, 0), frozenset({0}), frozenset({5}))
+    ops = (
+        RematerializationNode((0,), (1,), 1.0),
+        RematerializationNode((0,), (2,), 1.0),
+        RematerializationNode((2,), (3,), 1.0),
+        RematerializationNode((3,), (4,), 1.0),
+        RematerializationNode((1, 4), (5,), 1.0),
+    )
+    task = RematerializationProblem(ops, (0, 9, 1, 8, 1, 0), frozenset({0}), frozenset({5}))
     plan = patient(task, original_timetable(task))
     assert (original_timetable(task).peak, plan.peak, plan.us) == (18, 10, 0.0)
     assert [s.op for s in plan.steps] == [1, 2, 3, 0, 4]
@@ -92,10 +106,14 @@ def test_what_is_read_later_is_made_later() -> None:
 
 def test_a_view_waits_with_what_it_is_a_view_of() -> None:
     ops = (
-        Op((0,), (1,), 1.0), Op((1,), (6,), 0.0, view=True), Op((0,), (2,), 1.0), Op((2,), (3,), 1.0),
-        Op((3,), (4,), 1.0), Op((6, 4), (5,), 1.0),
-    )  # fmt: skip
-    task = Task(ops, (0, 9, 1, 8, 1, 0, 9), frozenset({0}), frozenset({5}))
+        RematerializationNode((0,), (1,), 1.0),
+        RematerializationNode((1,), (6,), 0.0, view=True),
+        RematerializationNode((0,), (2,), 1.0),
+        RematerializationNode((2,), (3,), 1.0),
+        RematerializationNode((3,), (4,), 1.0),
+        RematerializationNode((6, 4), (5,), 1.0),
+    )
+    task = RematerializationProblem(ops, (0, 9, 1, 8, 1, 0, 9), frozenset({0}), frozenset({5}))
     plan = patient(task, original_timetable(task))
     assert (original_timetable(task).peak, plan.peak) == (18, 10)
     assert [s.op for s in plan.steps] == [2, 3, 4, 0, 1, 5]
@@ -112,10 +130,10 @@ def test_waiting_executes_the_same_in_no_more_bytes(seed: int) -> None:
 
 def test_a_chain_needs_about_the_root_of_its_length() -> None:
     length = 16
-    ahead = [Op((i,), (i + 1,), 1.0) for i in range(length)]
-    back = [Op((2 * length - i, i + 1), (2 * length - i + 1,), 2.0) for i in reversed(range(length))]
-    back = [Op(tuple({length + k, length - k}), (length + k + 1,), 2.0) for k in range(length)]
-    task = Task((*ahead, *back), (0, *[1] * (2 * length)), frozenset({0}), frozenset({2 * length}))
+    ahead = [RematerializationNode((i,), (i + 1,), 1.0) for i in range(length)]
+    back = [RematerializationNode((2 * length - i, i + 1), (2 * length - i + 1,), 2.0) for i in reversed(range(length))]
+    back = [RematerializationNode(tuple({length + k, length - k}), (length + k + 1,), 2.0) for k in range(length)]
+    task = RematerializationProblem((*ahead, *back), (0, *[1] * (2 * length)), frozenset({0}), frozenset({2 * length}))
     plans = front(task)
     least = min((p for p in plans if p.us <= length), key=lambda p: p.peak)
     assert plans[0].peak >= length
@@ -138,7 +156,7 @@ def test_what_may_not_be_repeated_is_not() -> None:
 
 
 @pytest.fixture(scope="module")
-def smallest() -> tuple[Graph, PlannedGraph, Timetable]:
+def smallest() -> tuple[Graph, RematerializationInputGraph, RematerializationSchedule]:
     """Sines, their task, and the plan of it that takes least."""
     graph = sines(12)
     planned = planned_of(graph)
@@ -147,7 +165,7 @@ def smallest() -> tuple[Graph, PlannedGraph, Timetable]:
 
 @pytest.mark.parametrize("known", [False, True])
 def test_the_runtime_keeps_copies_where_they_were_planned(
-    known: bool, smallest: tuple[Graph, PlannedGraph, Timetable]
+    known: bool, smallest: tuple[Graph, RematerializationInputGraph, RematerializationSchedule]
 ) -> None:
     graph, planned, plan = smallest
     copies = len(plan.steps) - len(planned.task.ops)
@@ -179,7 +197,7 @@ def test_guards_are_understood_and_the_written_graph_is_proved_equal() -> None:
     planned = planned_of(graph)
     plan = min(front(planned.task), key=lambda p: p.peak)
     made = realised(planned, plan).graph
-    assert all(isinstance(n, Applied) for n in infer(made).nodes)
+    assert all(isinstance(n, CanonicalNode) for n in infer(made).nodes)
     found = verify(graph, made, power="none")
     assert found.verdict == PROVED, found.reason
     wrong = tuple(replace(n, op="Cos") if n.name.endswith("_again") and n.op == "Sin" else n for n in made.nodes)
@@ -194,7 +212,7 @@ def test_guards_on_one_operand_all_hold_and_none_is_left_without_a_reader() -> N
     last = len(plan.steps) - 1
     value = plan.steps[last].reads[0]
     maker = next(i for i, s in enumerate(plan.steps) if value in s.makes)
-    pins = [Pin((last,), value, after) for after in (maker, 1, 2, maker)]
+    pins = [ExecutionOrderConstraint((last,), value, after) for after in (maker, 1, 2, maker)]
     made = written(planned, plan, pins, sizes_known=False).graph
     read = {n for node in made.nodes for n in node.reads} | {v.name for v in made.outputs}
     assert all(read.intersection(node.outputs) for node in made.nodes)
@@ -224,13 +242,13 @@ def test_sizes_may_be_symbols() -> None:
 
 
 def _with_rows(graph: Graph) -> Graph:
-    from superopt.ir.poly import sym
+    from superopt.ir.size_polynomial import sym
 
     kind = TensorType(DType.FLOAT32, (sym("N"), COLUMNS))
     return replace(graph, inputs=(Value("x", kind),), outputs=(Value("g0", kind),))
 
 
-def planned_symbolic(graph: Graph) -> PlannedGraph:
+def planned_symbolic(graph: Graph) -> RematerializationInputGraph:
     with costs.for_target("profile:cpu-epyc-2core") as model:
         return task_of(graph, model, sizes={"N": ROWS})
 
@@ -268,15 +286,21 @@ def test_the_front_is_checked_and_reported() -> None:
 def test_results_are_made_as_soon_as_there_is_room() -> None:
     """Updates that stand last, of gradients that are all kept until then, as far as there is room for what they make
     on their way."""
-    ops = [Op((i,), (i + 1,), 1.0) for i in range(4)]
+    ops = [RematerializationNode((i,), (i + 1,), 1.0) for i in range(4)]
     for i in range(4):  # a large value on the way to the result
-        ops += [Op((i + 1,), (5 + 2 * i,), 1.0), Op((5 + 2 * i,), (6 + 2 * i,), 1.0)]
+        ops += [
+            RematerializationNode((i + 1,), (5 + 2 * i,), 1.0),
+            RematerializationNode((5 + 2 * i,), (6 + 2 * i,), 1.0),
+        ]
     results = frozenset({6, 8, 10, 12})
     sizes = (0, 4, 4, 4, 4, 1, 0, 20, 0, 1, 0, 20, 0)
-    given = original_timetable(Task(tuple(ops), sizes, frozenset({0}), results))
-    made = prompt(Task(tuple(ops), sizes, frozenset({0}), results), given)
+    given = original_timetable(RematerializationProblem(tuple(ops), sizes, frozenset({0}), results))
+    made = prompt(RematerializationProblem(tuple(ops), sizes, frozenset({0}), results), given)
     assert sorted(s.op for s in made.steps) == sorted(s.op for s in given.steps)
-    assert made.peak == peak_of(Task(tuple(ops), sizes, frozenset({0}), results), made.steps, made.original)[0]
+    assert (
+        made.peak
+        == peak_of(RematerializationProblem(tuple(ops), sizes, frozenset({0}), results), made.steps, made.original)[0]
+    )
     assert made.peak < given.peak
     assert [s.op for s in made.steps][:4] == [0, 4, 5, 1]
 
@@ -329,7 +353,7 @@ def test_a_reshape_does_not_make_sizes_known_again() -> None:
 def test_what_is_computed_in_parts_is_computed_again_besides() -> None:
     graph = masked(8)
     with costs.for_target("profile:cpu-epyc-2core") as model:
-        writing = MemoryPlanWriter(graph, model, {}, 200.0, 100_000)
+        writing = RematerializationPlanWriter(graph, model, {}, 200.0, 100_000)
         plans = writing.plans()
         least = min(plans, key=lambda p: p.peak)
         assert least.how == "fission, recomputation"
@@ -453,8 +477,14 @@ def test_a_kernel_alone_in_the_blocked_layout_is_kept_out_of_it() -> None:
 
 def test_a_block_has_gaps() -> None:
     """What lives long lies behind what is freed before it, and what comes then is larger than that."""
-    ops = (Op((0,), (1,), 1.0), Op((1,), (2,), 1.0), Op((2,), (3,), 1.0), Op((3, 2), (4,), 1.0), Op((4, 2), (5,), 1.0))
-    task = Task(ops, (0, 512, 256, 768, 1024, 0), frozenset({0}), frozenset({5}))
+    ops = (
+        RematerializationNode((0,), (1,), 1.0),
+        RematerializationNode((1,), (2,), 1.0),
+        RematerializationNode((2,), (3,), 1.0),
+        RematerializationNode((3, 2), (4,), 1.0),
+        RematerializationNode((4, 2), (5,), 1.0),
+    )
+    task = RematerializationProblem(ops, (0, 512, 256, 768, 1024, 0), frozenset({0}), frozenset({5}))
     plan = original_timetable(task)
     assert plan.peak == 256 + 768 + 1024
     assert block_of(task, plan) == 512 + plan.peak

@@ -15,12 +15,12 @@ from superopt import formats
 from superopt.ir.errors import UsageError
 from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ir.types import DType, TensorType
-from superopt.memory.arena import measured_arena
-from superopt.memory.order import execution_order
-from superopt.ops.infer import infer
-from superopt.pipeline.memory_schedule import ScheduledGraph, least_memory
+from superopt.memory.arena_measurement import measured_arena
+from superopt.memory.runtime_execution_order import execution_order
+from superopt.ops.shape_inference import infer
+from superopt.pipeline.memory_schedule import MemoryScheduledGraph, least_memory
 from superopt.pipeline.memory_timeline import footprint
-from superopt.pipeline.symbolic_rows import open_rows
+from superopt.pipeline.symbolic_row_dimension import open_rows
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.sample_data import feeds_for, with_values
 from superopt.verifier.equivalence.graphs import verify
@@ -34,7 +34,7 @@ def blocks(graph: Graph) -> int:
 
 
 @cache
-def written(name: str) -> tuple[Graph, ScheduledGraph]:
+def written(name: str) -> tuple[Graph, MemoryScheduledGraph]:
     """A model of the corpus, and what it becomes, which takes seconds: several tests look at it."""
     graph = with_values(formats.load(TINY / f"{name}.json"))
     return graph, least_memory(graph)

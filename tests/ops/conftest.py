@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from sampling import sampled
 
-from superopt.ir.graph import ArrayData, Graph, Node, Value, Weight, constant
+from superopt.ir.graph import ArrayWeightData, Graph, Node, Value, Weight, constant
 from superopt.ir.types import DType, TensorType
 
 
@@ -46,7 +46,7 @@ class Sample:
 
 
 def fed_type(name: str, array: np.ndarray, symbolic: bool) -> TensorType:
-    from superopt.ir.poly import sym
+    from superopt.ir.size_polynomial import sym
 
     shape = tuple(sym(f"{name}_{p}") if symbolic and s > 1 else int(s) for p, s in enumerate(array.shape))
     return TensorType(DType.of(array.dtype), shape)
@@ -57,7 +57,7 @@ def graph_of(node: Node, inputs: tuple[Value, ...], weights: tuple[Weight, ...],
 
 
 def tensor_attribute(array: np.ndarray) -> Weight:
-    return Weight("", TensorType(DType.of(array.dtype), tuple(map(int, array.shape))), ArrayData(array))
+    return Weight("", TensorType(DType.of(array.dtype), tuple(map(int, array.shape))), ArrayWeightData(array))
 
 
 R = np.random.default_rng(7)

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 from superopt.formats import to_onnx_bytes
-from superopt.formats.contradictions import refuse_contradictions
+from superopt.formats.shape_contradictions import refuse_contradictions
 from superopt.ir.errors import InvalidModel
 
 STEP = int(os.environ.get("SUPEROPT_MUTANTS", "7"))

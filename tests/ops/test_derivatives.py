@@ -11,25 +11,25 @@ import pytest
 
 from superopt.frontend.autodiff import gradients, hessian_vector
 from superopt.frontend.training.step import with_loss
-from superopt.ir.terms import App, computed
+from superopt.ir.terms import OperatorTerm, computed
 from superopt.ir.types import TensorType
 from superopt.ops import REGISTRY
 from superopt.ops.derivative.declarations import DECLARED
-from superopt.ops.derivative.expressions import Expr, NotDifferentiable, Site, variable
-from superopt.ops.derivative.modes import is_still, pull, push
-from superopt.ops.infer import Applied, infer
-from superopt.ops.record import Operator
+from superopt.ops.derivative.pullback_pushforward import is_still, pull, push
+from superopt.ops.derivative.typed_terms import DifferentiationSite, NotDifferentiable, TypedTerm, variable
+from superopt.ops.operator_definition import Operator
+from superopt.ops.shape_inference import CanonicalNode, infer
 from superopt.runtime.reference import evaluate_application, run
 from superopt.verifier.prover.gradients import cases
 
 STEP = 1e-6
 
 
-def site_of(sample: Any) -> tuple[Operator, Site, list[np.ndarray | None]]:
+def site_of(sample: Any) -> tuple[Operator, DifferentiationSite, list[np.ndarray | None]]:
     """The sample as a site, its real operands moving, and the operands in float64."""
     graph = sample.graph()
     (found,) = infer(graph).nodes
-    assert isinstance(found, Applied), found
+    assert isinstance(found, CanonicalNode), found
     types = infer(graph).types
     args, arrays = [], []
     for name in found.args:
@@ -38,7 +38,7 @@ def site_of(sample: Any) -> tuple[Operator, Site, list[np.ndarray | None]]:
         real = array is not None and types[name].dtype.is_float
         arrays.append(array.astype(np.float64) if real else array)
     wanted = frozenset(p for p, a in enumerate(args) if a is not None and a.type.dtype.is_float)
-    return found.operator, Site(found.operator.name, tuple(args), found.attributes, wanted), arrays
+    return found.operator, DifferentiationSite(found.operator.name, tuple(args), found.attributes, wanted), arrays
 
 
 def rounds(sample: Any) -> bool:
@@ -57,10 +57,10 @@ def is_refused(sample: Any) -> bool:
     return True
 
 
-def evaluated(exprs: Sequence[Expr], given: dict[str, tuple[np.ndarray, TensorType]]) -> list[np.ndarray]:
+def evaluated(exprs: Sequence[TypedTerm], given: dict[str, tuple[np.ndarray, TensorType]]) -> list[np.ndarray]:
     """Terms in float64, from the meanings of their operators."""
 
-    def compute(app: App, operands: list[Any]) -> Sequence[Any]:
+    def compute(app: OperatorTerm, operands: list[Any]) -> Sequence[Any]:
         arrays = [None if o is None else o[0] for o in operands]
         types = [None if o is None else o[1] for o in operands]
         _, results = REGISTRY[app.op].apply(types, dict(app.attributes))
@@ -160,7 +160,7 @@ def test_a_kink_takes_what_is_said_of_it() -> None:
 
     def slope(op: str, at: Sequence[float], **attributes: Any) -> list[float]:
         kind = TensorType(REGISTRY["Relu"].apply([FLOAT], {})[1][0].dtype, (len(at),))
-        site = Site(op, (variable("x", kind),), attributes, frozenset({0}))
+        site = DifferentiationSite(op, (variable("x", kind),), attributes, frozenset({0}))
         (found,) = push(site, [variable("t", kind)])
         assert found is not None
         x = np.array(at, np.float64)
@@ -175,7 +175,7 @@ def test_a_kink_takes_what_is_said_of_it() -> None:
     assert slope("Clip", [-1, 0, 3, 6, 7], min=0.0, max=6.0) == [0, 0, 1, 1, 0]
     assert slope("Abs", [-1, 0, 1]) == [-1, 0, 1]
     kind = TensorType(DType.FLOAT32, (3,))
-    site = Site("ReduceMax", (variable("x", kind),), {"axes": (0,), "keepdims": 0}, frozenset({0}))
+    site = DifferentiationSite("ReduceMax", (variable("x", kind),), {"axes": (0,), "keepdims": 0}, frozenset({0}))
     pulled = pull(site, [variable("c", TensorType(DType.FLOAT32, ()))])[0]
     (value,) = evaluated(
         [pulled], {"x": (np.array([2.0, 1.0, 2.0]), kind), "c": (np.array(1.0), TensorType(DType.FLOAT32, ()))}

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from superopt.ir.graph import ArrayData, Graph, Node, OpaqueAttribute, Value, Weight, constant
-from superopt.ir.poly import sym
+from superopt.ir.graph import ArrayWeightData, Graph, Node, OpaqueAttribute, Value, Weight, constant
+from superopt.ir.size_polynomial import sym
 from superopt.ir.types import DType, OpaqueType, TensorType
-from superopt.ops.infer import Applied, Barrier, Typing, infer
-from superopt.ops.selection import clamp, placed
+from superopt.ops.concat_slice_gather import clamp, placed
+from superopt.ops.shape_inference import CanonicalNode, InferredTypes, OpaqueNode, infer
 
 N, H = sym("N"), sym("H")
 
@@ -33,7 +33,7 @@ def node(text: str, **attributes: Any) -> Node:
 
 def typing(
     inputs: dict[str, Any], nodes: Sequence[Node], weights: dict[str, Any] | None = None, opset: int = 17, **more: Any
-) -> Typing:
+) -> InferredTypes:
     values = tuple(Value(n, t) for n, t in inputs.items())
     held = tuple(constant(n, np.asarray(a)) for n, a in (weights or {}).items())
     sizes = more.pop("sizes", None)
@@ -53,7 +53,7 @@ def test_exported_view_is_understood() -> None:
         ],
         {"zero": 0, "two": 2, "heads": 12, "axes": [0], "minus": [-1], "heads1": [12]},
     )  # fmt: skip
-    assert not any(isinstance(n, Barrier) for n in found.nodes)
+    assert not any(isinstance(n, OpaqueNode) for n in found.nodes)
     assert found.types["z"] == f(N, 12, H, 64)
     assert found.values["c"].integers == (N, -1, 12, 64)
 
@@ -92,8 +92,8 @@ def test_slice_of_an_open_size_is_decided_only_where_it_is_certain() -> None:
     )
     assert cut(1, 2**63 - 1).types["y"] == f(N - 1, 4)
     assert cut(0, -1).types["y"] == f(N - 1, 4)
-    assert isinstance(cut(3, 2**63 - 1).nodes[0], Barrier)  # N may be 2
-    assert isinstance(cut(0, 5).nodes[0], Barrier)
+    assert isinstance(cut(3, 2**63 - 1).nodes[0], OpaqueNode)  # N may be 2
+    assert isinstance(cut(0, 5).nodes[0], OpaqueNode)
 
 
 @pytest.mark.parametrize(
@@ -115,24 +115,24 @@ def test_a_tower_of_tiles_ends_in_a_barrier() -> None:
     tower = [node(f"v{p + 1} = Tile(v{p}, r)") for p in range(500)]
     found = typing({"v0": f(N, 3)}, tower, {"r": [2, 1]})
     assert found.types["v40"] == f(2**40 * N, 3)
-    assert isinstance(found.nodes[-1], Barrier)
+    assert isinstance(found.nodes[-1], OpaqueNode)
 
 
 def test_a_declared_type_that_contradicts_is_a_barrier() -> None:
     for stated in (f(2, 4), TensorType(DType.INT64, (2, 3)), f(2, 3, 1)):
         nodes = [node("y = Relu(x)"), node("z = Exp(y)")]
         found = typing({"x": f(2, 3)}, nodes, values=(Value("y", stated),))
-        assert isinstance(found.nodes[0], Barrier)
+        assert isinstance(found.nodes[0], OpaqueNode)
         assert "declares" in found.nodes[0].reason
         assert found.types["y"] is None
-        assert isinstance(found.nodes[1], Barrier)
+        assert isinstance(found.nodes[1], OpaqueNode)
 
 
 def test_barriers_keep_declared_types_and_say_why() -> None:
     nodes = [node("y = Foo(x)"), node("z = Relu(y)"), Node("w", "Relu", ("z",), ("w",), domain="com.microsoft")]
     found = typing({"x": f(2, 3)}, nodes, values=(Value("y", f(N, 7)),))
     assert found.types["z"] == f(N, 7)
-    assert isinstance(found.nodes[1], Applied)
+    assert isinstance(found.nodes[1], CanonicalNode)
     assert "Foo" in found.nodes[0].reason
     assert "com.microsoft" in found.nodes[2].reason
     assert found.types["w"] is None
@@ -140,8 +140,8 @@ def test_barriers_keep_declared_types_and_say_why() -> None:
 
 def test_an_unused_extra_output_does_not_hide_the_operator() -> None:
     dropout = Node("d", "Dropout", ("x",), ("y", "mask"))
-    assert isinstance(typing({"x": f(2)}, [dropout, node("z = Relu(y)")]).nodes[0], Applied)
-    assert isinstance(typing({"x": f(2)}, [dropout, node("z = Not(mask)")]).nodes[0], Barrier)
+    assert isinstance(typing({"x": f(2)}, [dropout, node("z = Relu(y)")]).nodes[0], CanonicalNode)
+    assert isinstance(typing({"x": f(2)}, [dropout, node("z = Not(mask)")]).nodes[0], OpaqueNode)
 
 
 def test_an_overridable_weight_is_not_a_constant() -> None:
@@ -150,7 +150,7 @@ def test_an_overridable_weight_is_not_a_constant() -> None:
         "g", (Value("x", f(2, 3)), Value("s", shape.type)), (Value("y", None),), (shape,),
         (node("y = Reshape(x, s)"),), {"": 17},
     )  # fmt: skip
-    assert isinstance(infer(graph).nodes[0], Barrier)
+    assert isinstance(infer(graph).nodes[0], OpaqueNode)
 
 
 HOSTILE: list[tuple[Node, dict[str, Any]]] = [
@@ -179,7 +179,7 @@ def test_nonsense_is_a_barrier_and_never_an_error(bad: Node, weights: dict[str, 
     for opset in (9, 21):
         (found,) = typing({"x": f(*shape)}, [bad], weights, opset=opset).nodes
         if shape == (2, 3) and opset == 21 and bad.op not in ("Gemm", "Pad"):
-            assert isinstance(found, Barrier)
+            assert isinstance(found, OpaqueNode)
             assert found.reason
 
 
@@ -187,14 +187,14 @@ def test_inputs_of_other_kinds() -> None:
     found = typing({"x": OpaqueType(b""), "y": None, "z": TensorType(DType.FLOAT32, None)}, [
         node("a = Relu(x)"), node("b = Relu(y)"), node("c = Relu(z)"), node("d = Shape(z)"),
     ])  # fmt: skip
-    assert all(isinstance(n, Barrier) for n in found.nodes)
+    assert all(isinstance(n, OpaqueNode) for n in found.nodes)
 
 
 def test_a_large_constant_node_is_typed_though_it_is_data() -> None:
     array = np.zeros((40, 40), np.float32)
-    held = Weight("", TensorType(DType.FLOAT32, (40, 40)), ArrayData(array))
+    held = Weight("", TensorType(DType.FLOAT32, (40, 40)), ArrayWeightData(array))
     found = typing({"x": f(2, 40)}, [Node("c", "Constant", (), ("c",), {"value": held}), node("y = MatMul(x, c)")])
-    assert isinstance(found.nodes[0], Barrier)
+    assert isinstance(found.nodes[0], OpaqueNode)
     assert found.types["y"] == f(2, 40)
 
 
@@ -229,4 +229,4 @@ def test_mutated_nodes_never_raise(seed: int, samples: list[Any]) -> None:
         opset, outputs = chance.choice((1, 7, 11, 13, 21, 24)), chance.choice((1, 2))
         mutant = replace(sample, attributes=odd, arrays=tuple(arrays), opset=opset, outputs=outputs)
         (found,) = infer(mutant.graph(symbolic=chance.random() < 0.3)).nodes
-        assert isinstance(found, Applied | Barrier)
+        assert isinstance(found, CanonicalNode | OpaqueNode)

@@ -13,14 +13,14 @@ from onnx.reference import ReferenceEvaluator
 
 from superopt.formats import to_onnx_bytes
 from superopt.ir.graph import Graph, Node, Value, constant
-from superopt.ir.poly import substitute, sym
+from superopt.ir.size_polynomial import substitute, sym
 from superopt.ir.types import DType, TensorType
 from superopt.ops import REGISTRY
-from superopt.ops.infer import Applied, infer
-from superopt.ops.meaning import Condition, IllTyped
-from superopt.ops.record import NotCovered
-from superopt.ops.work import flops
-from superopt.runtime.evaluate import FLOAT64, evaluate
+from superopt.ops.flops_and_bytes import flops
+from superopt.ops.operator_definition import UnsupportedNodeForm
+from superopt.ops.operator_semantics import IllTypedOperator, IndexCondition
+from superopt.ops.shape_inference import CanonicalNode, infer
+from superopt.runtime.comprehension_evaluation import FLOAT64, evaluate
 from superopt.runtime.reference import evaluate_application, wide
 
 OPSETS = (7, 10, 11, 13, 18, 21, 23)
@@ -40,9 +40,9 @@ def run(graph: Graph, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
         return ReferenceEvaluator(onnx.load_from_string(data)).run(None, feeds)
 
 
-def applied(graph: Graph) -> Applied:
+def applied(graph: Graph) -> CanonicalNode:
     (found,) = infer(graph).nodes
-    assert isinstance(found, Applied), found
+    assert isinstance(found, CanonicalNode), found
     return found
 
 
@@ -68,12 +68,14 @@ def test_type_rule_and_meaning_are_what_runs(sample: Any) -> None:
         np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-6)
 
 
-def assert_same_at(sizes: dict[str, Any], found: Applied, kinds: Any, attributes: Any, arrays: Any, known: Any) -> None:
+def assert_same_at(
+    sizes: dict[str, Any], found: CanonicalNode, kinds: Any, attributes: Any, arrays: Any, known: Any
+) -> None:
     """A symbolic application, at given sizes, is the known one: its conditions hold, types and elements agree."""
     meaning, types = found.operator.apply(kinds, attributes)
     numbers = {n: v for n, v in sizes.items() if isinstance(v, int)}
     for condition in meaning.obligations:
-        assert Condition(condition.kind, substitute(condition.size, numbers)).known, condition
+        assert IndexCondition(condition.kind, substitute(condition.size, numbers)).known, condition
     values = [None if a is None else wide(a, DType.of(a.dtype)) for a in arrays]
     bound = {n: v if isinstance(v, int) else np.float64(v) for n, v in sizes.items()}
     for output, kind, want in zip(meaning.outputs, types, known, strict=True):
@@ -86,7 +88,7 @@ def assert_same_at(sizes: dict[str, Any], found: Applied, kinds: Any, attributes
 def test_symbolic_sizes_mean_the_same(sample: Any) -> None:
     found, known, open_ = applied(sample.graph()), infer(sample.graph()), infer(sample.graph(symbolic=True))
     (how,) = open_.nodes
-    if not isinstance(how, Applied):
+    if not isinstance(how, CanonicalNode):
         return  # what the node is depends on its sizes
     arrays = [array_of(sample, a) for a in found.args]
     want = evaluate_application(
@@ -113,7 +115,7 @@ def test_symbolic_attributes_mean_the_same(sample: Any) -> None:
             sizes, variable = {name: value}, sym(name)
         try:
             found.operator.apply(kinds, {**found.attributes, name: variable})
-        except IllTyped:
+        except IllTypedOperator:
             continue
         if all(abs(v) != float("inf") for v in sizes.values()):
             assert_same_at(sizes, found, kinds, {**found.attributes, name: variable}, arrays, want)
@@ -128,7 +130,7 @@ def test_write_then_read_is_identity_and_runs(sample: Any) -> None:
     for opset in sorted({*OPSETS, sample.opset}):
         try:
             form = found.operator.write(found.attributes, kinds, opset)
-        except NotCovered:
+        except UnsupportedNodeForm:
             assert opset != sample.opset or sample.op == "Resize", "cannot be written where it was read"
             continue
         names = [

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from superopt.ir.types import DType, TensorType
-from superopt.ops.infer import Applied, infer
-from superopt.passes.layouts.forms import Form, Layout, forms, in_layout, layout_of, unchanged
+from superopt.ops.shape_inference import CanonicalNode, infer
+from superopt.passes.layouts.operator_layouts import Layout, OperatorLayout, forms, in_layout, layout_of, unchanged
 from superopt.runtime.reference import evaluate_application
 
 PERMS = (
@@ -24,11 +24,11 @@ def laid_out(array: np.ndarray, layout: Layout) -> np.ndarray:
     return moved.reshape([array.shape[a] if -a <= array.ndim else 1 for a in layout])
 
 
-def forms_of(sample: Any) -> tuple[Applied, list[np.ndarray | None], tuple[Form, ...]]:
+def forms_of(sample: Any) -> tuple[CanonicalNode, list[np.ndarray | None], tuple[OperatorLayout, ...]]:
     graph = sample.graph()
     typing = infer(graph)
     (found,) = typing.nodes
-    assert isinstance(found, Applied), found
+    assert isinstance(found, CanonicalNode), found
     kinds = tuple(None if a is None else typing.types[a] for a in found.args)
     arrays = [None if a is None else sample.arrays[int(a[1:])] for a in found.args]
     return found, arrays, forms(found.operator, tuple(sorted(found.attributes.items())), kinds, LAYOUTS)

@@ -9,18 +9,18 @@ import pytest
 
 from superopt.ir.types import DType, TensorType
 from superopt.ops import REGISTRY
-from superopt.ops.infer import Applied, infer
-from superopt.ops.rounding import RoundingEffect
+from superopt.ops.rounding_effects import RoundingEffect
+from superopt.ops.shape_inference import CanonicalNode, infer
 from superopt.runtime.reference import evaluate_application
 
 STEP = 1e-13  # relative, and at 0 absolute: a thousand times float64's own error
 SMOOTH = 1e-3  # most that a smooth result changes by it: MeanVarianceNormalization of equal elements divides by 10⁻⁹
 
 
-def known(sample: Any) -> tuple[Applied, list[np.ndarray | None], list[TensorType | None]]:
+def known(sample: Any) -> tuple[CanonicalNode, list[np.ndarray | None], list[TensorType | None]]:
     graph = sample.graph()
     (found,) = infer(graph).nodes
-    assert isinstance(found, Applied)
+    assert isinstance(found, CanonicalNode)
     arrays = [None if a is None else sample.arrays[int(a[1:])] for a in found.args]
     kinds = [None if a is None else TensorType(DType.of(a.dtype), a.shape) for a in arrays]
     return found, arrays, kinds

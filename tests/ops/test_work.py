@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from superopt.ir.poly import sym
+from superopt.ir.size_polynomial import sym
 from superopt.ir.types import DType, TensorType
 from superopt.ops import REGISTRY
-from superopt.ops.work import flops
+from superopt.ops.flops_and_bytes import flops
 
 N, K = sym("N"), sym("K")
 WINDOW = {"strides": (2, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1)}

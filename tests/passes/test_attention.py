@@ -7,7 +7,7 @@ import pytest
 
 from superopt import formats
 from superopt.frontend import GraphBuilder
-from superopt.frontend.tensor import Tensor
+from superopt.frontend.symbolic_tensor import SymbolicTensor
 from superopt.ir.graph import Graph
 from superopt.pipeline import optimize
 from superopt.runtime import onnx_runtime
@@ -24,7 +24,7 @@ def attention(mask: str = "plain", *, batch: int | str = 2, order: tuple[int, ..
     q = b.input("q", "float32", (batch, ROWS, HEADS * WIDTH))
     k, v = (b.input(n, "float32", (batch, KEYS, HEADS * WIDTH)) for n in "kv")
 
-    def split_heads(x: Tensor, length: int) -> Tensor:
+    def split_heads(x: SymbolicTensor, length: int) -> SymbolicTensor:
         return b.op(
             "Transpose", b.op("Reshape", x, b.constant(np.array([-1, length, HEADS, WIDTH]))), perm=[0, 2, 1, 3]
         )

@@ -8,15 +8,15 @@ import pytest
 from graphs import assert_equivalent
 
 from superopt import cost
-from superopt.cost.fusion import ONNX_RUNTIME_PATTERNS, SUPEROPT_CUDA, FusionPattern, groups
-from superopt.egraph.rewrites import compile_rewrites
-from superopt.extraction.node_costs import Pricer
-from superopt.frontend import GraphBuilder, Tensor
+from superopt.cost.backend_capabilities import ONNX_RUNTIME_PATTERNS, SUPEROPT_CUDA, FusionPattern, groups
+from superopt.egraph.rule_compiler import compile_rewrites
+from superopt.extraction.enode_costs import ENodeCostModel
+from superopt.frontend import GraphBuilder, SymbolicTensor
 from superopt.ir.graph import Graph, Node
-from superopt.ops.infer import infer
+from superopt.ops.shape_inference import infer
 from superopt.passes import SearchOptions, search
 from superopt.passes.backend_fusion import fused_kernels, fusing_plans, groups_of
-from superopt.program.program import Program, program_of
+from superopt.program.graph_program import GraphProgram, program_of
 from superopt.rules import load_library
 
 
@@ -27,16 +27,16 @@ def kernels_in(graph: Graph, patterns: tuple[FusionPattern, ...] = ONNX_RUNTIME_
 
 @pytest.fixture(scope="module")
 def prices() -> cost.CostModel:
-    return cost.RecordedProfile(cost.load_profile("cpu-epyc-2core"))
+    return cost.ProfileCostModel(cost.load_profile("cpu-epyc-2core"))
 
 
-def gelu(b: GraphBuilder, x: Tensor) -> Tensor:
+def gelu(b: GraphBuilder, x: SymbolicTensor) -> SymbolicTensor:
     """As PyTorch's newer exporter writes it."""
     one_more = b.op("Add", b.op("Erf", b.op("Div", x, b.constant(2**0.5))), b.constant(1.0))
     return b.op("Mul", x, b.op("Mul", b.constant(0.5), one_more))
 
 
-def root_mean_square(b: GraphBuilder, x: Tensor) -> Tensor:
+def root_mean_square(b: GraphBuilder, x: SymbolicTensor) -> SymbolicTensor:
     """The same of an RMSNorm."""
     mean = b.op("ReduceMean", b.op("Pow", x, b.constant(2.0)), b.constant([-1]), keepdims=1)
     root = b.op("Sqrt", b.op("Add", mean, b.constant(1e-5)))
@@ -46,7 +46,7 @@ def root_mean_square(b: GraphBuilder, x: Tensor) -> Tensor:
 FORMS = {"gelu": (gelu, 5), "root mean square": (root_mean_square, 6)}
 
 
-def along_another_axis(b: GraphBuilder, x: Tensor) -> Tensor:
+def along_another_axis(b: GraphBuilder, x: SymbolicTensor) -> SymbolicTensor:
     """A normalisation that ONNX Runtime has no kernel for: over columns."""
     mean = b.op("ReduceMean", b.op("Mul", x, x), b.constant([0]), keepdims=1)
     root = b.op("Sqrt", b.op("Add", mean, b.constant(1e-5)))
@@ -67,8 +67,8 @@ def block(name: str, *, read_twice: bool = False) -> Graph:
     return b.build()
 
 
-def read(graph: Graph, prices: cost.CostModel) -> tuple[Program, Pricer]:
-    pricer = Pricer(prices, graph.opset, {})
+def read(graph: Graph, prices: cost.CostModel) -> tuple[GraphProgram, ENodeCostModel]:
+    pricer = ENodeCostModel(prices, graph.opset, {})
     program = program_of(graph, infer(graph))
     return replace(program, kernels=fused_kernels(program, pricer)), pricer
 
@@ -95,7 +95,7 @@ def test_what_would_be_no_kernel_is_left_alone(name: str, prices: cost.CostModel
 
 def test_a_backend_without_such_kernels_has_no_words_of_its_own(prices: cost.CostModel) -> None:
     graph, library = block("gelu"), load_library()
-    other = cost.RecordedProfile(cost.load_profile("cpu-epyc-2core"), None, SUPEROPT_CUDA)
+    other = cost.ProfileCostModel(cost.load_profile("cpu-epyc-2core"), None, SUPEROPT_CUDA)
     program, pricer = read(graph, other)
     moves = compile_rewrites(library.admitted, program, floats=library.floats("standard")).all_rewrites
     assert list(fusing_plans(program, moves, pricer)) == []

@@ -9,7 +9,7 @@ from graphs import assert_equivalent, f32, graph, linear_stack, op, ops_of, qkv,
 from roofline import Roofline
 from rules_for_tests import rules
 
-from lab.compare import best_first, greedy, modelled
+from lab.search_comparison import best_first, greedy, modelled
 from superopt.ir.graph import Node
 from superopt.passes import SearchOptions, search
 

@@ -7,14 +7,14 @@ import pytest
 
 import superopt
 from superopt import cost, formats
-from superopt.extraction.node_costs import Pricer
+from superopt.extraction.enode_costs import ENodeCostModel
 from superopt.frontend import GraphBuilder
 from superopt.ir.graph import Graph
 from superopt.ops import REGISTRY
-from superopt.ops.infer import infer
+from superopt.ops.shape_inference import infer
 from superopt.passes.backend_fusion import align_constant_ranks
 from superopt.pipeline import optimize
-from superopt.program.program import program_of
+from superopt.program.graph_program import program_of
 from superopt.regions.emission import emit
 from superopt.regions.replay import FreshNames
 from superopt.runtime import onnx_runtime
@@ -25,7 +25,7 @@ PROFILE = "profile:cpu-epyc-2core"
 def rewritten(graph: Graph) -> Graph | None:
     program = program_of(graph, infer(graph))
     with cost.for_target(PROFILE) as prices:
-        found = align_constant_ranks(program, Pricer(prices, graph.opset, {"N": 64}), FreshNames(program).fresh)
+        found = align_constant_ranks(program, ENodeCostModel(prices, graph.opset, {"N": 64}), FreshNames(program).fresh)
     return None if found is None else emit(found.program, REGISTRY, 1 << 20).graph
 
 

@@ -13,8 +13,8 @@ from superopt import formats
 from superopt.frontend import GraphBuilder
 from superopt.ir.graph import Graph, constant
 from superopt.ir.types import DType
-from superopt.ops.infer import infer
-from superopt.ops.small import Small
+from superopt.ops.shape_inference import infer
+from superopt.ops.small_tensor_values import SmallTensorValue
 from superopt.passes import SearchOptions, search
 from superopt.passes.canonicalize import canonicalized
 from superopt.runtime import onnx_runtime
@@ -186,7 +186,7 @@ def test_a_cast_that_is_read_elsewhere_stays() -> None:
 
 def test_integers_that_wrap_are_no_known_ones() -> None:
     """2³¹ as an int32 wraps as it is computed: no array of it can be made, and pricing a model with it was refused."""
-    held, wraps = (Small(DType.INT32, (1,), (n,)) for n in (2**31 - 1, 2**31))
+    held, wraps = (SmallTensorValue(DType.INT32, (1,), (n,)) for n in (2**31 - 1, 2**31))
     assert held.array is not None
     assert wraps.array is None
 

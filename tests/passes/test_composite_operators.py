@@ -5,12 +5,12 @@ from __future__ import annotations
 from graphs import f32, graph, op
 from roofline import Roofline
 
-from superopt.cost.record import Estimate
-from superopt.egraph.rewrites import compile_rewrites
-from superopt.ir.terms import App
-from superopt.ops.infer import infer
+from superopt.cost.measurement_record import CostEstimate
+from superopt.egraph.rule_compiler import compile_rewrites
+from superopt.ir.terms import OperatorTerm
+from superopt.ops.shape_inference import infer
 from superopt.passes import SearchOptions, search
-from superopt.program.program import program_of
+from superopt.program.graph_program import program_of
 from superopt.rules.grammar import parse_rule
 from superopt.rules.rule import Rule
 
@@ -29,7 +29,7 @@ def rules(*more: dict[str, object]) -> list[Rule]:
 def made(patterns: object) -> set[tuple[str, str]]:
     """(rule, operator that it makes) of moves."""
     assert isinstance(patterns, tuple)
-    return {(p.rule.id, p.target[0].op) for p in patterns if isinstance(p.target[0], App)}
+    return {(p.rule.id, p.target[0].op) for p in patterns if isinstance(p.target[0], OperatorTerm)}
 
 
 def test_what_makes_a_word_is_done_last_and_what_takes_one_apart_whenever() -> None:
@@ -52,7 +52,7 @@ class PricedForm(Roofline):
 
     def __init__(self, us: float) -> None:
         super().__init__()
-        self.prices = {"Sum": Estimate(us, "measured"), "Add": Estimate(1000.0, "measured")}
+        self.prices = {"Sum": CostEstimate(us, "measured"), "Add": CostEstimate(1000.0, "measured")}
 
     def application(self, op, *args, **kwargs):
         return self.prices.get(op) or super().application(op, *args, **kwargs)

@@ -12,14 +12,14 @@ import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 import superopt
-from superopt.formats.bodies import all_names, bodies, count_nodes
+from superopt.formats.control_flow_bodies import all_names, bodies, count_nodes
 from superopt.formats.onnx_reader import from_onnx
 from superopt.ir.graph import Graph
-from superopt.memory.shape_guards import Guards
-from superopt.ops.infer import infer
-from superopt.passes.fast_algorithms.sites import Writer
-from superopt.pipeline.fault_avoidance import with_copies
-from superopt.program.program import program_of
+from superopt.memory.size_hiding_reshapes import SizeHidingReshapes
+from superopt.ops.shape_inference import infer
+from superopt.passes.fast_algorithms.sites import NodeBuilder
+from superopt.pipeline.runtime_fault_avoidance import with_copies
+from superopt.program.graph_program import program_of
 from superopt.regions.replay import FreshNames
 from tests.control_flow import CASES, ROW, body, feeds, model, node, operators, value
 
@@ -214,6 +214,6 @@ def test_whoever_makes_values_knows_the_names_inside_bodies() -> None:
     nodes = [node("Relu", "w", "x"), node("If", "c", "y", then_branch=branch, else_branch=branch)]
     graph = from_onnx(model(nodes, [value("c", [], TensorProto.BOOL), value("w")], [value("y")]))
     assert FreshNames(program_of(graph, infer(graph))).fresh("a_new") == "a_new_2"
-    assert Guards.of(graph, {}).taken.issuperset(inside)
+    assert SizeHidingReshapes.of(graph, {}).taken.issuperset(inside)
     assert with_copies(graph, {"x"}).nodes[1].outputs == ("x_copy_2",)
-    assert Writer(graph, "p").name("conv") == "p/conv_1"
+    assert NodeBuilder(graph, "p").name("conv") == "p/conv_1"

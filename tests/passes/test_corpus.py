@@ -10,16 +10,16 @@ from graphs import assert_equivalent, f32, graph, op, weight
 from roofline import Roofline
 
 from superopt import cost, formats
-from superopt.egraph.lifting import lift
+from superopt.egraph.nary_rules import lift
 from superopt.ir.graph import Graph
-from superopt.ops.infer import infer
+from superopt.ops.shape_inference import infer
 from superopt.passes import SearchOptions, search
-from superopt.program.program import program_of
+from superopt.program.graph_program import program_of
 from superopt.regions.partition import selection_regions, sibling_regions
 from superopt.rules import load_library
 from superopt.rules.typing import instances
 from superopt.verifier import test as exact_test
-from superopt.verifier.verdict import Refuted
+from superopt.verifier.verdict import RefutedVerdict
 
 TINY = Path(__file__).parents[2] / "corpus" / "tiny"
 FLOATS = load_library().floats("standard")  # whose rules ship compiled
@@ -117,7 +117,7 @@ def test_sums_are_lifted_and_stay_true(library):
         if rule.operators - {"Split"} in ({"Concat", "Conv", "Add"}, {"Concat", "MatMul", "Add"}):
             lifted = lift(instances(rule)[0], 3)
             if lifted is not None:
-                assert not isinstance(exact_test(lifted), Refuted)
+                assert not isinstance(exact_test(lifted), RefutedVerdict)
                 seen += 1
     assert seen >= 3
 
@@ -140,7 +140,10 @@ def test_siblings_that_wait_for_each_other_are_not_all_merged(library):
 def test_whether_parallel_convolutions_merge_is_the_device_s_choice(library) -> None:
     """They do where starting a kernel is dear beside the work, and not on the CPU of the shipped profile."""
     wide = {"sha256": "wide", "backend": "superopt-cuda", "peaks": {"flops_per_s": 6e13, "bytes_per_s": 4.3e12}}
-    gpu, cpu = cost.RecordedProfile(cost.Profile(wide, {})), cost.RecordedProfile(cost.load_profile("cpu-epyc-2core"))
+    gpu, cpu = (
+        cost.ProfileCostModel(cost.DeviceProfile(wide, {})),
+        cost.ProfileCostModel(cost.load_profile("cpu-epyc-2core")),
+    )
     model = formats.load(TINY.parent / "googlenet.json")
     options = SearchOptions(time_limit=120.0, cache=False, floats=FLOATS, least_gain=0.0)
     before, on_gpu, on_cpu = (

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from superopt.frontend import GraphBuilder
-from superopt.frontend.tensor import Tensor
+from superopt.frontend.symbolic_tensor import SymbolicTensor
 from superopt.ir.errors import NotEquivalent
 from superopt.ir.graph import Graph
 from superopt.passes.weights import by_values
 from superopt.pipeline import optimize
-from superopt.rules.values import Certificate, Decided
-from superopt.verifier.weights.claims import check_values
+from superopt.rules.weight_claims import ConstantNanTest, WeightRewriteCertificate
+from superopt.verifier.weights.claim_checker import check_values
 
 LENGTH, WIDTH = 6, 8
 
@@ -36,7 +36,7 @@ def attention(mask: str, *, negated: bool = False, length: int | str = LENGTH) -
     return b.build()
 
 
-def _mask(b: GraphBuilder, kind: str) -> Tensor | None:
+def _mask(b: GraphBuilder, kind: str) -> SymbolicTensor | None:
     below = np.tril(np.ones((LENGTH, LENGTH), bool))
     if kind == "none":
         return None
@@ -110,8 +110,8 @@ def test_a_test_of_data_stays() -> None:
 @pytest.mark.parametrize("mask", ["a row masked", "given"])
 def test_a_wrong_answer_is_refuted(mask: str) -> None:
     graph = attention(mask)
-    wrong = tuple(Decided(n.outputs[0], False) for n in graph.nodes if n.op == "IsNaN")
-    claims = Certificate(decided=wrong, finite=True)
+    wrong = tuple(ConstantNanTest(n.outputs[0], False) for n in graph.nodes if n.op == "IsNaN")
+    claims = WeightRewriteCertificate(decided=wrong, finite=True)
     with pytest.raises(NotEquivalent, match="is not false everywhere"):
         check_values(graph, graph, claims)
 

@@ -10,7 +10,7 @@ import pytest
 from graphs import assert_equivalent, f32, graph, op, weight
 from roofline import Roofline
 
-from superopt.cost.record import Estimate, Question
+from superopt.cost.measurement_record import CostEstimate, MeasurementRequest
 from superopt.ir.graph import Graph, constant
 from superopt.passes import SearchOptions, saturation_search, search
 from superopt.rules import load_library
@@ -61,7 +61,7 @@ def some_rows() -> Graph:
 class Unsure(Roofline):
     """The same prices, of which none is more than a guess."""
 
-    def _lookup(self, question: Question) -> Estimate:
+    def _lookup(self, question: MeasurementRequest) -> CostEstimate:
         return replace(super()._lookup(question), source="roofline", sigma=3.0)
 
 

@@ -7,12 +7,12 @@ import pytest
 from graphs import f32, graph, op
 from roofline import Roofline
 
-from superopt.cost.record import Estimate
+from superopt.cost.measurement_record import CostEstimate
 from superopt.ir.graph import constant
 from superopt.passes import SearchOptions, search
 from superopt.rules.grammar import parse_rule
 
-PRICES = {"Where": Estimate(1000.0, "measured"), "Sub": Estimate(1500.0, "measured")}
+PRICES = {"Where": CostEstimate(1000.0, "measured"), "Sub": CostEstimate(1500.0, "measured")}
 
 
 class Doubtful(Roofline):
@@ -20,7 +20,7 @@ class Doubtful(Roofline):
 
     def __init__(self, sigma: float) -> None:
         super().__init__()
-        self.prices = {**PRICES, "Add": Estimate(1000.0, "roofline", sigma)}
+        self.prices = {**PRICES, "Add": CostEstimate(1000.0, "roofline", sigma)}
 
     def application(self, op, *args, **kwargs):
         return self.prices.get(op) or super().application(op, *args, **kwargs)
@@ -51,7 +51,10 @@ class DoubtfulProducts(Roofline):
 
     def __init__(self, sigma: float) -> None:
         super().__init__()
-        self.prices = {"MatMul": Estimate(1000.0, "roofline", sigma), "Gemm": Estimate(700.0, "roofline", sigma)}
+        self.prices = {
+            "MatMul": CostEstimate(1000.0, "roofline", sigma),
+            "Gemm": CostEstimate(700.0, "roofline", sigma),
+        }
 
     def application(self, op, *args, **kwargs):
         return self.prices.get(op) or super().application(op, *args, **kwargs)
@@ -81,7 +84,7 @@ class Unasked(Doubtful):
     def __init__(self, sigma: float) -> None:
         super().__init__(sigma)
         self.timed = []
-        self.guesses = {"Add": self.prices.pop("Add"), "Neg": Estimate(0.1, "interpolated", 0.5)}
+        self.guesses = {"Add": self.prices.pop("Add"), "Neg": CostEstimate(0.1, "interpolated", 0.5)}
 
     def has_price(self, op, *args, **kwargs):
         return op not in self.guesses or op in self.timed
@@ -109,7 +112,7 @@ def test_only_what_may_lose_enough_is_measured() -> None:
 
 def test_what_is_looked_for_beside_a_plan_in_doubt_is_not_measured() -> None:
     device = Unasked(1.0)
-    device.guesses["Mul"] = Estimate(1400.0, "roofline", 1.0)
+    device.guesses["Mul"] = CostEstimate(1400.0, "roofline", 1.0)
     operators(1.0, device, cheap_us=1e4)
     assert device.timed == []
 
@@ -119,19 +122,19 @@ class Answering(Roofline):
 
     def __init__(self, takes: float, sigma: float) -> None:
         super().__init__()
-        self.prices = {**PRICES, "Add": Estimate(1000.0, "measured"), "Neg": Estimate(0.1, "measured")}
+        self.prices = {**PRICES, "Add": CostEstimate(1000.0, "measured"), "Neg": CostEstimate(0.1, "measured")}
         self.takes, self.sigma, self.timed = takes, sigma, False
 
     def has_price(self, op, *args, **kwargs):
         return op != "Sum" or self.timed
 
     def expected(self, op, *args, **kwargs):
-        return Estimate(900.0, "interpolated", 0.3) if op == "Sum" else super().expected(op, *args, **kwargs)
+        return CostEstimate(900.0, "interpolated", 0.3) if op == "Sum" else super().expected(op, *args, **kwargs)
 
     def application(self, op, *args, **kwargs):
         if op == "Sum":
             self.timed = True
-            return Estimate(self.takes, "measured", self.sigma)
+            return CostEstimate(self.takes, "measured", self.sigma)
         return self.prices.get(op) or super().application(op, *args, **kwargs)
 
 

@@ -22,10 +22,10 @@ from superopt.program.value_analysis import (
     rounded_facts,
     stands_for_rounded,
 )
-from superopt.rules.floats import Floats, SafeConditions, float_key
+from superopt.rules.float_verdicts import FloatVerdictStore, SafeConditions, float_key
 from superopt.rules.grammar import parse_rule
 from superopt.rules.rule import Rule
-from superopt.verifier.floats.recording import with_specials
+from superopt.verifier.floats.verdict_recording import with_specials
 from superopt.verifier.floats.verdict_search import examine
 
 SOFTMAX = "Div(Exp(x), ReduceSum(Exp(x), axes=[-1], keepdims=1)) = Softmax(x, axis=-1)"
@@ -53,7 +53,7 @@ class Dear(Roofline):
 
 def found(model: Graph, text: str, mode: str, *dear: str) -> list[str]:
     known = rule(text)
-    floats = Floats({float_key(known): examine(known)}, mode)
+    floats = FloatVerdictStore({float_key(known): examine(known)}, mode)
     result = search(model, [known], Dear(*dear), SearchOptions(cache=False, floats=floats))
     return [n.op for n in result.graph.nodes]
 
@@ -123,7 +123,7 @@ MASK = {
 )
 def test_a_choice_is_a_product_where_what_is_left_out_is_finite(made: list[str], masked: str) -> None:
     known = parse_rule(MASK)
-    floats = Floats({float_key(known): with_specials(known, examine(known))}, "standard")
+    floats = FloatVerdictStore({float_key(known): with_specials(known, examine(known))}, "standard")
     nodes = [op(name, f"x{i + 1}", f"x{i}", *(["w"] if name == "MatMul" else [])) for i, name in enumerate(made)]
     zero, w = constant("zero", np.float32(0)), constant("w", np.eye(16, dtype=np.float32) * 0.3)
     nodes += [op("Greater", "c", "y", "zero"), op("Where", "z", "c", f"x{len(made)}", "zero")]
@@ -215,7 +215,7 @@ def test_a_value_that_is_an_input_is_exact_whatever_else_computes_it() -> None:
         [op("Mul", "a", "x", "z"), op("Div", "w", "a", "z"), op("Neg", "p", "x"),
          op("Add", "b", "x", "y"), op("Sub", "c", "x", "y"), op("Mul", "d", "b", "c"), op("Add", "o", "d", "w")],
     )  # fmt: skip
-    floats = Floats({float_key(r): examine(r, points=1024) for r in rules})
+    floats = FloatVerdictStore({float_key(r): examine(r, points=1024) for r in rules})
     result = search(model, rules, Dear("Sub"), SearchOptions(cache=False, floats=floats))
     assert sum(n.op == "Sub" for n in result.graph.nodes) == 1
     assert any(n.op == "Add" and set(n.inputs) == {"x", "y"} for n in result.graph.nodes)
@@ -251,7 +251,7 @@ def test_nor_by_way_of_a_form_between() -> None:
         [op("Mul", "p", "x", "y"), op("Mul", "q", "x", "z"), op("Sub", "t", "p", "q"),
          op("Neg", "n", "z"), op("Add", "d", "y", "n"), op("Mul", "s", "x", "d")],
     )  # fmt: skip
-    floats = Floats({float_key(r): examine(r, points=1024) for r in rules}, "standard")
+    floats = FloatVerdictStore({float_key(r): examine(r, points=1024) for r in rules}, "standard")
     result = search(model, rules, Dear("Neg", "Add"), SearchOptions(cache=False, floats=floats))
     (made,) = (n for n in result.graph.nodes if "s" in n.outputs)
     assert made.op == "Mul"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from superopt import cost
-from superopt.cost.fusion import ONNX_RUNTIME_PATTERNS, FusionPattern, groups
+from superopt.cost.backend_capabilities import ONNX_RUNTIME_PATTERNS, FusionPattern, groups
 from superopt.frontend import GraphBuilder
 from superopt.ir.graph import Graph, Node
-from superopt.ops.infer import infer
+from superopt.ops.shape_inference import infer
 from superopt.passes import SearchOptions, saturation_search, search
 from superopt.rules import load_library
 
@@ -20,7 +20,7 @@ def kernels_in(graph: Graph, patterns: tuple[FusionPattern, ...] = ONNX_RUNTIME_
 
 @pytest.fixture(scope="module")
 def prices() -> cost.CostModel:
-    return cost.RecordedProfile(cost.load_profile("cpu-epyc-2core"))
+    return cost.ProfileCostModel(cost.load_profile("cpu-epyc-2core"))
 
 
 def block(half_last: bool) -> Graph:

@@ -10,16 +10,16 @@ import pytest
 from onnx import checker, numpy_helper, parser
 from onnx.reference import ReferenceEvaluator
 
-from superopt.cost.half_precision import ONNX_RUNTIME_HALF as HALF
-from superopt.cost.target import for_target
+from superopt.cost.half_precision_support import ONNX_RUNTIME_HALF as HALF
+from superopt.cost.target_cost_models import for_target
 from superopt.formats import save
 from superopt.formats.onnx_reader import from_onnx
 from superopt.formats.onnx_writer import to_onnx
-from superopt.ir.graph import ArrayData, Graph, Weight, constant
+from superopt.ir.graph import ArrayWeightData, Graph, Weight, constant
 from superopt.ir.types import DType
-from superopt.ops.infer import infer
+from superopt.ops.shape_inference import infer
 from superopt.passes import SearchOptions, SearchResult, search
-from superopt.passes.half_precision import WidenedData, narrowed, widened
+from superopt.passes.half_precision_widening import WidenedWeightData, narrowed, widened
 from superopt.rules import load_library
 
 HEAD = '<ir_version: 10, opset_import: ["": 18]> g '
@@ -203,7 +203,7 @@ def test_a_weight_that_is_not_of_half_precision_stays_in_float32(value: float) -
 def test_a_weight_of_half_precision_goes_back() -> None:
     own = np.full((64, 64), 0.1, np.float16)
     given = constant("w", own.astype(np.float32))
-    graph, original = with_weight(Weight("w", given.type, WidenedData(ArrayData(own))))
+    graph, original = with_weight(Weight("w", given.type, WidenedWeightData(ArrayWeightData(own))))
     found = narrowed(graph, original)
     assert found.constants["w"].type.dtype == DType.FLOAT16
     assert [n.op for n in found.nodes].count("Cast") == 3

@@ -12,12 +12,12 @@ import superopt
 from superopt import formats
 from superopt.frontend import GraphBuilder
 from superopt.ir.errors import NotEquivalent
-from superopt.ir.graph import ArrayData, Graph
-from superopt.passes.weights import Stage, by_positions
+from superopt.ir.graph import ArrayWeightData, Graph
+from superopt.passes.weights import WeightRewriteStage, by_positions
 from superopt.pipeline import optimize
-from superopt.rules.values import Certificate, Moved
+from superopt.rules.weight_claims import ConstantIndexAccess, WeightRewriteCertificate
 from superopt.runtime import onnx_runtime
-from superopt.verifier.weights.claims import check_values
+from superopt.verifier.weights.claim_checker import check_values
 
 PROFILE = "profile:cpu-epyc-2core"
 ANY: Callable[[Graph], bool] = lambda _: True  # noqa: E731
@@ -46,7 +46,7 @@ def gathered(shape: tuple[int | str, ...], axis: int, at: np.ndarray, op: str = 
     return b.build()
 
 
-def moved(graph: Graph) -> Stage:
+def moved(graph: Graph) -> WeightRewriteStage:
     found = by_positions(graph, ANY)
     assert found is not None
     return found
@@ -99,12 +99,13 @@ def test_a_slice_that_begins_elsewhere_is_refused() -> None:
     stage = moved(gathered((2, 20, 3), 1, np.arange(4, 12)))
     (name,) = {n for node in stage.after.nodes if node.op == "Slice" for n in node.inputs[1:2]}
     weights = tuple(
-        replace(w, data=ArrayData(w.data.numpy() + 1)) if w.name == name and w.data is not None else w
+        replace(w, data=ArrayWeightData(w.data.numpy() + 1)) if w.name == name and w.data is not None else w
         for w in stage.after.weights
     )
     ends = {n for node in stage.after.nodes if node.op == "Slice" for n in node.inputs[2:3]}
     weights = tuple(
-        replace(w, data=ArrayData(w.data.numpy() + 1)) if w.name in ends and w.data is not None else w for w in weights
+        replace(w, data=ArrayWeightData(w.data.numpy() + 1)) if w.name in ends and w.data is not None else w
+        for w in weights
     )
     with pytest.raises(NotEquivalent, match="does not hold"):
         check_values(stage.before, replace(stage.after, weights=weights), stage.certificate)
@@ -113,7 +114,7 @@ def test_a_slice_that_begins_elsewhere_is_refused() -> None:
 def test_other_positions_than_the_certificate_is_about_are_refused() -> None:
     stage = moved(gathered((2, 20, 3), 1, np.arange(4, 12)))
     weights = tuple(
-        replace(w, data=ArrayData(w.data.numpy()[::-1].copy())) if w.data is not None else w
+        replace(w, data=ArrayWeightData(w.data.numpy()[::-1].copy())) if w.data is not None else w
         for w in stage.before.weights
     )
     with pytest.raises(NotEquivalent, match="not the one that the certificate is about"):
@@ -122,16 +123,16 @@ def test_other_positions_than_the_certificate_is_about_are_refused() -> None:
 
 def test_what_is_said_to_be_moved_and_is_no_place_of_the_result_is_refused() -> None:
     stage = moved(gathered((2, 20), 1, np.arange(9)))
-    lie = replace(stage.certificate, moved=(*stage.certificate.moved, Moved("Relu")))
+    lie = replace(stage.certificate, moved=(*stage.certificate.moved, ConstantIndexAccess("Relu")))
     with pytest.raises(NotEquivalent, match="not shown to be exactly"):
         check_values(stage.before, stage.after, lie)
 
 
 def test_a_certificate_survives_its_file() -> None:
     certificate = moved(gathered((2, 20), 1, np.arange(9))).certificate
-    assert Certificate.from_json(certificate.as_json()) == certificate
+    assert WeightRewriteCertificate.from_json(certificate.as_json()) == certificate
     old = {k: v for k, v in certificate.as_json().items() if k != "moved"}
-    assert Certificate.from_json(old).moved == ()
+    assert WeightRewriteCertificate.from_json(old).moved == ()
 
 
 # ---- in an optimisation

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from roofline import Roofline
 from rules_for_tests import ROWS, rules
 
-from superopt.ops.infer import infer
+from superopt.ops.shape_inference import infer
 from superopt.passes import SearchOptions, search
 
 

@@ -11,18 +11,18 @@ import onnxruntime as ort
 import pytest
 from sampling import slow
 
-from lab.channels_last import CHANNELS_LAST
+from lab.channels_last_networks import CHANNELS_LAST
 from lab.layouts import interior_transposes
-from superopt.cost.target import for_target
-from superopt.extraction.node_costs import Pricer
+from superopt.cost.target_cost_models import for_target
+from superopt.extraction.enode_costs import ENodeCostModel
 from superopt.formats import load, to_onnx_bytes
 from superopt.frontend import GraphBuilder
 from superopt.ir.graph import Graph
-from superopt.ops.infer import infer
+from superopt.ops.shape_inference import infer
 from superopt.passes import SearchOptions, SearchResult, search
 from superopt.passes.layouts import with_fewer_transposes
-from superopt.passes.layouts.choice import POLICY
-from superopt.program.program import Program, program_of
+from superopt.passes.layouts.layout_selection import POLICY
+from superopt.program.graph_program import GraphProgram, program_of
 from superopt.regions.replay import FreshNames
 from superopt.rules import load_library
 from superopt.runtime.sample_data import feeds_for
@@ -112,7 +112,7 @@ def test_programs_that_are_left_without_pricing_a_form_would_keep_their_transpos
     transposes = count(program)
     policy = replace(POLICY, left=1.0)  # nothing is left out
     with for_target(TARGET) as costs:
-        pricer = Pricer(costs, graph.opset, {})
+        pricer = ENodeCostModel(costs, graph.opset, {})
         best = with_fewer_transposes(program, pricer, FreshNames(program, graph.names), policy)
         found = with_fewer_transposes(program, pricer, FreshNames(program, graph.names))
     assert (found is None) == (best is None or count(best) > POLICY.left * transposes)
@@ -120,5 +120,5 @@ def test_programs_that_are_left_without_pricing_a_form_would_keep_their_transpos
         assert [(s.op, s.attributes) for s in found.steps] == [(s.op, s.attributes) for s in best.steps]
 
 
-def count(program: Program) -> int:
+def count(program: GraphProgram) -> int:
     return sum(program.steps[position].op == "Transpose" for position in program.running)

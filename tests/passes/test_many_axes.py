@@ -7,11 +7,11 @@ import pytest
 from graphs import assert_equivalent, f32, graph, op, ops_of, weight
 from roofline import Roofline
 
-from superopt.egraph.rewrites import compile_rewrites
+from superopt.egraph.rule_compiler import compile_rewrites
 from superopt.ir.graph import Graph, constant
-from superopt.ops.infer import infer
+from superopt.ops.shape_inference import infer
 from superopt.passes import SearchOptions, search
-from superopt.program.program import program_of
+from superopt.program.graph_program import program_of
 from superopt.rules import load_library
 
 LIBRARY = load_library()

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 from onnx import numpy_helper, parser
 
-from superopt.cost.target import for_target
+from superopt.cost.target_cost_models import for_target
 from superopt.formats.onnx_reader import from_onnx
 from superopt.formats.onnx_writer import to_onnx_bytes
 from superopt.ir.graph import Graph
 from superopt.ir.types import DType
-from superopt.ops.infer import infer
+from superopt.ops.shape_inference import infer
 from superopt.passes.mixed_precision import (
-    Magnitudes,
-    Precision,
-    Restrictions,
+    HalfPrecisionRestrictions,
+    PrecisionAssignment,
+    ValueMagnitudes,
     choose,
     lowered,
     of_bytes,
@@ -43,11 +43,13 @@ def normal(*shape: int, scale: float = 1.0) -> np.ndarray:
     return (np.random.default_rng(7).standard_normal(shape) * scale).astype(np.float32)
 
 
-def found_of(graph: Graph, **most: float) -> Restrictions:
+def found_of(graph: Graph, **most: float) -> HalfPrecisionRestrictions:
     """What may be of half precision where values are of magnitude 1, but for some."""
     typing = infer(graph)
     names = [n for n, t in typing.types.items() if t is not None and t.dtype == DType.FLOAT32]
-    observed = {n: Magnitudes(m := most.get(n, 1.0), min(m, 0.5), 8 * m, m) for n in names if n not in graph.weight}
+    observed = {
+        n: ValueMagnitudes(m := most.get(n, 1.0), min(m, 0.5), 8 * m, m) for n in names if n not in graph.weight
+    }
     return restricted(graph, typing, HALF, observed, 1e-3)
 
 
@@ -103,7 +105,7 @@ def test_exponents_of_large_numbers_overflow_inside() -> None:
 def test_small_divisors_stay_exact() -> None:
     graph = read("(float[8] x, float[8] d) => (float[8] y) { y = Div(x, d) }")
     assert kinds(graph, d=0.5) == {"Div": ""}
-    found = restricted(graph, infer(graph), HALF, dict.fromkeys("xdy", Magnitudes(1, 1e-6, 8)), 1e-3)  # fmt: skip
+    found = restricted(graph, infer(graph), HALF, dict.fromkeys("xdy", ValueMagnitudes(1, 1e-6, 8)), 1e-3)  # fmt: skip
     assert {i: r.kind for i, r in found.kept.items()} == {0: "pole"}
 
 
@@ -124,7 +126,7 @@ def test_what_the_opset_does_not_take_stays() -> None:
     graph = read(text, scales=np.array([1, 1, 2, 2], np.float32))
     found = found_of(graph)
     assert all(operand.names == ("x",) for operand in found.nodes.values())
-    made = lowered(graph, Precision(HALF, found.nodes, frozenset()))
+    made = lowered(graph, PrecisionAssignment(HALF, found.nodes, frozenset()))
     assert ran(made, {"x": normal(1, 2, 4, 4)})["y"].dtype == np.float32
 
 
@@ -134,7 +136,7 @@ def test_magnitudes_are_observed_in_the_graph() -> None:
     feeds = {"x": np.array([0.0, -2.0, 0.5, 1.0], np.float32)}
     large = {"x": np.array([100.0, 1.0, 1.0, 1.0], np.float32)}
     found = probe.observed([ran(probe.graph, feeds)], [ran(probe.graph, large)])
-    assert found["a"] == Magnitudes(4.0, 0.25, 1e4)
+    assert found["a"] == ValueMagnitudes(4.0, 0.25, 1e4)
     assert found["x"].most == 2.0
     assert found["y"].most == float("inf")
 
@@ -150,7 +152,7 @@ def chain() -> Graph:
 def test_inputs_outputs_and_names_stay() -> None:
     graph = chain()
     found = found_of(graph)
-    made = lowered(graph, Precision(HALF, found.nodes, found.weights))
+    made = lowered(graph, PrecisionAssignment(HALF, found.nodes, found.weights))
     assert (made.inputs, made.outputs, made.opset, made.metadata) == (
         graph.inputs, graph.outputs, graph.opset, graph.metadata
     )  # fmt: skip
@@ -163,7 +165,7 @@ def test_inputs_outputs_and_names_stay() -> None:
 def test_a_value_is_cast_once_for_all_its_readers() -> None:
     text = "(float[4] x) => (float[4] y) { a = Relu(x) b = Neg(x) y = Add(a, b) }"
     graph = read(text)
-    made = lowered(graph, Precision(HALF, found_of(graph).nodes, frozenset()))
+    made = lowered(graph, PrecisionAssignment(HALF, found_of(graph).nodes, frozenset()))
     assert [n.op for n in made.nodes] == ["Cast", "Relu", "Neg", "Add", "Cast"]
 
 
@@ -171,7 +173,7 @@ def test_a_value_is_cast_once_for_all_its_readers() -> None:
 def test_a_lowered_graph_rounds_where_it_says(rounded: bool) -> None:
     """Against NumPy, which rounds every result."""
     graph = read("(float[4, 8] x) => (float[4, 8] y) { a = Mul(x, w) y = Add(a, x) }", w=normal(8))
-    made = lowered(graph, Precision(HALF, found_of(graph).nodes, frozenset({"w"})), rounded=rounded)
+    made = lowered(graph, PrecisionAssignment(HALF, found_of(graph).nodes, frozenset({"w"})), rounded=rounded)
     x = normal(4, 8)
     halves = x.astype(np.float16), normal(8).astype(np.float16)
     exact = (halves[0] * halves[1] + halves[0]).astype(np.float32)
@@ -195,7 +197,7 @@ def test_a_switch_rounds_one_value() -> None:
 # -- the choice ----------------------------------------------------------------------------------------------------
 
 
-def cost_of(graph: Graph, choice: Precision) -> int:
+def cost_of(graph: Graph, choice: PrecisionAssignment) -> int:
     """Bytes of what a lowered graph holds, and of its Casts in the file."""
     made = lowered(graph, choice)
     types = infer(made).types
@@ -213,7 +215,7 @@ def test_the_choice_is_the_cheapest_of_all(budget: float) -> None:
     chosen = choose(graph, found, HALF, of_bytes(typing, HALF), errors, budget)
     assert chosen is not None
 
-    def error(choice: Precision) -> float:
+    def error(choice: PrecisionAssignment) -> float:
         made = {o for i in choice.nodes for o in graph.nodes[i].outputs if i not in found.exact}
         read = {n for o in choice.nodes.values() for n in o.names if n not in graph.weight}
         exact = {o for i in choice.nodes for o in graph.nodes[i].outputs if i in found.exact}
@@ -225,7 +227,7 @@ def test_the_choice_is_the_cheapest_of_all(budget: float) -> None:
         needed = {n for o in nodes.values() for n in o.names if n in graph.weight}
         for stored in product((False, True), repeat=len(found.weights)):
             weights = {n for n, taken in zip(sorted(found.weights), stored, strict=True) if taken}
-            choice = Precision(HALF, nodes, frozenset(weights))
+            choice = PrecisionAssignment(HALF, nodes, frozenset(weights))
             if needed <= weights and error(choice) <= budget:
                 cost = cost_of(graph, choice)
                 least = cost if least is None else min(least, cost)

@@ -32,7 +32,7 @@ def attention(tokens: int = 512, width: int = 16) -> Graph:
 @pytest.mark.essential
 def test_a_product_is_made_in_the_order_that_costs_less() -> None:
     library = peephole_library({"MatMul"})
-    prices = cost.RecordedProfile(cost.load_profile("cpu-epyc-2core"))
+    prices = cost.ProfileCostModel(cost.load_profile("cpu-epyc-2core"))
     model = attention()
     options = SearchOptions(one_pass=True, cache=False, floats=library.floats("standard"))
     found = search(model, library.admitted, prices, options)

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from superopt import formats
-from superopt.cost.target import for_target
+from superopt.cost.target_cost_models import for_target
 from superopt.frontend import GraphBuilder
 from superopt.ir.graph import RULES, Graph
-from superopt.ops.infer import infer
-from superopt.passes.fast_algorithms.conv import FormSite, changes
-from superopt.passes.fast_algorithms.pixels import PixelForm, pixel_forms
-from superopt.passes.fast_algorithms.selection import GROWTH, Choice, choose, rewritten
+from superopt.ops.shape_inference import infer
+from superopt.passes.fast_algorithms.selection import GROWTH, FastAlgorithmChoice, choose, rewritten
 from superopt.passes.fast_algorithms.sites import possible, sites_of
+from superopt.passes.fast_algorithms.space_to_depth_convolution import SpaceToDepthConvolution, pixel_forms
+from superopt.passes.fast_algorithms.winograd_convolution import FastAlgorithmPlacement, changes
 from superopt.rules.library import load_library
 from superopt.runtime import onnx_runtime
 
@@ -37,7 +37,7 @@ def conv(
     return b.build()
 
 
-def forms(graph: Graph) -> list[PixelForm]:
+def forms(graph: Graph) -> list[SpaceToDepthConvolution]:
     return [form for site in sites_of(graph) if site.pads for form in pixel_forms(site)]
 
 
@@ -65,7 +65,7 @@ def test_the_values_are_those_of_the_convolution(graph: Graph, blocks: list[int]
     feeds = {"x": np.random.default_rng(0).standard_normal(kind.shape).astype(np.float32)}  # type: ignore[arg-type]
     wanted, (site,) = run(graph, feeds), sites_of(graph)
     for form in made:
-        found = run(rewritten(graph, [Choice(site, form, 1.0, 0.5)]), feeds)
+        found = run(rewritten(graph, [FastAlgorithmChoice(site, form, 1.0, 0.5)]), feeds)
         assert found.shape == wanted.shape
         assert np.abs(found - wanted).max() <= 2e-6 * np.abs(wanted).max()
 
@@ -84,13 +84,15 @@ def test_the_values_are_those_of_the_convolution(graph: Graph, blocks: list[int]
 def test_what_no_rule_speaks_of_stays(graph: Graph) -> None:
     assert forms(graph) == []
     with for_target(PROFILE) as costs:
-        assert not [c for c in choose(graph, costs, growth=GROWTH["standard"]) if isinstance(c.form, PixelForm)]
+        assert not [
+            c for c in choose(graph, costs, growth=GROWTH["standard"]) if isinstance(c.form, SpaceToDepthConvolution)
+        ]
 
 
 def test_an_open_batch_stays_open() -> None:
     graph = conv(3, 2, (3, 3), (8, 8), pads=[1, 1, 1, 1], batch="n")
     (site,) = sites_of(graph)
-    made = rewritten(graph, [Choice(site, next(pixel_forms(site)), 1.0, 0.5)])
+    made = rewritten(graph, [FastAlgorithmChoice(site, next(pixel_forms(site)), 1.0, 0.5)])
     for count in (1, 5):
         feeds = {"x": np.random.default_rng(count).standard_normal((count, 3, 8, 8)).astype(np.float32)}
         np.testing.assert_allclose(run(made, feeds), run(graph, feeds), rtol=1e-5, atol=1e-6)
@@ -102,7 +104,7 @@ def test_prices_see_blocks_that_are_half_empty() -> None:
     assert possible(few)
     with for_target(PROFILE) as costs:
         (chosen,) = choose(few, costs, growth=GROWTH["standard"])
-        assert isinstance(chosen.form, PixelForm)
+        assert isinstance(chosen.form, SpaceToDepthConvolution)
         assert chosen.form.block == 4
         assert choose(wide, costs, growth=GROWTH["standard"]) == []
 
@@ -110,7 +112,7 @@ def test_prices_see_blocks_that_are_half_empty() -> None:
 def test_each_node_names_the_admitted_rule_that_made_it() -> None:
     graph = conv(8, 1, (3, 3), (8, 8), pads=[1, 1, 1, 1], act="Relu")
     (site,) = sites_of(graph)
-    made = rewritten(graph, [Choice(site, next(pixel_forms(site)), 1.0, 0.5)])
+    made = rewritten(graph, [FastAlgorithmChoice(site, next(pixel_forms(site)), 1.0, 0.5)])
     assert [n.op for n in made.nodes] == ["Conv", "Relu", "DepthToSpace"]
     admitted = {rule.id: rule for rule in load_library().admitted}
     first, last = (admitted[n.metadata[RULES]] for n in (made.nodes[0], made.nodes[-1]))
@@ -126,7 +128,7 @@ def test_its_result_is_no_image_in_blocks() -> None:
     b.output(b.op("Conv", small, b.weight("l", (16, 8, 3, 3)), pads=[1, 1, 1, 1]), "y")
     graph = b.build()
     first = graph.nodes[0]
-    place = FormSite((first,), "x", direct=True)
+    place = FastAlgorithmPlacement((first,), "x", direct=True)
     typing = infer(graph)
     before, after = (changes(graph, typing, some, BLOCKED) for some in ([], [place]))
     assert before.get(first.outputs[0], 0) == 0

@@ -13,11 +13,11 @@ from graphs import f32, graph, op
 
 from superopt import formats
 from superopt.ir.graph import constant
-from superopt.ir.terms import App
+from superopt.ir.terms import OperatorTerm
 from superopt.ir.types import DType, TensorType
-from superopt.ops.infer import infer
-from superopt.passes.rounding_guard import deliberate_roundings
-from superopt.program.program import program_of
+from superopt.ops.shape_inference import infer
+from superopt.passes.deliberate_rounding import deliberate_roundings
+from superopt.program.graph_program import program_of
 from superopt.rules.grammar import parse_rule
 from superopt.rules.rule import Rule
 
@@ -41,9 +41,9 @@ def cast_down_and_up(to: str) -> Rule:
     text = 'Cast(Cast(x, to="float32"), to="float32")'
     rule = parse_rule({"id": f"cast-{to}", "forall": {"x": "f[m, n]"}, "lhs": [text], "rhs": ["x"]})
     (up,) = rule.lhs
-    assert isinstance(up, App)
+    assert isinstance(up, OperatorTerm)
     (down,) = up.args
-    assert isinstance(down, App)
+    assert isinstance(down, OperatorTerm)
     rounding = replace(down, attributes=tuple((n, to if n == "to" else v) for n, v in down.attributes))
     return replace(rule, lhs=(replace(up, args=(rounding,)),))
 

@@ -7,28 +7,28 @@ from pathlib import Path
 import pytest
 
 from superopt import formats
-from superopt.cost import RecordedProfile, load_profile
-from superopt.egraph.rewrites import compile_rewrites
-from superopt.egraph.saturation import Limits, saturate
+from superopt.cost import ProfileCostModel, load_profile
+from superopt.egraph.rule_compiler import compile_rewrites
+from superopt.egraph.saturation import SaturationLimits, saturate
 from superopt.frontend import GraphBuilder
 from superopt.ir.errors import InvalidOption, UsageError
 from superopt.ir.graph import Graph, Value
 from superopt.ops import REGISTRY
-from superopt.ops.infer import infer
-from superopt.passes.rounding_guard import guard_deliberate_rounding
-from superopt.passes.rule_matches import DirectionMatches, matches_of
+from superopt.ops.shape_inference import infer
+from superopt.passes.deliberate_rounding import guard_deliberate_rounding
+from superopt.passes.rule_matches import RuleDirectionMatches, matches_of
 from superopt.pipeline import rule_matches
 from superopt.pipeline.options import Options
-from superopt.program.program import program_of
-from superopt.regions.lowering import lower, region_of
+from superopt.program.graph_program import program_of
+from superopt.regions.region_egraph import lower, region_of
 from superopt.rules import load_library
 
 LIBRARY = load_library()
-PRICES = RecordedProfile(load_profile("cpu-epyc-2core"))
+PRICES = ProfileCostModel(load_profile("cpu-epyc-2core"))
 TINY = Path(__file__).parents[2] / "corpus" / "tiny"
 
 
-def directions(graph: Graph, rule: str, mode: str = "standard") -> tuple[DirectionMatches, ...]:
+def directions(graph: Graph, rule: str, mode: str = "standard") -> tuple[RuleDirectionMatches, ...]:
     return matches_of(graph, infer(graph), LIBRARY[rule], PRICES, floats=LIBRARY.floats(mode), sizes={})
 
 
@@ -96,7 +96,7 @@ def test_a_rule_that_changes_an_e_graph_matches(model: str) -> None:
         moves = compile_rewrites((LIBRARY[rule],), program, floats=floats).all_rewrites
         lowered = lower(region_of(program, [i for i in program.running if program.steps[i].op]), REGISTRY)
         before = lowered.graph.version
-        saturate(lowered.graph, moves, Limits(rounds=1))
+        saturate(lowered.graph, moves, SaturationLimits(rounds=1))
         if lowered.graph.version != before and not moves.groups:
             changing += 1
             assert any(d.matches for d in directions(graph, rule)), rule

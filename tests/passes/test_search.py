@@ -10,11 +10,11 @@ from graphs import assert_equivalent, f32, graph, linear_stack, op, qkv, siamese
 from roofline import Roofline
 from rules_for_tests import rules
 
-from lab.compare import modelled
+from lab.search_comparison import modelled
 from superopt import cost
 from superopt.frontend import GraphBuilder
 from superopt.ir.graph import Node, OpaqueAttribute, constant
-from superopt.ir.poly import sym
+from superopt.ir.size_polynomial import sym
 from superopt.passes import SearchOptions, search
 from superopt.rules import load_library
 from superopt.rules.grammar import parse_rule
@@ -287,7 +287,7 @@ def test_a_gain_is_counted_once_whatever_the_order_of_operands() -> None:
     builder = GraphBuilder("turned")
     x = builder.op("Relu", builder.input("x", "float32", (8, 16, 32)))
     builder.output(builder.op("Div", x, builder.constant(np.array(2.0, np.float32))), "y")
-    costs = cost.RecordedProfile(cost.load_profile("cpu-epyc-2core"))
+    costs = cost.ProfileCostModel(cost.load_profile("cpu-epyc-2core"))
     library = load_library()
     options = SearchOptions(cache=False, least_gain=0.0, time_limit=120.0, floats=library.floats("standard"))
     found = search(builder.build(), library.admitted, costs, options)

@@ -9,15 +9,23 @@ import pytest
 
 from superopt import formats
 from superopt.cost import graph_cost
-from superopt.cost.fusion import ONNX_RUNTIME_CPU
-from superopt.cost.target import for_target
+from superopt.cost.backend_capabilities import ONNX_RUNTIME_CPU
+from superopt.cost.target_cost_models import for_target
 from superopt.frontend import GraphBuilder
 from superopt.ir.graph import Graph
-from superopt.ops.infer import infer
+from superopt.ops.shape_inference import infer
 from superopt.passes.fast_algorithms import selection
-from superopt.passes.fast_algorithms.conv import ConvForm, FormSite, changes
-from superopt.passes.fast_algorithms.selection import GROWTH, Choice, PricedForm, choose, common, rewritten, shared
+from superopt.passes.fast_algorithms.selection import (
+    GROWTH,
+    FastAlgorithmChoice,
+    PricedFastAlgorithm,
+    choose,
+    common,
+    rewritten,
+    shared,
+)
 from superopt.passes.fast_algorithms.sites import sites_of
+from superopt.passes.fast_algorithms.winograd_convolution import FastAlgorithmPlacement, WinogradConvolution, changes
 from superopt.runtime import onnx_runtime
 
 PROFILE = "profile:cpu-epyc-2core"
@@ -73,8 +81,11 @@ def test_what_is_shared_is_written_once_and_priced_once(monkeypatch: pytest.Monk
 def test_siblings_go_together_where_that_is_cheaper_than_each_by_itself(apart: float, together: int) -> None:
     """Two operators of 10 and 4, whose forms take 7 and 6, so much of it to take the image apart."""
     first, second = sites_of(heads(32, 32))
-    form = next(f for f in selection.forms_of(first, STANDARD) if isinstance(f, ConvForm))
-    rows = [(first, 10.0, [PricedForm(7.0, 0, form, apart)]), (second, 4.0, [PricedForm(6.0, 0, form, apart)])]
+    form = next(f for f in selection.forms_of(first, STANDARD) if isinstance(f, WinogradConvolution))
+    rows = [
+        (first, 10.0, [PricedFastAlgorithm(7.0, 0, form, apart)]),
+        (second, 4.0, [PricedFastAlgorithm(6.0, 0, form, apart)]),
+    ]
     assert len(common(rows)) == together
     other = replace(second, node=replace(second.node, inputs=("elsewhere", *second.node.inputs[1:])))
     assert common([rows[0], (other, *rows[1][1:])]) == {}
@@ -96,13 +107,13 @@ def test_forms_that_share_begin_with_one_transpose() -> None:
         b.output(b.op("Conv", x, b.weight(name, (32, 32, 3, 3)), pads=[1, 1, 1, 1]), f"y{name}")
     graph = b.build()
     sites = [s for s in sites_of(graph) if s.kernel[2:] == (3, 3)]
-    form = next(f for f in selection.forms_of(sites[0], STANDARD) if isinstance(f, ConvForm))
-    begins = [Choice(site, form, 1.0, 0.5).begins for site in sites]
+    form = next(f for f in selection.forms_of(sites[0], STANDARD) if isinstance(f, WinogradConvolution))
+    begins = [FastAlgorithmChoice(site, form, 1.0, 0.5).begins for site in sites]
     assert begins[0] == begins[1]
-    makers = FormSite((graph.nodes[0],), "x")
+    makers = FastAlgorithmPlacement((graph.nodes[0],), "x")
 
     def spared(*kinds: object) -> int:
-        readers = [FormSite(s.nodes, s.node.inputs[0], k) for s, k in zip(sites, kinds, strict=True)]
+        readers = [FastAlgorithmPlacement(s.nodes, s.node.inputs[0], k) for s, k in zip(sites, kinds, strict=True)]
         return changes(graph, infer(graph), [makers, *readers], ONNX_RUNTIME_CPU.blocked)[sites[0].node.inputs[0]]
 
     assert spared(*begins) == -2  # the maker's last and the readers' first

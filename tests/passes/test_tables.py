@@ -10,12 +10,12 @@ import pytest
 
 from superopt import formats
 from superopt.frontend import GraphBuilder
-from superopt.frontend.tensor import Tensor
+from superopt.frontend.symbolic_tensor import SymbolicTensor
 from superopt.ir.errors import NotEquivalent, UsageError
 from superopt.ir.graph import Graph, constant
-from superopt.passes.weights import Stage, by_tables
+from superopt.passes.weights import WeightRewriteStage, by_tables
 from superopt.runtime import onnx_runtime
-from superopt.verifier.weights.claims import check_values
+from superopt.verifier.weights.claim_checker import check_values
 
 DEPTH, WIDTH = 5, 8
 RNG = np.random.default_rng(0)
@@ -25,12 +25,12 @@ def normal(*shape: int) -> np.ndarray:
     return RNG.standard_normal(shape).astype(np.float32)
 
 
-def one_hot(b: GraphBuilder, i: Tensor) -> Tensor:
+def one_hot(b: GraphBuilder, i: SymbolicTensor) -> SymbolicTensor:
     values = b.constant(np.array([0, 1], np.float32))
     return b.op("OneHot", i, b.constant(np.array([DEPTH], np.int64)), values, axis=-1)
 
 
-def layers(b: GraphBuilder, x: Tensor) -> Tensor:
+def layers(b: GraphBuilder, x: SymbolicTensor) -> SymbolicTensor:
     """What follows row by row: a product, a bias, an activation, a normalisation."""
     width = x.type.shape[-1] if x.type.shape is not None else 0
     assert isinstance(width, int)
@@ -38,34 +38,36 @@ def layers(b: GraphBuilder, x: Tensor) -> Tensor:
     return b.op("LayerNormalization", y, b.constant(normal(WIDTH)), axis=-1)
 
 
-def categories(b: GraphBuilder) -> Tensor:
+def categories(b: GraphBuilder) -> SymbolicTensor:
     return layers(b, one_hot(b, b.input("i", "int64", ("N", 7))))
 
 
-def tokens(b: GraphBuilder) -> Tensor:
+def tokens(b: GraphBuilder) -> SymbolicTensor:
     return layers(b, b.op("Gather", b.constant(normal(DEPTH, 16)), b.input("i", "int64", ("N", 7)), axis=0))
 
 
-def octets(b: GraphBuilder) -> Tensor:
+def octets(b: GraphBuilder) -> SymbolicTensor:
     i = b.op("Cast", b.input("i", "uint8", (1, 7)), to=7)
     return layers(b, b.op("Gather", b.constant(normal(256, 16)), i, axis=0))
 
 
-def clipped(b: GraphBuilder) -> Tensor:
+def clipped(b: GraphBuilder) -> SymbolicTensor:
     least, most = (b.constant(np.int64(v)) for v in (1, 3))
     return layers(b, one_hot(b, b.op("Clip", b.input("i", "int64", (2, 7)), least, most)))
 
 
-INDICES: dict[str, Callable[[GraphBuilder], Tensor]] = {f.__name__: f for f in (categories, tokens, octets, clipped)}
+INDICES: dict[str, Callable[[GraphBuilder], SymbolicTensor]] = {
+    f.__name__: f for f in (categories, tokens, octets, clipped)
+}
 
 
-def softmax_of(index: Callable[[GraphBuilder], Tensor]) -> Graph:
+def softmax_of(index: Callable[[GraphBuilder], SymbolicTensor]) -> Graph:
     b = GraphBuilder("tables")
     b.output(b.op("Softmax", index(b), axis=-1), "y")
     return b.build()
 
 
-def tabulated(graph: Graph) -> Stage:
+def tabulated(graph: Graph) -> WeightRewriteStage:
     stage = by_tables(graph, lambda _: True)
     assert stage is not None
     return stage

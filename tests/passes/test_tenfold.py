@@ -8,12 +8,12 @@ from graphs import linear_stack, qkv, siamese
 from roofline import Roofline
 from rules_for_tests import rules
 
-from lab.compare import modelled
+from lab.search_comparison import modelled
 from superopt import formats
 from superopt.passes import SearchOptions, search
 from superopt.rules import load_library
 from superopt.verifier import test as exact_test
-from superopt.verifier.verdict import Refuted
+from superopt.verifier.verdict import RefutedVerdict
 
 OPTIONS = SearchOptions(cache=False, least_gain=0.0, time_limit=60.0)
 
@@ -29,7 +29,7 @@ def test_ten_times_the_rules_are_no_worse_and_make_no_larger_graphs(model):
 def test_duplicates_are_true():
     for rule in rules():
         for twin in (renamed(rule, "-r"), mirrored(rule, "-m"), *tenfold((rule,))[3:5]):
-            assert not isinstance(exact_test(twin), Refuted), twin.id
+            assert not isinstance(exact_test(twin), RefutedVerdict), twin.id
 
 
 def test_the_library_ten_times():

@@ -11,10 +11,10 @@ from graphs import assert_equivalent
 
 from superopt import cost
 from superopt.discovery.config import load_config
-from superopt.discovery.explore import explore
+from superopt.discovery.vocabulary_exploration import explore
 from superopt.frontend import GraphBuilder
 from superopt.ir.graph import Graph
-from superopt.ops.infer import infer
+from superopt.ops.shape_inference import infer
 from superopt.passes import SearchOptions, search
 from superopt.rules import load_library
 from superopt.rules.canonical import text_digest
@@ -25,7 +25,7 @@ CHANNELS = 32
 
 @pytest.fixture(scope="module")
 def prices() -> cost.CostModel:
-    return cost.RecordedProfile(cost.load_profile("cpu-epyc-2core"))
+    return cost.ProfileCostModel(cost.load_profile("cpu-epyc-2core"))
 
 
 def filtered(

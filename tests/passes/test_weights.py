@@ -13,14 +13,14 @@ import pytest
 from superopt import formats
 from superopt.frontend import GraphBuilder
 from superopt.ir.errors import NotEquivalent, OutOfTime
-from superopt.ir.graph import ArrayData, Graph, constant
-from superopt.ops.infer import infer
-from superopt.passes.weights import Stage, by_values
+from superopt.ir.graph import ArrayWeightData, Graph, constant
+from superopt.ops.shape_inference import infer
+from superopt.passes.weights import WeightRewriteStage, by_values
 from superopt.pipeline import optimize
-from superopt.rules.values import Certificate, Equal, KeptSlices, Same, Uniform
+from superopt.rules.weight_claims import EqualSlices, KeptSlices, UniformSlices, ValueAlias, WeightRewriteCertificate
 from superopt.runtime import onnx_runtime
 from superopt.verifier.check.differential import check
-from superopt.verifier.weights.claims import check_values
+from superopt.verifier.weights.claim_checker import check_values
 from tests.passes.value_models import MODELS, STILL, Drawn, Made
 
 SEEDS = (0, 1, 2)
@@ -99,11 +99,13 @@ def test_a_second_look_finds_what_the_first_made() -> None:
 
 
 # ---- certificates that lie
-def stage(name: str) -> Stage:
+def stage(name: str) -> WeightRewriteStage:
     return by_values(MODELS[name](Drawn(0)).graph)[-1]
 
 
-def refuted(stage: Stage, certificate: Certificate | None = None, after: Graph | None = None) -> str:
+def refuted(
+    stage: WeightRewriteStage, certificate: WeightRewriteCertificate | None = None, after: Graph | None = None
+) -> str:
     with pytest.raises(NotEquivalent) as told:
         check_values(stage.before, after or stage.after, certificate or stage.certificate)
     return str(told.value)
@@ -113,7 +115,7 @@ def test_other_weights_than_the_certificate_is_about_are_refused() -> None:
     found = stage("pruned_cnn")
     name = found.certificate.weights[0][0]
     weights = tuple(
-        replace(w, data=ArrayData(w.data.numpy() + np.float32(1e-6))) if w.name == name and w.data else w
+        replace(w, data=ArrayWeightData(w.data.numpy() + np.float32(1e-6))) if w.name == name and w.data else w
         for w in found.before.weights
     )
     with pytest.raises(NotEquivalent, match="not the one that the certificate is about"):
@@ -128,7 +130,7 @@ def test_a_weight_that_is_only_nearly_zero_is_refused(size: float) -> None:
     name = next(n.inputs[1] for n in found.before.nodes if n.outputs[0] == claim.value)
     array = np.array(found.before.weight[name].data.numpy())  # type: ignore[union-attr]
     array[claim.indices[0], 0, 0, 0] = size
-    weights = tuple(replace(w, data=ArrayData(array)) if w.name == name else w for w in found.before.weights)
+    weights = tuple(replace(w, data=ArrayWeightData(array)) if w.name == name else w for w in found.before.weights)
     changed = replace(found.before, weights=weights)
     honest = replace(found.certificate, weights=())
     with pytest.raises(NotEquivalent, match="is not 0"):
@@ -173,7 +175,7 @@ def test_what_reads_the_same_value_is_not_computed_and_what_reads_another_is_ref
     before = scaled(by, reader)
     y, z = (n.outputs[0] for n in before.nodes[:2])
     after = replace(before, nodes=tuple(replace(n, inputs=("x",)) if z in n.outputs else n for n in before.nodes[1:]))
-    lie = Certificate(same=(Same(y, "x"),))
+    lie = WeightRewriteCertificate(same=(ValueAlias(y, "x"),))
     if refused is None:
         assert check_values(before, after, lie).sites == 0
         return
@@ -217,10 +219,10 @@ def test_every_changed_weight_of_the_result_is_told(name: str) -> None:
 
 def test_claims_about_what_nothing_makes_are_refused() -> None:
     found = stage("pruned_cnn")
-    for claim in (Uniform("x", 1, (0,), (0.0,)), Equal("x", 1, ((1, 0),))):
-        field = "uniform" if isinstance(claim, Uniform) else "equal"
+    for claim in (UniformSlices("x", 1, (0,), (0.0,)), EqualSlices("x", 1, ((1, 0),))):
+        field = "uniform" if isinstance(claim, UniformSlices) else "equal"
         assert "nothing makes 'x'" in refuted(found, replace(found.certificate, **{field: (claim,)}))
-    assert refuted(found, replace(found.certificate, same=(Same("x", "y"),)))
+    assert refuted(found, replace(found.certificate, same=(ValueAlias("x", "y"),)))
 
 
 def test_a_certificate_says_what_it_is_about() -> None:
@@ -254,7 +256,7 @@ def sparse(graph: Graph, seed: int) -> Graph:
             slices[rng.random(len(slices)) < 0.4] = 0.3
         elif array.ndim == 2 and array.shape[0] == array.shape[1]:
             array[...] = np.eye(len(array))
-        weights.append(replace(weight, data=ArrayData(array)))
+        weights.append(replace(weight, data=ArrayWeightData(array)))
     return replace(graph, weights=tuple(weights))
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from superopt.frontend import GraphBuilder
-from superopt.frontend.tensor import Tensor
+from superopt.frontend.symbolic_tensor import SymbolicTensor
 from superopt.ir.graph import Graph
 
 __all__ = ["MODELS", "STILL", "Drawn", "Made"]
@@ -56,7 +56,7 @@ def pruned_cnn(d: Drawn) -> Made:
     return Made(b.build(), {"BatchNormalization": 11}, {"x": (2, 3, 10, 10)})
 
 
-def beside_zeros(b: GraphBuilder, d: Drawn) -> Tensor:
+def beside_zeros(b: GraphBuilder, d: Drawn) -> SymbolicTensor:
     """A product with a weight of 20 columns, some of whose rows are 0."""
     w = d.normal(12, 20)
     w[d.some(12, 2)] = 0
@@ -105,7 +105,7 @@ def transformer(d: Drawn) -> Made:
     n = b.op("LayerNormalization", x, b.constant(d.normal(width)), b.constant(d.normal(width)))
     shape = b.constant(np.array([0, -1, heads, size], np.int64))
 
-    def projected() -> Tensor:
+    def projected() -> SymbolicTensor:
         made = b.op("Add", b.op("MatMul", n, b.constant(d.normal(width, width))), b.constant(d.normal(width)))
         return b.op("Transpose", b.op("Reshape", made, shape), perm=[0, 2, 1, 3])
 

@@ -9,9 +9,9 @@ import pytest
 
 from superopt.frontend import GraphBuilder
 from superopt.ir.errors import Unsupported
-from superopt.pipeline import acceptance
-from superopt.pipeline.acceptance import Acceptance
-from superopt.pipeline.log import Log
+from superopt.pipeline import candidate_acceptance
+from superopt.pipeline.candidate_acceptance import CandidateAcceptance
+from superopt.pipeline.report_notes import ReportNotes
 
 
 def asked(milliseconds: float, left: float, monkeypatch: pytest.MonkeyPatch) -> tuple[int, float]:
@@ -22,7 +22,7 @@ def asked(milliseconds: float, left: float, monkeypatch: pytest.MonkeyPatch) -> 
         races.append((rounds, time_limit))
         raise Unsupported("not here")
 
-    monkeypatch.setattr(acceptance, "measure", measure)
+    monkeypatch.setattr(candidate_acceptance, "measure", measure)
     b = GraphBuilder("one", opset=18)
     b.output(b.op("Relu", b.input("x", "float32", (2,))), "out")
     graph = b.build()
@@ -35,7 +35,7 @@ def asked(milliseconds: float, left: float, monkeypatch: pytest.MonkeyPatch) -> 
     costs: Any = [
         SimpleNamespace(us=us * r, flops=0, bytes=n, per_node=[], kernels=0) for n, r in enumerate((1.1, 0.9))
     ]
-    found, _ = Acceptance(task, None, Log()).decide(graph, *costs)  # type: ignore[arg-type]
+    found, _ = CandidateAcceptance(task, None, ReportNotes()).decide(graph, *costs)  # type: ignore[arg-type]
     assert not found.accepted
     (race,) = races
     return race

@@ -9,22 +9,22 @@ import numpy as np
 import pytest
 from sampling import slow
 
-from superopt.cost import Demand
-from superopt.pipeline.acceptance_policy import POLICY, CandidateComparison, Estimate, Extent, regret
-from superopt.report import Measurement
+from superopt.cost import InferenceWork
+from superopt.pipeline.acceptance_policy import POLICY, CandidateComparison, GraphSize, TimeRatioEstimate, regret
+from superopt.report import PairedMeasurement
 from superopt.runtime.paired_benchmark import IQR_OF_NORMAL
 
-INPUT = Extent(100, 1_000_000, Demand(1000, 1000, 10))
-LESS = Extent(90, 1_000_000, Demand(900, 1000, 10))
-FEWER = Extent(99, 1_000_000, INPUT.work)  # a node that the runtime does not run is gone
-FOLDED = Extent(90, 1_000_600, INPUT.work)  # shapes that ten nodes made are constants
-BLOATED = Extent(90, 1_400_000, Demand(900, 1000, 10))  # a table that one node made is a constant
-MORE_KERNELS = Extent(90, 1_000_000, Demand(900, 900, 11))
-TRADED = Extent(300, 1_300_000, Demand(500, 2000, 30))
+INPUT = GraphSize(100, 1_000_000, InferenceWork(1000, 1000, 10))
+LESS = GraphSize(90, 1_000_000, InferenceWork(900, 1000, 10))
+FEWER = GraphSize(99, 1_000_000, INPUT.work)  # a node that the runtime does not run is gone
+FOLDED = GraphSize(90, 1_000_600, INPUT.work)  # shapes that ten nodes made are constants
+BLOATED = GraphSize(90, 1_400_000, InferenceWork(900, 1000, 10))  # a table that one node made is a constant
+MORE_KERNELS = GraphSize(90, 1_000_000, InferenceWork(900, 900, 11))
+TRADED = GraphSize(300, 1_300_000, InferenceWork(500, 2000, 30))
 
 
-def raced(ratio: float, spread: float = 0.01, rounds: int = 15, loadings: int = 1) -> Measurement:
-    return Measurement(1.0, ratio, ratio, rounds, spread, deviation=spread / IQR_OF_NORMAL, loadings=loadings)
+def raced(ratio: float, spread: float = 0.01, rounds: int = 15, loadings: int = 1) -> PairedMeasurement:
+    return PairedMeasurement(1.0, ratio, ratio, rounds, spread, deviation=spread / IQR_OF_NORMAL, loadings=loadings)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def raced(ratio: float, spread: float = 0.01, rounds: int = 15, loadings: int = 
     ],
 )
 def test_a_result_is_better_if_it_is_faster_beyond_doubt_or_simpler(
-    after: Extent, measured: Measurement | None, improvement: str | None
+    after: GraphSize, measured: PairedMeasurement | None, improvement: str | None
 ) -> None:
     found = CandidateComparison(INPUT, after, 0.5, measured=measured).decide()
     assert found.improvement == improvement
@@ -68,7 +68,7 @@ def test_a_result_is_better_if_it_is_faster_beyond_doubt_or_simpler(
      (LESS, 1.2, "simpler"), (INPUT, 1.0, None)],
 )  # fmt: skip
 def test_where_nothing_can_be_timed_prices_say_what_is_faster(
-    after: Extent, modelled: float, improvement: str | None
+    after: GraphSize, modelled: float, improvement: str | None
 ) -> None:
     assert CandidateComparison(INPUT, after, modelled, timed=False).decide().improvement == improvement
 
@@ -80,10 +80,10 @@ def test_what_is_refused_is_said_with_figures() -> None:
     assert "0.976 ± 0.035" in why
 
 
-def race(rng: random.Random, truth: float, noise: float, rounds: int) -> Measurement:
+def race(rng: random.Random, truth: float, noise: float, rounds: int) -> PairedMeasurement:
     ratios = [truth * rng.lognormvariate(0.0, noise) for _ in range(rounds)]
     low, _, high = quantiles(ratios, n=4)
-    return Measurement(1.0, 1.0, median(ratios), rounds, high - low, deviation=stdev(ratios))
+    return PairedMeasurement(1.0, 1.0, median(ratios), rounds, high - low, deviation=stdev(ratios))
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def sat(rng: random.Random, truth: float, noise: float) -> bool:
         here = truth * rng.lognormvariate(0.0, POLICY.loading_deviation)
         ratios += [here * rng.lognormvariate(0.0, noise) for _ in range(POLICY.fewest_rounds)]
         low, _, high = quantiles(ratios, n=4)
-        found = Measurement(1.0, 1.0, median(ratios), len(ratios), high - low, {}, stdev(ratios), number)
+        found = PairedMeasurement(1.0, 1.0, median(ratios), len(ratios), high - low, {}, stdev(ratios), number)
         compared = CandidateComparison(INPUT, LESS, 0.9, measured=found)
         if number > 1 and compared.conclusive:
             break
@@ -157,7 +157,7 @@ def traded(rng: random.Random, truth: float, noise: float) -> bool:
 
     def looked_at(ratios: list[float], loadings: int) -> CandidateComparison:
         low, _, high = quantiles(ratios, n=4)
-        measurement = Measurement(1.0, 1.0, median(ratios), len(ratios), high - low, {}, stdev(ratios), loadings)
+        measurement = PairedMeasurement(1.0, 1.0, median(ratios), len(ratios), high - low, {}, stdev(ratios), loadings)
         return CandidateComparison(INPUT, TRADED, 0.9, measured=measurement)
 
     def rounds(count: int) -> list[float]:
@@ -210,7 +210,7 @@ def test_rounds_that_something_else_disturbed_do_not_hide_a_slower_result(rounds
             rng.lognormvariate(0.077, 0.01) * (1.0 if n % 5 else 3.0 ** rng.choice((-1, 1))) for n in range(rounds)
         ]
         low, _, high = quantiles(ratios, n=4)
-        found = Measurement(1.0, 1.0, median(ratios), rounds, high - low, deviation=stdev(ratios))
+        found = PairedMeasurement(1.0, 1.0, median(ratios), rounds, high - low, deviation=stdev(ratios))
         lost += not CandidateComparison(INPUT, LESS, 0.9, measured=found).decide().accepted
     assert lost > 0.9 * 300
 
@@ -265,16 +265,21 @@ def test_what_a_choice_is_expected_to_lose_to_whoever_knew(mean: float) -> None:
     off = abs(0.97 - mean) / 0.1
     normal = NormalDist()
     loss = 0.1 * (normal.pdf(off) - off * (1.0 - normal.cdf(off)))
-    assert regret([Estimate(0.97, 0.0), Estimate(mean, 0.1)]) == pytest.approx(loss, abs=2e-4)
+    assert regret([TimeRatioEstimate(0.97, 0.0), TimeRatioEstimate(mean, 0.1)]) == pytest.approx(loss, abs=2e-4)
 
 
 def test_a_choice_between_several_loses_what_draws_of_them_say() -> None:
-    known = [Estimate(0.97, 0.0), Estimate(0.66, 0.1), Estimate(0.67, 0.1), Estimate(0.68, 0.05)]
+    known = [
+        TimeRatioEstimate(0.97, 0.0),
+        TimeRatioEstimate(0.66, 0.1),
+        TimeRatioEstimate(0.67, 0.1),
+        TimeRatioEstimate(0.68, 0.05),
+    ]
     source = np.random.default_rng(0)
     draws = source.normal([b.mean for b in known], [b.deviation for b in known], (200_000, 4))
     assert regret(known) == pytest.approx(0.66 - draws.min(axis=1).mean(), abs=1e-3)
     assert (
-        regret([Estimate(0.97, 0.0)])
-        == regret([Estimate(0.97, 0.0), Estimate(0.2, 0.01)])
+        regret([TimeRatioEstimate(0.97, 0.0)])
+        == regret([TimeRatioEstimate(0.97, 0.0), TimeRatioEstimate(0.2, 0.01)])
         == pytest.approx(0.0, abs=1e-9)
     )

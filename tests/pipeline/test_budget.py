@@ -7,8 +7,8 @@ import pytest
 
 from superopt.frontend import GraphBuilder
 from superopt.ir.errors import OutOfTime
-from superopt.ops.infer import infer
-from superopt.pipeline.budget import TimeBudget
+from superopt.ops.shape_inference import infer
+from superopt.pipeline.time_budget import TimeBudget
 from superopt.runtime import reference
 from superopt.verifier.check.differential import check, check_regions
 

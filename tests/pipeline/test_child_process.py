@@ -17,14 +17,14 @@ import numpy as np
 import pytest
 
 from superopt import cost as costs
-from superopt.cost.measured import Measurements
-from superopt.cost.profile import Store
-from superopt.formats.tensors import ScratchData, set_aside
+from superopt.cost.device_profile import DeviceProfileStore
+from superopt.cost.measured_cost_models import MeasurementCache
+from superopt.formats.weight_data import ScratchWeightData, set_aside
 from superopt.frontend import GraphBuilder
 from superopt.ir.errors import InvalidModel, ResourceLimit, SuperoptError, Unsupported
 from superopt.ir.graph import Graph
 from superopt.passes import SearchOptions, SearchResult
-from superopt.pipeline import child_process
+from superopt.pipeline import child_process_search
 from superopt.rules import load_library
 
 
@@ -42,7 +42,7 @@ def _allowed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     usual = threading.enumerate
     others = usual()[1:]  # of whoever runs the tests
     monkeypatch.setattr(threading, "enumerate", lambda: [t for t in usual() if t not in others])
-    monkeypatch.setattr(child_process, "_allowed", True)
+    monkeypatch.setattr(child_process_search, "_allowed", True)
     monkeypatch.setenv("SUPEROPT_CACHE", str(tmp_path / "cache"))
 
 
@@ -54,13 +54,13 @@ def searched(graph: Graph, progress: Callable[[int, int | None, str], None] = qu
     library = load_library()
     options = SearchOptions(floats=library.floats("standard"), cache=False)
     with costs.for_target("profile:cpu-epyc-2core") as prices:
-        found = child_process.search_in_child(graph, library.admitted, prices, options, progress)
+        found = child_process_search.search_in_child(graph, library.admitted, prices, options, progress)
     assert found is not None
     return found
 
 
 def stubbed(monkeypatch: pytest.MonkeyPatch, instead: Callable[..., Any]) -> None:
-    monkeypatch.setattr(child_process, "search", instead)
+    monkeypatch.setattr(child_process_search, "search", instead)
 
 
 def nothing_left() -> bool:
@@ -78,14 +78,14 @@ def test_it_is_a_copy_that_searches(monkeypatch: pytest.MonkeyPatch) -> None:
     stubbed(monkeypatch, where)
     assert searched(folding()).notes != (str(os.getpid()),)
     with monkeypatch.context() as other:
-        other.setattr(child_process, "_allowed", False)
+        other.setattr(child_process_search, "_allowed", False)
         assert searched(folding()).notes == (str(os.getpid()),)
     over = threading.Event()
     beside = threading.Thread(target=over.wait)
     beside.start()
     try:
         assert searched(folding()).notes == (str(os.getpid()),), "of two threads one would survive"
-        monkeypatch.setattr(child_process, "_harmless", frozenset({type(beside).__module__}))
+        monkeypatch.setattr(child_process_search, "_harmless", frozenset({type(beside).__module__}))
         assert searched(folding()).notes != (str(os.getpid()),)
     finally:
         over.set()
@@ -100,7 +100,7 @@ def test_where_the_system_gives_none_this_process_searches(monkeypatch: pytest.M
     if missing == "fork":
         monkeypatch.setattr(os, "fork", refuses)
     else:
-        monkeypatch.setattr(child_process, "SharedScratch", refuses)
+        monkeypatch.setattr(child_process_search, "SharedScratchFile", refuses)
     files = len(os.listdir("/proc/self/fd"))
     assert [n.op for n in searched(folding()).graph.nodes] == ["Conv", "Relu"]
     assert len(os.listdir("/proc/self/fd")) == files
@@ -109,7 +109,7 @@ def test_where_the_system_gives_none_this_process_searches(monkeypatch: pytest.M
 def test_the_result_is_the_one_that_this_process_finds(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = folding()
     copied = searched(graph)
-    monkeypatch.setattr(child_process, "_allowed", False)
+    monkeypatch.setattr(child_process_search, "_allowed", False)
     own = searched(graph)
     assert [n.op for n in own.graph.nodes] == ["Conv", "Relu"]
     assert [str(n) for n in copied.graph.nodes] == [str(n) for n in own.graph.nodes]
@@ -136,14 +136,14 @@ def test_what_is_not_new_is_what_was_there() -> None:
 def test_arrays_that_the_copy_made_stay_and_go_with_their_holder(monkeypatch: pytest.MonkeyPatch) -> None:
     def makes(graph: Graph, *args: object, **named: object) -> SearchResult:
         made = set_aside(np.arange(1 << 18, dtype=np.float32))
-        assert isinstance(made, ScratchData)
+        assert isinstance(made, ScratchWeightData)
         return SearchResult(replace(graph, weights=(replace(graph.weights[0], data=made), *graph.weights[1:])))
 
     stubbed(monkeypatch, makes)
     files = len(os.listdir("/proc/self/fd"))
     found = searched(folding())
     data = found.graph.weights[0].data
-    assert isinstance(data, ScratchData)
+    assert isinstance(data, ScratchWeightData)
     assert (data.numpy() == np.arange(1 << 18)).all()
     assert len(os.listdir("/proc/self/fd")) == files + 1
     del found, data
@@ -166,9 +166,12 @@ def test_something_else_is_done_meanwhile(monkeypatch: pytest.MonkeyPatch) -> No
     graph = folding()
     with costs.for_target("profile:cpu-epyc-2core") as prices:
         for copied in (True, False):
-            monkeypatch.setattr(child_process, "_allowed", copied)
-            assert child_process.search_in_child(graph, (), prices, SearchOptions(), quiet, lambda: does(False)) is None
-            found = child_process.search_in_child(graph, (), prices, SearchOptions(), quiet, lambda: does(True))
+            monkeypatch.setattr(child_process_search, "_allowed", copied)
+            assert (
+                child_process_search.search_in_child(graph, (), prices, SearchOptions(), quiet, lambda: does(False))
+                is None
+            )
+            found = child_process_search.search_in_child(graph, (), prices, SearchOptions(), quiet, lambda: does(True))
             assert found is not None
             assert found.graph is graph
     done = ["done False", "done True"]
@@ -178,7 +181,7 @@ def test_something_else_is_done_meanwhile(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_what_was_measured_is_known_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     before, record, beside = list(costs.load_profile("cpu-epyc-2core").records.values())[:3]
-    answers = Measurements(Store("test", {}, tmp_path))
+    answers = MeasurementCache(DeviceProfileStore("test", {}, tmp_path))
     answers.store.add(before)
     answers.measured = 1
 
@@ -197,11 +200,11 @@ def test_what_was_measured_is_known_here(monkeypatch: pytest.MonkeyPatch, tmp_pa
     graph = folding()
     with costs.for_target("profile:cpu-epyc-2core") as prices:
         prices.measurements = answers
-        child_process.search_in_child(graph, (), prices, SearchOptions(), quiet, measures)
+        child_process_search.search_in_child(graph, (), prices, SearchOptions(), quiet, measures)
     assert answers.measured == 4, "one before, two there, one here meanwhile"
     for known in (before, record, beside):
         assert answers.store.get(known.key.text) == known
-        assert Store("test", {}, tmp_path).get(known.key.text) == known
+        assert DeviceProfileStore("test", {}, tmp_path).get(known.key.text) == known
 
 
 def test_progress_is_told_and_may_interrupt() -> None:
@@ -354,7 +357,7 @@ def test_a_copy_that_is_gone_after_a_signal_was_interrupted(monkeypatch: pytest.
             os.kill(relay._child, signal.SIGKILL)
 
     stubbed(monkeypatch, dies)
-    monkeypatch.setattr("superopt.pipeline.child_process._SignalRelay.interrupt", killed)
+    monkeypatch.setattr("superopt.pipeline.child_process_search._SignalRelay.interrupt", killed)
     usual = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):

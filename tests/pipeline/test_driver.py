@@ -19,33 +19,41 @@ from rich.console import Console
 
 import superopt
 from superopt import formats
-from superopt.cost import Demand
+from superopt.cost import InferenceWork
 from superopt.frontend import GraphBuilder
 from superopt.ir.errors import InvalidModel, Unsupported, UsageError
 from superopt.ir.graph import Graph, Node
-from superopt.ops.infer import infer
+from superopt.ops.shape_inference import infer
 from superopt.passes import AppliedRule, SearchResult
-from superopt.pipeline import acceptance, child_process, context, proposals, rematerialization, result_check, task
-from superopt.pipeline import budget as time_budget
+from superopt.pipeline import (
+    candidate_acceptance,
+    candidate_proposals,
+    child_process_search,
+    optimization_context,
+    optimization_task,
+    rematerialization,
+    result_check,
+)
+from superopt.pipeline import time_budget as time_budget
 from superopt.pipeline.acceptance_policy import CandidateComparison
-from superopt.pipeline.budget import TimeBudget
-from superopt.pipeline.candidate import Candidate, Proposals, Refusal, first_accepted
+from superopt.pipeline.candidate import Candidate, CandidateRefusal, Proposals, first_accepted
+from superopt.pipeline.check_failure_recovery import CheckFailureRecovery
 from superopt.pipeline.check_policy import CHECKS
-from superopt.pipeline.log import Log
 from superopt.pipeline.options import EFFORTS, Options
 from superopt.pipeline.paired_benchmark import measure
-from superopt.pipeline.recovery import Recovery
-from superopt.pipeline.rematerialization import TradeoffPoint
+from superopt.pipeline.rematerialization import MemoryTradeoffPoint
+from superopt.pipeline.report_notes import ReportNotes
 from superopt.pipeline.result_check import skipped
-from superopt.report import CheckFailure, Measurement
+from superopt.pipeline.time_budget import TimeBudget
+from superopt.report import CheckFailure, PairedMeasurement
 from superopt.report.html import render
 from superopt.report.terminal import show_report
-from superopt.rules import Library, parse_rule
+from superopt.rules import RuleLibrary, parse_rule
 from superopt.runtime import onnx_runtime
 from superopt.runtime.reference import run
 from superopt.verifier.check import differential
 from superopt.verifier.check.differential import EXACT, CheckResult
-from superopt.verifier.check.sessions import Bench
+from superopt.verifier.check.shared_weight_sessions import SharedWeightSessions
 from superopt.verifier.equivalence import graphs as certifying
 from superopt.verifier.equivalence.graphs import GraphVerdict
 
@@ -84,8 +92,8 @@ def test_a_wrong_rule_is_found_and_left_out(monkeypatch: pytest.MonkeyPatch) -> 
             "rhs": ["MatMul(x, Sub(a, b))"],
         }
     )
-    monkeypatch.setattr(Library, "admitted", property(lambda self: (wrong,)))
-    monkeypatch.setattr(Library, "floats", lambda self, mode: None)  # as if it had verdicts in floating point, too
+    monkeypatch.setattr(RuleLibrary, "admitted", property(lambda self: (wrong,)))
+    monkeypatch.setattr(RuleLibrary, "floats", lambda self, mode: None)  # as if it had verdicts in floating point, too
     graph = branches()
     result = superopt.optimize(graph, time_limit=None)
     assert result.graph is graph
@@ -124,7 +132,7 @@ def test_what_is_certified_is_what_is_returned(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(certifying, "certify_result", noted)
     graph = branches()
     written = replace(graph, name="written").checked()
-    point = TradeoffPoint(written, 1, 1.0, "order", chosen=True)
+    point = MemoryTradeoffPoint(written, 1, 1.0, "order", chosen=True)
     monkeypatch.setattr(rematerialization, "for_memory", lambda *_: (point,))
     result = superopt.optimize(graph, target="profile:cpu-epyc-2core", certify=True, objective="memory")
     assert result.graph is written
@@ -142,7 +150,7 @@ def test_what_cannot_be_checked_is_not_returned(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_result_that_measures_slower_is_not_returned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(acceptance, "measure", lambda *args, **kwargs: Measurement(1.0, 1.1, 1.1, 7))
+    monkeypatch.setattr(candidate_acceptance, "measure", lambda *args, **kwargs: PairedMeasurement(1.0, 1.1, 1.1, 7))
     graph = branches()
     result = superopt.optimize(graph, time_limit=None)
     assert result.graph is graph
@@ -156,9 +164,9 @@ def test_a_result_that_measures_slower_is_not_returned(monkeypatch: pytest.Monke
 )
 def test_rounds_that_are_too_few_say_so(rounds: int, said: str, unsaid: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        acceptance,
+        candidate_acceptance,
         "measure",
-        lambda *args, **kwargs: Measurement(1.0, 0.9, 0.9, rounds, 0.01, uncertainty=0.05 if rounds > 1 else inf),
+        lambda *args, **kwargs: PairedMeasurement(1.0, 0.9, 0.9, rounds, 0.01, uncertainty=0.05 if rounds > 1 else inf),
     )
     made = superopt.optimize(branches(), time_limit=None).report
     with Console(record=True, width=300, file=io.StringIO()) as console:
@@ -178,8 +186,8 @@ def searches_of(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, bool]]:
         asked.append((args[3].no_tradeoffs, args[3].reducing_only))  # type: ignore[attr-defined]
         return found(*args, **kwargs)  # type: ignore[arg-type]
 
-    found = child_process.search
-    monkeypatch.setattr(child_process, "search", noted)
+    found = child_process_search.search
+    monkeypatch.setattr(child_process_search, "search", noted)
     return asked
 
 
@@ -187,8 +195,8 @@ def test_where_the_best_modelled_is_slower_rewrites_without_tradeoffs_are_tried(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The first benchmark says slower, the second faster: the plan without trade-offs is returned, with the reason."""
-    raced = iter([Measurement(1.0, 1.1, 1.1, 7), Measurement(1.0, 0.9, 0.9, 7)])
-    monkeypatch.setattr(acceptance, "measure", lambda *args, **kwargs: next(raced))
+    raced = iter([PairedMeasurement(1.0, 1.1, 1.1, 7), PairedMeasurement(1.0, 0.9, 0.9, 7)])
+    monkeypatch.setattr(candidate_acceptance, "measure", lambda *args, **kwargs: next(raced))
     asked = searches_of(monkeypatch)
     result = superopt.optimize(branches(), time_limit=None)
     assert asked == [(False, False), (True, False)]
@@ -207,8 +215,8 @@ def test_how_a_second_search_is_made(
     """With few rules where the first was modelled to gain too little to be measured."""
     hopes = iter([hopeless, False])
     monkeypatch.setattr(CandidateComparison, "undetectable", property(lambda self: next(hopes)))
-    raced = iter([*([] if hopeless else [Measurement(1.0, 1.1, 1.1, 7)]), Measurement(1.0, 0.9, 0.9, 7)])
-    monkeypatch.setattr(acceptance, "measure", lambda *args, **kwargs: next(raced))
+    raced = iter([*([] if hopeless else [PairedMeasurement(1.0, 1.1, 1.1, 7)]), PairedMeasurement(1.0, 0.9, 0.9, 7)])
+    monkeypatch.setattr(candidate_acceptance, "measure", lambda *args, **kwargs: next(raced))
     asked = searches_of(monkeypatch)
     superopt.optimize(branches(), time_limit=None)
     assert asked == searches
@@ -235,9 +243,11 @@ def test_where_what_asks_for_less_trades_after_all_the_third_search_leaves_less_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Places that are each no worse may part what runs as one kernel: counted whole, the second result trades."""
-    monkeypatch.setattr(proposals, "demand_of", lambda cost: Demand())
-    raced = iter([Measurement(1.0, 1.1, 1.1, 7), Measurement(1.0, 1.1, 1.1, 7), Measurement(1.0, 0.9, 0.9, 7)])
-    monkeypatch.setattr(acceptance, "measure", lambda *args, **kwargs: next(raced))
+    monkeypatch.setattr(candidate_proposals, "demand_of", lambda cost: InferenceWork())
+    raced = iter(
+        [PairedMeasurement(1.0, 1.1, 1.1, 7), PairedMeasurement(1.0, 1.1, 1.1, 7), PairedMeasurement(1.0, 0.9, 0.9, 7)]
+    )
+    monkeypatch.setattr(candidate_acceptance, "measure", lambda *args, **kwargs: next(raced))
     asked = searches_of(monkeypatch)
     assert superopt.optimize(branches(), time_limit=None).report.status == "improved"
     assert asked == [(False, False), (True, False), (True, True)]
@@ -253,7 +263,7 @@ def test_an_unknown_operator_is_kept_and_the_rest_is_checked_in_pieces() -> None
 
 
 def test_a_large_model_is_checked_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task, "LARGE", 1000)
+    monkeypatch.setattr(optimization_task, "LARGE", 1000)
     monkeypatch.setattr(result_check, "LARGE", 1000)
     result = superopt.optimize(branches(), time_limit=None)
     assert result.report.status == "improved"
@@ -287,7 +297,7 @@ def test_what_differs_at_a_place_of_a_large_model_is_decided_by_the_whole(
     if not room:
         monkeypatch.setattr(result_check, "available", lambda: 1000)
     before, after = attention(apart=True), attention(apart=False)
-    with Bench() as bench:
+    with SharedWeightSessions() as bench:
         found = result_check.check_result(
             before, after, infer(before), Options(), TimeBudget.of(None), bench, EXACT
         )  # fmt: skip
@@ -334,7 +344,7 @@ def test_a_result_that_could_not_be_checked_in_time_is_not_called_the_best(monke
         budget.deadline = 0.0
         return skipped("the time ran out after 3 regions")
 
-    monkeypatch.setattr(context, "check_result", unchecked)
+    monkeypatch.setattr(optimization_context, "check_result", unchecked)
     made = superopt.optimize(graph, target="profile:cpu-epyc-2core", time_limit=90.0).report
     assert (made.status, made.check.verdict, made.reason.code) == ("unchanged", "skipped", "not_checked")
     assert made.reason.text == (
@@ -349,16 +359,16 @@ def test_interrupting_the_search_gives_the_best_so_far(monkeypatch: pytest.Monke
     def interrupted(given: Graph, *args: object, **kwargs: object) -> SearchResult:
         return SearchResult(given, stopped="interrupted")
 
-    monkeypatch.setattr(child_process, "search", interrupted)
+    monkeypatch.setattr(child_process_search, "search", interrupted)
     result = superopt.optimize(graph)
     assert result.report.search.stopped == "interrupted"
 
 
 def test_a_result_that_was_checked_survives_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*args: object, **kwargs: object) -> Measurement:
+    def interrupted(*args: object, **kwargs: object) -> PairedMeasurement:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(acceptance, "measure", interrupted)
+    monkeypatch.setattr(candidate_acceptance, "measure", interrupted)
     monkeypatch.setattr(time_budget, "CHECKS", replace(CHECKS, interrupted_seconds=120.0))
     result = superopt.optimize(branches(), time_limit=None)
     assert result.report.check.verdict == "passed"
@@ -369,12 +379,12 @@ def test_a_result_that_was_checked_survives_an_interrupt(monkeypatch: pytest.Mon
 def test_after_an_interrupt_little_time_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     left = []
 
-    def benchmark(self: acceptance.Acceptance, *args: object, **settings: object) -> None:
+    def benchmark(self: candidate_acceptance.CandidateAcceptance, *args: object, **settings: object) -> None:
         left.append(self.task.budget.left)
 
-    monkeypatch.setattr(acceptance.Acceptance, "benchmark", benchmark)
+    monkeypatch.setattr(candidate_acceptance.CandidateAcceptance, "benchmark", benchmark)
     monkeypatch.setattr(
-        child_process, "search", lambda given, *args, **kwargs: SearchResult(given, stopped="interrupted")
+        child_process_search, "search", lambda given, *args, **kwargs: SearchResult(given, stopped="interrupted")
     )
     superopt.optimize(branches(), time_limit=None, measure=True)
     superopt.optimize(branches(), time_limit=0.5, measure=True)
@@ -510,7 +520,7 @@ class Recorded:
     graph: Graph
     results: Callable[[tuple[str, ...]], SearchResult]
     excluded: list[tuple[str, ...]] = field(default_factory=list)
-    log: Log = field(default_factory=Log)
+    log: ReportNotes = field(default_factory=ReportNotes)
     failures: list[CheckFailure] = field(default_factory=list)
 
     @property
@@ -526,10 +536,10 @@ class Recorded:
         return self.results(self.excluded[-1])
 
 
-def refused(search: SearchResult) -> Refusal:
+def refused(search: SearchResult) -> CandidateRefusal:
     check = CheckResult("failed", reason="differs", where=("y",))
     cost: Any = None
-    return Refusal(Candidate(search, cost, check=check), "check", "differs")
+    return CandidateRefusal(Candidate(search, cost, check=check), "check", "differs")
 
 
 def test_the_rules_used_at_the_place_that_differs_are_left_out_first() -> None:
@@ -537,7 +547,7 @@ def test_the_rules_used_at_the_place_that_differs_are_left_out_first() -> None:
     graph, other, without = branches(), branches("Sub", "d"), branches("Mul", "d")
     applied = (AppliedRule("often", 9, ("h",), 5.0), AppliedRule("there", 1, ("y", "z"), 1.0))
     context: Any = Recorded(graph, lambda excluded: SearchResult(without))
-    again = Recovery(context).search_again(refused(SearchResult(other, applied)))
+    again = CheckFailureRecovery(context).search_again(refused(SearchResult(other, applied)))
     assert again is not None
     assert again.graph is without
     assert context.excluded == [("there",)]
@@ -553,7 +563,7 @@ def test_suspects_are_left_out_together_and_no_graph_is_proposed_twice() -> None
         return SearchResult(right if set(excluded) >= {"a", "b", "c"} else wrong, applied)
 
     context: Any = Recorded(graph, results)
-    recovery = Recovery(context)
+    recovery = CheckFailureRecovery(context)
     again = recovery.search_again(refused(SearchResult(wrong, applied)))
     assert again is not None
     assert again.graph is right
@@ -566,7 +576,7 @@ def test_suspects_are_left_out_together_and_no_graph_is_proposed_twice() -> None
 def test_other_layouts_are_left_out_before_any_rule() -> None:
     graph, wrong, right = branches(), branches("Sub", "d"), branches("Mul", "d")
     context: Any = Recorded(graph, lambda excluded: SearchResult(right))
-    again = Recovery(context).search_again(
+    again = CheckFailureRecovery(context).search_again(
         refused(SearchResult(wrong, (AppliedRule("a", 1, ("y",), 1.0),), laid_out=3))
     )
     assert again is not None
@@ -583,16 +593,16 @@ def test_the_loop_sends_each_refusal_back_and_ends_with_what_the_proposer_return
     unchanged = Candidate(SearchResult(branches()), cost)
     reasons: list[str] = []
 
-    def proposals() -> Proposals:
+    def candidate_proposals() -> Proposals:
         for candidate in some:
             refusal = yield candidate
             reasons.append(refusal.reason)
         return unchanged
 
-    def accepting(accepted: Candidate | None) -> Callable[[Candidate], Candidate | Refusal]:
-        return lambda c: c if c is accepted else Refusal(c, "timing", c.graph.nodes[-1].op)
+    def accepting(accepted: Candidate | None) -> Callable[[Candidate], Candidate | CandidateRefusal]:
+        return lambda c: c if c is accepted else CandidateRefusal(c, "timing", c.graph.nodes[-1].op)
 
-    assert first_accepted(proposals(), accepting(some[1])) is some[1]
+    assert first_accepted(candidate_proposals(), accepting(some[1])) is some[1]
     assert reasons == ["Sub"]
-    assert first_accepted(proposals(), accepting(None)) is unchanged
+    assert first_accepted(candidate_proposals(), accepting(None)) is unchanged
     assert reasons == ["Sub", "Sub", "Mul", "Div"]

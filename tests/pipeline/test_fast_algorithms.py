@@ -11,20 +11,20 @@ from sampling import slow
 
 import superopt
 from superopt import formats
-from superopt.cost import RecordedProfile, calibration, for_target, load_profile
+from superopt.cost import ProfileCostModel, for_target, load_profile, profile_calibration
 from superopt.frontend import GraphBuilder
 from superopt.ir.errors import InvalidModel
 from superopt.ir.graph import PASS, RULES, Graph, structural_hash
-from superopt.passes.fast_algorithms.selection import Choice, rewritten
-from superopt.pipeline import acceptance, acceptance_policy, fast_algorithms
-from superopt.pipeline.acceptance_policy import POLICY, Estimate
-from superopt.pipeline.fast_algorithms import GROWTH
-from superopt.pipeline.log import Log
-from superopt.report import Measurement, Report
-from superopt.rules.floats import MOST_ERROR
+from superopt.passes.fast_algorithms.selection import FastAlgorithmChoice, rewritten
+from superopt.pipeline import acceptance_policy, candidate_acceptance, fast_algorithm_proposals
+from superopt.pipeline.acceptance_policy import POLICY, TimeRatioEstimate
+from superopt.pipeline.fast_algorithm_proposals import GROWTH
+from superopt.pipeline.report_notes import ReportNotes
+from superopt.report import PairedMeasurement, Report
+from superopt.rules.float_verdicts import MOST_ERROR
 from superopt.runtime import onnx_runtime, reference
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
-from superopt.verifier.check.sessions import Bench
+from superopt.verifier.check.shared_weight_sessions import SharedWeightSessions
 
 PROFILE = "profile:cpu-epyc-2core"
 
@@ -57,10 +57,10 @@ def outputs(graph: Graph, x: np.ndarray) -> np.ndarray:
 def recorded_prices(monkeypatch: pytest.MonkeyPatch) -> None:
     """This machine's prices are the profile's: races are what ``target="cpu"`` adds here, and those are made up."""
 
-    def calibrated(*, sizes: Mapping[str, int] | None, **_: object) -> RecordedProfile:
-        return RecordedProfile(load_profile(PROFILE.removeprefix("profile:")), sizes)
+    def calibrated(*, sizes: Mapping[str, int] | None, **_: object) -> ProfileCostModel:
+        return ProfileCostModel(load_profile(PROFILE.removeprefix("profile:")), sizes)
 
-    monkeypatch.setattr(calibration, "calibrated_cpu", calibrated)
+    monkeypatch.setattr(profile_calibration, "calibrated_cpu", calibrated)
 
 
 @pytest.fixture(scope="module")
@@ -124,14 +124,18 @@ def test_a_memory_limit_holds_with_them(plain: Graph, default: tuple[Graph, Repo
 
 def test_false_forms_are_left_out_and_nothing_else(monkeypatch: pytest.MonkeyPatch, plain: Graph) -> None:
     def false(
-        graph: Graph, choices: Sequence[Choice], *, filled: bool = True, reserved: frozenset[str] = frozenset()
+        graph: Graph,
+        choices: Sequence[FastAlgorithmChoice],
+        *,
+        filled: bool = True,
+        reserved: frozenset[str] = frozenset(),
     ) -> Graph:
         made = rewritten(graph, choices, filled=filled, reserved=reserved)
         ends = [n for n in made.nodes if n.op == "Relu"]
         return replace(made, nodes=tuple(replace(n, op="Neg") if n is ends[-1] else n for n in made.nodes))
 
-    monkeypatch.setattr(fast_algorithms, "rewritten", false)
-    monkeypatch.setattr(fast_algorithms.Accuracy, "within", lambda *_: True)
+    monkeypatch.setattr(fast_algorithm_proposals, "rewritten", false)
+    monkeypatch.setattr(fast_algorithm_proposals.NumericalErrorComparison, "within", lambda *_: True)
     result, report = optimised(model())
     assert report.algorithms == ()
     assert [n.op for n in result.nodes] == [n.op for n in plain.nodes]
@@ -145,13 +149,13 @@ def test_more_accurate_ones_are_tried_where_the_budget_is_smaller(monkeypatch: p
     _, report = optimised(graph)
     assert report.errors is not None
     assert {a.algorithm[:9] for a in report.algorithms} == {"F(4×4, 3×"}
-    monkeypatch.setattr(fast_algorithms, "MOST_ERROR", {**MOST_ERROR, "standard": 1.8 * report.errors.after})
+    monkeypatch.setattr(fast_algorithm_proposals, "MOST_ERROR", {**MOST_ERROR, "standard": 1.8 * report.errors.after})
     _, less = optimised(graph)
     assert less.errors is not None
     assert less.errors.after < report.errors.after
     assert max(a.growth for a in less.algorithms) <= 6.0
     assert any("does not allow" in note for note in less.notes)
-    monkeypatch.setattr(fast_algorithms, "MOST_ERROR", {**MOST_ERROR, "standard": 1e-9})
+    monkeypatch.setattr(fast_algorithm_proposals, "MOST_ERROR", {**MOST_ERROR, "standard": 1e-9})
     result, none = optimised(graph)
     assert none.algorithms == ()
     assert [n.op for n in result.nodes] == ["Conv", "Relu"] * 2
@@ -177,14 +181,14 @@ def test_errors_are_within_the_budget_on_large_inputs_too() -> None:
     assert any("errors grow from" in note for note in report.notes)
 
 
-def setting() -> fast_algorithms.FastAlgorithmSettings:
-    return fast_algorithms.FastAlgorithmSettings("standard", {}, 0, 1, ONNX_RUNTIME, inputs=2)
+def setting() -> fast_algorithm_proposals.FastAlgorithmSettings:
+    return fast_algorithm_proposals.FastAlgorithmSettings("standard", {}, 0, 1, ONNX_RUNTIME, inputs=2)
 
 
 def test_errors_are_measured_on_inputs_of_each_kind() -> None:
     graph = steep()
-    with Bench() as bench:
-        normal, edge = fast_algorithms.ErrorBudget(graph, setting(), bench).measured(graph)
+    with SharedWeightSessions() as bench:
+        normal, edge = fast_algorithm_proposals.NumericalErrorBudget(graph, setting(), bench).measured(graph)
     assert (normal.inputs, edge.inputs) == (2, 1)
     assert normal.before == normal.after < 1e-6 < edge.before == edge.after
 
@@ -193,7 +197,9 @@ def test_errors_are_the_same_on_every_run_and_the_reference_runs_once(monkeypatc
     """Whatever was timed or kept before, and however many graphs are asked about."""
     graph, runs = model(size=16), []
     with for_target(PROFILE) as prices:
-        some = [f.graph for f in fast_algorithms.substitutions(graph, graph, prices, setting(), Log())][:2]
+        some = [
+            f.graph for f in fast_algorithm_proposals.substitutions(graph, graph, prices, setting(), ReportNotes())
+        ][:2]
     exactly = reference.run
 
     def counted(given: Graph, *args: object, **more: object) -> object:
@@ -201,14 +207,14 @@ def test_errors_are_the_same_on_every_run_and_the_reference_runs_once(monkeypatc
         return exactly(given, *args, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(reference, "run", counted)
-    with Bench() as bench:
-        budget = fast_algorithms.ErrorBudget(graph, setting(), bench)
+    with SharedWeightSessions() as bench:
+        budget = fast_algorithm_proposals.NumericalErrorBudget(graph, setting(), bench)
         first = [budget.measured(made) for made in some]
     assert len(runs) == 3  # two normal inputs and one of edges
-    with Bench() as bench:
+    with SharedWeightSessions() as bench:
         for made in (graph, *some):
             bench.loaded(made, ONNX_RUNTIME, keep=True)
-        budget = fast_algorithms.ErrorBudget(graph, setting(), bench)
+        budget = fast_algorithm_proposals.NumericalErrorBudget(graph, setting(), bench)
         assert [budget.measured(made) for made in reversed(some)] == first[::-1]
 
 
@@ -218,11 +224,13 @@ def test_inputs_that_the_model_refuses_tell_nothing_of_errors() -> None:
     b.output(b.op("Gather", b.weight("table", (2, 4)), rows, axis=0), "y")
     graph = b.build()
     fed = [{"rows": np.array(r)} for r in ([0, 1, 0], [0, 7, 0])]
-    with Bench() as bench:
-        errors = fast_algorithms.Errors(graph, fed, bench, runtime=ONNX_RUNTIME, sizes={})
-        assert errors.of(graph) == [fast_algorithms.Accuracy(0.0, 0.0, 1), None]
+    with SharedWeightSessions() as bench:
+        errors = fast_algorithm_proposals.NumericalErrorMeasurer(graph, fed, bench, runtime=ONNX_RUNTIME, sizes={})
+        assert errors.of(graph) == [fast_algorithm_proposals.NumericalErrorComparison(0.0, 0.0, 1), None]
         with pytest.raises(InvalidModel, match="indices element out of"):
-            fast_algorithms.Errors(graph, fed[1:], bench, runtime=ONNX_RUNTIME, sizes={}).of(graph)
+            fast_algorithm_proposals.NumericalErrorMeasurer(graph, fed[1:], bench, runtime=ONNX_RUNTIME, sizes={}).of(
+                graph
+            )
 
 
 @pytest.mark.parametrize(
@@ -237,30 +245,30 @@ def test_inputs_that_the_model_refuses_tell_nothing_of_errors() -> None:
 )
 def test_what_is_not_finite_any_more_is_an_error_without_bound(made: list[float], errors: tuple[float, float]) -> None:
     old, exact = np.array([1.5, 2.0, np.inf], np.float32), np.array([1.0, 2.0, 3.0])
-    assert fast_algorithms._errors_of(old, np.array(made, np.float32), exact) == errors
+    assert fast_algorithm_proposals._errors_of(old, np.array(made, np.float32), exact) == errors
 
 
 def test_what_errs_as_the_model_does_is_within_every_budget() -> None:
-    assert fast_algorithms.Accuracy(3e-5, 3e-5, 1).within("standard", 0.5)
-    assert not fast_algorithms.Accuracy(3e-5, 3.1e-5, 1).within("standard", 0.5)
-    assert fast_algorithms.Accuracy(1e-6, 5e-6, 1).within("standard", 0.5)
+    assert fast_algorithm_proposals.NumericalErrorComparison(3e-5, 3e-5, 1).within("standard", 0.5)
+    assert not fast_algorithm_proposals.NumericalErrorComparison(3e-5, 3.1e-5, 1).within("standard", 0.5)
+    assert fast_algorithm_proposals.NumericalErrorComparison(1e-6, 5e-6, 1).within("standard", 0.5)
 
 
 def timed(
     *, formed: float, plain: float = 0.9, beside_plain: float | None = None, rounds: int = 15
-) -> Callable[..., Measurement]:
+) -> Callable[..., PairedMeasurement]:
     """A race that takes so much of the time of the input: with forms, without; and with them beside without.
 
     Counts what it was asked, in ``asked``.
     """
 
-    def measure(before: Graph, after: Graph, **_: object) -> Measurement:
+    def measure(before: Graph, after: Graph, **_: object) -> PairedMeasurement:
         has = "MatMul" in {n.op for n in after.nodes}
         ratio = formed if has else plain
         if has and "BatchNormalization" not in {n.op for n in before.nodes} and beside_plain is not None:
             ratio = beside_plain
         asked.append(ratio)
-        return Measurement(10.0, 10.0 * ratio, ratio, rounds, 0.002, {}, 0.002)
+        return PairedMeasurement(10.0, 10.0 * ratio, ratio, rounds, 0.002, {}, 0.002)
 
     asked: list[float] = []
     measure.asked = asked  # type: ignore[attr-defined]
@@ -272,7 +280,7 @@ def test_timing_refuses_forms_and_nothing_else(
     ratio: float, used: bool, default: tuple[Graph, Report], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(acceptance_policy, "POLICY", replace(POLICY, negligible_loss=-1.0))  # timed however clear it is
-    monkeypatch.setattr(acceptance, "measure", timed(formed=0.6, beside_plain=ratio))
+    monkeypatch.setattr(candidate_acceptance, "measure", timed(formed=0.6, beside_plain=ratio))
     result, report = optimised(model(), target="cpu", time_limit=60.0)
     assert bool(report.algorithms) is used
     assert ("MatMul" in {n.op for n in result.nodes}) is used
@@ -290,13 +298,13 @@ def test_noise_of_races_chooses_nothing(default: tuple[Graph, Report], monkeypat
     for seed in range(2):
         rng = np.random.default_rng(seed)
 
-        def measure(before: Graph, after: Graph, rng: np.random.Generator = rng, **more: object) -> Measurement:
+        def measure(before: Graph, after: Graph, rng: np.random.Generator = rng, **more: object) -> PairedMeasurement:
             quiet = timed(formed=0.7, beside_plain=0.8)(before, after, **more)
             rounds = quiet.ratio * rng.lognormal(0.0, 0.04, 15)
             low, middle, high = np.quantile(rounds, (0.25, 0.5, 0.75))
             return replace(quiet, ratio=middle, spread=high - low, deviation=rounds.std())
 
-        monkeypatch.setattr(acceptance, "measure", measure)
+        monkeypatch.setattr(candidate_acceptance, "measure", measure)
         found.add(optimised(model(), target="cpu", time_limit=60.0)[1].result)
     assert found == {default[1].result}
 
@@ -304,7 +312,7 @@ def test_noise_of_races_chooses_nothing(default: tuple[Graph, Report], monkeypat
 def test_forms_that_surely_gain_are_raced_beside_the_input_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(acceptance_policy, "POLICY", replace(POLICY, negligible_loss=1.0))
     race = timed(formed=0.4, beside_plain=2.0)
-    monkeypatch.setattr(acceptance, "measure", race)
+    monkeypatch.setattr(candidate_acceptance, "measure", race)
     _, report = optimised(model(), target="cpu", time_limit=60.0)
     assert report.algorithms
     assert report.measured is not None
@@ -313,7 +321,7 @@ def test_forms_that_surely_gain_are_raced_beside_the_input_alone(monkeypatch: py
 
 def test_where_memory_is_what_counts_there_are_no_forms(monkeypatch: pytest.MonkeyPatch) -> None:
     """They hold larger weights than what they stand for."""
-    monkeypatch.setattr(acceptance, "measure", timed(formed=0.4))
+    monkeypatch.setattr(candidate_acceptance, "measure", timed(formed=0.4))
     _, report = optimised(model(), target="cpu", time_limit=60.0, objective="memory")
     assert report.algorithms == ()
     assert report.work.weight_bytes_after <= report.work.weight_bytes_before
@@ -323,8 +331,8 @@ def test_what_does_not_fit_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None
     most = model().weight_bytes
     for large, fitting in ((64 * most, 2), (most, 0)):
         race = timed(formed=0.4)
-        monkeypatch.setattr(acceptance, "measure", race)
-        monkeypatch.setattr(fast_algorithms, "LARGE", large)
+        monkeypatch.setattr(candidate_acceptance, "measure", race)
+        monkeypatch.setattr(fast_algorithm_proposals, "LARGE", large)
         _, report = optimised(model(), target="cpu", time_limit=60.0)
         assert len(report.algorithms) == fitting
         assert (0.4 in race.asked) is bool(fitting)  # type: ignore[attr-defined]
@@ -332,7 +340,7 @@ def test_what_does_not_fit_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_forms_that_lose_beside_the_input_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(acceptance, "measure", timed(formed=1.2, plain=0.8, beside_plain=0.6))
+    monkeypatch.setattr(candidate_acceptance, "measure", timed(formed=1.2, plain=0.8, beside_plain=0.6))
     result, report = optimised(model(), target="cpu", time_limit=60.0)
     assert report.algorithms == ()
     assert [n.op for n in result.nodes] == ["Conv", "Relu"] * 2
@@ -345,7 +353,9 @@ def test_proposals_are_ranked_and_follow_from_graph_and_prices() -> None:
     """The fastest by price; those of them that gain by more than prices are off; then more accurate algorithms."""
     graph = model(size=16)
     with for_target(PROFILE) as prices:
-        first, again = ([*fast_algorithms.substitutions(graph, graph, prices, setting(), Log())] for _ in range(2))
+        first, again = (
+            [*fast_algorithm_proposals.substitutions(graph, graph, prices, setting(), ReportNotes())] for _ in range(2)
+        )
     assert len(first) >= 2
     assert [structural_hash(f.graph) for f in first] == [structural_hash(f.graph) for f in again]
     assert [f.modelled.mean for f in first] == sorted(f.modelled.mean for f in first)
@@ -363,8 +373,8 @@ def test_proposals_are_ranked_and_follow_from_graph_and_prices() -> None:
 def test_where_rounds_scatter_prices_decide_and_where_they_do_not_the_race(
     modelled: float, deviation: float, ratio: float, scatter: float, taken: bool
 ) -> None:
-    found = Measurement(9.0, 9.0 * ratio, ratio, 7, scatter * 0.75)
-    assert acceptance_policy.Replacement(Estimate(modelled, deviation), found).accepted is taken
+    found = PairedMeasurement(9.0, 9.0 * ratio, ratio, 7, scatter * 0.75)
+    assert acceptance_policy.FastAlgorithmComparison(TimeRatioEstimate(modelled, deviation), found).accepted is taken
 
 
 @pytest.mark.parametrize("ratio", [0.9, 0.94, 1.0, 1.05])
@@ -376,23 +386,25 @@ def test_a_busy_machine_refuses_what_a_quiet_one_refuses(ratio: float) -> None:
         for _ in range(200):
             rounds = ratio * rng.lognormal(0.0, noise, 31)
             low, middle, high = np.quantile(rounds, (0.25, 0.5, 0.75))
-            found = Measurement(1.0, middle, middle, 31, high - low)
-            decided.append(acceptance_policy.Replacement(Estimate(0.9, 0.08), found).accepted)
+            found = PairedMeasurement(1.0, middle, middle, 31, high - low)
+            decided.append(acceptance_policy.FastAlgorithmComparison(TimeRatioEstimate(0.9, 0.08), found).accepted)
         assert sum(decided) == (200 if ratio < 0.97 else 0)
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 3])
 def test_a_few_rounds_tell_nothing(rounds: int) -> None:
-    known = Estimate(0.9, 0.05)
-    few = Measurement(1.0, 0.5, 0.5, rounds)
+    known = TimeRatioEstimate(0.9, 0.05)
+    few = PairedMeasurement(1.0, 0.5, 0.5, rounds)
     assert known.measured(few) == known
-    assert not acceptance_policy.Replacement(Estimate(0.5, 0.01), few).conclusive, "prices alone end no race"
-    assert acceptance_policy.Replacement(Estimate(0.5, 0.01), replace(few, runs=7)).conclusive
-    assert known.measured(Measurement(1.0, 0.5, 0.5, 7)).mean < 0.55
+    assert not acceptance_policy.FastAlgorithmComparison(TimeRatioEstimate(0.5, 0.01), few).conclusive, (
+        "prices alone end no race"
+    )
+    assert acceptance_policy.FastAlgorithmComparison(TimeRatioEstimate(0.5, 0.01), replace(few, runs=7)).conclusive
+    assert known.measured(PairedMeasurement(1.0, 0.5, 0.5, 7)).mean < 0.55
 
 
 def test_models_without_a_place_ask_for_no_prices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fast_algorithms, "choose", lambda *_, **__: pytest.fail("asked"))
+    monkeypatch.setattr(fast_algorithm_proposals, "choose", lambda *_, **__: pytest.fail("asked"))
     b = GraphBuilder("small")
     b.output(b.op("MatMul", b.input("x", "float32", (8, 8)), b.weight("w", (8, 8))), "y")
     _, report = optimised(b.build())

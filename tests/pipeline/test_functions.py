@@ -8,7 +8,7 @@ from onnx import parser
 
 import superopt
 from superopt import formats
-from superopt.formats.functions import function_names
+from superopt.formats.function_inlining import function_names
 from superopt.ir.errors import UsageError
 from superopt.ir.graph import Graph
 from superopt.pipeline import inspect

@@ -9,7 +9,7 @@ from onnx import TypeProto
 
 from superopt.ir.errors import InvalidModel, Unsupported
 from superopt.ir.graph import constant
-from superopt.ir.poly import sym
+from superopt.ir.size_polynomial import sym
 from superopt.ir.types import DType, OpaqueType, TensorType, ValueType
 from superopt.pipeline.memory_timeline import footprint
 

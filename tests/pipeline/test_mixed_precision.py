@@ -18,7 +18,7 @@ from superopt.formats.onnx_reader import from_onnx
 from superopt.formats.onnx_writer import to_onnx_bytes
 from superopt.ir.graph import Graph
 from superopt.ir.types import DType
-from superopt.ops.infer import infer
+from superopt.ops.shape_inference import infer
 from superopt.pipeline.result import Result
 from superopt.report.html import render
 from superopt.runtime.onnx_runtime import make_session, run

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import superopt
-from superopt.cost import measurement
+from superopt.cost import operator_timing
 from superopt.frontend import GraphBuilder
 from superopt.ir.graph import Graph
 
@@ -29,7 +29,7 @@ def test_nothing_is_timed_or_calibrated(tmp_path: Path, monkeypatch: pytest.Monk
     def refused(*args: object, **kwargs: object) -> None:
         raise AssertionError("the quick effort measures nothing")
 
-    monkeypatch.setattr(measurement.CpuOperatorTimer, "time", refused)
+    monkeypatch.setattr(operator_timing.CpuOperatorTimer, "time", refused)
     report = superopt.optimize(convolution(), target="cpu", effort="quick").report
     assert report.status == "improved"
     assert report.measured is None

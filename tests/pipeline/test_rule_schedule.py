@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from superopt.frontend import GraphBuilder
 from superopt.ir.graph import Graph
 from superopt.passes import SearchResult
-from superopt.pipeline.searching import search_user_rules_first
+from superopt.pipeline.search_runner import search_user_rules_first
 from superopt.rules.grammar import parse_rule
 from superopt.rules.rule import Rule
 

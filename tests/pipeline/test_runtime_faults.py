@@ -17,12 +17,12 @@ from sampling import sampled
 import superopt
 from superopt import formats
 from superopt.ir.graph import Graph
-from superopt.ops.infer import infer
-from superopt.pipeline import fault_avoidance
-from superopt.pipeline.fault_avoidance import fewest_copies, with_copies
-from superopt.pipeline.runtime_faults import Unoptimised
+from superopt.ops.shape_inference import infer
+from superopt.pipeline import runtime_fault_avoidance
+from superopt.pipeline.runtime_fault_avoidance import fewest_copies, with_copies
+from superopt.pipeline.runtime_optimizer_faults import UnoptimizedRuntimeReference
 from superopt.runtime.onnx_runtime import make_session, run
-from superopt.verifier.check.sessions import Bench
+from superopt.verifier.check.shared_weight_sessions import SharedWeightSessions
 
 TINY = Path(__file__).parents[2] / "corpus" / "tiny"
 LAYER_NORM = """m = ReduceMean <axes = [-1], keepdims = {keep}> (x) c = Sub(x, m) q = Pow(c, two)
@@ -137,8 +137,8 @@ SOUND = {
 
 
 def fault_of(model: Graph) -> object:
-    with Bench() as bench:
-        return Unoptimised(model, infer(model), 0, {}, bench).fault(model)
+    with SharedWeightSessions() as bench:
+        return UnoptimizedRuntimeReference(model, infer(model), 0, {}, bench).fault(model)
 
 
 @pytest.mark.parametrize("case", SOUND)
@@ -191,7 +191,7 @@ def test_an_interrupt_while_the_model_is_run_both_ways_ends_in_a_result(monkeypa
     def interrupted(*args: object) -> object:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(fault_avoidance, "Unoptimised", interrupted)
+    monkeypatch.setattr(runtime_fault_avoidance, "UnoptimizedRuntimeReference", interrupted)
     result = superopt.optimize(read(*BROKEN["Cast and a factor of one"]), target="profile:cpu-epyc-2core")
     assert result.report.runtime_fault is None
     assert result.report.check.verdict in ("passed", "skipped")

@@ -12,11 +12,11 @@ from superopt.frontend import GraphBuilder
 from superopt.ir.errors import InvalidModel
 from superopt.ir.graph import Graph
 from superopt.passes import SearchResult
-from superopt.pipeline import acceptance, child_process, optimize
+from superopt.pipeline import candidate_acceptance, child_process_search, optimize
 from superopt.pipeline.inspection import cost
 from superopt.pipeline.memory_timeline import footprint_data, footprints
 from superopt.pipeline.shape_defaults import default_sizes, single_example_sizes, sizes_text
-from superopt.report import Measurement
+from superopt.report import PairedMeasurement
 
 
 def images(shape: Sequence[int | str], *, rows: int | None = None, first: bool = True) -> Graph:
@@ -80,18 +80,18 @@ def timed(monkeypatch: pytest.MonkeyPatch, ratios: Mapping[int, float], found: G
     """A search that finds a graph, and a race in which it takes so much for so many rows; what was raced at."""
     asked: list[Mapping[str, int]] = []
 
-    def measure(*_: object, sizes: Mapping[str, int], **__: object) -> Measurement:
+    def measure(*_: object, sizes: Mapping[str, int], **__: object) -> PairedMeasurement:
         asked.append(dict(sizes))
         ratio = ratios[sizes.get("rows", 8)]
         if np.isnan(ratio):
             raise InvalidModel("it is refused")
-        return Measurement(1.0, ratio, ratio, 31, 0.001, deviation=0.001)
+        return PairedMeasurement(1.0, ratio, ratio, 31, 0.001, deviation=0.001)
 
     def search(given: Graph, *_: Any, **__: Any) -> SearchResult:
         return SearchResult(found)
 
-    monkeypatch.setattr(acceptance, "measure", measure)
-    monkeypatch.setattr(child_process, "search", search)
+    monkeypatch.setattr(candidate_acceptance, "measure", measure)
+    monkeypatch.setattr(child_process_search, "search", search)
     return asked
 
 

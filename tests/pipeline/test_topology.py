@@ -15,11 +15,11 @@ from typer.testing import CliRunner
 from superopt import pipeline
 from superopt.cli import app
 from superopt.formats import from_onnx, load, save, to_json, to_onnx
-from superopt.formats.functions import MODEL
+from superopt.formats.function_inlining import MODEL
 from superopt.ir.errors import InvalidModel, NotEquivalent, Unsupported
-from superopt.ir.graph import ArrayData, Graph, Node, OpaqueAttribute, Value, Weight
+from superopt.ir.graph import ArrayWeightData, Graph, Node, OpaqueAttribute, Value, Weight
 from superopt.ir.types import DType, TensorType
-from superopt.pipeline.topology import apply, topology
+from superopt.pipeline.weightless_optimization import apply, topology
 from superopt.verifier.equivalence.graphs import PROVED, ROUNDED, verify
 
 TINY = Path(__file__).resolve().parents[2] / "corpus" / "tiny"
@@ -51,11 +51,11 @@ def test_no_element_of_a_weight_is_sent() -> None:
     kind = TensorType(DType.FLOAT32, (3,))
     secret = np.array([0.123456, 7.654321, 3.141592], np.float32)
     nodes = (
-        Node("c", "Constant", (), ("k",), {"value": Weight("value", kind, ArrayData(secret))}),
+        Node("c", "Constant", (), ("k",), {"value": Weight("value", kind, ArrayWeightData(secret))}),
         Node("m", "Mul", ("x", "w"), ("p",), doc="0.123456", metadata={"note": "7.654321"}),
         Node("a", "Add", ("p", "k"), ("y",)),
     )
-    weight = Weight("w", kind, ArrayData(secret), doc="3.141592")
+    weight = Weight("w", kind, ArrayWeightData(secret), doc="3.141592")
     ends = (Value("x", kind), Value("y", kind))
     model = Graph("secret", ends[:1], ends[1:], (weight,), nodes, {"": 21}, metadata={"weights": "0.123456"}).checked()
     text = json.dumps(to_json(topology(model)))

@@ -21,8 +21,8 @@ from superopt.report import Report
 from superopt.rules import load_library
 from superopt.runtime import onnx_runtime
 from superopt.verifier.equivalence.graphs import verify
-from superopt.verifier.weights.claims import check_values
-from superopt.verifier.weights.files import MANIFEST, check_folder, write_folder
+from superopt.verifier.weights.certificate_files import MANIFEST, check_folder, write_folder
+from superopt.verifier.weights.claim_checker import check_values
 from tests.passes.value_models import MODELS, Drawn
 from tests.program.test_constant_nodes import held
 
@@ -118,9 +118,13 @@ def test_full_rank_and_strict_have_no_thin_products() -> None:
 
 
 def test_rank_that_costs_more_accuracy_than_the_mode_allows_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    from superopt.pipeline import fast_algorithms
+    from superopt.pipeline import fast_algorithm_proposals
 
-    monkeypatch.setattr(fast_algorithms, "accuracy", lambda *a, **k: fast_algorithms.Accuracy(1e-7, 1e-4, 1))
+    monkeypatch.setattr(
+        fast_algorithm_proposals,
+        "accuracy",
+        lambda *a, **k: fast_algorithm_proposals.NumericalErrorComparison(1e-7, 1e-4, 1),
+    )
     _, report = optimised(wide(0, 40))
     assert report.values is None
     assert any("does not allow" in n for n in report.notes)
@@ -151,7 +155,7 @@ def test_what_fails_the_check_of_the_whole_is_left_out(monkeypatch: pytest.Monke
         return (*stages[:-1], replace(stages[-1], after=replace(after, weights=weights)))
 
     monkeypatch.setattr(weight_rewrites, "by_values", wrong)
-    monkeypatch.setattr(weight_rewrites, "check_values", lambda *a, **k: weight_rewrites.ClaimsChecked(0, 0, 0))
+    monkeypatch.setattr(weight_rewrites, "check_values", lambda *a, **k: weight_rewrites.ClaimCheckCounts(0, 0, 0))
     _, report = optimised(wide(200))
     assert report.values is None
     assert [f.left_out for f in report.check_failures] == ["values"]

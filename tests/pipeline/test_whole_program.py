@@ -11,8 +11,8 @@ from superopt import optimize
 from superopt.ir.graph import Graph, Node, Value
 from superopt.ir.types import DType, TensorType
 from superopt.passes import SearchResult
-from superopt.pipeline import acceptance, child_process
-from superopt.report import Measurement
+from superopt.pipeline import candidate_acceptance, child_process_search
+from superopt.report import PairedMeasurement
 from superopt.runtime.paired_benchmark import IQR_OF_NORMAL
 
 KIND = TensorType(DType.FLOAT32, (64, 64))
@@ -29,7 +29,7 @@ def found_by_search(monkeypatch: pytest.MonkeyPatch, graph: Graph) -> None:
     def search(*_: object, **__: Any) -> SearchResult:
         return SearchResult(graph, before_us=10.0, after_us=1.0)
 
-    monkeypatch.setattr(child_process, "search", search)
+    monkeypatch.setattr(child_process_search, "search", search)
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (1, 4), (3, 5)])
@@ -57,18 +57,22 @@ def test_what_is_modelled_slower_needs_a_race_without_doubt(
 ) -> None:
     looked = []
 
-    def measure(*_: object, looks: Mapping[int, Callable[[Measurement], bool]], **__: object) -> Measurement:
-        found = Measurement(1.0, ratio, ratio, 31, spread, deviation=spread / IQR_OF_NORMAL)  # of several loadings
+    def measure(
+        *_: object, looks: Mapping[int, Callable[[PairedMeasurement], bool]], **__: object
+    ) -> PairedMeasurement:
+        found = PairedMeasurement(
+            1.0, ratio, ratio, 31, spread, deviation=spread / IQR_OF_NORMAL
+        )  # of several loadings
         for rounds, enough in sorted(looks.items()):
             looked.append(rounds)
-            found = Measurement(1.0, ratio, ratio, rounds, spread, deviation=spread / IQR_OF_NORMAL)
+            found = PairedMeasurement(1.0, ratio, ratio, rounds, spread, deviation=spread / IQR_OF_NORMAL)
             if enough(found):
                 break
         return found
 
     graph, longer = chain(1), chain(3)
     found_by_search(monkeypatch, longer)
-    monkeypatch.setattr(acceptance, "measure", measure)
+    monkeypatch.setattr(candidate_acceptance, "measure", measure)
     result = optimize(graph, target="cpu")
     assert result.graph is (longer if taken else graph)
     assert looked == ([3, 7, 15] if taken else [3, 7, 15, 31])  # a race that leaves doubt goes on

@@ -17,7 +17,7 @@ from superopt.assignment import evaluate, solve
 from superopt.cli import app
 from superopt.errors import InvalidModel, NotEquivalent, UsageError
 from superopt.formats import load, save, to_onnx_bytes
-from superopt.ir.graph import ArrayData, Graph, Node
+from superopt.ir.graph import ArrayWeightData, Graph, Node
 from superopt.ir.types import DType, TensorType
 from superopt.placement import Plan, check_ranks, cluster_of, place, read_cluster, write_plan
 from superopt.placement.choice import choose
@@ -286,7 +286,7 @@ def _other_weight(graph: Graph) -> Graph:
     """A matrix that is another's."""
     weight = max((w for w in graph.weights if w.type.rank == 2), key=lambda w: w.type.nbytes or 0)
     assert weight.data is not None
-    changed = replace(weight, data=ArrayData(np.ascontiguousarray(weight.data.numpy()[::-1])))
+    changed = replace(weight, data=ArrayWeightData(np.ascontiguousarray(weight.data.numpy()[::-1])))
     return replace(graph, weights=tuple(changed if w is weight else w for w in graph.weights))
 
 

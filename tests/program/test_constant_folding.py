@@ -11,16 +11,16 @@ from graphs import f32, feeds_of, graph, op, weight
 from roofline import Roofline
 
 from superopt.egraph.egraph import EGraph
-from superopt.ir.graph import ArrayData, Weight, constant
-from superopt.ir.poly import sym
+from superopt.ir.graph import ArrayWeightData, Weight, constant
+from superopt.ir.size_polynomial import sym
 from superopt.ir.terms import is_open
 from superopt.ir.types import DType, TensorType
 from superopt.ops import REGISTRY
-from superopt.ops.infer import infer
+from superopt.ops.shape_inference import infer
 from superopt.passes import search
-from superopt.passes.rounding_guard import rounding_loss
-from superopt.program.constant_folding import FoldedData, data_of
-from superopt.program.program import ProgramStep, program_of
+from superopt.passes.deliberate_rounding import rounding_loss
+from superopt.program.constant_folding import FoldedWeightData, data_of
+from superopt.program.graph_program import ProgramStep, program_of
 from superopt.rules.grammar import parse_rule
 from tests.program.constant_models import constant_model
 
@@ -285,8 +285,8 @@ def test_an_infinite_mask_stays_one_but_nothing_else_becomes_infinite() -> None:
     def of(values: list[float]) -> str:
         step = ProgramStep("Mul", ("k", "k"), (), ("y",), None, "")
         kind = TensorType(DType.FLOAT16, (len(values),))
-        source = ArrayData(np.array(values, np.float16))
-        return rounding_loss(FoldedData((step,), {"k": source}, {"k": kind, "y": kind}, "y"), alone=False)
+        source = ArrayWeightData(np.array(values, np.float16))
+        return rounding_loss(FoldedWeightData((step,), {"k": source}, {"k": kind, "y": kind}, "y"), alone=False)
 
     assert not of([1.0, float("inf")])
     assert "range" in of([300.0, float("inf")])
@@ -349,16 +349,16 @@ def test_large_constants_are_computed_in_rows_where_rows_suffice(
     steps, rowwise, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shapes = {"w": (32, 32), "q": (32, 32), "s": (32,), "v": (32,), "c": (32, 1)}
-    sources = {n: ArrayData(np.abs(RNG.standard_normal(s)).astype(np.float32)) for n, s in shapes.items()}
+    sources = {n: ArrayWeightData(np.abs(RNG.standard_normal(s)).astype(np.float32)) for n, s in shapes.items()}
     types = {n: TensorType(DType.FLOAT32, s) for n, s in shapes.items()}
     made = tuple(ProgramStep(o, tuple(a.split()), (), (y,), None, "") for o, a, y in steps)
     for step in made:
         given = [types[a] for a in step.args]
         types[step.outputs[0]] = REGISTRY[step.op].apply(given, {})[1][0]
-    data = FoldedData(made, sources, types, "y")
+    data = FoldedWeightData(made, sources, types, "y")
     whole, shown, kept = data.wide(), [rounding_loss(data, alone) for alone in (False, True)], data.numpy()
     monkeypatch.setattr("superopt.program.constant_folding._BLOCK", 100)
-    again = FoldedData(made, sources, types, "y")
+    again = FoldedWeightData(made, sources, types, "y")
     parts = list(again.blocks())
     assert [p.shape for p in parts] == ([(3, 32)] * 10 + [(2, 32)] if rowwise else [(32, 32)])
     np.testing.assert_array_equal(np.concatenate(parts), whole)

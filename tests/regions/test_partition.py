@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from superopt.frontend import GraphBuilder
 from superopt.ir.graph import Graph
-from superopt.ops.infer import infer
-from superopt.program.program import Program, program_of
-from superopt.regions.lowering import region_of
+from superopt.ops.shape_inference import infer
+from superopt.program.graph_program import GraphProgram, program_of
 from superopt.regions.partition import _bounds, _repetitions, cut, level_order
+from superopt.regions.region_egraph import region_of
 
 
 def layers(count: int) -> Graph:
@@ -35,7 +35,7 @@ def layers(count: int) -> Graph:
     return b.build()
 
 
-def program(model: Graph) -> Program:
+def program(model: Graph) -> GraphProgram:
     return program_of(model, infer(model))
 
 

@@ -6,43 +6,43 @@ from graphs import assert_equivalent, f32, graph, op, weight
 from roofline import Roofline
 from rules_for_tests import rules
 
-from superopt.egraph.rewrites import compile_rewrites
-from superopt.egraph.saturation import Limits
-from superopt.extraction.node_costs import Pricer
+from superopt.egraph.rule_compiler import compile_rewrites
+from superopt.egraph.saturation import SaturationLimits
+from superopt.extraction.enode_costs import ENodeCostModel
 from superopt.frontend import GraphBuilder
 from superopt.ir.graph import Graph
 from superopt.ops import REGISTRY
-from superopt.ops.infer import infer
+from superopt.ops.shape_inference import infer
 from superopt.passes import SearchOptions, search
-from superopt.program.program import program_of
-from superopt.regions.lowering import region_of
-from superopt.regions.plan_selection import Placed, PlanSelection, Weights
+from superopt.program.graph_program import program_of
+from superopt.regions.plan_selection import Placed, RegionPlanSelection, WeightUsage
+from superopt.regions.region_egraph import region_of
 from superopt.regions.region_search import search_region
 from superopt.rules import load_library
 
 PART = 4 * 256 * 64 * 4  # bytes of the four weights that two regions share
 
 
-def shared() -> tuple[Weights, list[Placed]]:
+def shared() -> tuple[WeightUsage, list[Placed]]:
     """Two regions that read the same four weights, and a plan for each that merges them into one."""
     weights = [weight(f"w{i}", 256, 64) for i in range(4)]
     nodes = [op("MatMul", f"{i}{w}", i, f"w{w}") for i in "xy" for w in range(4)]
     model = graph({"x": f32(4, 256), "y": f32(3, 256)}, [n.outputs[0] for n in nodes], weights, nodes)
     program = program_of(model, infer(model))
-    pricer = Pricer(Roofline(), model.opset, {})
+    pricer = ENodeCostModel(Roofline(), model.opset, {})
     moves = compile_rewrites(rules("qkv"), program).all_rewrites
     placed = []
     for part in (range(4), range(4, 8)):
         region = region_of(program, part)
-        plan = search_region(region, moves, REGISTRY, pricer, Limits(), 0.0, 0).plan
+        plan = search_region(region, moves, REGISTRY, pricer, SaturationLimits(), 0.0, 0).plan
         assert plan is not None
         placed.append((region, plan))
-    return Weights(program), placed
+    return WeightUsage(program), placed
 
 
 def test_what_is_not_worth_its_weights_alone_is_taken_with_the_rest():
     weights, placed = shared()
-    offers = PlanSelection(weights, lambda read: float(read), 1 << 30)
+    offers = RegionPlanSelection(weights, lambda read: float(read), 1 << 30)
     for one in placed:
         offers.add([one])
     assert not offers.accepted
@@ -57,8 +57,8 @@ def test_what_is_not_worth_its_weights_alone_is_taken_with_the_rest():
 def test_one_alone_stays_refused_and_one_that_does_not_fit_the_budget_too():
     weights, placed = shared()
     for offers in (
-        PlanSelection(weights, lambda read: float(read), 1 << 30),
-        PlanSelection(weights, lambda _: 0.0, PART - 1),
+        RegionPlanSelection(weights, lambda read: float(read), 1 << 30),
+        RegionPlanSelection(weights, lambda _: 0.0, PART - 1),
     ):
         offers.add(placed[:1])
         offers.accept_jointly()
@@ -68,7 +68,7 @@ def test_one_alone_stays_refused_and_one_that_does_not_fit_the_budget_too():
 
 def test_weights_that_the_cache_holds_anyway_cost_nothing():
     weights, placed = shared()
-    offers = PlanSelection(weights, lambda read: max(0.0, read - 2.0 * PART), 1 << 30)
+    offers = RegionPlanSelection(weights, lambda read: max(0.0, read - 2.0 * PART), 1 << 30)
     offers.add(placed[:1])
     assert len(offers.accepted) == 1
     assert offers.grown == PART

@@ -6,15 +6,15 @@ from graphs import assert_equivalent, f32, graph, op, weight
 from roofline import Roofline
 from rules_for_tests import rules
 
-from superopt.egraph.rewrites import compile_rewrites
-from superopt.egraph.saturation import Limits
-from superopt.extraction.node_costs import Pricer
+from superopt.egraph.rule_compiler import compile_rewrites
+from superopt.egraph.saturation import SaturationLimits
+from superopt.extraction.enode_costs import ENodeCostModel
 from superopt.ops import REGISTRY
-from superopt.ops.infer import infer
+from superopt.ops.shape_inference import infer
 from superopt.passes import SearchOptions, search
-from superopt.program.program import program_of
-from superopt.regions.lowering import region_of
-from superopt.regions.plan_selection import Weights
+from superopt.program.graph_program import program_of
+from superopt.regions.plan_selection import WeightUsage
+from superopt.regions.region_egraph import region_of
 from superopt.regions.region_search import search_region
 
 
@@ -33,13 +33,13 @@ def test_a_merged_weight_is_free_only_when_nobody_reads_its_parts():
     model = graph({"x": f32(4, 16), "y": f32(4, 16)}, [n.outputs[0] for n in nodes], weights, nodes)
     program = program_of(model, infer(model))
     moves = compile_rewrites(rules("qkv"), program).all_rewrites
-    pricer = Pricer(Roofline(), model.opset, {})
+    pricer = ENodeCostModel(Roofline(), model.opset, {})
     regions = [region_of(program, part) for part in (range(4), range(4, 8))]
-    plans = [search_region(r, moves, REGISTRY, pricer, Limits(), 0.0, 0).plan for r in regions]
+    plans = [search_region(r, moves, REGISTRY, pricer, SaturationLimits(), 0.0, 0).plan for r in regions]
     assert None not in plans
     one, both = (list(zip(regions, plans, strict=True))[:n] for n in (1, 2))
-    assert Weights(program).grown(one) == 4 * 16 * 8 * 4  # y's products go on reading the parts
-    assert Weights(program).grown(both) == 0
+    assert WeightUsage(program).grown(one) == 4 * 16 * 8 * 4  # y's products go on reading the parts
+    assert WeightUsage(program).grown(both) == 0
     result = search(model, rules("qkv"), Roofline(), SearchOptions(cache=False))
     assert_equivalent(model, result.graph)
 

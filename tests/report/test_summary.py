@@ -13,32 +13,41 @@ import pytest
 from rich.console import Console
 
 from superopt.report import (
-    Check,
-    Cost,
-    Errors,
+    CheckReport,
+    CostReport,
     FileSize,
-    Measurement,
-    Nodes,
-    Reason,
+    NodeCounts,
+    NumericalErrorReport,
+    PairedMeasurement,
     Report,
-    Search,
-    Verification,
-    Work,
+    ResourceUsageReport,
+    SearchStatistics,
+    StatusReason,
+    VerificationReport,
 )
 from superopt.report.terminal import show_explanation, show_report
 
-PASSED = Check("passed", 24, 1e-6, 2e-6, "original")
-RACED = Measurement(5.8e-3, 4.9e-3, 4.9 / 5.8, 15, 0.01, uncertainty=0.037)
+PASSED = CheckReport("passed", 24, 1e-6, 2e-6, "original")
+RACED = PairedMeasurement(5.8e-3, 4.9e-3, 4.9 / 5.8, 15, 0.01, uncertainty=0.037)
 FASTER = Report(
-    status="improved", target="cpu", cost=Cost(6.4, 5.5, 1.0), measured=RACED, check=PASSED, nodes=Nodes(12, 9),
+    status="improved",
+    target="cpu",
+    cost=CostReport(6.4, 5.5, 1.0),
+    measured=RACED,
+    check=PASSED,
+    nodes=NodeCounts(12, 9),
     operators={"before": {"Conv": 4, "Relu": 8}, "after": {"Conv": 4, "Relu": 5}},
-    work=Work(1000, 900, 4096, 2048, 0.2, 0.4, 2048, 2048, 1024, 512), rules_applied=(),
-    search=Search(1.5, 3, 40, 1234, "saturated"), opaque=(), reason=Reason("faster", "…"), file=FileSize(3000, 2500),
-)  # fmt: skip
+    work=ResourceUsageReport(1000, 900, 4096, 2048, 0.2, 0.4, 2048, 2048, 1024, 512),
+    rules_applied=(),
+    search=SearchStatistics(1.5, 3, 40, 1234, "saturated"),
+    opaque=(),
+    reason=StatusReason("faster", "…"),
+    file=FileSize(3000, 2500),
+)
 ESTIMATED = replace(FASTER, target="profile:cpu-epyc-2core", measured=None)
-SIMPLER = replace(FASTER, measured=replace(RACED, ratio=1.002), reason=Reason("simpler", "…"))
+SIMPLER = replace(FASTER, measured=replace(RACED, ratio=1.002), reason=StatusReason("simpler", "…"))
 CUT = "the search stopped after 3 s, before it was complete; run it longer with --time-limit 6 to continue"
-UNCHANGED = replace(FASTER, status="unchanged", measured=None, reason=Reason("time", CUT))
+UNCHANGED = replace(FASTER, status="unchanged", measured=None, reason=StatusReason("time", CUT))
 
 
 @pytest.mark.parametrize(
@@ -56,12 +65,12 @@ UNCHANGED = replace(FASTER, status="unchanged", measured=None, reason=Reason("ti
         (ESTIMATED, "1.16x faster (6.4 → 5.5 µs, estimated for profile:cpu-epyc-2core); checked equal"),
         (SIMPLER, "simpler (12 → 9 nodes, 1.00 k → 900 FLOPs, 4.0 KiB → 2.0 KiB moved); no clear difference "
                   "in time (5.8 → 5.8 µs, measured); checked equal"),
-        (replace(FASTER, reason=Reason("memory", "…")), "less memory, as asked for; checked equal"),
-        (replace(FASTER, errors=Errors(1e-7, 2e-7, 3, 1e-5, 4.0)),
+        (replace(FASTER, reason=StatusReason("memory", "…")), "less memory, as asked for; checked equal"),
+        (replace(FASTER, errors=NumericalErrorReport(1e-7, 2e-7, 3, 1e-5, 4.0)),
          "1.18x faster (5.8 → 4.9 µs, measured); checked equal up to errors of 1e-05"),
-        (replace(FASTER, check=Check("skipped", 0, 0.0, 0.0, "float64", "switched off")),
+        (replace(FASTER, check=CheckReport("skipped", 0, 0.0, 0.0, "float64", "switched off")),
          "1.18x faster (5.8 → 4.9 µs, measured); not checked (switched off)"),
-        (replace(FASTER, verification=Verification("proved", 5, 4, 0, 1.0)),
+        (replace(FASTER, verification=VerificationReport("proved", 5, 4, 0, 1.0)),
          "1.18x faster (5.8 → 4.9 µs, measured); proved equal"),
         (UNCHANGED, f"unchanged: {CUT}"),
     ],

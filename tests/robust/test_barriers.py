@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from onnx import FunctionProto, ModelProto, NodeProto, SparseTensorProto, TensorProto, helper, numpy_helper
 
-from superopt.cost.profile import write_profile
+from superopt.cost.device_profile import write_profile
 from superopt.formats import from_onnx, to_onnx
 from superopt.ir.graph import Graph
-from superopt.ops.infer import infer
+from superopt.ops.shape_inference import infer
 from superopt.pipeline import optimize
 
 make = helper.make_node

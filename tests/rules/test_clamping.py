@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from superopt.ir.poly import Poly, value_at
+from superopt.ir.size_polynomial import SizePolynomial, value_at
 from superopt.ir.types import DType, TensorType
 from superopt.ops import REGISTRY
 from superopt.rules import parse_rule
-from superopt.rules.clamping import cases
+from superopt.rules.slice_clamping import cases
 from superopt.rules.typing import condition_text, instances, types_of
-from superopt.runtime.evaluate import FLOAT64, evaluate
+from superopt.runtime.comprehension_evaluation import FLOAT64, evaluate
 from superopt.verifier.exact.sampling import holds
 
 FAR = 2**63 - 1
@@ -79,7 +79,7 @@ def test_exactly_one_case_holds_wherever_a_slice_is_not_empty(start: str, end: s
 
 
 def _number(value: object, at: dict[str, int]) -> int:
-    return value_at(value, at) if isinstance(value, Poly) else int(str(value))
+    return value_at(value, at) if isinstance(value, SizePolynomial) else int(str(value))
 
 
 def test_conditions_are_shown_in_the_grammar_of_where() -> None:

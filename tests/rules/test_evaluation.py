@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from superopt.ir.terms import Var
+from superopt.ir.terms import VariableTerm
 from superopt.ir.types import DType
 from superopt.rules.grammar import parse_rule
 from superopt.rules.rule import Rule
@@ -40,4 +40,4 @@ def test_parts_are_selected_and_numbers_have_the_class_of_the_rule() -> None:
 def test_an_unknown_operator_is_refused() -> None:
     (root,) = rule(["Exp(x)"], ["x"]).lhs
     with pytest.raises(RuleError, match="no operator Nothing"):
-        evaluated([type(root)("Nothing", (Var("x"),), ())], {"x": np.zeros(4, np.float32)})
+        evaluated([type(root)("Nothing", (VariableTerm("x"),), ())], {"x": np.zeros(4, np.float32)})

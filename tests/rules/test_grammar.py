@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from superopt.ir.poly import sym
-from superopt.ir.terms import App, Project, Var
+from superopt.ir.size_polynomial import sym
+from superopt.ir.terms import OperatorTerm, OutputTerm, VariableTerm
 from superopt.rules import RuleError, format_rule, load_library, parse_rule, parse_term
 from superopt.rules.canonical import canonical, rule_text
 from superopt.rules.grammar import format_dim, format_scheme, format_term, parse_guard, parse_scheme
 from superopt.verifier.prover.prover import prove
-from superopt.verifier.verdict import ProvedAllSizes
+from superopt.verifier.verdict import ProvedVerdict
 
 LIBRARY = load_library()
 FORALL = {"x": parse_scheme("f[..., m, n]"), "y": parse_scheme("f[m, n]"), "s": parse_scheme("ints[2]>=1")}
@@ -42,12 +42,17 @@ attributes = st.dictionaries(
     st.sampled_from(["axis", "shape", "mode"]), values | st.lists(values, max_size=3).map(tuple), max_size=2
 ).map(lambda d: tuple(sorted(d.items())))
 terms = st.recursive(
-    st.sampled_from([Var("x"), Var("y")]),
+    st.sampled_from([VariableTerm("x"), VariableTerm("y")]),
     lambda inner: (
         st.builds(
-            App, st.sampled_from(["Add", "Split"]), st.lists(inner, min_size=1, max_size=3).map(tuple), attributes
+            OperatorTerm,
+            st.sampled_from(["Add", "Split"]),
+            st.lists(inner, min_size=1, max_size=3).map(tuple),
+            attributes,
         )
-        | st.builds(Project, st.builds(App, st.just("Split"), st.tuples(inner), attributes), st.integers(0, 3))
+        | st.builds(
+            OutputTerm, st.builds(OperatorTerm, st.just("Split"), st.tuples(inner), attributes), st.integers(0, 3)
+        )
     ),
     max_leaves=8,
 )
@@ -168,7 +173,9 @@ def test_no_two_rules_of_the_library_are_the_same() -> None:
 
 def test_numbers_in_terms_are_constants() -> None:
     term = parse_term("Mul(x, 2)", FORALL)
-    assert term == App("Mul", (Var("x"), App("ConstantOfShape", (), (("shape", ()), ("value", 2.0)))))
+    assert term == OperatorTerm(
+        "Mul", (VariableTerm("x"), OperatorTerm("ConstantOfShape", (), (("shape", ()), ("value", 2.0))))
+    )
     assert format_term(term, FORALL) == "Mul(x, 2.0)"
 
 
@@ -197,4 +204,4 @@ def test_what_has_to_be_said_is_written() -> None:
     })  # fmt: skip
     assert parse_rule(format_rule(known)) == known
     assert 'reduction="add"' in format_rule(known)["lhs"][0]
-    assert isinstance(prove(known), ProvedAllSizes)
+    assert isinstance(prove(known), ProvedVerdict)

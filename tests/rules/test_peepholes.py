@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from lab.peepholes import main, recorded
+from lab.peephole_recording import main, recorded
 from superopt.ops import REGISTRY
 from superopt.rules import load_library, peepholes
-from superopt.rules.floats import float_key
+from superopt.rules.float_verdicts import float_key
 from superopt.rules.peepholes import only_moves, peephole_library, recorded_rules, reducing_operators
 
 GOLDEN = Path(__file__).resolve().parents[2] / "corpus" / "golden"

@@ -14,7 +14,7 @@ from superopt.ir.errors import Unsupported
 from superopt.ir.graph import Graph, Node, Value, Weight, constant
 from superopt.ir.types import DType, TensorType
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
-from superopt.runtime.protocol import BoundModel, LoadedModel, TracedKernel
+from superopt.runtime.protocol import InputBoundModel, LoadedModel, TracedKernel
 from superopt.runtime.sample_data import sample
 
 
@@ -83,9 +83,9 @@ class _Strayed:
         self,
         feeds: Mapping[str, np.ndarray],
         *,
-        like: BoundModel | None = None,
+        like: InputBoundModel | None = None,
         over: Mapping[str, str] = MappingProxyType({}),
-    ) -> BoundModel:
+    ) -> InputBoundModel:
         return self.loaded.bound(feeds, like=like, over=over)
 
 

@@ -10,8 +10,8 @@ import pytest
 from superopt import formats
 from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ir.types import DType, TensorType
-from superopt.runtime.limits import give_back, resident
 from superopt.runtime.onnx_runtime import bind, make_session, run
+from superopt.runtime.resource_limits import give_back, resident
 
 _SIDE = 2896  # of a square of 32 MiB
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from superopt.runtime.numeric_libraries import one_blas_thread
+from superopt.runtime.blas_threads import one_blas_thread
 
 
 def threads() -> set[int]:

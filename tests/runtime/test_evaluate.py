@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from superopt.ir.poly import sym
+from superopt.ir.size_polynomial import sym
 from superopt.ir.types import DType, TensorType
-from superopt.ops.meaning import (
-    Comprehension,
-    Operand,
+from superopt.ops.operator_semantics import (
+    SymbolicOperand,
+    TensorComprehension,
     at_least,
     build,
     call,
@@ -25,7 +25,7 @@ from superopt.ops.meaning import (
     total,
     where,
 )
-from superopt.runtime.evaluate import FLOAT64, LIMIT, evaluate
+from superopt.runtime.comprehension_evaluation import FLOAT64, LIMIT, evaluate
 
 LIMITS = (LIMIT, 64, 1)
 rng = np.random.default_rng(7)
@@ -36,7 +36,7 @@ def typed(array: np.ndarray) -> TensorType:
 
 
 def value(meaning, *arrays: np.ndarray, limit: int = LIMIT, algebra=FLOAT64, sizes=None) -> np.ndarray:
-    made: Comprehension = build(meaning, [typed(a) for a in arrays]).outputs[0]
+    made: TensorComprehension = build(meaning, [typed(a) for a in arrays]).outputs[0]
     return evaluate(made, arrays, algebra, sizes or {}, limit=limit)
 
 
@@ -68,7 +68,7 @@ class Rationals:
 
 
 def conv(stride: int, pad: int, dilation: int, group: int = 1):
-    def meaning(x: Operand, w: Operand) -> Comprehension:
+    def meaning(x: SymbolicOperand, w: SymbolicOperand) -> TensorComprehension:
         n, _, *spatial = x.shape
         outer, inner, *kernel = w.shape
         sizes = [(s + 2 * pad - dilation * (k - 1) - 1) // stride + 1 for s, k in zip(spatial, kernel, strict=True)]

@@ -11,11 +11,11 @@ from superopt.fleet.child import TaskLost
 from superopt.ir.errors import InvalidModel
 from superopt.ir.graph import Graph
 from superopt.pipeline import optimize
-from superopt.runtime import unsafe_models
+from superopt.runtime import crash_isolation
+from superopt.runtime.crash_isolation import refuse_fatal_loading, risk_of
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME, run
-from superopt.runtime.unsafe_models import refuse_fatal_loading, risk_of
-from superopt.verifier.check import sessions
-from superopt.verifier.check.sessions import Bench
+from superopt.verifier.check import shared_weight_sessions
+from superopt.verifier.check.shared_weight_sessions import SharedWeightSessions
 
 WEIGHTS = "float[1, 12, 3] w, float[1, 12, 4] r"
 
@@ -68,7 +68,7 @@ def feeds(number: float) -> dict[str, np.ndarray]:
 
 
 def test_what_ends_a_process_is_refused_and_the_next_inputs_are_run() -> None:
-    with Bench() as bench:
+    with SharedWeightSessions() as bench:
         session = bench.session(AS_DATA, optimise=False)
         with pytest.raises(InvalidModel, match="ends the process"):
             run(session, feeds(1.0))  # nothing is kept
@@ -101,10 +101,10 @@ def test_recurrent_operators_on_16_bit_numbers_are_loaded_elsewhere_first(monkey
         def close(self) -> None:
             pass
 
-    monkeypatch.setattr(unsafe_models, "Crew", Dies)
-    monkeypatch.setattr(sessions, "Crew", Dies)
+    monkeypatch.setattr(crash_isolation, "ChildProcessPool", Dies)
+    monkeypatch.setattr(shared_weight_sessions, "ChildProcessPool", Dies)
     with pytest.raises(InvalidModel, match="loading it ends the process"):
         refuse_fatal_loading(graph, formats.to_onnx_bytes(graph))
-    with Bench() as bench, pytest.raises(InvalidModel, match="loading it ends the process"):
+    with SharedWeightSessions() as bench, pytest.raises(InvalidModel, match="loading it ends the process"):
         bench.loaded(graph, ONNX_RUNTIME)
     assert optimize(graph).report.status == "unchanged"

@@ -11,7 +11,7 @@ from sampling import slow
 
 from superopt.formats.onnx_reader import from_onnx
 from superopt.ir.errors import SuperoptError
-from superopt.ops.infer import Applied, infer
+from superopt.ops.shape_inference import CanonicalNode, infer
 from superopt.runtime.reference import run
 
 
@@ -25,7 +25,7 @@ def covered(every):
             graph = from_onnx(case.model).checked()
         except SuperoptError:
             continue
-        if not case.data_sets or not all(isinstance(n, Applied) for n in infer(graph).nodes):
+        if not case.data_sets or not all(isinstance(n, CanonicalNode) for n in infer(graph).nodes):
             continue
         inputs, outputs = case.data_sets[0]
         if all(isinstance(a, np.ndarray | np.generic) and a.dtype.kind != "O" for a in (*inputs, *outputs)):

@@ -15,14 +15,14 @@ from sampling import sampled
 
 import superopt
 from superopt import formats
-from superopt.benchmark import RuntimesOptions, compare_runtimes
+from superopt.benchmark import RuntimeComparisonOptions, compare_runtimes
 from superopt.cost import OPENVINO_CPU
-from superopt.cost.calibration import nearest_profile
-from superopt.cost.fusion import FusionPattern, groups
-from superopt.cost.measurement import CpuOperatorTimer
+from superopt.cost.backend_capabilities import FusionPattern, groups
+from superopt.cost.operator_timing import CpuOperatorTimer
+from superopt.cost.profile_calibration import nearest_profile
 from superopt.frontend import GraphBuilder
 from superopt.ir.graph import Graph, Node, Value, constant
-from superopt.ops.infer import infer
+from superopt.ops.shape_inference import infer
 from superopt.report.benchmark import runtimes_table
 from superopt.runtime.protocol import runtime_named
 from superopt.runtime.sample_data import feeds_for, sample
@@ -162,7 +162,7 @@ def test_a_model_is_optimised_for_it(tmp_path):
 @pytest.mark.slow
 def test_graphs_and_runtimes_side_by_side(tmp_path):
     path = _layers(tmp_path / "layers.onnx")
-    options = RuntimesOptions(("onnxruntime", "openvino"), race_limit=1.0, rounds=3)
+    options = RuntimeComparisonOptions(("onnxruntime", "openvino"), race_limit=1.0, rounds=3)
     data = compare_runtimes([path], options)
     [row] = data["rows"]
     assert "error" not in row, row

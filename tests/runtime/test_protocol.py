@@ -12,14 +12,14 @@ from typer.testing import CliRunner
 
 from superopt import formats
 from superopt.cli import app
-from superopt.cost import BACKENDS, OPENVINO_CPU, RecordedProfile, for_target, load_profile
-from superopt.cost.fusion import cpu_backend
-from superopt.cost.measured import MeasuredCpu, device_store
-from superopt.cost.measurement import CpuOperatorTimer, Meter, Timing, measure_graph
-from superopt.cost.profile import Store
+from superopt.cost import BACKENDS, OPENVINO_CPU, ProfileCostModel, for_target, load_profile
+from superopt.cost.backend_capabilities import cpu_backend
+from superopt.cost.device_profile import DeviceProfileStore
+from superopt.cost.measured_cost_models import MeasuredCpuCostModel, device_store
+from superopt.cost.operator_timing import CpuGraphTimer, CpuOperatorTimer, OperatorTiming, measure_graph
 from superopt.ir.errors import BackendUnavailable, InvalidModel, Unsupported, UsageError
 from superopt.ir.graph import Graph, Node, Value
-from superopt.ir.poly import sym
+from superopt.ir.size_polynomial import sym
 from superopt.ir.types import DType, TensorType
 from superopt.runtime import openvino as module
 from superopt.runtime import reference
@@ -135,9 +135,11 @@ def test_layout_changes_at_the_edges_are_not_in_a_price(monkeypatch):
     odd = Odd({})
     traced = (TracedKernel("Reorder", (), 1.0, layout=True), TracedKernel("Conv", ("n0",), 3.0))
     monkeypatch.setattr(Odd, "trace", lambda *_, **__: traced)
-    monkeypatch.setattr(Meter, "time", lambda *_, **__: Timing(1000.0, 2000.0, 0.1))
-    assert measure_graph(chain("Conv"), Meter(1, odd)) == Timing(750.0, 1500.0, 0.1)
-    assert measure_graph(chain("MatMul"), Meter(1, odd)) == Timing(1000.0, 2000.0, 0.1)  # it has one layout
+    monkeypatch.setattr(CpuGraphTimer, "time", lambda *_, **__: OperatorTiming(1000.0, 2000.0, 0.1))
+    assert measure_graph(chain("Conv"), CpuGraphTimer(1, odd)) == OperatorTiming(750.0, 1500.0, 0.1)
+    assert measure_graph(chain("MatMul"), CpuGraphTimer(1, odd)) == OperatorTiming(
+        1000.0, 2000.0, 0.1
+    )  # it has one layout
 
 
 def test_what_is_kept_is_kept_by_runtime(monkeypatch, tmp_path):
@@ -147,9 +149,9 @@ def test_what_is_kept_is_kept_by_runtime(monkeypatch, tmp_path):
     monkeypatch.setitem(BACKENDS, "odd-cpu", cpu_backend(ONNX_RUNTIME))  # type: ignore[index]
     assert device_store(1, odd).path != device_store(1).path
     assert CpuOperatorTimer(1, odd).name != CpuOperatorTimer(1).name
-    assert MeasuredCpu(runtime=odd, store=Store("t", {}, tmp_path)).lowered is None
+    assert MeasuredCpuCostModel(runtime=odd, store=DeviceProfileStore("t", {}, tmp_path)).lowered is None
     profile = load_profile("cpu-epyc-2core")
-    assert RecordedProfile(profile, backend=OPENVINO_CPU).digest != RecordedProfile(profile).digest
+    assert ProfileCostModel(profile, backend=OPENVINO_CPU).digest != ProfileCostModel(profile).digest
 
 
 def test_what_is_not_installed_names_the_extra(monkeypatch, tmp_path):

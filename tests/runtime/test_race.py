@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from superopt.runtime.paired_benchmark import time_bound
-from superopt.runtime.protocol import BoundModel
+from superopt.runtime.protocol import InputBoundModel
 
 
 @dataclass
@@ -40,7 +40,7 @@ def test_a_sample_takes_as_long_as_it_should(
 ) -> None:
     clock = [0]
     monkeypatch.setattr(time, "thread_time_ns", lambda: clock[0])
-    model = BoundModel(Timed(clock, first, others).step, list, ())
+    model = InputBoundModel(Timed(clock, first, others).step, list, ())
     found = time_bound([model], rounds=3, burst=1, threads=1, clock="cpu", shortest=shortest)
     assert found.runs == 3 * burst
     assert found.ms == (others / 1e6,)

@@ -14,7 +14,7 @@ from superopt.ir.graph import Graph, Node, Value, Weight, constant
 from superopt.ir.types import DType, TensorType
 from superopt.ops import REGISTRY
 from superopt.runtime import reference
-from superopt.runtime._algebra import FLOAT64, Float64, IndexedArray, product_sum
+from superopt.runtime._array_arithmetic import FLOAT64, Float64Arithmetic, IndexVariableArray, product_sum
 from superopt.runtime.reference import evaluate_application, run
 
 F = DType.FLOAT32
@@ -109,7 +109,7 @@ def test_a_constant_operand_stays_a_constant_of_the_one_node_model():
     assert run(graph, {"x": np.float32([1, 3, 2])})["v"].tolist() == [3, 2]
 
 
-class Counted(Float64):
+class Counted(Float64Arithmetic):
     """Float64 that counts its products of matrices."""
 
     products = 0
@@ -137,7 +137,7 @@ def test_a_factor_that_is_packed_in_pieces_gives_the_same(
     if windows:  # of an image, where they lie
         arrays[0] = sliding_window_view(arrays[0], (sizes["i"], sizes["j"]), axis=(2, 3))
         left, sizes = left + "ij", sizes | {"h": sizes["h"] - 2, "w": sizes["w"] - 1}
-    factors = [IndexedArray(array, tuple(axes)) for array, axes in zip(arrays, (left, right), strict=True)]
+    factors = [IndexVariableArray(array, tuple(axes)) for array, axes in zip(arrays, (left, right), strict=True)]
     rank = {axis: place for place, axis in enumerate(dict.fromkeys(left + right))}
     whole = product_sum(FLOAT64, factors, reduced, sizes, rank)
     found = product_sum(counted := Counted(), factors, reduced, sizes, rank, piece)

@@ -14,7 +14,7 @@ IMPORTS = {
     "the command": "from superopt.cli import main; main()",
     "a module that runs graphs": "import superopt.runtime.onnx_runtime",
     "the library": "import superopt; superopt.load",
-    "what is measured of memory": "import superopt.memory.arena",
+    "what is measured of memory": "import superopt.memory.arena_measurement",
 }
 
 

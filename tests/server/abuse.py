@@ -321,19 +321,19 @@ def own(count: int, seconds: float, only: str) -> bool:
     """The same against services started here: without a key, and with one."""
     from service_testing import free_port, start, stop
 
-    from superopt.server.http.keys import Keys
-    from superopt.server.jobs.database import Database
-    from superopt.server.settings import Settings
+    from superopt.server.http.keys import ApiKeyStore
+    from superopt.server.jobs.database import JobDatabase
+    from superopt.server.settings import ServiceSettings
 
     held = True
     for with_key in (False, True):
         with tempfile.TemporaryDirectory() as folder:
-            settings = Settings(data=Path(folder), port=free_port())
+            settings = ServiceSettings(data=Path(folder), port=free_port())
             attackers = other = ""
             if with_key:
-                database = Database(settings.url)
+                database = JobDatabase(settings.url)
                 database.migrate()
-                attackers, other = (Keys(database).add(name) for name in ("attackers", "somebody else"))
+                attackers, other = (ApiKeyStore(database).add(name) for name in ("attackers", "somebody else"))
                 database.close()
             live = start(settings)
             try:

@@ -27,8 +27,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from service_testing import GRAPH, Live, free_port, postgres, set_clock, start, stop
 
 from superopt.formats import from_bytes
-from superopt.server.jobs.database import Database
-from superopt.server.settings import Limits, Settings
+from superopt.server.jobs.database import JobDatabase
+from superopt.server.settings import ServiceLimits, ServiceSettings
 from superopt.verifier.check.differential import check
 
 TINY = Path(__file__).resolve().parents[2] / "corpus" / "tiny"
@@ -47,9 +47,9 @@ def main() -> None:
     given = parser.parse_args()
     kinds = itertools.cycle(["worker", "connections", "worker", "server"])
     with tempfile.TemporaryDirectory() as folder, postgres() if given.postgres else nullcontext() as url:
-        settings = Settings(
+        settings = ServiceSettings(
             data=Path(folder), port=free_port(), workers=2, lease=3.0, database=url,
-            limits=Limits(search_seconds=0.5, attempts=50),
+            limits=ServiceLimits(search_seconds=0.5, attempts=50),
         )  # fmt: skip
         service = [start(settings)]
         try:
@@ -69,7 +69,7 @@ def run(service: list[Live], count: int, kinds: Iterator[str], *, clock: bool) -
             killed[what] += 1
             service[0] = kill(service[0], what)
             if clock:
-                database = Database(service[0].settings.url)
+                database = JobDatabase(service[0].settings.url)
                 set_clock(database, random.choice((-7200.0, 7200.0)))
                 database.close()
             print(f"{time.monotonic() - began:5.1f} s: {left} left; killed a {what}", file=sys.stderr)
@@ -102,7 +102,7 @@ def kill(live: Live, what: str) -> Live:
         live.process.wait()
         return start(live.settings)
     elif live.settings.database is not None:
-        database = Database(live.settings.url)
+        database = JobDatabase(live.settings.url)
         with database.write() as connection:
             connection.exec_driver_sql(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
@@ -112,7 +112,7 @@ def kill(live: Live, what: str) -> Live:
 
 
 def verify(live: Live, jobs: list[str]) -> int:
-    database = Database(live.settings.url)
+    database = JobDatabase(live.settings.url)
     with database.read() as connection:
         ends = dict(
             connection.exec_driver_sql("SELECT job, count(*) FROM events WHERE kind = 'finished' GROUP BY job").all()

@@ -17,9 +17,9 @@ with warnings.catch_warnings(action="ignore"):  # Starlette recommends the succe
     from starlette.testclient import TestClient
 
 from superopt.server.app import create_app  # noqa: E402
-from superopt.server.jobs.database import Database  # noqa: E402
-from superopt.server.jobs.store import Store  # noqa: E402
-from superopt.server.settings import Limits, Settings  # noqa: E402
+from superopt.server.jobs.database import JobDatabase  # noqa: E402
+from superopt.server.jobs.store import JobStore  # noqa: E402
+from superopt.server.settings import ServiceLimits, ServiceSettings  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).parent))  # test modules are no package; this is how they share a module
 from service_testing import POSTGRES, Live, Stopwatch, free_port, postgres, start, stop  # noqa: E402
@@ -28,16 +28,18 @@ from service_testing import POSTGRES, Live, Stopwatch, free_port, postgres, star
 @pytest.fixture
 def client(tmp_path: Path) -> Iterator[TestClient]:
     """The application without workers: jobs stay queued."""
-    with TestClient(create_app(Settings(data=tmp_path)), base_url="http://localhost") as made:
+    with TestClient(create_app(ServiceSettings(data=tmp_path)), base_url="http://localhost") as made:
         yield made
 
 
 @pytest.fixture(scope="session")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     """A service with one worker, a short lease and small limits."""
-    limits = Limits(grace=1.0, sync_body=1 << 16, body=1 << 20, body_idle=1.0, search_seconds=30.0, job_memory=4 << 30)
+    limits = ServiceLimits(
+        grace=1.0, sync_body=1 << 16, body=1 << 20, body_idle=1.0, search_seconds=30.0, job_memory=4 << 30
+    )
     folder = tmp_path_factory.mktemp("live")
-    started = start(Settings(data=folder, port=free_port(), lease=2.0, poll=0.1, limits=limits))
+    started = start(ServiceSettings(data=folder, port=free_port(), lease=2.0, poll=0.1, limits=limits))
     yield started
     stop(started)
 
@@ -56,12 +58,12 @@ def postgres_url() -> Iterator[str]:
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[JobDatabase]:
     """An empty, migrated database of either kind."""
     if request.param == "sqlite":
-        made = Database(f"sqlite:///{tmp_path}/jobs.sqlite")
+        made = JobDatabase(f"sqlite:///{tmp_path}/jobs.sqlite")
     else:
-        made = Database(Settings(data=tmp_path, database=request.getfixturevalue("postgres_url")).url)
+        made = JobDatabase(ServiceSettings(data=tmp_path, database=request.getfixturevalue("postgres_url")).url)
         with made.write() as connection:
             connection.exec_driver_sql("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
     made.migrate()
@@ -75,5 +77,5 @@ def clock() -> Stopwatch:
 
 
 @pytest.fixture
-def store(database: Database, clock: Stopwatch) -> Store:
-    return Store(database, Limits(attempts=2, per_minute=500, active=500), clock)
+def store(database: JobDatabase, clock: Stopwatch) -> JobStore:
+    return JobStore(database, ServiceLimits(attempts=2, per_minute=500, active=500), clock)

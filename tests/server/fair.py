@@ -20,9 +20,9 @@ import httpx
 sys.path.insert(0, str(Path(__file__).parent))
 from service_testing import GRAPH, free_port, postgres, start, stop, tiny
 
-from superopt.server.http.keys import Keys
-from superopt.server.jobs.database import Database
-from superopt.server.settings import Limits, Settings
+from superopt.server.http.keys import ApiKeyStore
+from superopt.server.jobs.database import JobDatabase
+from superopt.server.settings import ServiceLimits, ServiceSettings
 
 FACTOR = 2.0
 MOST_SECONDS = 600.0
@@ -40,10 +40,10 @@ def waits(http: httpx.Client, headers: dict[str, str]) -> list[float] | None:
     ]  # fmt: skip
 
 
-def run(settings: Settings, count: int) -> bool:
-    database = Database(settings.url)
+def run(settings: ServiceSettings, count: int) -> bool:
+    database = JobDatabase(settings.url)
     database.migrate()
-    owners = {name: {"Authorization": f"Bearer {Keys(database).add(name)}"} for name in ("first", "second")}
+    owners = {name: {"Authorization": f"Bearer {ApiKeyStore(database).add(name)}"} for name in ("first", "second")}
     database.close()
     live = start(settings)
     try:
@@ -74,9 +74,9 @@ def main() -> int:
     parser.add_argument("--postgres", action="store_true", help="a PostgreSQL of its own instead of SQLite")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, postgres() if given.postgres else nullcontext() as url:
-        settings = Settings(
+        settings = ServiceSettings(
             data=Path(folder), port=free_port(), workers=given.workers, database=url, log_level="warning",
-            limits=Limits(search_seconds=1.0),
+            limits=ServiceLimits(search_seconds=1.0),
         )  # fmt: skip
         return 0 if run(settings, given.jobs) else 1
 

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from service_testing import free_port, start, stop
 
 from superopt.client import Client
-from superopt.server.settings import Limits, Settings
+from superopt.server.settings import ServiceLimits, ServiceSettings
 
 _CUTS = 2  # in each direction
 
@@ -101,8 +101,8 @@ def main() -> int:
         folder = Path(name)
         path, data = model(folder, blocks, given.rows, given.width)
         size = data.stat().st_size
-        limits = Limits(search_seconds=given.seconds)
-        live = start(Settings(folder / "service", port=free_port(), workers=1, limits=limits))
+        limits = ServiceLimits(search_seconds=given.seconds)
+        live = start(ServiceSettings(folder / "service", port=free_port(), workers=1, limits=limits))
         try:
             proxy = Cutting(live.settings.port, size)
             client = Client(f"http://127.0.0.1:{proxy.port}", patience=120.0)

@@ -19,9 +19,9 @@ from typing import Any
 import httpx
 import sqlalchemy as sa
 
-from superopt.server.jobs.database import Database, jobs
+from superopt.server.jobs.database import JobDatabase, jobs
 from superopt.server.jobs.supervisor import to_json
-from superopt.server.settings import Settings
+from superopt.server.settings import ServiceSettings
 
 __all__ = [
     "GRAPH",
@@ -81,7 +81,7 @@ class Stopwatch:
         return self.now
 
 
-def set_clock(database: Database, seconds: float) -> None:
+def set_clock(database: JobDatabase, seconds: float) -> None:
     """As if the clock had been set by so many seconds since all that is written was written."""
     with database.write() as connection:
         times = ("created", "started", "due")
@@ -93,7 +93,7 @@ class Live:
     """A running service."""
 
     url: str
-    settings: Settings
+    settings: ServiceSettings
     process: subprocess.Popen[bytes]
     http: httpx.Client
 
@@ -124,7 +124,7 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def start(settings: Settings) -> Live:
+def start(settings: ServiceSettings) -> Live:
     """A server process, ready."""
     program = "import sys; from superopt.server.jobs.supervisor import from_json, serve; serve(from_json(sys.argv[1]))"
     process = subprocess.Popen([sys.executable, "-c", program, to_json(settings)], start_new_session=True)

@@ -20,16 +20,16 @@ from starlette.testclient import TestClient
 from superopt.gate import updated, write_run
 from superopt.pipeline import EFFORTS
 from superopt.pipeline.options import PRECISIONS
-from superopt.report.corpus import CorpusRun, Row
+from superopt.report.corpus import CorpusModelResult, CorpusRun
 from superopt.report.naming import rule_name
 from superopt.rules import load_library, parse_rule
-from superopt.rules.floats import MODES
+from superopt.rules.float_verdicts import MODES
 from superopt.runtime.protocol import RUNTIMES
 from superopt.server.app import create_app
 from superopt.server.http.parameters import DESCRIPTIONS
 from superopt.server.http.problems import TITLES
 from superopt.server.routes import render
-from superopt.server.settings import Limits, Settings
+from superopt.server.settings import ServiceLimits, ServiceSettings
 from superopt.server.views.rule_trials import try_rule
 from superopt.verifier import check_certificate
 
@@ -110,7 +110,7 @@ def test_bad_bodies(name: str, path: str, client: TestClient, tmp_path: Path) ->
 
 
 def test_limits_are_counted_while_the_body_streams(tmp_path: Path) -> None:
-    settings = Settings(data=tmp_path, limits=Limits(body=1000, sync_body=500))
+    settings = ServiceSettings(data=tmp_path, limits=ServiceLimits(body=1000, sync_body=500))
     with TestClient(create_app(settings), base_url="http://localhost") as client:
         for path, most in (("/v1/jobs", 1000), ("/v1/optimize", 500)):
             problem(client.post(path, content=b"{" + b" " * most, headers=JSON), 413, "too-large")
@@ -161,7 +161,7 @@ def test_unknown_things(client: TestClient) -> None:
 
 
 def test_quota(tmp_path: Path) -> None:
-    settings = Settings(data=tmp_path, limits=Limits(active=2))
+    settings = ServiceSettings(data=tmp_path, limits=ServiceLimits(active=2))
     with TestClient(create_app(settings), base_url="http://localhost") as client:
         for n in range(2):
             assert client.post(f"/v1/jobs?seed={n}", content=tiny(), headers=JSON).status_code == 202
@@ -220,7 +220,7 @@ def test_the_library(client: TestClient) -> None:
     operators = client.get("/v1/operators").json()
     assert "MatMul" in {o["name"] for o in operators["operators"]}
     assert client.get("/v1/profiles").json()["profiles"][0]["target"] == "cpu"
-    assert client.get("/v1/limits").json()["limits"]["body"] == Limits().body
+    assert client.get("/v1/limits").json()["limits"]["body"] == ServiceLimits().body
 
 
 def test_every_operation_is_documented(client: TestClient) -> None:
@@ -295,7 +295,7 @@ def test_security_headers_everywhere(client: TestClient) -> None:
 
 
 def test_a_database_that_does_not_answer(tmp_path: Path) -> None:
-    settings = Settings(data=tmp_path)
+    settings = ServiceSettings(data=tmp_path)
     with TestClient(create_app(settings), base_url="http://localhost") as client:
         service = client.app.state.service  # type: ignore[attr-defined]
         good = service.store.database
@@ -410,12 +410,14 @@ def test_the_corpus_page_shows_what_was_recorded(tmp_path: Path) -> None:
     corpus.mkdir()
     entry = 'name = "{}"\nfamily = "f"\nparameters = 5\nnodes = 2\nwhy = "<b>because</b>"\n'
     (corpus / "manifest.toml").write_text("".join(f"[[model]]\n{entry.format(n)}" for n in ("one", "two")))
-    rows = (Row("corpus/one.json", "d", "improved", 100.0, 50.0, 1.0, (2, 1), "passed", {FOLDING: 3}),)
+    rows = (CorpusModelResult("corpus/one.json", "d", "improved", 100.0, 50.0, 1.0, (2, 1), "passed", {FOLDING: 3}),)
     old = CorpusRun("profile:here", "p", "a device", "r1", "2026-01-01", "1", {}, {}, rows)
     new = replace(old, revision="r2", rows=(replace(rows[0], after_us=80.0),))
     worse = updated(new, updated(old, None, partial=False), partial=False)
     write_run(corpus / "baseline.json", worse)
-    with TestClient(create_app(Settings(data=tmp_path / "data", corpus=corpus)), base_url="http://localhost") as client:
+    with TestClient(
+        create_app(ServiceSettings(data=tmp_path / "data", corpus=corpus)), base_url="http://localhost"
+    ) as client:
         page = client.get("/corpus").text
         assert "0.800" in page
         assert "1 slower than in the previous run: one" in page

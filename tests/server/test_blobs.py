@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from superopt.server.jobs.blobs import Blobs, Spool
+from superopt.server.jobs.blobs import Blobs, IncomingBlob
 
 
 def kept(blobs: Blobs, content: bytes) -> str:
-    with Spool(blobs) as spool:
+    with IncomingBlob(blobs) as spool:
         spool.write(content)
         return spool.keep()
 
@@ -44,14 +44,14 @@ def test_a_form_of_empty_parts_opens_one_file(client: TestClient) -> None:
     """A part without content may come again, as a form sends it; a stranger sends it a thousand times."""
     part = b'--b\r\nContent-Disposition: form-data; name="graph"; filename=""\r\n\r\n\r\n'
     seen: list[int] = []
-    spool = Spool.__init__
+    spool = IncomingBlob.__init__
 
-    def counted(self: Spool, blobs: Blobs) -> None:
+    def counted(self: IncomingBlob, blobs: Blobs) -> None:
         seen.append(1)
         spool(self, blobs)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Spool, "__init__", counted)
+        patch.setattr(IncomingBlob, "__init__", counted)
         answer = client.post(
             "/v1/jobs", content=part * 1000 + b"--b--\r\n", headers={"Content-Type": "multipart/form-data; boundary=b"}
         )

@@ -10,7 +10,7 @@ from test_live import with_data
 
 from superopt.client import Client, ServiceError
 from superopt.formats import load
-from superopt.server.settings import Limits, Settings
+from superopt.server.settings import ServiceLimits, ServiceSettings
 from superopt.verifier.check.differential import check
 
 
@@ -73,8 +73,8 @@ def test_nobody_is_there() -> None:
 def test_a_result_that_is_too_large_for_one_message_comes_in_files(tmp_path: Path) -> None:
     """As above 2 GiB, where a protobuf message ends; the limit is set lower here, below one of the two weights: whether
     they are added up beforehand is a matter of a tenth of a microsecond."""
-    limits = Limits(search_seconds=5.0, inline=1 << 10)
-    live = start(Settings(data=tmp_path / "data", port=free_port(), workers=1, poll=0.1, limits=limits))
+    limits = ServiceLimits(search_seconds=5.0, inline=1 << 10)
+    live = start(ServiceSettings(data=tmp_path / "data", port=free_port(), workers=1, poll=0.1, limits=limits))
     try:
         for name, body in with_data().items():
             (tmp_path / ("model.onnx" if name == "graph" else name)).write_bytes(body)

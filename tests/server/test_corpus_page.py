@@ -12,8 +12,8 @@ from starlette.testclient import TestClient
 from superopt.rules import load_library
 from superopt.server import examples
 from superopt.server.app import create_app
-from superopt.server.settings import Settings
-from superopt.server.views.recorded import RecordedCorpus
+from superopt.server.settings import ServiceSettings
+from superopt.server.views.recorded_corpus import RecordedCorpus
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,9 @@ def test_noise_is_not_shown_as_a_gain(ratio: float, spread: float, shown: str, t
     (corpus / "manifest.toml").write_text(f"[[model]]\n{entry}")
     row = {"model": "corpus/one.json", "ratio": ratio, "spread": spread, "before_ms": 2.0, "after_ms": 2.0 * ratio}
     (corpus / "bench" / "run.json").write_text(json.dumps([row]))
-    with TestClient(create_app(Settings(data=tmp_path / "data", corpus=corpus)), base_url="http://localhost") as client:
+    with TestClient(
+        create_app(ServiceSettings(data=tmp_path / "data", corpus=corpus)), base_url="http://localhost"
+    ) as client:
         page = client.get("/corpus").text
     assert f'<td class="n {shown}">{ratio:.3f} ' in page
     assert ("no difference" in page) == (not shown)
@@ -64,13 +66,15 @@ def test_a_result_that_was_judged_wrong_is_shown_as_such(tmp_path: Path) -> None
     machine = {"device": "d", "threads": 1, "runtime": "r"}
     made = {"format": "superopt.bench", "machine": machine, "date": "2026-11-27", "tools": {}, "rows": rows}
     (corpus / "bench" / "run.json").write_text(json.dumps(made))
-    with TestClient(create_app(Settings(data=tmp_path / "data", corpus=corpus)), base_url="http://localhost") as client:
+    with TestClient(
+        create_app(ServiceSettings(data=tmp_path / "data", corpus=corpus)), base_url="http://localhost"
+    ) as client:
         page = client.get("/corpus").text
     assert page.count('<td class="n worse">wrong</td>') == 1
 
 
 def test_other_tools_stand_beside_with_their_noise(tmp_path: Path) -> None:
-    settings = Settings(data=tmp_path / "data", corpus=examples())
+    settings = ServiceSettings(data=tmp_path / "data", corpus=examples())
     with TestClient(create_app(settings), base_url="http://localhost") as client:
         page = client.get("/corpus").text
         assert 'aria-label="Models"' in page
@@ -91,7 +95,9 @@ def test_a_run_of_another_library_says_so(tmp_path: Path) -> None:
          "The library has changed since: 1 of its rules are gone, 3 rules are new."),
     ):  # fmt: skip
         (corpus / "baselines" / "run.json").write_text(json.dumps({**run, "library": library}))
-        with TestClient(create_app(Settings(tmp_path / "data", corpus=corpus)), base_url="http://localhost") as client:
+        with TestClient(
+            create_app(ServiceSettings(tmp_path / "data", corpus=corpus)), base_url="http://localhost"
+        ) as client:
             assert said in client.get("/corpus").text
 
 
@@ -102,7 +108,9 @@ def test_a_revision_with_uncommitted_changes_is_not_shown(tmp_path: Path) -> Non
     run = json.loads((examples() / "baselines" / "tiny.json").read_text())
     for revision, shown in (("abc1234-dirty", False), ("abc1234", True)):
         (corpus / "baselines" / "run.json").write_text(json.dumps({**run, "revision": revision}))
-        with TestClient(create_app(Settings(tmp_path / "data", corpus=corpus)), base_url="http://localhost") as client:
+        with TestClient(
+            create_app(ServiceSettings(tmp_path / "data", corpus=corpus)), base_url="http://localhost"
+        ) as client:
             page = client.get("/corpus").text
         assert "dirty" not in page
         assert ("abc1234" in page) == shown

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 import pytest
 from starlette.testclient import TestClient
 
-from superopt.report.algorithm_index import algorithm_data, search_algorithms
-from superopt.report.differences import Differences
+from superopt.report.algorithm_names import algorithm_data, search_algorithms
 from superopt.report.naming import RuleIndex
-from superopt.rules import Library, load_library, parse_rule
+from superopt.report.rule_differences import RuleDifferences
+from superopt.rules import RuleLibrary, load_library, parse_rule
 from superopt.rules.bilinear import algorithms
 from superopt.server.app import create_app
-from superopt.server.settings import Settings
+from superopt.server.settings import ServiceSettings
 
 LIBRARY = load_library()
 NAMES = RuleIndex(LIBRARY).names
@@ -23,13 +23,13 @@ NAMES = RuleIndex(LIBRARY).names
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     """The application without workers."""
-    settings = Settings(data=tmp_path_factory.mktemp("differences"))
+    settings = ServiceSettings(data=tmp_path_factory.mktemp("differences"))
     with TestClient(create_app(settings), base_url="http://localhost") as made:
         yield made
 
 
 def test_no_two_rules_have_one_name_and_one_difference() -> None:
-    differences = Differences(LIBRARY, NAMES)
+    differences = RuleDifferences(LIBRARY, NAMES)
     seen = Counter((NAMES[i], differences.of(i)) for i in LIBRARY)
     assert [pair for pair, count in seen.items() if count > 1] == []
     for rule_id in LIBRARY:
@@ -50,8 +50,8 @@ def test_a_difference_is_what_the_other_rule_has_not(
 ) -> None:  # fmt: skip
     row = {"forall": {"x": "f[m, n]"}, "lhs": ["Neg(Neg(x))"], "rhs": ["x"], "origin": "test"}
     rules = {i: parse_rule({**row, **more, "id": i}) for i, more in (("one", {}), ("two", other))}
-    library = Library(rules)
-    found = Differences(library, dict.fromkeys(rules, "a name"))
+    library = RuleLibrary(rules)
+    found = RuleDifferences(library, dict.fromkeys(rules, "a name"))
     assert found.of("two") == differs
     assert found.of("one") == others
     assert list(found.namesakes("one")) == ["two"]

@@ -17,10 +17,10 @@ import pytest
 from abuse import ATTACKS, GET, POST, ask, may_upload, raid, resident
 from service_testing import Live, free_port, start, stop, tiny, until
 
-from superopt.server.http.connections import Connections
-from superopt.server.http.keys import Keys
-from superopt.server.jobs.database import Database
-from superopt.server.settings import ConnectionLimits, Limits, Settings
+from superopt.server.http.connections import OpenConnections
+from superopt.server.http.keys import ApiKeyStore
+from superopt.server.jobs.database import JobDatabase
+from superopt.server.settings import ConnectionLimits, ServiceLimits, ServiceSettings
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "service.md"
 LIVEZ = GET % b"/livez"
@@ -34,8 +34,10 @@ ANSWER = re.compile(rb"HTTP/1\.1 (?=\d{3} )")
 @pytest.fixture(scope="module")
 def tight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     """A service without workers that is soon impatient and soon full."""
-    limits = Limits(body=1 << 20, body_idle=60.0)
-    started = start(Settings(tmp_path_factory.mktemp("door"), port=free_port(), workers=0, door=TIGHT, limits=limits))
+    limits = ServiceLimits(body=1 << 20, body_idle=60.0)
+    started = start(
+        ServiceSettings(tmp_path_factory.mktemp("door"), port=free_port(), workers=0, door=TIGHT, limits=limits)
+    )
     started.http.close()  # a connection that is kept would count
     yield started
     stop(started)
@@ -344,7 +346,7 @@ def test_no_room_where_every_connection_is_busy() -> None:
             return 0.0
 
     loop = type("Loop", (), {"time": lambda self: 0.0, "call_later": lambda self, *_: None})()
-    connections = Connections(replace(TIGHT, connections=3), 100)
+    connections = OpenConnections(replace(TIGHT, connections=3), 100)
     for number in range(3):
         busy: Any = Busy(loop)
         assert connections.arrive(busy, f"10.0.0.{number}") is None
@@ -360,7 +362,7 @@ def test_turns_are_taken_address_by_address() -> None:
     said: list[str] = []
     soon: list[tuple[Any, ...]] = []
     loop: Any = type("Loop", (), {"call_soon": lambda self, *what: soon.append(what)})()
-    connections = Connections(TIGHT, 100)
+    connections = OpenConnections(TIGHT, 100)
     for number in range(5):
         connections.queue(loop, "many", lambda number=number: said.append(f"many {number}"))
     connections.queue(loop, "one", lambda: said.append("one"))
@@ -379,12 +381,12 @@ def test_turns_are_taken_address_by_address() -> None:
 @pytest.mark.parametrize("with_key", [False, True], ids=["without keys", "with a key"])
 def test_the_service_answers_and_stays_small_under_abuse(with_key: bool, tmp_path: Path) -> None:
     """The short form of ``python tests/server/abuse.py``; that one also says how quickly it answers."""
-    settings = Settings(tmp_path, port=free_port(), workers=0)
+    settings = ServiceSettings(tmp_path, port=free_port(), workers=0)
     attackers = other = ""
     if with_key:
-        database = Database(settings.url)
+        database = JobDatabase(settings.url)
         database.migrate()
-        attackers, other = (Keys(database).add(name) for name in ("attackers", "somebody else"))
+        attackers, other = (ApiKeyStore(database).add(name) for name in ("attackers", "somebody else"))
         database.close()
     live = start(settings)
     over = threading.Event()

@@ -11,10 +11,10 @@ import pytest
 
 from superopt import TIME_LIMIT, Options
 from superopt.ir.errors import UsageError
-from superopt.server.http.connections import Connections
+from superopt.server.http.connections import OpenConnections
 from superopt.server.http.header_checks import read_head
-from superopt.server.http.problems import Problem
-from superopt.server.settings import ConnectionLimits, Limits, Settings
+from superopt.server.http.problems import HttpProblem
+from superopt.server.settings import ConnectionLimits, ServiceLimits, ServiceSettings
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "service.md"
 
@@ -33,12 +33,12 @@ DOCS = Path(__file__).resolve().parents[2] / "docs" / "service.md"
     ],
 )
 def test_whose_request_it_is(peer: str, forwarded: str, client: str) -> None:
-    connections = Connections(ConnectionLimits(trusted_proxies=("10.0.0.0/24", "2001:db8::5")), 100)
+    connections = OpenConnections(ConnectionLimits(trusted_proxies=("10.0.0.0/24", "2001:db8::5")), 100)
     assert connections.client(peer, forwarded) == client
 
 
 def test_a_client_does_not_become_another_by_another_address_of_its_network() -> None:
-    connections = Connections(ConnectionLimits(connections_per_address=2), 100)
+    connections = OpenConnections(ConnectionLimits(connections_per_address=2), 100)
     assert [connections.begin(f"2001:db8::{n}") for n in range(3)] == [True, True, False]
     assert connections.begin("2001:db8:0:1::1")
     assert [connections.begin(name) for name in ("192.0.2.1", "::ffff:192.0.2.1", "192.0.2.1")] == [True, True, False]
@@ -69,7 +69,7 @@ def test_every_limit_can_be_set_and_is_documented() -> None:
 
 
 def test_a_search_may_take_what_it_may_take_elsewhere() -> None:
-    limits = Limits()
+    limits = ServiceLimits()
     assert limits.search_seconds == TIME_LIMIT == Options().time_limit
     assert limits.search_seconds < limits.most_search_seconds < limits.job_seconds
 
@@ -78,14 +78,14 @@ def test_a_service_behind_a_proxy_needs_a_key(tmp_path: Path) -> None:
     from superopt.server import serve
 
     with pytest.raises(UsageError, match="without an API key"):
-        serve(Settings(tmp_path, door=ConnectionLimits(trusted_proxies=("127.0.0.1",))))
+        serve(ServiceSettings(tmp_path, door=ConnectionLimits(trusted_proxies=("127.0.0.1",))))
 
 
 def test_more_connections_than_open_files(tmp_path: Path) -> None:
     from superopt.server import serve
 
     with pytest.raises(UsageError, match="SUPEROPT_CONNECTIONS"):
-        serve(Settings(tmp_path, door=ConnectionLimits(connections=10**9)))
+        serve(ServiceSettings(tmp_path, door=ConnectionLimits(connections=10**9)))
 
 
 def test_few_open_files_leave_fewer_connections_than_by_default() -> None:
@@ -93,8 +93,8 @@ def test_few_open_files_leave_fewer_connections_than_by_default() -> None:
     program = (
         "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128));"
         "from pathlib import Path; from superopt.server.jobs import supervisor;"
-        "from superopt.server.settings import Settings;"
-        "print(supervisor._with_room(Settings(Path('.'))).door.connections, supervisor._handles())"
+        "from superopt.server.settings import ServiceSettings;"
+        "print(supervisor._with_room(ServiceSettings(Path('.'))).door.connections, supervisor._handles())"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["51", "9"]
@@ -112,6 +112,6 @@ def test_heads_that_are_not_ambiguous() -> None:
         ("1.1", [host, (b"content-length", b"\xb2")], 400),
         ("2.0", [host], 505),
     ):
-        with pytest.raises(Problem) as refused:
+        with pytest.raises(HttpProblem) as refused:
             read_head(version, headers, upgrade=False, most=9)
         assert refused.value.status == status

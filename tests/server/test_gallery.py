@@ -28,10 +28,10 @@ from superopt import pipeline
 from superopt.formats import load
 from superopt.server import examples
 from superopt.server.app import create_app
-from superopt.server.jobs.database import Database
-from superopt.server.jobs.retention import Retention
-from superopt.server.routes.api import EXAMPLES, FOLDER
-from superopt.server.settings import Limits, Settings
+from superopt.server.jobs.database import JobDatabase
+from superopt.server.jobs.retention import JobRetention
+from superopt.server.routes.api_reference import EXAMPLES, FOLDER
+from superopt.server.settings import ServiceLimits, ServiceSettings
 from superopt.server.views.charts import timeline
 from superopt.server.views.graph_pairing import drawn, side_of
 from superopt.server.views.union_graph import union
@@ -39,7 +39,7 @@ from superopt.server.views.union_graph import union
 
 @pytest.fixture(scope="module")
 def gallery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
-    settings = Settings(data=tmp_path_factory.mktemp("gallery"), corpus=examples())
+    settings = ServiceSettings(data=tmp_path_factory.mktemp("gallery"), corpus=examples())
     with TestClient(create_app(settings), base_url="http://localhost") as client:
         yield client
 
@@ -69,7 +69,7 @@ def test_a_rule_that_the_library_has_no_more_is_told(tmp_path: Path) -> None:
     known = {"rule": "matmul-447d0000", "count": 1, "verdict": "proved_all_sizes", "gain_us": 1.0, "places": []}
     entry["report"]["rules_applied"] = [known, {**known, "rule": "fold", "verdict": "evaluated"}]
     (tmp_path / "results" / "lstm.json.gz").write_bytes(gzip.compress(json.dumps(entry).encode()))
-    with TestClient(create_app(Settings(data=tmp_path, corpus=tmp_path)), base_url="http://localhost") as client:
+    with TestClient(create_app(ServiceSettings(data=tmp_path, corpus=tmp_path)), base_url="http://localhost") as client:
         rows = re.findall(r"<tr><td>(.*?)</td>", client.get("/corpus/lstm").text.partition('"rules-fired"')[2])
     assert rows[:2] == ['matmul-447d0000 <small class="fine">not in this library</small>', "constant folding"]
 
@@ -172,7 +172,7 @@ def test_the_page_of_the_api_has_every_operation_and_the_examples(gallery: TestC
 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    made = start(Settings(data=tmp_path_factory.mktemp("pins"), port=free_port(), workers=1, poll=0.1))
+    made = start(ServiceSettings(data=tmp_path_factory.mktemp("pins"), port=free_port(), workers=1, poll=0.1))
     yield made
     stop(made)
 
@@ -220,7 +220,7 @@ def test_a_pinned_job_stays_and_has_a_short_link(live: Live, tmp_path: Path) -> 
     assert first["link"] in live.http.get(f"/jobs/{job}").text
     other = live.post(tiny("not pinned"))
     until(lambda: live.succeeded(other))
-    retention = Retention(Database(live.settings.url), Limits(retention=-1.0))
+    retention = JobRetention(JobDatabase(live.settings.url), ServiceLimits(retention=-1.0))
     retention.expire()
     assert live.http.get(f"/v1/jobs/{job}").status_code == 200
     assert live.http.get(f"/v1/jobs/{other.json()['id']}").status_code == 404

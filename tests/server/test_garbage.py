@@ -13,9 +13,9 @@ pytest.importorskip("uvicorn", reason="the service is an extra: pip install 'sup
 
 import uvicorn
 
-from superopt.server.http.connection import Connection
-from superopt.server.http.connections import Connections
-from superopt.server.http.transport import Reads
+from superopt.server.http.connection import HttpConnection
+from superopt.server.http.connections import OpenConnections
+from superopt.server.http.socket_transport import BoundedReadProtocol
 from superopt.server.settings import ConnectionLimits
 
 GET = b"GET /x HTTP/1.1\r\nHost: localhost\r\n"
@@ -35,18 +35,18 @@ async def _app(scope: Any, receive: Any, send: Any) -> None:
 
 @pytest.mark.parametrize("said", SAID)
 def test_a_lost_connection_is_no_garbage(said: str) -> None:
-    made: list[weakref.ref[Connection]] = []
+    made: list[weakref.ref[HttpConnection]] = []
 
     async def run() -> None:
         config = uvicorn.Config(_app, log_level="critical", lifespan="off")
         config.load()
         state = uvicorn.server.ServerState()
-        connections = Connections(ConnectionLimits(linger_seconds=0.1), 1 << 20)
+        connections = OpenConnections(ConnectionLimits(linger_seconds=0.1), 1 << 20)
 
-        def protocol() -> Reads:
-            one = Connection(connections, config=config, server_state=state, app_state={})
+        def protocol() -> BoundedReadProtocol:
+            one = HttpConnection(connections, config=config, server_state=state, app_state={})
             made.append(weakref.ref(one))
-            return Reads(one)
+            return BoundedReadProtocol(one)
 
         loop = asyncio.get_running_loop()
         server = await loop.create_server(protocol, "127.0.0.1", 0)

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 from service_testing import GRAPH, Live, files_below, free_port, start, stop, tiny, until
 
-from superopt.server.jobs.database import Database
+from superopt.server.jobs.database import JobDatabase
 from superopt.server.jobs.database_blobs import DatabaseBlobs
-from superopt.server.settings import Limits, Settings
+from superopt.server.settings import ServiceLimits, ServiceSettings
 
 JOBS = int(os.environ.get("SUPEROPT_TEST_JOBS", "6"))
 HOW = {"target": "profile:cpu-epyc-2core", "time_limit": 20}
-LIMITS = Limits(search_seconds=20.0, attempts=20, per_minute=500, active=500, grace=1.0)
+LIMITS = ServiceLimits(search_seconds=20.0, attempts=20, per_minute=500, active=500, grace=1.0)
 
 
 @contextmanager
@@ -51,7 +51,7 @@ def results(live: Live, count: int) -> list[bytes]:
 @pytest.mark.slow
 def test_two_hosts_one_killed_each_job_once(postgres_url: str, tmp_path: Path) -> None:
     emptied(postgres_url)
-    settings = Settings(
+    settings = ServiceSettings(
         tmp_path / "api", port=free_port(), workers=0, database=postgres_url, apart=True, lease=3.0, poll=0.1,
         limits=LIMITS,
     )  # fmt: skip
@@ -71,7 +71,7 @@ def test_two_hosts_one_killed_each_job_once(postgres_url: str, tmp_path: Path) -
         assert len(workers) >= 2
     finally:
         stop(live)
-    alone = start(Settings(tmp_path / "alone", port=free_port(), workers=1, poll=0.1, limits=LIMITS))
+    alone = start(ServiceSettings(tmp_path / "alone", port=free_port(), workers=1, poll=0.1, limits=LIMITS))
     try:
         assert results(alone, JOBS) == found
     finally:
@@ -80,7 +80,7 @@ def test_two_hosts_one_killed_each_job_once(postgres_url: str, tmp_path: Path) -
 
 def told(url: str) -> tuple[dict[str, int], set[str]]:
     """How often each job ended, and who worked."""
-    database = Database(Settings(Path(), database=url).url)
+    database = JobDatabase(ServiceSettings(Path(), database=url).url)
     with database.read() as connection:
         ends = dict(
             connection.exec_driver_sql("SELECT job, count(*) FROM events WHERE kind = 'finished' GROUP BY job").all()
@@ -91,13 +91,13 @@ def told(url: str) -> tuple[dict[str, int], set[str]]:
 
 
 def emptied(url: str) -> None:
-    database = Database(Settings(Path(), database=url).url)
+    database = JobDatabase(ServiceSettings(Path(), database=url).url)
     with database.write() as connection:
         connection.exec_driver_sql("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
     database.close()
 
 
-def test_copies_are_whole_and_swept(database: Database, tmp_path: Path) -> None:
+def test_copies_are_whole_and_swept(database: JobDatabase, tmp_path: Path) -> None:
     copies = DatabaseBlobs(database)
     for content in (b"", b"x", os.urandom((2 << 20) + 7)):
         source = tmp_path / "source"
@@ -115,7 +115,7 @@ def test_copies_are_whole_and_swept(database: Database, tmp_path: Path) -> None:
     assert files_below(tmp_path) == sorted(p for p in files_below(tmp_path) if "jobs.sqlite" in p or p == "source")
 
 
-def test_a_damaged_copy_is_none(database: Database, tmp_path: Path) -> None:
+def test_a_damaged_copy_is_none(database: JobDatabase, tmp_path: Path) -> None:
     copies = DatabaseBlobs(database)
     (tmp_path / "source").write_bytes(b"something")
     copies.put(tmp_path / "source", "0" * 64)

@@ -20,12 +20,12 @@ from starlette.testclient import TestClient
 from superopt.ir.errors import UsageError
 from superopt.server.app import create_app
 from superopt.server.http.histogram import Histogram
-from superopt.server.http.keys import Keys
+from superopt.server.http.keys import ApiKeyStore
 from superopt.server.http.system_errors import meaning
-from superopt.server.jobs.blobs import Spool
-from superopt.server.jobs.database import Database
-from superopt.server.jobs.finality import reusable, unfinished
-from superopt.server.settings import Settings, default_data
+from superopt.server.jobs.blobs import IncomingBlob
+from superopt.server.jobs.database import JobDatabase
+from superopt.server.jobs.result_reuse import reusable, unfinished
+from superopt.server.settings import ServiceSettings, default_data
 
 
 def submitted(client: TestClient, name: str, **headers: str) -> str:
@@ -44,7 +44,7 @@ def finished(client: TestClient, name: str, **outputs: Any) -> str:
     assert held.id == job
     files = {}
     for kind in ("json", "onnx", "report"):
-        with Spool(service.blobs) as spool:
+        with IncomingBlob(service.blobs) as spool:
             spool.write(b"{}")
             files[kind] = {"sha256": spool.keep(), "size": 2}
     done = {"status": "unchanged", "name": name, "files": files, "without": {}, "input": 10, **outputs}
@@ -115,11 +115,11 @@ def test_many_jobs_are_cancelled_but_never_all_by_accident(client: TestClient) -
 
 
 def test_each_key_sees_its_own_jobs_usage_and_metrics(tmp_path: Path) -> None:
-    settings = Settings(data=tmp_path)
-    database = Database(settings.url)
+    settings = ServiceSettings(data=tmp_path)
+    database = JobDatabase(settings.url)
     database.migrate()
     names = ("one", "two", "operator")
-    made = {name: Keys(database).add(name, operator=name == "operator") for name in names}
+    made = {name: ApiKeyStore(database).add(name, operator=name == "operator") for name in names}
     database.close()
     one, two, operator = ({"Authorization": f"Bearer {made[name]}"} for name in names)
     with TestClient(create_app(settings), base_url="http://localhost") as http:
@@ -322,7 +322,7 @@ def test_data_is_kept_where_the_desktop_says(monkeypatch: pytest.MonkeyPatch, tm
 )
 def test_words_of_settings_are_looked_at(wrong: dict[str, str], tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="none of"):
-        Settings(data=tmp_path, **wrong)  # type: ignore[arg-type]
+        ServiceSettings(data=tmp_path, **wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

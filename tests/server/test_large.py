@@ -22,9 +22,9 @@ from service_testing import GRAPH, Live, free_port, start, stop, tiny, until
 
 from superopt import pipeline
 from superopt.formats import load, save
-from superopt.pipeline.derivation import explained
-from superopt.pipeline.topology import apply, topology
-from superopt.server.settings import Limits, Settings
+from superopt.pipeline.rewrite_derivation import explained
+from superopt.pipeline.weightless_optimization import apply, topology
+from superopt.server.settings import ServiceLimits, ServiceSettings
 from superopt.verifier.check.differential import check
 from superopt.verifier.equivalence.graphs import PROVED, ROUNDED, verify
 
@@ -78,7 +78,9 @@ def _large(folder: Path, width: int = 7168, blocks: int = 2) -> Path:
 @pytest.fixture
 def patient(tmp_path: Path) -> Iterator[Live]:
     """A service whose searches may take as long as they have to on a busy machine."""
-    started = start(Settings(tmp_path / "data", port=free_port(), poll=0.1, limits=Limits(search_seconds=300.0)))
+    started = start(
+        ServiceSettings(tmp_path / "data", port=free_port(), poll=0.1, limits=ServiceLimits(search_seconds=300.0))
+    )
     yield started
     stop(started)
 
@@ -105,8 +107,8 @@ def test_a_topology_of_400_mb_is_kilobytes_and_its_patch_verifies(patient: Live,
 
 
 def test_a_locked_database_delays_and_loses_nothing(tmp_path: Path) -> None:
-    limits = Limits(search_seconds=1.0, per_minute=500, active=500)
-    live = start(Settings(tmp_path, port=free_port(), workers=1, lease=5.0, poll=0.1, limits=limits))
+    limits = ServiceLimits(search_seconds=1.0, per_minute=500, active=500)
+    live = start(ServiceSettings(tmp_path, port=free_port(), workers=1, lease=5.0, poll=0.1, limits=limits))
     try:
         (database,) = tmp_path.rglob("*.sqlite")
         first = live.post(tiny("before"))
@@ -142,8 +144,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk_is_said_and_nothing_of_it_stays(small_disk: Path) -> None:
-    limits = Limits(search_seconds=1.0, per_minute=500, active=500)
-    live = start(Settings(small_disk, port=free_port(), workers=1, lease=5.0, poll=0.1, limits=limits))
+    limits = ServiceLimits(search_seconds=1.0, per_minute=500, active=500)
+    live = start(ServiceSettings(small_disk, port=free_port(), workers=1, lease=5.0, poll=0.1, limits=limits))
     try:
         good = live.post(tiny("good"))
         until(lambda: live.succeeded(good), 60)

@@ -23,10 +23,10 @@ from service_testing import GRAPH, Live, files_below, free_port, set_clock, star
 from superopt.client import Client
 from superopt.formats import from_bytes, load
 from superopt.runtime import reference
-from superopt.server.jobs.database import Database
-from superopt.server.jobs.finality import reusable
-from superopt.server.jobs.store import Store
-from superopt.server.settings import Limits, Settings
+from superopt.server.jobs.database import JobDatabase
+from superopt.server.jobs.result_reuse import reusable
+from superopt.server.jobs.store import JobStore
+from superopt.server.settings import ServiceLimits, ServiceSettings
 from superopt.verifier.check.differential import check
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -221,7 +221,7 @@ def test_a_killed_worker_loses_no_job(live: Live, step: float) -> None:
     [worker] = live.worker_pids()
     children = Path(f"/proc/{worker}/task/{worker}/children").read_text().split()
     os.kill(worker, signal.SIGKILL)
-    database = Database(live.settings.url)
+    database = JobDatabase(live.settings.url)
     set_clock(database, step)
     database.close()
     until(lambda: not any(Path(f"/proc/{child}").exists() for child in children), 5)  # they die with it
@@ -236,8 +236,8 @@ def test_a_killed_worker_loses_no_job(live: Live, step: float) -> None:
 
 
 def test_limits_of_memory_and_time_hold_and_nothing_stays(tmp_path: Path) -> None:
-    limits = Limits(job_memory=3 << 30, job_seconds=2.0, last_words=1.0, grace=0.5, result=1 << 20)
-    live = start(Settings(data=tmp_path, port=free_port(), lease=2.0, poll=0.1, limits=limits))
+    limits = ServiceLimits(job_memory=3 << 30, job_seconds=2.0, last_words=1.0, grace=0.5, result=1 << 20)
+    live = start(ServiceSettings(data=tmp_path, port=free_port(), lease=2.0, poll=0.1, limits=limits))
     try:
         late = live.post(model("nasnet_a"), time_limit=200)
         document = json.loads(tiny("huge"))
@@ -253,7 +253,9 @@ def test_limits_of_memory_and_time_hold_and_nothing_stays(tmp_path: Path) -> Non
 
 
 def test_a_killed_server_takes_its_workers_along_and_goes_on_after_a_restart(tmp_path: Path) -> None:
-    settings = Settings(data=tmp_path, port=free_port(), lease=1.0, poll=0.1, limits=Limits(search_seconds=1.0))
+    settings = ServiceSettings(
+        data=tmp_path, port=free_port(), lease=1.0, poll=0.1, limits=ServiceLimits(search_seconds=1.0)
+    )
     live = start(settings)
     answers = [live.post(model("lora"), effort="quick"), live.post(tiny("after"))]
     until(lambda: running(live, answers[0]))
@@ -277,13 +279,13 @@ def _alive(pid: int) -> bool:
 
 
 def test_a_server_that_is_asked_to_end_gives_its_jobs_back(tmp_path: Path) -> None:
-    settings = Settings(data=tmp_path, port=free_port(), poll=0.1)
+    settings = ServiceSettings(data=tmp_path, port=free_port(), poll=0.1)
     live = start(settings)
     answer = live.post(model("nasnet_a"), time_limit=300)
     until(lambda: running(live, answer))
     stop(live)
     assert live.process.returncode == 0
-    store = Store(Database(settings.url), settings.limits)
+    store = JobStore(JobDatabase(settings.url), settings.limits)
     assert store.counts() == {"queued": 1}
     assert not list((tmp_path / "work").iterdir())
 
@@ -326,10 +328,10 @@ def test_serve_says_why_it_cannot_listen(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(UsageError, match=f"127.0.0.1:{port} cannot be listened on"):
-            serve(Settings(data=tmp_path, port=port))
+            serve(ServiceSettings(data=tmp_path, port=port))
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="cannot be made"):
-        serve(Settings(data=tmp_path / "file" / "below"))
+        serve(ServiceSettings(data=tmp_path / "file" / "below"))
 
 
 def test_serve_refuses_strangers_without_a_key(tmp_path: Path) -> None:
@@ -337,9 +339,9 @@ def test_serve_refuses_strangers_without_a_key(tmp_path: Path) -> None:
     from superopt.server import serve
 
     with pytest.raises(UsageError, match="without an API key"):
-        serve(Settings(data=tmp_path, host="0.0.0.0"))
+        serve(ServiceSettings(data=tmp_path, host="0.0.0.0"))
     with pytest.raises(UsageError, match="database"):
-        serve(Settings(data=tmp_path, database="mysql://x"))
+        serve(ServiceSettings(data=tmp_path, database="mysql://x"))
 
 
 def test_without_the_extra_serve_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -348,7 +350,7 @@ def test_without_the_extra_serve_says_what_to_install(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(server, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"pip install 'superopt\[server\]'"):
-        server.serve(Settings(data=tmp_path))
+        server.serve(ServiceSettings(data=tmp_path))
 
 
 def test_every_frame_of_a_derivation_is_a_model_that_computes_the_same(live: Live, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 from superopt.rules import load_library
 from superopt.server.app import create_app
 from superopt.server.http.openapi import TINY
-from superopt.server.settings import Settings
+from superopt.server.settings import ServiceSettings
 from superopt.server.views.rule_judging import judge_rule
 from superopt.verifier import check_certificate
 
@@ -42,7 +42,7 @@ def test_what_a_proved_rule_would_gain_on_the_corpus(tmp_path: Path) -> None:
     two_products = json.dumps(TINY)
     (corpus / "two_products.json").write_text(two_products)
     (corpus / "other.json").write_text(two_products.replace('"Add"', '"Mul"'))
-    with TestClient(create_app(Settings(tmp_path / "data", corpus=corpus)), base_url="http://localhost") as http:
+    with TestClient(create_app(ServiceSettings(tmp_path / "data", corpus=corpus)), base_url="http://localhost") as http:
         found = http.post("/v1/rules/judge?corpus=true", json=SUM).json()
         assert "corpus" not in http.post("/v1/rules/judge", json=SUM).json()
         assert http.post("/v1/rules/judge?corpus=perhaps", json=SUM).status_code == 400

@@ -12,9 +12,9 @@ import httpx
 import pytest
 from service_testing import GRAPH, Live, free_port, start, stop, tiny, until
 
-from superopt.server.http.keys import Keys
-from superopt.server.jobs.database import Database
-from superopt.server.settings import ConnectionLimits, Limits, Settings
+from superopt.server.http.keys import ApiKeyStore
+from superopt.server.jobs.database import JobDatabase
+from superopt.server.settings import ConnectionLimits, ServiceLimits, ServiceSettings
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "service.md"
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
@@ -37,11 +37,13 @@ def proxied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Live, st
         pytest.skip("no nginx here: apt-get install nginx-light")
     folder = tmp_path_factory.mktemp("nginx")
     door = ConnectionLimits(trusted_proxies=("127.0.0.1",), connections_per_address=MOST)
-    settings = Settings(folder / "data", port=free_port(), workers=0, door=door, limits=Limits(body_idle=30.0))
+    settings = ServiceSettings(
+        folder / "data", port=free_port(), workers=0, door=door, limits=ServiceLimits(body_idle=30.0)
+    )
     settings.data.mkdir()
-    database = Database(settings.url)
+    database = JobDatabase(settings.url)
     database.migrate()
-    key = Keys(database).add("somebody")
+    key = ApiKeyStore(database).add("somebody")
     database.close()
     port = free_port()
     [documented] = re.findall(r"```nginx\n(.*?)```", DOCS.read_text(), re.DOTALL)

@@ -11,21 +11,21 @@ import sqlalchemy as sa
 from service_testing import Stopwatch, set_clock
 from test_store import OUTPUTS, claimed, submission
 
-from superopt.server.jobs.database import Database, jobs, now
-from superopt.server.jobs.store import Store
+from superopt.server.jobs.database import JobDatabase, jobs, now
+from superopt.server.jobs.store import JobStore
 from superopt.server.jobs.usage import histogram_rows, usage_of
-from superopt.server.settings import Limits
+from superopt.server.settings import ServiceLimits
 
 HOURS = 7200.0
 
 
-def enqueue(store: Store, owner: str, count: int) -> list[str]:
+def enqueue(store: JobStore, owner: str, count: int) -> list[str]:
     """Jobs of an owner, which SQLite's clock is to tell from one another."""
     time.sleep(0.002)
     return [store.enqueue(replace(submission(f"{owner} {n}"), owner=owner))[0]["id"] for n in range(count)]
 
 
-def drain(store: Store) -> list[tuple[str, str]]:
+def drain(store: JobStore) -> list[tuple[str, str]]:
     """Owner and id of every job in the order in which they are begun."""
     found = []
     while (held := store.claim("w", 30)) is not None:
@@ -35,7 +35,7 @@ def drain(store: Store) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("counts", [(20, 20), (30, 10), (39, 1), (14, 13, 13)])
-def test_owners_take_turns_however_many_jobs_one_has(store: Store, counts: Sequence[int]) -> None:
+def test_owners_take_turns_however_many_jobs_one_has(store: JobStore, counts: Sequence[int]) -> None:
     owners = [f"owner {n}" for n in range(len(counts))]
     for owner, count in zip(owners, counts, strict=True):
         enqueue(store, owner, count)
@@ -49,7 +49,7 @@ def test_owners_take_turns_however_many_jobs_one_has(store: Store, counts: Seque
     assert first == list(range(len(owners)))
 
 
-def test_an_owner_who_comes_later_waits_for_one_job_of_each_other(store: Store) -> None:
+def test_an_owner_who_comes_later_waits_for_one_job_of_each_other(store: JobStore) -> None:
     enqueue(store, "many", 8)
     enqueue(store, "some", 2)
     for _ in range(3):
@@ -58,7 +58,7 @@ def test_an_owner_who_comes_later_waits_for_one_job_of_each_other(store: Store) 
     assert drain(store)[0] == ("late", late)
 
 
-def test_what_is_said_to_come_first_does(store: Store) -> None:
+def test_what_is_said_to_come_first_does(store: JobStore) -> None:
     ids = [*enqueue(store, "a", 5), *enqueue(store, "b", 3), *enqueue(store, "c", 1)]
     store.succeed(claimed(store), OUTPUTS, cache=False)
     said = {}
@@ -72,7 +72,7 @@ def test_what_is_said_to_come_first_does(store: Store) -> None:
 
 @pytest.mark.parametrize("step", [-HOURS, 0.0, HOURS])
 def test_a_killed_job_is_taken_whatever_the_clock_says(
-    store: Store, database: Database, clock: Stopwatch, step: float
+    store: JobStore, database: JobDatabase, clock: Stopwatch, step: float
 ) -> None:
     [job_id] = enqueue(store, "me", 1)
     dead = claimed(store)
@@ -92,11 +92,11 @@ def test_a_killed_job_is_taken_whatever_the_clock_says(
 
 @pytest.mark.parametrize("step", [-HOURS, HOURS])
 def test_a_job_that_lives_is_left_alone_whatever_the_clock_says(
-    store: Store, database: Database, clock: Stopwatch, step: float
+    store: JobStore, database: JobDatabase, clock: Stopwatch, step: float
 ) -> None:
     enqueue(store, "me", 1)
     held = claimed(store)
-    other = Store(database, store.limits, clock)
+    other = JobStore(database, store.limits, clock)
     for _ in range(20):
         assert store.heartbeat(held) == "go on"
         assert other.claim("w2", 30) is None
@@ -106,24 +106,24 @@ def test_a_job_that_lives_is_left_alone_whatever_the_clock_says(
     assert store.succeed(held, OUTPUTS)
 
 
-def test_an_observer_that_begins_late_waits_for_a_lease_of_its_own(store: Store, database: Database) -> None:
+def test_an_observer_that_begins_late_waits_for_a_lease_of_its_own(store: JobStore, database: JobDatabase) -> None:
     enqueue(store, "me", 1)
     claimed(store)
     late = Stopwatch(1_000_000.0)  # another machine's
-    other = Store(database, store.limits, late)
+    other = JobStore(database, store.limits, late)
     assert other.claim("w2", 30) is None
     late.now += 31.0
     assert other.claim("w2", 30) is not None
 
 
-def test_quotas_of_a_minute_end_where_the_clock_is_set_back(database: Database) -> None:
-    store = Store(database, Limits(per_minute=2))
+def test_quotas_of_a_minute_end_where_the_clock_is_set_back(database: JobDatabase) -> None:
+    store = JobStore(database, ServiceLimits(per_minute=2))
     enqueue(store, "me", 2)
     set_clock(database, -HOURS)
     enqueue(store, "me", 1)
 
 
-def test_a_job_that_met_a_full_disk_waits_and_is_tried_again(store: Store, database: Database) -> None:
+def test_a_job_that_met_a_full_disk_waits_and_is_tried_again(store: JobStore, database: JobDatabase) -> None:
     [job_id] = enqueue(store, "me", 1)
     full = {"type": "disk-full", "status": 503, "detail": "the disk is full"}
     assert store.defer(claimed(store), full)
@@ -141,8 +141,8 @@ def test_a_job_that_met_a_full_disk_waits_and_is_tried_again(store: Store, datab
     assert store.succeed(claimed(store), OUTPUTS)
 
 
-def test_a_disk_that_stays_full_ends_a_job_at_last(database: Database) -> None:
-    store = Store(database, Limits(retries=2))
+def test_a_disk_that_stays_full_ends_a_job_at_last(database: JobDatabase) -> None:
+    store = JobStore(database, ServiceLimits(retries=2))
     [job_id] = enqueue(store, "me", 1)
     full = {"type": "disk-full", "status": 503, "detail": "the disk is full"}
     for again in (True, True, False):
@@ -151,7 +151,7 @@ def test_a_disk_that_stays_full_ends_a_job_at_last(database: Database) -> None:
     assert store.job(job_id)["state"] == "failed"  # type: ignore[index]
 
 
-def test_what_owners_use_is_counted(store: Store, database: Database, clock: Stopwatch) -> None:
+def test_what_owners_use_is_counted(store: JobStore, database: JobDatabase, clock: Stopwatch) -> None:
     enqueue(store, "me", 4)
     held = claimed(store)
     clock.now += 2.0
@@ -171,7 +171,7 @@ def test_what_owners_use_is_counted(store: Store, database: Database, clock: Sto
     assert ran == {("succeeded", "2.5"): 1, ("failed", "60"): 1, ("cancelled", "0.1"): 1}
 
 
-def test_a_database_of_an_older_version_is_brought_up_to_date(database: Database) -> None:
+def test_a_database_of_an_older_version_is_brought_up_to_date(database: JobDatabase) -> None:
     with database.write() as connection:
         for statement in (
             "DROP TABLE webhooks", "DROP TABLE owners", "DROP TABLE histograms",
@@ -186,7 +186,7 @@ def test_a_database_of_an_older_version_is_brought_up_to_date(database: Database
     database.migrate()
     database.migrate()
     clock = Stopwatch()
-    store = Store(database, Limits(), clock)
+    store = JobStore(database, ServiceLimits(), clock)
     assert store.claim("w", 30) is None
     clock.now += 16.0
     held = claimed(store)

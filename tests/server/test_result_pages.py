@@ -15,7 +15,7 @@ from superopt.server import examples
 from superopt.server.app import create_app
 from superopt.server.jobs.database import jobs
 from superopt.server.routes.pages import expected_wait
-from superopt.server.settings import Limits, Settings
+from superopt.server.settings import ServiceLimits, ServiceSettings
 
 TARGET = "profile:cpu-epyc-2core"  # recorded times, so that the result is the same on every machine
 
@@ -23,7 +23,7 @@ TARGET = "profile:cpu-epyc-2core"  # recorded times, so that the result is the s
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     """The application beside the recorded corpus, without workers."""
-    settings = Settings(data=tmp_path_factory.mktemp("pages"), corpus=examples())
+    settings = ServiceSettings(data=tmp_path_factory.mktemp("pages"), corpus=examples())
     with TestClient(create_app(settings), base_url="http://localhost") as made:
         yield made
 
@@ -143,7 +143,7 @@ def test_the_expected_wait_is_of_recent_jobs(client: TestClient) -> None:
         client.post("/v1/jobs", content=tiny(f"wait {n}"), headers={"Content-Type": GRAPH}).json()["id"]
         for n in range(4)
     ]
-    database, limits = service.database, Limits()
+    database, limits = service.database, ServiceLimits()
     with database.write() as connection:
         clock = connection.exec_driver_sql("SELECT (julianday('now') - 2440587.5) * 86400.0").scalar_one()
         for state, began, ended, job in (("succeeded", -90, -50, 0), ("running", -7, None, 1)):

@@ -9,7 +9,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from superopt.rules import load_library
-from superopt.rules.floats import float_key
+from superopt.rules.float_verdicts import float_key
 from superopt.server.views.rule_page import example_of, float_rows, gain_text, reach_text
 
 BOTH = {"directions": ["left to right", "right to left"]}

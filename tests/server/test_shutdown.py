@@ -10,7 +10,7 @@ from threading import Event
 import httpx
 from service_testing import GRAPH, free_port, start, tiny, until
 
-from superopt.server.settings import Settings
+from superopt.server.settings import ServiceSettings
 
 
 def follow(url: str, begun: Event) -> str:
@@ -25,7 +25,7 @@ def follow(url: str, begun: Event) -> str:
 
 def test_who_waits_is_told_where_the_job_is(tmp_path: Path) -> None:
     """Without workers both jobs stay queued; a request that waits and a stream would go on for minutes."""
-    live = start(Settings(data=tmp_path, port=free_port(), workers=0))
+    live = start(ServiceSettings(data=tmp_path, port=free_port(), workers=0))
     headers = {"Content-Type": GRAPH}
     job = live.http.post("/v1/jobs", content=tiny("followed"), headers=headers).json()["links"]["self"]
     with ThreadPoolExecutor(2) as pool:

@@ -22,7 +22,7 @@ from superopt.formats import load  # noqa: E402
 from superopt.ir.errors import UsageError  # noqa: E402
 from superopt.server.app import create_app  # noqa: E402
 from superopt.server.jobs import object_storage  # noqa: E402
-from superopt.server.settings import Limits, Settings  # noqa: E402
+from superopt.server.settings import ServiceLimits, ServiceSettings  # noqa: E402
 from superopt.verifier.check.differential import check  # noqa: E402
 
 ALLOWED, RESULTS = "s3://models/in/", "s3://models/out/"
@@ -53,14 +53,16 @@ def bucket() -> Iterator[Any]:
 @pytest.fixture
 def http(bucket: Any, tmp_path: Path) -> Iterator[TestClient]:
     """The application without workers, with a store."""
-    settings = Settings(data=tmp_path, stores=(ALLOWED,), store_results=RESULTS, limits=Limits(upload=1 << 20))
+    settings = ServiceSettings(
+        data=tmp_path, stores=(ALLOWED,), store_results=RESULTS, limits=ServiceLimits(upload=1 << 20)
+    )
     with TestClient(create_app(settings), base_url="http://localhost") as made:
         yield made
 
 
 @pytest.fixture
 def live(bucket: Any, tmp_path: Path) -> Iterator[Live]:
-    settings = Settings(tmp_path / "data", port=free_port(), poll=0.1, limits=Limits(search_seconds=1.0),
+    settings = ServiceSettings(tmp_path / "data", port=free_port(), poll=0.1, limits=ServiceLimits(search_seconds=1.0),
                         stores=(ALLOWED,), store_results=RESULTS)  # fmt: skip
     started = start(settings)
     yield started
@@ -121,7 +123,7 @@ def test_what_changes_while_it_is_read_is_refused(
 ) -> None:
     bucket.put_object(Key="in/moving.json", Body=tiny("moving"))
     service, get = http.app.state.service, obstore.get  # type: ignore[attr-defined]
-    service.stores = object_storage.Stores([ALLOWED], RESULTS, service.blobs, Limits(), piece=100)
+    service.stores = object_storage.ObjectStores([ALLOWED], RESULTS, service.blobs, ServiceLimits(), piece=100)
 
     def meanwhile(*given: Any, **options: Any) -> Any:
         piece = get(*given, **options)
@@ -170,11 +172,11 @@ def test_limits_and_words(http: TestClient, bucket: Any, tmp_path: Path) -> None
     assert both.status_code == 400
     waiting = http.post("/v1/jobs", params={"source": f"{ALLOWED}tiny.json"}).json()["id"]
     assert http.post(f"/v1/jobs/{waiting}/deliver").status_code == 409  # it has no result yet
-    with TestClient(create_app(Settings(data=tmp_path / "bare")), base_url="http://localhost") as bare:
+    with TestClient(create_app(ServiceSettings(data=tmp_path / "bare")), base_url="http://localhost") as bare:
         none = bare.post("/v1/jobs", params={"source": f"{ALLOWED}tiny.json"})
     assert (none.status_code, "--store" in none.json()["detail"]) == (400, True)
     with pytest.raises(UsageError, match="no place in a store"):
-        create_app(Settings(data=tmp_path / "wrong", stores=("models/in",)))
+        create_app(ServiceSettings(data=tmp_path / "wrong", stores=("models/in",)))
 
 
 def test_a_store_that_is_gone(http: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,12 +17,12 @@ from starlette.testclient import TestClient
 from test_live import with_data
 
 from superopt.server.app import create_app
-from superopt.server.http.keys import Keys
-from superopt.server.http.problems import Problem
+from superopt.server.http.keys import ApiKeyStore
+from superopt.server.http.problems import HttpProblem
 from superopt.server.jobs.blobs import SPARE, Blobs
-from superopt.server.jobs.database import Database
+from superopt.server.jobs.database import JobDatabase
 from superopt.server.jobs.uploads import Uploads
-from superopt.server.settings import Limits, Settings
+from superopt.server.settings import ServiceLimits, ServiceSettings
 
 TUS = {"Tus-Resumable": "1.0.0"}
 PIECE = {**TUS, "Content-Type": "application/offset+octet-stream"}
@@ -108,10 +108,10 @@ def test_two_models_are_too_many(client: TestClient) -> None:
 
 
 def test_only_the_owner_adds_and_only_so_many(tmp_path: Path) -> None:
-    settings = Settings(data=tmp_path, limits=Limits(uploads=2))
-    database = Database(settings.url)
+    settings = ServiceSettings(data=tmp_path, limits=ServiceLimits(uploads=2))
+    database = JobDatabase(settings.url)
     database.migrate()
-    keys = [Keys(database).add(name) for name in ("one", "two")]
+    keys = [ApiKeyStore(database).add(name) for name in ("one", "two")]
     database.close()
     first, second = ({"Authorization": f"Bearer {key}"} for key in keys)
     with TestClient(create_app(settings), base_url="http://localhost") as http:
@@ -125,7 +125,7 @@ def test_only_the_owner_adds_and_only_so_many(tmp_path: Path) -> None:
 
 
 def test_a_service_that_was_killed_knows_what_had_arrived(tmp_path: Path) -> None:
-    settings = Settings(tmp_path, port=free_port(), workers=0)
+    settings = ServiceSettings(tmp_path, port=free_port(), workers=0)
     live = start(settings)
     try:
         place = begin(live.http, "m.json", 1000)
@@ -188,7 +188,7 @@ def test_an_upload_that_is_removed_while_a_piece_comes_is_gone(client: TestClien
         yield b"late"
 
     for chunks in (removed_meanwhile(), after()):
-        with pytest.raises(Problem) as refused:
+        with pytest.raises(HttpProblem) as refused:
             asyncio.run(uploads.append(found, 0, chunks))
         assert refused.value.status == 404
     assert list(uploads._folder.iterdir()) == []
@@ -206,13 +206,13 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 def reserving(folder: Path, clock: Stopwatch, **limits: float) -> Uploads:
-    return Uploads(folder, Blobs(folder), Limits(**limits), clock)  # type: ignore[arg-type]
+    return Uploads(folder, Blobs(folder), ServiceLimits(**limits), clock)  # type: ignore[arg-type]
 
 
 def refusal(uploads: Uploads, owner: str, length: int) -> tuple[int, str] | None:
     try:
         uploads.create(owner, length, "m.onnx")
-    except Problem as problem:
+    except HttpProblem as problem:
         return problem.status, problem.kind
     return None
 
@@ -259,7 +259,7 @@ def test_a_reservation_falls_where_no_byte_comes(tmp_path: Path, clock: Stopwatc
     assert uploads.find(empty.id, "greedy") == empty
     assert refusal(uploads, "greedy", 8 * GIB) is None  # a sixth: those that are empty make way
     for gone in (empty, last):
-        with pytest.raises(Problem) as refused:
+        with pytest.raises(HttpProblem) as refused:
             uploads.find(gone.id, "greedy")
         assert refused.value.status == 404
     assert uploads.offset(begun) == 1  # what came is kept, and can be gone on with
@@ -272,7 +272,7 @@ def test_who_goes_on_after_a_pause_needs_room_again(tmp_path: Path, clock: Stopw
     asyncio.run(uploads.append(begun, 0, once(b"x")))
     clock.now += 301.0
     disk.free = SPARE + GIB
-    with pytest.raises(Problem) as refused:
+    with pytest.raises(HttpProblem) as refused:
         asyncio.run(uploads.append(begun, 1, once(b"x")))
     assert (refused.value.status, refused.value.kind) == (503, "disk-full")
     disk.free = SPARE + 64 * GIB

@@ -20,15 +20,15 @@ from starlette.testclient import TestClient
 from test_store import OUTPUTS, claimed, submission
 
 from superopt.server.app import create_app
-from superopt.server.http.outbound_requests import NotAllowed, may_reach, post
-from superopt.server.http.problems import Problem
-from superopt.server.jobs.database import Database, webhooks
-from superopt.server.jobs.store import Store
-from superopt.server.jobs.webhooks import Webhooks, signature
-from superopt.server.settings import Limits, Settings
+from superopt.server.http.outbound_requests import ForbiddenAddress, may_reach, post
+from superopt.server.http.problems import HttpProblem
+from superopt.server.jobs.database import JobDatabase, webhooks
+from superopt.server.jobs.store import JobStore
+from superopt.server.jobs.webhooks import WebhookDispatcher, signature
+from superopt.server.settings import ServiceLimits, ServiceSettings
 
 SECRET = "0123456789abcdef"
-LIMITS = Limits(webhook_seconds=0.5, webhook_first=0.0, webhook_tries=3)
+LIMITS = ServiceLimits(webhook_seconds=0.5, webhook_first=0.0, webhook_tries=3)
 
 
 @dataclass
@@ -66,14 +66,14 @@ def receiver() -> Iterator[Receiver]:
     server.server_close()
 
 
-def ended_job(store: Store, url: str) -> str:
+def ended_job(store: JobStore, url: str) -> str:
     job, _ = store.enqueue(submission(webhook=(url, SECRET)))
     store.succeed(claimed(store), OUTPUTS)
     return str(job["id"])
 
 
-def test_the_end_of_a_job_is_told_once_and_signed(store: Store, database: Database, receiver: Receiver) -> None:
-    hooks = Webhooks(database, "any", LIMITS)
+def test_the_end_of_a_job_is_told_once_and_signed(store: JobStore, database: JobDatabase, receiver: Receiver) -> None:
+    hooks = WebhookDispatcher(database, "any", LIMITS)
     job, _ = store.enqueue(submission(webhook=(f"{receiver.url}/hook?a=b", SECRET)))
     assert not hooks.deliver_next()  # it has not ended
     store.succeed(claimed(store), OUTPUTS)
@@ -92,9 +92,9 @@ def test_the_end_of_a_job_is_told_once_and_signed(store: Store, database: Databa
 
 
 def test_what_does_not_arrive_is_sent_again_and_given_up_at_last(
-    store: Store, database: Database, receiver: Receiver
+    store: JobStore, database: JobDatabase, receiver: Receiver
 ) -> None:
-    hooks = Webhooks(database, "any", LIMITS)
+    hooks = WebhookDispatcher(database, "any", LIMITS)
     receiver.statuses = [500, 302]
     job_id = ended_job(store, receiver.url)
     for state, answer in (("waiting", "500"), ("waiting", "302"), ("delivered", "204")):
@@ -113,14 +113,16 @@ def test_what_does_not_arrive_is_sent_again_and_given_up_at_last(
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:{port}", "http://localhost:{port}", "http://0x7f.1:{port}"])
-def test_nothing_is_sent_into_a_private_network(store: Store, database: Database, receiver: Receiver, url: str) -> None:
+def test_nothing_is_sent_into_a_private_network(
+    store: JobStore, database: JobDatabase, receiver: Receiver, url: str
+) -> None:
     port = receiver.url.rpartition(":")[2]
     job_id = ended_job(store, url.format(port=port))
-    hooks = Webhooks(database, "public", LIMITS)
+    hooks = WebhookDispatcher(database, "public", LIMITS)
     assert hooks.deliver_next()
     assert hooks.of(job_id)["answer"] == "the address is not allowed"  # type: ignore[index]
     assert receiver.seen == []
-    with pytest.raises(NotAllowed):
+    with pytest.raises(ForbiddenAddress):
         post(url.format(port=port), {}, b"", seconds=1.0, private=False)
 
 
@@ -149,9 +151,9 @@ def test_addresses_are_public_or_not_whatever_they_stand_for(address: str, publi
      ("any", "http://10.0.0.1/", "", "secret"), ("any", "http://10.0.0.1/" + "a" * 2000, SECRET, "address")],
 )  # fmt: skip
 def test_what_is_no_web_hook_is_refused(mode: str, url: str, secret: str, said: str, tmp_path: Path) -> None:
-    database = Database(f"sqlite:///{tmp_path}/jobs.sqlite")
-    with pytest.raises(Problem) as refused:
-        Webhooks(database, mode, LIMITS).accept(url, secret)
+    database = JobDatabase(f"sqlite:///{tmp_path}/jobs.sqlite")
+    with pytest.raises(HttpProblem) as refused:
+        WebhookDispatcher(database, mode, LIMITS).accept(url, secret)
     assert (refused.value.status, refused.value.errors[0]["parameter"]) == (400, "webhook")
     assert said in refused.value.detail
     database.close()
@@ -164,7 +166,7 @@ def test_secrets_may_be_bytes_in_base64() -> None:
 
 
 def test_a_job_is_submitted_with_its_web_hook(tmp_path: Path, receiver: Receiver) -> None:
-    settings = Settings(data=tmp_path, webhooks="any")
+    settings = ServiceSettings(data=tmp_path, webhooks="any")
     with TestClient(create_app(settings), base_url="http://localhost") as http:
         headers = {"Content-Type": GRAPH, "Webhook-Secret": SECRET}
         sent = http.post("/v1/jobs", params={"webhook": receiver.url}, content=tiny(), headers=headers)

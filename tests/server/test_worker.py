@@ -18,19 +18,19 @@ import pytest
 from service_testing import GRAPH, tiny, until
 from test_store import submission
 
-from superopt.server.jobs.blobs import Spool
-from superopt.server.jobs.worker import Worker
-from superopt.server.settings import Limits, Settings
+from superopt.server.jobs.blobs import IncomingBlob
+from superopt.server.jobs.worker import JobWorker
+from superopt.server.settings import ServiceLimits, ServiceSettings
 
 TINY = Path(__file__).resolve().parents[2] / "corpus" / "tiny"
 OPTIONS = {"target": "profile:cpu-epyc-2core", "time_limit": 2.0, "seed": 0, "sizes": {}}
 
 
 @pytest.fixture(scope="module")
-def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JobWorker]:
     """A worker in a thread, with the engine loaded in its nursery."""
-    limits = Limits(retry_first=0.1, search_seconds=2.0)
-    made = Worker(Settings(tmp_path_factory.mktemp("worker"), lease=10.0, poll=0.02, limits=limits))
+    limits = ServiceLimits(retry_first=0.1, search_seconds=2.0)
+    made = JobWorker(ServiceSettings(tmp_path_factory.mktemp("worker"), lease=10.0, poll=0.02, limits=limits))
     made.database.migrate()
     thread = threading.Thread(target=made.run, daemon=True)
     thread.start()
@@ -39,19 +39,19 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
     thread.join(30)
 
 
-def enqueue(worker: Worker, body: bytes) -> str:
-    with Spool(worker.blobs) as spool:
+def enqueue(worker: JobWorker, body: bytes) -> str:
+    with IncomingBlob(worker.blobs) as spool:
         spool.write(body)
         model = spool.keep()
     asked = replace(submission(model), options=OPTIONS, media=GRAPH, model=model, cache_key=model)
     return str(worker.store.enqueue(asked)[0]["id"])
 
 
-def ended(worker: Worker, job_id: str) -> Any:
+def ended(worker: JobWorker, job_id: str) -> Any:
     return until(lambda: (job := worker.store.job(job_id)) and job["finished"] and job, 120)
 
 
-def child_of(worker: Worker) -> int:
+def child_of(worker: JobWorker) -> int:
     """The process that does the job in hand; 0 where there is none."""
     with suppress(OSError, IndexError, AssertionError):
         pid = worker.nursery.process.pid
@@ -59,7 +59,9 @@ def child_of(worker: Worker) -> int:
     return 0
 
 
-def test_a_job_that_met_a_full_disk_is_done_when_there_is_room(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_met_a_full_disk_is_done_when_there_is_room(
+    worker: JobWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     copy, met = worker.blobs.copy, 0
 
     def full_twice(digest: str, target: Path) -> None:
@@ -78,7 +80,7 @@ def test_a_job_that_met_a_full_disk_is_done_when_there_is_room(worker: Worker, m
     until(lambda: not list(worker.blobs.work.iterdir()), 10)
 
 
-def test_a_child_that_is_killed_for_memory_is_tried_again_with_less(worker: Worker) -> None:
+def test_a_child_that_is_killed_for_memory_is_tried_again_with_less(worker: JobWorker) -> None:
     job_id = enqueue(worker, (TINY / "lora.json").read_bytes())
     first = until(lambda: child_of(worker), 60)
     os.kill(first, signal.SIGKILL)  # as the system does where memory ends
@@ -87,7 +89,7 @@ def test_a_child_that_is_killed_for_memory_is_tried_again_with_less(worker: Work
     assert worker.store.cached(job["cache_key"]) is None  # another may have more memory
 
 
-def test_a_child_that_is_killed_for_memory_each_time_says_what_was_tried(worker: Worker) -> None:
+def test_a_child_that_is_killed_for_memory_each_time_says_what_was_tried(worker: JobWorker) -> None:
     job_id = enqueue(worker, (TINY / "deep_linear.json").read_bytes())
     killed: set[int] = set()
 

@@ -11,7 +11,7 @@ from superopt.formats import to_onnx_bytes
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph, Node, constant
 from superopt.ir.types import TensorType
-from superopt.ops.infer import infer
+from superopt.ops.shape_inference import infer
 from superopt.runtime.onnx_runtime import make_session, run
 from superopt.verifier.check.differential import make_inputs
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from superopt.ir.poly import Poly
-from superopt.ir.terms import App, AttributeValue, Project, Term, Var, postorder
+from superopt.ir.size_polynomial import SizePolynomial
+from superopt.ir.terms import AttributeValue, OperatorTerm, OutputTerm, Term, VariableTerm, postorder
 from superopt.ops import REGISTRY
 from superopt.rules.rule import Rule
 
@@ -29,7 +29,7 @@ def mutants(rule: Rule) -> Iterator[tuple[str, Rule]]:
     """
     roots = rule.rhs
     for term in postorder(*roots):
-        if not isinstance(term, App):
+        if not isinstance(term, OperatorTerm):
             continue
         for what, changed in (*_changes(term), *_exchanged(term, rule)):
             yield f"{term.op}: {what}", replace(rule, id=f"{rule.id}-mutant", rhs=_replaced(roots, {term: changed}))
@@ -38,7 +38,7 @@ def mutants(rule: Rule) -> Iterator[tuple[str, Rule]]:
         yield f"without {guard.left} {guard.relation} {guard.right}", replace(rule, id=f"{rule.id}-mutant", where=rest)
 
 
-def _exchanged(term: App, rule: Rule) -> Iterator[tuple[str, Term]]:
+def _exchanged(term: OperatorTerm, rule: Rule) -> Iterator[tuple[str, Term]]:
     """Another operator of the same arguments and attributes, or another variable of the same type."""
     for family in _ALIKE:
         if term.op in family:
@@ -46,14 +46,14 @@ def _exchanged(term: App, rule: Rule) -> Iterator[tuple[str, Term]]:
             yield f"{other} instead", replace(term, op=other)
     names = list(rule.tensors)
     for place, arg in enumerate(term.args):
-        if isinstance(arg, Var):
+        if isinstance(arg, VariableTerm):
             same = [n for n in names if n != arg.name and rule.tensors[n] == rule.tensors[arg.name]]
             for name in same[:1]:
-                args = (*term.args[:place], Var(name), *term.args[place + 1 :])
+                args = (*term.args[:place], VariableTerm(name), *term.args[place + 1 :])
                 yield f"{name} for {arg.name}", replace(term, args=args)
 
 
-def _changes(term: App) -> Iterator[tuple[str, Term]]:
+def _changes(term: OperatorTerm) -> Iterator[tuple[str, Term]]:
     first, *rest = term.args or (None,)
     second = rest[0] if rest else None
     if first is not None and second is not None and first != second:
@@ -74,7 +74,7 @@ def _shifted(value: AttributeValue) -> Iterator[tuple[str, int, AttributeValue]]
         for position, element in enumerate(value):
             for where, step, changed in _shifted(element):
                 yield f"[{position}]{where}", step, (*value[:position], changed, *value[position + 1 :])
-    elif isinstance(value, int | Poly | float):
+    elif isinstance(value, int | SizePolynomial | float):
         for step in (1, -1):
             yield "", step, value + step
 
@@ -84,11 +84,11 @@ def _replaced(roots: tuple[Term, ...], changed: Mapping[Term, Term]) -> tuple[Te
     for term in postorder(*roots):
         if term in changed:
             made[term] = changed[term]
-        elif isinstance(term, App):
+        elif isinstance(term, OperatorTerm):
             made[term] = replace(term, args=tuple(None if a is None else made[a] for a in term.args))
-        elif isinstance(term, Project):
+        elif isinstance(term, OutputTerm):
             inner = made[term.term]
-            made[term] = Project(inner, term.index) if isinstance(inner, App) else inner
+            made[term] = OutputTerm(inner, term.index) if isinstance(inner, OperatorTerm) else inner
         else:
             made[term] = term
     return tuple(made[r] for r in roots)

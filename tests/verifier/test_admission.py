@@ -11,13 +11,13 @@ from typer.testing import CliRunner
 
 from superopt import cli
 from superopt.ops import REGISTRY
-from superopt.ops.meaning import call, tensor
+from superopt.ops.operator_semantics import call, tensor
 from superopt.rules import RuleError, load_library, parse_rule
 from superopt.rules.library import ADMISSIBLE, write_verdicts
 from superopt.rules.typing import _meaning_digest, meaning_digest
-from superopt.verifier import ProvedAllSizes, Tested, Unknown, admission
+from superopt.verifier import ProvedVerdict, TestedVerdict, UnknownVerdict, admission
 from superopt.verifier.admission import admit, check, verify
-from superopt.verifier.store import prove_all
+from superopt.verifier.batch_proving import prove_all
 
 TRUE = '[[rule]]\nid = "planted"\nforall = { x = "f[n]" }\nlhs = ["Relu(Relu(x))"]\nrhs = ["Relu(x)"]\n'
 FALSE = TRUE.replace("Relu(Relu(x))", "Relu(Neg(x))")
@@ -45,13 +45,13 @@ def test_only_proofs_admit() -> None:
 def test_a_rule_that_is_only_tested_is_refused_in_words(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(TRUE)
     with pytest.raises(RuleError, match=r"true in \d+ exact trials, but not proved, so it is not used"):
-        admit(load_library(tmp_path), prover=lambda _: Unknown("asked not to"))
+        admit(load_library(tmp_path), prover=lambda _: UnknownVerdict("asked not to"))
 
 
 def test_a_false_rule_is_refused_even_if_a_prover_believes_it(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(FALSE)
     with pytest.raises(RuleError, match="the rule is false"):
-        admit(load_library(tmp_path), prover=lambda _: ProvedAllSizes())
+        admit(load_library(tmp_path), prover=lambda _: ProvedVerdict())
 
 
 def test_a_verdict_that_a_folder_claims_is_not_believed(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_a_meaning_that_changes_takes_its_proofs_along(
     assert admit(load_library(tmp_path / "mine.toml", built_in=False)).verdicts
     request.getfixturevalue("wrong_neg")
     asked: list[str] = []
-    monkeypatch.setattr(admission, "check", lambda rule, **_: asked.append(rule.id) or Unknown("asked"))
+    monkeypatch.setattr(admission, "check", lambda rule, **_: asked.append(rule.id) or UnknownVerdict("asked"))
     with pytest.raises(RuleError, match="not proved"):
         admit(load_library(tmp_path / "mine.toml", built_in=False))
     assert asked == ["planted"]
@@ -127,9 +127,9 @@ def test_commands_refuse_a_planted_rule(tmp_path: Path) -> None:
 def test_a_wrong_meaning_cannot_admit_a_false_rule(tmp_path: Path) -> None:
     rule = parse_rule({"id": "planted", "forall": {"x": "f[n]"}, "lhs": ["Add(x, Neg(x))"], "rhs": ["Add(x, x)"]})
     verdict = check(rule)
-    assert isinstance(verdict, Unknown)
+    assert isinstance(verdict, UnknownVerdict)
     assert "a meaning is wrong" in verdict.reason
-    assert isinstance(prove_all([rule])["planted"], Unknown)
+    assert isinstance(prove_all([rule])["planted"], UnknownVerdict)
     (tmp_path / "mine.toml").write_text(
         TRUE.replace("Relu(Relu(x))", "Add(x, Neg(x))").replace('"Relu(x)"', '"Add(x, x)"')
     )
@@ -153,7 +153,7 @@ def test_a_changed_meaning_takes_the_verdicts_of_its_rules_away(request: pytest.
 
 def test_what_is_tested_says_how_often() -> None:
     rule = parse_rule({"id": "r", "forall": {"x": "f[n]"}, "lhs": ["Relu(Relu(x))"], "rhs": ["Relu(x)"]})
-    verdict = check(rule, prover=lambda _: Unknown("no"))
-    assert isinstance(verdict, Tested)
+    verdict = check(rule, prover=lambda _: UnknownVerdict("no"))
+    assert isinstance(verdict, TestedVerdict)
     assert verdict.trials >= 4
     assert 0 <= verdict.bound < 1e-3

@@ -17,15 +17,15 @@ from tamperings import TAMPERINGS
 from typer.testing import CliRunner
 
 from superopt import cli
-from superopt.ir.poly import sym
+from superopt.ir.size_polynomial import sym
 from superopt.rules import Rule, load_library, parse_rule
 from superopt.rules.typing import meaning_digest
-from superopt.verifier import ProvedAllSizes, Unknown
+from superopt.verifier import ProvedVerdict, UnknownVerdict
 from superopt.verifier.certificates import checker
 from superopt.verifier.certificates.certificate import certificate_of, certify
 from superopt.verifier.certificates.certify_library import certify_all
 from superopt.verifier.certificates.checker import CertificateResult, check_certificate, script_of, seal
-from superopt.verifier.certificates.normal_forms import Rejected
+from superopt.verifier.certificates.normal_forms import CertificateRejected
 from superopt.verifier.certificates.smtlib import script, unsatisfiable, within
 from superopt.verifier.prover.arith import ge
 
@@ -80,7 +80,7 @@ def certificates() -> dict[str, str]:
     made = {}
     for name in RULES:
         verdict, made[name] = certificate_of(_rule(name))
-        assert isinstance(verdict, ProvedAllSizes), (name, verdict)
+        assert isinstance(verdict, ProvedVerdict), (name, verdict)
     return made
 
 
@@ -145,7 +145,7 @@ SAMPLE = list(_sample())
 )
 def test_what_is_proved_has_a_certificate_that_holds(tmp_path: Path, rule: Rule) -> None:
     verdict, text = certificate_of(rule)
-    assert isinstance(verdict, ProvedAllSizes), verdict
+    assert isinstance(verdict, ProvedVerdict), verdict
     result = _checked(tmp_path, text)
     assert result.valid, result.reason
 
@@ -154,7 +154,7 @@ def test_a_rule_that_is_not_proved_has_no_certificate(tmp_path: Path) -> None:
     rule = parse_rule(
         {"id": "r", "forall": {"a": "f[k,k]", "b": "f[k,k]"}, "lhs": ["MatMul(a, b)"], "rhs": ["MatMul(b, a)"]}
     )
-    assert isinstance(certify(rule, tmp_path, time_limit=1.0), Unknown)
+    assert isinstance(certify(rule, tmp_path, time_limit=1.0), UnknownVerdict)
     assert not list(tmp_path.iterdir())
 
 
@@ -167,7 +167,7 @@ def _sealed(data: Data) -> str:
     try:
         data["digest"] = meaning_digest(parse_rule(data["rule"]))
         data["smt2"] = script_of(data)
-    except (Rejected, ValueError, KeyError, TypeError, LookupError):
+    except (CertificateRejected, ValueError, KeyError, TypeError, LookupError):
         pass  # it is refused where it is: the checker has to say so too
     data["seal"] = seal(data)
     return json.dumps(data)

@@ -14,19 +14,19 @@ import pytest
 
 from superopt import formats
 from superopt.ir.graph import Graph, Node, Value, constant
-from superopt.ir.poly import sym
+from superopt.ir.size_polynomial import sym
 from superopt.ir.types import DType, TensorType
-from superopt.ops.infer import infer
+from superopt.ops.shape_inference import infer
 from superopt.pipeline import optimize
 from superopt.runtime.onnx_runtime import OrtValue, bind, make_session, run, writable_feeds
 from superopt.verifier.check import tolerance
-from superopt.verifier.check.deviation import Explanations, Overflow, Trial
+from superopt.verifier.check.boundary_value_targets import input_targets
+from superopt.verifier.check.deviation import CheckTrial, DeviationExplainer, OverflowProximity
 from superopt.verifier.check.differential import check, suspects
-from superopt.verifier.check.input_targets import input_targets
-from superopt.verifier.check.power import mutants
+from superopt.verifier.check.mutation_testing import mutants
 from superopt.verifier.check.rounding_noise import DisturbedRuns
-from superopt.verifier.check.sessions import Arrays, Bench
-from superopt.verifier.check.steered_inputs import Feed, steered
+from superopt.verifier.check.shared_weight_sessions import Arrays, SharedWeightSessions
+from superopt.verifier.check.steered_inputs import SteeredInput, steered
 from superopt.verifier.check.tolerance import compare, scales
 
 F32, F16, I64 = DType.FLOAT32, DType.FLOAT16, DType.INT64
@@ -304,7 +304,7 @@ def test_infinity_must_stay_infinite_and_an_overflow_may_be_mended():
 def test_moves_of_a_deliberate_rounding_are_not_an_excuse():
     """Inside, the sum with 12582912 moves by whole numbers; moving the input does not move it at all."""
     graph, feeds = WRONG["rounding by a large constant"][0], {"x": rng.standard_normal((4, 8)).astype(single)}
-    with Bench() as bench:
+    with SharedWeightSessions() as bench:
         plain = bench.session(graph, optimise=False)
         moved, inside = DisturbedRuns(graph, bench, plain).samples(feeds, range(4), tiny=False, time_limit=None)
     old = run(plain, feeds)["y"]
@@ -405,20 +405,20 @@ def test_an_element_that_twelve_runs_hardly_moved_is_looked_at_again(monkeypatch
         run[0, 0] += np.float32(2.4e-7 if number < 12 else 1e-6)
         return {"y": run}
 
-    monkeypatch.setattr(Explanations, "_noise", lambda self: Runs())
-    monkeypatch.setattr(Explanations, "optimised", lambda *_: None)
-    monkeypatch.setattr(Explanations, "_is_smooth", lambda *_: True)
+    monkeypatch.setattr(DeviationExplainer, "_noise", lambda self: Runs())
+    monkeypatch.setattr(DeviationExplainer, "optimised", lambda *_: None)
+    monkeypatch.setattr(DeviationExplainer, "_is_smooth", lambda *_: True)
     graph = floored()
-    one = Explanations(graph, None, None, None, lambda: 1.0)  # type: ignore[arg-type]
-    trial = Trial(Feed("x", {}), {"y": old})
+    one = DeviationExplainer(graph, None, None, None, lambda: 1.0)  # type: ignore[arg-type]
+    trial = CheckTrial(SteeredInput("x", {}), {"y": old})
     found = one.explain(trial, 0, "y", made, DType.FLOAT32, compare(old, made, DType.FLOAT32), None)
     assert found.problem is None
     assert asked == [*range(36)]
     assert not any(run for kind in one._evidence[0].runs for run in kind)  # what was looked at is held no longer
     made[0, 0] += np.float32(5e-6)  # further than any element moves: no more runs are made for it
     asked.clear()
-    fresh = Explanations(graph, None, None, None, lambda: 1.0)  # type: ignore[arg-type]
-    monkeypatch.setattr(Explanations, "_overflow_mask", lambda *_: np.zeros((4, 64), bool))
+    fresh = DeviationExplainer(graph, None, None, None, lambda: 1.0)  # type: ignore[arg-type]
+    monkeypatch.setattr(DeviationExplainer, "_overflow_mask", lambda *_: np.zeros((4, 64), bool))
     found = fresh.explain(trial, 0, "y", made, DType.FLOAT32, compare(old, made, DType.FLOAT32), None)
     assert found.problem is not None
     assert asked == [*range(12)]
@@ -616,8 +616,8 @@ def test_values_inside_are_held_only_where_one_is_not_small(dtype: DType) -> Non
     steps = [("Exp", "x", "e"), ("Sub", "e e", "d"), ("Add", "d x", "y")]
     given = model(steps, {}, {"x": plane}, {"y": plane})
     feed = rng.standard_normal((4, 8)).astype(dtype.numpy)
-    with Bench() as bench:
-        overflow = Overflow(given, infer(given), "y", bench)
+    with SharedWeightSessions() as bench:
+        overflow = OverflowProximity(given, infer(given), "y", bench)
         assert not overflow.near({"x": feed}, (4, 8)).any()
         assert "_session" not in vars(overflow)
         feed[1, 2] = np.log(np.finfo(dtype.numpy).max) - 0.1  # near
@@ -671,6 +671,6 @@ def test_a_session_reads_a_weight_that_the_runtime_transposes_as_its_user_does()
     image = kind(1, 32, 32, 32)
     graph = model(steps, {"w": rng.standard_normal((1, 32, 32, 32)).astype(single)}, {"x": image}, {"y": image})
     feeds = {"x": rng.standard_normal((1, 32, 32, 32)).astype(single)}
-    with Bench() as bench:
+    with SharedWeightSessions() as bench:
         plain, optimised = (run(bench.session(graph, optimise=o), feeds)["y"] for o in (False, True))
     np.testing.assert_allclose(optimised, plain, rtol=1e-5)

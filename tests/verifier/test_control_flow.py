@@ -10,7 +10,7 @@ import superopt
 from superopt.formats.onnx_reader import from_onnx
 from superopt.runtime import reference
 from superopt.runtime.onnx_runtime import run as run_in_runtime
-from superopt.verifier.check.sessions import Bench
+from superopt.verifier.check.shared_weight_sessions import SharedWeightSessions
 from superopt.verifier.equivalence.graphs import verify
 from tests.control_flow import CASES, body, feeds, model, node, value
 
@@ -68,7 +68,7 @@ def test_another_branch_or_count_of_turns_is_refuted() -> None:
 def test_the_reference_runs_bodies_as_the_runtime_does(name: str) -> None:
     proto, given, _ = CASES[name]
     graph = from_onnx(proto)
-    with Bench() as bench:
+    with SharedWeightSessions() as bench:
         session = bench.session(graph, optimise=False)
         for seed, fed in enumerate(given):
             arrays = feeds(proto, seed, **fed)

@@ -10,7 +10,7 @@ import pytest
 
 from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ir.types import DType, TensorType
-from superopt.ops.infer import infer
+from superopt.ops.shape_inference import infer
 from superopt.pipeline import optimize
 from superopt.verifier.check.deliberate_rounding import outputs_rounded_on_purpose
 from superopt.verifier.check.differential import check

@@ -11,11 +11,11 @@ import pytest
 from superopt.ir.diff import changed_regions, grown
 from superopt.ir.errors import ResourceLimit
 from superopt.ir.graph import Graph, Node, Value, constant
-from superopt.ir.poly import sym
+from superopt.ir.size_polynomial import sym
 from superopt.ir.types import DType, TensorType
-from superopt.ops.infer import infer
+from superopt.ops.shape_inference import infer
 from superopt.verifier.check import input_generation
-from superopt.verifier.check.differential import Slack, check, check_regions, make_inputs
+from superopt.verifier.check.differential import ErrorAllowance, check, check_regions, make_inputs
 from superopt.verifier.equivalence.graphs import verify
 
 rng = np.random.default_rng(3)
@@ -210,14 +210,14 @@ def off_by(share: float) -> tuple[Graph, Graph]:
 
 def test_a_budget_of_errors_is_allowed_where_it_is_meant_and_no_more():
     before, after = off_by(1e-4)
-    allowed = Slack(2e-4, frozenset({"times"}))
+    allowed = ErrorAllowance(2e-4, frozenset({"times"}))
     assert check(before, after).verdict == "failed"
     assert check(before, after, slack=allowed).verdict == "passed"
-    assert check(before, after, slack=Slack(2e-4, frozenset({"elsewhere"}))).verdict == "failed"
-    assert check(before, after, slack=Slack(1e-5, frozenset({"times"}))).verdict == "failed"
+    assert check(before, after, slack=ErrorAllowance(2e-4, frozenset({"elsewhere"}))).verdict == "failed"
+    assert check(before, after, slack=ErrorAllowance(1e-5, frozenset({"times"}))).verdict == "failed"
     assert check(*off_by(2e-3), slack=allowed).verdict == "failed"
     assert check(before, after, slack=allowed, full=True).verdict == "passed"
-    assert check(before, after, slack=Slack(1e-5, frozenset({"times"})), full=True).verdict == "failed"
+    assert check(before, after, slack=ErrorAllowance(1e-5, frozenset({"times"})), full=True).verdict == "failed"
 
 
 def test_a_budget_is_for_rounding_and_not_for_what_differs_over_the_reals():

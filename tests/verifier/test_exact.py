@@ -18,7 +18,7 @@ from superopt.verifier.exact.algebra import MODULUS, InverseOfZero, PrimeField, 
 from superopt.verifier.exact.counterexample import describe, replay
 from superopt.verifier.exact.testing import test as exact
 from superopt.verifier.prover.prover import prove
-from superopt.verifier.verdict import ProvedAllSizes, Refuted, Tested, Unknown
+from superopt.verifier.verdict import ProvedVerdict, RefutedVerdict, TestedVerdict, UnknownVerdict
 
 LIBRARY = load_library()
 FALSE = parse_file(Path(__file__).parent / "false_rules.toml")
@@ -32,14 +32,14 @@ def sample(count: int, seed: int) -> list[Rule]:
 @pytest.mark.parametrize("rule", sample(60, 1), ids=lambda r: r.id)
 def test_rules_of_the_library_pass_with_another_seed(rule: Rule) -> None:
     verdict = exact(rule, seed=99, trials=5)
-    assert isinstance(verdict, Tested)
+    assert isinstance(verdict, TestedVerdict)
     assert verdict.bound < 1e-3
 
 
 @pytest.mark.parametrize("rule", FALSE, ids=lambda r: r.id)
 def test_false_rules_are_refuted_and_the_counterexample_replays(rule: Rule) -> None:
     verdict = exact(rule)
-    assert isinstance(verdict, Refuted)
+    assert isinstance(verdict, RefutedVerdict)
     data = json.loads(json.dumps(verdict.counterexample))
     assert replay(data)
     assert describe(data).startswith("at ")
@@ -57,13 +57,15 @@ def test_mutants_are_refuted_or_happen_to_be_true() -> None:
             continue
         what, mutant = random.Random(position).choice(changed)
         verdict = exact(mutant, trials=6)
-        if isinstance(verdict, Refuted):
+        if isinstance(verdict, RefutedVerdict):
             assert replay(verdict.counterexample), (rule.id, what)
             refuted += 1
-        elif isinstance(verdict, Tested):  # true by chance: then the prover must be able to say so, or of no shapes
+        elif isinstance(
+            verdict, TestedVerdict
+        ):  # true by chance: then the prover must be able to say so, or of no shapes
             proof = prove(mutant)
-            ill = isinstance(proof, Unknown) and proof.reason.startswith("not well-formed")
-            assert isinstance(proof, ProvedAllSizes) or ill, (rule.id, what)
+            ill = isinstance(proof, UnknownVerdict) and proof.reason.startswith("not well-formed")
+            assert isinstance(proof, ProvedVerdict) or ill, (rule.id, what)
             survived += 1
     assert refuted >= 25
     assert survived <= 10
@@ -73,7 +75,7 @@ def test_counterexamples_are_small() -> None:
     rule = parse_rule({"forall": {"x": "f[..., m, k]", "y": "f[..., k, n]"}, "lhs": ["MatMul(x, y)"],
                        "rhs": ["MatMul(x, Relu(y))"]})  # fmt: skip
     verdict = exact(rule)
-    assert isinstance(verdict, Refuted)
+    assert isinstance(verdict, RefutedVerdict)
     sizes = verdict.counterexample["sizes"]
     assert isinstance(sizes, dict)
     assert set(sizes.values()) == {1}
@@ -82,7 +84,7 @@ def test_counterexamples_are_small() -> None:
 def test_a_wrong_counterexample_does_not_replay() -> None:
     rule = parse_rule({"forall": {"x": "f[n]"}, "lhs": ["Add(x, x)"], "rhs": ["Mul(x, x)"]})
     verdict = exact(rule)
-    assert isinstance(verdict, Refuted)
+    assert isinstance(verdict, RefutedVerdict)
     assert not replay({**verdict.counterexample, "elements": {"x": ["0"]}, "sizes": {"n": 1}})
     with pytest.raises(RuleError, match="not a counterexample"):
         replay({"rule": 3})
@@ -91,7 +93,7 @@ def test_a_wrong_counterexample_does_not_replay() -> None:
 def test_sides_of_different_types_are_refuted() -> None:
     rule = parse_rule({"forall": {"x": "f[m, n]"}, "lhs": ["Reshape(x, shape=[m, n, 1])"], "rhs": ["Relu(x)"]})
     verdict = exact(rule)
-    assert isinstance(verdict, Refuted)
+    assert isinstance(verdict, RefutedVerdict)
     assert "type" in describe(verdict.counterexample)
 
 
@@ -102,20 +104,22 @@ def test_a_size_that_nothing_binds_is_no_crash() -> None:
         "forall": {"z": "f[m, p]", "t": "f[]", "q": "int > 0"}, "lhs": [f"Mul({split.format('z')}, t)"],
         "rhs": [split.format("Mul(z, t)")],
     })  # fmt: skip
-    assert isinstance(exact(rule), Tested)
-    assert isinstance(exact(replace(rule, forall={n: s for n, s in rule.forall.items() if n != "q"})), Unknown)
+    assert isinstance(exact(rule), TestedVerdict)
+    assert isinstance(exact(replace(rule, forall={n: s for n, s in rule.forall.items() if n != "q"})), UnknownVerdict)
 
 
 def test_a_context_that_nothing_satisfies_proves_nothing() -> None:
     rule = parse_rule({"forall": {"x": "f[n]"}, "where": ["n < 1"], "lhs": ["Relu(x)"], "rhs": ["Relu(x)"]})
-    assert isinstance(exact(rule), Unknown)
+    assert isinstance(exact(rule), UnknownVerdict)
 
 
 def test_the_verdict_depends_only_on_the_seed() -> None:
     rule = FALSE[0]
     first, second = exact(rule, seed=3), exact(rule, seed=3)
     assert first == second or (
-        isinstance(first, Refuted) and isinstance(second, Refuted) and first.counterexample == second.counterexample
+        isinstance(first, RefutedVerdict)
+        and isinstance(second, RefutedVerdict)
+        and first.counterexample == second.counterexample
     )
 
 
@@ -195,9 +199,9 @@ VECTOR, PAIR = {"x": "f[m]"}, {"x": "f[m]", "y": "f[m]"}
     ],
 )
 def test_the_sign_of_a_root_is_told(forall: dict[str, str], lhs: str, rhs: str) -> None:
-    assert isinstance(exact(_stated(forall, lhs, rhs)), Refuted)
+    assert isinstance(exact(_stated(forall, lhs, rhs)), RefutedVerdict)
     if "a" not in forall:
-        assert isinstance(exact(_stated(forall, lhs, rhs.replace("-", ""))), Tested)
+        assert isinstance(exact(_stated(forall, lhs, rhs.replace("-", ""))), TestedVerdict)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -213,7 +217,7 @@ def test_the_sign_of_a_root_is_told(forall: dict[str, str], lhs: str, rhs: str) 
     ],
 )
 def test_what_a_constant_turns_is_looked_at_there(forall: dict[str, str], lhs: str, rhs: str, seed: int) -> None:
-    assert isinstance(exact(_stated(forall, lhs, rhs), seed=seed), Refuted)
+    assert isinstance(exact(_stated(forall, lhs, rhs), seed=seed), RefutedVerdict)
 
 
 @pytest.mark.parametrize("function", ["Exp", "Sigmoid", "Tanh", "Erf", "Softplus", "Elu"])
@@ -222,5 +226,5 @@ def test_the_order_of_transcendental_functions_is_known(function: str) -> None:
         left, forall = f"Max({function}(x), {function}(y))", {"x": "f[m, n]", "y": "f[m, n]"}
         return parse_rule({"id": "r", "forall": forall, "lhs": [left], "rhs": [right]})
 
-    assert isinstance(exact(equals(f"{function}(Max(x, y))")), Tested)
-    assert isinstance(exact(equals(f"{function}(Min(x, y))")), Refuted)
+    assert isinstance(exact(equals(f"{function}(Max(x, y))")), TestedVerdict)
+    assert isinstance(exact(equals(f"{function}(Min(x, y))")), RefutedVerdict)

@@ -12,15 +12,15 @@ import pytest
 
 from superopt.ir.types import DType
 from superopt.rules import load_library
-from superopt.rules.floats import FloatVerdict, SafeConditions, float_key, read_floats, verdict_in
+from superopt.rules.float_verdicts import FloatVerdict, SafeConditions, float_key, read_floats, verdict_in
 from superopt.rules.grammar import parse_rule
 from superopt.rules.rule import Rule
-from superopt.verifier.floats import recording
+from superopt.verifier.floats import verdict_recording
 from superopt.verifier.floats.adversarial_points import drawn, exponents
 from superopt.verifier.floats.comparison import FACTOR, analyse_errors
 from superopt.verifier.floats.evaluation import FORMATS, cone, kernel_values, rounded, wide_values
-from superopt.verifier.floats.recorded_law import breaches, directions_used
-from superopt.verifier.floats.recording import with_specials, without
+from superopt.verifier.floats.recorded_verdict_check import breaches, directions_used
+from superopt.verifier.floats.verdict_recording import with_specials, without
 from superopt.verifier.floats.verdict_search import examine, sites_of
 
 
@@ -72,7 +72,7 @@ def test_what_cancels_by_chance_is_no_deliberate_rounding() -> None:
         "d": "ints[2]>=1",
     }  # fmt: skip
     chain = rule(f"Conv(Conv(x, a, {none}), k, {conv}) = Conv(x, {kernel}, {conv})", forall)
-    found = recording.verified_verdicts(chain)["forward"]["float32"]
+    found = verdict_recording.verified_verdicts(chain)["forward"]["float32"]
     assert any(not way.rounded and way.generous for way in found.alternatives)
 
 
@@ -218,11 +218,11 @@ def test_mending_leaves_out_what_other_points_break(monkeypatch: pytest.MonkeyPa
     class Books(dict[str, Rule]):
         float_store: ClassVar = {float_key(r): SAFE for r in (wrong, right)}
 
-    monkeypatch.setattr(recording, "load_library", lambda: Books(wrong=wrong, right=right))
-    monkeypatch.setattr(recording, "BUILT_IN", tmp_path)
-    against = recording.mend(seed=3, points=200)
+    monkeypatch.setattr(verdict_recording, "load_library", lambda: Books(wrong=wrong, right=right))
+    monkeypatch.setattr(verdict_recording, "BUILT_IN", tmp_path)
+    against = verdict_recording.mend(seed=3, points=200)
     assert against
-    kept = read_floats(tmp_path / recording.FLOATS)
+    kept = read_floats(tmp_path / verdict_recording.FLOATS)
     assert verdict_in(kept[float_key(wrong)]["forward"], DType.FLOAT32).verdict == "unsafe"
     assert kept[float_key(right)] == SAFE
 

@@ -12,16 +12,16 @@ from onnx import TensorProto, helper, numpy_helper
 
 from superopt.formats import from_onnx, to_onnx_bytes
 from superopt.ir.graph import Graph, Node, Value, constant
-from superopt.ir.poly import sym
-from superopt.ir.terms import App, Var
+from superopt.ir.size_polynomial import sym
+from superopt.ir.terms import OperatorTerm, VariableTerm
 from superopt.ir.types import DType, TensorType
 from superopt.runtime import reference
 from superopt.runtime.onnx_runtime import make_session, run
-from superopt.verifier.equivalence.constants import with_folded_jumps
 from superopt.verifier.equivalence.fused_operators import FUSED, unfused
 from superopt.verifier.equivalence.graphs import verify
+from superopt.verifier.equivalence.runtime_folded_constants import with_folded_jumps
 from superopt.verifier.equivalence.weight_expressions import LIMIT, deviation, evaluated
-from superopt.verifier.prover import structure
+from superopt.verifier.prover import normal_form_terms
 
 RNG = np.random.default_rng(5)
 
@@ -177,7 +177,7 @@ def test_another_decimal_is_refuted() -> None:
 @pytest.mark.parametrize("dtype", [DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32])
 def test_a_rounded_value_is_within_half_an_ulp_and_its_neighbours_are_not(dtype: DType) -> None:
     a, b = (RNG.standard_normal(500).astype(dtype.numpy) for _ in range(2))
-    exact = evaluated(App("Mul", (Var("a"), Var("b"))), {"a": (a, dtype), "b": (b, dtype)})
+    exact = evaluated(OperatorTerm("Mul", (VariableTerm("a"), VariableTerm("b"))), {"a": (a, dtype), "b": (b, dtype)})
     rounded = exact.value.astype(dtype.numpy)
     assert deviation(rounded, dtype, exact) <= 0.5
     moved = (rounded.astype(np.float64) * 1.2).astype(dtype.numpy)
@@ -187,7 +187,9 @@ def test_a_rounded_value_is_within_half_an_ulp_and_its_neighbours_are_not(dtype:
 def test_cancellation_is_measured_by_its_terms() -> None:
     a = np.array([1e4], np.float32)
     b = np.array([1e4 + 1e-3], np.float64).astype(np.float32)
-    exact = evaluated(App("Sub", (Var("a"), Var("b"))), {"a": (a, DType.FLOAT32), "b": (b, DType.FLOAT32)})
+    exact = evaluated(
+        OperatorTerm("Sub", (VariableTerm("a"), VariableTerm("b"))), {"a": (a, DType.FLOAT32), "b": (b, DType.FLOAT32)}
+    )
     assert exact.magnitude[0] == pytest.approx(2e4)
     assert deviation(np.array([1e-3], np.float32), DType.FLOAT32, exact) < 1.5  # ulps of 2e4: it is -0.001
 
@@ -354,11 +356,13 @@ def test_what_is_read_for_its_type_alone_leaves_a_constant_constant() -> None:
 
 
 def test_the_text_of_a_value_does_not_double_with_each_reading() -> None:
-    value: structure.Value = (
-        structure.Monomial(Fraction(1), (), frozenset(), ((structure.Element("x", (sym("i"),)), Fraction(1)),)),
+    value: normal_form_terms.Value = (
+        normal_form_terms.Monomial(
+            Fraction(1), (), frozenset(), ((normal_form_terms.TensorElement("x", (sym("i"),)), Fraction(1)),)
+        ),
     )
     for _ in range(60):  # 2^60 readings of x
-        twice = structure.Apply("f", (value, value))
-        value = (structure.Monomial(Fraction(1), (), frozenset(), ((twice, Fraction(1)),)),)
-    assert len(structure.text(value)) < 50_000
-    assert structure.text(value) != structure.text(value, {"i": sym("j")})
+        twice = normal_form_terms.FunctionApplication("f", (value, value))
+        value = (normal_form_terms.Monomial(Fraction(1), (), frozenset(), ((twice, Fraction(1)),)),)
+    assert len(normal_form_terms.text(value)) < 50_000
+    assert normal_form_terms.text(value) != normal_form_terms.text(value, {"i": sym("j")})

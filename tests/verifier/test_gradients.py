@@ -9,9 +9,9 @@ from sampling import slow
 
 from superopt.ir.errors import UsageError
 from superopt.ops.derivative.declarations import DECLARED
-from superopt.ops.derivative.expressions import Cotangents, Derivative, Site, Tangents, apply
+from superopt.ops.derivative.typed_terms import Cotangents, DifferentiationSite, OperatorDerivative, Tangents, apply
 from superopt.rules.grammar import parse_rule
-from superopt.verifier import ProvedAllSizes, prove
+from superopt.verifier import ProvedVerdict, prove
 from superopt.verifier.prover.gradients import cases, check_gradients
 
 # What the prover does not show, though tests in floating point do: Celu compares a function of x with 0; windows that
@@ -43,7 +43,7 @@ def test_a_wrong_pullback_is_not_proved(name: str, monkeypatch: pytest.MonkeyPat
     pullback = DECLARED[name].pullback
     assert pullback is not None
 
-    def wrong(site: Site, given: Tangents) -> Cotangents:
+    def wrong(site: DifferentiationSite, given: Tangents) -> Cotangents:
         return {p: e * 0.5 for p, e in pullback(site, given).items()}
 
     monkeypatch.setitem(DECLARED, name, replace(DECLARED[name], pullback=wrong))
@@ -56,21 +56,21 @@ def test_a_wrong_pullback_is_not_proved(name: str, monkeypatch: pytest.MonkeyPat
 def test_subtle_mistakes_are_not_proved(monkeypatch: pytest.MonkeyPatch) -> None:
     """An axis, a transposition and a forgotten term."""
 
-    def axis(site: Site, given: Tangents) -> Cotangents:
+    def axis(site: DifferentiationSite, given: Tangents) -> Cotangents:
         y, g = site.output(), given[0]
         assert g is not None
         return {0: y * (g - apply("ReduceSum", g * y, axes=(1 - site.int("axis"),), keepdims=1))}
 
-    def order(site: Site, given: Tangents) -> Cotangents:
+    def order(site: DifferentiationSite, given: Tangents) -> Cotangents:
         assert given[0] is not None
         return {0: apply("CumSum", given[0], **site.attributes)}
 
-    def term(site: Site, given: Tangents) -> Cotangents:
+    def term(site: DifferentiationSite, given: Tangents) -> Cotangents:
         assert given[0] is not None
         return {0: given[0] * apply("Tanh", apply("Softplus", site.arg(0)))}
 
     for name, pullback in (("Softmax", axis), ("CumSum", order), ("Mish", term)):
-        wrong = Derivative(pullback, DECLARED[name].pushforward)
+        wrong = OperatorDerivative(pullback, DECLARED[name].pushforward)
         with monkeypatch.context() as patch:
             patch.setitem(DECLARED, name, wrong)
             (found,) = check_gradients([name])
@@ -108,4 +108,4 @@ def test_a_position_that_is_compared_is_the_one_that_is_read(start: int, proved:
         "id": "picked", "forall": {"x": "f[m, n]", "i": "i[k]<m"}, "lhs": ["Gather(x, i, axis=0)"],
         "rhs": [f'MatMul(Cast(Equal(Unsqueeze(i, axes=[1]), {columns}), to="float32"), x)'],
     })  # fmt: skip
-    assert isinstance(prove(rule), ProvedAllSizes) == proved
+    assert isinstance(prove(rule), ProvedVerdict) == proved

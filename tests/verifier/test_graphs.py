@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 
 from superopt.ir.errors import UsageError
-from superopt.ir.graph import ArrayData, Graph, Node, Value, Weight
-from superopt.ir.poly import Dim, sym
-from superopt.ir.terms import App, postorder
+from superopt.ir.graph import ArrayWeightData, Graph, Node, Value, Weight
+from superopt.ir.size_polynomial import Dim, sym
+from superopt.ir.terms import OperatorTerm, postorder
 from superopt.ir.types import DType, TensorType
 from superopt.rules import Rule
 from superopt.runtime import reference
 from superopt.verifier.check.differential import CheckResult
 from superopt.verifier.equivalence import graphs, regions
+from superopt.verifier.equivalence.constant_unfolding import NOTE
 from superopt.verifier.equivalence.graphs import certify_result, verify
-from superopt.verifier.equivalence.provenance import NOTE
 from superopt.verifier.verdict import Verdict
 
 RNG = np.random.default_rng(3)
@@ -36,7 +36,7 @@ def _graph(
 ) -> Graph:
     return Graph(
         name="g", inputs=tuple(Value(n, t) for n, t in inputs.items()), outputs=(Value("y", output),),
-        weights=tuple(Weight(n, _type(*a.shape), ArrayData(a)) for n, a in weights.items()), nodes=tuple(nodes),
+        weights=tuple(Weight(n, _type(*a.shape), ArrayWeightData(a)) for n, a in weights.items()), nodes=tuple(nodes),
         opset={"": 21},
     ).checked()  # fmt: skip
 
@@ -225,7 +225,7 @@ def test_proofs_behind_a_value_that_is_only_tested_stay_near(monkeypatch: pytest
     prove = regions.prove_joined
 
     def counted(rule: Rule, *, time_limit: float) -> Verdict:
-        sizes.append(sum(isinstance(t, App) for t in postorder(rule.lhs[0])))
+        sizes.append(sum(isinstance(t, OperatorTerm) for t in postorder(rule.lhs[0])))
         return prove(rule, time_limit=time_limit)
 
     monkeypatch.setattr(regions, "prove_joined", counted)

@@ -16,7 +16,7 @@ from rule_mutation import mutants
 
 from superopt.rules import Rule, RuleError, load_library, parse_rule
 from superopt.rules.grammar import format_rule
-from superopt.verifier import ProvedAllSizes, Refuted, prove
+from superopt.verifier import ProvedVerdict, RefutedVerdict, prove
 from superopt.verifier.exact.counterexample import replay
 from superopt.verifier.exact.testing import test as exact_test
 
@@ -42,22 +42,22 @@ def _sample(rules: dict[str, Rule], every: int) -> list[Rule]:
 @pytest.mark.parametrize("rule", _sample(dict(TRUE) | dict(REVIEWER_TRUE) | dict(THIRD_TRUE), 24), ids=lambda r: r.id)
 def test_true_rules_are_proved_and_not_refuted(rule: Rule) -> None:
     verdict = prove(rule)
-    assert isinstance(verdict, ProvedAllSizes), verdict
+    assert isinstance(verdict, ProvedVerdict), verdict
     assert not rule.lead or verdict.leading == "one axis"
-    assert not isinstance(exact_test(rule), Refuted)
+    assert not isinstance(exact_test(rule), RefutedVerdict)
 
 
 @pytest.mark.parametrize("rule", _sample(dict(IMPLICIT_TRUE), 9), ids=lambda r: r.id)
 def test_unusual_true_rules_are_proved_and_never_refuted(rule: Rule) -> None:
-    assert isinstance(prove(rule), ProvedAllSizes) != (rule.id in UNDECIDED)
-    assert not isinstance(exact_test(rule), Refuted)
+    assert isinstance(prove(rule), ProvedVerdict) != (rule.id in UNDECIDED)
+    assert not isinstance(exact_test(rule), RefutedVerdict)
 
 
 @pytest.mark.parametrize("rule", _sample(dict(IMPLICIT_FALSE), 14), ids=lambda r: r.id)
 def test_rules_that_are_false_by_what_they_leave_unsaid_are_not_proved(rule: Rule) -> None:
-    assert not isinstance(prove(rule, time_limit=1.0), ProvedAllSizes)
+    assert not isinstance(prove(rule, time_limit=1.0), ProvedVerdict)
     verdict = exact_test(rule)
-    assert not isinstance(verdict, Refuted) or replay(json.loads(json.dumps(verdict.counterexample)))
+    assert not isinstance(verdict, RefutedVerdict) or replay(json.loads(json.dumps(verdict.counterexample)))
 
 
 @pytest.mark.parametrize(
@@ -65,9 +65,9 @@ def test_rules_that_are_false_by_what_they_leave_unsaid_are_not_proved(rule: Rul
 )
 def test_false_rules_are_refuted_and_replay(rule: Rule) -> None:
     verdict = exact_test(rule)
-    assert isinstance(verdict, Refuted), rule.origin
+    assert isinstance(verdict, RefutedVerdict), rule.origin
     assert replay(json.loads(json.dumps(verdict.counterexample)))
-    assert not isinstance(prove(rule, time_limit=0.5), ProvedAllSizes)
+    assert not isinstance(prove(rule, time_limit=0.5), ProvedVerdict)
 
 
 def test_proof_and_testing_agree_on_mutants_of_the_library() -> None:
@@ -77,9 +77,9 @@ def test_proof_and_testing_agree_on_mutants_of_the_library() -> None:
         made = list(mutants(rule))
         for what, mutant in made if FULL else made[zlib.crc32(rule.id.encode()) % max(len(made), 1) :][:1]:
             asked += 1
-            if isinstance(exact_test(mutant), Refuted):
+            if isinstance(exact_test(mutant), RefutedVerdict):
                 refuted += 1
-                assert not isinstance(prove(mutant, time_limit=0.5), ProvedAllSizes), (rule.id, what)
+                assert not isinstance(prove(mutant, time_limit=0.5), ProvedVerdict), (rule.id, what)
     assert refuted > 0.9 * asked
 
 
@@ -90,10 +90,10 @@ def test_mutants_of_pixels_as_channels_are_refuted() -> None:
     for rule in rules:
         asked = list(mutants(rule))[:: 1 if FULL else 8]
         made = [(what, mutant, exact_test(mutant)) for what, mutant in asked]
-        left = [(what, mutant) for what, mutant, verdict in made if not isinstance(verdict, Refuted)]
+        left = [(what, mutant) for what, mutant, verdict in made if not isinstance(verdict, RefutedVerdict)]
         assert len(made) > 6
         assert {what for what, _ in left} <= {"Conv: pads[2] +1", "Conv: pads[3] +1"}
-        assert not any(isinstance(prove(mutant, time_limit=0.5), ProvedAllSizes) for _, mutant in left)
+        assert not any(isinstance(prove(mutant, time_limit=0.5), ProvedVerdict) for _, mutant in left)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_what_a_record_does_not_cover_is_an_error_and_refutes_nothing() -> None:
 def test_what_differs_only_at_awkward_elements_is_refuted(left: str, right: str) -> None:
     rule = parse_rule({"forall": {"x": "f[n]", "y": "f[n]"}, "lhs": [left], "rhs": [right]})
     verdict = exact_test(rule)
-    assert isinstance(verdict, Refuted)
+    assert isinstance(verdict, RefutedVerdict)
     assert replay(json.loads(json.dumps(verdict.counterexample)))
 
 
@@ -172,7 +172,7 @@ def test_the_work_of_a_proof_does_not_depend_on_what_ran_before() -> None:
     rules = [REVIEWER_TRUE[i] for i in ("rev-clip-clip", "rev-maxpool-1d-2d", "rev-qkv", "rev-slice-reverse")]
 
     def spent(rule: Rule, seconds: float) -> bool:
-        return isinstance(prove(rule, time_limit=seconds), ProvedAllSizes)
+        return isinstance(prove(rule, time_limit=seconds), ProvedVerdict)
 
     limits = (0.001, 0.02, 0.1, 1.0)
     first = [[spent(r, s) for s in limits] for r in rules]

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from superopt.egraph.matching import compile_side
+from superopt.egraph.pattern_compiler import compile_side
 from superopt.rules import Rule, load_library, parse_rule
 from superopt.rules.typing import instances
-from superopt.verifier import ProvedAllSizes, Refuted, Unknown, admission, prove
+from superopt.verifier import ProvedVerdict, RefutedVerdict, UnknownVerdict, admission, prove
 from superopt.verifier.admission import check
+from superopt.verifier.batch_proving import prove_all
 from superopt.verifier.certificates.certificate import certificate_of
 from superopt.verifier.certificates.checker import check_certificate, script_of, seal
-from superopt.verifier.certificates.normal_forms import Rejected
+from superopt.verifier.certificates.normal_forms import CertificateRejected
 from superopt.verifier.exact.testing import test as exact_test
-from superopt.verifier.prover.budget import Budget, StoppedError
-from superopt.verifier.store import prove_all
+from superopt.verifier.prover.budget import ProofBudget, ProofDeadlineExceeded
 
 
 def _rule(forall: dict[str, str], lhs: str, rhs: str, where: tuple[str, ...] = ()) -> Rule:
@@ -38,30 +38,30 @@ def test_a_left_side_that_says_more_than_the_rule_is_refused_with_a_sentence(
     forall: dict[str, str], lhs: str, rhs: str, said: str
 ) -> None:
     verdict = check(_rule(forall, lhs, rhs))
-    assert isinstance(verdict, Unknown)
+    assert isinstance(verdict, UnknownVerdict)
     assert verdict.refused
     assert said in verdict.reason
 
 
 def test_hypotheses_that_contradict_each_other_prove_nothing() -> None:
     verdict = prove(_rule({"x": "f[m, n]"}, "Relu(x)", "x", ("m > n", "n > m")))
-    assert isinstance(verdict, Unknown)
+    assert isinstance(verdict, UnknownVerdict)
     assert "contradict" in verdict.reason
 
 
 def test_what_the_author_wrote_may_fix_a_size() -> None:
     verdict = prove(_rule({"x": "f[m, n]"}, "Squeeze(x, axes=[0])", "Reshape(x, shape=[n])", ("m == 1",)))
-    assert isinstance(verdict, ProvedAllSizes)
+    assert isinstance(verdict, ProvedVerdict)
     assert verdict.derived == ()
 
 
 def test_derived_preconditions_are_shown() -> None:
     forall = {"x": "f[n,c,h,w]", "k": "f[o,c,3,3]", "a": "int>=1"}
     verdict = prove(_rule(forall, "Neg(Conv(x, k))", "Conv(x, Neg(k))"))
-    assert isinstance(verdict, ProvedAllSizes)
+    assert isinstance(verdict, ProvedVerdict)
     assert verdict.derived == ("h >= 3", "w >= 3")
     verdict = prove(_rule({"x": "f[n]"}, "Neg(Gather(x, 3, axis=0))", "Gather(Neg(x), 3, axis=0)"))
-    assert isinstance(verdict, ProvedAllSizes)
+    assert isinstance(verdict, ProvedVerdict)
     assert verdict.derived == ("n >= 4",)
 
 
@@ -70,14 +70,14 @@ def test_the_table_of_the_issue() -> None:
         ("f[m, m*n]", "Slice(x, [0], [m*m], [0])", "Slice(x, [0], [1], [0])"),
         ("f[n]", "Slice(Slice(x, [0], [n], [0], [2]), [0], [n], [0], [3])", "Slice(x, [0], [n], [0], [5])"),
     ):
-        assert isinstance(check(_rule({"x": forall}, lhs, rhs)), Refuted)
+        assert isinstance(check(_rule({"x": forall}, lhs, rhs)), RefutedVerdict)
     right = _rule(
         {"x": "f[n]"}, "Slice(Slice(x, [0], [n], [0], [2]), [0], [n], [0], [3])", "Slice(x, [0], [n], [0], [6])"
     )
-    assert isinstance(check(right), ProvedAllSizes)
+    assert isinstance(check(right), ProvedVerdict)
     pair = {"x": "f[n]", "y": "f[n]"}
-    assert isinstance(exact_test(_rule(pair, "Not(Greater(x, y))", "Less(x, y)")), Refuted)
-    assert isinstance(check(_rule(pair, "Not(Greater(x, y))", "LessOrEqual(x, y)")), ProvedAllSizes)
+    assert isinstance(exact_test(_rule(pair, "Not(Greater(x, y))", "Less(x, y)")), RefutedVerdict)
+    assert isinstance(check(_rule(pair, "Not(Greater(x, y))", "LessOrEqual(x, y)")), ProvedVerdict)
 
 
 def test_a_match_must_satisfy_what_was_derived() -> None:
@@ -100,7 +100,7 @@ def test_a_certificate_that_hides_a_hypothesis_is_rejected(tmp_path: Path) -> No
         hidden = {**data, "verdict": {**data["verdict"], "derived": told}}
         try:
             hidden["smt2"] = script_of(hidden)
-        except Rejected:
+        except CertificateRejected:
             continue
         hidden["seal"] = seal(hidden)
         path = tmp_path / "c.json"
@@ -120,8 +120,8 @@ def test_a_fault_in_one_rule_costs_that_rule_its_verdict(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(admission, "test", broken)
     found = prove_all([bad, good])
-    assert isinstance(found["r"], ProvedAllSizes)
-    assert isinstance(found["bad"], Unknown)
+    assert isinstance(found["r"], ProvedVerdict)
+    assert isinstance(found["bad"], UnknownVerdict)
     assert "internal error: ValueError" in found["bad"].reason
     assert "report" in found["bad"].reason
 
@@ -131,17 +131,17 @@ def test_a_fault_in_one_rule_costs_that_rule_its_verdict(monkeypatch: pytest.Mon
 )
 def test_zero_where_it_is_least_expected_is_no_fault(left: str) -> None:
     verdict = check(_rule({"x": "f[n]"}, left, "x"))
-    assert not isinstance(verdict, ProvedAllSizes)
+    assert not isinstance(verdict, ProvedVerdict)
     assert "internal error" not in getattr(verdict, "reason", "")
 
 
 def test_the_clock_gives_no_verdict_but_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    def late(self: Budget, units: float = 1) -> None:
-        raise StoppedError
+    def late(self: ProofBudget, units: float = 1) -> None:
+        raise ProofDeadlineExceeded
 
-    monkeypatch.setattr(Budget, "spend", late)
+    monkeypatch.setattr(ProofBudget, "spend", late)
     verdict = prove(_rule({"x": "f[n]", "y": "f[n]"}, "Max(x, Min(x, y))", "x"))
-    assert isinstance(verdict, Unknown)
+    assert isinstance(verdict, UnknownVerdict)
     assert "clock" in verdict.reason
 
 

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from superopt.ops import REGISTRY
-from superopt.ops.meaning import Comprehension, Operand, call, tensor
+from superopt.ops.operator_semantics import SymbolicOperand, TensorComprehension, call, tensor
 from superopt.rules import Rule, load_library, parse_rule
 from superopt.rules.typing import applied_leads
-from superopt.verifier import ProvedAllSizes, Unknown, prove
+from superopt.verifier import ProvedVerdict, UnknownVerdict, prove
 from superopt.verifier.certificates.certificate import certificate_of
 from superopt.verifier.certificates.checker import check_certificate, seal
 from superopt.verifier.certificates.leading_axes import require_uniform
-from superopt.verifier.certificates.normal_forms import Rejected
-from superopt.verifier.exact.witness import runtime_disagrees
+from superopt.verifier.certificates.normal_forms import CertificateRejected
+from superopt.verifier.exact.runtime_cross_check import runtime_disagrees
 
 LIBRARY = load_library()
 NEGATED = ["ReduceSum(Neg(x), axes=[-1], keepdims=0)"], ["Neg(ReduceSum(x, axes=[-1], keepdims=0))"]
@@ -57,39 +57,39 @@ def test_a_rule_about_the_last_axis_reaches_tensors_of_five_axes() -> None:
 def test_what_is_not_seen_to_read_them_in_place_is_not_proved(rule: Rule) -> None:
     """Though these hold with none, one and two leading axes."""
     verdict = prove(rule)
-    assert isinstance(verdict, Unknown)
+    assert isinstance(verdict, UnknownVerdict)
     assert "any number of axes" in verdict.reason
-    with pytest.raises(Rejected):
+    with pytest.raises(CertificateRejected):
         require_uniform(rule, (2,))
 
 
-def _kept(x: Operand) -> Comprehension:
+def _kept(x: SymbolicOperand) -> TensorComprehension:
     """Right for up to three axes."""
     return tensor(x.shape, lambda *at: call("mul", x[at], -1 if x.rank < 4 else 1))
 
 
-def _turned(x: Operand) -> Comprehension:
+def _turned(x: SymbolicOperand) -> TensorComprehension:
     """Reads two leading axes in the other order."""
     return tensor(x.shape, lambda *at: -x[(at[1], at[0], *at[2:]) if x.rank > 2 else at])
 
 
-def _sized(x: Operand) -> Comprehension:
+def _sized(x: SymbolicOperand) -> TensorComprehension:
     """Depends on the size of the third axis from the end."""
     return tensor(x.shape, lambda *at: call("mul", -x[at], x.shape[-4] if x.rank > 3 else 1))
 
 
 @pytest.mark.parametrize("meaning", [_kept, _turned, _sized])
 def test_a_meaning_that_is_another_with_more_axes_is_seen_by_prover_and_checker(
-    tmp_path: Path, meaning: Callable[[Operand], Comprehension]
+    tmp_path: Path, meaning: Callable[[SymbolicOperand], TensorComprehension]
 ) -> None:
     rule = parse_rule({"id": "negated", "forall": {"x": "f[..., n]"}, "lhs": NEGATED[0], "rhs": NEGATED[1]})
     verdict, text = certificate_of(rule)
-    assert isinstance(verdict, ProvedAllSizes)
+    assert isinstance(verdict, ProvedVerdict)
     (tmp_path / "c.json").write_text(text)
     assert check_certificate(tmp_path / "c.json").valid
     with REGISTRY.replaced(replace(REGISTRY["Neg"], meaning=meaning)):
-        assert isinstance(prove(rule), Unknown)
-        with pytest.raises(Rejected):
+        assert isinstance(prove(rule), UnknownVerdict)
+        with pytest.raises(CertificateRejected):
             require_uniform(rule, _more(rule))
         data = json.loads(text)
         (tmp_path / "c.json").write_text(json.dumps({**data, "seal": seal(data)}))
@@ -106,5 +106,5 @@ def test_the_runtime_is_asked_with_as_many_axes_as_a_rule_is_applied_to(
 ) -> None:
     rule = _rule("Softmax(Add(x, t), axis=-1)", rhs, x="f[..., n]", t="f[]")
     assert bool(runtime_disagrees(rule)) is not agrees
-    monkeypatch.setattr("superopt.verifier.exact.witness.applied_leads", lambda _: (4,))
+    monkeypatch.setattr("superopt.verifier.exact.runtime_cross_check.applied_leads", lambda _: (4,))
     assert bool(runtime_disagrees(rule)) is not agrees

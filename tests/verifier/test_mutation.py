@@ -10,7 +10,7 @@ import pytest
 from superopt.frontend import GraphBuilder
 from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ir.types import DType, TensorType
-from superopt.verifier.check.power import mutants
+from superopt.verifier.check.mutation_testing import mutants
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])

@@ -9,8 +9,8 @@ import pytest
 from onnx import parser
 
 from superopt.formats.onnx_reader import from_onnx
-from superopt.verifier.check.output_errors import OutputErrors, error_of
-from superopt.verifier.check.sessions import Arrays, Bench
+from superopt.verifier.check.output_errors import OutputErrorMeasurement, error_of
+from superopt.verifier.check.shared_weight_sessions import Arrays, SharedWeightSessions
 
 
 @pytest.mark.parametrize(
@@ -38,9 +38,9 @@ def test_what_is_not_real_has_to_be_equal() -> None:
 
 def test_an_input_that_exceeds_the_bound_comes_first() -> None:
     text = '<ir_version: 10, opset_import: ["": 18]> g (float[4] x) => (float[4] y) { y = Relu(x) }'
-    with Bench() as bench:
+    with SharedWeightSessions() as bench:
         graph = from_onnx(parser.parse_model(text))
-        judge = OutputErrors(graph, bench, seed=0, sizes={}, inputs=10, extreme=2, kept_bytes=0)
+        judge = OutputErrorMeasurement(graph, bench, seed=0, sizes={}, inputs=10, extreme=2, kept_bytes=0)
         assert (len(judge.feeds), judge.ordinary) == (12, 10)
         tried: list[int] = []
 

@@ -13,18 +13,18 @@ from typer.testing import CliRunner
 from superopt import cli
 from superopt.discovery.config import load_config
 from superopt.discovery.discover import _proved_again
-from superopt.fleet import Fleet
+from superopt.fleet import WorkerPool
 from superopt.ops import REGISTRY
-from superopt.ops.meaning import call, tensor
+from superopt.ops.operator_semantics import call, tensor
 from superopt.rules import Rule, RuleError, load_library, parse_rule
 from superopt.rules import library as stored
 from superopt.rules.library import PROOFS, parse_file, read_verdicts, write_verdicts
 from superopt.rules.typing import _meaning_digest, meaning_digest
-from superopt.verifier import ProvedAllSizes, admission
+from superopt.verifier import ProvedVerdict, admission
 from superopt.verifier.admission import admit, verify
+from superopt.verifier.batch_proving import prove_all
 from superopt.verifier.certificates.certificate import certificate_of
 from superopt.verifier.certificates.checker import check_certificate, seal
-from superopt.verifier.store import prove_all
 
 TRUE = '[[rule]]\nid = "honest"\nforall = { x = "f[n]" }\nlhs = ["Relu(Relu(x))"]\nrhs = ["Relu(x)"]\n'
 FALSE = '[[rule]]\nid = "planted"\nforall = { x = "f[n]" }\nlhs = ["Relu(Neg(x))"]\nrhs = ["Relu(x)"]\n'
@@ -152,14 +152,14 @@ def test_a_wrong_meaning_is_not_recorded(built_in: Path) -> None:
 def test_discovery_does_not_write_what_a_wrong_meaning_proves(tmp_path: Path) -> None:
     (rule,) = _rules(BELIEVED)
     said: list[str] = []
-    kept, verdicts = _proved_again([rule], load_config(None), tmp_path, Fleet(), said.append)
+    kept, verdicts = _proved_again([rule], load_config(None), tmp_path, WorkerPool(), said.append)
     assert (kept, verdicts) == ((), {})
     assert said
 
 
 def test_discovery_does_not_write_a_false_rule(tmp_path: Path) -> None:
     (rule,) = _rules(FALSE)
-    assert _proved_again([rule], load_config(None), tmp_path, Fleet(), lambda _: None) == ((), {})
+    assert _proved_again([rule], load_config(None), tmp_path, WorkerPool(), lambda _: None) == ((), {})
 
 
 def _rules(text: str) -> list[Rule]:
@@ -206,7 +206,7 @@ def test_a_certificate_from_a_wrong_meaning_is_of_no_use_elsewhere(
 ) -> None:
     (rule,) = _rules(BELIEVED)
     verdict, text = certificate_of(rule)
-    assert isinstance(verdict, ProvedAllSizes), "the prover believes meanings"
+    assert isinstance(verdict, ProvedVerdict), "the prover believes meanings"
     (tmp_path / "c.json").write_text(text)
     right = replace(REGISTRY["Neg"], meaning=lambda x: tensor(x.shape, lambda *at: call("mul", x[at], -1)))
     with REGISTRY.replaced(right):
@@ -228,7 +228,7 @@ def test_a_worker_that_lies_is_not_asked(tmp_path: Path) -> None:
     assert code == 5
     assert "proved_all_sizes" not in shown.replace("verdict", "")
     (rule,) = _rules(FALSE)
-    assert not isinstance(prove_all([rule])["planted"], ProvedAllSizes)
+    assert not isinstance(prove_all([rule])["planted"], ProvedVerdict)
 
 
 def test_the_service_takes_no_rules() -> None:

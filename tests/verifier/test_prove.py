@@ -10,14 +10,14 @@ import pytest
 from rule_mutation import mutants
 from sampling import slow
 
-from superopt.ir.poly import sym
-from superopt.ops.meaning import Condition
+from superopt.ir.size_polynomial import sym
+from superopt.ops.operator_semantics import IndexCondition
 from superopt.rules import Rule, RuleError, parse_rule
-from superopt.verifier import ProvedAllSizes, Refuted, Unknown, prove
+from superopt.verifier import ProvedVerdict, RefutedVerdict, UnknownVerdict, prove
 from superopt.verifier.certificates.certificate import certify
 from superopt.verifier.certificates.checker import check_certificate
 from superopt.verifier.exact.testing import test as exact_test
-from superopt.verifier.prover.arith import Facts, ge
+from superopt.verifier.prover.arith import IntegerFacts, ge
 
 
 def first_essential(rows):
@@ -28,13 +28,13 @@ def first_essential(rows):
 @pytest.mark.parametrize("case", first_essential(cases.TRUE), ids=lambda c: c[0])
 def test_true_rules_are_proved(case) -> None:
     verdict = prove(cases.rule_of(case))
-    assert isinstance(verdict, ProvedAllSizes), verdict
+    assert isinstance(verdict, ProvedVerdict), verdict
 
 
 # The limit only cuts short what would be "unknown" anyway.
 @pytest.mark.parametrize("case", first_essential(cases.FALSE), ids=lambda c: c[0])
 def test_false_rules_are_not_proved(case) -> None:
-    assert isinstance(prove(cases.rule_of(case), time_limit=0.25), Unknown)
+    assert isinstance(prove(cases.rule_of(case), time_limit=0.25), UnknownVerdict)
 
 
 def test_proof_and_exact_testing_never_disagree_on_mutants() -> None:
@@ -42,10 +42,10 @@ def test_proof_and_exact_testing_never_disagree_on_mutants() -> None:
     everything = [(c[0], what, m) for c in cases.TRUE for what, m in mutants(cases.rule_of(c))]
     proved = 0
     for name, what, mutant in itertools.islice(everything, 0, None, 58):
-        if not isinstance(prove(mutant, time_limit=0.3), ProvedAllSizes):
+        if not isinstance(prove(mutant, time_limit=0.3), ProvedVerdict):
             continue
         proved += 1
-        assert not isinstance(exact_test(mutant), Refuted), (name, what, mutant.rhs)
+        assert not isinstance(exact_test(mutant), RefutedVerdict), (name, what, mutant.rhs)
     assert proved
 
 
@@ -56,7 +56,7 @@ def _rule(forall: dict[str, str], lhs: str, rhs: str, where: tuple[str, ...] = (
 @pytest.mark.essential
 def test_a_contradictory_context_proves_nothing() -> None:
     verdict = prove(_rule({"x": "f[n]", "y": "f[n]"}, "Add(x, y)", "Mul(x, y)", ("n >= 3", "n <= 2")))
-    assert isinstance(verdict, Unknown)
+    assert isinstance(verdict, UnknownVerdict)
     assert "satisfy" in verdict.reason
 
 
@@ -70,47 +70,47 @@ def test_a_missing_precondition_is_named() -> None:
             " Slice(x, starts=[a], ends=[n], axes=[0], steps=[1]), axis=0)",
         )
     )
-    assert isinstance(verdict, Unknown)
+    assert isinstance(verdict, UnknownVerdict)
     assert verdict.preconditions
 
 
 @pytest.mark.essential
 def test_a_side_that_divides_by_zero_is_not_put_in() -> None:
     verdict = prove(_rule({"x": "f[n]", "y": "f[n]"}, "Add(x, Sub(y, y))", "Mul(x, Div(y, y))"))
-    assert isinstance(verdict, Unknown)
+    assert isinstance(verdict, UnknownVerdict)
     assert "nonzero" in verdict.reason
 
 
 @pytest.mark.essential
 def test_cancelled_divisions_are_recorded() -> None:
     verdict = prove(_rule({"x": "f[n]", "y": "f[n]"}, "Div(Mul(x, y), y)", "x"))
-    assert isinstance(verdict, ProvedAllSizes)
+    assert isinstance(verdict, ProvedVerdict)
     assert any("nonzero" in c for c in verdict.nonzero)
 
 
 @pytest.mark.essential
 def test_ill_formed_rules_are_unknown() -> None:
     rule = _rule({"x": "f[n,m]", "y": "f[n,k]"}, "Add(x, x)", "MatMul(x, y)")
-    assert isinstance(prove(rule), Unknown)
+    assert isinstance(prove(rule), UnknownVerdict)
     with pytest.raises(RuleError):
         parse_rule({"id": "r", "forall": {"x": "f[n]"}, "lhs": ["Nope(x)"], "rhs": ["y"]})
 
 
 def test_index_arithmetic_ladder() -> None:
     n, s, i, q = sym("n"), sym("s"), sym("i"), sym("q")
-    facts = Facts((ge(i), ge(n - 1 - i)), {"n": 1, "s": 1})
+    facts = IntegerFacts((ge(i), ge(n - 1 - i)), {"n": 1, "s": 1})
     assert facts.implied(ge(n * s - 1 - i * s))  # i < n gives i·s < n·s
     assert not facts.implied(ge(n - 2 - i))
     assert facts.implied(ge(n - s * (n // s)))
     assert facts.contradictory((ge(i - n),))
     assert not facts.contradictory((ge(i - n + 1),))
-    assert not facts.implied(Condition("eq", q))
+    assert not facts.implied(IndexCondition("eq", q))
 
 
 def test_the_time_limit_holds() -> None:
     case = next(c for c in cases.FALSE if c[0] == "convs compose padded")
     verdict = prove(cases.rule_of(case), time_limit=0.2)
-    assert isinstance(verdict, Unknown)
+    assert isinstance(verdict, UnknownVerdict)
 
 
 SIGNAL = {"x": "f[n, c, l]"}
@@ -136,8 +136,8 @@ WINDOWS = "MaxPool(MaxPool(x, kernel_shape=[3], pads=[1, 1]), kernel_shape=[3], 
 )  # fmt: skip
 def test_windows_of_windows_few_places_caps_and_floors(forall: dict[str, str], lhs: str, rhs: str, true: bool) -> None:
     rule = _rule(forall, lhs, rhs)
-    assert isinstance(prove(rule, time_limit=10.0 if true else 0.3), ProvedAllSizes) == true
-    assert isinstance(exact_test(rule), Refuted) != true
+    assert isinstance(prove(rule, time_limit=10.0 if true else 0.3), ProvedVerdict) == true
+    assert isinstance(exact_test(rule), RefutedVerdict) != true
 
 
 def _enlarged(scale: int, shift: int) -> Rule:
@@ -176,8 +176,8 @@ def _phases(first: int) -> Rule:
     ],
 )  # fmt: skip
 def test_positions_are_taken_apart_into_quotient_and_remainder(rule: Rule, true: bool, tmp_path: Path) -> None:
-    assert isinstance(prove(rule, time_limit=10.0 if true else 1.0), ProvedAllSizes) == true
-    assert isinstance(exact_test(rule), Refuted) != true
+    assert isinstance(prove(rule, time_limit=10.0 if true else 1.0), ProvedVerdict) == true
+    assert isinstance(exact_test(rule), RefutedVerdict) != true
     if true:
         certify(rule, tmp_path)
         assert check_certificate(tmp_path / f"{rule.id}.json").valid

@@ -6,10 +6,10 @@ import pickle
 
 import pytest
 
-from superopt.fleet import Fleet
+from superopt.fleet import WorkerPool
 from superopt.rules import parse_rule
-from superopt.verifier import ProvedAllSizes, Refuted, Tested, Unknown, Verdict
-from superopt.verifier.store import prove_all
+from superopt.verifier import ProvedVerdict, RefutedVerdict, TestedVerdict, UnknownVerdict, Verdict
+from superopt.verifier.batch_proving import prove_all
 from superopt.verifier.verdict import kind_of, verdict_from_json, verdict_to_json
 
 RULES = [
@@ -24,19 +24,19 @@ RULES = [
 @pytest.mark.parametrize("workers", [1, 2])
 def test_prove_all(workers: int) -> None:
     seen: list[tuple[str, int, int]] = []
-    with Fleet.open(workers) as fleet:
+    with WorkerPool.open(workers) as fleet:
         found = prove_all(RULES, fleet=fleet, progress=lambda i, v, n, total: seen.append((i, n, total)))
     assert list(found) == ["true", "false", "ill"]
-    assert isinstance(found["true"], ProvedAllSizes)
-    assert isinstance(found["false"], Refuted)
+    assert isinstance(found["true"], ProvedVerdict)
+    assert isinstance(found["false"], RefutedVerdict)
     assert kind_of(found["ill"]) in ("unknown", "refuted")
     assert [n for _, n, _ in seen] == [1, 2, 3]
 
 
 @pytest.mark.parametrize(
     "verdict",
-    [ProvedAllSizes(("k >= 2",), ("y",), (0, 1)), Tested(8, 1e-6), Refuted({"n": 2}),
-     Unknown("why", ("n >= 2",))],
+    [ProvedVerdict(("k >= 2",), ("y",), (0, 1)), TestedVerdict(8, 1e-6), RefutedVerdict({"n": 2}),
+     UnknownVerdict("why", ("n >= 2",))],
 )  # fmt: skip
 def test_verdicts_round_trip(verdict: Verdict) -> None:
     assert verdict_from_json(verdict_to_json(verdict)) == verdict

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 
 from superopt.ir.diff import changed_regions, grown
-from superopt.ir.graph import ArrayData, Graph, Node, Value, constant
+from superopt.ir.graph import ArrayWeightData, Graph, Node, Value, constant
 from superopt.ir.types import DType, TensorType
-from superopt.ops.infer import infer
+from superopt.ops.shape_inference import infer
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
-from superopt.verifier.check import comparison as judging
-from superopt.verifier.check import differential, local_checks
-from superopt.verifier.check.check_plan import QUICK
+from superopt.verifier.check import differential, region_checks
+from superopt.verifier.check import differential_check as judging
+from superopt.verifier.check.boundary_value_targets import sums
+from superopt.verifier.check.check_settings import QUICK
 from superopt.verifier.check.differential import CheckResult, check_rewrite
-from superopt.verifier.check.input_targets import sums
-from superopt.verifier.check.sessions import Bench
+from superopt.verifier.check.shared_weight_sessions import SharedWeightSessions
 
 F32, I64 = DType.FLOAT32, DType.INT64
 single = np.float32
@@ -99,7 +99,7 @@ def with_element(graph: Graph, name: str, change: float) -> Graph:
             assert w.data is not None
             array = np.array(w.data.numpy())
             array.reshape(-1)[array.size // 2] += single(change)
-            weights.append(replace(w, data=ArrayData(array)))
+            weights.append(replace(w, data=ArrayWeightData(array)))
         else:
             weights.append(w)
     return replace(graph, weights=tuple(weights))
@@ -148,7 +148,7 @@ ELSEWHERE = {
 
 def judge(before: Graph, after: Graph) -> CheckResult:
     assert not differential.DifferentialCheck(
-        before, after, _QUICK, local_checks.Bench()
+        before, after, _QUICK, region_checks.SharedWeightSessions()
     ).exhaustive  # else the places would not matter
     return check_rewrite(before, after)
 
@@ -174,7 +174,7 @@ def test_a_planted_error_is_refused(name: str) -> None:
 @pytest.mark.parametrize("name", [*IN_PLACES, *ELSEWHERE])
 def test_a_planted_error_that_the_difference_misses_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if nothing had been found rewritten: the whole model's runs are not told where to look."""
-    monkeypatch.setattr(local_checks, "changed_regions", lambda *args: ())
+    monkeypatch.setattr(region_checks, "changed_regions", lambda *args: ())
     assert judge(*(IN_PLACES | ELSEWHERE)[name]).verdict == "failed"
 
 
@@ -236,7 +236,7 @@ def test_what_a_check_held_goes_with_it(monkeypatch: pytest.MonkeyPatch, large: 
     """The collector looks rarely during an optimisation, so nothing may hold itself; and a large model's result, which
     runs on one input only, keeps no session while that is explained."""
     monkeypatch.setattr(judging, "LARGE", 0 if large else 1 << 40)
-    with local_checks.Bench() as bench:
+    with region_checks.SharedWeightSessions() as bench:
         bench.loaded(AFTER, ONNX_RUNTIME, keep=True)
         plan = replace(_QUICK, effort=replace(QUICK, work=1.0))
         one = differential.DifferentialCheck(BEFORE, AFTER, plan, bench)
@@ -268,9 +268,9 @@ def kinds_of_places(count: int, *, first: bool) -> Graph:
 
 def test_mutants_are_shared_by_the_kinds_of_places() -> None:
     before, after = kinds_of_places(20, first=False), kinds_of_places(20, first=True)
-    plan = differential._plan(0, 6, None, 60.0, {}, local_checks.NONE, differential.QUICK)
-    with Bench() as bench:
-        found = local_checks.check_sites(before, after, infer(before, {}), plan, bench)
+    plan = differential._plan(0, 6, None, 60.0, {}, region_checks.NONE, differential.QUICK)
+    with SharedWeightSessions() as bench:
+        found = region_checks.check_sites(before, after, infer(before, {}), plan, bench)
     assert found.checked == found.sites > 1
     assert found.power is not None
     assert 0 < found.power.mutants <= 8
@@ -375,7 +375,7 @@ def test_terms_of_a_sum_are_followed_to_the_inputs() -> None:
 
 def test_changed_rows_are_read_whatever_the_work() -> None:
     plan = replace(_QUICK, effort=replace(QUICK, work=1.0))
-    with Bench() as bench:
+    with SharedWeightSessions() as bench:
         right = judging.DifferentialCheck(ROWS_BEFORE, ROWS_AFTER, plan, bench).run()
         wrong = judging.DifferentialCheck(ROWS_BEFORE, embedded(fused=True, wrong_row=True), plan, bench).run()
     assert (right.verdict, wrong.verdict) == ("passed", "failed")

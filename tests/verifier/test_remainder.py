@@ -12,7 +12,7 @@ from superopt.verifier.certificates.certificate import certify
 from superopt.verifier.certificates.checker import check_certificate
 from superopt.verifier.exact import testing
 from superopt.verifier.prover.prover import prove
-from superopt.verifier.verdict import ProvedAllSizes, Refuted
+from superopt.verifier.verdict import ProvedVerdict, RefutedVerdict
 
 NUMBER = 'ConstantOfShape(dtype="int64", shape=[], value={})'
 RANGE = 'Range(delta=1, dtype="int64", limit=m, start=0)'
@@ -47,8 +47,8 @@ C = NUMBER.format("c")
 def test_proved_and_replayed(left: str, right: str, tmp_path: Path) -> None:
     kinds = {k: v for k, v in ANY.items() if k != "m" or "Range" in left}
     found = rule(left, right, **kinds)
-    assert isinstance(prove(found), ProvedAllSizes)
-    assert isinstance(certify(found, tmp_path), ProvedAllSizes)
+    assert isinstance(prove(found), ProvedVerdict)
+    assert isinstance(certify(found, tmp_path), ProvedVerdict)
     assert check_certificate(tmp_path / "some.json").valid
 
 
@@ -62,5 +62,5 @@ def test_proved_and_replayed(left: str, right: str, tmp_path: Path) -> None:
 def test_not_proved(left: str, right: str) -> None:
     kinds = {k: v for k, v in ANY.items() if k != "m" or "Range" in left}
     wrong = rule(left, right, **kinds)
-    assert not isinstance(prove(wrong), ProvedAllSizes)
-    assert isinstance(testing.test(wrong), Refuted)
+    assert not isinstance(prove(wrong), ProvedVerdict)
+    assert isinstance(testing.test(wrong), RefutedVerdict)

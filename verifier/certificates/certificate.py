@@ -21,27 +21,27 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from superopt.ir.poly import Dim, Poly, substitute, sym, symbols
-from superopt.ops.meaning import Condition
+from superopt.ir.size_polynomial import Dim, SizePolynomial, substitute, sym, symbols
+from superopt.ops.operator_semantics import IndexCondition
 from superopt.rules import Rule, format_rule
 from superopt.rules.grammar import format_dim
 from superopt.rules.typing import meaning_digest
 from superopt.verifier.certificates.checker import script_of, seal
-from superopt.verifier.certificates.normal_forms import Bag, Rejected, Summand, replaced
-from superopt.verifier.prover.match_sums import Step
-from superopt.verifier.prover.normal import (
-    Apply,
-    Branch,
-    Element,
-    Extreme,
+from superopt.verifier.certificates.normal_forms import CertificateRejected, OperandMultiset, Summand, replaced
+from superopt.verifier.prover.match_sums import ProofStep
+from superopt.verifier.prover.normal_form_arithmetic import (
+    BranchReduction,
     Factor,
+    FunctionApplication,
+    GuardedBranch,
     Monomial,
     SizeFactor,
-    SumBase,
+    SumPowerBase,
+    TensorElement,
     Value,
 )
-from superopt.verifier.prover.prover import Derivation, prove_with_steps
-from superopt.verifier.verdict import ProvedAllSizes, Unknown, verdict_to_json
+from superopt.verifier.prover.prover import OutputDerivation, prove_with_steps
+from superopt.verifier.verdict import ProvedVerdict, UnknownVerdict, verdict_to_json
 
 __all__ = ["certificate_of", "certify"]
 
@@ -50,10 +50,10 @@ _ORDERS = 720  # of bound variables that look alike
 _NOTHING: Mapping[str, Any] = {"contradictory": True}  # a case that no sizes satisfy
 
 
-def certificate_of(rule: Rule, *, time_limit: float = 10.0) -> tuple[ProvedAllSizes | Unknown, str]:
+def certificate_of(rule: Rule, *, time_limit: float = 10.0) -> tuple[ProvedVerdict | UnknownVerdict, str]:
     """The verdict on a rule and, where it is proved for all sizes, its certificate (else "")."""
     verdict, proof = prove_with_steps(rule, time_limit=time_limit)
-    if not isinstance(verdict, ProvedAllSizes):
+    if not isinstance(verdict, ProvedVerdict):
         return verdict, ""
     shown = {k: v for k, v in verdict_to_json(verdict).items() if k != "seconds"}
     data: dict[str, Any] = {
@@ -62,13 +62,13 @@ def certificate_of(rule: Rule, *, time_limit: float = 10.0) -> tuple[ProvedAllSi
     }  # fmt: skip
     try:
         data["smt2"] = script_of(data)
-    except Rejected as error:
-        return Unknown(f"the proof could not be written down: {error}"), ""
+    except CertificateRejected as error:
+        return UnknownVerdict(f"the proof could not be written down: {error}"), ""
     data["seal"] = seal(data)
     return verdict, json.dumps(data, indent=None, sort_keys=True) + "\n"
 
 
-def certify(rule: Rule, directory: Path, *, time_limit: float = 10.0) -> ProvedAllSizes | Unknown:
+def certify(rule: Rule, directory: Path, *, time_limit: float = 10.0) -> ProvedVerdict | UnknownVerdict:
     """Prove a rule and, if it is proved, write ``ID.json`` and ``ID.smt2`` into a directory.
 
     Raises:
@@ -82,7 +82,7 @@ def certify(rule: Rule, directory: Path, *, time_limit: float = 10.0) -> ProvedA
     return verdict
 
 
-def _derivation(d: Derivation) -> dict[str, Any]:
+def _derivation(d: OutputDerivation) -> dict[str, Any]:
     facts, written = d.facts, _Written()
     return {
         "lhs": str(d.lhs), "rhs": str(d.rhs), "hypotheses": _rows(_conditions(facts.hypotheses)),
@@ -111,7 +111,7 @@ class _Written:
     def value(self, value: Value) -> list[Any]:
         return [_json(self.summand(m)) for m in value]
 
-    def step(self, step: Step) -> dict[str, Any]:
+    def step(self, step: ProofStep) -> dict[str, Any]:
         data: dict[str, Any] = {"kind": step.kind, "before": self.value(step.before)}
         if step.kind == "match":
             data |= self._match(step)
@@ -127,21 +127,21 @@ class _Written:
             names = dict(zip(m.bound, order, strict=True))
             if _summand(m, names) == written._replace(c=Fraction(1)):
                 return names
-        raise Rejected("a summand was written in two ways")
+        raise CertificateRejected("a summand was written in two ways")
 
-    def _divisor(self, step: Step) -> list[Any]:
+    def _divisor(self, step: ProofStep) -> list[Any]:
         """The sum that a value is multiplied by, as it is written where the value is divided by it."""
-        place = ((m, f) for m in step.before for f, p in m.factors if isinstance(f, SumBase) and p < 0)
+        place = ((m, f) for m in step.before for f, p in m.factors if isinstance(f, SumPowerBase) and p < 0)
         m, factor = next((m, f) for m, f in place if f.value == step.factor)
         return [_json(s) for s in _value(factor.value, self._names(m))]
 
-    def _match(self, step: Step) -> dict[str, Any]:
+    def _match(self, step: ProofStep) -> dict[str, Any]:
         a, b = step.before
         left, right, ours, theirs = self.summand(a), self.summand(b), self._names(a), self._names(b)
         images = {theirs[n]: _dim(v, ours) for n, v in sorted(step.bijection.items())}
 
-        def guards(conditions: Iterable[Condition]) -> frozenset[Condition]:
-            return frozenset(Condition(c.kind, _dim(c.size, ours)) for c in conditions)
+        def guards(conditions: Iterable[IndexCondition]) -> frozenset[IndexCondition]:
+            return frozenset(IndexCondition(c.kind, _dim(c.size, ours)) for c in conditions)
 
         moved = Summand(right.c, left.bound, frozenset(), replaced(right.factors, images))
         only_a, only_b, overlap = [*map(guards, step.only_a)], [*map(guards, step.only_b)], guards(step.overlap)
@@ -163,11 +163,13 @@ def _dim(size: Dim, names: Mapping[str, str] | None = None) -> Dim:
     return substitute(size, {n: sym((names or {}).get(n) or _safe(n)) for n in symbols(size)})
 
 
-def _conditions(conditions: Iterable[Condition], names: Mapping[str, str] | None = None) -> frozenset[Condition]:
-    return frozenset(Condition(c.kind, _dim(c.size, names)) for c in conditions)
+def _conditions(
+    conditions: Iterable[IndexCondition], names: Mapping[str, str] | None = None
+) -> frozenset[IndexCondition]:
+    return frozenset(IndexCondition(c.kind, _dim(c.size, names)) for c in conditions)
 
 
-def _rows(conditions: Iterable[Condition]) -> list[list[str]]:
+def _rows(conditions: Iterable[IndexCondition]) -> list[list[str]]:
     return sorted([c.kind, format_dim(c.size)] for c in conditions)
 
 
@@ -186,31 +188,31 @@ def _named(bound: Sequence[str], made: Callable[[Mapping[str, str]], Summand], o
 
 def _summand(m: Monomial, names: Mapping[str, str]) -> Summand:
     """A monomial without its coefficient, its variables and those around it being called as ``names`` says."""
-    factors = Bag((_factor(f, names), p) for f, p in m.factors)
+    factors = OperandMultiset((_factor(f, names), p) for f, p in m.factors)
     return Summand(Fraction(1), tuple(sorted(names[n] for n in m.bound)), _conditions(m.guards, names), factors)
 
 
-def _branch(b: Branch, names: Mapping[str, str]) -> Summand:
-    factors = Bag([(("sum", _value(b.value, names)), Fraction(1))])
+def _branch(b: GuardedBranch, names: Mapping[str, str]) -> Summand:
+    factors = OperandMultiset([(("sum", _value(b.value, names)), Fraction(1))])
     return Summand(Fraction(1), tuple(sorted(names[n] for n in b.bound)), _conditions(b.guards, names), factors)
 
 
-def _value(value: Value, names: Mapping[str, str]) -> Bag:
-    return Bag(_named(m.bound, partial(_summand, m), names)._replace(c=m.coefficient) for m in value)
+def _value(value: Value, names: Mapping[str, str]) -> OperandMultiset:
+    return OperandMultiset(_named(m.bound, partial(_summand, m), names)._replace(c=m.coefficient) for m in value)
 
 
 def _factor(factor: Factor, names: Mapping[str, str]) -> tuple[Any, ...]:
     match factor:
-        case Element(tensor, index):
+        case TensorElement(tensor, index):
             return ("element", tensor, tuple(_dim(i, names) for i in index))
         case SizeFactor(size):
             return ("size", _dim(size, names))
-        case Apply(function, args):
+        case FunctionApplication(function, args):
             return ("apply", function, tuple(_value(a, names) for a in args))
-        case SumBase(value):
+        case SumPowerBase(value):
             return ("sum", _value(value, names))
-        case Extreme(kind, branches):
-            return ("extreme", kind, Bag(_named(b.bound, partial(_branch, b), names) for b in branches))
+        case BranchReduction(kind, branches):
+            return ("extreme", kind, OperandMultiset(_named(b.bound, partial(_branch, b), names) for b in branches))
     raise AssertionError(factor)
 
 
@@ -219,7 +221,7 @@ def _json(item: Any) -> Any:
         case Summand(c, bound, guards, factors):
             powers = [[_json(f), str(p)] for f, p in factors]
             return {"c": str(c), "bound": list(bound), "guards": _rows(guards), "factors": powers}
-        case int() | Poly():
+        case int() | SizePolynomial():
             return f"={format_dim(item)}"
         case tuple():
             return [_json(i) for i in item]

@@ -20,8 +20,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from superopt.fleet import Fleet, Task
-from superopt.formats.files import replace_file
+from superopt.fleet import WorkerPool, WorkerTask
+from superopt.formats.safe_file_access import replace_file
 from superopt.ir.errors import SuperoptError
 from superopt.rules import Rule, load_library
 from superopt.rules.library import BUILT_IN
@@ -77,9 +77,14 @@ def circumstances() -> dict[str, Any]:
 
 
 def certify_all(
-    rules: Iterable[Rule], record: Path | None = None, *, fleet: Fleet | None = None, directory: Path | None = None,
-    again: bool = False, progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Row:  # fmt: skip
+    rules: Iterable[Rule],
+    record: Path | None = None,
+    *,
+    fleet: WorkerPool | None = None,
+    directory: Path | None = None,
+    again: bool = False,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Row:
     """Certify rules that a record does not hold yet, and write the record, without what is no longer asked for.
 
     Args:
@@ -105,8 +110,8 @@ def certify_all(
         directory.mkdir(parents=True, exist_ok=True)
     failed: dict[str, str] = {}
     started = time.monotonic()
-    tasks = (Task(_one, (work,), work[0].id) for work in left)
-    for done, outcome in enumerate((fleet or Fleet()).each(tasks), 1):
+    tasks = (WorkerTask(_one, (work,), work[0].id) for work in left)
+    for done, outcome in enumerate((fleet or WorkerPool()).each(tasks), 1):
         digest, wrong, row = outcome.result()
         if wrong:
             failed[row["id"]] = wrong
@@ -157,7 +162,7 @@ def main() -> int:
     libraries = [load_library(f, built_in=False) for f in options.files] or [load_library()]
     rules = [library[i] for library in libraries for i in library]
     record = options.record or (None if options.files else RECORD)
-    with Fleet.open(options.workers) as fleet:
+    with WorkerPool.open(options.workers) as fleet:
         summary = certify_all(
             rules, record, fleet=fleet, directory=options.certificates, again=options.again,
             progress=lambda done, total: print(f"\r{done}/{total}", end="\n" if done == total else "", file=sys.stderr),

@@ -1,5 +1,6 @@
 """An independent check of certificates. It shares nothing with the prover, and believes only the operators' meanings
-and what types and evaluates them, the grammar of rules, ``superopt.ir.poly``, and Z3 (and cvc5, where it is installed).
+and what types and evaluates them, the grammar of rules, ``superopt.ir.size_polynomial``, and Z3 (and cvc5, where it is
+installed).
 
 By the solvers, for all sizes: what a derivation assumes of sizes and indices follows from the rule; the right side is
 well-formed and of the left side's type; every fact that the prover used; and the bookkeeping of every step that leads
@@ -25,16 +26,16 @@ import numpy as np
 import z3
 
 from superopt.ir.errors import SuperoptError
-from superopt.ir.poly import Dim, substitute, sym, symbols
-from superopt.ops.meaning import Condition
-from superopt.rules import Guard, Rule, parse_rule
-from superopt.rules.clamping import cases
+from superopt.ir.size_polynomial import Dim, substitute, sym, symbols
+from superopt.ops.operator_semantics import IndexCondition
+from superopt.rules import Rule, RulePrecondition, parse_rule
 from superopt.rules.grammar import format_guard
+from superopt.rules.slice_clamping import cases
 from superopt.rules.typing import applied_leads, condition_text, instances, meaning_digest, positions, types_of
 from superopt.verifier.certificates.leading_axes import require_uniform
 from superopt.verifier.certificates.normal_forms import (
-    Bag,
-    Rejected,
+    CertificateRejected,
+    OperandMultiset,
     Summand,
     conditions,
     points,
@@ -48,7 +49,7 @@ from superopt.verifier.exact.sampling import draw
 __all__ = ["CertificateResult", "check_certificate", "script_of", "seal"]
 
 Row = Mapping[str, Any]
-Conditions = frozenset[Condition]
+Conditions = frozenset[IndexCondition]
 _BETWEEN = "\n(reset)\n"
 _SIZES = 80  # at which names are looked for that take one value only
 
@@ -74,9 +75,9 @@ def check_certificate(path: Path, *, seed: int = 0) -> CertificateResult:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
         beside = Path(path).with_suffix(".smt2")
         if beside.exists() and beside.read_text(encoding="utf-8") != data["smt2"]:
-            raise Rejected(f"{beside.name} is not the script that the certificate holds")
+            raise CertificateRejected(f"{beside.name} is not the script that the certificate holds")
         return _check(data, np.random.default_rng(seed))
-    except Rejected as why:
+    except CertificateRejected as why:
         return CertificateResult(False, str(why))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         return CertificateResult(False, f"cannot be read: {error}")
@@ -87,17 +88,17 @@ def check_certificate(path: Path, *, seed: int = 0) -> CertificateResult:
 
 def _check(data: Row, rng: np.random.Generator) -> CertificateResult:
     if (data["format"], data["version"], data["verdict"]["verdict"]) != ("superopt.certificate", 2, "proved_all_sizes"):
-        raise Rejected("not a certificate of version 2 of a proof for all sizes")
+        raise CertificateRejected("not a certificate of version 2 of a proof for all sizes")
     if data["seal"] != seal(data):
-        raise Rejected("the file was changed after it was written")
+        raise CertificateRejected("the file was changed after it was written")
     rule = parse_rule(data["rule"])
     if rule.id != data["id"] or meaning_digest(rule) != data["digest"]:
-        raise Rejected("the certificate is of another rule, or of other meanings of its operators")
+        raise CertificateRejected("the certificate is of another rule, or of other meanings of its operators")
     if rule.lead:
         require_uniform(rule, [n for n in applied_leads(rule) if n > 1])
     text = script_of(data)
     if text != data["smt2"]:
-        raise Rejected("the SMT script does not state the goals that the derivations need")
+        raise CertificateRejected("the SMT script does not state the goals that the derivations need")
     todo = list(zip(_outputs(rule, data["derivations"]), data["derivations"], strict=True))
     met = sum(points(r, place, d, rng) for (r, _, place), d in todo if place is not None)
     _free(rule, data["derivations"])
@@ -106,7 +107,7 @@ def _check(data: Row, rng: np.random.Generator) -> CertificateResult:
     for number, goal in enumerate(goals):
         answers = dict(unsatisfiable(goal))
         if "unsat" not in answers.values() or not {"unsat", "unknown"} >= set(answers.values()):
-            raise Rejected(
+            raise CertificateRejected(
                 f"goal {number} of the SMT script: {', '.join(f'{n} answers {a}' for n, a in answers.items())}"
             )
         refuted.update(name for name, answer in answers.items() if answer == "unsat")
@@ -135,7 +136,7 @@ def _outputs(rule: Rule, rows: Sequence[Row]) -> list[tuple[Rule, Rule, int | No
             places: Iterable[int | None] = (None,) if empty else range(len(case.lhs))
             found += [(case, instance, i) for i in places]
     if len(found) != len(rows):
-        raise Rejected(f"{len(rows)} derivations for {len(found)} outputs")
+        raise CertificateRejected(f"{len(rows)} derivations for {len(found)} outputs")
     return found
 
 
@@ -147,10 +148,10 @@ def _free(rule: Rule, rows: Sequence[Row]) -> None:
         stuck = set(_fixed(instance, [(c, types_of(c).lhs_obligations) for c in open_]))
         forced = stuck - set(_fixed(instance, [(instance, ())])) if stuck else stuck
         if not open_ or forced:
-            raise Rejected(f"the left side forces {', '.join(sorted(forced)) or 'every size'}")
+            raise CertificateRejected(f"the left side forces {', '.join(sorted(forced)) or 'every size'}")
 
 
-def _fixed(instance: Rule, cases_: Sequence[tuple[Rule, Sequence[Condition]]]) -> list[str]:
+def _fixed(instance: Rule, cases_: Sequence[tuple[Rule, Sequence[IndexCondition]]]) -> list[str]:
     """Names that take one value, or none, at many random sizes at which one of the cases is well-formed."""
     rng, values = np.random.default_rng(16), dict[str, set[int]]()
     left = list(cases_)
@@ -193,8 +194,8 @@ def script_of(data: Row) -> str:
         for step in row["steps"]:
             asked.step(step, state)
         if state:
-            raise Rejected("the steps do not end with nothing left")
-    goals = list(texts) or [script([[Condition("ge", -1)]])]
+            raise CertificateRejected("the steps do not end with nothing left")
+    goals = list(texts) or [script([[IndexCondition("ge", -1)]])]
     return _BETWEEN.join(["; superopt certificate: every (check-sat) must answer unsat", *goals]) + "\n"
 
 
@@ -206,8 +207,12 @@ def _add(state: Counter[Summand], value: Iterable[Summand], sign: int) -> None:
             del state[key]
 
 
-def _negated(c: Condition) -> Condition:
-    return Condition("ge", -c.size - 1) if c.kind == "ge" else Condition("ne" if c.kind == "eq" else "eq", c.size)
+def _negated(c: IndexCondition) -> IndexCondition:
+    return (
+        IndexCondition("ge", -c.size - 1)
+        if c.kind == "ge"
+        else IndexCondition("ne" if c.kind == "eq" else "eq", c.size)
+    )
 
 
 @dataclass
@@ -215,7 +220,7 @@ class _Goals:
     texts: dict[str, None]
     assumptions: Conditions = frozenset()
 
-    def derived(self, rule: Rule, added: Sequence[Guard], stated: Set[str], *, possible: bool) -> None:
+    def derived(self, rule: Rule, added: Sequence[RulePrecondition], stated: Set[str], *, possible: bool) -> None:
         """What the left side demands beyond types and guards is stated, or follows from what is.
 
         Raises:
@@ -236,21 +241,23 @@ class _Goals:
                 self.implied(c, frozenset(stated_obligations))
         for at in positions(rule, rule.lhs, types.types):
             if at.below is not None and possible:
-                self.implied(Condition("ge", at.size - at.below), frozenset(stated_obligations))
+                self.implied(IndexCondition("ge", at.size - at.below), frozenset(stated_obligations))
             elif possible and not {text := str(at), text + tail} & stated:
-                raise Rejected(f"that the positions {at.text} are inside their axis is a hypothesis that is not stated")
+                raise CertificateRejected(
+                    f"that the positions {at.text} are inside their axis is a hypothesis that is not stated"
+                )
         if not possible:
             self.refuted(self.assumptions | frozenset(types.lhs_obligations), [])
 
     def assumed(self, rule: Rule) -> Conditions:
         """What the types and guards of a rule say."""
         known_conditions = [g.condition for g in rule.where]
-        known_conditions += [Condition("ge", d - 1) for s in rule.tensors.values() for d in s.shape]
-        known_conditions += [Condition("ge", sym(n) - 1) for n in rule.sizes]
+        known_conditions += [IndexCondition("ge", d - 1) for s in rule.tensors.values() for d in s.shape]
+        known_conditions += [IndexCondition("ge", sym(n) - 1) for n in rule.sizes]
         for name, scheme in rule.attribute_atoms.items():
             if scheme.kind == "int" and scheme.relation:
                 kind, least = "ne" if scheme.relation == "!=" else "ge", scheme.bound + (scheme.relation == ">")
-                known_conditions.append(Condition(kind, sym(name) - least))
+                known_conditions.append(IndexCondition(kind, sym(name) - least))
         return frozenset(known_conditions)
 
     def context(self, rule: Rule, place: int, row: Row) -> None:
@@ -261,22 +268,22 @@ class _Goals:
             self.implied(c)
         left, right = types.lhs[place], types.rhs[place]
         if left.dtype != right.dtype or not len(left.shape or ()) == len(right.shape or ()) == len(row["digits"]):
-            raise Rejected("the sides have different types")
+            raise CertificateRejected("the sides have different types")
         names = {*rule.sizes, *rule.attribute_atoms}
         for name, text in row["parts"].items():
             if name in names or not symbols(size(text)) <= names:
-                raise Rejected(f"{name} is not defined once, by what is defined")
-            self.assumptions |= {Condition("eq", sym(name) - size(text))}
+                raise CertificateRejected(f"{name} is not defined once, by what is defined")
+            self.assumptions |= {IndexCondition("eq", sym(name) - size(text))}
             names.add(name)
         for axis, (m, n) in enumerate(zip(left.shape or (), right.shape or (), strict=True)):
             digits = {f"o{axis}__{i}": size(text) for i, text in enumerate(row["digits"][axis])}
-            lower = [Condition("ge", e - 1) for e in list(digits.values())[1:]]
-            for c in (Condition("eq", m - n), Condition("eq", m - prod(digits.values())), *lower):
+            lower = [IndexCondition("ge", e - 1) for e in list(digits.values())[1:]]
+            for c in (IndexCondition("eq", m - n), IndexCondition("eq", m - prod(digits.values())), *lower):
                 self.implied(c)
             if names & digits.keys():
-                raise Rejected("the name of an index is taken")
-            self.assumptions |= {Condition("ge", d) for i, e in digits.items() for d in (sym(i), e - 1 - sym(i))}
-        assumed = conditions(row["hypotheses"]) | {Condition("ge", sym(n) - v) for n, v in row["least"].items()}
+                raise CertificateRejected("the name of an index is taken")
+            self.assumptions |= {IndexCondition("ge", d) for i, e in digits.items() for d in (sym(i), e - 1 - sym(i))}
+        assumed = conditions(row["hypotheses"]) | {IndexCondition("ge", sym(n) - v) for n, v in row["least"].items()}
         for c in sorted(assumed, key=str):
             self.implied(c)
         self.assumptions |= assumed
@@ -284,19 +291,21 @@ class _Goals:
             goal = None if fact["goal"] is None else next(iter(conditions([fact["goal"]])))
             self.implied(goal, conditions(fact["given"]))
 
-    def inside(self, value: Bag, shapes: Mapping[str, tuple[Dim, ...]], assumed: Conditions = frozenset()) -> None:
+    def inside(
+        self, value: OperandMultiset, shapes: Mapping[str, tuple[Dim, ...]], assumed: Conditions = frozenset()
+    ) -> None:
         """Ask that every element that a normal form reads is inside its tensor."""
         for m in value:
             here = assumed | m.guards
             for factor, _ in m.factors:
                 if factor[0] == "element":
                     for i, extent in zip(factor[2], shapes[factor[1].removeprefix("?")], strict=True):
-                        self.implied(Condition("ge", i), here)
-                        self.implied(Condition("ge", extent - 1 - i), here)
+                        self.implied(IndexCondition("ge", i), here)
+                        self.implied(IndexCondition("ge", extent - 1 - i), here)
                 for part in factor[2] if factor[0] == "apply" else factor[1:]:
-                    self.inside(part if isinstance(part, Bag) else Bag(()), shapes, here)
+                    self.inside(part if isinstance(part, OperandMultiset) else OperandMultiset(()), shapes, here)
 
-    def implied(self, goal: Condition | None, assumed: Conditions = frozenset()) -> None:
+    def implied(self, goal: IndexCondition | None, assumed: Conditions = frozenset()) -> None:
         """Ask that what is known and given implies a condition (``None``: that it is contradictory)."""
         if goal is None or not (goal.known or goal in assumed | self.assumptions):
             self.refuted(assumed, [] if goal is None else [frozenset((goal,))])
@@ -320,23 +329,23 @@ class _Goals:
                 after = self.match(step, *read(step["before"][:1]), *read(step["before"][1:]))
             case "drop", (m,):
                 self.implied(None, m.guards)
-                after = Bag(())
+                after = OperandMultiset(())
             case ("simplify" | "lemma" | "multiply") as kind, _:  # values: compared at points
                 after = read(step["after"])
                 divisors = {f[1] for m in before for f, p in m.factors if f[0] == "sum" and p < 0}
                 whole = {m._replace(c=Fraction(1)): m.c for m in before}
                 if kind == "multiply" and (read(step["factor"]) not in divisors or dict(state) != whole):
-                    raise Rejected("a step multiplies a part, or by what is not known to differ from 0")
+                    raise CertificateRejected("a step multiplies a part, or by what is not known to differ from 0")
             case _:
-                raise Rejected("an unknown step")
+                raise CertificateRejected("an unknown step")
         _add(state, before, -1)
         _add(state, after, 1)
 
-    def match(self, step: Row, a: Summand, b: Summand) -> Bag:
+    def match(self, step: Row, a: Summand, b: Summand) -> OperandMultiset:
         """``a + b`` in the pieces that a step states: an overlap, where the factors agree, and the rest of each."""
         images = {n: size(t) for n, t in step["bijection"].items()}
         if set(images) != set(b.bound) or not _unimodular(list(images.values()), a.bound):
-            raise Rejected("a re-indexing is not a bijection of the bound variables")
+            raise CertificateRejected("a re-indexing is not a bijection of the bound variables")
         m = Summand(b.c, a.bound, replaced(b.guards, images), replaced(b.factors, images))
         overlap = conditions(step["overlap"])
         only_a, only_b = ([conditions(g) for g in step[k]] for k in ("only_a", "only_b"))
@@ -346,12 +355,14 @@ class _Goals:
         ours = [f for f in a.factors if f not in m.factors]
         for (f, p), (g, q) in zip(ours, theirs, strict=True):
             if f[:-1] != g[:-1] or p != q:
-                raise Rejected("the factors of summands that are matched do not correspond")
+                raise CertificateRejected("the factors of summands that are matched do not correspond")
             places = {"element": (f[-1], g[-1]), "size": (f[-1:], g[-1:])}.get(f[0], ((), ()))
             for i, j in zip(*places, strict=True):
-                self.implied(Condition("eq", i - j), overlap)  # what is inside other factors is compared at points
+                self.implied(IndexCondition("eq", i - j), overlap)  # what is inside other factors is compared at points
         both = [a._replace(c=a.c + b.c, guards=overlap)] if a.c + b.c else []
-        return Bag((*both, *(a._replace(guards=g) for g in only_a), *(m._replace(guards=g) for g in only_b)))
+        return OperandMultiset(
+            (*both, *(a._replace(guards=g) for g in only_a), *(m._replace(guards=g) for g in only_b))
+        )
 
     def partition(self, whole: Conditions, pieces: list[Conditions]) -> None:
         """Ask that exactly one piece holds where ``whole`` does, and none elsewhere."""

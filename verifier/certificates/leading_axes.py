@@ -11,13 +11,23 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from superopt.ir.poly import Dim, substitute, sym, symbols
-from superopt.ir.terms import App, Term, Var, postorder
+from superopt.ir.size_polynomial import Dim, substitute, sym, symbols
+from superopt.ir.terms import OperatorTerm, Term, VariableTerm, postorder
 from superopt.ir.types import TensorType
-from superopt.ops.meaning import Call, Comprehension, Condition, Number, Read, Reduce, Scalar, SizeValue, Where
+from superopt.ops.operator_semantics import (
+    ElementRead,
+    IndexCondition,
+    ScalarCall,
+    ScalarConditional,
+    ScalarConstant,
+    ScalarExpression,
+    ScalarReduction,
+    SizeExpression,
+    TensorComprehension,
+)
 from superopt.rules import Rule
 from superopt.rules.typing import instances, types_of
-from superopt.verifier.certificates.normal_forms import Rejected
+from superopt.verifier.certificates.normal_forms import CertificateRejected
 
 __all__ = ["require_uniform"]
 
@@ -29,11 +39,11 @@ def require_uniform(rule: Rule, numbers: Iterable[int]) -> None:
         Rejected: it is not, or that is not seen.
     """
     if named := sorted(n for n in (*rule.sizes, *rule.attribute_atoms) if re.fullmatch(r"lead_\d+", n)):
-        raise Rejected(f"the rule has names of leading axes: {', '.join(named)}")
+        raise CertificateRejected(f"the rule has names of leading axes: {', '.join(named)}")
     one = _without_leading(rule, 1)
     for number in numbers:
         if _without_leading(rule, number) != one:
-            raise Rejected(f"with {number} leading axes the rule says more, or less, than with one")
+            raise CertificateRejected(f"with {number} leading axes the rule says more, or less, than with one")
 
 
 def _without_leading(rule: Rule, number: int) -> list[object]:
@@ -50,7 +60,7 @@ def _without_leading(rule: Rule, number: int) -> list[object]:
     for term in postorder(*instance.lhs, *instance.rhs):
         position[term] = len(position)
         described: object
-        if isinstance(term, App):
+        if isinstance(term, OperatorTerm):
             operands = tuple(a is not None and _leads(typed.types[a][0], sizes) for a in term.args)
             meaning = typed.meanings[term]
             outputs = zip(meaning.outputs, typed.types[term], strict=True)
@@ -60,7 +70,7 @@ def _without_leading(rule: Rule, number: int) -> list[object]:
                 _Element({}, (), operands, sizes).conditions(meaning.obligations),
             )  # fmt: skip
         else:
-            described = term.name if isinstance(term, Var) else (position[term.term], term.index)
+            described = term.name if isinstance(term, VariableTerm) else (position[term.term], term.index)
         written.append((described, [_stripped(kind, sizes) for kind in typed.types[term]]))
     return [*written, [[position[t] for t in side] for side in (instance.lhs, instance.rhs)]]
 
@@ -93,7 +103,7 @@ class _Element:
     sizes: tuple[Dim, ...]
 
     @classmethod
-    def of(cls, made: Comprehension, leads: bool, operands: tuple[bool, ...], sizes: tuple[Dim, ...]) -> _Element:
+    def of(cls, made: TensorComprehension, leads: bool, operands: tuple[bool, ...], sizes: tuple[Dim, ...]) -> _Element:
         """Of an output.
 
         Raises:
@@ -102,12 +112,12 @@ class _Element:
         count = len(sizes) if leads else 0
         first = made.axes[:count]
         if any(len(axis) != 1 or axis[0][1] != size for axis, size in zip(first, sizes, strict=False)):
-            raise Rejected("an operator's output has other axes where the leading ones should be")
+            raise CertificateRejected("an operator's output has other axes where the leading ones should be")
         rest = [name for axis in made.axes[count:] for name, _ in axis]
         names: dict[str, Dim] = {name: sym(f"position_{n}") for n, name in enumerate(rest)}
         return cls(names, tuple(sym(axis[0][0]) for axis in first), operands, sizes)
 
-    def described(self, made: Comprehension) -> object:
+    def described(self, made: TensorComprehension) -> object:
         """An output without its leading axes."""
         axes = made.axes[len(self.leading) :]
         return [[self.size(extent) for _, extent in axis] for axis in axes], self.scalar(made.body)
@@ -119,31 +129,31 @@ class _Element:
             Rejected: it depends on the leading axes.
         """
         if symbols(size) & {n for s in (*self.sizes, *self.leading) for n in symbols(s)}:
-            raise Rejected(f"an operator depends on the leading axes by {size}")
+            raise CertificateRejected(f"an operator depends on the leading axes by {size}")
         return substitute(size, self.names)
 
-    def conditions(self, conditions: Iterable[Condition]) -> list[tuple[str, Dim]]:
+    def conditions(self, conditions: Iterable[IndexCondition]) -> list[tuple[str, Dim]]:
         """Conditions on sizes and positions."""
         return [(c.kind, self.size(c.size)) for c in conditions]
 
-    def scalar(self, value: Scalar) -> object:
+    def scalar(self, value: ScalarExpression) -> object:
         """An element's value."""
         match value:
-            case Number(known):
+            case ScalarConstant(known):
                 return "number", known
-            case SizeValue(size):
+            case SizeExpression(size):
                 return "size", self.size(size)
-            case Read(operand, index, outside):
+            case ElementRead(operand, index, outside):
                 return "read", operand, self.read(operand, index), None if outside is None else outside.value
-            case Call(function, args):
+            case ScalarCall(function, args):
                 return function, [self.scalar(a) for a in args]
-            case Reduce(kind, variable, extent, body):
+            case ScalarReduction(kind, variable, extent, body):
                 return kind, variable, self.size(extent), self.scalar(body)
-            case Where(conditions, then, otherwise):
+            case ScalarConditional(conditions, then, otherwise):
                 return "where", self.conditions(conditions), self.scalar(then), self.scalar(otherwise)
-        raise Rejected(f"an element of unknown kind: {value}")
+        raise CertificateRejected(f"an element of unknown kind: {value}")
 
-    def read(self, operand: int, index: tuple[Dim | Scalar, ...]) -> list[object]:
+    def read(self, operand: int, index: tuple[Dim | ScalarExpression, ...]) -> list[object]:
         """Where an operand is read, besides its leading position.
 
         Raises:
@@ -151,5 +161,5 @@ class _Element:
         """
         count = len(self.sizes) if self.operands[operand] else 0
         if count and index[:count] != self.leading:
-            raise Rejected("an operator reads an operand at another leading position than its own")
-        return [self.scalar(i) if isinstance(i, Scalar) else self.size(i) for i in index[count:]]
+            raise CertificateRejected("an operator reads an operand at another leading position than its own")
+        return [self.scalar(i) if isinstance(i, ScalarExpression) else self.size(i) for i in index[count:]]

@@ -14,18 +14,28 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from superopt.ir.poly import Dim, Poly, substitute, sym, symbols, value_at
-from superopt.ops.meaning import Comprehension, Condition, Number, Read, Reduce, Scalar, SizeValue, Where, call
+from superopt.ir.size_polynomial import Dim, SizePolynomial, substitute, sym, symbols, value_at
+from superopt.ops.operator_semantics import (
+    ElementRead,
+    IndexCondition,
+    ScalarConditional,
+    ScalarConstant,
+    ScalarExpression,
+    ScalarReduction,
+    SizeExpression,
+    TensorComprehension,
+    call,
+)
 from superopt.rules import Rule
 from superopt.rules.grammar import parse_guard
 from superopt.rules.typing import types_of
-from superopt.runtime.evaluate import FLOAT64, Array, evaluate
+from superopt.runtime.comprehension_evaluation import FLOAT64, Array, evaluate
 from superopt.verifier.exact.algebra import InverseOfZero, NeedsOrder, Rationals
+from superopt.verifier.exact.minimum_window_sizes import reaches
 from superopt.verifier.exact.sampling import draw
-from superopt.verifier.exact.size_bounds import reaches
-from superopt.verifier.exact.testing import Trial, algebra_for, elements, trial_at, values_of
+from superopt.verifier.exact.testing import ExactTrial, algebra_for, elements, trial_at, values_of
 
-__all__ = ["Bag", "Rejected", "Summand", "conditions", "points", "read", "replaced", "size"]
+__all__ = ["OperandMultiset", "CertificateRejected", "Summand", "conditions", "points", "read", "replaced", "size"]
 
 Range = tuple[int, int]
 # Where exact arithmetic knows too little of a function and disagrees, floating point decides.
@@ -34,14 +44,14 @@ _OF_EXP = ("exp(", "tanh(")  # where rationals decide, as an order is needed, ex
 _JOINS: Mapping[str, Any] = {"sum": ("add", Fraction(0)), "prod": ("mul", Fraction(1)), "max": ("max", -inf)}
 
 
-class Rejected(Exception):
+class CertificateRejected(Exception):
     """The certificate does not hold; says why."""
 
 
-class Bag(tuple[Any, ...]):
+class OperandMultiset(tuple[Any, ...]):
     """A sum of summands, or a product of (factor, power): the order does not matter."""
 
-    def __new__(cls, items: Iterable[Any]) -> Bag:
+    def __new__(cls, items: Iterable[Any]) -> OperandMultiset:
         return super().__new__(cls, sorted(items, key=repr))
 
 
@@ -50,8 +60,8 @@ class Summand(NamedTuple):
 
     c: Fraction
     bound: tuple[str, ...]
-    guards: frozenset[Condition]
-    factors: Bag
+    guards: frozenset[IndexCondition]
+    factors: OperandMultiset
 
 
 @lru_cache(maxsize=65536)
@@ -60,11 +70,11 @@ def size(text: str) -> Dim:
     return parse_guard(f"{text} >= 0").left
 
 
-def conditions(rows: Iterable[tuple[str, str]]) -> frozenset[Condition]:
+def conditions(rows: Iterable[tuple[str, str]]) -> frozenset[IndexCondition]:
     """Conditions from their JSON rows."""
-    found_conditions = frozenset(Condition(kind, size(text)) for kind, text in rows)
+    found_conditions = frozenset(IndexCondition(kind, size(text)) for kind, text in rows)
     if any(c.kind not in ("ge", "eq", "ne") for c in found_conditions):
-        raise Rejected("an unknown condition")
+        raise CertificateRejected("an unknown condition")
     return found_conditions
 
 
@@ -73,26 +83,26 @@ def read(item: Any) -> Any:
     match item:
         case {"c": str(c), "bound": list(bound), "guards": list(guards), "factors": list(factors)}:
             if len(set(bound)) < len(bound):
-                raise Rejected("a variable is bound twice")
-            powers = Bag((read(f), Fraction(p)) for f, p in factors)
+                raise CertificateRejected("a variable is bound twice")
+            powers = OperandMultiset((read(f), Fraction(p)) for f, p in factors)
             return Summand(Fraction(c), tuple(sorted(bound)), conditions(guards), powers)
         case list():
-            return (Bag if all(isinstance(i, dict) for i in item) else tuple)(map(read, item))
+            return (OperandMultiset if all(isinstance(i, dict) for i in item) else tuple)(map(read, item))
         case str():
             return size(item[1:]) if item.startswith("=") else item
-    raise Rejected("not a part of a normal form")
+    raise CertificateRejected("not a part of a normal form")
 
 
 def replaced(item: Any, names: Mapping[str, Dim]) -> Any:
     """A part of a normal form with names replaced by sizes."""
     match item:
-        case int() | Poly():
+        case int() | SizePolynomial():
             return substitute(item, names)
-        case Condition(kind, dim):
-            return Condition(kind, substitute(dim, names))
+        case IndexCondition(kind, dim):
+            return IndexCondition(kind, substitute(dim, names))
         case Summand(c, bound, guards, factors):
             if set(bound) & (names.keys() | {n for d in names.values() for n in symbols(d)}):
-                raise Rejected("a name that is replaced is bound inside")
+                raise CertificateRejected("a name that is replaced is bound inside")
             return Summand(c, bound, replaced(guards, names), replaced(factors, names))
         case tuple() | frozenset():
             return type(item)(replaced(i, names) for i in item)
@@ -110,7 +120,7 @@ def points(rule: Rule, place: int, row: Mapping[str, Any], rng: np.random.Genera
         if point is None or (trial := trial_at(rule, point)) is None:
             continue
         if trial.ill_typed:
-            raise Rejected(f"{trial.ill_typed} at {dict(trial.point.sizes)}")
+            raise CertificateRejected(f"{trial.ill_typed} at {dict(trial.point.sizes)}")
         names = {**trial.point.sizes}
         for name, text in row["parts"].items():
             names[name] = value_at(size(text), names)
@@ -121,14 +131,18 @@ def points(rule: Rule, place: int, row: Mapping[str, Any], rng: np.random.Genera
         done += _agree(trial, place, [at(s) for s in sides], [(at(b), at(a), at(f), p) for b, a, f, p in steps], rng)
         if done == 3:
             return done
-    raise Rejected("too few sizes were found at which to compare")
+    raise CertificateRejected("too few sizes were found at which to compare")
 
 
-def _meaning(axes: Any, names: Mapping[str, int], tensors: Any, index: Any, value: Bag) -> Comprehension:
-    return Comprehension(axes, _scalar(replaced(value, names), tensors, index))
+def _meaning(
+    axes: Any, names: Mapping[str, int], tensors: Any, index: Any, value: OperandMultiset
+) -> TensorComprehension:
+    return TensorComprehension(axes, _scalar(replaced(value, names), tensors, index))
 
 
-def _agree(trial: Trial, position: int, sides: list[Comprehension], steps: list[Any], rng: np.random.Generator) -> bool:
+def _agree(
+    trial: ExactTrial, position: int, sides: list[TensorComprehension], steps: list[Any], rng: np.random.Generator
+) -> bool:
     """Whether elements were found at which all is defined; there, sides and steps have the values that they claim."""
     terms = trial.lhs[position], trial.rhs[position]
     exact = algebra_for(trial)
@@ -152,11 +166,11 @@ def _agree(trial: Trial, position: int, sides: list[Comprehension], steps: list[
             return True
         text = " ".join(str(o) for m in trial.meanings.values() for o in m.outputs)
         if algebra is FLOAT64 or not any(f in text for f in _LAWLESS + _OF_EXP * isinstance(algebra, Rationals)):
-            raise Rejected(f"{wrong[0]} has another value than it should at {dict(trial.point.sizes)}")
+            raise CertificateRejected(f"{wrong[0]} has another value than it should at {dict(trial.point.sizes)}")
     return False
 
 
-def _floats(trial: Trial, rng: np.random.Generator) -> dict[str, Array]:
+def _floats(trial: ExactTrial, rng: np.random.Generator) -> dict[str, Array]:
     given_arrays: dict[str, Array] = {}
     for name, kind in trial.variables.items():
         shape = tuple(value_at(d, {}) for d in kind.shape or ())
@@ -172,42 +186,44 @@ def _same(x: Array, y: Array, algebra: Any) -> bool:
     return bool(algebra.equal(*np.broadcast_arrays(x, y)).all())
 
 
-def _scalar(value: Bag, tensors: Mapping[str, int], ranges: Mapping[str, Range], kind: str = "sum") -> Scalar:
+def _scalar(
+    value: OperandMultiset, tensors: Mapping[str, int], ranges: Mapping[str, Range], kind: str = "sum"
+) -> ScalarExpression:
     """A value (or the branches of a product or maximum) in the meaning language; ``ranges`` of the names free in it."""
     join, first = _JOINS[kind]
-    total: Scalar = Number(first)
+    total: ScalarExpression = ScalarConstant(first)
     for m in value:
         inner = _ranges(m, ranges)
         guards, factors = replaced((m.guards, m.factors), {n: sym(n) + inner[n][0] for n in m.bound if inner[n][0]})
         inner |= {n: (0, inner[n][1] - inner[n][0]) for n in m.bound}
-        body: Scalar = Number(m.c)
+        body: ScalarExpression = ScalarConstant(m.c)
         for factor, power in factors:
             body = call("mul", body, _power(factor, power, tensors, inner))
-        body = Where(tuple(guards), body, Number(first)) if guards else body
+        body = ScalarConditional(tuple(guards), body, ScalarConstant(first)) if guards else body
         for name in m.bound:
-            body = Reduce(kind, name, max(0, inner[name][1] + 1), body)
+            body = ScalarReduction(kind, name, max(0, inner[name][1] + 1), body)
         total = call(join, total, body)
     return total
 
 
-def _power(factor: Any, power: Fraction, tensors: Mapping[str, int], ranges: Mapping[str, Range]) -> Scalar:
+def _power(factor: Any, power: Fraction, tensors: Mapping[str, int], ranges: Mapping[str, Range]) -> ScalarExpression:
     of = partial(_scalar, tensors=tensors, ranges=ranges)
-    zero = Number(Fraction(0))
+    zero = ScalarConstant(Fraction(0))
     match factor:
         case ("apply", "exp", (value,)) if power.denominator != 1:
-            return call("exp", call("mul", Number(power), of(value)))
+            return call("exp", call("mul", ScalarConstant(power), of(value)))
         case _ if power.denominator != 1:
-            raise Rejected("a fractional power of what is not an exponential")
+            raise CertificateRejected("a fractional power of what is not an exponential")
         case ("element", name, index):
-            base: Scalar = Read(tensors[name.removeprefix("?")], index, zero)
+            base: ScalarExpression = ElementRead(tensors[name.removeprefix("?")], index, zero)
         case ("size", dim):
-            base = SizeValue(dim) if isinstance(dim, Poly) else Number(Fraction(dim))
+            base = SizeExpression(dim) if isinstance(dim, SizePolynomial) else ScalarConstant(Fraction(dim))
         case ("sum", value):
             base = of(value)
         case ("extreme", ("prod" | "max") as kind, branches):
             base = _scalar(branches, tensors, ranges, kind)
         case ("apply", "infinity", ()):
-            base = Number(inf)
+            base = ScalarConstant(inf)
         case ("apply", "at", (a, b, _)):
             base = call("equal", of(a), of(b))
         case ("apply", "positive", (a,)):
@@ -217,7 +233,7 @@ def _power(factor: Any, power: Fraction, tensors: Mapping[str, int], ranges: Map
         case ("apply", str(name), args):
             base = call(name, *map(of, args))
         case _:
-            raise Rejected("an unknown factor")
+            raise CertificateRejected("an unknown factor")
     base = call("inv", base) if power < 0 else base
     return prod([base] * (abs(int(power)) - 1), start=base)
 
@@ -225,12 +241,12 @@ def _power(factor: Any, power: Fraction, tensors: Mapping[str, int], ranges: Map
 def _ranges(m: Summand, ranges: Mapping[str, Range]) -> dict[str, Range]:
     """Ranges with one for each bound variable that holds all of its values at which the guards (of numbers) hold."""
     if not ranges.keys().isdisjoint(m.bound):
-        raise Rejected("a bound variable hides another name")
+        raise CertificateRejected("a bound variable hides another name")
     found = dict(ranges)
     ends: dict[str, tuple[list[int], list[int]]] = {n: ([], []) for n in m.bound}
     while left := [n for n in m.bound if n not in found]:
         for name, guard in product(left, m.guards):
-            slope = dict(guard.size.terms).get((name,), 0) if isinstance(guard.size, Poly) else 0
+            slope = dict(guard.size.terms).get((name,), 0) if isinstance(guard.size, SizePolynomial) else 0
             rest = guard.size - slope * sym(name)
             if guard.kind == "ne" or not slope or not symbols(rest) <= found.keys():
                 continue
@@ -240,6 +256,6 @@ def _ranges(m: Summand, ranges: Mapping[str, Range]) -> dict[str, Range]:
                 ends[name][s < 0].append(-(most // s) if s > 0 else most // -s)
         known = {n: (max(ends[n][0]), min(ends[n][1])) for n in left if all(ends[n])}
         if not known:
-            raise Rejected(f"a sum over {left} is not bounded")
+            raise CertificateRejected(f"a sum over {left} is not bounded")
         found |= known
     return found

@@ -13,8 +13,8 @@ from typing import TypeVar
 import z3
 
 from superopt.fleet.child import TaskLost, isolated, packed, unpacked
-from superopt.ir.poly import Dim, Poly, Quotient
-from superopt.ops.meaning import Condition
+from superopt.ir.size_polynomial import Dim, FloorQuotient, SizePolynomial
+from superopt.ops.operator_semantics import IndexCondition
 
 __all__ = ["SECONDS", "script", "solvers", "unsatisfiable", "within"]
 
@@ -27,7 +27,7 @@ _CVC5_SECONDS = 5  # but cvc5, on goals in which it counts none; what it has not
 _Z3_WORK, _CVC5_WORK = 40_000_000, 20_000_000
 
 
-def script(clauses: Iterable[Iterable[Condition]]) -> str:
+def script(clauses: Iterable[Iterable[IndexCondition]]) -> str:
     """A script that asks whether integers satisfy every clause: one of its conditions, at least.
 
     Where sizes are multiplied, what follows from the clauses by one multiplication is written beside them: solvers
@@ -43,14 +43,14 @@ def script(clauses: Iterable[Iterable[Condition]]) -> str:
     return new_script.text(["false" if c == "(or )" else c for c in claims])
 
 
-def _products(given_conditions: Sequence[Condition], written: Sequence[Condition]) -> list[Condition]:
+def _products(given_conditions: Sequence[IndexCondition], written: Sequence[IndexCondition]) -> list[IndexCondition]:
     """Products of two conditions ``≥ 0``, of those whose products of names are already written: no new unknowns."""
-    terms = {m for c in written if isinstance(c.size, Poly) for m, _ in c.size.terms if len(m) > 1}
-    found: dict[Condition, None] = {}
+    terms = {m for c in written if isinstance(c.size, SizePolynomial) for m, _ in c.size.terms if len(m) > 1}
+    found: dict[IndexCondition, None] = {}
     for a, b in combinations_with_replacement((c.size for c in given_conditions if c.kind == "ge") if terms else (), 2):
         size = a * b
-        if isinstance(size, Poly) and {m for m, _ in size.terms if len(m) > 1} <= terms:
-            found[Condition("ge", size)] = None
+        if isinstance(size, SizePolynomial) and {m for m, _ in size.terms if len(m) > 1} <= terms:
+            found[IndexCondition("ge", size)] = None
     return [c for c in found if c not in given_conditions]
 
 
@@ -59,7 +59,7 @@ class _Script:
 
     def __init__(self) -> None:
         self.names: set[str] = set()
-        self.quotients: dict[Quotient, str] = {}
+        self.quotients: dict[FloorQuotient, str] = {}
         self.definitions: list[str] = []
 
     def text(self, claims: Sequence[str]) -> str:
@@ -68,19 +68,19 @@ class _Script:
             ["(set-logic QF_NIA)", *declared, *(f"(assert {c})" for c in (*self.definitions, *claims)), "(check-sat)"]
         )
 
-    def condition(self, c: Condition) -> str:
+    def condition(self, c: IndexCondition) -> str:
         return f"({ {'ge': '>=', 'eq': '=', 'ne': 'distinct'}[c.kind] } {self.dim(c.size)} 0)"
 
     def dim(self, dim: Dim) -> str:
         terms = []
-        for monomial, c in dim.terms if isinstance(dim, Poly) else (((), dim),):
+        for monomial, c in dim.terms if isinstance(dim, SizePolynomial) else (((), dim),):
             atoms = [a if isinstance(a, str) else self.quotient(a) for a in monomial]
             self.names.update(atoms)
             parts = [*([str(c) if c >= 0 else f"(- {-c})"] if c != 1 or not atoms else []), *atoms]
             terms.append(parts[0] if len(parts) == 1 else f"(* {' '.join(parts)})")
         return terms[0] if len(terms) == 1 else f"(+ {' '.join(terms)})"
 
-    def quotient(self, q: Quotient) -> str:
+    def quotient(self, q: FloorQuotient) -> str:
         if q not in self.quotients:
             name = self.quotients[q] = f"q__{len(self.quotients)}"
             n, d = self.dim(q.numerator), self.dim(q.denominator)

@@ -12,11 +12,11 @@ from dataclasses import replace
 import ml_dtypes
 import numpy as np
 
-from superopt.formats.bodies import Body, all_names, bodies, places_read, with_body
+from superopt.formats.control_flow_bodies import ControlFlowBody, all_names, bodies, places_read, with_body
 from superopt.formats.onnx_tensors import unknown_dim
 from superopt.ir.graph import Graph, Node, Value, constant, unused_name
 from superopt.ir.types import DType, TensorType
-from superopt.ops.infer import Typing, infer
+from superopt.ops.shape_inference import InferredTypes, infer
 from superopt.verifier.check.rounding_noise import REALS, is_exact
 
 __all__ = ["with_body_magnitudes"]
@@ -25,7 +25,7 @@ _OUTPUT_LISTS = ("scan_output_axes", "scan_output_directions")  # attributes of 
 
 
 def with_body_magnitudes(
-    graph: Graph, typing: Typing, poles: frozenset[str], taken: set[str] | None = None
+    graph: Graph, typing: InferredTypes, poles: frozenset[str], taken: set[str] | None = None
 ) -> tuple[Graph, tuple[str, ...]]:  # fmt: skip
     """The graph with the magnitudes inside bodies, and the names of the values that have them.
 
@@ -56,7 +56,7 @@ def with_body_magnitudes(
     return graph, tuple(outputs.values())
 
 
-def body_outputs(node: Node, outputs: dict[int, str], body: Body) -> tuple[str, ...]:
+def body_outputs(node: Node, outputs: dict[int, str], body: ControlFlowBody) -> tuple[str, ...]:
     """The outputs that a node had at first."""
     return tuple(o for o in node.outputs if o != outputs.get(body.place))
 
@@ -96,7 +96,7 @@ def _measured(graph: Graph, poles: frozenset[str], taken: set[str]) -> Graph:
     )
 
 
-def _watched(graph: Graph, typing: Typing, poles: frozenset[str]) -> Iterator[str]:
+def _watched(graph: Graph, typing: InferredTypes, poles: frozenset[str]) -> Iterator[str]:
     for node in graph.nodes:
         if is_exact(node):
             continue

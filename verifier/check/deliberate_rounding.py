@@ -20,10 +20,10 @@ import numpy as np
 
 from superopt.ir.graph import Graph
 from superopt.ir.types import DType, TensorType
-from superopt.ops.infer import Applied, Typing
-from superopt.ops.meaning import IllTyped
-from superopt.ops.rounding import RoundingEffect
-from superopt.verifier.check.input_targets import constant_array
+from superopt.ops.operator_semantics import IllTypedOperator
+from superopt.ops.rounding_effects import RoundingEffect
+from superopt.ops.shape_inference import CanonicalNode, InferredTypes
+from superopt.verifier.check.boundary_value_targets import constant_array
 from superopt.verifier.check.rounding_noise import ELEMENTARY
 from superopt.verifier.check.tolerance import element_type
 
@@ -64,7 +64,7 @@ class _Form:
     meant: bool = False
 
 
-def outputs_rounded_on_purpose(graph: Graph, typing: Typing) -> frozenset[str]:
+def outputs_rounded_on_purpose(graph: Graph, typing: InferredTypes) -> frozenset[str]:
     """Names of the values of a graph that a deliberate rounding may lead to."""
     forms = _Forms(graph, typing)
     for position, node in enumerate(graph.nodes):
@@ -75,7 +75,7 @@ def outputs_rounded_on_purpose(graph: Graph, typing: Typing) -> frozenset[str]:
 class _Forms:
     """The combinations of a graph's values, in order."""
 
-    def __init__(self, graph: Graph, typing: Typing) -> None:
+    def __init__(self, graph: Graph, typing: InferredTypes) -> None:
         self.graph, self.typing = graph, typing
         self.known: dict[str, _Form] = {}
         self.atoms: dict[Hashable, int] = {}
@@ -114,7 +114,7 @@ class _Forms:
         if not self.graph.nodes[place].inputs and len(outputs) == 1:
             self.form(outputs[0])
             return
-        if not isinstance(node, Applied):
+        if not isinstance(node, CanonicalNode):
             self.known.update((o, self._unknown(o, meant=True)) for o in outputs)
             return
         args = [a for a in node.args if a is not None]
@@ -132,7 +132,7 @@ class _Forms:
             return
         self._other(node, forms, outputs, meant)
 
-    def _other(self, node: Applied, forms: Sequence[_Form], outputs: Sequence[str], meant: bool) -> None:
+    def _other(self, node: CanonicalNode, forms: Sequence[_Form], outputs: Sequence[str], meant: bool) -> None:
         """An operator that is no sum: it moves the atoms of its one operand, or makes an atom of its own."""
         head = (node.operator.name, tuple((n, repr(v)) for n, v in sorted(node.attributes.items())))
         rounded, moves = any(f.rounded for f in forms), self._moves_elements(node)
@@ -164,7 +164,7 @@ class _Forms:
     def _of(self, atom: int) -> _Atom:
         return self.made.get(atom, _Atom(frozenset({atom})))
 
-    def _shares(self, node: Applied, forms: Sequence[_Form]) -> list[float] | None:
+    def _shares(self, node: CanonicalNode, forms: Sequence[_Form]) -> list[float] | None:
         """The number that each operand is multiplied with in a sum, or in a product with numbers; ``None`` where it is
         neither."""
         name = node.operator.name
@@ -202,19 +202,19 @@ class _Forms:
             for other in others
         )
 
-    def _rounding(self, node: Applied) -> RoundingEffect:
+    def _rounding(self, node: CanonicalNode) -> RoundingEffect:
         try:
             return node.operator.rounding(self._types(node), node.attributes)
-        except (IllTyped, ArithmeticError):
+        except (IllTypedOperator, ArithmeticError):
             return RoundingEffect(exact=False, jumps=True, narrows=True)
 
-    def _moves_elements(self, node: Applied) -> bool:
+    def _moves_elements(self, node: CanonicalNode) -> bool:
         try:
             return node.operator.moves(self._types(node), node.attributes)
-        except (IllTyped, ArithmeticError):
+        except (IllTypedOperator, ArithmeticError):
             return False
 
-    def _types(self, node: Applied) -> tuple[TensorType | None, ...]:
+    def _types(self, node: CanonicalNode) -> tuple[TensorType | None, ...]:
         return tuple(None if a is None else self.typing.types.get(a) for a in node.args)
 
 

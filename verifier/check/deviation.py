@@ -17,17 +17,17 @@ import numpy as np
 
 from superopt.ir.graph import Graph, Node, Value, unused_name
 from superopt.ir.types import DType, TensorType
-from superopt.ops.infer import Applied, Typing, infer
-from superopt.ops.meaning import IllTyped
+from superopt.ops.operator_semantics import IllTypedOperator
+from superopt.ops.shape_inference import CanonicalNode, InferredTypes, infer
 from superopt.runtime.onnx_runtime import InferenceSession
 from superopt.verifier.check.body_magnitudes import with_body_magnitudes
 from superopt.verifier.check.deliberate_rounding import outputs_rounded_on_purpose
 from superopt.verifier.check.rounding_noise import ELEMENTARY, REALS, DisturbedRuns, is_exact, live_values
-from superopt.verifier.check.sessions import REFUSALS, Arrays, Bench, attempt
-from superopt.verifier.check.steered_inputs import Feed
-from superopt.verifier.check.tolerance import Comparison, Displacement, compare, element_type
+from superopt.verifier.check.shared_weight_sessions import REFUSALS, Arrays, SharedWeightSessions, attempt
+from superopt.verifier.check.steered_inputs import SteeredInput
+from superopt.verifier.check.tolerance import OutputComparison, OutputPerturbation, compare, element_type
 
-__all__ = ["Explanations", "leading_to", "NEAR", "Overflow", "Trial"]
+__all__ = ["DeviationExplainer", "leading_to", "NEAR", "OverflowProximity", "CheckTrial"]
 
 NEAR = 4.0  # at most this far below the largest number
 _WATCHED = 1 << 26  # elements of intermediates that are looked at, at most
@@ -35,7 +35,7 @@ _POLES = frozenset({"Atanh", "Div", "Log", "Mod", "Pow", "Reciprocal", "Tan"})  
 _POSITIVE = frozenset({"Exp", "Sigmoid", "Softmax"})  # at finite numbers, so that a zero of theirs is an underflow
 
 
-class Overflow:
+class OverflowProximity:
     """Where one output of a graph is near overflow.
 
     Args:
@@ -45,7 +45,7 @@ class Overflow:
         bench: where the session is made that gives the values inside.
     """
 
-    def __init__(self, graph: Graph, typing: Typing, output: str, bench: Bench) -> None:
+    def __init__(self, graph: Graph, typing: InferredTypes, output: str, bench: SharedWeightSessions) -> None:
         part = leading_to(graph, output)
         types, self._live = typing.types, live_values(graph)
         self._types = types
@@ -196,14 +196,16 @@ _EVIDENCE_BYTES = 1 << 26  # bytes of outputs that are kept for other comparison
 _UNEXPLAINABLE = {1: 2.0**10, 2: 2.0**7, 4: 2.0**4, 12: 1.0, 36: 1.0}
 
 
-_Compared = Callable[[Displacement | None, np.ndarray | None], Comparison]  # by moves, without the elements of a mask
+_Compared = Callable[
+    [OutputPerturbation | None, np.ndarray | None], OutputComparison
+]  # by moves, without the elements of a mask
 
 
 @dataclass(frozen=True)
-class Trial:
+class CheckTrial:
     """Inputs that the original accepts, and its outputs."""
 
-    feed: Feed
+    feed: SteeredInput
     original: Arrays
 
 
@@ -214,7 +216,7 @@ class _Evidence:
     optimised: tuple[Arrays | None, ...] = ()
     count: int = 0
     runs: tuple[list[Arrays], list[Arrays]] = field(default_factory=lambda: ([], []))
-    displacements: dict[str, tuple[int, Displacement]] = field(
+    displacements: dict[str, tuple[int, OutputPerturbation]] = field(
         default_factory=dict
     )  # by output, with the runs that are in it
     near: dict[str, np.ndarray] = field(default_factory=dict)
@@ -227,7 +229,7 @@ class _Evidence:
         return sum(a.nbytes for a in arrays) + sum(m.nbytes for _, m in self.displacements.values())
 
 
-class Explanations:
+class DeviationExplainer:
     """Evidence about one original model.
 
     Args:
@@ -243,22 +245,29 @@ class Explanations:
     """
 
     def __init__(
-        self, graph: Graph, typing: Typing, bench: Bench, plain: InferenceSession, longest: Callable[[], float],
-        slack: float = 0.0, rest: Callable[[], None] | None = None,
-        reals: Callable[[Trial, str], np.ndarray | None] | None = None, inside: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        graph: Graph,
+        typing: InferredTypes,
+        bench: SharedWeightSessions,
+        plain: InferenceSession,
+        longest: Callable[[], float],
+        slack: float = 0.0,
+        rest: Callable[[], None] | None = None,
+        reals: Callable[[CheckTrial, str], np.ndarray | None] | None = None,
+        inside: bool = False,
+    ) -> None:
         self._slack, self._release, self._large = slack, rest or (lambda: None), rest is not None
         self._graph, self._typing, self._bench, self._plain = graph, typing, bench, plain
         self._longest, self._reals, self._inside = longest, reals, inside
         self._disturbed: DisturbedRuns | None = None
-        self._overflows: dict[str, Overflow] = {}
+        self._overflows: dict[str, OverflowProximity] = {}
         self._smooth: dict[str, bool] = {}
         self._evidence: dict[int, _Evidence] = {}
 
     def explain(
-        self, trial: Trial, number: int, name: str, made: np.ndarray, dtype: DType | None, found: Comparison,
+        self, trial: CheckTrial, number: int, name: str, made: np.ndarray, dtype: DType | None, found: OutputComparison,
         exact: np.ndarray | None, *, optimised: bool = False,
-    ) -> Comparison:  # fmt: skip
+    ) -> OutputComparison:  # fmt: skip
         """Compare an output that exceeds the free distance with all the evidence that it needs.
 
         Args:
@@ -272,7 +281,7 @@ class Explanations:
             optimised: the result ran with the runtime's optimisations on.
         """
 
-        def look(moved: Displacement | None, full: np.ndarray | None) -> Comparison:
+        def look(moved: OutputPerturbation | None, full: np.ndarray | None) -> OutputComparison:
             return compare(
                 trial.original[name], made, dtype, moved, mixed=trial.feed.mixed, exact=exact, full=full,
                 slack=self._slack, optimised=optimised,
@@ -284,13 +293,13 @@ class Explanations:
         return self._nearer_to_reals(trial, number, name, made, found, look)
 
     def _explained(
-        self, trial: Trial, number: int, name: str, comparison: Comparison, compared: _Compared
-    ) -> Comparison:
+        self, trial: CheckTrial, number: int, name: str, comparison: OutputComparison, compared: _Compared
+    ) -> OutputComparison:
         """With the original's own moves, and where it overflows, for an explanation."""
         full: np.ndarray | None = None
         excused = ""
 
-        def look(moved: Displacement | None) -> Comparison:
+        def look(moved: OutputPerturbation | None) -> OutputComparison:
             looked = compared(moved, full)
             return replace(looked, excused=excused) if looked.problem is None and excused else looked
 
@@ -299,7 +308,7 @@ class Explanations:
             comparison = look(None)
             if np.isinf(comparison.absolute):
                 return comparison
-        moved: Displacement | None = None
+        moved: OutputPerturbation | None = None
         for count, moved in self._displacements(trial, number, name):
             comparison = look(moved)
             if comparison.problem is None:
@@ -316,8 +325,14 @@ class Explanations:
         return comparison
 
     def _nearer_to_reals(
-        self, trial: Trial, number: int, name: str, array: np.ndarray, comparison: Comparison, compared: _Compared
-    ) -> Comparison:
+        self,
+        trial: CheckTrial,
+        number: int,
+        name: str,
+        array: np.ndarray,
+        comparison: OutputComparison,
+        compared: _Compared,
+    ) -> OutputComparison:
         """Without the elements that are no further from the reals than the original's, where its intermediates'
         rounding explains the distance: moved inputs do not show all of it (``(a + b) + (a - b)`` rounds ``a`` alike,
         wherever in its binade ``b`` is). Not so where a rounding may be meant."""
@@ -347,7 +362,7 @@ class Explanations:
     def _meant(self) -> frozenset[str]:
         return outputs_rounded_on_purpose(self._graph, self._typing)
 
-    def all_moves(self, trial: Trial, number: int, name: str) -> Displacement | None:
+    def all_moves(self, trial: CheckTrial, number: int, name: str) -> OutputPerturbation | None:
         """The moves of an output that were gathered so far; ``None`` if none were."""
         known_evidence = self._evidence.get(number)
         return (
@@ -366,11 +381,11 @@ class Explanations:
             else known_evidence.displacements[name][1].broken
         )
 
-    def _displacements(self, trial: Trial, number: int, name: str) -> Iterator[tuple[int, Displacement]]:
+    def _displacements(self, trial: CheckTrial, number: int, name: str) -> Iterator[tuple[int, OutputPerturbation]]:
         """More and more evidence of an output's moves, beginning with the stored evidence."""
         known_evidence = self._evidence_of(number)
         if name not in known_evidence.displacements:
-            known_evidence.displacements[name] = (0, Displacement(trial.original[name], tiny=trial.feed.tiny))
+            known_evidence.displacements[name] = (0, OutputPerturbation(trial.original[name], tiny=trial.feed.tiny))
         done, moved = known_evidence.displacements[name]
         if not moved.has_optimised and (ran := self.optimised(trial, number)) is not None:
             moved.add_optimised(ran[name])
@@ -400,7 +415,7 @@ class Explanations:
             self._disturbed = DisturbedRuns(self._graph, self._bench, self._plain, self._typing)
         return self._disturbed
 
-    def optimised(self, trial: Trial, number: int) -> Arrays | None:
+    def optimised(self, trial: CheckTrial, number: int) -> Arrays | None:
         """The original's outputs with the runtime's optimisations on."""
         known_evidence = self._evidence_of(number)
         if not known_evidence.optimised:
@@ -409,7 +424,7 @@ class Explanations:
             self._release()
         return known_evidence.optimised[0]
 
-    def _samples(self, trial: Trial, number: int, count: int) -> tuple[list[Arrays], list[Arrays]]:
+    def _samples(self, trial: CheckTrial, number: int, count: int) -> tuple[list[Arrays], list[Arrays]]:
         """At least so many disturbed runs of each kind; stored outputs of earlier runs are reused."""
         known_evidence = self._evidence_of(number)
         if known_evidence.count < count:
@@ -422,12 +437,12 @@ class Explanations:
             known_evidence.count = count
         return known_evidence.runs
 
-    def _overflow_mask(self, trial: Trial, number: int, name: str) -> np.ndarray:
+    def _overflow_mask(self, trial: CheckTrial, number: int, name: str) -> np.ndarray:
         """Elements of an output at which the original overflows or nearly does."""
         near = self._evidence_of(number).near
         if name not in near:
             if name not in self._overflows:
-                self._overflows[name] = Overflow(self._graph, self._typing, name, self._bench)
+                self._overflows[name] = OverflowProximity(self._graph, self._typing, name, self._bench)
             near[name] = self._overflows[name].near(trial.feed.arrays, trial.original[name].shape)
         return near[name]
 
@@ -444,7 +459,7 @@ class Explanations:
         return self._smooth[name]
 
 
-def _untold(moved: Displacement, old: np.ndarray) -> np.ndarray:
+def _untold(moved: OutputPerturbation, old: np.ndarray) -> np.ndarray:
     """How much of the original's own rounding float64 does not resolve; 0 where that is its type."""
     dtype = element_type(old)
     if dtype is None or dtype is DType.FLOAT64:
@@ -458,14 +473,14 @@ def _error(array: np.ndarray, truth: np.ndarray) -> np.ndarray:
         return np.asarray(np.abs(array.astype(np.float64) - truth.astype(np.float64)))
 
 
-def _jumps(typing: Typing, position: int) -> bool:
+def _jumps(typing: InferredTypes, position: int) -> bool:
     """Whether a node's result jumps somewhere; a node without a meaning may jump."""
     node = typing.nodes[position]
-    if not isinstance(node, Applied):
+    if not isinstance(node, CanonicalNode):
         return True
     types = tuple(None if a is None else typing.types.get(a) for a in node.args)
     try:
         known_rounding = node.operator.rounding(types, node.attributes)
-    except (IllTyped, ArithmeticError):
+    except (IllTypedOperator, ArithmeticError):
         return True
     return known_rounding.jumps or known_rounding.narrows

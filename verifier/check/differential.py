@@ -31,7 +31,7 @@ Moved inputs do not show all rounding: ``(a + b) + (a - b)`` rounds ``a`` alike 
 element that is no further from the float64 reference than the original's passes where the rounded intermediates' moves
 explain the distance, unless the original may round on purpose there
 (:mod:`superopt.verifier.check.deliberate_rounding`). And where neither model rounds anything
-(:mod:`superopt.verifier.check.references`), nothing explains that an element jumps: at a tie, say.
+(:mod:`superopt.verifier.check.independent_references`), nothing explains that an element jumps: at a tie, say.
 
 Where a budget of errors is given (``slack``: algorithms with fewer multiplications), a share of an output's largest
 magnitude is a free distance as well, by both criteria, at the places that use it and in the whole model.
@@ -56,17 +56,26 @@ from superopt.ir.diff import changed_regions
 from superopt.ir.errors import ResourceLimit, Unsupported
 from superopt.ir.graph import Graph, Value
 from superopt.ir.types import TensorType
-from superopt.ops.infer import Typing, infer
-from superopt.runtime.limits import bounded_memory, refuse_unbounded
-from superopt.runtime.numeric_libraries import one_blas_thread
+from superopt.ops.shape_inference import InferredTypes, infer
+from superopt.runtime.blas_threads import one_blas_thread
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.protocol import Runtime
-from superopt.verifier.check.check_plan import BRIEF, EXACT, QUICK, WHOLE, CheckResult, Plan, Slack, Thoroughness
-from superopt.verifier.check.comparison import DifferentialCheck
+from superopt.runtime.resource_limits import bounded_memory, refuse_unbounded
+from superopt.verifier.check.check_settings import (
+    BRIEF,
+    EXACT,
+    QUICK,
+    WHOLE,
+    CheckResult,
+    CheckSettings,
+    CheckWorkBudget,
+    ErrorAllowance,
+)
+from superopt.verifier.check.differential_check import DifferentialCheck
 from superopt.verifier.check.input_generation import make_inputs
-from superopt.verifier.check.local_checks import check_sites
-from superopt.verifier.check.power import EFFORTS, NONE, Effort, Power
-from superopt.verifier.check.sessions import REFUSALS, Arrays, Bench, attempt
+from superopt.verifier.check.mutation_testing import EFFORTS, NONE, MutationBudget, MutationScore
+from superopt.verifier.check.region_checks import check_sites
+from superopt.verifier.check.shared_weight_sessions import REFUSALS, Arrays, SharedWeightSessions, attempt
 from superopt.verifier.check.tolerance import FACTOR, MARGIN, excess
 from superopt.verifier.equivalence.inlining import inlined
 from superopt.verifier.equivalence.signatures import interface_difference, signature_difference, unified
@@ -76,8 +85,8 @@ __all__ = [
     "FACTOR",
     "MARGIN",
     "CheckResult",
-    "Power",
-    "Slack",
+    "MutationScore",
+    "ErrorAllowance",
     "check",
     "check_regions",
     "check_rewrite",
@@ -104,7 +113,7 @@ def check(
     full: bool = False,
     power: str = "none",
     runtime: Runtime = ONNX_RUNTIME,
-    slack: Slack = EXACT,
+    slack: ErrorAllowance = EXACT,
     unify: bool = False,
     inside: bool = False,
 ) -> CheckResult:
@@ -128,7 +137,7 @@ def check(
             or not the result is nearer to the reals, where no rounding of the original is meant.
     """
 
-    def run_check(read: Pair, plan: Plan, bench: Bench, typing: Typing) -> CheckResult:
+    def run_check(read: Pair, plan: CheckSettings, bench: SharedWeightSessions, typing: InferredTypes) -> CheckResult:
         return DifferentialCheck(*read, plan, bench, typing, ran=(before, after)).run()
 
     plan = _plan(seed, max(trials, 1), time_limit, patience, sizes, EFFORTS[power])
@@ -146,14 +155,14 @@ def check_rewrite(
     patience: float | None = None,
     sizes: Mapping[str, int] | None = None,
     runtime: Runtime = ONNX_RUNTIME,
-    slack: Slack = EXACT,
-    bench: Bench | None = None,
+    slack: ErrorAllowance = EXACT,
+    bench: SharedWeightSessions | None = None,
     brief: bool = False,
 ) -> CheckResult:
     """Compare a model with its rewritten form in proportionate time: changed regions first, then the whole.
 
     A small model gets what :func:`check` does. In a larger one every rewritten place is checked by itself
-    (:mod:`superopt.verifier.check.local_checks`), with steered inputs and mutants, and the whole model by a random
+    (:mod:`superopt.verifier.check.region_checks`), with steered inputs and mutants, and the whole model by a random
     input, and by more as far as a second's work goes; where there is no time for that, the model is not checked. Where
     a place differs by itself, :func:`check` decides, since its inputs may be out of reach; but where it differs because
     they are alike, the check has failed: the whole is not steered to make them so.
@@ -176,7 +185,7 @@ def check_rewrite(
         the whole got less than all steered ones.
     """
 
-    def run_check(read: Pair, plan: Plan, bench: Bench, typing: Typing) -> CheckResult:
+    def run_check(read: Pair, plan: CheckSettings, bench: SharedWeightSessions, typing: InferredTypes) -> CheckResult:
         judge = DifferentialCheck(*read, plan, bench, typing, ran=(before, after))
         if judge.exhaustive or not plan.effort.sites:
             return judge.run()
@@ -214,18 +223,23 @@ def check_rewrite(
 
 def _plan(
     seed: int, trials: int, time_limit: float | None, patience: float | None, sizes: Mapping[str, int] | None,
-    power: Effort, effort: Thoroughness = WHOLE,
-) -> Plan:  # fmt: skip
+    power: MutationBudget, effort: CheckWorkBudget = WHOLE,
+) -> CheckSettings:  # fmt: skip
     now = time.monotonic()
     deadline = None if time_limit is None else now + time_limit
     give_up = float("inf") if patience is None else now + patience
-    return Plan(seed, trials, deadline, give_up, dict(sizes or {}), power=power, effort=effort)
+    return CheckSettings(seed, trials, deadline, give_up, dict(sizes or {}), power=power, effort=effort)
 
 
 def _bounded(
-    before: Graph, after: Graph, plan: Plan, run_check: Callable[[Pair, Plan, Bench, Typing], CheckResult],
-    bench: Bench | None = None, *, unify: bool = False,
-) -> CheckResult:  # fmt: skip
+    before: Graph,
+    after: Graph,
+    plan: CheckSettings,
+    run_check: Callable[[Pair, CheckSettings, SharedWeightSessions, InferredTypes], CheckResult],
+    bench: SharedWeightSessions | None = None,
+    *,
+    unify: bool = False,
+) -> CheckResult:
     """A check within bounds of time and memory: of the models as they run, and with their functions inlined."""
     difference = (interface_difference if unify else signature_difference)(before, after)
     if difference is not None:
@@ -237,7 +251,7 @@ def _bounded(
         typing = infer(read[0], plan.sizes)
         refuse_unbounded(read[0], plan.sizes, typing=typing, copies=_COPIES)
         refuse_unbounded(after, plan.sizes, copies=_COPIES)
-        with bounded_memory(), Bench() if bench is None else nullcontext(bench) as given_bench:
+        with bounded_memory(), SharedWeightSessions() if bench is None else nullcontext(bench) as given_bench:
             return run_check(read, plan, given_bench, typing)
     except MemoryError:
         return CheckResult("skipped", reason="not enough memory to run the model")
@@ -247,7 +261,7 @@ def _bounded(
 
 def check_regions(
     pairs: Iterable[tuple[Graph, Graph]], *, seed: int = 0, trials: int = 1, time_limit: float | None = None,
-    runtime: Runtime = ONNX_RUNTIME, slack: Slack = EXACT, grow: Callable[[Pair], Pair] | None = None,
+    runtime: Runtime = ONNX_RUNTIME, slack: ErrorAllowance = EXACT, grow: Callable[[Pair], Pair] | None = None,
 ) -> CheckResult:  # fmt: skip
     """Check a model too large to run whole, region by region: the same check on pairs of subgraphs.
 
@@ -300,14 +314,18 @@ def suspects(before: Graph, after: Graph, feeds: Mapping[str, np.ndarray]) -> li
     """
     types = infer(before).types
     pairs = changed_regions(before, after, types)
-    with Bench() as bench:
+    with SharedWeightSessions() as bench:
         given_arrays = _values(before, {v.name for a, _ in pairs for v in a.inputs} - feeds.keys(), types, feeds, bench)
         found = [(_strays(a, b, given_arrays, bench), tuple(v.name for v in a.outputs)) for a, b in pairs]
     return [outputs for _, outputs in sorted(found, key=lambda f: -f[0])]
 
 
 def _values(
-    graph: Graph, names: set[str], types: Mapping[str, TensorType | None], feeds: Mapping[str, np.ndarray], bench: Bench
+    graph: Graph,
+    names: set[str],
+    types: Mapping[str, TensorType | None],
+    feeds: Mapping[str, np.ndarray],
+    bench: SharedWeightSessions,
 ) -> Arrays:
     """The original's values on the inputs."""
     wanted = tuple(Value(n, types.get(n)) for n in sorted(names) if n in graph.producer)
@@ -320,7 +338,7 @@ def _values(
     return {**feeds, **(arrays or {})}
 
 
-def _strays(a: Graph, b: Graph, given_arrays: Mapping[str, np.ndarray], bench: Bench) -> float:
+def _strays(a: Graph, b: Graph, given_arrays: Mapping[str, np.ndarray], bench: SharedWeightSessions) -> float:
     """How far one region strays; negative if it cannot be run."""
     runs: list[Arrays] = []
     for graph in (a, b):

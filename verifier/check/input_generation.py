@@ -13,12 +13,12 @@ import numpy as np
 
 from superopt.ir.errors import ResourceLimit, Unsupported, printable
 from superopt.ir.graph import Graph, Node, Weight
-from superopt.ir.poly import Dim, symbols, value_at
+from superopt.ir.size_polynomial import Dim, symbols, value_at
 from superopt.ir.types import DType, TensorType
-from superopt.runtime.limits import available
+from superopt.runtime.resource_limits import available
 
 __all__ = [
-    "Domain",
+    "IntegerInputDomain",
     "EMPTY",
     "KINDS",
     "LEVELS",
@@ -272,18 +272,18 @@ def index_bound(graph: Graph, name: str, sizes: Mapping[str, int] | None = None,
 
 
 @dataclass(frozen=True)
-class Domain:
+class IntegerInputDomain:
     """The domain of an integer input: an index below ``stop``, an operand of sizes (``small``), or any."""
 
     stop: int | None = None
     small: bool = False
 
 
-def domain_of(graph: Graph, name: str) -> Domain:
+def domain_of(graph: Graph, name: str) -> IntegerInputDomain:
     """The domain that the uses of an integer input allow."""
     stop = index_bound(graph, name)
     if stop is not None:
-        return Domain(stop)
+        return IntegerInputDomain(stop)
     seen: set[str] = set()
     waiting = [name]
     while waiting:
@@ -294,11 +294,11 @@ def domain_of(graph: Graph, name: str) -> Domain:
         for node in graph.consumers.get(current, ()):
             positions = _SIZES.get(node.op, ())
             if any(p < len(node.inputs) and node.inputs[p] == current for p in positions):
-                return Domain(small=True)
+                return IntegerInputDomain(small=True)
             real = node.op == "Cast" and node.attributes.get("to") not in _INTEGERS
             if node.op not in _REALS and not real:
                 waiting.extend(o for o in node.outputs if o)
-    return Domain()
+    return IntegerInputDomain()
 
 
 def _bound(graph: Graph, node: Node, name: str, given: Mapping[str, int]) -> int | None:

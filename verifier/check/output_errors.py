@@ -17,10 +17,10 @@ import numpy as np
 from superopt.ir.errors import InvalidModel, ResourceLimit
 from superopt.ir.graph import Graph
 from superopt.verifier.check.input_generation import make_inputs
-from superopt.verifier.check.sessions import Arrays, Bench, attempt
+from superopt.verifier.check.shared_weight_sessions import Arrays, SharedWeightSessions, attempt
 from superopt.verifier.check.steered_inputs import steered
 
-__all__ = ["OutputError", "OutputErrors", "error_inputs", "error_of", "steered_inputs"]
+__all__ = ["MaximumOutputError", "OutputErrorMeasurement", "error_inputs", "error_of", "steered_inputs"]
 
 _KINDS = ("normal", "uniform")
 _FINITE = float(np.finfo(np.float64).max)
@@ -44,22 +44,22 @@ def steered_inputs(graph: Graph, seed: int, sizes: Mapping[str, int], most: int)
     yield from (f.arrays for f in islice(ordinary, most))
 
 
-class OutputError(NamedTuple):
+class MaximumOutputError(NamedTuple):
     """The largest error of any output: relative to the output's largest element, and absolute."""
 
     relative: float
     absolute: float
 
-    def with_other(self, other: OutputError) -> OutputError:
+    def with_other(self, other: MaximumOutputError) -> MaximumOutputError:
         """The larger of both, each by itself."""
-        return OutputError(max(self.relative, other.relative), max(self.absolute, other.absolute))
+        return MaximumOutputError(max(self.relative, other.relative), max(self.absolute, other.absolute))
 
 
-NONE = OutputError(0.0, 0.0)
-INFINITE = OutputError(inf, inf)
+NONE = MaximumOutputError(0.0, 0.0)
+INFINITE = MaximumOutputError(inf, inf)
 
 
-def error_of(old: Mapping[str, np.ndarray], new: Mapping[str, np.ndarray]) -> OutputError:
+def error_of(old: Mapping[str, np.ndarray], new: Mapping[str, np.ndarray]) -> MaximumOutputError:
     """The error of all outputs together."""
     found = NONE
     for name, array in old.items():
@@ -67,7 +67,7 @@ def error_of(old: Mapping[str, np.ndarray], new: Mapping[str, np.ndarray]) -> Ou
     return found
 
 
-def _error(old: np.ndarray, new: np.ndarray) -> OutputError:
+def _error(old: np.ndarray, new: np.ndarray) -> MaximumOutputError:
     if old.shape != new.shape or old.dtype != new.dtype:
         return INFINITE
     if old.dtype.kind != "f":
@@ -77,10 +77,10 @@ def _error(old: np.ndarray, new: np.ndarray) -> OutputError:
         return NONE
     exact = old[usable].astype(np.float64)
     off = np.abs(new[usable].astype(np.float64) - exact).max()
-    return OutputError(float(off / (np.abs(exact).max() or 1.0)), float(off)) if np.isfinite(off) else INFINITE
+    return MaximumOutputError(float(off / (np.abs(exact).max() or 1.0)), float(off)) if np.isfinite(off) else INFINITE
 
 
-class OutputErrors:
+class OutputErrorMeasurement:
     """Errors of graphs that stand for an original, on the same inputs.
 
     On ordinary inputs, standard normal and uniform ones, errors are held to a bound. On edge values errors need only be
@@ -104,9 +104,16 @@ class OutputErrors:
     """
 
     def __init__(
-        self, original: Graph, bench: Bench, *, seed: int, sizes: Mapping[str, int], inputs: int, extreme: int,
+        self,
+        original: Graph,
+        bench: SharedWeightSessions,
+        *,
+        seed: int,
+        sizes: Mapping[str, int],
+        inputs: int,
+        extreme: int,
         kept_bytes: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._session = bench.session(original, optimise=False)
         self._left = kept_bytes
         self._kept: dict[int, Arrays] = {}
@@ -143,7 +150,7 @@ class OutputErrors:
 
     def worst(
         self, runs: Sequence[tuple[Callable[[Arrays], Arrays | None], int]], most: float, left: Callable[[], bool]
-    ) -> tuple[OutputError, int | None]:
+    ) -> tuple[MaximumOutputError, int | None]:
         """The largest error on ordinary inputs, and the first input on which a bound is exceeded, where one is.
 
         That input comes first from then on.

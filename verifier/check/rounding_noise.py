@@ -29,19 +29,19 @@ from math import prod, sqrt
 import ml_dtypes
 import numpy as np
 
-from superopt.formats.bodies import bodies, with_body
-from superopt.formats.tensors import set_aside
+from superopt.formats.control_flow_bodies import bodies, with_body
+from superopt.formats.weight_data import set_aside
 from superopt.ir.graph import Graph, Node, Value, Weight, WeightData, constant
-from superopt.ir.poly import Dim, value_at
+from superopt.ir.size_polynomial import Dim, value_at
 from superopt.ir.types import DType, TensorType
-from superopt.ops.infer import Typing, infer, known_shapes, sizes_fed_to
+from superopt.ops.shape_inference import InferredTypes, infer, known_shapes, sizes_fed_to
 from superopt.runtime.onnx_runtime import InferenceSession
 from superopt.verifier.check.input_generation import fed_types
-from superopt.verifier.check.sessions import REFUSALS, Arrays, Bench, attempt
+from superopt.verifier.check.shared_weight_sessions import REFUSALS, Arrays, SharedWeightSessions, attempt
 from superopt.verifier.check.tolerance import pieces
 
 __all__ = [
-    "Builder",
+    "NoisyGraphBuilder",
     "DisturbedRuns",
     "ELEMENTARY",
     "EXACT",
@@ -168,7 +168,7 @@ def _wide(dtype: DType) -> DType:
 
 
 @dataclass
-class Builder:
+class NoisyGraphBuilder:
     """A disturbed model: its constants are inputs, and
 
     * ``inside``: what rounds is multiplied with ``1 + amplitude · u``, u uniform in ±1, anew each run;
@@ -177,7 +177,7 @@ class Builder:
     """
 
     graph: Graph
-    typing: Typing
+    typing: InferredTypes
     live: frozenset[str]
     inside: bool
     tiny: bool
@@ -212,7 +212,7 @@ class Builder:
         for body in bodies(graph, self.typing):
             own = {v.name for v in body.graph.inputs[: body.own]}
             live = live_values(body.graph, own | {v.name for v in body.graph.inputs if v.name in self.live})
-            within = Builder(
+            within = NoisyGraphBuilder(
                 body.graph, infer(body.graph), live, self.inside, self.tiny, count=self.count, depth=self.depth + 1
             )
             within.graph = within._with_disturbed_bodies()
@@ -335,7 +335,9 @@ class DisturbedRuns:
         typing: the original's types, if at hand.
     """
 
-    def __init__(self, graph: Graph, bench: Bench, plain: InferenceSession, typing: Typing | None = None) -> None:
+    def __init__(
+        self, graph: Graph, bench: SharedWeightSessions, plain: InferenceSession, typing: InferredTypes | None = None
+    ) -> None:
         self._graph, self._bench, self._plain = graph, bench, plain
         self._typing = typing or infer(graph)
         self._live = live_values(graph)
@@ -395,7 +397,7 @@ class DisturbedRuns:
     def _noisy(self, *, inside: bool, tiny: bool) -> _Noisy:
         """A disturbed model, with a session where ONNX Runtime takes it."""
         if (inside, tiny) not in self._models:
-            building = Builder(self._graph, self._typing, self._live, inside, tiny)
+            building = NoisyGraphBuilder(self._graph, self._typing, self._live, inside, tiny)
             graph, session = building.build(self._constants), None
             with suppress(*REFUSALS):
                 session = self._bench.session(graph, optimise=False)
@@ -404,7 +406,13 @@ class DisturbedRuns:
 
 
 def constants_read(
-    graph: Graph, typing: Typing, live: frozenset[str], bench: Bench, most: int, *, reals: bool = False
+    graph: Graph,
+    typing: InferredTypes,
+    live: frozenset[str],
+    bench: SharedWeightSessions,
+    most: int,
+    *,
+    reals: bool = False,
 ) -> Arrays | None:
     """Constants of at most so many elements, stored or computed, that meet values which depend on the inputs.
 

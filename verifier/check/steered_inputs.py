@@ -1,9 +1,9 @@
 """Inputs steered by two graphs: to where they change their behaviour, and to the ends of arithmetic.
 
 Random numbers of one magnitude miss a threshold at 1000, a modulus, a row of a table, a sum that cancels. Each
-:class:`Feed` aims at one such class, with the constants and operators of both graphs
-(:mod:`superopt.verifier.check.input_targets`). The feeds are ordered by benefit per work, and are the same for the same
-graphs and seed.
+:class:`SteeredInput` aims at one such class, with the constants and operators of both graphs
+(:mod:`superopt.verifier.check.boundary_value_targets`). The feeds are ordered by benefit per work, and are the same for
+the same graphs and seed.
 """
 
 from __future__ import annotations
@@ -19,20 +19,8 @@ import numpy as np
 from superopt.ir.errors import ResourceLimit
 from superopt.ir.graph import Graph, Node, Weight
 from superopt.ir.types import DType
-from superopt.verifier.check.input_generation import (
-    EMPTY,
-    KINDS,
-    NO_BATCH,
-    accepted,
-    domain_of,
-    draw_strings,
-    fed_types,
-    make_inputs,
-    reads_numbers,
-    strings_of,
-)
-from superopt.verifier.check.input_targets import input_targets, literals, sums
-from superopt.verifier.check.input_values import (
+from superopt.verifier.check.boundary_value_targets import input_targets, literals, sums
+from superopt.verifier.check.edge_value_generation import (
     Fill,
     among,
     around,
@@ -52,8 +40,20 @@ from superopt.verifier.check.input_values import (
     tied,
     underflows,
 )  # fmt: skip
+from superopt.verifier.check.input_generation import (
+    EMPTY,
+    KINDS,
+    NO_BATCH,
+    accepted,
+    domain_of,
+    draw_strings,
+    fed_types,
+    make_inputs,
+    reads_numbers,
+    strings_of,
+)
 
-__all__ = ["Feed", "changed_rows", "steered"]
+__all__ = ["SteeredInput", "changed_rows", "steered"]
 
 _GENERIC = 16  # elements of a constant that is a target by itself
 _CLOSE = 2  # feeds of numbers that nearly cancel which are tried whatever they take
@@ -78,7 +78,7 @@ _SIZED, _SPECIAL, _ENDS, _COUNTED, _STRINGS, _NARROWED = (
 
 
 @dataclass(frozen=True)
-class Feed:
+class SteeredInput:
     """The inputs of one run.
 
     Attributes:
@@ -107,7 +107,7 @@ def steered(
     before: Graph, after: Graph, seed: int, sizes: Mapping[str, int], level: int, most: int, *, cancelling: bool =
         False,
     beside: Iterable[Mapping[str, int]] = (), special: bool = False,
-) -> Iterator[Feed]:  # fmt: skip
+) -> Iterator[SteeredInput]:  # fmt: skip
     """At most so many feeds beyond random ones, and feeds without elements, which take no work.
 
     Args:
@@ -148,14 +148,14 @@ class _Aim:
         """Whether a size is the caller's to choose."""
         return any(not isinstance(d, int) for t in self.types.values() for d in t.shape or ())
 
-    def empty(self) -> Iterator[Feed]:
+    def empty(self) -> Iterator[SteeredInput]:
         """A batch, or all that is open, of nothing."""
         if self.open:
             yield self._feed("sizes of 0", as_drawn, level=EMPTY, own=1)
         if any(not isinstance(d, int) for t in self.types.values() for d in (t.shape or ())[1:]):
             yield self._feed("a batch of 0", as_drawn, level=NO_BATCH, own=5)
 
-    def feeds(self) -> Iterator[Feed]:
+    def feeds(self) -> Iterator[SteeredInput]:
         inputs = {n: t.dtype for n, t in self.types.items() if n not in self.weights}
         reals = self._reals()
         whole = [n for n, d in inputs.items() if d.is_integer]
@@ -192,7 +192,7 @@ class _Aim:
             yield self._feed("near the constants 3", self._near, mixed=True)
         yield from self._sized()
 
-    def close(self) -> Iterator[Feed]:
+    def close(self) -> Iterator[SteeredInput]:
         """Reals whose differences cancel, and, of any two inputs, their sum: one is nearly the other's opposite. A
         sum of more, as the original has it, cancels as a whole."""
         reals = self._reals()
@@ -213,7 +213,7 @@ class _Aim:
         self, name: str, fill: Fill, *, mixed: bool = False, tiny: bool = False, scaled: bool = False,
         cancelling: bool = False, level: int | None = None, own: int = 0, sizes: Mapping[str, int] | None = None,
         risky: bool = False, special: bool = False,
-    ) -> Feed:  # fmt: skip
+    ) -> SteeredInput:  # fmt: skip
         """A feed; one with a number of its ``own`` leaves the draws of those after it as they are without it."""
         self.count += not own
         seed = self.seed + 1000 * (own + _STREAMS if own else self.count)
@@ -224,22 +224,22 @@ class _Aim:
             if n not in self.weights and array.size:
                 filled = np.asarray(fill(n, self.types[n].dtype, array, rng)).astype(array.dtype, copy=False)
                 arrays[n] = accepted(self.before, n, filled.reshape(array.shape))
-        return Feed(name, arrays, mixed, tiny, scaled, cancelling, risky, special)
+        return SteeredInput(name, arrays, mixed, tiny, scaled, cancelling, risky, special)
 
-    def of_sizes(self, beside: Iterable[Mapping[str, int]]) -> Iterator[Feed]:
+    def of_sizes(self, beside: Iterable[Mapping[str, int]]) -> Iterator[SteeredInput]:
         """Each of these sizes, the others as they are drawn."""
         for turn, sizes in enumerate(beside):
             name = ", ".join(f"{symbol} of {size}" for symbol, size in sizes.items())
             with suppress(ResourceLimit):
                 yield self._feed(name, as_drawn, own=_SIZED + turn, sizes=sizes)
 
-    def not_finite(self) -> Iterator[Feed]:
+    def not_finite(self) -> Iterator[SteeredInput]:
         """NaN, then infinities, among ordinary reals."""
         kinds = (("NaN", (np.nan,)), ("infinities", (np.inf, -np.inf)))
         for turn, (name, values) in enumerate(kinds if self._reals() else ()):
             yield self._feed(name, among(values), mixed=True, special=True, own=_SPECIAL + turn)
 
-    def _extreme(self, whole: Sequence[str]) -> Iterator[Feed]:
+    def _extreme(self, whole: Sequence[str]) -> Iterator[SteeredInput]:
         """Integers at the ends of their types, and where narrower types wrap around."""
         free = [n for n in whole if (d := domain_of(self.before, n)).stop is None and not d.small]
         risky = divides(self.before) or divides(self.after)
@@ -349,7 +349,7 @@ class _Aim:
 
         return fill
 
-    def _scaled(self, reals: Sequence[str]) -> Iterator[Feed]:
+    def _scaled(self, reals: Sequence[str]) -> Iterator[SteeredInput]:
         """Whole inputs of very different magnitudes, then elements of all magnitudes side by side."""
         ends = {n: exponents(self.types[n].dtype) for n in reals}
         rng = np.random.default_rng([self.seed, 11])
@@ -399,7 +399,7 @@ class _Aim:
 
         return fill
 
-    def _filled(self) -> Iterator[Feed]:
+    def _filled(self) -> Iterator[SteeredInput]:
         """Inputs that are a target everywhere, give or take a unit in the last place."""
         whole = (n for n, t in self.types.items() if n not in self.weights and t.dtype.is_integer)
         free = {n for n in whole if (d := domain_of(self.before, n)).stop is None and not d.small}
@@ -420,7 +420,7 @@ class _Aim:
 
             yield self._feed(f"{t:.9g} everywhere", fill, mixed=True)
 
-    def _rows(self) -> Iterator[Feed]:
+    def _rows(self) -> Iterator[SteeredInput]:
         """Indices of the rows in which two tables differ, else of all rows, in a few runs."""
         for name, rows in changed_rows(self.before, self.after).items():
 
@@ -442,7 +442,7 @@ class _Aim:
 
                 yield self._feed(f"rows {turn + 1} that {name!r} indexes", sweep)
 
-    def _sized(self) -> Iterator[Feed]:
+    def _sized(self) -> Iterator[SteeredInput]:
         """Other sizes of symbolic dimensions: all 1, and larger ones."""
         if self.open:
             for level, name in ((5, "sizes of 1"), (1, "sizes of 8")):

@@ -17,8 +17,8 @@ __all__ = [
     "JUMP",
     "MARGIN",
     "ULPS",
-    "Comparison",
-    "Displacement",
+    "OutputComparison",
+    "OutputPerturbation",
     "agrees_with_reals",
     "compare",
     "element_type",
@@ -45,7 +45,7 @@ _Part = tuple[slice, ...]  # of an array: the whole where it is empty
 
 
 @dataclass(frozen=True)
-class Comparison:
+class OutputComparison:
     """One output of the result compared with the original's.
 
     Attributes:
@@ -68,7 +68,7 @@ class Comparison:
     excused: str = ""
 
 
-class Displacement:
+class OutputPerturbation:
     """How far an output of the original moved, by element, in all disturbed runs so far.
 
     Args:
@@ -130,9 +130,9 @@ class Displacement:
                 array[part] = _distance(self._old[part], run[part])
         return array
 
-    def of_intermediates(self) -> Displacement:
+    def of_intermediates(self) -> OutputPerturbation:
         """The same, of the runs with disturbed intermediates alone."""
-        alone = Displacement(self._old)
+        alone = OutputPerturbation(self._old)
         alone._kinds = {kind: moved for kind, moved in self._kinds.items() if kind == "inside"}
         alone._optimised, alone._reordered = self._optimised, self._reordered
         return alone
@@ -148,9 +148,17 @@ class Displacement:
 
 
 def compare(
-    old: np.ndarray, new: np.ndarray, dtype: DType | None, moves: Displacement | None = None, *, mixed: bool = False,
-    exact: np.ndarray | None = None, full: np.ndarray | None = None, slack: float = 0.0, optimised: bool = False,
-) -> Comparison:  # fmt: skip
+    old: np.ndarray,
+    new: np.ndarray,
+    dtype: DType | None,
+    moves: OutputPerturbation | None = None,
+    *,
+    mixed: bool = False,
+    exact: np.ndarray | None = None,
+    full: np.ndarray | None = None,
+    slack: float = 0.0,
+    optimised: bool = False,
+) -> OutputComparison:
     """Compare an output of the result with the original's.
 
     Args:
@@ -166,13 +174,13 @@ def compare(
         optimised: the result ran with the runtime's optimisations on, so what they move the original by counts.
     """
     if new.shape != old.shape:
-        return Comparison(np.inf, np.inf, differs=True, problem=f"its shape was {old.shape} and is {new.shape}")
+        return OutputComparison(np.inf, np.inf, differs=True, problem=f"its shape was {old.shape} and is {new.shape}")
     dtype = dtype or element_type(old)
     if dtype is None or not dtype.is_float:
         return _discrete(old, new, None if moves is None else moves.largest(optimised), full)
     near = _plainly_near(old, new, dtype)
     if near is not None:
-        return Comparison(near[0], near[0] / near[1])
+        return OutputComparison(near[0], near[0] / near[1])
     if all(np.isfinite(x[part]).all() for part in _parts(old.shape) for x in (old, new)):
         moved = None if moves is None else moves.largest(optimised)
         return _Distances(old, new, dtype, mixed, slack).comparison(moved, full)
@@ -181,7 +189,7 @@ def compare(
     if wrong.any():
         place = _first(wrong)
         said = f"at {place} the original gives {first[place]} and the result {array[place]}"
-        return Comparison(np.inf, np.inf, differs=True, problem=said, position=place)
+        return OutputComparison(np.inf, np.inf, differs=True, problem=said, position=place)
     usable = np.isfinite(first) & np.isfinite(array)
     moved = None if moves is None else moves.largest(optimised)
     distances = _Distances(np.where(usable, first, 0.0), np.where(usable, array, 0.0), dtype, mixed, slack)
@@ -211,18 +219,18 @@ class _Distances:
         size = np.abs(first) if self.groups is None else np.maximum(np.abs(first), self.groups.least(part))
         return distance, np.maximum(_allowed(size, self.dtype), self.slack)
 
-    def comparison(self, moved: np.ndarray | None, full: np.ndarray | None) -> Comparison:
+    def comparison(self, moved: np.ndarray | None, full: np.ndarray | None) -> OutputComparison:
         worst, beyond = 0.0, False
         for part in self.parts:
             distance, free = self._of(part)
             worst, beyond = max(worst, float(distance.max())), beyond or bool((distance > free).any())
         if not beyond:
-            return Comparison(worst, worst / self.scale)
+            return OutputComparison(worst, worst / self.scale)
         base = 0.0 if moved is None else float(np.max(moved, where=np.isfinite(moved), initial=0.0))
         near = None if moved is None or self.mixed else _Groups(moved, 2)
         most = 0.0 if moved is None else float(moved.max())
         over = [one for part in self.parts for one in self._largest_excess(part, moved, near, most, full)]
-        comparison = Comparison(worst, worst / self.scale, base / self.scale, True)
+        comparison = OutputComparison(worst, worst / self.scale, base / self.scale, True)
         if not over:
             return comparison
         _, _, place, said = max(over, key=lambda one: one[0])
@@ -413,28 +421,34 @@ def _distance(old: np.ndarray, run: np.ndarray) -> np.ndarray:
 
 def _discrete(
     old: np.ndarray, new: np.ndarray, array: np.ndarray | None, full: np.ndarray | None
-) -> Comparison:  # fmt: skip
+) -> OutputComparison:  # fmt: skip
     """Outputs that are not reals: equal, but for elements that the original's own rounding flips, and as far."""
     if equal(old, new):
-        return Comparison()
+        return OutputComparison()
     if new.dtype == object or old.dtype.kind not in "biu":
-        return Comparison(np.inf, np.inf, differs=True, problem="its elements differ from the original's")
+        return OutputComparison(np.inf, np.inf, differs=True, problem="its elements differ from the original's")
     distance = np.maximum(np.abs(new.astype(np.float64) - old.astype(np.float64)), new != old)  # float64 holds 2^53
     moved = np.zeros(old.shape) if array is None else array
     over = distance > FACTOR * moved if full is None else (distance > FACTOR * moved) & ~full
     scale = float(np.abs(old.astype(np.float64)).max(initial=0.0)) or 1.0
     worst, base = float(distance.max()), float(np.max(moved, where=np.isfinite(moved), initial=0.0)) / scale
     if not over.any():
-        return Comparison(worst, worst / scale, base, True)
+        return OutputComparison(worst, worst / scale, base, True)
     place, count = _first(over), int(np.count_nonzero(over))
     said = f"{count} of {old.size} elements differ; at {place} the original gives {old[place]}, the result {new[place]}"
-    return Comparison(worst, worst / scale, base, True, said, place)
+    return OutputComparison(worst, worst / scale, base, True, said, place)
 
 
 def agrees_with_reals(
-    old: np.ndarray | None, new: np.ndarray, exact: np.ndarray, dtype: DType | None, moves: Displacement | None = None,
-    *, slack: float = 0.0, optimised: bool = False,
-) -> Comparison:  # fmt: skip
+    old: np.ndarray | None,
+    new: np.ndarray,
+    exact: np.ndarray,
+    dtype: DType | None,
+    moves: OutputPerturbation | None = None,
+    *,
+    slack: float = 0.0,
+    optimised: bool = False,
+) -> OutputComparison:
     """The second criterion: against a float64 reference, an error of at most ``FACTOR`` times the original's own.
 
     For the largest error and for the root mean square; an error up to :data:`MARGIN` epsilons of the largest magnitude
@@ -451,16 +465,18 @@ def agrees_with_reals(
         optimised: as in :func:`compare`.
     """
     if exact.shape != new.shape:
-        return Comparison(np.inf, np.inf, problem=f"its shape is {new.shape} and the reference's {exact.shape}")
+        return OutputComparison(np.inf, np.inf, problem=f"its shape is {new.shape} and the reference's {exact.shape}")
     dtype = dtype or element_type(new)
     if dtype is None or not dtype.is_float:
         if old is not None or equal(new, exact):  # the original has judged
-            return Comparison()
-        return Comparison(np.inf, np.inf, problem="its elements differ from the reference's")
+            return OutputComparison()
+        return OutputComparison(np.inf, np.inf, problem="its elements differ from the reference's")
     truth, array = exact.astype(np.float64, copy=False), new.astype(np.float64, copy=False)
     usable = np.isfinite(truth) & np.isfinite(array)
     if old is None and not np.array_equal(np.isfinite(truth), np.isfinite(array)):
-        return Comparison(np.inf, np.inf, problem="it is not finite where the reference is, or the other way round")
+        return OutputComparison(
+            np.inf, np.inf, problem="it is not finite where the reference is, or the other way round"
+        )
     base = (0.0, 0.0)
     if old is not None:
         usable &= np.isfinite(old.astype(np.float64, copy=False))
@@ -476,14 +492,14 @@ def agrees_with_reals(
     error = _errors(array, truth, usable)
     allowed = max(FACTOR * base[0], tolerance), max(FACTOR * base[1], tolerance)
     over = scale or 1.0
-    comparison = Comparison(error[0], error[0] / over, base[0] / over)
+    comparison = OutputComparison(error[0], error[0] / over, base[0] / over)
     if error[0] <= allowed[0] and error[1] <= allowed[1]:
         return comparison
     said = (
         f"its error is {error[0]:.3g} (root mean square {error[1]:.3g}) where {allowed[0]:.3g} ({allowed[1]:.3g}) "
         f"is allowed; values reach {scale:.3g}, the original's error is {base[0]:.3g}"
     )
-    return Comparison(error[0], error[0] / over, base[0] / over, True, said)
+    return OutputComparison(error[0], error[0] / over, base[0] / over, True, said)
 
 
 def _errors(a: np.ndarray, b: np.ndarray, usable: np.ndarray) -> tuple[float, float]:

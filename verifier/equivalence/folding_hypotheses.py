@@ -16,10 +16,10 @@ from itertools import permutations
 
 import numpy as np
 
-from superopt.ir.terms import App, AttributeValue, Project, Term, Var, postorder
+from superopt.ir.terms import AttributeValue, OperatorTerm, OutputTerm, Term, VariableTerm, postorder
 from superopt.ir.types import DType, TensorType
-from superopt.ops.infer import Applied
-from superopt.verifier.equivalence.constants import ModelConstants
+from superopt.ops.shape_inference import CanonicalNode
+from superopt.verifier.equivalence.runtime_folded_constants import ModelConstants
 from superopt.verifier.equivalence.weight_expressions import evaluated
 
 __all__ = ["FoldHypotheses", "chained", "irrational"]
@@ -49,9 +49,9 @@ class _Core:
     matrix: bool = False  # the weights are a matrix, which another operator may want transposed
 
 
-def chained(known: ModelConstants, made: Mapping[str, tuple[Applied, int]]) -> Iterator[tuple[Term, np.ndarray]]:
+def chained(known: ModelConstants, made: Mapping[str, tuple[CanonicalNode, int]]) -> Iterator[tuple[Term, np.ndarray]]:
     """Expressions of weights and biases with what follows moved into them, with their values."""
-    readers: dict[str, list[tuple[str, Applied]]] = {}
+    readers: dict[str, list[tuple[str, CanonicalNode]]] = {}
     for output, (form, position) in made.items():
         for arg in dict.fromkeys(form.args):
             if arg is not None and position == 0:
@@ -68,7 +68,7 @@ def chained(known: ModelConstants, made: Mapping[str, tuple[Applied, int]]) -> I
                     yield term, evaluated(term, known.arrays).value
 
 
-def _core(known_constants: ModelConstants, output: str, form: Applied) -> _Core | None:
+def _core(known_constants: ModelConstants, output: str, form: CanonicalNode) -> _Core | None:
     name, args = form.operator.name, form.args
     kind = known_constants.typing.types.get(output)
     if (
@@ -85,7 +85,7 @@ def _core(known_constants: ModelConstants, output: str, form: Applied) -> _Core 
     bias = args[2] if len(args) > 2 else None
     if bias is not None and bias not in known_constants.weights:
         return None
-    held = None if bias is None else Var(bias)
+    held = None if bias is None else VariableTerm(bias)
     if name == "Conv":
         return _Core(weight, held, shape[0], 1, rank, (shape[0], *(1,) * (len(shape) - 1)))
     if name == "ConvTranspose":
@@ -103,7 +103,7 @@ def _core(known_constants: ModelConstants, output: str, form: Applied) -> _Core 
 
 
 def _states(
-    known_constants: ModelConstants, core: _Core, output: str, readers: Mapping[str, list[tuple[str, Applied]]]
+    known_constants: ModelConstants, core: _Core, output: str, readers: Mapping[str, list[tuple[str, CanonicalNode]]]
 ) -> Iterator[_Affine]:  # fmt: skip
     """What follows the operator channel by channel, as far as only constants are involved."""
     waiting = [(_Affine(output, None, None), 0)]
@@ -118,7 +118,9 @@ def _states(
                     waiting.append((found, depth + 1))
 
 
-def _next(known_constants: ModelConstants, core: _Core, state: _Affine, output: str, form: Applied) -> _Affine | None:
+def _next(
+    known_constants: ModelConstants, core: _Core, state: _Affine, output: str, form: CanonicalNode
+) -> _Affine | None:
     name, args = form.operator.name, form.args
     if name == "BatchNormalization" and args[0] == state.value and core.axis == 1:
         vectors = [_vector(known_constants, core, a, per_channel=True) for a in args[1:5]]
@@ -126,7 +128,7 @@ def _next(known_constants: ModelConstants, core: _Core, state: _Affine, output: 
             return None
         scale, beta, mean, variance = (v for v in vectors if v is not None)
         dtype = known_constants.arrays[str(args[1])][1]
-        epsilon = App(
+        epsilon = OperatorTerm(
             "Constant",
             (),
             (("dtype", str(dtype)), ("shape", (1,)), ("values", (float(form.attributes["epsilon"]),))),  # type: ignore[arg-type]
@@ -153,7 +155,7 @@ def _next(known_constants: ModelConstants, core: _Core, state: _Affine, output: 
 
 def _ones(known_constants: ModelConstants, core: _Core) -> Term:
     dtype = str(known_constants.arrays[core.weight][1])
-    return App("Constant", (), (("dtype", dtype), ("shape", (1,)), ("values", (1.0,))))
+    return OperatorTerm("Constant", (), (("dtype", dtype), ("shape", (1,)), ("values", (1.0,))))
 
 
 def _times(state: _Affine, output: str, op: str, other: Term) -> _Affine:
@@ -174,19 +176,19 @@ def _vector(known_constants: ModelConstants, core: _Core, name: str | None, *, p
         return None
     shape = known_constants.arrays[name][0].shape
     if per_channel:
-        return Var(name) if shape == (core.channels,) else None
+        return VariableTerm(name) if shape == (core.channels,) else None
     padded = (*(1,) * (core.rank - len(shape)), *shape)
     if len(padded) != core.rank or any(n != 1 for a, n in enumerate(padded) if a != core.axis):
         return None
     wanted = (padded[core.axis],)
     if wanted[0] not in (1, core.channels):
         return None
-    return Var(name) if shape == wanted else _op("Reshape", Var(name), shape=wanted)
+    return VariableTerm(name) if shape == wanted else _op("Reshape", VariableTerm(name), shape=wanted)
 
 
 def _terms(core: _Core, state: _Affine) -> Iterator[Term]:
     """The weights, and the bias, of the operator that does it all."""
-    weight: Term = Var(core.weight)
+    weight: Term = VariableTerm(core.weight)
     bias = core.bias
     scale = state.scale
     if scale is not None:
@@ -195,7 +197,7 @@ def _terms(core: _Core, state: _Affine) -> Iterator[Term]:
             wide = core.channels
             full = _op("Expand", scale, shape=(wide,))
             shaped = _op("Reshape", full, shape=core.scaled)
-        weight = _op("Mul", Var(core.weight), shaped)
+        weight = _op("Mul", VariableTerm(core.weight), shaped)
         yield weight
         if core.matrix:
             yield _op("Transpose", weight, perm=(1, 0))
@@ -215,11 +217,11 @@ _RANK = 5  # axes up to which layouts are tried
 
 def number(value: float, dtype: DType, shape: tuple[int, ...] = ()) -> Term:
     """A literal of one element."""
-    return App("Constant", (), (("dtype", str(dtype)), ("shape", shape), ("values", (value,))))
+    return OperatorTerm("Constant", (), (("dtype", str(dtype)), ("shape", shape), ("values", (value,))))
 
 
 def _op(op: str, *args: Term, **attributes: AttributeValue) -> Term:
-    return App(op, tuple(args), tuple(sorted(attributes.items())))
+    return OperatorTerm(op, tuple(args), tuple(sorted(attributes.items())))
 
 
 def irrational(value: float, dtype: DType, shape: tuple[int, ...]) -> Term | None:
@@ -241,10 +243,10 @@ class FoldHypotheses:
 
     def __init__(self, known: ModelConstants) -> None:
         self.constants = known
-        self.producers: dict[str, tuple[Applied, int]] = {}
+        self.producers: dict[str, tuple[CanonicalNode, int]] = {}
         for node, form in zip(known.graph.nodes, known.typing.nodes, strict=True):
             for position, output in enumerate(node.outputs):
-                if output and isinstance(form, Applied):
+                if output and isinstance(form, CanonicalNode):
                     self.producers[output] = form, position
 
     def guesses(self, array: np.ndarray, dtype: DType) -> Iterator[Term]:
@@ -272,12 +274,12 @@ class FoldHypotheses:
         for name in self._same_elements.get(_elements(array, dtype), ()):
             source = self.constants.arrays[name][0]
             if np.array_equal(source.reshape(-1), array.reshape(-1)):
-                yield _shaped(Var(name), source.shape, array.shape)
+                yield _shaped(VariableTerm(name), source.shape, array.shape)
             elif source.ndim <= _RANK:
                 for perm in permutations(range(source.ndim)):
                     moved = source.transpose(perm)
                     if np.array_equal(moved.reshape(-1), array.reshape(-1)):
-                        yield _shaped(_op("Transpose", Var(name), perm=perm), moved.shape, array.shape)
+                        yield _shaped(_op("Transpose", VariableTerm(name), perm=perm), moved.shape, array.shape)
                         break
 
     def _joined(self, array: np.ndarray, dtype: DType) -> Iterator[Term]:
@@ -299,13 +301,13 @@ class FoldHypotheses:
                 parts.append(found)
                 at += self.constants.arrays[found][0].shape[axis]
             if at == array.shape[axis] and len(parts) > 1:
-                yield _op("Concat", *map(Var, parts), axis=axis)
+                yield _op("Concat", *map(VariableTerm, parts), axis=axis)
             for name, held in like:
                 if held.shape[axis] <= array.shape[axis]:
                     continue
                 for start in _starts(held, array, axis):
                     end = start + array.shape[axis]
-                    yield _op("Slice", Var(name), starts=(start,), ends=(end,), axes=(axis,), steps=(1,))
+                    yield _op("Slice", VariableTerm(name), starts=(start,), ends=(end,), axes=(axis,), steps=(1,))
                     break
 
     @cached_property
@@ -340,7 +342,7 @@ class FoldHypotheses:
                 value = float(array.reshape(-1)[0])
                 held = found.setdefault(dtype, {})
                 if len(held) < _SCALARS:
-                    held.setdefault(value, _shaped(Var(name), array.shape, (1,)))
+                    held.setdefault(value, _shaped(VariableTerm(name), array.shape, (1,)))
         return {d: list(v.items()) for d, v in found.items()}
 
     # ── folded subgraphs and chains ───────────────────────────────────────────────────────────────────────────────────
@@ -367,23 +369,23 @@ class FoldHypotheses:
             made = self.producers.get(current)
             if made is None:
                 if current not in self.constants.weights:
-                    return Var(name)
-                terms[current] = Var(current)
+                    return VariableTerm(name)
+                terms[current] = VariableTerm(current)
                 continue
             form, position = made
             if not ready:
                 stack += [(current, True), *((a, False) for a in form.args if a is not None)]
                 if len(stack) > _LONGEST:
-                    return Var(name)
+                    return VariableTerm(name)
                 continue
-            app = App(
+            app = OperatorTerm(
                 form.operator.name,
                 tuple(None if a is None else terms[a] for a in form.args),
                 tuple(sorted(form.attributes.items())),
             )
             several = len(form.operator.outputs) > 1 or form.operator.outputs[0].endswith("*")
-            terms[current] = Project(app, position) if several else app
-        return terms[name] if sum(1 for _ in postorder(terms[name])) <= _LONGEST else Var(name)
+            terms[current] = OutputTerm(app, position) if several else app
+        return terms[name] if sum(1 for _ in postorder(terms[name])) <= _LONGEST else VariableTerm(name)
 
 
 def _shaped(term: Term, shape: Sequence[int], wanted: Sequence[int]) -> Term:

@@ -14,7 +14,7 @@ import numpy as np
 
 from superopt.ir.graph import Attribute, Graph, Node, Weight, constant
 from superopt.ir.types import TensorType
-from superopt.ops.infer import infer
+from superopt.ops.shape_inference import infer
 
 __all__ = ["FUSED", "bodies_of", "unfused"]
 

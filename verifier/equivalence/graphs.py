@@ -3,11 +3,11 @@
 Values of both models that are the same expression over inputs and constants are one *class*; a constant is what ONNX
 Runtime computes. Fused operators are expanded (:mod:`superopt.verifier.equivalence.fused_operators`), and folded
 constants are replaced by the expressions from which they were computed
-(:mod:`superopt.verifier.equivalence.provenance`). The remaining values are aligned by running both models in float64 on
-random inputs: equal arrays suggest equal values, nothing more. Each suggestion is then a theorem over the aligned
-values from which it is computed (:mod:`superopt.verifier.equivalence.regions`), with weights as variables and with
-symbolic dimensions if the model has them. The all-sizes prover decides it. A suggestion without a decision counts as
-tested.
+(:mod:`superopt.verifier.equivalence.constant_unfolding`). The remaining values are aligned by running both models in
+float64 on random inputs: equal arrays suggest equal values, nothing more. Each suggestion is then a theorem over the
+aligned values from which it is computed (:mod:`superopt.verifier.equivalence.regions`), with weights as variables and
+with symbolic dimensions if the model has them. The all-sizes prover decides it. A suggestion without a decision counts
+as tested.
 """
 
 from __future__ import annotations
@@ -22,25 +22,39 @@ import numpy as np
 from superopt.ir.diff import changed_regions, grown
 from superopt.ir.errors import SuperoptError, UsageError
 from superopt.ir.graph import Graph, Node, Weight, structural_hash
-from superopt.ops.infer import infer
-from superopt.ops.record import NotCovered
-from superopt.runtime.limits import LARGE
-from superopt.runtime.numeric_libraries import one_blas_thread
-from superopt.verifier.check.check_plan import ORIGINAL, RESULT
+from superopt.ops.operator_definition import UnsupportedNodeForm
+from superopt.ops.shape_inference import infer
+from superopt.runtime.blas_threads import one_blas_thread
+from superopt.runtime.resource_limits import LARGE
+from superopt.verifier.check.check_settings import ORIGINAL, RESULT
 from superopt.verifier.check.deliberate_rounding import outputs_rounded_on_purpose
-from superopt.verifier.check.differential import CheckResult, Slack, check, check_regions
-from superopt.verifier.equivalence.constants import ModelConstants, constants_of, contents_of, with_folded_jumps
+from superopt.verifier.check.differential import CheckResult, ErrorAllowance, check, check_regions
+from superopt.verifier.equivalence.constant_unfolding import UnfoldedModel, unfolded
 from superopt.verifier.equivalence.folding_hypotheses import irrational
 from superopt.verifier.equivalence.fused_operators import bodies_of, unfused
 from superopt.verifier.equivalence.inlining import inlined
-from superopt.verifier.equivalence.provenance import UnfoldedModel, unfolded
 from superopt.verifier.equivalence.refutation import refute, witness
-from superopt.verifier.equivalence.regions import PROVED, ROUNDED, Region, RegionProofs
-from superopt.verifier.equivalence.shared_values import Side, aligned
+from superopt.verifier.equivalence.regions import PROVED, ROUNDED, RegionProver, RegionVerdict
+from superopt.verifier.equivalence.runtime_folded_constants import (
+    ModelConstants,
+    constants_of,
+    contents_of,
+    with_folded_jumps,
+)
 from superopt.verifier.equivalence.signatures import interface_difference, narrower, unified
+from superopt.verifier.equivalence.value_alignment import ModelValueClasses, aligned
 from superopt.verifier.equivalence.weight_expressions import deviation, evaluated, ulps, written
 
-__all__ = ["POLICY", "PROVED", "ROUNDED", "GraphVerdict", "Policy", "Region", "certify_result", "verify"]
+__all__ = [
+    "POLICY",
+    "PROVED",
+    "ROUNDED",
+    "GraphVerdict",
+    "EquivalencePolicy",
+    "RegionVerdict",
+    "certify_result",
+    "verify",
+]
 
 ROUNDING = "rounding"  # a difference that rounding inside explains, and does not show when inputs are moved
 _PATIENCE = 60.0  # seconds after which no other inputs are tried against two models that were not proved equal
@@ -48,7 +62,7 @@ _REGION_SECONDS = 2.0  # for the proof of one region of a result; many regions s
 
 
 @dataclass(frozen=True)
-class Policy:
+class EquivalencePolicy:
     """The requirements of a verdict.
 
     Attributes:
@@ -60,7 +74,7 @@ class Policy:
     least_power: float = 0.5
 
 
-POLICY = Policy()
+POLICY = EquivalencePolicy()
 
 
 @dataclass(frozen=True)
@@ -84,7 +98,7 @@ class GraphVerdict:
     same: int = 0
     proved: int = 0
     tested: int = 0
-    regions: tuple[Region, ...] = ()
+    regions: tuple[RegionVerdict, ...] = ()
     check: CheckResult = field(default_factory=lambda: CheckResult("skipped"))
     feeds: Mapping[str, np.ndarray] = field(default_factory=dict)
     reason: str = ""
@@ -138,7 +152,7 @@ def certify_result(before: Graph, after: Graph, *, total: float, seed: int = 0, 
 @one_blas_thread()
 def verify(
     a: Graph, b: Graph, *, seed: int = 0, time_limit: float = 5.0, trials: int = 3, total: float = float("inf"),
-    power: str = "thorough", slack: float = 0.0, policy: Policy = POLICY,
+    power: str = "thorough", slack: float = 0.0, policy: EquivalencePolicy = POLICY,
 ) -> GraphVerdict:  # fmt: skip
     """Compare two models with inputs and outputs of the same names and element types.
 
@@ -162,7 +176,7 @@ def verify(
             f"the models have different signatures: {difference[1]}",
             hint="only models that take and give the same can be equal",
         )
-    allowed = Slack(slack, frozenset(node.name for node in b.nodes))
+    allowed = ErrorAllowance(slack, frozenset(node.name for node in b.nodes))
     ran = _run_both(a, b, seed, trials, allowed)
     given: dict[str, Any] = {"seed": seed, "trials": trials, "slack": allowed, "unify": True}
     rounded = _rounded_further(a, b, ran, **given)
@@ -171,7 +185,7 @@ def verify(
     first, second, found = _opened(read, unified(read, inlined(b)))
     if ran.verdict == "failed" and structural_hash(a) != structural_hash(b):  # runtimes may run one graph in two ways
         same = {n: first.named[c] for n, c in second.classes.items() if c in first.named}
-        counts = _counted(RegionProofs(first, second, same, found, 0.0, 0.0), b.nodes)
+        counts = _counted(RegionProver(first, second, same, found, 0.0, 0.0), b.nodes)
         return GraphVerdict("refuted", *counts, check=ran, feeds=ran.feeds or witness(a, b, seed), reason=ran.reason)
     try:
         partners = aligned(first, second, seed)
@@ -179,7 +193,7 @@ def verify(
         partners, reason = {}, f"not aligned: {error}"
     else:
         reason = ""
-    work = RegionProofs(first, second, partners, found, time_limit, time.monotonic() + total)
+    work = RegionProver(first, second, partners, found, time_limit, time.monotonic() + total)
     work.run()
     verdict = _verdict(work, b.nodes, ran, reason)
     fewer = narrower(a, b)
@@ -230,7 +244,7 @@ def _powered(a: Graph, b: Graph, rounded: _Rounded, power: str, given: Mapping[s
     return replace(rounded.check, power=found_power)
 
 
-def _with_least_power(verdict: GraphVerdict, policy: Policy) -> GraphVerdict:
+def _with_least_power(verdict: GraphVerdict, policy: EquivalencePolicy) -> GraphVerdict:
     """The verdict on models that were only tested: by the power of the inputs."""
     power = verdict.check.power
     if power is None or (power.mutants and power.share >= policy.least_power):
@@ -249,7 +263,7 @@ def _large(*graphs: Graph) -> bool:
     return any(g.weight_bytes > LARGE for g in graphs)
 
 
-def _run_both(a: Graph, b: Graph, seed: int, trials: int, slack: Slack) -> CheckResult:
+def _run_both(a: Graph, b: Graph, seed: int, trials: int, slack: ErrorAllowance) -> CheckResult:
     """Both models side by side; large ones where they differ, on one input for each place, if they agree there.
 
     What a place reads is free there, and in the model it may not be: where places differ, the whole decides.
@@ -266,7 +280,7 @@ def _run_both(a: Graph, b: Graph, seed: int, trials: int, slack: Slack) -> Check
     return check(a, b, seed=seed, trials=trials, slack=slack, unify=True)
 
 
-def _opened(a: Graph, b: Graph) -> tuple[Side, Side, dict[str, float]]:
+def _opened(a: Graph, b: Graph) -> tuple[ModelValueClasses, ModelValueClasses, dict[str, float]]:
     """Both models with fused operators written out and folded constants put back, and how far each of those was off."""
     bodies = bodies_of(a) | bodies_of(b)
     a, b = with_folded_jumps(unfused(a, bodies)), with_folded_jumps(unfused(b, bodies))
@@ -274,7 +288,7 @@ def _opened(a: Graph, b: Graph) -> tuple[Side, Side, dict[str, float]]:
     known_constants = ModelConstants(a, typing, constants_of(a, typing))
     found = unfolded(known_constants, b, frozenset(contents_of(w) for w in known_constants.weights.values()))
     a, own = _decimals(a, b, found)
-    first, second = Side(a, own.values), Side(found.graph, found.values)
+    first, second = ModelValueClasses(a, own.values), ModelValueClasses(found.graph, found.values)
     table: dict[str, str] = {}
     for side in (first, second):
         side.classify(table)
@@ -296,7 +310,7 @@ def _decimals(a: Graph, b: Graph, found: UnfoldedModel) -> tuple[Graph, Unfolded
             continue
         try:
             new_nodes, extra = written(term, weight.name, {}, a.opset.get("", 1))
-        except NotCovered:
+        except UnsupportedNodeForm:
             continue
         nodes += new_nodes
         added += extra
@@ -306,7 +320,7 @@ def _decimals(a: Graph, b: Graph, found: UnfoldedModel) -> tuple[Graph, Unfolded
     return graph, UnfoldedModel(graph, frozenset(o for n in nodes for o in n.outputs if o), off, {})
 
 
-def _verdict(work: RegionProofs, nodes: Sequence[Node], ran: CheckResult, reason: str) -> GraphVerdict:
+def _verdict(work: RegionProver, nodes: Sequence[Node], ran: CheckResult, reason: str) -> GraphVerdict:
     """The verdict on the whole, from the regions."""
     counts = _counted(work, nodes)
     outputs = [v.name for v in work.b.graph.outputs]
@@ -333,7 +347,7 @@ def _verdict(work: RegionProofs, nodes: Sequence[Node], ran: CheckResult, reason
     )
 
 
-def _counted(work: RegionProofs, nodes: Sequence[Node]) -> tuple[int, int, int]:
+def _counted(work: RegionProver, nodes: Sequence[Node]) -> tuple[int, int, int]:
     """Nodes of the second model, as it was given, that are the same, proved, and only tested."""
     readers: dict[str, list[int]] = {}
     for position, node in enumerate(nodes):

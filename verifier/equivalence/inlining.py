@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from onnx.inliner import inline_local_functions
 
-from superopt.formats.functions import MOST_NODES, calls_in, functions_in
+from superopt.formats.function_inlining import MOST_NODES, calls_in, functions_in
 from superopt.formats.onnx_nodes import expanded_sizes
 from superopt.formats.onnx_reader import from_onnx
 from superopt.formats.onnx_writer import to_onnx
@@ -22,7 +22,7 @@ def inlined(graph: Graph) -> Graph:
     """The model with every call of its own functions written out, in subgraphs and other functions too.
 
     A call stays where the function asks for another opset than the model, and where the result would be no valid model;
-    all stay where they stand for more than :data:`superopt.formats.functions.MOST_NODES` nodes.
+    all stay where they stand for more than :data:`superopt.formats.function_inlining.MOST_NODES` nodes.
     Weights are shared with the graph that is given.
     """
     functions = functions_in(graph)

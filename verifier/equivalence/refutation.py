@@ -17,16 +17,16 @@ import ml_dtypes
 import numpy as np
 from onnx import AttributeProto
 
-from superopt.formats.functions import functions_in
+from superopt.formats.function_inlining import functions_in
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph, OpaqueAttribute
 from superopt.ir.types import DType, TensorType
-from superopt.ops.infer import Barrier
+from superopt.ops.shape_inference import OpaqueNode
 from superopt.runtime import reference
 from superopt.verifier.check.differential import make_inputs
 from superopt.verifier.check.input_generation import LEVELS
-from superopt.verifier.equivalence.constants import contents_of, jumps, stored
-from superopt.verifier.equivalence.shared_values import Side
+from superopt.verifier.equivalence.runtime_folded_constants import contents_of, jumps, stored
+from superopt.verifier.equivalence.value_alignment import ModelValueClasses
 from superopt.verifier.equivalence.weight_expressions import LIMIT
 
 __all__ = ["refute", "witness"]
@@ -44,7 +44,9 @@ _OPAQUE = 8.0  # the same where an opaque node computes at its own precision, in
 _NOTHING = 1e-12  # of an output's largest element: not looked at
 
 
-def refute(a: Side, b: Side, seed: int, deadline: float) -> tuple[str, dict[str, np.ndarray]] | None:
+def refute(
+    a: ModelValueClasses, b: ModelValueClasses, seed: int, deadline: float
+) -> tuple[str, dict[str, np.ndarray]] | None:
     """Why two models are not equal, and inputs that show it; ``None`` if rounding explains the difference.
 
     Args:
@@ -142,25 +144,25 @@ def _beyond(x: np.ndarray, y: np.ndarray, reach: np.ndarray, jumpy: bool) -> str
     )
 
 
-def _roughest(side: Side) -> float:
+def _roughest(side: ModelValueClasses) -> float:
     """The largest epsilon at which an opaque node computes reals; 0 where none does. What is not known is float32."""
     types = {**side.graph.declared, **side.typing.types}
     found = [0.0]
     for node, form in zip(side.graph.nodes, side.typing.nodes, strict=True):
-        kinds = [types.get(n) for n in (*node.inputs, *node.outputs) if n] if isinstance(form, Barrier) else []
+        kinds = [types.get(n) for n in (*node.inputs, *node.outputs) if n] if isinstance(form, OpaqueNode) else []
         dtypes = [t.dtype if isinstance(t, TensorType) else DType.FLOAT32 for t in kinds]
         found += [float(ml_dtypes.finfo(d.numpy).eps) for d in dtypes if d.is_float]  # type: ignore[no-untyped-call]
     return max(found)
 
 
-def _hidden(side: Side) -> bool:
+def _hidden(side: ModelValueClasses) -> bool:
     """Whether an opaque node holds other nodes: a subgraph or a function that is not inlined.
 
     Values in it round at magnitudes that nobody sees from outside, so only the run in ONNX Runtime judges it.
     """
     own = {f.domain for f in functions_in(side.graph).values()}
     return any(
-        isinstance(form, Barrier) and (node.domain in own or any(_is_graph(a) for a in node.attributes.values()))
+        isinstance(form, OpaqueNode) and (node.domain in own or any(_is_graph(a) for a in node.attributes.values()))
         for node, form in zip(side.graph.nodes, side.typing.nodes, strict=True)
     )
 
@@ -176,14 +178,14 @@ def _loose(graph: Graph, other: Graph) -> frozenset[str]:
     return frozenset(w.name for w in graph.weights if w.type.dtype.is_float and contents_of(w) not in known)
 
 
-def _requantised(a: Side, b: Side) -> bool:
+def _requantised(a: ModelValueClasses, b: ModelValueClasses) -> bool:
     """Whether an opaque node of the second model reads integers that the first does not have.
 
     Somebody rounded reals to them, by far more than the last place of a float: what that moves is for the run in ONNX
     Runtime to judge, against what the first model's own rounding moves.
     """
     known = {contents_of(w) for w in a.graph.weights}
-    opaque = [n for n, form in zip(b.graph.nodes, b.typing.nodes, strict=True) if isinstance(form, Barrier)]
+    opaque = [n for n, form in zip(b.graph.nodes, b.typing.nodes, strict=True) if isinstance(form, OpaqueNode)]
     read = {b.graph.weight[r].name for n in opaque for r in n.reads if r in b.graph.weight}
     return any(
         w.name in read and w.type.dtype.is_integer and w.type.dtype.bits < 64 and contents_of(w) not in known

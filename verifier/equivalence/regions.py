@@ -2,9 +2,9 @@
 
 A value is *established* if its region was proved and every leaf of the region is established, down to inputs and
 weights. It is also *exact* if only moves of elements lie between it and values that are bit for bit the first model's.
-Behind an exact value, a discontinuity (:func:`~superopt.verifier.equivalence.constants.jumps`) has the same result in
-both models. A value that is equal over the reals only may be rounded to either side of a jump: behind it a proof says
-nothing about what runs.
+Behind an exact value, a discontinuity (:func:`~superopt.verifier.equivalence.runtime_folded_constants.jumps`) has the
+same result in both models. A value that is equal over the reals only may be rounded to either side of a jump: behind it
+a proof says nothing about what runs.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from superopt.ir.terms import App, Project, Term, Var, postorder, remade, variables
+from superopt.ir.terms import OperatorTerm, OutputTerm, Term, VariableTerm, postorder, remade, variables
 from superopt.ir.types import DType, TensorType
-from superopt.ops.infer import Applied, Barrier
-from superopt.rules import Rule, TensorScheme
-from superopt.verifier.equivalence.constants import jumps
-from superopt.verifier.equivalence.shared_values import Side, digest_of, literal
-from superopt.verifier.prover.piecewise import prove_joined
-from superopt.verifier.verdict import ProvedAllSizes
+from superopt.ops.shape_inference import CanonicalNode, OpaqueNode
+from superopt.rules import Rule, TensorVariableType
+from superopt.verifier.equivalence.runtime_folded_constants import jumps
+from superopt.verifier.equivalence.value_alignment import ModelValueClasses, digest_of, literal
+from superopt.verifier.prover.piecewise_proofs import prove_joined
+from superopt.verifier.verdict import ProvedVerdict
 
-__all__ = ["PROVED", "ROUNDED", "Region", "RegionProofs"]
+__all__ = ["PROVED", "ROUNDED", "RegionVerdict", "RegionProver"]
 
 PROVED = "proved"
 ROUNDED = "proved up to rounding"
@@ -40,7 +40,7 @@ _MOVES = frozenset(
 
 
 @dataclass(frozen=True)
-class Region:
+class RegionVerdict:
     """A value of the second model and how it is known to equal one of the first.
 
     Attributes:
@@ -67,7 +67,7 @@ class _Walk:
 
 
 @dataclass
-class RegionProofs:
+class RegionProver:
     """Proofs of aligned values, in the second model's order.
 
     Attributes:
@@ -78,13 +78,13 @@ class RegionProofs:
         deadline: ``time.monotonic`` value after which none is begun.
     """
 
-    a: Side
-    b: Side
+    a: ModelValueClasses
+    b: ModelValueClasses
     partners: dict[str, str]
     ulps: Mapping[str, float]
     time_limit: float
     deadline: float
-    regions: list[Region] = field(default_factory=list)
+    regions: list[RegionVerdict] = field(default_factory=list)
     established: set[str] = field(default_factory=set)
     exact: set[str] = field(default_factory=set)
     _memo: dict[str, tuple[bool, str]] = field(default_factory=dict)
@@ -130,7 +130,7 @@ class RegionProofs:
         what is applied is in its attributes (the sizes of a ``Reshape``), and need not be one of ``a``'s.
         """
         node, form, position = self.b.producers[output]
-        args = form.args if isinstance(form, Applied) else ()
+        args = form.args if isinstance(form, CanonicalNode) else ()
         told = [n for n in node.inputs if n in self.b.producers] if args else node.inputs
         reads = [n for n in (*args, *told, *node.captures) if n]
         classes = {n: self.a.classes[self.partners[n]] if n in self.partners else self.b.classes[n] for n in reads}
@@ -243,14 +243,16 @@ class RegionProofs:
         return name not in self.b.opened
 
     @staticmethod
-    def _moves_elements(side: Side, walk: _Walk) -> bool:
-        return all(isinstance(f := side.producers[n][1], Applied) and f.operator.name in _MOVES for n in walk.nodes)
+    def _moves_elements(side: ModelValueClasses, walk: _Walk) -> bool:
+        return all(
+            isinstance(f := side.producers[n][1], CanonicalNode) and f.operator.name in _MOVES for n in walk.nodes
+        )
 
     def note(self, output: str, verdict: str, nodes: Sequence[str], reason: str, reads: Iterable[str] = ()) -> None:
         if output in self.b.opened:
             return
         own = [n for n in nodes if n not in self.b.opened]
-        self.regions.append(Region(output, verdict, len(own), reason, self._ulp(reads)))
+        self.regions.append(RegionVerdict(output, verdict, len(own), reason, self._ulp(reads)))
         for name in own:
             if verdict != "tested" or name not in self._inside:
                 self._inside[name] = verdict
@@ -261,7 +263,9 @@ class RegionProofs:
 
     # ── terms ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _term(self, side: Side, root: str, leaf: Callable[[str], bool], most: int) -> tuple[Term | None, str, _Walk]:
+    def _term(
+        self, side: ModelValueClasses, root: str, leaf: Callable[[str], bool], most: int
+    ) -> tuple[Term | None, str, _Walk]:
         """The term of a value over leaves, named by ``a``'s values; ``None`` and a reason where there is none."""
         terms: dict[str, Term] = {}
         used = _Walk()
@@ -279,7 +283,7 @@ class RegionProofs:
                 terms[name] = term
                 continue
             node, form, position = side.producers[name]
-            if isinstance(form, Barrier):
+            if isinstance(form, OpaqueNode):
                 return None, f"{node.op} is opaque: {form.reason}", used
             if jumps(node, side.typing.types) and not self._fixed(side, form, leaf):
                 return None, f"{node.op} jumps: only equal arguments show equal results", used
@@ -290,16 +294,16 @@ class RegionProofs:
             used.nodes.append(name)
             if len(used.nodes) > most:
                 return None, f"the region has more than {most} operators", used
-            app = App(
+            app = OperatorTerm(
                 form.operator.name,
                 tuple(None if x is None else terms[x] for x in form.args),
                 tuple(sorted(form.attributes.items())),
             )
             several = len(form.operator.outputs) > 1 or form.operator.outputs[0].endswith("*")
-            terms[name] = Project(app, position) if several else app
+            terms[name] = OutputTerm(app, position) if several else app
         return terms[root], "", used
 
-    def _fixed(self, side: Side, form: Applied, leaf: Callable[[str], bool]) -> bool:
+    def _fixed(self, side: ModelValueClasses, form: CanonicalNode, leaf: Callable[[str], bool]) -> bool:
         """Whether an operator that jumps reads only leaves that are bit for bit the first model's.
 
         Then it does what it does over the reals, but for a Cast that rounds: over the reals that does nothing.
@@ -311,7 +315,7 @@ class RegionProofs:
             for x in form.args
         )
 
-    def _end(self, side: Side, name: str) -> Term | None:
+    def _end(self, side: ModelValueClasses, name: str) -> Term | None:
         """A leaf: a value of ``a``, or a number that is only in ``b``."""
         if side is self.a:
             return self._leaf(name)
@@ -320,12 +324,12 @@ class RegionProofs:
 
     def _leaf(self, name: str) -> Term:
         """A variable, one for all values of a class, or the number that a weight is everywhere."""
-        return literal(self.a, name, uniform=True) or Var(self.a.named[self.a.classes[name]])
+        return literal(self.a, name, uniform=True) or VariableTerm(self.a.named[self.a.classes[name]])
 
     def _proved(self, left: Term, right: Term) -> tuple[bool, str]:
         """Whether two terms over ``a``'s values are equal at the values' types."""
         renamed = {n: f"x{i}" for i, n in enumerate(variables(left, right))}
-        forall: dict[str, TensorScheme] = {}
+        forall: dict[str, TensorVariableType] = {}
         for name, short in renamed.items():
             kind = self.a.typing.types.get(name)
             if not isinstance(kind, TensorType) or kind.shape is None:
@@ -333,7 +337,7 @@ class RegionProofs:
             letter = _letter(kind.dtype)
             if not letter:
                 return False, f"{name} is {kind.dtype}"
-            forall[short] = TensorScheme(letter, kind.shape)
+            forall[short] = TensorVariableType(letter, kind.shape)
         sides = tuple(_renamed(t, renamed) for t in (left, right))
         key = f"{sides[0]} = {sides[1]} for {forall}"
         if key not in self._memo:
@@ -341,7 +345,7 @@ class RegionProofs:
             if seconds <= 0:
                 return False, "the time for proofs ran out"
             verdict = prove_joined(Rule("region", forall, (), (sides[0],), (sides[1],)), time_limit=seconds)
-            shown = isinstance(verdict, ProvedAllSizes)
+            shown = isinstance(verdict, ProvedVerdict)
             self._memo[key] = shown, "" if shown else getattr(verdict, "reason", "")
         return self._memo[key]
 
@@ -357,7 +361,7 @@ def _put(term: Term, numbers: Mapping[str, Term]) -> Term:
     """The term with numbers for some variables."""
     terms: dict[Term, Term] = {}
     for t in postorder(term):
-        terms[t] = numbers.get(t.name, t) if isinstance(t, Var) else remade(t, terms)
+        terms[t] = numbers.get(t.name, t) if isinstance(t, VariableTerm) else remade(t, terms)
     return terms[term]
 
 
@@ -366,11 +370,11 @@ def _renamed(term: Term, names: Mapping[str, str]) -> Term:
     terms: dict[Term, Term] = {}
     for t in postorder(term):
         attributes = None
-        if isinstance(t, App):
+        if isinstance(t, OperatorTerm):
             attributes = tuple(
                 (k, v)
                 for k, v in t.attributes
                 if not (k == "dtype" and v in ("float32", "float16", "bfloat16", "float64"))
             )
-        terms[t] = Var(names[t.name]) if isinstance(t, Var) else remade(t, terms, attributes)
+        terms[t] = VariableTerm(names[t.name]) if isinstance(t, VariableTerm) else remade(t, terms, attributes)
     return terms[term]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from superopt.ir.graph import Graph, Value
-from superopt.ir.poly import Dim, Poly, substitute, sym, symbols
+from superopt.ir.size_polynomial import Dim, SizePolynomial, substitute, sym, symbols
 from superopt.ir.types import TensorType, ValueType
 
 __all__ = ["interface_difference", "narrower", "signature_difference", "unified"]
@@ -86,7 +86,7 @@ def _shape(kind: ValueType | None) -> tuple[Dim, ...]:
 def _name(size: Dim) -> str:
     """The name that a size is; "" where it is a number or a formula."""
     names = symbols(size)
-    return next(iter(names)) if isinstance(size, Poly) and len(names) == 1 and size == sym(*names) else ""
+    return next(iter(names)) if isinstance(size, SizePolynomial) and len(names) == 1 and size == sym(*names) else ""
 
 
 def _renamed(value: Value, named: Mapping[str, Dim]) -> Value:

@@ -16,12 +16,12 @@ import ml_dtypes
 import numpy as np
 
 from superopt.ir.graph import Node, Weight, constant
-from superopt.ir.terms import App, Project, Term, Var, postorder
+from superopt.ir.terms import OperatorTerm, OutputTerm, Term, VariableTerm, postorder
 from superopt.ir.types import DType, TensorType
 from superopt.ops import REGISTRY
 from superopt.runtime.reference import at_dtype, evaluate_application
 
-__all__ = ["LIMIT", "EvaluatedExpression", "deviation", "evaluated", "sources", "written"]
+__all__ = ["LIMIT", "EvaluatedWeightExpression", "deviation", "evaluated", "sources", "written"]
 
 # Folding Conv, bias and BatchNormalization takes six roundings of a half ulp each, by whatever formula; two such folds
 # in a row, or a sum of some thousand rounded terms, stay below this too.
@@ -36,7 +36,7 @@ _LINEAR = frozenset(
 
 
 @dataclass(frozen=True)
-class EvaluatedExpression:
+class EvaluatedWeightExpression:
     """An expression's value (reals in float64), the magnitude of its terms, and its type."""
 
     value: np.ndarray
@@ -46,10 +46,10 @@ class EvaluatedExpression:
 
 def sources(term: Term) -> tuple[str, ...]:
     """Names of the weights that an expression reads."""
-    return tuple(dict.fromkeys(t.name for t in postorder(term) if isinstance(t, Var)))
+    return tuple(dict.fromkeys(t.name for t in postorder(term) if isinstance(t, VariableTerm)))
 
 
-def evaluated(term: Term, arrays: Mapping[str, tuple[np.ndarray, DType]]) -> EvaluatedExpression:
+def evaluated(term: Term, arrays: Mapping[str, tuple[np.ndarray, DType]]) -> EvaluatedWeightExpression:
     """The exact value (in float64) of an expression.
 
     Args:
@@ -59,14 +59,14 @@ def evaluated(term: Term, arrays: Mapping[str, tuple[np.ndarray, DType]]) -> Eva
     Raises:
         IllTyped: an operator does not accept its arguments.
     """
-    made: dict[Term, list[EvaluatedExpression | None]] = {}
+    made: dict[Term, list[EvaluatedWeightExpression | None]] = {}
     for sub in postorder(term):
-        if isinstance(sub, Var):
+        if isinstance(sub, VariableTerm):
             array, dtype = arrays[sub.name]
             kind = TensorType(dtype, tuple(map(int, array.shape)))
             size = np.abs(array.astype(np.float64)) if dtype.is_float else array
-            made[sub] = [EvaluatedExpression(array, size, kind)]
-        elif isinstance(sub, Project):
+            made[sub] = [EvaluatedWeightExpression(array, size, kind)]
+        elif isinstance(sub, OutputTerm):
             made[sub] = [made[sub.term][sub.index]]
         else:
             made[sub] = _applied(sub, [None if a is None else made[a][0] for a in sub.args])
@@ -75,7 +75,7 @@ def evaluated(term: Term, arrays: Mapping[str, tuple[np.ndarray, DType]]) -> Eva
     return found
 
 
-def _applied(app: App, args: list[EvaluatedExpression | None]) -> list[EvaluatedExpression | None]:
+def _applied(app: OperatorTerm, args: list[EvaluatedWeightExpression | None]) -> list[EvaluatedWeightExpression | None]:
     operator, attributes = REGISTRY[app.op], dict(app.attributes)
     types = [None if a is None else a.type for a in args]
     values = evaluate_application(
@@ -93,12 +93,12 @@ def _applied(app: App, args: list[EvaluatedExpression | None]) -> list[Evaluated
     return [
         None
         if v is None or s is None
-        else EvaluatedExpression(v, np.maximum(np.abs(v), np.abs(s)) if t.dtype.is_float else v, t)
+        else EvaluatedWeightExpression(v, np.maximum(np.abs(v), np.abs(s)) if t.dtype.is_float else v, t)
         for v, s, t in zip(values, sizes, kinds, strict=True)
     ]
 
 
-def _scaled(value: np.ndarray, args: list[EvaluatedExpression | None]) -> np.ndarray:
+def _scaled(value: np.ndarray, args: list[EvaluatedWeightExpression | None]) -> np.ndarray:
     """The magnitude of an elementwise function: the value's, as much larger as its arguments' terms are than they."""
     size: np.ndarray = np.abs(value).astype(np.float64)
     for arg in args:
@@ -113,7 +113,7 @@ def _scaled(value: np.ndarray, args: list[EvaluatedExpression | None]) -> np.nda
     return size
 
 
-def deviation(stored: np.ndarray, dtype: DType, exact: EvaluatedExpression) -> float:
+def deviation(stored: np.ndarray, dtype: DType, exact: EvaluatedWeightExpression) -> float:
     """Ulps between stored numbers and an expression, the largest of any element; infinite where they are not equal."""
     if stored.shape != exact.value.shape or exact.type.dtype != dtype:
         return float("inf")
@@ -168,12 +168,12 @@ def written(
     nodes: list[Node] = []
     weights: list[Weight] = []
     for number, sub in enumerate(postorder(term)):
-        if isinstance(sub, Var):
+        if isinstance(sub, VariableTerm):
             source = given[sub.name]
             assert source.data is not None
             labels[sub], types[sub] = (f"{name}/original/{sub.name}",), (source.type,)
             weights.append(Weight(labels[sub][0], source.type, source.data))
-        elif isinstance(sub, Project):
+        elif isinstance(sub, OutputTerm):
             labels[sub], types[sub] = (labels[sub.term][sub.index],), (types[sub.term][sub.index],)
         else:
             operator, attributes = REGISTRY[sub.op], dict(sub.attributes)

@@ -16,7 +16,7 @@ from zlib import crc32
 
 import numpy as np
 
-from superopt.runtime.evaluate import Array
+from superopt.runtime.comprehension_evaluation import Array
 from superopt.verifier.check.tolerance import pieces
 
 __all__ = ["MODULUS", "ORDERED", "NeedsOrder", "PrimeField", "Rationals", "InverseOfZero"]

@@ -14,12 +14,21 @@ from math import prod
 import numpy as np
 
 from superopt.ir.errors import NotEquivalent
-from superopt.ir.terms import App, Project, Term, Var, computed, postorder
+from superopt.ir.terms import OperatorTerm, OutputTerm, Term, VariableTerm, computed, postorder
 from superopt.ir.types import DType, TensorType
-from superopt.ops.meaning import Call, Meaning, Number, Read, Reduce, Scalar, Where, subexpressions
-from superopt.rules.bilinear import Algorithm, Tile
+from superopt.ops.operator_semantics import (
+    ElementRead,
+    OperatorSemantics,
+    ScalarCall,
+    ScalarConditional,
+    ScalarConstant,
+    ScalarExpression,
+    ScalarReduction,
+    subexpressions,
+)
+from superopt.rules.bilinear import BilinearAlgorithm, BilinearTile
 from superopt.rules.typing import type_terms
-from superopt.runtime.evaluate import Array, evaluate
+from superopt.runtime.comprehension_evaluation import Array, evaluate
 from superopt.verifier.exact.algebra import Rationals
 
 __all__ = ["check_algorithm"]
@@ -27,7 +36,7 @@ __all__ = ["check_algorithm"]
 _Degree = tuple[int, int] | None  # in data and in weights; None: zero, which has every degree
 
 
-def check_algorithm(algorithm: Algorithm) -> int:
+def check_algorithm(algorithm: BilinearAlgorithm) -> int:
     """Compare an algorithm with the meaning of its tile, exactly.
 
     Returns:
@@ -61,7 +70,7 @@ def _static_type(kind: TensorType) -> list[int]:
     return [d for d in kind.shape or () if isinstance(d, int)]
 
 
-def _must_fit(algorithm: Algorithm, sizes: tuple[int, int, int]) -> None:
+def _must_fit(algorithm: BilinearAlgorithm, sizes: tuple[int, int, int]) -> None:
     rank = algorithm.rank
     shapes = (
         ("data", algorithm.data, rank, sizes[0]), ("weights", algorithm.weights, rank, sizes[1]),
@@ -72,13 +81,13 @@ def _must_fit(algorithm: Algorithm, sizes: tuple[int, int, int]) -> None:
             raise NotEquivalent(f"the matrix of its {name} is not {rows} × {columns}", where=algorithm.tile.name)
 
 
-def _must_be_bilinear(tile: Tile, meanings: Mapping[App, Meaning]) -> None:
+def _must_be_bilinear(tile: BilinearTile, meanings: Mapping[OperatorTerm, OperatorSemantics]) -> None:
     degrees: dict[Term, _Degree] = {}
-    outputs: dict[App, list[_Degree]] = {}
+    outputs: dict[OperatorTerm, list[_Degree]] = {}
     for term in postorder(*tile.terms):
-        if isinstance(term, Var):
+        if isinstance(term, VariableTerm):
             degrees[term] = (1, 0) if term.name in tile.data else (0, 1)
-        elif isinstance(term, Project):
+        elif isinstance(term, OutputTerm):
             degrees[term] = outputs[term.term][term.index]
         else:
             operands = [(0, 0) if a is None else degrees[a] for a in term.args]
@@ -89,24 +98,24 @@ def _must_be_bilinear(tile: Tile, meanings: Mapping[App, Meaning]) -> None:
             raise NotEquivalent(f"{term} is of degree {degrees[term]} in data and weights", where=tile.name)
 
 
-def _degree(root: Scalar, operands: Sequence[_Degree], tile: Tile) -> _Degree:
+def _degree(root: ScalarExpression, operands: Sequence[_Degree], tile: BilinearTile) -> _Degree:
     known: dict[int, _Degree] = {}
     for part in subexpressions(root):
         match part:
-            case Number(value):
+            case ScalarConstant(value):
                 degree: _Degree = (0, 0) if value else None
-            case Read(operand, index, outside) if not any(isinstance(i, Scalar) for i in index) and (
+            case ElementRead(operand, index, outside) if not any(isinstance(i, ScalarExpression) for i in index) and (
                 outside is None or outside.value == 0
             ):
                 degree = operands[operand]
-            case Call("mul", (a, b)):
+            case ScalarCall("mul", (a, b)):
                 p, q = known[id(a)], known[id(b)]
                 degree = None if p is None or q is None else (p[0] + q[0], p[1] + q[1])
-            case Call("add", (a, b)):
+            case ScalarCall("add", (a, b)):
                 degree = _same_degree((known[id(a)], known[id(b)]), tile)
-            case Reduce("sum", _, _, body):
+            case ScalarReduction("sum", _, _, body):
                 degree = known[id(body)]
-            case Where(_, then, otherwise):
+            case ScalarConditional(_, then, otherwise):
                 degree = _same_degree((known[id(then)], known[id(otherwise)]), tile)
             case _:
                 raise NotEquivalent(f"{part} is not a polynomial of data and weights", where=tile.name)
@@ -114,14 +123,14 @@ def _degree(root: Scalar, operands: Sequence[_Degree], tile: Tile) -> _Degree:
     return known[id(root)]
 
 
-def _same_degree(degrees: Sequence[_Degree], tile: Tile) -> _Degree:
+def _same_degree(degrees: Sequence[_Degree], tile: BilinearTile) -> _Degree:
     some = {d for d in degrees if d is not None}
     if len(some) > 1:
         raise NotEquivalent(f"it adds terms of different degrees, {sorted(some)}", where=tile.name)
     return next(iter(some), None)
 
 
-def _unit(tile: Tile, names: Mapping[str, str], position: int) -> dict[str, Array]:
+def _unit(tile: BilinearTile, names: Mapping[str, str], position: int) -> dict[str, Array]:
     """The unit vector of all elements of these variables that is 1 at one place."""
     arrays: dict[str, Array] = {}
     for name in names:
@@ -135,9 +144,9 @@ def _unit(tile: Tile, names: Mapping[str, str], position: int) -> dict[str, Arra
 
 
 def _values(
-    roots: Sequence[Term], meanings: Mapping[App, Meaning], given_arrays: Mapping[str, Array]
+    roots: Sequence[Term], meanings: Mapping[OperatorTerm, OperatorSemantics], given_arrays: Mapping[str, Array]
 ) -> list[Fraction]:
-    def outputs(app: App, operands: list[Array | None]) -> list[Array]:
+    def outputs(app: OperatorTerm, operands: list[Array | None]) -> list[Array]:
         return [evaluate(c, operands, Rationals(), {}) for c in meanings[app].outputs]
 
     arrays = computed(roots, given_arrays, outputs)

@@ -19,19 +19,19 @@ import numpy as np
 from superopt.rules.grammar import RuleError, format_rule, parse_rule
 from superopt.rules.rule import Rule
 from superopt.rules.typing import instances, types_of
-from superopt.runtime.evaluate import Array
+from superopt.runtime.comprehension_evaluation import Array
 from superopt.verifier.exact.algebra import MODULUS, InverseOfZero, PrimeField
-from superopt.verifier.exact.sampling import Point, allowed, names_of
-from superopt.verifier.exact.testing import Difference, Exact, Trial, algebra_for, compare, fails, trial_at
+from superopt.verifier.exact.sampling import SizeSample, allowed, names_of
+from superopt.verifier.exact.testing import Exact, ExactTrial, SideMismatch, algebra_for, compare, fails, trial_at
 
 __all__ = ["describe", "minimised", "replay"]
 
 _TRIES = 6  # random elements tried at each smaller point
 _DRAWN = 64  # and where a counterexample is known that does not say which they were
-Failure = tuple[Trial, dict[str, Array], Difference | None]
+Failure = tuple[ExactTrial, dict[str, Array], SideMismatch | None]
 
 
-def minimised(rule: Rule, instance: Rule, point: Point, seed: int) -> dict[str, object]:
+def minimised(rule: Rule, instance: Rule, point: SizeSample, seed: int) -> dict[str, object]:
     """A small counterexample near a failing point: first smaller sizes and attributes, then simpler elements."""
     rng = np.random.default_rng([seed, 7])
     failure = _failure(instance, point, rng)
@@ -50,7 +50,7 @@ def minimised(rule: Rule, instance: Rule, point: Point, seed: int) -> dict[str, 
     return _as_json(rule, point, _simpler(failure))
 
 
-def _failure(instance: Rule, point: Point, rng: np.random.Generator, tries: int = _TRIES) -> Failure | None:
+def _failure(instance: Rule, point: SizeSample, rng: np.random.Generator, tries: int = _TRIES) -> Failure | None:
     for _ in range(tries):
         try:
             found = fails(instance, point, rng)
@@ -61,14 +61,14 @@ def _failure(instance: Rule, point: Point, rng: np.random.Generator, tries: int 
     return None
 
 
-def _smaller(instance: Rule, point: Point) -> list[Point]:
+def _smaller(instance: Rule, point: SizeSample) -> list[SizeSample]:
     """Points with one or two names reduced, that satisfy the context."""
     try:
         conditions = types_of(instance).lhs_obligations
     except RuleError:
         conditions = ()
     floors = {n: 1 if s is None else max(s.bound + (s.relation == ">"), 0) for n, s in names_of(instance)}
-    points: list[Point] = []
+    points: list[SizeSample] = []
     steps = [
         {name: value}
         for name, current in point.sizes.items()
@@ -95,7 +95,7 @@ def _simpler(failure: Failure) -> Failure:
     algebra = algebra_for(trial)
     budget = 200
 
-    def still(candidate: dict[str, Array]) -> Difference | None:
+    def still(candidate: dict[str, Array]) -> SideMismatch | None:
         try:
             return compare(trial, candidate, algebra)
         except InverseOfZero:
@@ -125,7 +125,7 @@ def _simpler(failure: Failure) -> Failure:
     return trial, values, difference
 
 
-def _as_json(rule: Rule, point: Point, failure: Failure) -> dict[str, object]:
+def _as_json(rule: Rule, point: SizeSample, failure: Failure) -> dict[str, object]:
     trial, values, difference = failure
     data: dict[str, object] = {
         "rule": format_rule(rule),
@@ -155,7 +155,7 @@ def replay(data: Mapping[str, Any]) -> bool:
     """
     try:
         rule = parse_rule(data["rule"], where="counterexample")
-        point = Point(
+        point = SizeSample(
             {str(k): int(v) for k, v in data["sizes"].items()},
             {str(k): float(v) for k, v in data["reals"].items()},
             int(data["lead"]),
@@ -181,7 +181,7 @@ def replay(data: Mapping[str, Any]) -> bool:
         return False
 
 
-def _elements(texts: list[str], trial: Trial, name: str, algebra: Exact) -> Array:
+def _elements(texts: list[str], trial: ExactTrial, name: str, algebra: Exact) -> Array:
     shape = tuple(d for d in trial.variables[name].shape or () if isinstance(d, int))
     if isinstance(algebra, PrimeField):
         numbers = [int(t) for t in texts]

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from superopt.ir.poly import Dim, Poly, substitute
-from superopt.ops.meaning import Condition
-from superopt.rules.rule import AttributeScheme, Rule
+from superopt.ir.size_polynomial import Dim, SizePolynomial, substitute
+from superopt.ops.operator_semantics import IndexCondition
+from superopt.rules.rule import AttributeVariableType, Rule
 
-__all__ = ["Point", "allowed", "draw"]
+__all__ = ["SizeSample", "allowed", "draw"]
 
 ATTEMPTS = 400
 
 
 @dataclass(frozen=True)
-class Point:
+class SizeSample:
     """Values of a rule's names: sizes and integer attributes, real attributes, and the number of leading axes."""
 
     sizes: Mapping[str, int]
@@ -25,12 +25,12 @@ class Point:
     lead: int = 0
 
 
-def names_of(rule: Rule) -> tuple[tuple[str, AttributeScheme | None], ...]:
+def names_of(rule: Rule) -> tuple[tuple[str, AttributeVariableType | None], ...]:
     """Every name of a rule without ``...``: sizes (no scheme) and attribute atoms."""
     return (*((n, None) for n in rule.sizes), *rule.attribute_atoms.items())
 
 
-def allowed(rule: Rule, sizes: Mapping[str, int], conditions: Sequence[Condition]) -> bool:
+def allowed(rule: Rule, sizes: Mapping[str, int], conditions: Sequence[IndexCondition]) -> bool:
     """Whether sizes are positive, attributes in range, and the guards and conditions hold."""
     for name, scheme in names_of(rule):
         if name in sizes and not (sizes[name] >= 1 if scheme is None else scheme.allows(sizes[name])):
@@ -41,22 +41,22 @@ def allowed(rule: Rule, sizes: Mapping[str, int], conditions: Sequence[Condition
     return all(g.holds(sizes) for g in rule.where) and all(holds(c, sizes) for c in conditions)
 
 
-def holds(condition: Condition, sizes: Mapping[str, int]) -> bool:
+def holds(condition: IndexCondition, sizes: Mapping[str, int]) -> bool:
     """The truth of a condition where every name is bound."""
-    return Condition(condition.kind, _number(condition.size, sizes)).known is True
+    return IndexCondition(condition.kind, _number(condition.size, sizes)).known is True
 
 
 def _number(value: Dim, sizes: Mapping[str, int]) -> int:
     number = substitute(value, sizes)
-    if isinstance(number, Poly):
+    if isinstance(number, SizePolynomial):
         raise KeyError(str(number))
     return number
 
 
 def draw(
-    rule: Rule, lead: int, rng: np.random.Generator, conditions: Sequence[Condition], size: int,
+    rule: Rule, lead: int, rng: np.random.Generator, conditions: Sequence[IndexCondition], size: int,
     wide: Mapping[str, int] | None = None,
-) -> Point | None:  # fmt: skip
+) -> SizeSample | None:  # fmt: skip
     """A point where the rule's ranges, guards and the conditions hold, or ``None`` when none was found.
 
     Args:
@@ -87,20 +87,20 @@ def draw(
                 _raise(condition.size, sizes, int(rng.integers(0, 3)))
         try:
             if allowed(rule, sizes, conditions):
-                return Point(sizes, reals, lead)
+                return SizeSample(sizes, reals, lead)
         except (KeyError, ZeroDivisionError):
             continue
     return None
 
 
-def _integer(scheme: AttributeScheme | None, rng: np.random.Generator, ceiling: int) -> int:
+def _integer(scheme: AttributeVariableType | None, rng: np.random.Generator, ceiling: int) -> int:
     if scheme is None:
         return int(rng.integers(1, ceiling + 1))
     low = {">=": scheme.bound, ">": scheme.bound + 1}.get(scheme.relation, -2)
     return int(rng.integers(low, max(low, 2) + 2)) if low >= 0 else int(rng.integers(low, 4))
 
 
-def _real(scheme: AttributeScheme, rng: np.random.Generator) -> float:
+def _real(scheme: AttributeVariableType, rng: np.random.Generator) -> float:
     """A dyadic number in range, so that it is the same in every arithmetic."""
     while True:
         value = int(rng.integers(-24, 25)) / 8
@@ -118,7 +118,9 @@ def _solve(size: Dim, sizes: dict[str, int]) -> None:
         name = monomial[0] if len(monomial) == 1 else None
         if not isinstance(name, str) or name not in sizes:
             continue
-        rest = substitute(size - coefficient * Poly(((monomial, 1),)), {n: v for n, v in sizes.items() if n != name})
+        rest = substitute(
+            size - coefficient * SizePolynomial(((monomial, 1),)), {n: v for n, v in sizes.items() if n != name}
+        )
         if isinstance(rest, int) and rest % coefficient == 0 and -rest // coefficient >= 0:
             sizes[name] = -rest // coefficient
             return

@@ -15,26 +15,37 @@ from functools import lru_cache
 
 import numpy as np
 
-from superopt.ir.poly import value_at
-from superopt.ir.terms import App, Project, Term, Var, computed, postorder
+from superopt.ir.size_polynomial import value_at
+from superopt.ir.terms import OperatorTerm, OutputTerm, Term, VariableTerm, computed, postorder
 from superopt.ir.types import DType, TensorType
-from superopt.ops.meaning import Call, Condition, IllTyped, Meaning, Number, Read, Reduce, Scalar, Where, subexpressions
-from superopt.rules.clamping import cases
+from superopt.ops.operator_semantics import (
+    ElementRead,
+    IllTypedOperator,
+    IndexCondition,
+    OperatorSemantics,
+    ScalarCall,
+    ScalarConditional,
+    ScalarConstant,
+    ScalarExpression,
+    ScalarReduction,
+    subexpressions,
+)
 from superopt.rules.grammar import format_rule
 from superopt.rules.rule import CLASSES, Rule
 from superopt.rules.scanner import RuleError
+from superopt.rules.slice_clamping import cases
 from superopt.rules.typing import at_sizes, instances, type_terms, types_of
-from superopt.runtime.evaluate import FLOAT64, Algebra, Array, evaluate
+from superopt.runtime.comprehension_evaluation import FLOAT64, Array, ArrayArithmetic, evaluate
 from superopt.verifier.exact.algebra import ORDERED, InverseOfZero, NeedsOrder, PrimeField, Rationals
-from superopt.verifier.exact.ordered import Ordered
-from superopt.verifier.exact.sampling import Point, draw
-from superopt.verifier.exact.size_bounds import reaches
-from superopt.verifier.verdict import Refuted, Tested, Unknown, Verdict
+from superopt.verifier.exact.minimum_window_sizes import reaches
+from superopt.verifier.exact.ordered_field import OrderedPrimeField
+from superopt.verifier.exact.sampling import SizeSample, draw
+from superopt.verifier.verdict import RefutedVerdict, TestedVerdict, UnknownVerdict, Verdict
 
 __all__ = [
-    "Difference",
+    "SideMismatch",
     "Exact",
-    "Trial",
+    "ExactTrial",
     "algebra_for",
     "compare",
     "elements",
@@ -52,21 +63,21 @@ def _add(a: Degree, b: Degree) -> Degree:
     return max(a[0] + b[1], b[0] + a[1]), a[1] + b[1]
 
 
-def _of(scalar: Scalar, operands: Sequence[Degree]) -> Degree:
+def _of(scalar: ScalarExpression, operands: Sequence[Degree]) -> Degree:
     """Upper bounds, bottom-up; a function that is not rational counts as one more unknown of its arguments."""
     known: dict[int, Degree] = {}
     for part in subexpressions(scalar):
         match part:
-            case Read(operand, _, _):
+            case ElementRead(operand, _, _):
                 degree = operands[operand]
-            case Reduce(kind, _, extent, body):
+            case ScalarReduction(kind, _, extent, body):
                 n, d = known[id(body)]
                 times = extent if isinstance(extent, int) else 1
                 degree = (n * times, d * times) if kind == "prod" else (n + (times - 1) * d, times * d)
-            case Where(_, then, otherwise):
+            case ScalarConditional(_, then, otherwise):
                 a, b = known[id(then)], known[id(otherwise)]
                 degree = max(a[0], b[0]), max(a[1], b[1])
-            case Call(function, args):
+            case ScalarCall(function, args):
                 parts = [known[id(a)] for a in args]
                 degree = _called(function, parts)
             case _:
@@ -88,7 +99,9 @@ def _called(function: str, parts: Sequence[Degree]) -> Degree:
     return sum(n for n, _ in parts) + 1, sum(d for _, d in parts)
 
 
-def error_bound(lhs: Sequence[Term], rhs: Sequence[Term], meanings: Mapping[App, Meaning], choices: int) -> float:
+def error_bound(
+    lhs: Sequence[Term], rhs: Sequence[Term], meanings: Mapping[OperatorTerm, OperatorSemantics], choices: int
+) -> float:
     """Schwartz–Zippel: the probability that two different sides agree at random elements.
 
     Args:
@@ -98,11 +111,11 @@ def error_bound(lhs: Sequence[Term], rhs: Sequence[Term], meanings: Mapping[App,
         choices: the number of values that an element is drawn from.
     """
     found: dict[Term, Degree] = {}
-    outputs: dict[App, list[Degree]] = {}
+    outputs: dict[OperatorTerm, list[Degree]] = {}
     for term in postorder(*lhs, *rhs):
-        if isinstance(term, Var):
+        if isinstance(term, VariableTerm):
             found[term] = (1, 0)
-        elif isinstance(term, Project):
+        elif isinstance(term, OutputTerm):
             found[term] = outputs[term.term][term.index]
         else:
             operands = [(0, 0) if a is None else found[a] for a in term.args]
@@ -137,19 +150,19 @@ _TRANSCENDENTAL = _HASHED | {"exp", "tanh", "sinh", "cosh"}
 
 
 @dataclass(frozen=True)
-class Trial:
+class ExactTrial:
     """Both sides at one point: ground terms, their types and meanings.
 
     ``ill_typed`` says why the right side is not well-formed, or has another type, where the left side is. ``below`` is
     what integers and booleans are below; ``free`` are integers that no bound is declared for.
     """
 
-    point: Point
+    point: SizeSample
     variables: Mapping[str, TensorType]
     below: Mapping[str, int]
     lhs: tuple[Term, ...]
     rhs: tuple[Term, ...]
-    meanings: Mapping[App, Meaning]
+    meanings: Mapping[OperatorTerm, OperatorSemantics]
     ill_typed: str = ""
     free: frozenset[str] = frozenset()
 
@@ -160,7 +173,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Difference:
+class SideMismatch:
     """Where two sides disagree: which pair of terms, at which index, and the values as text."""
 
     pair: int
@@ -169,7 +182,7 @@ class Difference:
     right: str
 
 
-def trial_at(rule: Rule, point: Point) -> Trial | None:
+def trial_at(rule: Rule, point: SizeSample) -> ExactTrial | None:
     """The rule (an instance without ``...``) at a point; ``None`` where its left side is not well-formed."""
     variables: dict[str, TensorType] = {}
     below: dict[str, int] = {}
@@ -180,7 +193,7 @@ def trial_at(rule: Rule, point: Point) -> Trial | None:
     lhs, rhs = at_sizes(rule, point.sizes, point.reals)
     try:
         types, meanings = type_terms(lhs, variables)
-    except (IllTyped, ZeroDivisionError):
+    except (IllTypedOperator, ZeroDivisionError):
         return None
     if _smallest(types) < 1:
         return None
@@ -193,16 +206,18 @@ def trial_at(rule: Rule, point: Point) -> Trial | None:
                 reason = f"term {i} has type {types[a][0]} on the left and {right_types[b][0]} on the right"
         if _smallest(right_types) < 0:
             reason = "a size on the right is negative, or not bound"
-    except (IllTyped, ZeroDivisionError) as error:
+    except (IllTypedOperator, ZeroDivisionError) as error:
         reason = f"the right side is not well-formed: {error}"
     free = frozenset(n for n, scheme in rule.tensors.items() if scheme.dtype == "i" and scheme.below is None)
-    return Trial(point, variables, below, lhs, rhs, meanings, reason, frozenset() if _reads_at_data(meanings) else free)
+    return ExactTrial(
+        point, variables, below, lhs, rhs, meanings, reason, frozenset() if _reads_at_data(meanings) else free
+    )
 
 
-def _reads_at_data(meanings: Mapping[App, Meaning]) -> bool:
+def _reads_at_data(meanings: Mapping[OperatorTerm, OperatorSemantics]) -> bool:
     """Whether elements are positions somewhere: without a declared bound nothing says which ones there are."""
     return any(
-        isinstance(s, Read) and any(isinstance(i, Scalar) for i in s.index)
+        isinstance(s, ElementRead) and any(isinstance(i, ScalarExpression) for i in s.index)
         for meaning in meanings.values() for output in meaning.outputs for s in subexpressions(output.body)
     )  # fmt: skip
 
@@ -224,7 +239,7 @@ def _smallest(types: Mapping[Term, tuple[TensorType, ...]]) -> int:
     return smallest
 
 
-def elements(trial: Trial, algebra: Exact, rng: np.random.Generator, *, shared: bool = False) -> dict[str, Array]:
+def elements(trial: ExactTrial, algebra: Exact, rng: np.random.Generator, *, shared: bool = False) -> dict[str, Array]:
     """Random elements for every tensor variable of the trial.
 
     With ``shared`` (of rationals) all tensors draw from the same few numbers, so that elements of different ones are
@@ -245,7 +260,7 @@ def elements(trial: Trial, algebra: Exact, rng: np.random.Generator, *, shared: 
     return values
 
 
-def _few_numbers(trial: Trial, rng: np.random.Generator) -> list[Fraction]:
+def _few_numbers(trial: ExactTrial, rng: np.random.Generator) -> list[Fraction]:
     """A few numbers: where functions turn, where the rule's own constants turn something, and opposites."""
     named = _turning(trial)
     fractions = [*named, *(v + d for v in named for d in (Fraction(1, 8), Fraction(-1, 8)))]
@@ -260,26 +275,28 @@ def _few_numbers(trial: Trial, rng: np.random.Generator) -> list[Fraction]:
     return [*picked, -picked[0], Fraction(int(rng.integers(-4096, 4097)), 1 << int(rng.choice([3, 12])))]
 
 
-def _turning(trial: Trial) -> list[Fraction]:
+def _turning(trial: ExactTrial) -> list[Fraction]:
     """The rule's constants, and products and quotients of two: at 5000 is what ``Clip(x * 0.001, -5, 5)`` cuts."""
     scalars = [s for m in trial.meanings.values() for output in m.outputs for s in subexpressions(output.body)]
-    powers = any(isinstance(s, Call) and s.function == "pow" for s in scalars)  # of what is large none is taken
-    named = sorted({s.value for s in scalars if isinstance(s, Number) and isinstance(s.value, Fraction)})
+    powers = any(isinstance(s, ScalarCall) and s.function == "pow" for s in scalars)  # of what is large none is taken
+    named = sorted({s.value for s in scalars if isinstance(s, ScalarConstant) and isinstance(s.value, Fraction)})
     factors = [Fraction(1), *(v for v in named if v)][: _MOST_NAMED + 1]
     fractions = {*named, *(f for a in factors for b in factors for f in (a * b, a / b))}
     return sorted(v for v in fractions if abs(v) <= (_SMALL if powers else _LARGE)) if named else []
 
 
-def values_of(roots: Sequence[Term], trial: Trial, given: Mapping[str, Array], algebra: Algebra) -> dict[Term, Array]:
+def values_of(
+    roots: Sequence[Term], trial: ExactTrial, given: Mapping[str, Array], algebra: ArrayArithmetic
+) -> dict[Term, Array]:
     """The value of every subterm; each application evaluated once."""
 
-    def outputs(app: App, operands: list[Array | None]) -> list[Array]:
+    def outputs(app: OperatorTerm, operands: list[Array | None]) -> list[Array]:
         return [evaluate(c, operands, algebra, {}) for c in trial.meanings[app].outputs]
 
     return computed(roots, given, outputs)
 
 
-def compare(trial: Trial, given: Mapping[str, Array], algebra: Exact | Ordered) -> Difference | None:
+def compare(trial: ExactTrial, given: Mapping[str, Array], algebra: Exact | OrderedPrimeField) -> SideMismatch | None:
     """The first disagreement of the two sides at these elements.
 
     Raises:
@@ -292,33 +309,33 @@ def compare(trial: Trial, given: Mapping[str, Array], algebra: Exact | Ordered) 
         if not agree.all():
             index = tuple(int(i) for i in np.argwhere(~agree)[0])
             shown = (algebra.show(np.asarray(side[index], dtype=side.dtype))[0] for side in (left, right))
-            return Difference(pair, index, *shown)
+            return SideMismatch(pair, index, *shown)
     return None
 
 
-def _functions(meanings: Mapping[App, Meaning]) -> frozenset[str]:
+def _functions(meanings: Mapping[OperatorTerm, OperatorSemantics]) -> frozenset[str]:
     """Functions, kinds of reductions and infinite constants that occur in meanings."""
     found: set[str] = set()
     for meaning in meanings.values():
         for output in meaning.outputs:
             for scalar in subexpressions(output.body):
-                if isinstance(scalar, Call):
+                if isinstance(scalar, ScalarCall):
                     found.add(scalar.function)
-                elif isinstance(scalar, Reduce):
+                elif isinstance(scalar, ScalarReduction):
                     found.add(scalar.kind)
-                elif isinstance(scalar, Number) and isinstance(scalar.value, float):
+                elif isinstance(scalar, ScalarConstant) and isinstance(scalar.value, float):
                     found.add("max")
     return frozenset(found)
 
 
-def algebra_for(trial: Trial, *, odd: bool = False) -> Exact:
+def algebra_for(trial: ExactTrial, *, odd: bool = False) -> Exact:
     """The rationals where the result depends on order, else the prime field; ``odd`` elements are awkward ones."""
     return (Rationals if _functions(trial.meanings) & ORDERED else PrimeField)(odd=odd)
 
 
 def fails(
-    rule: Rule, point: Point, rng: np.random.Generator
-) -> tuple[Trial, dict[str, Array], Difference | None] | None:
+    rule: Rule, point: SizeSample, rng: np.random.Generator
+) -> tuple[ExactTrial, dict[str, Array], SideMismatch | None] | None:
     """One trial: ``None`` when the point is unusable or the sides agree, else the trial, elements and difference.
 
     The difference is ``None`` when it is the types that disagree, or one side is defined where the other is not.
@@ -361,7 +378,7 @@ def fails(
     raise InverseOfZero
 
 
-def _less_defined(rule: Rule, trial: Trial, given_arrays: Mapping[str, Array], algebra: Exact) -> bool:
+def _less_defined(rule: Rule, trial: ExactTrial, given_arrays: Mapping[str, Array], algebra: Exact) -> bool:
     """Whether the side that the rule puts in divides by zero at elements where the side that it takes out does not."""
     sides = (trial.lhs, trial.rhs) if rule.forward or not rule.backward else (trial.rhs, trial.lhs)
     try:
@@ -371,7 +388,7 @@ def _less_defined(rule: Rule, trial: Trial, given_arrays: Mapping[str, Array], a
     return True  # both sides were evaluated before, and one of them does
 
 
-def _defined(trial: Trial, roots: Sequence[Term], rng: np.random.Generator) -> bool:
+def _defined(trial: ExactTrial, roots: Sequence[Term], rng: np.random.Generator) -> bool:
     """Whether terms can be evaluated at some of a few random elements."""
     algebra = algebra_for(trial)
     for _ in range(6):
@@ -383,10 +400,10 @@ def _defined(trial: Trial, roots: Sequence[Term], rng: np.random.Generator) -> b
     return False
 
 
-def _agrees_in_order(trial: Trial, rng: np.random.Generator) -> bool:
+def _agrees_in_order(trial: ExactTrial, rng: np.random.Generator) -> bool:
     """Whether the sides agree where residues decide equality and floats the order: ``exp`` is a homomorphism there, and
     increases."""
-    algebra = Ordered()
+    algebra = OrderedPrimeField()
     for _ in range(1 + _ODD_DRAWS):
         given: dict[str, Array] = {}
         for name, kind in trial.variables.items():
@@ -402,7 +419,7 @@ def _agrees_in_order(trial: Trial, rng: np.random.Generator) -> bool:
     return True
 
 
-def _float_differs(trial: Trial, rng: np.random.Generator) -> bool:
+def _float_differs(trial: ExactTrial, rng: np.random.Generator) -> bool:
     """Whether the sides differ in floating point at random positive and random signed elements."""
     for shift in (0.0, 2.5):
         given_arrays: dict[str, Array] = {}
@@ -424,9 +441,9 @@ def test(rule: Rule, *, seed: int = 0, trials: int = 8) -> Verdict:  # noqa: PT0
     """Test a rule at ``trials`` random points, each with its own sizes, attributes and elements.
 
     Returns:
-        ``Refuted`` with a minimised counterexample, ``Tested`` with the probability that a rule which is false at
-        the sizes of a trial passes it, or ``Unknown`` when no sizes satisfy the rule's context or its functions
-        have no exact arithmetic.
+        ``RefutedVerdict`` with a minimised counterexample, ``TestedVerdict`` with the probability that a rule which is
+        false at the sizes of a trial passes it, or ``UnknownVerdict`` when no sizes satisfy the rule's context or its
+        functions have no exact arithmetic.
     """
     from superopt.verifier.exact.counterexample import minimised
 
@@ -458,19 +475,21 @@ def test(rule: Rule, *, seed: int = 0, trials: int = 8) -> Verdict:  # noqa: PT0
         if difference is not None and doubtful and not _float_differs(trial, rng):
             if functions & ORDERED and _agrees_in_order(trial, rng):
                 passed += 1
-                bound = max(bound, error_bound(trial.lhs, trial.rhs, trial.meanings, Ordered.choices))
+                bound = max(bound, error_bound(trial.lhs, trial.rhs, trial.meanings, OrderedPrimeField.choices))
                 continue
             unsure = f"exact arithmetic knows too little of {', '.join(sorted(doubtful))}; floating point agrees"
             continue
-        return Refuted(minimised(rule, instance, point, seed), time.perf_counter() - started)
+        return RefutedVerdict(minimised(rule, instance, point, seed), time.perf_counter() - started)
     seconds = time.perf_counter() - started
     if unsure:
-        return Unknown(unsure, seconds=seconds)
+        return UnknownVerdict(unsure, seconds=seconds)
     if not passed and (backwards := _only_backwards(rule, rng)) is not None:
-        return Refuted(backwards, seconds)
+        return RefutedVerdict(backwards, seconds)
     if passed < min(4, trials):
-        return Unknown(f"only {passed} of {trials} draws of sizes satisfy the types and preconditions", seconds=seconds)
-    return Tested(passed, bound, seconds=seconds)
+        return UnknownVerdict(
+            f"only {passed} of {trials} draws of sizes satisfy the types and preconditions", seconds=seconds
+        )
+    return TestedVerdict(passed, bound, seconds=seconds)
 
 
 def _only_backwards(rule: Rule, rng: np.random.Generator) -> Mapping[str, object] | None:
@@ -491,7 +510,7 @@ def _only_backwards(rule: Rule, rng: np.random.Generator) -> Mapping[str, object
 
 def _point(
     instance: Rule, turn: int, lead: int, rng: np.random.Generator, largest: int, wide: Mapping[str, int]
-) -> Point | None:
+) -> SizeSample | None:
     """A point at which the left side is well-formed, in one of the ways in which its slices can be clamped."""
     ways = _cases(instance)
     for attempt in range(25):
@@ -505,10 +524,10 @@ def _point(
 
 
 @lru_cache(maxsize=256)
-def _cases(instance: Rule) -> list[tuple[Rule, tuple[Condition, ...]]]:
+def _cases(instance: Rule) -> list[tuple[Rule, tuple[IndexCondition, ...]]]:
     """The cases of a rule, and what well-formedness of each demands; of those for which sizes are found."""
     rng = np.random.default_rng(0)
-    found: list[tuple[Rule, tuple[Condition, ...]]] = []
+    found: list[tuple[Rule, tuple[IndexCondition, ...]]] = []
     written = cases(instance)
     for case in written:
         try:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from superopt.verifier.floats.evaluation import Format, rounded
+from superopt.verifier.floats.evaluation import FloatFormat, rounded
 
 __all__ = [
     "Points", "confined", "drawn", "exponents", "flooded", "joined", "middling", "mutated", "ordinary",
@@ -26,7 +26,7 @@ Points = dict[str, Array]  # variable → [element, point]
 _REACHES = (None, 60.0, 24.0, 10.0, 4.0)  # exponents of a point lie within so much of 0; None: anywhere
 
 
-def drawn(counts: Mapping[str, int], number: int, form: Format, rng: np.random.Generator) -> Points:
+def drawn(counts: Mapping[str, int], number: int, form: FloatFormat, rng: np.random.Generator) -> Points:
     """Points of all families, in a type.
 
     Args:
@@ -53,7 +53,7 @@ def drawn(counts: Mapping[str, int], number: int, form: Format, rng: np.random.G
     return _split(_fit(flat, form), counts)
 
 
-def mutated(points: Points, children: int, form: Format, rng: np.random.Generator) -> Points:
+def mutated(points: Points, children: int, form: FloatFormat, rng: np.random.Generator) -> Points:
     """Neighbours of points: an ulp, a power of two, a sign, a zero, or another element's value further.
 
     Args:
@@ -84,7 +84,7 @@ def mutated(points: Points, children: int, form: Format, rng: np.random.Generato
     return _split(_fit(array, form), counts)
 
 
-def ordinary(counts: Mapping[str, int], number: int, form: Format, rng: np.random.Generator) -> Points:
+def ordinary(counts: Mapping[str, int], number: int, form: FloatFormat, rng: np.random.Generator) -> Points:
     """Points of normal data around 1."""
     return _split(_fit(rng.standard_normal((sum(counts.values()), number)) + 0.5, form), counts)
 
@@ -121,7 +121,9 @@ def middling(counts: Mapping[str, int], number: int, rng: np.random.Generator) -
     return _split((sign * np.exp2(power)).astype(np.float32), counts)
 
 
-def confined(points: Points, window: Mapping[str, tuple[int, int]], form: Format, rng: np.random.Generator) -> Points:
+def confined(
+    points: Points, window: Mapping[str, tuple[int, int]], form: FloatFormat, rng: np.random.Generator
+) -> Points:
     """Points inside a window: exponents wrapped around into it, and at half of the points each variable at one of its
     ends. The ends of a variable without a window are those of the type."""
     arrays: Points = {}
@@ -159,7 +161,7 @@ def exponents(points: Points) -> tuple[Array, Array]:
     return np.stack(low), np.stack(high)
 
 
-def _range(form: Format) -> tuple[float, float]:
+def _range(form: FloatFormat) -> tuple[float, float]:
     """Exponents from the least denormal to the largest number."""
     return float(np.log2(form.tiny) + 1), float(np.log2(form.largest))
 
@@ -169,7 +171,7 @@ def _split(flat: Array, counts: Mapping[str, int]) -> Points:
     return dict(zip(counts, np.split(flat, ends[:-1]), strict=True))
 
 
-def _fit(flat: Array, form: Format) -> Array:
+def _fit(flat: Array, form: FloatFormat) -> Array:
     with np.errstate(all="ignore"):
         limited = np.clip(flat, -form.largest, form.largest).astype(np.float32)
         return np.clip(rounded(limited, form.dtype), -form.largest, form.largest).astype(np.float32)
@@ -207,26 +209,26 @@ def _signs(size: tuple[int, ...], rng: np.random.Generator) -> Array:
     return rng.choice(np.array([-1.0, 1.0]), size)
 
 
-def _free(shape: _Shape, form: Format, rng: np.random.Generator) -> Array:
+def _free(shape: _Shape, form: FloatFormat, rng: np.random.Generator) -> Array:
     del form
     return _signs(shape.both, rng) * np.exp2(rng.uniform(shape.low, shape.high, shape.both))
 
 
-def _grouped(shape: _Shape, form: Format, rng: np.random.Generator) -> Array:
+def _grouped(shape: _Shape, form: FloatFormat, rng: np.random.Generator) -> Array:
     """Every variable has a magnitude of its own."""
     del form
     centre = rng.uniform(shape.low, shape.high, (shape.groups, shape.number))[shape.owner]
     return _signs(shape.both, rng) * np.exp2(centre + rng.normal(0.0, 1.5, shape.both))
 
 
-def _normal(shape: _Shape, form: Format, rng: np.random.Generator) -> Array:
+def _normal(shape: _Shape, form: FloatFormat, rng: np.random.Generator) -> Array:
     """Ordinary data, most of it around 1."""
     del form
     near = rng.integers(0, 2, shape.number) == 0
     return rng.standard_normal(shape.both) * np.exp2(np.where(near, 0.0, rng.uniform(shape.low, shape.high)))
 
 
-def _near(shape: _Shape, form: Format, rng: np.random.Generator) -> Array:
+def _near(shape: _Shape, form: FloatFormat, rng: np.random.Generator) -> Array:
     """Equal, opposite and nearly equal elements: sums and differences cancel."""
     base = np.exp2(rng.uniform(shape.low, shape.high)) * rng.uniform(1.0, 2.0, shape.number)
     ulps = rng.integers(-2, 3, shape.both) * np.exp2(rng.integers(0, 8, shape.number))
@@ -234,7 +236,7 @@ def _near(shape: _Shape, form: Format, rng: np.random.Generator) -> Array:
     return np.where(same, 1.0, _signs(shape.both, rng)) * base * (1 + 2 * form.unit * ulps)
 
 
-def _offset(shape: _Shape, form: Format, rng: np.random.Generator) -> Array:
+def _offset(shape: _Shape, form: FloatFormat, rng: np.random.Generator) -> Array:
     """Deviations of all sizes from a value that all elements of a variable share."""
     del form
     centre = (
@@ -244,7 +246,7 @@ def _offset(shape: _Shape, form: Format, rng: np.random.Generator) -> Array:
     return centre * (1 + rng.standard_normal(shape.both) * np.exp2(rng.uniform(-20.0, 0.0, shape.number)))
 
 
-def _special(shape: _Shape, form: Format, rng: np.random.Generator) -> Array:
+def _special(shape: _Shape, form: FloatFormat, rng: np.random.Generator) -> Array:
     """Numbers at which something happens."""
     least, normal, unit = 2 * form.tiny, 2.0 ** form.exponents[0], form.unit
     positive = [

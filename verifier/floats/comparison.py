@@ -7,16 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from superopt.verifier.floats.evaluation import Format
+from superopt.verifier.floats.evaluation import FloatFormat
 
-__all__ = ["FACTOR", "ErrorAnalysis", "analyse_errors", "plain"]
+__all__ = ["FACTOR", "PointErrorAnalysis", "analyse_errors", "plain"]
 
 Array = np.ndarray[Any, Any]
 FACTOR = 4.0  # allowances: two sides of as many roundings are within 1 or 2 of each other; cancellation gives thousands
 
 
 @dataclass(frozen=True)
-class ErrorAnalysis:
+class PointErrorAnalysis:
     """One result at points. ``error`` of the target (infinite where it is lost), ``allowance`` of the source, what a
     unit of rounding of each variable does (``units`` [variable, point]), and whether the source rounds on purpose."""
 
@@ -28,7 +28,7 @@ class ErrorAnalysis:
     target: Array
     exact: Array
 
-    def with_actual_error(self) -> ErrorAnalysis:
+    def with_actual_error(self) -> PointErrorAnalysis:
         """The same, with the source's actual error allowed too: kernels of Sigmoid and Tanh have errors of their
         own."""
         with np.errstate(all="ignore"):
@@ -60,8 +60,15 @@ def plain(value: float) -> float | str:
 
 
 def analyse_errors(
-    source: Array, target: Array, exact: Array, bound: Array, sens: Array, form: Format, roundings: float, lost: Array
-) -> ErrorAnalysis:  # fmt: skip
+    source: Array,
+    target: Array,
+    exact: Array,
+    bound: Array,
+    sens: Array,
+    form: FloatFormat,
+    roundings: float,
+    lost: Array,
+) -> PointErrorAnalysis:
     """Compare the two sides with the exact result at points.
 
     Args:
@@ -91,4 +98,4 @@ def analyse_errors(
         units = np.nan_to_num(sens, nan=0.0, posinf=1e300) * form.unit
         explained = roundings * (size * form.unit + units.sum(axis=0) + form.tiny)
         deliberate = fine & ~lost & (own > FACTOR * explained) & (off < FACTOR * allowance)
-    return ErrorAnalysis(off, np.where(fine, allowance, 1.0), units, deliberate, source, target, exact)
+    return PointErrorAnalysis(off, np.where(fine, allowance, 1.0), units, deliberate, source, target, exact)

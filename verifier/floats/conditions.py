@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from superopt.ir.types import DType
-from superopt.rules.floats import GENEROUS, UNKNOWN, FloatVerdict, SafeConditions
+from superopt.rules.float_verdicts import GENEROUS, UNKNOWN, FloatVerdict, SafeConditions
 from superopt.verifier.floats.adversarial_points import Points, exponents
 from superopt.verifier.floats.comparison import plain
-from superopt.verifier.floats.evaluation import Format
+from superopt.verifier.floats.evaluation import FloatFormat
 
 if TYPE_CHECKING:
-    from superopt.verifier.floats.comparison import ErrorAnalysis
-    from superopt.verifier.floats.verdict_search import Site
+    from superopt.verifier.floats.comparison import PointErrorAnalysis
+    from superopt.verifier.floats.verdict_search import RuleInstanceProgram
 
-__all__ = ["CounterPoints", "finished", "verdict_of"]
+__all__ = ["CounterexamplePoints", "finished", "verdict_of"]
 
 Array = np.ndarray[Any, Any]
 # Windows that are tried: a coarse ladder, so that one point more or less seldom moves the result.
@@ -42,7 +42,7 @@ _KEPT = 20_000  # points against a direction that are kept
 
 
 @dataclass
-class CounterPoints:
+class CounterexamplePoints:
     """What was found against a direction: points, with all that conditions are chosen by.
 
     Attributes:
@@ -69,11 +69,11 @@ class CounterPoints:
 
     def note(
         self,
-        found: ErrorAnalysis,
+        found: PointErrorAnalysis,
         batch: Points,
         site: int,
         attributes: Mapping[str, float],
-        form: Format,
+        form: FloatFormat,
         why: str = "",
     ) -> None:
         """Add the points of a batch that are against the direction."""
@@ -102,8 +102,15 @@ class CounterPoints:
         self._remember(found, batch, bad, low, high, site, why)
 
     def _remember(
-        self, error_analysis: ErrorAnalysis, batch: Points, bad: Array, low: Array, high: Array, site: int, why: str
-    ) -> None:  # fmt: skip
+        self,
+        error_analysis: PointErrorAnalysis,
+        batch: Points,
+        bad: Array,
+        low: Array,
+        high: Array,
+        site: int,
+        why: str,
+    ) -> None:
         """Keep the most telling point: of moderate magnitudes rather than far out, and of those the worst."""
         with np.errstate(all="ignore"):
             ratios = np.minimum(
@@ -134,7 +141,7 @@ class CounterPoints:
             self.specials.add("another infinity")
 
 
-def verdict_of(table: CounterPoints, form: Format, sites: Sequence[Site]) -> FloatVerdict:
+def verdict_of(table: CounterexamplePoints, form: FloatFormat, sites: Sequence[RuleInstanceProgram]) -> FloatVerdict:
     """The verdict that the points found leave."""
     specials = "; ".join(sorted(table.specials))
     ratio = float(f"{min(table.ratio, 1e30):.2g}")
@@ -197,7 +204,7 @@ class _Rows:
     high: Array
 
 
-def _minimal_conditions(table: CounterPoints, data: _Rows, form: Format) -> Iterator[SafeConditions]:
+def _minimal_conditions(table: CounterexamplePoints, data: _Rows, form: FloatFormat) -> Iterator[SafeConditions]:
     """Minimal sets of rounded variables, each with the widest window; one that widens nothing is left out."""
     names = table.names
     found: list[tuple[frozenset[str], tuple[int, int]]] = []
@@ -220,7 +227,7 @@ def _minimal_conditions(table: CounterPoints, data: _Rows, form: Format) -> Iter
             )
 
 
-def _inward(window: tuple[int, int], form: Format, degree: float) -> tuple[int, int]:
+def _inward(window: tuple[int, int], form: FloatFormat, degree: float) -> tuple[int, int]:
     """A window one rung narrower at each end that points have moved, and no wider than products allow."""
     lows, highs = _LOWS[form.dtype], _HIGHS[form.dtype]
     low, high = lows.index(window[0]), highs.index(window[1])
@@ -232,7 +239,7 @@ def _inward(window: tuple[int, int], form: Format, degree: float) -> tuple[int, 
     return lows[low], highs[high]
 
 
-def _widest(low: Array, high: Array, form: Format) -> tuple[int, int] | None:
+def _widest(low: Array, high: Array, form: FloatFormat) -> tuple[int, int] | None:
     """The widest window of exponents that no point lies in; ``None`` where even the narrowest holds one."""
     lows, highs = _LOWS[form.dtype], _HIGHS[form.dtype]
     least, most = low.min(axis=0, initial=999), high.max(axis=0, initial=-999)
@@ -251,7 +258,7 @@ def _widest(low: Array, high: Array, form: Format) -> tuple[int, int] | None:
 
 
 def _fewest(
-    names: Sequence[str], window: tuple[int, int], low: Array, high: Array, form: Format
+    names: Sequence[str], window: tuple[int, int], low: Array, high: Array, form: FloatFormat
 ) -> Iterator[tuple[str, tuple[int, int]]]:
     """The variables that have to stay in the window; the others may be anything."""
     if window == (_LOWS[form.dtype][0], _HIGHS[form.dtype][0]):

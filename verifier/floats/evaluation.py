@@ -23,7 +23,7 @@ from superopt.verifier.floats.scalar_program import Node
 __all__ = [
     "FLOAT64",
     "FORMATS",
-    "Format",
+    "FloatFormat",
     "PreciseValues",
     "cone",
     "degree_of",
@@ -41,7 +41,7 @@ _FUNCTION_ULPS = 4.0  # what elementary functions of mathematical libraries are 
 
 
 @dataclass(frozen=True)
-class Format:
+class FloatFormat:
     """A floating-point type: ``unit`` of rounding, half the least denormal, the exponents of normal numbers.
 
     ``inner`` and ``inner_tiny`` are the unit and half the least denormal of what an operator computes with inside:
@@ -57,13 +57,13 @@ class Format:
     inner_tiny: float = 2.0**-150
 
 
-FORMATS: Mapping[DType, Format] = {
-    DType.FLOAT32: Format(DType.FLOAT32, 2.0**-24, 2.0**-150, (-126, 127), float(np.finfo(np.float32).max)),
-    DType.FLOAT16: Format(DType.FLOAT16, 2.0**-11, 2.0**-25, (-14, 15), 65504.0),
-    DType.BFLOAT16: Format(DType.BFLOAT16, 2.0**-8, 2.0**-134, (-126, 127), float(255 * 2.0**120)),
+FORMATS: Mapping[DType, FloatFormat] = {
+    DType.FLOAT32: FloatFormat(DType.FLOAT32, 2.0**-24, 2.0**-150, (-126, 127), float(np.finfo(np.float32).max)),
+    DType.FLOAT16: FloatFormat(DType.FLOAT16, 2.0**-11, 2.0**-25, (-14, 15), 65504.0),
+    DType.BFLOAT16: FloatFormat(DType.BFLOAT16, 2.0**-8, 2.0**-134, (-126, 127), float(255 * 2.0**120)),
 }
 # Not searched: its verdicts are float32's, but where kernels differ. Half of its least denormal would be 0 here.
-FLOAT64 = Format(
+FLOAT64 = FloatFormat(
     DType.FLOAT64, 2.0**-53, 5e-324, (-1022, 1023), float(np.finfo(np.float64).max), 2.0**-53, 5e-324
 )  # fmt: skip
 
@@ -181,7 +181,7 @@ class PreciseValues:
     errors: Mapping[int, Array]
 
 
-def wide_values(nodes: Sequence[Node], order: Sequence[int], inputs: Inputs, form: Format) -> PreciseValues:
+def wide_values(nodes: Sequence[Node], order: Sequence[int], inputs: Inputs, form: FloatFormat) -> PreciseValues:
     """Every node precisely, with what the rounding of the operations up to it may add up to."""
     values: dict[int, Array] = {}
     errors: dict[int, Array] = {}
@@ -209,7 +209,7 @@ def wide_values(nodes: Sequence[Node], order: Sequence[int], inputs: Inputs, for
 
 def _step_with_error(
     name: str, args: Sequence[Array], sizes: Sequence[Array], errors: Sequence[Array], nodes: Sequence[Node],
-    numbers: Sequence[int], form: Format,
+    numbers: Sequence[int], form: FloatFormat,
 ) -> tuple[Array, Array]:  # fmt: skip
     match name:
         case "to_type":

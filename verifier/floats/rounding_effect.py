@@ -13,16 +13,16 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from superopt.ir.errors import SuperoptError
-from superopt.ir.poly import value_at
-from superopt.ir.terms import App, Project, Term, Var, postorder
+from superopt.ir.size_polynomial import value_at
+from superopt.ir.terms import OperatorTerm, OutputTerm, Term, VariableTerm, postorder
 from superopt.ir.types import DType, TensorType
-from superopt.ops.meaning import IllTyped
+from superopt.ops.operator_semantics import IllTypedOperator
 from superopt.rules.canonical import rule_text
 from superopt.rules.rule import Rule
 from superopt.rules.typing import complete, instances, operator_of, types_of
 from superopt.runtime.reference import at_dtype, evaluate_application
 from superopt.verifier.exact.sampling import draw
-from superopt.verifier.exact.testing import Trial, trial_at
+from superopt.verifier.exact.testing import ExactTrial, trial_at
 
 __all__ = ["evaluated", "rounding_of"]
 
@@ -42,9 +42,9 @@ def rounding_of(rule: Rule) -> dict[str, object]:
     try:
         instance = instances(rule, (1,))[0]
         conditions = types_of(instance).lhs_obligations
-    except (SuperoptError, IllTyped):
+    except (SuperoptError, IllTypedOperator):
         return {}
-    trials: list[Trial] = []
+    trials: list[ExactTrial] = []
     for _ in range(12 * _POINTS):
         point = draw(instance, 1 if rule.lead else 0, rng, conditions, _LARGEST)
         trial = None if point is None else trial_at(instance, point)
@@ -58,7 +58,7 @@ def rounding_of(rule: Rule) -> dict[str, object]:
         try:
             for trial in trials:
                 _measure(trial, dtype, rng, errors)
-        except (SuperoptError, IllTyped, ArithmeticError):
+        except (SuperoptError, IllTypedOperator, ArithmeticError):
             continue
         if any(e.size for e in errors[0]) and any(e.size for e in errors[1]):
             sides = {name: _summary(np.concatenate(side)) for name, side in zip(("lhs", "rhs"), errors, strict=True)}
@@ -71,7 +71,7 @@ def _summary(errors: np.ndarray) -> list[float]:
 
 
 def _measure(
-    trial: Trial, dtype: DType, rng: np.random.Generator, errors: tuple[list[np.ndarray], list[np.ndarray]]
+    trial: ExactTrial, dtype: DType, rng: np.random.Generator, errors: tuple[list[np.ndarray], list[np.ndarray]]
 ) -> None:
     """Add the errors of both sides' elements at one point."""
     given_arrays: dict[str, np.ndarray] = {}
@@ -110,16 +110,16 @@ def evaluated(roots: Sequence[Term], given: Mapping[str, np.ndarray], dtype: DTy
     """
     found: dict[Term, tuple[np.ndarray | None, ...]] = {}
     for term in postorder(*roots):
-        if isinstance(term, Var):
+        if isinstance(term, VariableTerm):
             found[term] = (given[term.name],)
-        elif isinstance(term, Project):
+        elif isinstance(term, OutputTerm):
             found[term] = (found[term.term][term.index],)
         else:
             found[term] = _applied(term, [None if a is None else found[a][0] for a in term.args], dtype)
     return [np.asarray(found[r][0]) for r in roots]
 
 
-def _applied(term: App, arrays: Sequence[np.ndarray | None], dtype: DType) -> tuple[np.ndarray | None, ...]:
+def _applied(term: OperatorTerm, arrays: Sequence[np.ndarray | None], dtype: DType) -> tuple[np.ndarray | None, ...]:
     types = [None if a is None else TensorType(DType.of(a.dtype), a.shape) for a in arrays]
     with np.errstate(all="ignore"):
         return evaluate_application(operator_of(term), complete(term, dtype), arrays, types)

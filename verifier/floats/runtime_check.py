@@ -13,16 +13,16 @@ import numpy as np
 
 from superopt.formats import to_onnx_bytes
 from superopt.ir.errors import SuperoptError
-from superopt.ir.graph import ArrayData, Graph, Value, Weight
+from superopt.ir.graph import ArrayWeightData, Graph, Value, Weight
 from superopt.ir.terms import Term
 from superopt.ir.types import DType, TensorType
-from superopt.ops.record import NotCovered
+from superopt.ops.operator_definition import UnsupportedNodeForm
 from superopt.runtime.onnx_runtime import make_session, run
-from superopt.verifier.exact.witness import side_graph
+from superopt.verifier.exact.runtime_cross_check import side_graph
 from superopt.verifier.floats.adversarial_points import Points
 
 if TYPE_CHECKING:
-    from superopt.verifier.floats.verdict_search import Site
+    from superopt.verifier.floats.verdict_search import RuleInstanceProgram
 
 __all__ = ["runtime_results"]
 
@@ -32,7 +32,7 @@ _OPSETS = (21, 23, 18)  # the first at which every operator of the rule can be w
 
 
 def runtime_results(
-    site: Site, batch: Points, places: Sequence[int] | None = None, dtype: DType = DType.FLOAT32
+    site: RuleInstanceProgram, batch: Points, places: Sequence[int] | None = None, dtype: DType = DType.FLOAT32
 ) -> tuple[list[Array], list[Array]] | None:
     """Elements of both sides at points, as ONNX Runtime computes them with its optimisations off.
 
@@ -51,15 +51,20 @@ def runtime_results(
     for opset in _OPSETS:
         try:
             sides = [_elements(site, side, batch, opset, wanted, dtype) for side in (trial.lhs, trial.rhs)]
-        except (NotCovered, SuperoptError):
+        except (UnsupportedNodeForm, SuperoptError):
             continue
         return sides[0], sides[1]
     return None
 
 
 def _elements(
-    site: Site, roots: tuple[Term, ...], batch: Points, opset: int, wanted: Sequence[tuple[int, int]], dtype: DType
-) -> list[Array]:  # fmt: skip
+    site: RuleInstanceProgram,
+    roots: tuple[Term, ...],
+    batch: Points,
+    opset: int,
+    wanted: Sequence[tuple[int, int]],
+    dtype: DType,
+) -> list[Array]:
     trial = site.trial
     graph = side_graph(roots, trial.variables, opset)
     if dtype == DType.FLOAT64:
@@ -93,7 +98,7 @@ def _in_double(graph: Graph) -> Graph:
     def weight(w: Weight) -> Weight:
         if w.data is None or w.type.dtype != DType.FLOAT32:
             return w
-        return replace(w, type=_double(w.type), data=ArrayData(w.data.numpy().astype(np.float64)))
+        return replace(w, type=_double(w.type), data=ArrayWeightData(w.data.numpy().astype(np.float64)))
 
     def attribute(name: str, given: Any) -> Any:
         if isinstance(given, Weight):

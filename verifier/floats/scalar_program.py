@@ -1,8 +1,9 @@
 """A side of a rule at given sizes, written out as arithmetic on single elements, in the order in which kernels round.
 
 The meanings of operators are unrolled, for a few elements of the result, into nodes over elements of the variables.
-Nothing here is shared with the evaluation that the product runs (:mod:`superopt.runtime.evaluate`): this is another
-reading of the same meanings, and ONNX Runtime's is a third (:mod:`superopt.verifier.floats.runtime_check`).
+Nothing here is shared with the evaluation that the product runs (:mod:`superopt.runtime.comprehension_evaluation`):
+this is another reading of the same meanings, and ONNX Runtime's is a third
+(:mod:`superopt.verifier.floats.runtime_check`).
 
 What a kernel does and a meaning, which speaks about reals, leaves open:
 
@@ -22,11 +23,22 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from superopt.ir.poly import Dim, Poly, substitute
-from superopt.ir.terms import App, Project, Term, Var
-from superopt.ops.meaning import Call, Comprehension, Condition, Meaning, Number, Read, Reduce, Scalar, SizeValue, Where
+from superopt.ir.size_polynomial import Dim, SizePolynomial, substitute
+from superopt.ir.terms import OperatorTerm, OutputTerm, Term, VariableTerm
+from superopt.ops.operator_semantics import (
+    ElementRead,
+    IndexCondition,
+    OperatorSemantics,
+    ScalarCall,
+    ScalarConditional,
+    ScalarConstant,
+    ScalarExpression,
+    ScalarReduction,
+    SizeExpression,
+    TensorComprehension,
+)
 
-__all__ = ["LIMIT", "Node", "StraightLineProgram", "TooLarge"]
+__all__ = ["LIMIT", "Node", "StraightLineProgram", "ProgramTooLarge"]
 
 LIMIT = 1500  # nodes of one side: sizes at which more are needed are not evaluated
 EXACT = frozenset({"neg", "abs", "max", "min", "less", "equal", "not", "and", "or", "xor", "sign", "select"})
@@ -34,7 +46,7 @@ EXACT = frozenset({"neg", "abs", "max", "min", "less", "equal", "not", "and", "o
 Node = tuple[Any, ...]  # (name, arguments …): arguments are node numbers, but for "read" and "const"
 
 
-class TooLarge(Exception):
+class ProgramTooLarge(Exception):
     """The side has too many elementary steps at these sizes, or reads positions that depend on data."""
 
 
@@ -58,10 +70,10 @@ class StraightLineProgram:
         shapes: of the variables.
     """
 
-    meanings: Mapping[App, Meaning]
+    meanings: Mapping[OperatorTerm, OperatorSemantics]
     integers: Mapping[str, Sequence[int]]
     shapes: Mapping[str, Sequence[int]]
-    floats: frozenset[App]  # applications whose results are reals
+    floats: frozenset[OperatorTerm]  # applications whose results are reals
     nodes: list[Node] = field(default_factory=list)
     _numbers: dict[Node, int] = field(default_factory=dict)
     _elements: dict[tuple[Term, int, int], int] = field(default_factory=dict)
@@ -74,11 +86,11 @@ class StraightLineProgram:
         Raises:
             TooLarge: see there.
         """
-        if isinstance(term, Project):
+        if isinstance(term, OutputTerm):
             return self.element(term.term, flat, term.index)
         key = (term, output, flat)
         if key not in self._elements:
-            if isinstance(term, Var):
+            if isinstance(term, VariableTerm):
                 fixed = self.integers.get(term.name)
                 self._elements[key] = (
                     self.add("read", term.name, flat) if fixed is None else self.constant(Fraction(fixed[flat]))
@@ -87,7 +99,7 @@ class StraightLineProgram:
                 self._elements[key] = self._computed(term, flat, output)
         return self._elements[key]
 
-    def _computed(self, app: App, flat: int, output: int) -> int:
+    def _computed(self, app: OperatorTerm, flat: int, output: int) -> int:
         comprehension = self.meanings[app].outputs[output]
         found = self._plain(self._value(app, comprehension.body, _index_at(comprehension, flat)))
         return found if app not in self.floats or self._is_rounded(found) else self.add("to_type", found)
@@ -110,7 +122,7 @@ class StraightLineProgram:
         node = (name, *args)
         if node not in self._numbers:
             if len(self.nodes) >= LIMIT:
-                raise TooLarge
+                raise ProgramTooLarge
             self._numbers[node] = len(self.nodes)
             self.nodes.append(node)
         return self._numbers[node]
@@ -163,46 +175,46 @@ class StraightLineProgram:
 
     # -- meanings ------------------------------------------------------------------------------------------------
 
-    def _value(self, app: App, scalar: Scalar, at: Mapping[str, Dim]) -> _Value:
+    def _value(self, app: OperatorTerm, scalar: ScalarExpression, at: Mapping[str, Dim]) -> _Value:
         match scalar:
-            case Number(value):
+            case ScalarConstant(value):
                 return self.constant(value)
-            case SizeValue(size):
+            case SizeExpression(size):
                 return self.constant(Fraction(_integer(size, at)))
-            case Read():
+            case ElementRead():
                 return self._read(app, scalar, at)
-            case Where(conditions, then, otherwise):
+            case ScalarConditional(conditions, then, otherwise):
                 return self._value(app, then if all(_holds(c, at) for c in conditions) else otherwise, at)
-            case Reduce(kind, variable, extent, body):
+            case ScalarReduction(kind, variable, extent, body):
                 parts = [self._value(app, body, {**at, variable: i}) for i in range(_integer(extent, at))]
                 return self._reduced(kind, parts)
-            case Call(function, args):
+            case ScalarCall(function, args):
                 return self._called(function, [self._value(app, a, at) for a in args])
-        raise TooLarge
+        raise ProgramTooLarge
 
-    def _read(self, app: App, read: Read, at: Mapping[str, Dim]) -> int:
+    def _read(self, app: OperatorTerm, read: ElementRead, at: Mapping[str, Dim]) -> int:
         operand = app.args[read.operand]
         assert operand is not None, "a meaning read an absent operand"
         flat = 0
         for index, size in zip(read.index, self._shape(operand), strict=True):
-            position = self._position(app, index, at) if isinstance(index, Scalar) else _integer(index, at)
+            position = self._position(app, index, at) if isinstance(index, ScalarExpression) else _integer(index, at)
             if not 0 <= position < size:
                 if read.outside is None:
-                    raise TooLarge
+                    raise ProgramTooLarge
                 return self.constant(read.outside.value)
             flat = flat * size + position
         return self.element(operand, flat)
 
-    def _position(self, app: App, index: Scalar, at: Mapping[str, Dim]) -> int:
+    def _position(self, app: OperatorTerm, index: ScalarExpression, at: Mapping[str, Dim]) -> int:
         value = self.constant_value(self._plain(self._value(app, index, at)))
         if value is None or int(value) != value:
-            raise TooLarge
+            raise ProgramTooLarge
         return int(value)
 
     def _shape(self, term: Term) -> Sequence[int]:
-        if isinstance(term, Var):
+        if isinstance(term, VariableTerm):
             return self.shapes[term.name]
-        app, output = (term.term, term.index) if isinstance(term, Project) else (term, 0)
+        app, output = (term.term, term.index) if isinstance(term, OutputTerm) else (term, 0)
         return [_integer(d, {}) for d in self.meanings[app].outputs[output].shape]
 
     def _reduced(self, kind: str, parts: Sequence[_Value]) -> _Value:
@@ -376,7 +388,7 @@ def _exactly(function: str, values: Sequence[Fraction | float]) -> Fraction | fl
     return None
 
 
-def _index_at(comprehension: Comprehension, flat: int) -> dict[str, Dim]:
+def _index_at(comprehension: TensorComprehension, flat: int) -> dict[str, Dim]:
     """The index variables of an element by its position in row-major order."""
     digits = [(v, _integer(e, {})) for axis in comprehension.axes for v, e in axis]
     indices: dict[str, Dim] = {}
@@ -387,13 +399,13 @@ def _index_at(comprehension: Comprehension, flat: int) -> dict[str, Dim]:
 
 def _integer(value: Dim, at: Mapping[str, Dim]) -> int:
     number = substitute(value, at)
-    if isinstance(number, Poly):
-        raise TooLarge
+    if isinstance(number, SizePolynomial):
+        raise ProgramTooLarge
     return number
 
 
-def _holds(condition: Condition, at: Mapping[str, Dim]) -> bool:
-    truth = Condition(condition.kind, substitute(condition.size, at)).known
+def _holds(condition: IndexCondition, at: Mapping[str, Dim]) -> bool:
+    truth = IndexCondition(condition.kind, substitute(condition.size, at)).known
     if truth is None:
-        raise TooLarge
+        raise ProgramTooLarge
     return truth

@@ -28,16 +28,16 @@ from typing import Any
 import numpy as np
 
 from superopt.ir.errors import SuperoptError
-from superopt.ir.poly import value_at
-from superopt.ir.terms import App, Term, Var, postorder
+from superopt.ir.size_polynomial import value_at
+from superopt.ir.terms import OperatorTerm, Term, VariableTerm, postorder
 from superopt.ir.types import DType
-from superopt.ops.meaning import IllTyped
+from superopt.ops.operator_semantics import IllTypedOperator
 from superopt.rules.canonical import rule_text
-from superopt.rules.floats import UNKNOWN, Directions, FloatVerdict
+from superopt.rules.float_verdicts import UNKNOWN, Directions, FloatVerdict
 from superopt.rules.rule import Rule
 from superopt.rules.typing import instances, type_terms, types_of
 from superopt.verifier.exact.sampling import draw
-from superopt.verifier.exact.testing import Trial, trial_at
+from superopt.verifier.exact.testing import ExactTrial, trial_at
 from superopt.verifier.floats.adversarial_points import (
     Points,
     confined,
@@ -48,11 +48,11 @@ from superopt.verifier.floats.adversarial_points import (
     ordinary,
     with_specials,
 )
-from superopt.verifier.floats.comparison import FACTOR, ErrorAnalysis, analyse_errors, plain
-from superopt.verifier.floats.conditions import CounterPoints, finished, verdict_of
+from superopt.verifier.floats.comparison import FACTOR, PointErrorAnalysis, analyse_errors, plain
+from superopt.verifier.floats.conditions import CounterexamplePoints, finished, verdict_of
 from superopt.verifier.floats.evaluation import (
     FORMATS,
-    Format,
+    FloatFormat,
     PreciseValues,
     cone,
     degree_of,
@@ -61,9 +61,9 @@ from superopt.verifier.floats.evaluation import (
     wide_values,
 )
 from superopt.verifier.floats.runtime_check import runtime_results
-from superopt.verifier.floats.scalar_program import Node, StraightLineProgram, TooLarge
+from superopt.verifier.floats.scalar_program import Node, ProgramTooLarge, StraightLineProgram
 
-__all__ = ["FACTOR", "POINTS", "PointSearch", "Site", "examine", "measured", "sites_of"]
+__all__ = ["FACTOR", "POINTS", "CounterexampleSearch", "RuleInstanceProgram", "examine", "measured", "sites_of"]
 
 Array = np.ndarray[Any, Any]
 POINTS = 2048  # drawn at each site before the worst are refined
@@ -80,7 +80,7 @@ _SIZES = (2, 4, 3, 4, 2, 4)  # drawn up to these, attempt by attempt
 
 
 @dataclass(frozen=True, eq=False)
-class Site:
+class RuleInstanceProgram:
     """A rule at one choice of sizes and attributes: its elementary operations, and pairs of results that should agree.
 
     Attributes:
@@ -93,7 +93,7 @@ class Site:
         variances: variables that BatchNormalization takes for a variance, which is never negative.
     """
 
-    trial: Trial
+    trial: ExactTrial
     program: StraightLineProgram
     pairs: tuple[tuple[int, int], ...]
     positions: tuple[tuple[int, int], ...]
@@ -118,16 +118,16 @@ class Site:
         return found[::step]
 
 
-def sites_of(rule: Rule, rng: np.random.Generator, number: int = _SITES) -> list[Site]:
+def sites_of(rule: Rule, rng: np.random.Generator, number: int = _SITES) -> list[RuleInstanceProgram]:
     """Sites of a rule; with real attributes, twice as many, of several magnitudes. Empty where there are none."""
     try:
         instance = instances(rule, (0,))[0]
         conditions = types_of(instance).lhs_obligations
-    except (SuperoptError, IllTyped):
+    except (SuperoptError, IllTypedOperator):
         return []
     if any(s.kind == "real" for s in rule.attributes.values()):
         number *= 2
-    trials: list[Trial] = []
+    trials: list[ExactTrial] = []
     for attempt in range(8 * number):
         point = draw(instance, 0, rng, conditions, _SIZES[attempt % len(_SIZES)])
         trial = None if point is None else trial_at(instance, point)
@@ -136,7 +136,7 @@ def sites_of(rule: Rule, rng: np.random.Generator, number: int = _SITES) -> list
     # two thirds with as few axes of one or two elements as may be: what there is to lose is seldom lost there
     varied = sorted(trials, key=lambda t: [sum(v < least for v in t.point.sizes.values()) for least in (2, 3)])
     ordered = [t for pair in zip(varied, varied[1:], trials, strict=False) for t in pair]
-    sites: dict[str, Site] = {}
+    sites: dict[str, RuleInstanceProgram] = {}
     for trial in ordered:
         if str(trial.point) not in sites:
             site = _site(trial, rng)
@@ -147,7 +147,7 @@ def sites_of(rule: Rule, rng: np.random.Generator, number: int = _SITES) -> list
     return list(sites.values())
 
 
-def _site(trial: Trial, rng: np.random.Generator) -> Site | None:
+def _site(trial: ExactTrial, rng: np.random.Generator) -> RuleInstanceProgram | None:
     shapes = {n: tuple(value_at(d, {}) for d in k.shape or ()) for n, k in trial.variables.items()}
     whole = {
         n: tuple(rng.integers(0, trial.below[n], prod(shapes[n])).tolist())
@@ -160,15 +160,15 @@ def _site(trial: Trial, rng: np.random.Generator) -> Site | None:
     places = _positions(trial, rng)
     try:
         pairs = tuple((program.element(trial.lhs[r], at), program.element(trial.rhs[r], at)) for r, at in places)
-    except (TooLarge, ZeroDivisionError, OverflowError):
+    except (ProgramTooLarge, ZeroDivisionError, OverflowError):
         return None
     counts = {n: prod(s) for n, s in shapes.items() if n not in whole}
     sizes = {n: abs(v) for n, v in trial.point.reals.items()}
     variances = {
         t.args[4].name for t in postorder(*trial.lhs, *trial.rhs)
-        if isinstance(t, App) and t.op == "BatchNormalization" and isinstance(t.args[4], Var)
+        if isinstance(t, OperatorTerm) and t.op == "BatchNormalization" and isinstance(t.args[4], VariableTerm)
     }  # fmt: skip
-    return Site(trial, program, pairs, tuple(places), counts, sizes, frozenset(variances))
+    return RuleInstanceProgram(trial, program, pairs, tuple(places), counts, sizes, frozenset(variances))
 
 
 _SMOOTH = frozenset({
@@ -182,14 +182,14 @@ _LOGICAL = frozenset({
 })  # fmt: skip
 
 
-def _is_real(app: App) -> bool:
+def _is_real(app: OperatorTerm) -> bool:
     """Whether an application gives reals: rules have none of integers but for positions and conditions."""
     if app.op == "Cast":
         return str(dict(app.attributes).get("to")).startswith(("float", "bfloat"))
     return app.op not in _LOGICAL and str(dict(app.attributes).get("dtype", "float")).startswith(("float", "bfloat"))
 
 
-def _positions(trial: Trial, rng: np.random.Generator) -> list[tuple[int, int]]:
+def _positions(trial: ExactTrial, rng: np.random.Generator) -> list[tuple[int, int]]:
     """Root and position of the elements to look at: of every root the first, the last, and some between."""
     found: list[tuple[int, int]] = []
     most = max(2, _CHECKED // len(trial.lhs))
@@ -200,7 +200,7 @@ def _positions(trial: Trial, rng: np.random.Generator) -> list[tuple[int, int]]:
     return found
 
 
-def _shape_of(term: Term, trial: Trial) -> tuple[int, ...]:
+def _shape_of(term: Term, trial: ExactTrial) -> tuple[int, ...]:
     kind = type_terms((term,), trial.variables)[0][term][0]
     return tuple(value_at(d, {}) for d in kind.shape or ())
 
@@ -236,9 +236,12 @@ def examine(rule: Rule, *, seed: int = 0, points: int = POINTS, runtime: bool = 
 
 
 def _confirmed(
-    sites: Sequence[Site], form: Format, rng: np.random.Generator, tables: tuple[CounterPoints, CounterPoints],
+    sites: Sequence[RuleInstanceProgram],
+    form: FloatFormat,
+    rng: np.random.Generator,
+    tables: tuple[CounterexamplePoints, CounterexamplePoints],
     points: int,
-) -> list[FloatVerdict]:  # fmt: skip
+) -> list[FloatVerdict]:
     """The verdicts, once points inside their own windows are against none of their conditions."""
     asked: set[frozenset[tuple[str, tuple[int, int]]]] = set()
     while True:
@@ -251,15 +254,20 @@ def _confirmed(
         for number, site in enumerate(sites):
             count = max(64, _number(site, points) // 8)
             batches = [confined(drawn(site.counts, count, form, rng), window, form, rng) for window in new]
-            PointSearch(site, number, form, tables).at(joined(batches))
+            CounterexampleSearch(site, number, form, tables).at(joined(batches))
 
 
 def measured(
-    sites: Sequence[Site], form: Format, rng: np.random.Generator, *, points: int = POINTS, runtime: bool = False
-) -> tuple[CounterPoints, CounterPoints]:
+    sites: Sequence[RuleInstanceProgram],
+    form: FloatFormat,
+    rng: np.random.Generator,
+    *,
+    points: int = POINTS,
+    runtime: bool = False,
+) -> tuple[CounterexamplePoints, CounterexamplePoints]:
     """What was found against each direction (left to right, right to left) in a type."""
     names = tuple(sites[0].counts)
-    tables = (CounterPoints(names), CounterPoints(names))
+    tables = (CounterexamplePoints(names), CounterexamplePoints(names))
     degree = max(degree_of(s.program.nodes, (n for pair in s.pairs for n in pair)) for s in sites)
     for table in tables:
         table.degree = degree
@@ -267,7 +275,7 @@ def measured(
         first = number < _SEARCHED
         count = _number(site, points if first else points // 4)
         batch = drawn(site.counts, count, form, rng) if site.counts else {}
-        look = PointSearch(site, number, form, tables)
+        look = CounterexampleSearch(site, number, form, tables)
         scores = look.at(batch)
         for _ in range(_ROUNDS if site.counts and first else 0):
             batch = mutated(_worst(batch, scores, form, _PARENTS), _CHILDREN, form, rng)
@@ -281,12 +289,12 @@ def measured(
     return tables
 
 
-def _number(site: Site, points: int) -> int:
+def _number(site: RuleInstanceProgram, points: int) -> int:
     """Points at a site: as many as asked, or fewer where each is long to evaluate, but an eighth at least."""
     return max(points // 8, min(points, points * _COMMON // max(1, len(site.program.nodes))))
 
 
-def _worst(batch: Points, scores: Array, form: Format, number: int) -> Points:
+def _worst(batch: Points, scores: Array, form: FloatFormat, number: int) -> Points:
     """The points with the largest scores, a third each by every score; what is at the ends of the range has its say
     without help, so most come from the middle."""
     low, high = exponents(batch)
@@ -299,15 +307,15 @@ def _worst(batch: Points, scores: Array, form: Format, number: int) -> Points:
 
 
 @dataclass
-class PointSearch:
+class CounterexampleSearch:
     """Evaluates both sides of a site at points, and notes what is against either direction."""
 
-    site: Site
+    site: RuleInstanceProgram
     number: int
-    form: Format
-    tables: tuple[CounterPoints, ...] = ()
+    form: FloatFormat
+    tables: tuple[CounterexamplePoints, ...] = ()
 
-    def against(self, batch: Points, *, backward: bool) -> Iterator[tuple[Points, ErrorAnalysis]]:
+    def against(self, batch: Points, *, backward: bool) -> Iterator[tuple[Points, PointErrorAnalysis]]:
         """Of each result the points that may be against a direction, as they stand if no variable is rounded.
 
         How sensitive a result is to its variables is looked at there only: elsewhere it excuses nothing.
@@ -353,7 +361,7 @@ class PointSearch:
 
     def _direction(
         self, source: int, target: int, floats: Mapping[int, Array], wide: PreciseValues, count: int
-    ) -> ErrorAnalysis:  # fmt: skip
+    ) -> PointErrorAnalysis:  # fmt: skip
         nodes, form = self.site.program.nodes, self.form
         below = cone(nodes, [source])
         sens = sensitivities(nodes, below, wide, source)
@@ -371,8 +379,8 @@ class PointSearch:
         )
 
     def _by_chance(
-        self, error_analysis: ErrorAnalysis, source: int, below: Sequence[int], wide: PreciseValues
-    ) -> ErrorAnalysis:
+        self, error_analysis: PointErrorAnalysis, source: int, below: Sequence[int], wide: PreciseValues
+    ) -> PointErrorAnalysis:
         """Without purpose in what rounds no more than its terms add up to without their signs.
 
         A trick adds and takes away the same number, so that without signs nothing of it is left either. Terms of
@@ -414,7 +422,7 @@ class PointSearch:
                 error_analysis = self._direction(source, target, sides, wide, count).with_actual_error()
                 table.note(error_analysis, batch, self.number, self.site.attributes, self.form, "ONNX Runtime")
 
-    def kernels(self, batch: Points, directions: Iterable[bool]) -> Iterator[tuple[bool, ErrorAnalysis]]:
+    def kernels(self, batch: Points, directions: Iterable[bool]) -> Iterator[tuple[bool, PointErrorAnalysis]]:
         """What ONNX Runtime's kernels of the type make of directions, with what the source is really off by allowed.
 
         Nothing where the runtime has no such kernels, or where the type does not hold the constants as float32 does.
@@ -463,7 +471,7 @@ def _at(array: Array, chosen: Array) -> Array:
 
 
 def _lost(
-    nodes: Sequence[Node], below: Sequence[int], floats: Mapping[int, Array], wide: PreciseValues, form: Format,
+    nodes: Sequence[Node], below: Sequence[int], floats: Mapping[int, Array], wide: PreciseValues, form: FloatFormat,
     count: int,
 ) -> Array:  # fmt: skip
     """Where the source rounds, but not on purpose: an intermediate result is infinite, or below the normal numbers;

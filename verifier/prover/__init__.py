@@ -1,5 +1,5 @@
 """The prover: equality of guarded sums at all sizes. It needs Z3 (the extra ``prove``)."""
 
-from superopt.verifier.solver import require_solver
+from superopt.verifier.z3_solver import require_solver
 
 require_solver()

@@ -13,33 +13,44 @@ from math import gcd
 
 import z3
 
-from superopt.ir.poly import Atom, Dim, Monomial, Poly, Quotient, atoms, mapped, substitute, sym, symbols
-from superopt.ops.meaning import Condition
-from superopt.verifier.prover.budget import Budget, OutOfTimeError
+from superopt.ir.size_polynomial import (
+    Atom,
+    Dim,
+    FloorQuotient,
+    Monomial,
+    SizePolynomial,
+    atoms,
+    mapped,
+    substitute,
+    sym,
+    symbols,
+)
+from superopt.ops.operator_semantics import IndexCondition
+from superopt.verifier.prover.budget import ProofBudget, ProofBudgetExceeded
 
-__all__ = ["Facts", "OutOfTimeError", "ge", "negated", "normal_condition"]
+__all__ = ["IntegerFacts", "ProofBudgetExceeded", "ge", "negated", "normal_condition"]
 
 _ELIMINATIONS = 20  # that are a unit of the budget
 _TRIED = 150  # sizes that one elimination may go through
 _Z3_RESOURCES = 2_000_000  # Z3's own count of steps per query, so that results do not depend on the machine
 
 
-def ge(size: Dim) -> Condition:
+def ge(size: Dim) -> IndexCondition:
     """The condition ``size >= 0``."""
-    return Condition("ge", size)
+    return IndexCondition("ge", size)
 
 
-def negated(condition: Condition) -> Condition:
+def negated(condition: IndexCondition) -> IndexCondition:
     """The condition that holds exactly where this one does not."""
     if condition.kind == "ge":
         return normal_condition(ge(-condition.size - 1))
-    return Condition("ne" if condition.kind == "eq" else "eq", condition.size)
+    return IndexCondition("ne" if condition.kind == "eq" else "eq", condition.size)
 
 
-def normal_condition(condition: Condition) -> Condition:
+def normal_condition(condition: IndexCondition) -> IndexCondition:
     """Divide by the content of the non-constant part, tightening the constant; orient equalities."""
     size = condition.size
-    if not isinstance(size, Poly):
+    if not isinstance(size, SizePolynomial):
         return condition
     constant = size.terms[-1][1] if not size.terms[-1][0] else 0
     content = gcd(*(c for m, c in size.terms if m))
@@ -47,43 +58,43 @@ def normal_condition(condition: Condition) -> Condition:
         return ge(_scaled(size, constant, content)) if content > 1 else condition
     if content > 1:
         if constant % content:
-            return Condition("ge", -1 if condition.kind == "eq" else 0)
+            return IndexCondition("ge", -1 if condition.kind == "eq" else 0)
         size = _scaled(size, constant, content)
-    assert isinstance(size, Poly)
+    assert isinstance(size, SizePolynomial)
     if size.terms[0][1] < 0:
         size = -size
-    return Condition(condition.kind, size)
+    return IndexCondition(condition.kind, size)
 
 
-def _scaled(size: Poly, constant: int, content: int) -> Dim:
-    return Poly.make({m: (c // content) for m, c in size.terms if m} | {(): constant // content})
+def _scaled(size: SizePolynomial, constant: int, content: int) -> Dim:
+    return SizePolynomial.make({m: (c // content) for m, c in size.terms if m} | {(): constant // content})
 
 
 @dataclass
-class Facts:
+class IntegerFacts:
     """What is known of the sizes of a rule, and questions about it.
 
     Attributes:
         hypotheses: conditions over sizes, attribute variables and output indices.
         least: the least value of each size symbol (1 for sizes); others are unbounded unless a hypothesis bounds them.
-        budget: of the proof, which questions spend; they raise :class:`OutOfTimeError` when it is used up.
+        budget: of the proof, which questions spend; they raise :class:`ProofBudgetExceeded` when it is used up.
     """
 
-    hypotheses: tuple[Condition, ...]
+    hypotheses: tuple[IndexCondition, ...]
     least: Mapping[str, int]
-    budget: Budget = field(default_factory=Budget)
-    _memo: dict[tuple[frozenset[Condition], Condition | None, int], bool] = field(default_factory=dict)
+    budget: ProofBudget = field(default_factory=ProofBudget)
+    _memo: dict[tuple[frozenset[IndexCondition], IndexCondition | None, int], bool] = field(default_factory=dict)
 
     @property
-    def established(self) -> tuple[tuple[frozenset[Condition], Condition | None], ...]:
+    def established(self) -> tuple[tuple[frozenset[IndexCondition], IndexCondition | None], ...]:
         """What was answered "yes" so far: given conditions, and what they imply (``None``: they contradict)."""
         return tuple(dict.fromkeys((g, c) for (g, c, _), yes in self._memo.items() if yes))
 
     def tick(self) -> None:
-        """Count a step; raise :class:`OutOfTimeError` when the budget is used up."""
+        """Count a step; raise :class:`ProofBudgetExceeded` when the budget is used up."""
         self.budget.spend()
 
-    def implied(self, condition: Condition, given: Iterable[Condition] = (), effort: int = 3) -> bool:
+    def implied(self, condition: IndexCondition, given: Iterable[IndexCondition] = (), effort: int = 3) -> bool:
         """Whether the hypotheses and ``given`` imply the condition. ``False`` means "not shown"."""
         known = condition.known
         if known is not None and (known or effort == 0):
@@ -96,9 +107,9 @@ class Facts:
             self._memo[key] = self._implied(condition, extra, effort)
         return self._memo[key]
 
-    def _implied(self, condition: Condition, extra: frozenset[Condition], effort: int) -> bool:
+    def _implied(self, condition: IndexCondition, extra: frozenset[IndexCondition], effort: int) -> bool:
         self.tick()
-        if condition.kind == "eq" and isinstance(condition.size, Poly):
+        if condition.kind == "eq" and isinstance(condition.size, SizePolynomial):
             both = (ge(condition.size), ge(-condition.size))
             if all(self._fast(c, extra) for c in both):
                 return True
@@ -109,7 +120,7 @@ class Facts:
             return True
         return effort > 0 and self._solve(sorted(extra, key=str), condition, effort)
 
-    def contradictory(self, given: Iterable[Condition], effort: int = 3) -> bool:
+    def contradictory(self, given: Iterable[IndexCondition], effort: int = 3) -> bool:
         """Whether the hypotheses and ``given`` cannot hold together. ``False`` means "not shown"."""
         extra = frozenset(given)
         if any(c.known is False for c in extra):
@@ -118,7 +129,9 @@ class Facts:
         if key not in self._memo:
             self.tick()
             found = any(c.kind == "ge" and self._fast(ge(-c.size - 1), extra - {c}) for c in extra)
-            found = found or any(c.kind == "ne" and self._fast(Condition("eq", c.size), extra - {c}) for c in extra)
+            found = found or any(
+                c.kind == "ne" and self._fast(IndexCondition("eq", c.size), extra - {c}) for c in extra
+            )
             found = found or any(
                 c.kind == "eq" and (self._fast(ge(c.size - 1), extra - {c}) or self._fast(ge(-c.size - 1), extra - {c}))
                 for c in extra
@@ -132,7 +145,7 @@ class Facts:
 
     # Rung 0: replace each bounded variable by the end of its interval that is worst, then compare coefficients.
 
-    def _fast(self, condition: Condition, extra: frozenset[Condition]) -> bool:
+    def _fast(self, condition: IndexCondition, extra: frozenset[IndexCondition]) -> bool:
         if condition.known is not None:
             return condition.known
         if condition.kind == "eq":
@@ -152,7 +165,7 @@ class Facts:
     ) -> bool:
         if self._sum_nonnegative(size):
             return True
-        if fuel == 0 or not isinstance(size, Poly) or size in tried or len(tried) > _TRIED:
+        if fuel == 0 or not isinstance(size, SizePolynomial) or size in tried or len(tried) > _TRIED:
             return False
         tried.add(size)
         for name in sorted(symbols(size) & intervals.keys()):
@@ -172,7 +185,7 @@ class Facts:
 
     def _sum_nonnegative(self, size: Dim) -> bool:
         """Whether a polynomial over sizes has only non-negative coefficients once each is shifted to its least."""
-        if not isinstance(size, Poly):
+        if not isinstance(size, SizePolynomial):
             return size >= 0
         if all(c > 0 for _, c in size.terms) and self._atoms_nonnegative(size):
             return True
@@ -182,7 +195,7 @@ class Facts:
         size = self._without_quotients(size)
         shift = {n: sym(n) + self.least[n] for n in names if self.least[n]}
         shifted = substitute(size, shift) if shift else size
-        if not isinstance(shifted, Poly):
+        if not isinstance(shifted, SizePolynomial):
             return shifted >= 0
         return all(c > 0 for _, c in shifted.terms) and self._atoms_nonnegative(shifted)
 
@@ -205,11 +218,11 @@ class Facts:
         return size
 
     def _replace_quotient(self, size: Dim) -> Dim | None:
-        if not isinstance(size, Poly):
+        if not isinstance(size, SizePolynomial):
             return None
         for monomial, coefficient in size.terms:
             for atom in monomial:
-                if not isinstance(atom, Quotient):
+                if not isinstance(atom, FloorQuotient):
                     continue
                 left = list(monomial)
                 left.remove(atom)
@@ -220,16 +233,16 @@ class Facts:
                     continue
                 for a in divisor[0]:
                     left.remove(a)
-                cofactor = Poly.make({tuple(left): coefficient // divisor[1]})
+                cofactor = SizePolynomial.make({tuple(left): coefficient // divisor[1]})
                 if not self._atoms_nonnegative(cofactor):
                     continue
                 worst = atom.numerator if coefficient < 0 else atom.numerator - atom.denominator + 1
-                return size - Poly.make({monomial: coefficient}) + cofactor * worst
+                return size - SizePolynomial.make({monomial: coefficient}) + cofactor * worst
         return None
 
     # Rungs 1 to 3: Z3.
 
-    def _solve(self, extra: list[Condition], goal: Condition | None, effort: int) -> bool:
+    def _solve(self, extra: list[IndexCondition], goal: IndexCondition | None, effort: int) -> bool:
         conditions = [goal] if goal is not None else []
         seeds = [c.size for c in conditions] or [c.size for c in extra]
         relevant = _relevant(seeds, [*extra, *self.hypotheses])
@@ -253,9 +266,9 @@ def _single_monomial(size: Dim) -> tuple[Monomial, int] | None:
 def _linear_in(size: Dim, name: str) -> Dim | None:
     """The coefficient of a name that occurs only linearly and outside quotients, else ``None``."""
     found: dict[tuple[object, ...], int] = {}
-    for monomial, coefficient in size.terms if isinstance(size, Poly) else ():
+    for monomial, coefficient in size.terms if isinstance(size, SizePolynomial) else ():
         for atom in monomial:
-            if isinstance(atom, Quotient) and name in symbols(Poly((((atom,), 1),))):
+            if isinstance(atom, FloorQuotient) and name in symbols(SizePolynomial((((atom,), 1),))):
                 return None
         count = monomial.count(name)
         if count > 1:
@@ -264,14 +277,14 @@ def _linear_in(size: Dim, name: str) -> Dim | None:
             left = list(monomial)
             left.remove(name)
             found[tuple(left)] = coefficient
-    return Poly.make(found) if found else None  # type: ignore[arg-type]
+    return SizePolynomial.make(found) if found else None  # type: ignore[arg-type]
 
 
-def _intervals(conditions: Sequence[Condition], sizes: set[str]) -> dict[str, tuple[list[Dim], list[Dim]]]:
+def _intervals(conditions: Sequence[IndexCondition], sizes: set[str]) -> dict[str, tuple[list[Dim], list[Dim]]]:
     """Lower and upper ends that unit-coefficient conditions give to index variables."""
     found: dict[str, tuple[list[Dim], list[Dim]]] = {}
     for c in conditions:
-        if not isinstance(c.size, Poly):
+        if not isinstance(c.size, SizePolynomial):
             continue
         for monomial, coefficient in c.size.terms:
             if len(monomial) != 1 or not isinstance(monomial[0], str) or abs(coefficient) != 1:
@@ -292,14 +305,14 @@ def _intervals(conditions: Sequence[Condition], sizes: set[str]) -> dict[str, tu
 
 
 def _complexity(size: Dim) -> tuple[int, str]:
-    return (len(size.terms) if isinstance(size, Poly) else 0, str(size))
+    return (len(size.terms) if isinstance(size, SizePolynomial) else 0, str(size))
 
 
-def _relevant(seeds: Sequence[Dim], conditions: Sequence[Condition]) -> list[Condition]:
+def _relevant(seeds: Sequence[Dim], conditions: Sequence[IndexCondition]) -> list[IndexCondition]:
     """The conditions that share names with the seeds, transitively. Using fewer hypotheses is always sound."""
     names = {n for s in seeds for n in symbols(s)}
     pending = [(c, symbols(c.size)) for c in dict.fromkeys(conditions)]
-    chosen: list[Condition] = []
+    chosen: list[IndexCondition] = []
     changed = True
     while changed:
         changed = False
@@ -324,9 +337,9 @@ class _Translation:
         self.nonnegative: list[Dim] = []
         self.solver = z3.SolverFor("QF_NIA" if nonlinear else "QF_LIA", ctx=context)
         self.context = context
-        self._quotients: dict[Quotient, str] = {}
+        self._quotients: dict[FloorQuotient, str] = {}
 
-    def load(self, conditions: Sequence[Condition], goal: Condition | None) -> None:
+    def load(self, conditions: Sequence[IndexCondition], goal: IndexCondition | None) -> None:
         """Assert the conditions and the goal's negation."""
         sizes = [(c.kind, self._flat(c.size)) for c in conditions]
         if goal is not None:
@@ -340,7 +353,7 @@ class _Translation:
         sizes += [("ge", sym(n) - self.least[n]) for n in sorted(names) if n in self.least]
         products: list[tuple[str, Dim]] = []
         if self.products:
-            base = [s for k, s in sizes if k == "ge" and isinstance(s, Poly)][:24]
+            base = [s for k, s in sizes if k == "ge" and isinstance(s, SizePolynomial)][:24]
             products = [("ge", a * b) for i, a in enumerate(base) for b in base[i:]]
             for kind, s in sizes:
                 if kind == "eq":
@@ -353,7 +366,7 @@ class _Translation:
         """Quotients replaced by names."""
 
         def named(atom: Atom) -> Dim:
-            if isinstance(atom, Quotient):
+            if isinstance(atom, FloorQuotient):
                 self._flat(atom.numerator)
                 self._flat(atom.denominator)
                 atom = self._quotients.setdefault(atom, f"?q{len(self._quotients)}")
@@ -363,7 +376,7 @@ class _Translation:
 
     def _term(self, size: Dim) -> z3.ArithRef:
         parts: list[z3.ArithRef] = []
-        for monomial, coefficient in size.terms if isinstance(size, Poly) else (((), size),):
+        for monomial, coefficient in size.terms if isinstance(size, SizePolynomial) else (((), size),):
             if len(monomial) > 1:
                 self.has_products = True
             if len(monomial) > 1 and self.nonlinear:

@@ -5,9 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import permutations
 
-from superopt.ir.poly import Dim, substitute, sym, symbols
-from superopt.verifier.prover.normal import Apply, Element, Extreme, Factor, Monomial, SizeFactor, SumBase, Value
-from superopt.verifier.prover.simplify import coefficient_of, exact_quotient
+from superopt.ir.size_polynomial import Dim, substitute, sym, symbols
+from superopt.verifier.prover.monomial_simplification import coefficient_of, exact_quotient
+from superopt.verifier.prover.normal_form_arithmetic import (
+    BranchReduction,
+    Factor,
+    FunctionApplication,
+    Monomial,
+    SizeFactor,
+    SumPowerBase,
+    TensorElement,
+    Value,
+)
 
 __all__ = ["Bijection", "invertible", "pairings", "solved"]
 
@@ -15,22 +24,22 @@ Bijection = dict[str, Dim]  # one monomial's bound variables in terms of the oth
 _PAIRINGS = 48
 
 
-def _elements(factor: Factor) -> Iterator[Element]:
+def _elements(factor: Factor) -> Iterator[TensorElement]:
     """Tensor elements in a factor, at all depths."""
     match factor:
-        case Element():
+        case TensorElement():
             yield factor
-        case Apply(_, args):
+        case FunctionApplication(_, args):
             for a in args:
                 yield from _value_elements(a)
-        case SumBase(value):
+        case SumPowerBase(value):
             yield from _value_elements(value)
-        case Extreme(_, branches):
+        case BranchReduction(_, branches):
             for b in branches:
                 yield from _value_elements(b.value)
 
 
-def _value_elements(value: Value) -> Iterator[Element]:
+def _value_elements(value: Value) -> Iterator[TensorElement]:
     for m in value:
         for f, _ in m.factors:
             yield from _elements(f)
@@ -59,11 +68,11 @@ def pairings(a: Monomial, b: Monomial) -> Iterator[list[Dim]]:
 
 def _index_equations(f: Factor, g: Factor, a: Monomial, b: Monomial) -> list[Dim]:
     """``index in g - index in f`` for elements in corresponding places, where no inner variable occurs."""
-    if isinstance(f, Element) and isinstance(g, Element):
+    if isinstance(f, TensorElement) and isinstance(g, TensorElement):
         return [j - i for i, j in zip(f.index, g.index, strict=True)]
     differences: list[Dim] = []
     outer_f, outer_g = f.free, g.free
-    lists: dict[str, tuple[list[Element], list[Element]]] = {}
+    lists: dict[str, tuple[list[TensorElement], list[TensorElement]]] = {}
     for e in _elements(f):
         lists.setdefault(e.tensor, ([], []))[0].append(e)
     for e in _elements(g):

@@ -12,7 +12,7 @@ from functools import cached_property
 
 import z3
 
-__all__ = ["Budget", "OutOfTimeError", "StoppedError", "emergency"]
+__all__ = ["ProofBudget", "ProofBudgetExceeded", "ProofDeadlineExceeded", "emergency"]
 
 RATE = 2_000  # units that take about a second
 RESOURCES = 300  # of Z3's own count: one unit
@@ -21,11 +21,11 @@ RESOURCES = 300  # of Z3's own count: one unit
 _PATIENCE, _LEAST = 60.0, 600.0
 
 
-class OutOfTimeError(Exception):
+class ProofBudgetExceeded(Exception):
     """The proof used up its budget."""
 
 
-class StoppedError(Exception):
+class ProofDeadlineExceeded(Exception):
     """The clock ended the proof, not its counted work: no verdict, and none that another machine must share."""
 
 
@@ -35,7 +35,7 @@ def emergency(seconds: float) -> float:
 
 
 @dataclass
-class Budget:
+class ProofBudget:
     """What is left, shared by all parts of one proof.
 
     Attributes:
@@ -52,9 +52,9 @@ class Budget:
         return z3.Context()
 
     @staticmethod
-    def of(seconds: float) -> Budget:
+    def of(seconds: float) -> ProofBudget:
         """As much as takes about so many seconds."""
-        return Budget(seconds * RATE, time.monotonic() + emergency(seconds))
+        return ProofBudget(seconds * RATE, time.monotonic() + emergency(seconds))
 
     def spend(self, units: float = 1) -> None:
         """Count work.
@@ -64,9 +64,9 @@ class Budget:
         """
         self.units -= units
         if self.units < 0:
-            raise OutOfTimeError
+            raise ProofBudgetExceeded
         if time.monotonic() > self.deadline:
-            raise StoppedError
+            raise ProofDeadlineExceeded
 
     def refuted(self, solver: z3.Solver, most: int) -> bool:
         """Whether Z3 shows that the assertions contradict each other, with at most this much of its own count.

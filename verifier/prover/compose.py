@@ -13,29 +13,30 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import reduce
 
-from superopt.ir.poly import Dim, Poly, substitute, sym, symbols
-from superopt.ir.terms import App, Project, Term, Var
-from superopt.ops.meaning import (
+from superopt.ir.size_polynomial import Dim, SizePolynomial, substitute, sym, symbols
+from superopt.ir.terms import OperatorTerm, OutputTerm, Term, VariableTerm
+from superopt.ops.operator_semantics import (
     Axis,
-    Call,
-    Comprehension,
-    Condition,
-    Meaning,
-    Number,
-    Read,
-    Reduce,
-    Scalar,
-    SizeValue,
-    Where,
+    ElementRead,
+    IndexCondition,
+    OperatorSemantics,
+    ScalarCall,
+    ScalarConditional,
+    ScalarConstant,
+    ScalarExpression,
+    ScalarReduction,
+    SizeExpression,
+    TensorComprehension,
 )  # fmt: skip
 from superopt.verifier.prover.arith import ge, negated, normal_condition
 from superopt.verifier.prover.extremes import reduced
-from superopt.verifier.prover.factors import INFINITY, CannotProve, dimension_of, has_infinity, sealed
-from superopt.verifier.prover.functions import Algebra
-from superopt.verifier.prover.normal import (
+from superopt.verifier.prover.factor_facts import INFINITY, CannotProve, dimension_of, has_infinity, sealed
+from superopt.verifier.prover.function_normalisation import NormalFormAlgebra
+from superopt.verifier.prover.monomial_simplification import by_digits, guarded
+from superopt.verifier.prover.normal_form_arithmetic import (
     ONE,
-    Apply,
-    Element,
+    FunctionApplication,
+    TensorElement,
     Value,
     add,
     atom_value,
@@ -45,21 +46,20 @@ from superopt.verifier.prover.normal import (
     scale,
     size_value,
 )
-from superopt.verifier.prover.simplify import by_digits, guarded
 
-__all__ = ["Composer", "Unbounded"]
+__all__ = ["MeaningComposer", "UnprovedIndexBound"]
 
 
 @dataclass(frozen=True)
-class Unbounded:
+class UnprovedIndexBound:
     """A read that its meaning promises to be inside, and that was not shown to be."""
 
-    condition: Condition
-    given: tuple[Condition, ...]
+    condition: IndexCondition
+    given: tuple[IndexCondition, ...]
 
 
 @dataclass
-class Composer:
+class MeaningComposer:
     """Values of terms.
 
     Attributes:
@@ -73,33 +73,33 @@ class Composer:
         promises: positions that depend on data, each promised to be inside an axis of a size.
     """
 
-    algebra: Algebra
-    meanings: Mapping[App, Meaning]
+    algebra: NormalFormAlgebra
+    meanings: Mapping[OperatorTerm, OperatorSemantics]
     shapes: Mapping[str, tuple[Dim, ...]]
     booleans: frozenset[str] = frozenset()
     unroll: int = 0
-    reads: list[Unbounded] = field(default_factory=list)
+    reads: list[UnprovedIndexBound] = field(default_factory=list)
     extents: set[int] = field(default_factory=set)
     promises: list[tuple[Value, Dim]] = field(default_factory=list)
-    _memo: dict[tuple[Term, tuple[Dim, ...], tuple[Condition, ...]], Value] = field(default_factory=dict)
-    _scope: tuple[Condition, ...] = ()  # ranges and conditions in force where the value is read
+    _memo: dict[tuple[Term, tuple[Dim, ...], tuple[IndexCondition, ...]], Value] = field(default_factory=dict)
+    _scope: tuple[IndexCondition, ...] = ()  # ranges and conditions in force where the value is read
 
     def element(self, term: Term, index: tuple[Dim, ...]) -> Value:
         """The element of a term's output at an index, one dimension per axis."""
-        if isinstance(term, Var):
+        if isinstance(term, VariableTerm):
             name = f"?{term.name}" if term.name in self.booleans else term.name
             indices = tuple(self._plain(i, s) for i, s in zip(index, self.shapes[term.name], strict=True))
-            return atom_value(Element(name, indices))
+            return atom_value(TensorElement(name, indices))
         key = (term, index, self._scope)
         if key not in self._memo:
-            app, output = (term.term, term.index) if isinstance(term, Project) else (term, 0)
+            app, output = (term.term, term.index) if isinstance(term, OutputTerm) else (term, 0)
             self._memo[key] = self._output(app, self.meanings[app].outputs[output], index)
         return self._memo[key]
 
     def _plain(self, index: Dim, size: Dim) -> Dim:
         return 0 if isinstance(size, int) and size == 1 else index
 
-    def _output(self, app: App, output: Comprehension, index: tuple[Dim, ...]) -> Value:
+    def _output(self, app: OperatorTerm, output: TensorComprehension, index: tuple[Dim, ...]) -> Value:
         names: dict[str, Dim] = {}
         for axis, position in zip(output.axes, index, strict=True):
             names |= self.digits(axis, position)
@@ -121,11 +121,11 @@ class Composer:
     def _divided(self, size: Dim, divisor: Dim) -> Dim:
         """``⌊size/divisor⌋``; the part below the divisor is dropped where it is known to be in range."""
         quotient = size // divisor
-        if not isinstance(quotient, Poly):
+        if not isinstance(quotient, SizePolynomial):
             return quotient
         whole: Dim = 0
-        for monomial, c in size.terms if isinstance(size, Poly) else ():
-            part = Poly.make({monomial: c})
+        for monomial, c in size.terms if isinstance(size, SizePolynomial) else ():
+            part = SizePolynomial.make({monomial: c})
             exact = part // divisor
             if exact * divisor - part == 0 and not any(not isinstance(a, str) for a in _atoms(exact) - _atoms(part)):
                 whole = whole + exact
@@ -136,7 +136,7 @@ class Composer:
         return quotient
 
     @contextmanager
-    def _within(self, conditions: Iterable[Condition]):  # type: ignore[no-untyped-def]
+    def _within(self, conditions: Iterable[IndexCondition]):  # type: ignore[no-untyped-def]
         outer = self._scope
         self._scope = tuple(dict.fromkeys((*outer, *(c for c in conditions if c.known is None))))
         try:
@@ -144,30 +144,30 @@ class Composer:
         finally:
             self._scope = outer
 
-    def scalar(self, node: Scalar, names: Mapping[str, Dim], app: App) -> Value:
+    def scalar(self, node: ScalarExpression, names: Mapping[str, Dim], app: OperatorTerm) -> Value:
         """The value of a scalar of an application's meaning, under the names of its indices.
 
         Raises:
             CannotProve: a construct that the prover does not treat.
         """
         match node:
-            case Number(value):
+            case ScalarConstant(value):
                 if isinstance(value, float):
                     if value != value:
                         raise CannotProve("a constant that is not a number")
                     return scale(INFINITY, 1 if value > 0 else -1)
                 return constant(Fraction(value))
-            case SizeValue(size):
+            case SizeExpression(size):
                 return size_value(substitute(size, names))
-            case Call(function, args):
+            case ScalarCall(function, args):
                 values = [self.scalar(a, names, app) for a in args]
                 known = self._first_or_second(values) if function in ("max", "min") else None
                 return self.algebra.apply(function, values) if known is None else values[known ^ (function == "min")]
-            case Where(conditions, then, otherwise):
+            case ScalarConditional(conditions, then, otherwise):
                 return self._where(conditions, then, otherwise, names, app)
-            case Reduce(kind, variable, extent, body):
+            case ScalarReduction(kind, variable, extent, body):
                 return self._reduce(kind, variable, substitute(extent, names), body, names, app)
-            case Read():
+            case ElementRead():
                 return self._read(node, names, app)
         raise CannotProve(f"a meaning with {type(node).__name__}")
 
@@ -181,18 +181,23 @@ class Composer:
         return None
 
     def _where(
-        self, conditions: Sequence[Condition], then: Scalar, otherwise: Scalar, names: Mapping[str, Dim], app: App
+        self,
+        conditions: Sequence[IndexCondition],
+        then: ScalarExpression,
+        otherwise: ScalarExpression,
+        names: Mapping[str, Dim],
+        app: OperatorTerm,
     ) -> Value:
         facts = self.algebra.facts
         if any(symbols(c.size) & self.algebra.reals.keys() for c in conditions):
             raise CannotProve("a condition on a real attribute")
-        at = [normal_condition(Condition(c.kind, substitute(c.size, names))) for c in conditions]
+        at = [normal_condition(IndexCondition(c.kind, substitute(c.size, names))) for c in conditions]
         at = [by_digits(c, facts, self._scope) for c in at if not facts.implied(c, self._scope, 0)]
         parts: list[Value] = []
         if not any(c.known is False for c in at) and not facts.contradictory((*self._scope, *at), 0):
             with self._within(at):
                 parts.append(guarded(self.scalar(then, names, app), at))
-        if not (isinstance(otherwise, Number) and otherwise.value == 0):
+        if not (isinstance(otherwise, ScalarConstant) and otherwise.value == 0):
             for i, c in enumerate(at):
                 case = [*at[:i], negated(c)]
                 if any(k.known is False for k in case) or facts.contradictory((*self._scope, *case), 0):
@@ -201,7 +206,9 @@ class Composer:
                     parts.append(guarded(self.scalar(otherwise, names, app), case))
         return add(*parts)
 
-    def _reduce(self, kind: str, variable: str, extent: Dim, body: Scalar, names: Mapping[str, Dim], app: App) -> Value:
+    def _reduce(
+        self, kind: str, variable: str, extent: Dim, body: ScalarExpression, names: Mapping[str, Dim], app: OperatorTerm
+    ) -> Value:
         if isinstance(extent, int) and kind in ("sum", "max"):
             self.extents.add(extent)
         if isinstance(extent, int) and 1 < extent <= self.unroll and kind in ("sum", "max"):
@@ -223,17 +230,17 @@ class Composer:
     def _larger(self, a: Value, b: Value) -> Value:
         return self.algebra.apply("max", [a, b])
 
-    def _read(self, node: Read, names: Mapping[str, Dim], app: App) -> Value:
+    def _read(self, node: ElementRead, names: Mapping[str, Dim], app: OperatorTerm) -> Value:
         source = app.args[node.operand]
         if source is None:
             raise CannotProve("a read of an input that is absent")
         shape = self._shape(source)
         index: list[Dim] = []
         bound: list[str] = []
-        spans: list[Condition] = []
+        spans: list[IndexCondition] = []
         selectors: list[Value] = []
         for i, size in zip(node.index, shape, strict=True):
-            if isinstance(i, Scalar):
+            if isinstance(i, ScalarExpression):
                 exact = dimension_of(self.scalar(i, names, app))
                 if exact is None:
                     name = fresh()
@@ -256,14 +263,14 @@ class Composer:
             value = mul(value, selector)
         return self.algebra.tidy(guarded(value, spans, tuple(bound))) if bound else value
 
-    def _inside(self, node: Read, source: Term, index: tuple[Dim, ...], shape: Sequence[Dim]) -> Value:
-        inside: list[Condition] = []
+    def _inside(self, node: ElementRead, source: Term, index: tuple[Dim, ...], shape: Sequence[Dim]) -> Value:
+        inside: list[IndexCondition] = []
         for i, size in zip(index, shape, strict=True):
             for c in (normal_condition(ge(i)), normal_condition(ge(size - 1 - i))):
                 if not self.algebra.facts.implied(c, self._scope, 0):
                     inside.append(by_digits(c, self.algebra.facts, self._scope))
         if node.outside is None:
-            self.reads += [Unbounded(c, self._scope) for c in inside]
+            self.reads += [UnprovedIndexBound(c, self._scope) for c in inside]
             return self.element(source, index)
         if any(c.known is False for c in inside):
             return self._outside(node.outside)
@@ -273,15 +280,15 @@ class Composer:
             parts += [guarded(self._outside(node.outside), [*inside[:i], negated(c)]) for i, c in enumerate(inside)]
         return add(*parts)
 
-    def _outside(self, number: Number) -> Value:
+    def _outside(self, number: ScalarConstant) -> Value:
         if isinstance(number.value, float):
             return scale(INFINITY, 1 if number.value > 0 else -1)
         return constant(Fraction(number.value))
 
     def _shape(self, term: Term) -> tuple[Dim, ...]:
-        if isinstance(term, Var):
+        if isinstance(term, VariableTerm):
             return self.shapes[term.name]
-        app, output = (term.term, term.index) if isinstance(term, Project) else (term, 0)
+        app, output = (term.term, term.index) if isinstance(term, OutputTerm) else (term, 0)
         return self.meanings[app].outputs[output].shape
 
 
@@ -289,9 +296,9 @@ def _selector(name: str, value: Value, size: Dim) -> Value:
     """1 where the variable is the position, else 0."""
     constant = dimension_of(value)
     if constant is not None:
-        return guarded(ONE, [Condition("eq", sym(name) - constant)])
-    return atom_value(Apply("at", (size_value(sym(name)), sealed(value), size_value(size))))
+        return guarded(ONE, [IndexCondition("eq", sym(name) - constant)])
+    return atom_value(FunctionApplication("at", (size_value(sym(name)), sealed(value), size_value(size))))
 
 
 def _atoms(size: Dim) -> set[object]:
-    return {a for m, _ in size.terms for a in m} if isinstance(size, Poly) else set()
+    return {a for m, _ in size.terms for a in m} if isinstance(size, SizePolynomial) else set()

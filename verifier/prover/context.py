@@ -19,12 +19,12 @@ from dataclasses import dataclass
 
 import z3
 
-from superopt.ir.poly import Dim, Poly, Quotient, substitute, sym, symbols, value_at
-from superopt.ir.terms import App, Term, postorder
+from superopt.ir.size_polynomial import Dim, FloorQuotient, SizePolynomial, substitute, sym, symbols, value_at
+from superopt.ir.terms import OperatorTerm, Term, postorder
 from superopt.ir.types import TensorType
-from superopt.ops.meaning import Condition, Meaning
+from superopt.ops.operator_semantics import IndexCondition, OperatorSemantics
 from superopt.rules.canonical import map_terms
-from superopt.rules.rule import AttributeScheme, Rule
+from superopt.rules.rule import AttributeVariableType, Rule
 from superopt.rules.scanner import RuleError
 from superopt.rules.typing import (
     applied_leads,
@@ -36,14 +36,14 @@ from superopt.rules.typing import (
     types_of,
     variable_types,
 )
-from superopt.verifier.prover.arith import Facts, ge, normal_condition
-from superopt.verifier.prover.budget import Budget
-from superopt.verifier.prover.factors import CannotProve
-from superopt.verifier.prover.simplify import coefficient_of
+from superopt.verifier.prover.arith import IntegerFacts, ge, normal_condition
+from superopt.verifier.prover.budget import ProofBudget
+from superopt.verifier.prover.factor_facts import CannotProve
+from superopt.verifier.prover.monomial_simplification import coefficient_of
 
 __all__ = [
-    "Context",
-    "Refusal",
+    "ProofContext",
+    "MalformedRule",
     "context_of",
     "derived",
     "impossible",
@@ -58,7 +58,7 @@ _RESOURCES = 3_000_000  # of Z3's own count, for sizes that satisfy a context
 
 
 @dataclass(frozen=True)
-class Context:
+class ProofContext:
     """An instance of a rule, with the equations of its context solved for sizes.
 
     Attributes:
@@ -78,10 +78,10 @@ class Context:
     lhs: tuple[Term, ...]
     rhs: tuple[Term, ...]
     types: Mapping[Term, tuple[TensorType, ...]]
-    meanings: Mapping[App, Meaning]
+    meanings: Mapping[OperatorTerm, OperatorSemantics]
     variables: Mapping[str, TensorType]
-    hypotheses: tuple[Condition, ...]
-    needed: tuple[Condition, ...]
+    hypotheses: tuple[IndexCondition, ...]
+    needed: tuple[IndexCondition, ...]
     least: Mapping[str, int]
     reals: Mapping[str, int]
     booleans: frozenset[str]
@@ -94,7 +94,7 @@ class Context:
         return self.types[term][0].shape or ()
 
 
-def context_of(rule: Rule) -> Context:
+def context_of(rule: Rule) -> ProofContext:
     """The context of a rule without ``...``.
 
     Raises:
@@ -126,7 +126,7 @@ def context_of(rule: Rule) -> Context:
             hypotheses.append(ge(value - lower))
     all_types, all_meanings = type_terms((*left, *right), variables)
     needed = obligations(right, all_types, all_meanings)
-    return Context(
+    return ProofContext(
         left, right, all_types, all_meanings, variables, tuple(assumed), needed, least, reals,
         frozenset(n for n, s in rule.tensors.items() if s.dtype == "b"),
         {n: substitute(s.below, binding) for n, s in rule.tensors.items() if s.below is not None}, binding, parts,
@@ -139,9 +139,9 @@ def exact_part(value: Dim, part: str) -> Dim:
     return 1 if coefficient is None or coefficient == 0 else coefficient
 
 
-def _ranges(rule: Rule) -> tuple[dict[str, int], list[Condition], dict[str, int]]:
+def _ranges(rule: Rule) -> tuple[dict[str, int], list[IndexCondition], dict[str, int]]:
     least: dict[str, int] = dict.fromkeys(rule.sizes, 1)
-    hypotheses: list[Condition] = []
+    hypotheses: list[IndexCondition] = []
     reals: dict[str, int] = {}
     for atom, scheme in rule.attribute_atoms.items():
         if scheme.kind == "real":
@@ -149,13 +149,13 @@ def _ranges(rule: Rule) -> tuple[dict[str, int], list[Condition], dict[str, int]
         elif scheme.relation in (">=", ">"):
             least[atom] = scheme.bound + (scheme.relation == ">")
         elif scheme.relation == "!=":
-            hypotheses.append(Condition("ne", sym(atom) - scheme.bound))
+            hypotheses.append(IndexCondition("ne", sym(atom) - scheme.bound))
     for tensor in rule.tensors.values():
-        hypotheses += [ge(s - 1) for s in tensor.shape if isinstance(s, Poly)]
+        hypotheses += [ge(s - 1) for s in tensor.shape if isinstance(s, SizePolynomial)]
     return least, hypotheses, reals
 
 
-def _sign(scheme: AttributeScheme) -> int:
+def _sign(scheme: AttributeVariableType) -> int:
     if scheme.relation == ">" and scheme.bound >= 0:
         return 2
     if scheme.relation == ">=" and scheme.bound >= 0:
@@ -167,13 +167,13 @@ def _typed(type_: TensorType, binding: Mapping[str, Dim]) -> TensorType:
     return TensorType(type_.dtype, tuple(substitute(s, binding) for s in type_.shape or ()))
 
 
-def _conditions(conditions: Sequence[Condition], binding: Mapping[str, Dim]) -> list[Condition]:
-    new_conditions = [normal_condition(Condition(c.kind, substitute(c.size, binding))) for c in conditions]
+def _conditions(conditions: Sequence[IndexCondition], binding: Mapping[str, Dim]) -> list[IndexCondition]:
+    new_conditions = [normal_condition(IndexCondition(c.kind, substitute(c.size, binding))) for c in conditions]
     return [c for c in dict.fromkeys(new_conditions) if c.known is not True]
 
 
 def _solution(
-    conditions: Sequence[Condition], least: Mapping[str, int], reals: Mapping[str, int]
+    conditions: Sequence[IndexCondition], least: Mapping[str, int], reals: Mapping[str, int]
 ) -> tuple[str, Dim, dict[str, int]] | None:
     """A name that an equation of the context determines, its value, and least values of new names."""
     for c in conditions:
@@ -191,14 +191,14 @@ def _solution(
 
 def _multiple(size: Dim, least: Mapping[str, int]) -> tuple[str, Dim, dict[str, int]] | None:
     """``c - d·⌊c/d⌋ = 0`` says that ``c`` is a multiple of ``d``: ``c = d·c'``."""
-    for monomial, _ in size.terms if isinstance(size, Poly) else ():
+    for monomial, _ in size.terms if isinstance(size, SizePolynomial) else ():
         for atom in monomial:
-            if not isinstance(atom, Quotient) or not isinstance(atom.numerator, Poly):
+            if not isinstance(atom, FloorQuotient) or not isinstance(atom.numerator, SizePolynomial):
                 continue
             names = symbols(atom.numerator)
             (name, *others) = sorted(names)
             n, d = atom.numerator, atom.denominator
-            rest = n - d * Poly((((atom,), 1),))
+            rest = n - d * SizePolynomial((((atom,), 1),))
             positive = isinstance(d, int) or (len(symbols(d)) == 1 and least.get(str(d), 0) >= 1)
             if others or n != sym(name) or name in symbols(d) or size not in (rest, -rest) or not positive:
                 continue
@@ -207,14 +207,14 @@ def _multiple(size: Dim, least: Mapping[str, int]) -> tuple[str, Dim, dict[str, 
     return None
 
 
-def stated(rule: Rule) -> tuple[tuple[Condition, ...], Mapping[str, int]]:
+def stated(rule: Rule) -> tuple[tuple[IndexCondition, ...], Mapping[str, int]]:
     """What a rule says of its sizes and attributes itself, by types and ``where``: conditions, and least values."""
     least, hypotheses, _ = _ranges(rule)
     conditions = _conditions([*hypotheses, *(g.condition for g in rule.where)], {})
     return tuple(conditions), least
 
 
-def witnesses(context: Context, facts: Facts) -> dict[str, set[int]]:
+def witnesses(context: ProofContext, facts: IntegerFacts) -> dict[str, set[int]]:
     """Values that each name of the rule takes at sizes that satisfy the hypotheses; empty where none were found.
 
     Small random sizes are tried, then Z3 is asked for a second value of every name that took only one.
@@ -247,17 +247,21 @@ def witnesses(context: Context, facts: Facts) -> dict[str, set[int]]:
     if not found and (model := _solved(facts, free, ())) is not None:
         take(model)
     for name in [n for n in free if len(found.get(n, ())) == 1]:
-        model = _solved(facts, free, (Condition("ne", sym(name) - min(found[name])),))
+        model = _solved(facts, free, (IndexCondition("ne", sym(name) - min(found[name])),))
         if model is not None:
             take(model)
     return found
 
 
-def _solved(facts: Facts, names: Sequence[str], more: Sequence[Condition]) -> dict[str, int] | None:
+def _solved(facts: IntegerFacts, names: Sequence[str], more: Sequence[IndexCondition]) -> dict[str, int] | None:
     """Sizes that satisfy the hypotheses and more, by Z3; what it does not treat is checked of its answer."""
     solver = z3.Solver(ctx=facts.budget.context)
     for c in (*facts.hypotheses, *more):
-        if any(isinstance(a, Quotient) for m, _ in (c.size.terms if isinstance(c.size, Poly) else ()) for a in m):
+        if any(
+            isinstance(a, FloorQuotient)
+            for m, _ in (c.size.terms if isinstance(c.size, SizePolynomial) else ())
+            for a in m
+        ):
             continue
         term = _polynomial(c.size, facts.budget.context)
         solver.add(term >= 0 if c.kind == "ge" else term == 0 if c.kind == "eq" else term != 0)
@@ -271,7 +275,7 @@ def _solved(facts: Facts, names: Sequence[str], more: Sequence[Condition]) -> di
     return values if all(_holds(c, values) for c in (*facts.hypotheses, *more)) else None
 
 
-def _holds(condition: Condition, values: Mapping[str, int]) -> bool:
+def _holds(condition: IndexCondition, values: Mapping[str, int]) -> bool:
     try:
         size = value_at(condition.size, values)
     except (ZeroDivisionError, KeyError):
@@ -281,21 +285,21 @@ def _holds(condition: Condition, values: Mapping[str, int]) -> bool:
 
 def _polynomial(size: Dim, context: z3.Context) -> z3.ArithRef:
     parts = [z3.IntVal(0, context)]
-    for monomial, coefficient in size.terms if isinstance(size, Poly) else (((), size),):
+    for monomial, coefficient in size.terms if isinstance(size, SizePolynomial) else (((), size),):
         parts.append(z3.Product(z3.IntVal(coefficient, context), *(z3.Int(str(a), context) for a in monomial)))
     return z3.Sum(*parts)
 
 
-class Refusal(CannotProve):
+class MalformedRule(CannotProve):
     """What is written is no rule, whatever trials say."""
 
 
-def impossible(conditions: Sequence[Condition], least: Mapping[str, int], budget: Budget) -> bool:
+def impossible(conditions: Sequence[IndexCondition], least: Mapping[str, int], budget: ProofBudget) -> bool:
     """Whether conditions on sizes contradict each other."""
-    return Facts(tuple(conditions), least, budget).contradictory(conditions)
+    return IntegerFacts(tuple(conditions), least, budget).contradictory(conditions)
 
 
-def unforced(rule: Rule, values: Mapping[str, set[int]], budget: Budget) -> None:
+def unforced(rule: Rule, values: Mapping[str, set[int]], budget: ProofBudget) -> None:
     """Every size and attribute can take two values, unless the rule's own types and ``where`` say which one.
 
     Raises:
@@ -306,13 +310,13 @@ def unforced(rule: Rule, values: Mapping[str, set[int]], budget: Budget) -> None
         if len(values.get(name, (0, 1))) > 1:
             continue
         (value,) = values[name]
-        if not Facts(conditions, least, budget).implied(Condition("eq", sym(name) - value)):
-            raise Refusal(
+        if not IntegerFacts(conditions, least, budget).implied(IndexCondition("eq", sym(name) - value)):
+            raise MalformedRule(
                 f"the left side is well-formed only where {name} = {value}: write {value} for {name}, or add the guard"
             )
 
 
-def derived(rule: Rule, budget: Budget) -> list[str]:
+def derived(rule: Rule, budget: ProofBudget) -> list[str]:
     """What the left side of a plain rule demands beyond types and guards, as preconditions.
 
     Raises:
@@ -320,8 +324,8 @@ def derived(rule: Rule, budget: Budget) -> list[str]:
     """
     types = types_of(rule)
     conditions, least = stated(rule)
-    facts = Facts(conditions, least, budget)
-    new_conditions: dict[str, Condition] = {}
+    facts = IntegerFacts(conditions, least, budget)
+    new_conditions: dict[str, IndexCondition] = {}
     for c in types.lhs_obligations:
         if not facts.implied(normal_condition(c), new_conditions.values(), 1):
             new_conditions[condition_text(c)] = normal_condition(c)
@@ -333,7 +337,7 @@ def derived(rule: Rule, budget: Budget) -> list[str]:
         if at.below is None:
             texts.append(str(at))
         elif not facts.implied(normal_condition(ge(at.size - at.below)), new_conditions.values()):
-            raise Refusal(
+            raise MalformedRule(
                 f"the positions {at.text} are declared below {at.below} and read on an axis of size {at.size}: an "
                 "index beyond its axis is an error"
             )
@@ -357,7 +361,7 @@ def _meanings(rule: Rule, rank: int) -> Sequence[str] | None:
     typed = types_of(instance)
     found = [
         _folded(str(output), rank)
-        for term in postorder(*instance.lhs, *instance.rhs) if isinstance(term, App)
+        for term in postorder(*instance.lhs, *instance.rhs) if isinstance(term, OperatorTerm)
         for output in typed.meanings[term].outputs
     ]  # fmt: skip
     found += [_folded(str(o), rank) for meaning in typed.meanings.values() for o in meaning.obligations]

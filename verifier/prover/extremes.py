@@ -10,17 +10,18 @@ from collections.abc import Callable
 from fractions import Fraction
 from itertools import permutations
 
-from superopt.ir.poly import Dim, substitute, sym, symbols
-from superopt.ops.meaning import Condition
+from superopt.ir.size_polynomial import Dim, substitute, sym, symbols
+from superopt.ops.operator_semantics import IndexCondition
 from superopt.verifier.prover.arith import ge, negated, normal_condition
-from superopt.verifier.prover.factors import INFINITY, CannotProve, has_infinity, sealed
-from superopt.verifier.prover.functions import Algebra
-from superopt.verifier.prover.normal import (
+from superopt.verifier.prover.factor_facts import INFINITY, CannotProve, has_infinity, sealed
+from superopt.verifier.prover.function_normalisation import NormalFormAlgebra
+from superopt.verifier.prover.monomial_simplification import coefficient_of, exact_quotient, guarded, simplify_monomial
+from superopt.verifier.prover.normal_form_arithmetic import (
     ONE,
-    Apply,
-    Branch,
-    Extreme,
+    BranchReduction,
     Factor,
+    FunctionApplication,
+    GuardedBranch,
     Monomial,
     Value,
     add,
@@ -36,14 +37,13 @@ from superopt.verifier.prover.normal import (
     scale,
 )  # fmt: skip
 from superopt.verifier.prover.order_lemmas import through_monotone
-from superopt.verifier.prover.simplify import coefficient_of, exact_quotient, guarded, simplify_monomial
 
 __all__ = ["reduced"]
 
 _MOST_PAIRS = 16  # of ends, where a variable of a maximum is projected out of its guards
 
 
-def reduced(algebra: Algebra, kind: str, name: str, span: frozenset[Condition], body: Value) -> Value:
+def reduced(algebra: NormalFormAlgebra, kind: str, name: str, span: frozenset[IndexCondition], body: Value) -> Value:
     """The reduction of ``body`` over ``name`` in ``span``.
 
     Raises:
@@ -51,18 +51,18 @@ def reduced(algebra: Algebra, kind: str, name: str, span: frozenset[Condition], 
     """
     if kind == "min":
         return scale(reduced(algebra, "max", name, span, scale(body, -1)), -1)
-    branches: list[Branch] = []
+    branches: list[GuardedBranch] = []
     for case, (value,) in algebra.split([body]):
         value = algebra.tidy(value) if not has_infinity(value) else value
         if has_infinity(value):
             if kind == "max" and len(value) == 1 and value[0].coefficient < 0:
                 continue
             raise CannotProve("arithmetic with an infinite constant")
-        branches.append(Branch((name,), span | frozenset(case), value))
+        branches.append(GuardedBranch((name,), span | frozenset(case), value))
     return extreme_of(algebra, kind, branches)
 
 
-def _flat(kind: str, branch: Branch) -> list[Branch]:
+def _flat(kind: str, branch: GuardedBranch) -> list[GuardedBranch]:
     """A maximum of maxima is one maximum."""
     inner = _extreme_of(branch.value, kind)
     if inner is None:
@@ -70,22 +70,24 @@ def _flat(kind: str, branch: Branch) -> list[Branch]:
     branches = []
     for b in inner.branches:
         renamed = _branch_of(rename_apart(_carrier(b)))
-        branches.append(Branch(branch.bound + renamed.bound, branch.guards | renamed.guards, renamed.value))
+        branches.append(GuardedBranch(branch.bound + renamed.bound, branch.guards | renamed.guards, renamed.value))
     return branches
 
 
-def _carrier(branch: Branch) -> Monomial:
+def _carrier(branch: GuardedBranch) -> Monomial:
     """A monomial that binds and guards as the branch does, so that the simplifier can be used on it."""
-    return Monomial(Fraction(1), branch.bound, branch.guards, ((Apply("branch", (branch.value,)), Fraction(1)),))
+    return Monomial(
+        Fraction(1), branch.bound, branch.guards, ((FunctionApplication("branch", (branch.value,)), Fraction(1)),)
+    )
 
 
-def _branch_of(carrier: Monomial) -> Branch:
+def _branch_of(carrier: Monomial) -> GuardedBranch:
     ((factor, _),) = carrier.factors
-    assert isinstance(factor, Apply)
-    return Branch(carrier.bound, carrier.guards, factor.args[0])
+    assert isinstance(factor, FunctionApplication)
+    return GuardedBranch(carrier.bound, carrier.guards, factor.args[0])
 
 
-def _simplified(algebra: Algebra, kind: str, branch: Branch) -> list[Branch]:
+def _simplified(algebra: NormalFormAlgebra, kind: str, branch: GuardedBranch) -> list[GuardedBranch]:
     """Equations solved and guards dropped; unused variables dropped from a maximum where their range is inhabited."""
     branches = [_branch_of(m) for m in simplify_monomial(_carrier(branch), algebra.facts, counting=False)]
     if kind != "max":
@@ -93,22 +95,22 @@ def _simplified(algebra: Algebra, kind: str, branch: Branch) -> list[Branch]:
     return [_without_unused(algebra, _overlapped(algebra, _merged_windows(algebra, b))) for b in branches]
 
 
-def _overlapped(algebra: Algebra, branch: Branch) -> Branch:
+def _overlapped(algebra: NormalFormAlgebra, branch: GuardedBranch) -> GuardedBranch:
     """Where the value depends on ``a + b`` alone, that sum is the variable: windows of windows, with any guards."""
     for low, high in permutations(branch.bound, 2):
         if _stride(list(dimensions(branch.value)), low, high) != 1:
             continue
         name = fresh()
         binding: dict[str, Dim] = {low: sym(name) - sym(high)}
-        moved = frozenset(normal_condition(Condition(g.kind, substitute(g.size, binding))) for g in branch.guards)
+        moved = frozenset(normal_condition(IndexCondition(g.kind, substitute(g.size, binding))) for g in branch.guards)
         value, guards = replace(branch.value, binding), _projected(moved, high)
         if guards is not None and high not in free(value):
             bound = (*(n for n in branch.bound if n not in (low, high)), name)
-            return _overlapped(algebra, Branch(bound, guards, value))
+            return _overlapped(algebra, GuardedBranch(bound, guards, value))
     return branch
 
 
-def _projected(guards: frozenset[Condition], name: str) -> frozenset[Condition] | None:
+def _projected(guards: frozenset[IndexCondition], name: str) -> frozenset[IndexCondition] | None:
     """The guards under which some integer for ``name`` satisfies all (Fourier, Motzkin: exact for coefficients ±1)."""
     own = [g for g in guards if name in symbols(g.size)]
     ends: dict[Dim, list[Dim]] = {1: [], -1: []}
@@ -123,7 +125,7 @@ def _projected(guards: frozenset[Condition], name: str) -> frozenset[Condition] 
     return guards.difference(own) | {g for g in conditions if not g.known}
 
 
-def _merged_windows(algebra: Algebra, branch: Branch) -> Branch:
+def _merged_windows(algebra: NormalFormAlgebra, branch: GuardedBranch) -> GuardedBranch:
     """Where only ``s·a + b`` occurs, ``0 ≤ a ≤ A``, ``0 ≤ b ≤ B``, ``s - 1 ≤ B``: these are all of ``0 … s·A + B``."""
     ranges = {n: end for n in branch.bound if (end := _upper_end(branch, n)) is not None}
     for low, high in permutations(ranges, 2):
@@ -140,20 +142,20 @@ def _merged_windows(algebra: Algebra, branch: Branch) -> Branch:
             continue
         name = fresh()
         binding: dict[str, Dim] = {low: sym(name) - stride * sym(high)}
-        guards = {normal_condition(Condition(g.kind, substitute(g.size, binding))) for g in rest}
+        guards = {normal_condition(IndexCondition(g.kind, substitute(g.size, binding))) for g in rest}
         guards |= others | _span(name, stride * ranges[high] + ranges[low])
         bound = (*(n for n in branch.bound if n not in (low, high)), name)
-        new_branch = Branch(bound, frozenset(guards), replace(branch.value, binding))
+        new_branch = GuardedBranch(bound, frozenset(guards), replace(branch.value, binding))
         if high not in new_branch.free:
             return _merged_windows(algebra, new_branch)
     return branch
 
 
-def _span(name: str, end: Dim) -> frozenset[Condition]:
+def _span(name: str, end: Dim) -> frozenset[IndexCondition]:
     return frozenset((ge(sym(name)), normal_condition(ge(end - sym(name)))))
 
 
-def _upper_end(branch: Branch, name: str) -> Dim | None:
+def _upper_end(branch: GuardedBranch, name: str) -> Dim | None:
     """``e`` where ``0 ≤ name ≤ e`` are guards and ``e`` has no bound variables."""
     if ge(sym(name)) not in branch.guards:
         return None
@@ -178,7 +180,7 @@ def _stride(sizes: list[Dim], low: str, high: str) -> Dim | None:
     return stride
 
 
-def _without_unused(algebra: Algebra, branch: Branch) -> Branch:
+def _without_unused(algebra: NormalFormAlgebra, branch: GuardedBranch) -> GuardedBranch:
     used = {n for m in branch.value for n in m.free}
     for name in branch.bound:
         if name in used:
@@ -187,20 +189,20 @@ def _without_unused(algebra: Algebra, branch: Branch) -> Branch:
         if any(symbols(g.size) & (set(branch.bound) - {name}) for g in own) or not algebra.inhabited((name,), own):
             continue
         return _without_unused(
-            algebra, Branch(tuple(n for n in branch.bound if n != name), branch.guards - own, branch.value)
+            algebra, GuardedBranch(tuple(n for n in branch.bound if n != name), branch.guards - own, branch.value)
         )
     return branch
 
 
-def _extreme_of(value: Value, kind: str) -> Extreme | None:
+def _extreme_of(value: Value, kind: str) -> BranchReduction | None:
     """The reduction that a value is, if it is exactly one of the same kind."""
     if len(value) != 1 or value[0].coefficient != 1 or value[0].bound or value[0].guards or len(value[0].factors) != 1:
         return None
     factor, power = value[0].factors[0]
-    return factor if isinstance(factor, Extreme) and factor.kind == kind and power == 1 else None
+    return factor if isinstance(factor, BranchReduction) and factor.kind == kind and power == 1 else None
 
 
-def extreme_of(algebra: Algebra, kind: str, branches: list[Branch]) -> Value:
+def extreme_of(algebra: NormalFormAlgebra, kind: str, branches: list[GuardedBranch]) -> Value:
     """The reduction over branches, with what does not depend on the range taken out of it."""
     branches = [s for b in branches for f in _flat(kind, b) for s in _simplified(algebra, kind, f)]
     if kind == "max":
@@ -230,15 +232,15 @@ def extreme_of(algebra: Algebra, kind: str, branches: list[Branch]) -> Value:
     if kind == "prod":
         return _product(algebra, branches)
     if len(branches) > 1:
-        return atom_value(Extreme(kind, tuple(_sealed_branch(b) for b in branches)))
+        return atom_value(BranchReduction(kind, tuple(_sealed_branch(b) for b in branches)))
     return _extracted(algebra, branches[0])
 
 
-def _maximum(algebra: Algebra) -> Callable[[Branch], Value]:
+def _maximum(algebra: NormalFormAlgebra) -> Callable[[GuardedBranch], Value]:
     return lambda branch: extreme_of(algebra, "max", [branch])
 
 
-def _product(algebra: Algebra, branches: list[Branch]) -> Value:
+def _product(algebra: NormalFormAlgebra, branches: list[GuardedBranch]) -> Value:
     """``Π over A ∪ B = Π_A · Π_B``, ``Π a·b = Π a · Π b``, ``Π exp(v) = exp(Σ v)``."""
     total = ONE
     for b in branches:
@@ -250,26 +252,29 @@ def _product(algebra: Algebra, branches: list[Branch]) -> Value:
             continue
         if number != 1:
             total = mul(
-                total, atom_value(Extreme("prod", (_sealed_branch(Branch(b.bound, b.guards, constant(number))),)))
+                total,
+                atom_value(
+                    BranchReduction("prod", (_sealed_branch(GuardedBranch(b.bound, b.guards, constant(number))),))
+                ),
             )
         for f, p in factors:
-            if isinstance(f, Apply) and f.function == "exp":
-                inner = _sealed_branch(Branch(b.bound, b.guards, scale(f.args[0], p)))
+            if isinstance(f, FunctionApplication) and f.function == "exp":
+                inner = _sealed_branch(GuardedBranch(b.bound, b.guards, scale(f.args[0], p)))
                 total = mul(total, algebra.exponential(algebra.tidy(guarded(inner.value, inner.guards, inner.bound))))
             else:
-                total = mul(total, _one_product(Branch(b.bound, b.guards, atom_value(f)), p))
+                total = mul(total, _one_product(GuardedBranch(b.bound, b.guards, atom_value(f)), p))
     return total
 
 
-def _one_product(branch: Branch, power: Fraction | int = 1) -> Value:
-    return atom_value(Extreme("prod", (_sealed_branch(branch),)), power)
+def _one_product(branch: GuardedBranch, power: Fraction | int = 1) -> Value:
+    return atom_value(BranchReduction("prod", (_sealed_branch(branch),)), power)
 
 
 def _is_exp(factor: Factor) -> bool:
-    return isinstance(factor, Apply) and factor.function == "exp"
+    return isinstance(factor, FunctionApplication) and factor.function == "exp"
 
 
-def _by_guard(algebra: Algebra, kind: str, branches: list[Branch], guard: Condition) -> Value:
+def _by_guard(algebra: NormalFormAlgebra, kind: str, branches: list[GuardedBranch], guard: IndexCondition) -> Value:
     """The reduction where a condition on outer names holds, and where it does not."""
     parts: list[Value] = []
     for condition in (guard, negated(guard)):
@@ -283,19 +288,19 @@ def _by_guard(algebra: Algebra, kind: str, branches: list[Branch], guard: Condit
             if not algebra.facts.contradictory((*left, condition), 1):
                 outer = {g for g in left if not symbols(g.size) & set(b.bound)}
                 implied = {g for g in outer if algebra.facts.implied(g, (condition,), 1)}
-                kept_branches.append(Branch(b.bound, left - implied, b.value))
+                kept_branches.append(GuardedBranch(b.bound, left - implied, b.value))
         parts.append(guarded(extreme_of(algebra, kind, kept_branches), (condition,)))
     return add(*parts)
 
 
-def _extracted(algebra: Algebra, branch: Branch) -> Value:
+def _extracted(algebra: NormalFormAlgebra, branch: GuardedBranch) -> Value:
     """``max(c + v) = c + max(v)``, ``max(c·v) = c·max(v)`` for ``c > 0``, and for ``c ≥ 0`` over what is not empty."""
     bound = set(branch.bound)
     fixed = tuple(m for m in branch.value if not m.free & bound)
     moving = tuple(m for m in branch.value if m.free & bound)
     if not moving:
         if not algebra.inhabited(branch.bound, branch.guards):
-            return atom_value(Extreme("max", (_sealed_branch(branch),)))
+            return atom_value(BranchReduction("max", (_sealed_branch(branch),)))
         return fixed
     if len(moving) == 1 and not moving[0].bound and not moving[0].guards:
         m = moving[0]
@@ -314,44 +319,44 @@ def _extracted(algebra: Algebra, branch: Branch) -> Value:
     return add(fixed, _inner(algebra, branch, moving))
 
 
-def _inner(algebra: Algebra, branch: Branch, body: Value) -> Value:
+def _inner(algebra: NormalFormAlgebra, branch: GuardedBranch, body: Value) -> Value:
     """The maximum of what is left in a branch; a maximum of maxima once more where that is what is left."""
-    new_branch = Branch(branch.bound, branch.guards, body)
+    new_branch = GuardedBranch(branch.bound, branch.guards, body)
     if body != branch.value and _extreme_of(body, "max") is not None:
         return extreme_of(algebra, "max", [new_branch])
-    return atom_value(Extreme("max", (_sealed_branch(new_branch),)))
+    return atom_value(BranchReduction("max", (_sealed_branch(new_branch),)))
 
 
-def _unfolded(algebra: Algebra, branch: Branch) -> list[Branch]:
+def _unfolded(algebra: NormalFormAlgebra, branch: GuardedBranch) -> list[GuardedBranch]:
     """``max(w + c·ramp(u)) = max(max(w), max(w + c·u))`` for ``c > 0``, over a range that is inhabited."""
     for m in branch.value:
         factor = m.factors[0][0] if len(m.factors) == 1 and m.factors[0][1] == 1 else None
         plain = not m.bound and not m.guards and m.coefficient > 0
-        if plain and isinstance(factor, Apply) and factor.function == "ramp":
+        if plain and isinstance(factor, FunctionApplication) and factor.function == "ramp":
             if not algebra.inhabited(branch.bound, branch.guards):
                 return [branch]
             low = tuple(o for o in branch.value if o is not m)
             high = algebra.tidy(add(low, scale(factor.args[0], m.coefficient)))
-            branches = [Branch(branch.bound, branch.guards, v) for v in (low, high)]
+            branches = [GuardedBranch(branch.bound, branch.guards, v) for v in (low, high)]
             return [u for b in branches for u in _unfolded(algebra, b)]
     return [branch]
 
 
-def _capped(algebra: Algebra, branch: Branch) -> tuple[Branch, Value] | None:
+def _capped(algebra: NormalFormAlgebra, branch: GuardedBranch) -> tuple[GuardedBranch, Value] | None:
     """``max(min(w, k)) = min(max(w), k)`` where ``k`` is fixed, over a range that is inhabited: ``w`` and ``k``."""
     bound = set(branch.bound)
     for m in branch.value:
         factor = m.factors[0][0] if len(m.factors) == 1 and m.factors[0][1] == 1 else None
         plain = not m.bound and not m.guards and m.coefficient < 0 and bool(m.free & bound)
-        if plain and isinstance(factor, Apply) and factor.function == "ramp":
+        if plain and isinstance(factor, FunctionApplication) and factor.function == "ramp":
             uncapped = tuple(o for o in branch.value if o is not m)
             cap = algebra.tidy(add(uncapped, scale(factor.args[0], m.coefficient)))
             for moving, fixed in ((uncapped, cap), (cap, uncapped)):
                 if not free(fixed) & bound and algebra.inhabited(branch.bound, branch.guards):
-                    return Branch(branch.bound, branch.guards, moving), fixed
+                    return GuardedBranch(branch.bound, branch.guards, moving), fixed
     return None
 
 
-def _sealed_branch(branch: Branch) -> Branch:
+def _sealed_branch(branch: GuardedBranch) -> GuardedBranch:
     renamed = _branch_of(rename_apart(_carrier(branch)))
-    return Branch(renamed.bound, renamed.guards, sealed(renamed.value))
+    return GuardedBranch(renamed.bound, renamed.guards, sealed(renamed.value))

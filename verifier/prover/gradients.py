@@ -1,12 +1,14 @@
 """Proofs of gradients: that a pushforward is the derivative of the meaning, and a pullback the adjoint of that.
 
-The derivative ``D f`` of an operator is a meaning, derived from its own (:mod:`superopt.ops.derivative.forward`). Of
-what is emitted, terms over operators, the prover is asked, for all sizes, attributes and values,
+The derivative ``D f`` of an operator is a meaning, derived from its own
+(:mod:`superopt.ops.derivative.scalar_derivatives`). Of what is emitted, terms over operators, the prover is asked, for
+all sizes, attributes and values,
 
 * ``push(x, ẋ)[i] = (D f)(x, ẋ)[i]``: the pushforward is the derivative;
 * ``Σ_i c[i]·(D f)(x, ẋ)[i] = Σ_j pull(x, c)[j]·ẋ[j]`` for each operand by itself: the pullback is its adjoint.
 
-At kinks both sides follow the convention of :mod:`superopt.ops.derivative.forward`. The cases are ``gradients.toml``.
+At kinks both sides follow the convention of :mod:`superopt.ops.derivative.scalar_derivatives`. The cases are
+``gradients.toml``.
 """
 
 from __future__ import annotations
@@ -19,27 +21,35 @@ from functools import cache
 from importlib.resources import files
 
 from superopt.ir.errors import UsageError
-from superopt.ir.terms import App, Project, Term, Var, postorder, variables
+from superopt.ir.terms import OperatorTerm, OutputTerm, Term, VariableTerm, postorder, variables
 from superopt.ir.types import TensorType
 from superopt.ops import REGISTRY
 from superopt.ops.derivative.declarations import DECLARED
-from superopt.ops.derivative.expressions import Expr, Site, added, apply, by_channel, constant, variable
-from superopt.ops.derivative.forward import PREFIX, derivative_of, kinks_of
-from superopt.ops.derivative.modes import is_still, pull, push
-from superopt.ops.record import Operator
+from superopt.ops.derivative.pullback_pushforward import is_still, pull, push
+from superopt.ops.derivative.scalar_derivatives import PREFIX, derivative_of, kinks_of
+from superopt.ops.derivative.typed_terms import (
+    DifferentiationSite,
+    TypedTerm,
+    added,
+    apply,
+    by_channel,
+    constant,
+    variable,
+)
+from superopt.ops.operator_definition import Operator
 from superopt.rules.grammar import parse_scheme, parse_term
-from superopt.rules.rule import AttributeScheme, Rule, TensorScheme, TypeScheme
+from superopt.rules.rule import AttributeVariableType, Rule, TensorVariableType, TypeScheme
 from superopt.rules.typing import complete, instances, type_terms, variable_types
 from superopt.verifier.prover.prover import prove
-from superopt.verifier.verdict import ProvedAllSizes
+from superopt.verifier.verdict import ProvedVerdict
 
-__all__ = ["OperatorGradient", "Statement", "cases", "check_gradients", "statements"]
+__all__ = ["OperatorGradientProof", "GradientProofGoal", "cases", "check_gradients", "statements"]
 
 SECONDS = 20.0  # of work that a proof may take
 
 
 @dataclass(frozen=True)
-class Statement:
+class GradientProofGoal:
     """One thing to prove: of ``what`` ("pushforward" or "pullback of x"), in the case as its text says it."""
 
     op: str
@@ -49,7 +59,7 @@ class Statement:
 
 
 @dataclass(frozen=True)
-class OperatorGradient:
+class OperatorGradientProof:
     """What is known of one operator's derivative.
 
     Attributes:
@@ -83,7 +93,7 @@ def cases() -> Mapping[str, tuple[str, ...]]:
     return {name: tuple(texts) for name, texts in table["case"].items()}
 
 
-def check_gradients(names: Iterable[str] = ()) -> Iterator[OperatorGradient]:
+def check_gradients(names: Iterable[str] = ()) -> Iterator[OperatorGradientProof]:
     """Prove the derivatives of operators, all by default.
 
     Raises:
@@ -98,7 +108,7 @@ def check_gradients(names: Iterable[str] = ()) -> Iterator[OperatorGradient]:
         yield _checked(name)
 
 
-def _checked(name: str) -> OperatorGradient:
+def _checked(name: str) -> OperatorGradientProof:
     started = time.monotonic()
     proved, total = 0, 0
     missing: dict[str, None] = {}
@@ -106,30 +116,30 @@ def _checked(name: str) -> OperatorGradient:
         total += 1
         with REGISTRY.also(*_derivatives(statement.rule)):
             verdict = prove(statement.rule, time_limit=SECONDS)
-        if isinstance(verdict, ProvedAllSizes):
+        if isinstance(verdict, ProvedVerdict):
             proved += 1
         else:
             missing.setdefault(f"{statement.what} in {statement.case}: {getattr(verdict, 'reason', verdict)}")
     declared = DECLARED.get(name)
     expanded = declared is not None and declared.expansion is not None
     how = "by expansion" if expanded else "declared" if declared is not None and declared.pullback else "derived"
-    return OperatorGradient(name, how, proved, total, tuple(missing), _kinks(name), time.monotonic() - started)
+    return OperatorGradientProof(name, how, proved, total, tuple(missing), _kinks(name), time.monotonic() - started)
 
 
 def _kinks(name: str) -> tuple[str, ...]:
     rule = instances(_case(cases()[name][0]))[0]
     _, meanings = type_terms(rule.lhs, variable_types(rule))
     (term,) = rule.lhs
-    assert isinstance(term, App)
+    assert isinstance(term, OperatorTerm)
     return kinks_of(meanings[term].outputs)
 
 
-def statements(name: str) -> Iterator[Statement]:
+def statements(name: str) -> Iterator[GradientProofGoal]:
     """What is to be proved of an operator."""
     for text in cases()[name]:
         for rule in instances(_case(text)):
             (term,) = rule.lhs
-            assert isinstance(term, App)
+            assert isinstance(term, OperatorTerm)
             yield from _of_application(name, text.partition(" |")[0], rule, term)
 
 
@@ -155,39 +165,41 @@ def _listed(text: str) -> Iterator[str]:
     yield text[start:]
 
 
-def _of_application(name: str, case: str, rule: Rule, term: App) -> Iterator[Statement]:
+def _of_application(name: str, case: str, rule: Rule, term: OperatorTerm) -> Iterator[GradientProofGoal]:
     types = variable_types(rule)
-    makers = {p: _site(a, types) for p, a in enumerate(term.args) if isinstance(a, App) and a.args}
+    makers = {p: _site(a, types) for p, a in enumerate(term.args) if isinstance(a, OperatorTerm) and a.args}
     args = tuple(makers[p].output() if p in makers else _operand(a, types) for p, a in enumerate(term.args))
-    term = App(name, tuple(None if a is None else a.term for a in args), term.attributes)
+    term = OperatorTerm(name, tuple(None if a is None else a.term for a in args), term.attributes)
     attributes = complete(term)
-    moving = frozenset(p for p, a in enumerate(term.args) if isinstance(a, Var) and types[a.name].dtype.is_float)
-    site = Site(name, args, attributes, moving, makers)
+    moving = frozenset(
+        p for p, a in enumerate(term.args) if isinstance(a, VariableTerm) and types[a.name].dtype.is_float
+    )
+    site = DifferentiationSite(name, args, attributes, moving, makers)
     if is_still(site):
         raise UsageError(f"{name} does not move with its operands", where=f"gradients.toml, case {case!r}")
     attribute_items = tuple(sorted(attributes.items()))
 
-    def derivative(tangents: Sequence[Term | None]) -> App:
-        return App(PREFIX + name, (*term.args, *tangents), attribute_items)
+    def derivative(tangents: Sequence[Term | None]) -> OperatorTerm:
+        return OperatorTerm(PREFIX + name, (*term.args, *tangents), attribute_items)
 
     tangents = [_tangent(a, p) if p in moving else None for p, a in enumerate(args)]
     outputs = site.outputs()
     several = len(outputs) > 1
     for position, moved in enumerate(push(site, tangents)):
         body = derivative([None if t is None else t.term for t in tangents])
-        whole: Term = Project(body, position) if several else body
+        whole: Term = OutputTerm(body, position) if several else body
         if moved is not None:
             what = f"pushforward of output {position}" if several else "pushforward"
             yield _statement(name, case, what, rule, whole, moved.term, tangents)
     given_expressions = cotangents = [variable(f"c{position}", y.type) for position, y in enumerate(outputs)]
 
     def adjoint(
-        what: str, pulled: Mapping[int, Expr], positions: Sequence[int], given_expressions: Sequence[Expr]
-    ) -> Statement:
+        what: str, pulled: Mapping[int, TypedTerm], positions: Sequence[int], given_expressions: Sequence[TypedTerm]
+    ) -> GradientProofGoal:
         """That cotangents of these operands, with their tangents, are what the derivative is with the given ones."""
         chosen = [tangent if p in positions else None for p, tangent in enumerate(tangents)]
         body = derivative([None if t is None else t.term for t in chosen])
-        parts = [Expr(Project(body, p) if several else body, y.type) for p, y in enumerate(outputs)]
+        parts = [TypedTerm(OutputTerm(body, p) if several else body, y.type) for p, y in enumerate(outputs)]
         left = added([_inner(c, part) for c, part in zip(given_expressions, parts, strict=True)])
         there = [(p, t) for p, t in enumerate(chosen) if t is not None]
         right = added([_inner(pulled[p], t) for p, t in there if p in pulled]) or constant(0, there[0][1].dtype)
@@ -211,44 +223,44 @@ def _of_application(name: str, case: str, rule: Rule, term: App) -> Iterator[Sta
                 yield adjoint(f"pullback of {term.args[position]} by channel", apart, [position], [known_expression])
 
 
-def _site(term: App, types: Mapping[str, TensorType]) -> Site:
+def _site(term: OperatorTerm, types: Mapping[str, TensorType]) -> DifferentiationSite:
     """The application that makes an operand, all of whose own move."""
     args = tuple(_operand(a, types) for a in term.args)
     moving = frozenset(p for p, a in enumerate(args) if a is not None and a.dtype.is_float)
-    return Site(term.op, args, complete(term), moving)
+    return DifferentiationSite(term.op, args, complete(term), moving)
 
 
-def _operand(term: Term | None, types: Mapping[str, TensorType]) -> Expr | None:
+def _operand(term: Term | None, types: Mapping[str, TensorType]) -> TypedTerm | None:
     if term is None:
         return None
-    if isinstance(term, Var):
+    if isinstance(term, VariableTerm):
         return variable(term.name, types[term.name])
-    assert isinstance(term, App), "an operand of a case is a variable or a number"
+    assert isinstance(term, OperatorTerm), "an operand of a case is a variable or a number"
     return apply(term.op, **complete(term))
 
 
-def _tangent(x: Expr | None, position: int) -> Expr:
+def _tangent(x: TypedTerm | None, position: int) -> TypedTerm:
     assert x is not None
     return variable(f"d{position}", x.type)
 
 
-def _inner(a: Expr, b: Expr) -> Expr:
+def _inner(a: TypedTerm, b: TypedTerm) -> TypedTerm:
     """``Σ a·b`` over all elements."""
-    product = App("Mul", (a.term, b.term))  # of a derivative, too, which has no record to ask for the type
+    product = OperatorTerm("Mul", (a.term, b.term))  # of a derivative, too, which has no record to ask for the type
     if not a.rank:
-        return Expr(product, a.type)
+        return TypedTerm(product, a.type)
     attributes = (("axes", tuple(range(a.rank))), ("keepdims", 0))
-    return Expr(App("ReduceSum", (product,), attributes), TensorType(a.dtype, ()))
+    return TypedTerm(OperatorTerm("ReduceSum", (product,), attributes), TensorType(a.dtype, ()))
 
 
 def _statement(
-    name: str, case: str, what: str, rule: Rule, left: Term, right: Term, more: Sequence[Expr | None]
-) -> Statement:  # fmt: skip
+    name: str, case: str, what: str, rule: Rule, left: Term, right: Term, more: Sequence[TypedTerm | None]
+) -> GradientProofGoal:  # fmt: skip
     used = set(variables(left, right))
-    own = {n: s for n, s in rule.forall.items() if isinstance(s, AttributeScheme) or n in used}
-    added_types = {str(e.term): TensorScheme("f", e.shape) for e in more if e is not None and str(e.term) in used}
+    own = {n: s for n, s in rule.forall.items() if isinstance(s, AttributeVariableType) or n in used}
+    added_types = {str(e.term): TensorVariableType("f", e.shape) for e in more if e is not None and str(e.term) in used}
     stated = replace(rule, id=f"{name}: {what}", forall={**own, **added_types}, lhs=(left,), rhs=(right,))
-    return Statement(name, case, what, stated)
+    return GradientProofGoal(name, case, what, stated)
 
 
 def _derivatives(rule: Rule) -> list[Operator]:
@@ -262,5 +274,5 @@ def _derivatives(rule: Rule) -> list[Operator]:
 
 def _count(rule: Rule, op: str) -> int:
     """How many operands the derivative's operator has in a rule."""
-    app = next(t for t in postorder(*rule.lhs, *rule.rhs) if isinstance(t, App) and t.op == op)
+    app = next(t for t in postorder(*rule.lhs, *rule.rhs) if isinstance(t, OperatorTerm) and t.op == op)
     return len(app.args) // 2

@@ -14,20 +14,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from superopt.ir.poly import Dim, substitute
-from superopt.ops.meaning import Condition
+from superopt.ir.size_polynomial import Dim, substitute
+from superopt.ops.operator_semantics import IndexCondition
 from superopt.verifier.prover.arith import negated, normal_condition
 from superopt.verifier.prover.bijections import Bijection, invertible, pairings, solved
-from superopt.verifier.prover.functions import Algebra
-from superopt.verifier.prover.normal import (
-    Apply,
-    Branch,
-    Element,
-    Extreme,
+from superopt.verifier.prover.function_normalisation import NormalFormAlgebra
+from superopt.verifier.prover.monomial_simplification import digit_size, simplify_monomial
+from superopt.verifier.prover.normal_form_arithmetic import (
+    BranchReduction,
     Factor,
+    FunctionApplication,
+    GuardedBranch,
     Monomial,
     SizeFactor,
-    SumBase,
+    SumPowerBase,
+    TensorElement,
     Value,
     add,
     mul,
@@ -36,15 +37,14 @@ from superopt.verifier.prover.normal import (
     substitute_factors,
 )
 from superopt.verifier.prover.order_lemmas import pointwise_zero
-from superopt.verifier.prover.simplify import digit_size, simplify_monomial
 
-__all__ = ["Matcher", "Step", "constant_range", "written_out"]
+__all__ = ["SumMatcher", "ProofStep", "constant_range", "written_out"]
 
-Conditions = tuple[Condition, ...]
+Conditions = tuple[IndexCondition, ...]
 
 
 @dataclass(frozen=True)
-class Step:
+class ProofStep:
     """``before = after`` as values (times ``factor^power`` for "multiply"), under the facts and what the proof assumes.
 
     Attributes:
@@ -58,21 +58,21 @@ class Step:
     before: Value
     after: Value
     bijection: Bijection = field(default_factory=dict)
-    overlap: frozenset[Condition] = frozenset()
-    only_a: tuple[frozenset[Condition], ...] = ()
-    only_b: tuple[frozenset[Condition], ...] = ()
+    overlap: frozenset[IndexCondition] = frozenset()
+    only_a: tuple[frozenset[IndexCondition], ...] = ()
+    only_b: tuple[frozenset[IndexCondition], ...] = ()
     factor: Value = ()
     power: int = 0
 
 
 @dataclass
-class Matcher:
+class SumMatcher:
     """Proofs that values are zero; ``steps`` records what was combined with what. Sums over at most ``unroll`` places,
     a known number, are written out."""
 
-    algebra: Algebra
+    algebra: NormalFormAlgebra
     unroll: int = 0
-    steps: list[Step] = field(default_factory=list)
+    steps: list[ProofStep] = field(default_factory=list)
     depth: int = 0
 
     def zero(self, value: Value, given: Conditions = ()) -> bool:
@@ -84,7 +84,7 @@ class Matcher:
         self.depth += 1
         try:
             tidy = self.algebra.tidy(written_out(value, self.unroll) if self.unroll else value)
-            self._record(Step("simplify", value, tidy))
+            self._record(ProofStep("simplify", value, tidy))
             rest = self._cancelled(tidy, given)
             if not rest:
                 return True
@@ -93,7 +93,7 @@ class Matcher:
                 return self._continued(cleared, given)
             shown = pointwise_zero(self.algebra, rest, given)
             if shown:
-                self._record(Step("lemma", rest, ()))
+                self._record(ProofStep("lemma", rest, ()))
             return shown
         finally:
             self.depth -= 1
@@ -105,7 +105,7 @@ class Matcher:
         finally:
             self.depth += 1
 
-    def _record(self, step: Step) -> None:
+    def _record(self, step: ProofStep) -> None:
         if self.depth == 1 and step.before != step.after:
             self.steps.append(step)
 
@@ -120,7 +120,7 @@ class Matcher:
             facts.tick()
             current = pending.pop(0)
             if facts.contradictory((*given_conditions, *current.guards), 1):
-                self._record(Step("drop", (current,), ()))
+                self._record(ProofStep("drop", (current,), ()))
                 continue
             partners = sorted(
                 (p for p in (*pending, *stuck) if _may_be_equal(current, p)),
@@ -135,7 +135,7 @@ class Matcher:
                     break
             else:
                 if current.guards and facts.contradictory((*given_conditions, *current.guards), 3):
-                    self._record(Step("drop", (current,), ()))
+                    self._record(ProofStep("drop", (current,), ()))
                 else:
                     stuck.append(current)
         return add(tuple(stuck), tuple(pending))
@@ -165,17 +165,17 @@ class Matcher:
             left, right = _residues(a, only_b), _residues(moved, only_a)
             parts = [p for p in (both, *left, *right) if p.coefficient]
             self._record(
-                Step(
+                ProofStep(
                     "match", (a, b), tuple(parts), bijection, both.guards,
                     tuple(p.guards for p in left), tuple(p.guards for p in right),
                 )
             )  # fmt: skip
             empty = [p for p in (*left, *right) if facts.contradictory((*given_conditions, *p.guards), 2)]
             for p in empty:
-                self._record(Step("drop", (p,), ()))
+                self._record(ProofStep("drop", (p,), ()))
             kept_value = tuple(p for p in parts if not any(p is e for e in empty))
             value = add(*(simplify_monomial(p, facts) for p in kept_value))
-            self._record(Step("simplify", kept_value, value))
+            self._record(ProofStep("simplify", kept_value, value))
             return value
         return None
 
@@ -219,19 +219,21 @@ class Matcher:
     def _factor_equal(self, a: Factor, b: Factor, given_conditions: Conditions) -> bool:
         facts = self.algebra.facts
         match a, b:
-            case Element(_, index), Element(_, other):
+            case TensorElement(_, index), TensorElement(_, other):
                 return all(facts.implied(_equal(i, j), given_conditions) for i, j in zip(index, other, strict=True))
             case SizeFactor(size), SizeFactor(other_size):
                 return facts.implied(_equal(size, other_size), given_conditions)
-            case Apply(_, args), Apply(_, others):
+            case FunctionApplication(_, args), FunctionApplication(_, others):
                 return all(self.zero(add(x, scale(y, -1)), given_conditions) for x, y in zip(args, others, strict=True))
-            case SumBase(value), SumBase(other_value):
+            case SumPowerBase(value), SumPowerBase(other_value):
                 return self.zero(add(value, scale(other_value, -1)), given_conditions)
-            case Extreme(_, branches), Extreme(_, other_branches):
+            case BranchReduction(_, branches), BranchReduction(_, other_branches):
                 return self._branches_equal(list(branches), list(other_branches), given_conditions)
         return False
 
-    def _branches_equal(self, left: list[Branch], right: list[Branch], given_conditions: Conditions) -> bool:
+    def _branches_equal(
+        self, left: list[GuardedBranch], right: list[GuardedBranch], given_conditions: Conditions
+    ) -> bool:
         """Each branch is a re-indexing of one of the other side: then the families have the same values."""
         if len(left) != len(right):
             return False
@@ -244,7 +246,7 @@ class Matcher:
                 return False
         return True
 
-    def _branch_equal(self, left: Branch, right: Branch, given_conditions: Conditions) -> bool:
+    def _branch_equal(self, left: GuardedBranch, right: GuardedBranch, given_conditions: Conditions) -> bool:
         if len(left.bound) != len(right.bound):
             return False
         a, b = _as_monomial(left), rename_apart(_as_monomial(right))
@@ -265,7 +267,7 @@ class Matcher:
         """The value times a sum that it divides by: zero exactly where the value is, since the sum is not 0."""
         for m in value:
             for f, p in m.factors:
-                if not isinstance(f, SumBase) or p >= 0 or p.denominator != 1 or f.free & set(m.bound):
+                if not isinstance(f, SumPowerBase) or p >= 0 or p.denominator != 1 or f.free & set(m.bound):
                     continue
                 shown = f.show({})
                 if any(shown == g.show({}) and g.free & set(o.bound) for o in value for g, _ in o.factors):
@@ -283,16 +285,16 @@ class Matcher:
                         product = mul(product, tuple(rename_apart(x) for x in f.value))
                     values.append(product)
                 cleared = self.algebra.tidy(add(*values))
-                self._record(Step("multiply", value, cleared, factor=f.value, power=int(-p)))
+                self._record(ProofStep("multiply", value, cleared, factor=f.value, power=int(-p)))
                 return cleared
         return None
 
 
-def _equal(a: Dim, b: Dim) -> Condition:
-    return normal_condition(Condition("eq", a - b))
+def _equal(a: Dim, b: Dim) -> IndexCondition:
+    return normal_condition(IndexCondition("eq", a - b))
 
 
-def _residues(m: Monomial, conditions: Sequence[Condition]) -> list[Monomial]:
+def _residues(m: Monomial, conditions: Sequence[IndexCondition]) -> list[Monomial]:
     """``m`` where not all conditions hold, in disjoint pieces."""
     guards = (m.guards | set(conditions[:i]) | {negated(c)} for i, c in enumerate(conditions))
     return [m.of(guards=frozenset(g)) for g in guards]
@@ -305,14 +307,14 @@ def _may_be_equal(a: Monomial, b: Monomial) -> bool:
     return sorted((f.head, p) for f, p in a.factors) == sorted((f.head, p) for f, p in b.factors)
 
 
-def _as_monomial(branch: Branch) -> Monomial:
-    factor = Apply("branch", (branch.value,))
+def _as_monomial(branch: GuardedBranch) -> Monomial:
+    factor = FunctionApplication("branch", (branch.value,))
     return Monomial(Fraction(1), branch.bound, branch.guards, ((factor, Fraction(1)),))
 
 
 def _moved(b: Monomial, bijection: Bijection, bound: tuple[str, ...]) -> Monomial | None:
     """``b`` with its variables expressed in ``bound``; ``None`` where a size factor stops being one factor."""
-    guards = frozenset(normal_condition(Condition(g.kind, substitute(g.size, bijection))) for g in b.guards)
+    guards = frozenset(normal_condition(IndexCondition(g.kind, substitute(g.size, bijection))) for g in b.guards)
     if any(g.known is False for g in guards):
         return None
     guards = frozenset(g for g in guards if g.known is None)
@@ -331,7 +333,7 @@ def written_out(value: Value, most: int) -> Value:
             continue
         bound = tuple(n for n in m.bound if n != name)
         for position in range(constant_range(m, name)):
-            guards = {normal_condition(Condition(g.kind, substitute(g.size, {name: position}))) for g in m.guards}
+            guards = {normal_condition(IndexCondition(g.kind, substitute(g.size, {name: position}))) for g in m.guards}
             if all(g.known is not False for g in guards):
                 left = m.of(bound=bound, guards=frozenset(g for g in guards if g.known is None))
                 pending += substitute_factors(left, {name: position})

@@ -15,19 +15,19 @@ from fractions import Fraction
 
 import z3
 
-from superopt.ops.meaning import Condition
-from superopt.verifier.prover.factors import is_binary, sealed
-from superopt.verifier.prover.functions import ODD, Algebra
-from superopt.verifier.prover.normal import (
+from superopt.ops.operator_semantics import IndexCondition
+from superopt.verifier.prover.factor_facts import is_binary, sealed
+from superopt.verifier.prover.function_normalisation import ODD, NormalFormAlgebra
+from superopt.verifier.prover.normal_form_arithmetic import (
     ONE,
-    Apply,
-    Branch,
-    Element,
-    Extreme,
+    BranchReduction,
     Factor,
+    FunctionApplication,
+    GuardedBranch,
     Monomial,
     SizeFactor,
-    SumBase,
+    SumPowerBase,
+    TensorElement,
     Value,
     add,
     atom_value,
@@ -37,12 +37,14 @@ from superopt.verifier.prover.normal import (
 
 __all__ = ["pointwise_zero", "through_monotone"]
 
-Core = Element | Extreme  # what a branch depends on the range through
+Core = TensorElement | BranchReduction  # what a branch depends on the range through
 _INCREASING = frozenset({"exp", "floor", "round", "ramp", "positive", "erf", "atan", "asinh", "cbrt"})
 _STRICTLY_INCREASING = frozenset({"exp", "erf", "atan", "asinh", "cbrt", "log"})
 
 
-def through_monotone(algebra: Algebra, branch: Branch, maximum: Callable[[Branch], Value]) -> Value | None:
+def through_monotone(
+    algebra: NormalFormAlgebra, branch: GuardedBranch, maximum: Callable[[GuardedBranch], Value]
+) -> Value | None:
     """The maximum of a branch, moved inside a monotone function of one element; ``None`` where it is not one."""
     elements = {f for m in branch.value for f in _moving(m, set(branch.bound))}
     core = next(iter(elements)) if len(elements) == 1 else None
@@ -53,7 +55,7 @@ def through_monotone(algebra: Algebra, branch: Branch, maximum: Callable[[Branch
     way = _direction(algebra, branch.value, core) or _shown_direction(algebra, branch.value, core)
     if way == 0 or not algebra.inhabited(branch.bound, branch.guards):
         return None
-    best = maximum(Branch(branch.bound, branch.guards, scale(atom_value(core), way)))
+    best = maximum(GuardedBranch(branch.bound, branch.guards, scale(atom_value(core), way)))
     if len(best) != 1 or best[0].bound or best[0].guards:
         return None
     return _with(algebra, branch.value, core, scale(best, way))
@@ -68,26 +70,26 @@ def _moving(m: Monomial, bound: set[str]) -> list[Core | None]:
 
 def _elements(factor: Factor, bound: set[str]) -> list[Core | None]:
     match factor:
-        case Element() | Extreme("max"):
+        case TensorElement() | BranchReduction("max"):
             return [factor]
-        case SumBase(value):
+        case SumPowerBase(value):
             return [e for m in value for e in _moving(m, bound)]
-        case Apply(_, (value,)):
+        case FunctionApplication(_, (value,)):
             return [e for m in value for e in _moving(m, bound)]
     return [None]
 
 
-def _direction(algebra: Algebra, value: Value, core: Core) -> int:
+def _direction(algebra: NormalFormAlgebra, value: Value, core: Core) -> int:
     """1 where a value nowhere decreases in an element, -1 where it nowhere increases, else 0."""
     ways = {w for m in value if (w := _of_monomial(algebra, m, core)) is not None}
     return ways.pop() if len(ways) == 1 else 0
 
 
-def _shown_direction(algebra: Algebra, value: Value, core: Core) -> int:
+def _shown_direction(algebra: NormalFormAlgebra, value: Value, core: Core) -> int:
     """The same, by comparing the values at two numbers: ``max(x, 0) + min(0, exp(x) - 1)`` and the like."""
     if not any(_piecewise(f) for m in value for f, _ in m.factors):
         return 0
-    other = atom_value(Apply("other", (atom_value(core),)))
+    other = atom_value(FunctionApplication("other", (atom_value(core),)))
     shifted = _with(algebra, value, core, other)
     for way in (1, -1):
         problem = _Problem(algebra)
@@ -98,7 +100,7 @@ def _shown_direction(algebra: Algebra, value: Value, core: Core) -> int:
     return 0
 
 
-def _of_monomial(algebra: Algebra, m: Monomial, core: Core) -> int | None:
+def _of_monomial(algebra: NormalFormAlgebra, m: Monomial, core: Core) -> int | None:
     """The same of a monomial; ``None`` where it does not depend on the element."""
     own = [(f, p) for f, p in m.factors if _reads(f, core)]
     others = [(f, p) for f, p in m.factors if not _reads(f, core)]
@@ -110,11 +112,11 @@ def _of_monomial(algebra: Algebra, m: Monomial, core: Core) -> int | None:
     return way if m.coefficient > 0 else -way
 
 
-def _of_share(algebra: Algebra, factors: list[tuple[Factor, Fraction]], core: Core) -> int:
+def _of_share(algebra: NormalFormAlgebra, factors: list[tuple[Factor, Fraction]], core: Core) -> int:
     """The same of ``u/(u + c)``, which increases in ``u > 0`` for a fixed ``c ≥ 0``."""
     for total, power in factors:
         rest = [(f, p) for f, p in factors if f is not total]
-        if not isinstance(total, SumBase) or power != -1 or len(rest) != 1:
+        if not isinstance(total, SumPowerBase) or power != -1 or len(rest) != 1:
             continue
         part = next((m for m in total.value if m.factors == tuple(rest) and not m.bound and not m.guards), None)
         others = tuple(m for m in total.value if m is not part)
@@ -124,27 +126,27 @@ def _of_share(algebra: Algebra, factors: list[tuple[Factor, Fraction]], core: Co
     return 0
 
 
-def _of_factor(algebra: Algebra, factor: Factor, power: Fraction, core: Core) -> int:
+def _of_factor(algebra: NormalFormAlgebra, factor: Factor, power: Fraction, core: Core) -> int:
     match factor:
-        case Element() | Extreme("max") if power == 1:
+        case TensorElement() | BranchReduction("max") if power == 1:
             return 1
-        case Apply("exp", (value,)):
+        case FunctionApplication("exp", (value,)):
             return _direction(algebra, value, core) * (1 if power > 0 else -1)
-        case Apply(function, (value,)) if power == 1 and function in _INCREASING | {"sqrt", "log"}:
+        case FunctionApplication(function, (value,)) if power == 1 and function in _INCREASING | {"sqrt", "log"}:
             return _direction(algebra, value, core)
-        case SumBase(value) if algebra.sign(value) == 2:
+        case SumPowerBase(value) if algebra.sign(value) == 2:
             return _direction(algebra, value, core) * (1 if power > 0 else -1)
     return 0
 
 
 def _reads(factor: Factor, core: Core) -> bool:
     match factor:
-        case SumBase(value) | Apply(_, (value,)):
+        case SumPowerBase(value) | FunctionApplication(_, (value,)):
             return any(_reads(f, core) for m in value for f, _ in m.factors)
     return factor == core
 
 
-def _with(algebra: Algebra, value: Value, core: Core, best: Value) -> Value:
+def _with(algebra: NormalFormAlgebra, value: Value, core: Core, best: Value) -> Value:
     """A value with the element replaced, built again."""
     values: list[Value] = []
     for m in value:
@@ -156,12 +158,12 @@ def _with(algebra: Algebra, value: Value, core: Core, best: Value) -> Value:
     return algebra.tidy(add(*values))
 
 
-def _factor_with(algebra: Algebra, factor: Factor, power: Fraction, core: Core, best: Value) -> Value:
+def _factor_with(algebra: NormalFormAlgebra, factor: Factor, power: Fraction, core: Core, best: Value) -> Value:
     if factor == core:
         return best if power == 1 else algebra.power(best, int(power))
-    if isinstance(factor, SumBase):
+    if isinstance(factor, SumPowerBase):
         return algebra.power(algebra.tidy(_with(algebra, factor.value, core, best)), int(power))
-    assert isinstance(factor, Apply)
+    assert isinstance(factor, FunctionApplication)
     inner = _with(algebra, factor.args[0], core, best)
     match factor.function:
         case "exp":
@@ -191,7 +193,7 @@ _DIRECTION_RESOURCES = 300_000  # of Z3, a tenth: the question is asked of every
 _APPLIED = 8  # opaque functions of which it is said that equal arguments give equal values
 
 
-def pointwise_zero(algebra: Algebra, value: Value, given: tuple[Condition, ...]) -> bool:
+def pointwise_zero(algebra: NormalFormAlgebra, value: Value, given: tuple[IndexCondition, ...]) -> bool:
     """Whether the value is 0 for any real values of its atoms (elements, whole sums, opaque functions).
 
     Its guards are split into cases first; ``ramp``, ``positive`` and ``zero`` are read as what they are.
@@ -208,10 +210,10 @@ def pointwise_zero(algebra: Algebra, value: Value, given: tuple[Condition, ...])
 
 
 def _piecewise(factor: Factor) -> bool:
-    return isinstance(factor, Apply) and factor.function in ("ramp", "positive", "zero", "sqrt")
+    return isinstance(factor, FunctionApplication) and factor.function in ("ramp", "positive", "zero", "sqrt")
 
 
-def _zero(algebra: Algebra, value: Value) -> bool:
+def _zero(algebra: NormalFormAlgebra, value: Value) -> bool:
     if not value:
         return True
     problem = _Problem(algebra)
@@ -223,7 +225,7 @@ def _zero(algebra: Algebra, value: Value) -> bool:
 class _Problem:
     """Values as Z3 reals; equal text is an equal real."""
 
-    def __init__(self, algebra: Algebra) -> None:
+    def __init__(self, algebra: NormalFormAlgebra) -> None:
         self.algebra = algebra
         self.context = algebra.facts.budget.context
         self.solver = z3.Solver(ctx=self.context)
@@ -241,11 +243,18 @@ class _Problem:
         product = self.number(m.coefficient)
         for factor, power in m.factors:
             product = product * self.power(factor, power)
-        exponents = [scale(f.args[0], p) for f, p in m.factors if isinstance(f, Apply) and f.function == "exp"]
-        if exponents != [f.args[0] for f, _ in m.factors if isinstance(f, Apply) and f.function == "exp"][:1]:
+        exponents = [
+            scale(f.args[0], p) for f, p in m.factors if isinstance(f, FunctionApplication) and f.function == "exp"
+        ]
+        if (
+            exponents
+            != [f.args[0] for f, _ in m.factors if isinstance(f, FunctionApplication) and f.function == "exp"][:1]
+        ):
             # exp(a)·exp(b) = exp(a + b)
-            whole = self.opaque(Apply("exp", (sealed(add(*exponents)),)))
-            parts = [self.power(f, p) for f, p in m.factors if isinstance(f, Apply) and f.function == "exp"]
+            whole = self.opaque(FunctionApplication("exp", (sealed(add(*exponents)),)))
+            parts = [
+                self.power(f, p) for f, p in m.factors if isinstance(f, FunctionApplication) and f.function == "exp"
+            ]
             self.solver.add(whole == z3.Product(*parts))
         return product
 
@@ -264,22 +273,22 @@ class _Problem:
 
     def factor(self, factor: Factor) -> z3.ArithRef:
         match factor:
-            case Apply("ramp", (inner,)):
+            case FunctionApplication("ramp", (inner,)):
                 v = self.value(inner)
                 return z3.If(v >= 0, v, self.number(0))
-            case Apply("positive", (inner,)):
+            case FunctionApplication("positive", (inner,)):
                 return z3.If(self.value(inner) > 0, self.number(1), self.number(0))
-            case Apply("zero", (inner,)):
+            case FunctionApplication("zero", (inner,)):
                 return z3.If(self.value(inner) == 0, self.number(1), self.number(0))
-            case Apply("sqrt", (inner,)):
+            case FunctionApplication("sqrt", (inner,)):
                 root = self.atom(factor.show({}), 1)
                 self.solver.add(root * root == self.value(inner))
                 return root
-            case SumBase(value):
+            case SumPowerBase(value):
                 return self.value(value)
-            case Apply():
+            case FunctionApplication():
                 return self.opaque(factor)
-            case Extreme() | SizeFactor():
+            case BranchReduction() | SizeFactor():
                 sign = self.algebra.sign(((Monomial(Fraction(1), (), frozenset(), ((factor, Fraction(1)),))),))
                 return self.atom(factor.show({}), sign)
         name = factor.show({})
@@ -288,7 +297,7 @@ class _Problem:
             self.solver.add(made * made == made)
         return made
 
-    def opaque(self, factor: Apply) -> z3.ArithRef:
+    def opaque(self, factor: FunctionApplication) -> z3.ArithRef:
         """``f(v)``: equal where ``v`` is, and as large or larger where an increasing function's argument is; ``exp`` is
         also positive, and 1 at 0."""
         name = factor.show({})

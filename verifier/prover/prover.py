@@ -12,19 +12,19 @@ import time
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
-from superopt.ir.poly import Dim, Poly, Quotient, substitute, sym, symbols
-from superopt.ir.terms import Term, Var
-from superopt.ops.meaning import Axis, Condition, IllTyped
+from superopt.ir.size_polynomial import Dim, FloorQuotient, SizePolynomial, substitute, sym, symbols
+from superopt.ir.terms import Term, VariableTerm
+from superopt.ops.operator_semantics import Axis, IllTypedOperator, IndexCondition
 from superopt.rules import Rule, RuleError
-from superopt.rules.clamping import cases
 from superopt.rules.grammar import format_guard
+from superopt.rules.slice_clamping import cases
 from superopt.rules.typing import condition_text, instances, leads_of
-from superopt.verifier.prover.arith import Facts, ge, normal_condition
-from superopt.verifier.prover.budget import Budget, OutOfTimeError, StoppedError
-from superopt.verifier.prover.compose import Composer, Unbounded
+from superopt.verifier.prover.arith import IntegerFacts, ge, normal_condition
+from superopt.verifier.prover.budget import ProofBudget, ProofBudgetExceeded, ProofDeadlineExceeded
+from superopt.verifier.prover.compose import MeaningComposer, UnprovedIndexBound
 from superopt.verifier.prover.context import (
-    Context,
-    Refusal,
+    MalformedRule,
+    ProofContext,
     context_of,
     derived,
     impossible,
@@ -33,13 +33,14 @@ from superopt.verifier.prover.context import (
     unforced,
     witnesses,
 )
-from superopt.verifier.prover.factors import CannotProve, constant_of, dimension_of, is_selector
-from superopt.verifier.prover.functions import Algebra
-from superopt.verifier.prover.match_sums import Matcher, Step, constant_range
-from superopt.verifier.prover.normal import (
-    Apply,
-    Element,
-    SumBase,
+from superopt.verifier.prover.factor_facts import CannotProve, constant_of, dimension_of, is_selector
+from superopt.verifier.prover.function_normalisation import NormalFormAlgebra
+from superopt.verifier.prover.match_sums import ProofStep, SumMatcher, constant_range
+from superopt.verifier.prover.monomial_simplification import coefficient_of, exact_quotient
+from superopt.verifier.prover.normal_form_arithmetic import (
+    FunctionApplication,
+    SumPowerBase,
+    TensorElement,
     Value,
     add,
     atom_value,
@@ -48,11 +49,10 @@ from superopt.verifier.prover.normal import (
     scale,
     text,
 )
-from superopt.verifier.prover.simplify import coefficient_of, exact_quotient
-from superopt.verifier.prover.structure import restart_names
-from superopt.verifier.verdict import ProvedAllSizes, Unknown
+from superopt.verifier.prover.normal_form_terms import restart_names
+from superopt.verifier.verdict import ProvedVerdict, UnknownVerdict
 
-__all__ = ["Derivation", "Proof", "prove", "prove_with_steps"]
+__all__ = ["OutputDerivation", "RuleProof", "prove", "prove_with_steps"]
 
 # Places of a reduction, at most, that are written out where the sums themselves were not matched: few first, because
 # every place multiplies the terms, and no more than a kernel's taps along an axis.
@@ -60,7 +60,7 @@ _UNROLLED = (4, 7)
 
 
 @dataclass(frozen=True)
-class Derivation:
+class OutputDerivation:
     """How one output of one instance was proved: the sides' elements, and steps from their difference to 0.
 
     ``digits`` are the extents that each output axis's index was written in; ``parts`` define names that are not the
@@ -69,21 +69,21 @@ class Derivation:
 
     lhs: Term
     rhs: Term
-    facts: Facts
+    facts: IntegerFacts
     left: Value
     right: Value
-    steps: tuple[Step, ...]
+    steps: tuple[ProofStep, ...]
     digits: tuple[tuple[Dim, ...], ...]
     parts: Mapping[str, Dim]
-    wellformed: tuple[tuple[frozenset[Condition], Condition | None], ...]
+    wellformed: tuple[tuple[frozenset[IndexCondition], IndexCondition | None], ...]
 
 
 @dataclass
-class Proof:
+class RuleProof:
     """What a proof did, for certificates: one derivation per instance, case of clamping and output; ``None`` for all
     of a case whose hypotheses contradict each other."""
 
-    goals: list[Derivation | None] = field(default_factory=list)
+    goals: list[OutputDerivation | None] = field(default_factory=list)
 
 
 @dataclass
@@ -95,12 +95,12 @@ class _Assumptions:
 
 
 class _Conditional(Exception):  # not a fault: the rule holds under more conditions than it states
-    def __init__(self, conditions: Sequence[Condition]) -> None:
+    def __init__(self, conditions: Sequence[IndexCondition]) -> None:
         self.conditions = tuple(condition_text(c) for c in conditions)
         super().__init__("the right side is well-formed only where " + " and ".join(self.conditions))
 
 
-def prove(rule: Rule, *, time_limit: float = 10.0) -> ProvedAllSizes | Unknown:
+def prove(rule: Rule, *, time_limit: float = 10.0) -> ProvedVerdict | UnknownVerdict:
     """Prove a rule for all sizes, attributes and leading axes, with the work of so many seconds
     (:mod:`superopt.verifier.prover.budget`).
 
@@ -113,12 +113,12 @@ def prove(rule: Rule, *, time_limit: float = 10.0) -> ProvedAllSizes | Unknown:
     return prove_with_steps(rule, time_limit=time_limit)[0]
 
 
-def prove_with_steps(rule: Rule, *, time_limit: float = 10.0) -> tuple[ProvedAllSizes | Unknown, Proof]:
+def prove_with_steps(rule: Rule, *, time_limit: float = 10.0) -> tuple[ProvedVerdict | UnknownVerdict, RuleProof]:
     """:func:`prove`, and what it did."""
     started = time.monotonic()
-    budget = Budget.of(time_limit)
+    budget = ProofBudget.of(time_limit)
     restart_names()
-    proof = Proof()
+    proof = RuleProof()
     rests = _Assumptions()
     try:
         for instance in instances(rule):
@@ -126,21 +126,23 @@ def prove_with_steps(rule: Rule, *, time_limit: float = 10.0) -> tuple[ProvedAll
         if rule.lead and not one_axis(rule):
             raise CannotProve("that `...` stands for any number of axes: an operator does not read them in place")
     except _Conditional as found:
-        return Unknown(str(found), found.conditions, seconds=time.monotonic() - started), proof
+        return UnknownVerdict(str(found), found.conditions, seconds=time.monotonic() - started), proof
     except CannotProve as found:
-        refused = isinstance(found, Refusal)
-        return Unknown(str(found), refused=refused, seconds=time.monotonic() - started), proof
-    except (IllTyped, RuleError) as found:
-        return Unknown(f"not well-formed: {found}", seconds=time.monotonic() - started), proof
-    except OutOfTimeError:
-        return Unknown(f"no proof within the work of {time_limit:g} s", seconds=time.monotonic() - started), proof
-    except StoppedError:
+        refused = isinstance(found, MalformedRule)
+        return UnknownVerdict(str(found), refused=refused, seconds=time.monotonic() - started), proof
+    except (IllTypedOperator, RuleError) as found:
+        return UnknownVerdict(f"not well-formed: {found}", seconds=time.monotonic() - started), proof
+    except ProofBudgetExceeded:
+        return UnknownVerdict(
+            f"no proof within the work of {time_limit:g} s", seconds=time.monotonic() - started
+        ), proof
+    except ProofDeadlineExceeded:
         reason = "stopped by the clock before its counted work was done: this machine is too slow or too busy"
-        return Unknown(reason, seconds=time.monotonic() - started), proof
+        return UnknownVerdict(reason, seconds=time.monotonic() - started), proof
     except RecursionError:
-        return Unknown("the terms are nested too deeply", seconds=time.monotonic() - started), proof
+        return UnknownVerdict("the terms are nested too deeply", seconds=time.monotonic() - started), proof
     steps = sum(len(g.steps) for g in proof.goals if g is not None)
-    verdict = ProvedAllSizes(
+    verdict = ProvedVerdict(
         tuple(f"{g.left} {g.relation} {g.right}" for g in rule.where), tuple(rests.nonzero), tuple(rests.derived),
         leads_of(rule),
         "one axis" if rule.lead else "", seconds=time.monotonic() - started, steps=steps,
@@ -148,14 +150,14 @@ def prove_with_steps(rule: Rule, *, time_limit: float = 10.0) -> tuple[ProvedAll
     return verdict, proof
 
 
-def _prove_instance(instance: Rule, budget: Budget, proof: Proof, assumptions: _Assumptions) -> None:
+def _prove_instance(instance: Rule, budget: ProofBudget, proof: RuleProof, assumptions: _Assumptions) -> None:
     """Prove a rule without ``...``, in every way in which its slices can be clamped.
 
     Raises:
         CannotProve: it was not shown, or the left side says more of sizes than the rule does.
     """
     values: dict[str, set[int]] = {}
-    possible: list[tuple[Rule, Context, Facts] | None] = []
+    possible: list[tuple[Rule, ProofContext, IntegerFacts] | None] = []
     demands: dict[str, list[str]] = {}
     for case in cases(instance):
         added = case.where[len(instance.where) :]
@@ -164,11 +166,11 @@ def _prove_instance(instance: Rule, budget: Budget, proof: Proof, assumptions: _
             possible.append(None)
             continue
         context = context_of(case)
-        facts = Facts(context.hypotheses, context.least, budget)
+        facts = IntegerFacts(context.hypotheses, context.least, budget)
         taken = witnesses(context, facts)
         if not taken and context.hypotheses:
             if not impossible(context.hypotheses, context.least, budget):
-                raise Refusal("no sizes were found that satisfy the rule's context")
+                raise MalformedRule("no sizes were found that satisfy the rule's context")
             if added:
                 assumptions.derived[f"not ({when})"] = None
             possible.append(None)
@@ -178,7 +180,7 @@ def _prove_instance(instance: Rule, budget: Budget, proof: Proof, assumptions: _
         demands[when] = derived(case, budget)
         possible.append((case, context, facts))
     if not any(possible):
-        raise Refusal("its hypotheses contradict each other: no sizes satisfy them")
+        raise MalformedRule("its hypotheses contradict each other: no sizes satisfy them")
     always = set.intersection(*map(set, demands.values()))
     for when, conditions in demands.items():
         assumptions.derived.update(dict.fromkeys(d if d in always else f"{d} where {when}" for d in conditions))
@@ -190,7 +192,9 @@ def _prove_instance(instance: Rule, budget: Budget, proof: Proof, assumptions: _
             assumptions.nonzero.update(dict.fromkeys(_prove_case(*one, budget, proof)))
 
 
-def _prove_case(case: Rule, context: Context, facts: Facts, budget: Budget, proof: Proof) -> list[str]:
+def _prove_case(
+    case: Rule, context: ProofContext, facts: IntegerFacts, budget: ProofBudget, proof: RuleProof
+) -> list[str]:
     """Prove a rule without ``...`` whose slices lie inside their axes; returns the values that must not be 0."""
     if any(symbols(c.size) & context.reals.keys() for c in (*context.hypotheses, *context.needed)):
         raise CannotProve("a precondition on a real attribute")
@@ -206,7 +210,7 @@ def _prove_case(case: Rule, context: Context, facts: Facts, budget: Budget, proo
     return nonzero
 
 
-def _same_type(context: Context, facts: Facts, left: Term, right: Term) -> None:
+def _same_type(context: ProofContext, facts: IntegerFacts, left: Term, right: Term) -> None:
     a, b = context.types[left][0], context.types[right][0]
     if a.dtype != b.dtype:
         raise CannotProve(f"the sides have element types {a.dtype} and {b.dtype}")
@@ -214,7 +218,7 @@ def _same_type(context: Context, facts: Facts, left: Term, right: Term) -> None:
         raise CannotProve(f"the sides have shapes {a} and {b}")
     different = []
     for m, n in zip(a.shape or (), b.shape or (), strict=True):
-        equal = normal_condition(Condition("eq", m - n))
+        equal = normal_condition(IndexCondition("eq", m - n))
         if not facts.implied(equal):
             different.append(f"{m} = {n}")
     if different:
@@ -222,7 +226,13 @@ def _same_type(context: Context, facts: Facts, left: Term, right: Term) -> None:
 
 
 def _prove_output(
-    rule: Rule, context: Context, facts: Facts, left: Term, right: Term, budget: Budget, proof: Proof
+    rule: Rule,
+    context: ProofContext,
+    facts: IntegerFacts,
+    left: Term,
+    right: Term,
+    budget: ProofBudget,
+    proof: RuleProof,
 ) -> list[str]:
     digits = [
         _common_digits(a, b, size)
@@ -233,10 +243,10 @@ def _prove_output(
         attempt.check_reads()
         attempt.check_positions(rule)
         nonzero = attempt.check_domain(rule)
-        matcher = Matcher(attempt.algebra, unroll)
+        matcher = SumMatcher(attempt.algebra, unroll)
         is_zero = matcher.zero(add(attempt.left, scale(attempt.right, -1)))
         extents = tuple(tuple(d) for d in digits)
-        derivation = Derivation(
+        derivation = OutputDerivation(
             left, right, attempt.facts, attempt.left, attempt.right, tuple(matcher.steps), extents, context.parts,
             facts.established,
         )  # fmt: skip
@@ -249,7 +259,7 @@ def _prove_output(
 
 
 def _finest(
-    context: Context, left: Term, right: Term, digits: list[list[Dim]], budget: Budget, unroll: int
+    context: ProofContext, left: Term, right: Term, digits: list[list[Dim]], budget: ProofBudget, unroll: int
 ) -> tuple[_Attempt, list[list[Dim]]]:
     """Both sides' element at an index in the digits in which they are read, and those digits."""
     attempt = _Attempt.of(context, left, right, digits, budget, unroll)
@@ -261,8 +271,8 @@ def _finest(
     return attempt, digits
 
 
-def _axes(context: Context, term: Term) -> list[Axis]:
-    if isinstance(term, Var):
+def _axes(context: ProofContext, term: Term) -> list[Axis]:
+    if isinstance(term, VariableTerm):
         return [() for _ in context.shape(term)]
     app, output = (term.term, term.index) if not hasattr(term, "op") else (term, 0)
     return list(context.meanings[app].outputs[output].axes)  # type: ignore[index]
@@ -294,11 +304,11 @@ def _common_digits(a: Axis, b: Axis, size: Dim) -> list[Dim]:
 class _Attempt:
     """Both sides' element at an output index written in digits."""
 
-    facts: Facts
-    algebra: Algebra
+    facts: IntegerFacts
+    algebra: NormalFormAlgebra
     left: Value
     right: Value
-    reads: list[Unbounded]
+    reads: list[UnprovedIndexBound]
     left_promises: list[tuple[Value, Dim]]
     right_promises: list[tuple[Value, Dim]]
     binding: Mapping[str, Dim]
@@ -308,7 +318,12 @@ class _Attempt:
 
     @staticmethod
     def of(
-        context: Context, left: Term, right: Term, digits: Sequence[Sequence[Dim]], budget: Budget, unroll: int
+        context: ProofContext,
+        left: Term,
+        right: Term,
+        digits: Sequence[Sequence[Dim]],
+        budget: ProofBudget,
+        unroll: int,
     ) -> _Attempt:
         index: list[Dim] = []
         hypotheses = list(context.hypotheses)
@@ -321,13 +336,13 @@ class _Attempt:
                 position = position * extent + name
                 hypotheses += [ge(name), normal_condition(ge(extent - 1 - name))]
             index.append(position)
-        facts = Facts(tuple(hypotheses), context.least, budget)
-        algebra = Algebra(facts, context.reals, context.naturals)
+        facts = IntegerFacts(tuple(hypotheses), context.least, budget)
+        algebra = NormalFormAlgebra(facts, context.reals, context.naturals)
         shapes = {n: t.shape or () for n, t in context.variables.items()}
-        first = Composer(algebra, context.meanings, shapes, context.booleans, unroll)
+        first = MeaningComposer(algebra, context.meanings, shapes, context.booleans, unroll)
         one = first.element(left, tuple(index))
         domain, algebra.domain = algebra.domain, {}
-        second = Composer(algebra, context.meanings, shapes, context.booleans, unroll)
+        second = MeaningComposer(algebra, context.meanings, shapes, context.booleans, unroll)
         two = second.element(right, tuple(index))
         sizes = first.extents | second.extents | {constant_range(m, n) for m in (*one, *two) for n in m.bound}
         longest = max((n for n in sizes if 1 < n <= _UNROLLED[-1]), default=0)
@@ -374,7 +389,7 @@ class _Attempt:
         left, right = self.left_domain, self.right_domain
         for (kind, what), value in (*left.items(), *right.items()):
             if (number := constant_of(value)) is not None and (number < 0 or (number == 0 and kind != "nonnegative")):
-                raise Refusal(f"one side is defined only where {readable(what)} is {kind}: nowhere")
+                raise MalformedRule(f"one side is defined only where {readable(what)} is {kind}: nowhere")
         given_values, values = (left, right) if rule.forward or not rule.backward else (right, left)
         extra = sorted(
             k for k in values if k not in given_values and not self._is_defined(k[0], values[k], given_values.keys())
@@ -389,7 +404,7 @@ class _Attempt:
         if len(value) != 1 or value[0].bound or value[0].guards or value[0].coefficient < 0:
             return False
         for factor, power in value[0].factors:
-            base = factor.value if isinstance(factor, SumBase) else atom_value(factor)
+            base = factor.value if isinstance(factor, SumPowerBase) else atom_value(factor)
             names: dict[str, Dim] = {n: sym("_") for n in free(base) if "~" in n or "." in n}
             rendered = text(base, names)
             enough = ("positive",) if kind == "positive" else ("positive", kind)
@@ -421,8 +436,8 @@ def chosen_from(value: Value) -> str | None:
         return None
     chosen = [f for f, _ in value[0].factors if is_selector(f)]
     rest = [f for f, _ in value[0].factors if not is_selector(f)]
-    selected = {str(dimension_of(f.args[0])) for f in chosen if isinstance(f, Apply)}
-    if len(rest) != 1 or not isinstance(rest[0], Element) or set(value[0].bound) != selected:
+    selected = {str(dimension_of(f.args[0])) for f in chosen if isinstance(f, FunctionApplication)}
+    if len(rest) != 1 or not isinstance(rest[0], TensorElement) or set(value[0].bound) != selected:
         return None
     return rest[0].tensor
 
@@ -437,5 +452,10 @@ def hidden_text(value: Value) -> str:
     return text(value, {n: sym("_") for n in free(value) if "~" in n or "." in n})
 
 
-def _quotients(size: Dim) -> list[Quotient]:
-    return [a for m, _ in (size.terms if isinstance(size, Poly) else ()) for a in m if isinstance(a, Quotient)]
+def _quotients(size: Dim) -> list[FloorQuotient]:
+    return [
+        a
+        for m, _ in (size.terms if isinstance(size, SizePolynomial) else ())
+        for a in m
+        if isinstance(a, FloorQuotient)
+    ]

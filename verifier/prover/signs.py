@@ -1,6 +1,6 @@
 """Which values are surely positive, or surely not negative; which ranges surely hold something.
 
-:class:`Order` writes everything piecewise linear with ``ramp(v) = max(v, 0)``.
+:class:`OrderAnalysis` writes everything piecewise linear with ``ramp(v) = max(v, 0)``.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from superopt.ir.poly import Dim, Poly, substitute, sym, symbols
-from superopt.ops.meaning import Condition
-from superopt.verifier.prover.arith import Facts, ge
-from superopt.verifier.prover.factors import (
+from superopt.ir.size_polynomial import Dim, SizePolynomial, substitute, sym, symbols
+from superopt.ops.operator_semantics import IndexCondition
+from superopt.verifier.prover.arith import IntegerFacts, ge
+from superopt.verifier.prover.factor_facts import (
     BINARY_VALUED,
     constant_of,
     content_of,
@@ -21,16 +21,17 @@ from superopt.verifier.prover.factors import (
     sealed,
     single_factor,
 )
-from superopt.verifier.prover.normal import (
+from superopt.verifier.prover.monomial_simplification import coefficient_of
+from superopt.verifier.prover.normal_form_arithmetic import (
     ONE,
     ZERO,
-    Apply,
-    Element,
-    Extreme,
+    BranchReduction,
     Factor,
+    FunctionApplication,
     Monomial,
     SizeFactor,
-    SumBase,
+    SumPowerBase,
+    TensorElement,
     Value,
     add,
     atom_value,
@@ -38,9 +39,8 @@ from superopt.verifier.prover.normal import (
     scale,
     size_value,
 )
-from superopt.verifier.prover.simplify import coefficient_of
 
-__all__ = ["Order", "Signs", "absolute"]
+__all__ = ["OrderAnalysis", "SignAnalysis", "absolute"]
 
 
 def absolute(value: Value) -> Value | None:
@@ -48,7 +48,7 @@ def absolute(value: Value) -> Value | None:
     for m in value:
         factor = m.factors[0][0] if len(m.factors) == 1 and m.factors[0][1] == 1 else None
         plain = not m.bound and not m.guards and m.coefficient > 0
-        if plain and isinstance(factor, Apply) and factor.function == "ramp":
+        if plain and isinstance(factor, FunctionApplication) and factor.function == "ramp":
             rest = tuple(o for o in value if o is not m)
             if add(rest, scale(factor.args[0], m.coefficient / 2)) == ():
                 return factor.args[0]
@@ -56,13 +56,13 @@ def absolute(value: Value) -> Value | None:
 
 
 @dataclass
-class Signs:
+class SignAnalysis:
     """Signs under facts. ``reals`` gives the sign of real attribute variables (2: positive).
 
     ``naturals`` are the tensor variables whose elements are positions, hence not negative, and what they are below.
     """
 
-    facts: Facts
+    facts: IntegerFacts
     reals: Mapping[str, int] = field(default_factory=dict)
     naturals: Mapping[str, Dim] = field(default_factory=dict)
 
@@ -71,7 +71,11 @@ class Signs:
         if not value:
             return 1
         size = dimension_of(value)
-        if isinstance(size, Poly) and not symbols(size) & self.reals.keys() and self.facts.implied(ge(size), (), 0):
+        if (
+            isinstance(size, SizePolynomial)
+            and not symbols(size) & self.reals.keys()
+            and self.facts.implied(ge(size), (), 0)
+        ):
             return 2 if self.facts.implied(ge(size - 1), (), 0) else 1
         found = [self._monomial_sign(m) for m in value]
         if min(found) < 1:
@@ -88,7 +92,9 @@ class Signs:
             return 1
         return 2
 
-    def inhabited(self, bound: Sequence[str], guards: frozenset[Condition], given: tuple[Condition, ...] = ()) -> bool:
+    def inhabited(
+        self, bound: Sequence[str], guards: frozenset[IndexCondition], given: tuple[IndexCondition, ...] = ()
+    ) -> bool:
         """Whether some assignment to the bound variables satisfies the guards.
 
         Tried is the largest lower end of each variable, in a case for each end that may be the largest.
@@ -105,7 +111,7 @@ class Signs:
             case = tuple(c for c in case if c.known is not True)
             if self.facts.contradictory(case, 1):
                 continue
-            chosen = frozenset(Condition(g.kind, substitute(g.size, {name: end})) for g in guards)
+            chosen = frozenset(IndexCondition(g.kind, substitute(g.size, {name: end})) for g in guards)
             if not self.inhabited(tuple(bound[1:]), chosen, case):
                 return False
         return bool(ends)
@@ -117,26 +123,26 @@ class Signs:
                     own = self.reals.get(str(size), 0)
                     return own or (1 if power % 2 == 0 else 0)
                 return 2 if self.facts.implied(ge(size - 1), (), 0) else 1 if power % 2 == 0 else 0
-            case SumBase(value):
+            case SumPowerBase(value):
                 own = self.sign(value)
                 return 2 if own == 2 else 1 if power % 2 == 0 or own == 1 else 0
-            case Element(tensor, _) if tensor in self.naturals:
+            case TensorElement(tensor, _) if tensor in self.naturals:
                 return 1
-            case Apply("exp", _):
+            case FunctionApplication("exp", _):
                 return 2
-            case Apply("pow", (base, _)):
+            case FunctionApplication("pow", (base, _)):
                 return 2 if self.sign(base) == 2 else 0
-            case Apply("sqrt", (value,)):
+            case FunctionApplication("sqrt", (value,)):
                 return 2 if self.sign(value) == 2 else 1
-            case Apply(function, _) if function in BINARY_VALUED | {"ramp"}:
+            case FunctionApplication(function, _) if function in BINARY_VALUED | {"ramp"}:
                 return 1
-            case Extreme("max", branches):
+            case BranchReduction("max", branches):
                 return 2 if all(self.sign(b.value) == 2 and self.inhabited(b.bound, b.guards) for b in branches) else 0
         return 1 if power % 2 == 0 else 0
 
 
 @dataclass
-class Order(Signs):
+class OrderAnalysis(SignAnalysis):
     """Positive parts and comparisons with 0, of unguarded values."""
 
     def ramp(self, value: Value) -> Value:
@@ -156,7 +162,7 @@ class Order(Signs):
             inverse = Monomial(Fraction(1), (), frozenset(), tuple((f, -p) for f, p in outer))
             plain = self.ramp(add(mul(value, (inverse,))))
             return mul((Monomial(Fraction(1), (), frozenset(), outer),), plain)
-        return scale(atom_value(Apply("ramp", (sealed(scale(value, 1 / lead)),))), lead)
+        return scale(atom_value(FunctionApplication("ramp", (sealed(scale(value, 1 / lead)),))), lead)
 
     def positive(self, value: Value) -> Value:
         """1 where the value is above 0, else 0."""
@@ -167,7 +173,7 @@ class Order(Signs):
             return ONE
         if self.sign(scale(value, -1)) >= 1:
             return ZERO
-        return atom_value(Apply("positive", (sealed(scale(value, 1 / abs(leading(value)))),)))
+        return atom_value(FunctionApplication("positive", (sealed(scale(value, 1 / abs(leading(value)))),)))
 
     def zero(self, value: Value) -> Value:
         """1 where the value is 0, else 0."""
@@ -176,17 +182,21 @@ class Order(Signs):
             return ZERO if number else ONE
         if self.sign(value) == 2 or self.sign(scale(value, -1)) == 2:
             return ZERO
-        return self._at_position(value) or atom_value(Apply("zero", (sealed(scale(value, 1 / leading(value))),)))
+        return self._at_position(value) or atom_value(
+            FunctionApplication("zero", (sealed(scale(value, 1 / leading(value))),))
+        )
 
     def _at_position(self, value: Value) -> Value | None:
         """``[i - d = 0]`` for a position ``i`` that is an element of a tensor of positions: ``at(d, i)``."""
-        chosen = next((m for m in value if isinstance(single_factor(m.of(coefficient=Fraction(1))), Element)), None)
+        chosen = next(
+            (m for m in value if isinstance(single_factor(m.of(coefficient=Fraction(1))), TensorElement)), None
+        )
         if chosen is None or abs(chosen.coefficient) != 1:
             return None
         element = single_factor(chosen.of(coefficient=Fraction(1)))
-        assert isinstance(element, Element)
+        assert isinstance(element, TensorElement)
         offset = dimension_of(scale(tuple(m for m in value if m is not chosen), -chosen.coefficient))
         below = self.naturals.get(element.tensor)
         if below is None or offset is None:
             return None
-        return atom_value(Apply("at", (size_value(offset), atom_value(element), size_value(below))))
+        return atom_value(FunctionApplication("at", (size_value(offset), atom_value(element), size_value(below))))

@@ -1,8 +1,9 @@
 """Values of a model drawn at random, as far as the claims about them allow, and their evaluation.
 
-:class:`Side` is a graph at known sizes. :class:`Shapes` are the shapes of drawn values: an axis is short if no claim is
-about it and all operators accept that. :class:`Draws` are values at one point. :class:`Evaluation` computes the values
-of a model and of its result from them: the meanings of nodes, and writes over known positions.
+:class:`SizedGraph` is a graph at known sizes. :class:`DrawnShapes` are the shapes of drawn values: an axis is short if
+no claim is about it and all operators accept that. :class:`ConstrainedDraws` are values at one point.
+:class:`DrawnValueEvaluator` computes the values of a model and of its result from them: the meanings of nodes, and
+writes over known positions.
 """
 
 from __future__ import annotations
@@ -14,18 +15,26 @@ import numpy as np
 
 from superopt.ir.errors import NotEquivalent, SuperoptError
 from superopt.ir.graph import Graph, Node, Weight
-from superopt.ir.poly import substitute
+from superopt.ir.size_polynomial import substitute
 from superopt.ir.terms import AttributeValue
 from superopt.ir.types import TensorType
-from superopt.ops.generators import weight_of
-from superopt.ops.infer import Applied, infer
-from superopt.ops.meaning import IllTyped
-from superopt.rules.values import Certificate, Equal, Uniform
-from superopt.runtime.evaluate import FLOAT64, Array, evaluate
+from superopt.ops.constants_and_shapes import weight_of
+from superopt.ops.operator_semantics import IllTypedOperator
+from superopt.ops.shape_inference import CanonicalNode, infer
+from superopt.rules.weight_claims import EqualSlices, UniformSlices, WeightRewriteCertificate
+from superopt.runtime.comprehension_evaluation import FLOAT64, Array, evaluate
 from superopt.verifier.check.input_generation import index_bound
 from superopt.verifier.exact.algebra import NeedsOrder, PrimeField
 
-__all__ = ["Claims", "Draws", "Evaluation", "Shapes", "Side", "fixed_shape", "weight_named"]
+__all__ = [
+    "ValueClaims",
+    "ConstrainedDraws",
+    "DrawnValueEvaluator",
+    "DrawnShapes",
+    "SizedGraph",
+    "fixed_shape",
+    "weight_named",
+]
 
 
 def weight_named(graph: Graph, name: str) -> Weight | None:
@@ -35,11 +44,11 @@ def weight_named(graph: Graph, name: str) -> Weight | None:
 
 
 @dataclass(frozen=True)
-class Claims:
+class ValueClaims:
     """The claims about one value: slices that are one number, slices that are equal, a test's one answer."""
 
-    uniform: tuple[Uniform, ...] = ()
-    equal: tuple[Equal, ...] = ()
+    uniform: tuple[UniformSlices, ...] = ()
+    equal: tuple[EqualSlices, ...] = ()
     answer: bool | None = None
 
     @property
@@ -49,7 +58,7 @@ class Claims:
 
 
 @dataclass
-class Side:
+class SizedGraph:
     """A graph at known sizes, and the values that its nodes compute."""
 
     graph: Graph
@@ -96,7 +105,7 @@ class Side:
         return self.fixed[name]
 
     def _understood(self, name: str) -> bool:
-        return isinstance(self.typing.nodes[self.nodes[name]], Applied)
+        return isinstance(self.typing.nodes[self.nodes[name]], CanonicalNode)
 
     def overwrites(self, name: str) -> bool:
         """Whether a value is another one in which some places are written over."""
@@ -106,13 +115,13 @@ class Side:
             and not node.overload and node.attributes.get("reduction", b"none") in (b"none", "none")
         )  # fmt: skip
 
-    def applied(self, name: str) -> Applied:
+    def applied(self, name: str) -> CanonicalNode:
         how = self.typing.nodes[self.nodes[name]]
-        if not isinstance(how, Applied):
+        if not isinstance(how, CanonicalNode):
             raise NotEquivalent(f"what makes {name!r} is not understood")
         return how
 
-    def attributes(self, how: Applied) -> dict[str, AttributeValue]:
+    def attributes(self, how: CanonicalNode) -> dict[str, AttributeValue]:
         return {k: _at(v, self.sizes) for k, v in how.attributes.items()}
 
 
@@ -123,11 +132,11 @@ def _at(value: AttributeValue, sizes: Mapping[str, int]) -> AttributeValue:
 
 
 @dataclass
-class Draws:
+class ConstrainedDraws:
     """Values of the model at one point: drawn, subject to their claims, or computed from weights."""
 
-    side: Side
-    claims: Mapping[str, Claims]
+    side: SizedGraph
+    claims: Mapping[str, ValueClaims]
     algebra: PrimeField | None
     rng: np.random.Generator
     shapes: Mapping[str, tuple[int, ...]]
@@ -166,7 +175,7 @@ class Draws:
             array = self.rng.standard_normal(shape)
         else:
             array = self.algebra.random(self.rng, shape)
-        claims = self.claims.get(name, Claims())
+        claims = self.claims.get(name, ValueClaims())
         if claims.answer is not None:
             array[...] = self.number(np.asarray(claims.answer), kind)
         for equal in claims.equal:
@@ -189,7 +198,7 @@ def fixed_shape(kind: TensorType) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class Shapes:
+class DrawnShapes:
     """Shapes of values of the model.
 
     Attributes:
@@ -198,9 +207,9 @@ class Shapes:
         claims: its claims, by value.
     """
 
-    before: Side
-    certificate: Certificate
-    claims: Mapping[str, Claims]
+    before: SizedGraph
+    certificate: WeightRewriteCertificate
+    claims: Mapping[str, ValueClaims]
 
     def drawn_shapes(self, sources: Iterable[str]) -> dict[str, tuple[int, ...]]:
         """Shapes of drawn values."""
@@ -224,8 +233,8 @@ class Shapes:
         }
         return shapes if shapes != own and self._fits(wanted, shapes) else None
 
-    def _of(self, name: str) -> Claims:
-        return self.claims.get(name, Claims())
+    def _of(self, name: str) -> ValueClaims:
+        return self.claims.get(name, ValueClaims())
 
     def _near(self, wanted: Sequence[str], drawn: Sequence[str]) -> set[str]:
         """The constants that are read on the way from drawn values to those wanted."""
@@ -260,7 +269,7 @@ class Shapes:
                 tensor_types = how.operator.apply(given_tensor_types, self.before.attributes(how))[1]
                 outputs = self.before.graph.nodes[self.before.nodes[name]].outputs
                 types.update((o, t) for o, t in zip(outputs, tensor_types, strict=False) if o)
-        except (IllTyped, SuperoptError):
+        except (IllTypedOperator, SuperoptError):
             return False
         kept = {(k.value, a) for k in self.certificate.kept for a, _ in k.axes}
         kept |= {(n, a) for n in wanted for a in self._of(n).axes}
@@ -274,7 +283,7 @@ _LARGEST = 1 << 28  # bytes of weights as elements of a field that a side holds 
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class DrawnValueEvaluator:
     """Evaluates values of either side.
 
     Attributes:
@@ -283,12 +292,12 @@ class Evaluation:
         same: its values that are claimed to be others.
     """
 
-    before: Side
-    claims: Mapping[str, Claims]
+    before: SizedGraph
+    claims: Mapping[str, ValueClaims]
     same: Mapping[str, str]
 
     def evaluated(
-        self, side: Side, wanted: Sequence[str], given: Mapping[str, Array], draws: Draws
+        self, side: SizedGraph, wanted: Sequence[str], given: Mapping[str, Array], draws: ConstrainedDraws
     ) -> dict[str, Array]:
         """Values from those given; inputs of the model on the way are drawn."""
         arrays: dict[str, Array] = dict(given)
@@ -338,11 +347,11 @@ class Evaluation:
 
     def is_determined(self, name: str) -> bool:
         """Whether the claims about a value determine it."""
-        shape, claims = self.before.kind(name).shape or (), self.claims.get(name, Claims())
+        shape, claims = self.before.kind(name).shape or (), self.claims.get(name, ValueClaims())
         return claims.answer is not None or any(len(set(u.indices)) == shape[u.axis] for u in claims.uniform)
 
 
-def _elements(side: Side, name: str, weight: np.ndarray, draws: Draws) -> Array:
+def _elements(side: SizedGraph, name: str, weight: np.ndarray, draws: ConstrainedDraws) -> Array:
     """Elements of a weight as numbers of the algebra; those of a field are made once for all lengths of a place."""
     if draws.algebra is None or 8 * weight.size > _LARGEST - sum(a.nbytes for a in side.residues.values()):
         return draws.number(weight, side.kind(name))
@@ -351,13 +360,15 @@ def _elements(side: Side, name: str, weight: np.ndarray, draws: Draws) -> Array:
     return side.residues[name]
 
 
-def _applied(side: Side, name: str, how: Applied, arrays: Mapping[str, Array], draws: Draws) -> Mapping[str, Array]:
+def _applied(
+    side: SizedGraph, name: str, how: CanonicalNode, arrays: Mapping[str, Array], draws: ConstrainedDraws
+) -> Mapping[str, Array]:
     """The outputs of a node from its operands."""
     operands = [None if a is None else arrays[a] for a in how.args]
     types = [None if a is None else TensorType(side.kind(a).dtype, tuple(map(int, arrays[a].shape))) for a in how.args]
     try:
         meaning, tensor_types = how.operator.apply(types, side.attributes(how))
-    except IllTyped as error:
+    except IllTypedOperator as error:
         raise NotEquivalent(f"what makes {name!r} does not fit the slices that are kept: {error}") from None
     operands += [None] * (len(how.operator.inputs) - len(operands))
     outputs = side.graph.nodes[side.nodes[name]].outputs

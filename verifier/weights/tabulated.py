@@ -14,8 +14,8 @@ import numpy as np
 
 from superopt.ir.errors import NotEquivalent
 from superopt.ir.types import DType
-from superopt.rules.values import Tabulated
-from superopt.verifier.weights.draws import Draws, Evaluation, Side, fixed_shape
+from superopt.rules.weight_claims import LookupTableValue
+from superopt.verifier.weights.draws import ConstrainedDraws, DrawnValueEvaluator, SizedGraph, fixed_shape
 
 __all__ = ["check_tabulated"]
 
@@ -26,7 +26,9 @@ _ROUNDING = {DType.FLOAT16: 2.0**-7, DType.BFLOAT16: 2.0**-4}
 _SINGLE = 2.0**-16
 
 
-def check_tabulated(claim: Tabulated, before: Side, after: Side, values: Evaluation, seed: int) -> None:
+def check_tabulated(
+    claim: LookupTableValue, before: SizedGraph, after: SizedGraph, values: DrawnValueEvaluator, seed: int
+) -> None:
     """Check a value of the result that a table gives.
 
     Args:
@@ -46,7 +48,7 @@ def check_tabulated(claim: Tabulated, before: Side, after: Side, values: Evaluat
     numbers = np.resize(numbers, -(-numbers.size // count) * count)[: _MOST_RUNS * count]
     for part in numbers.reshape(-1, *shape):
         index = part.astype(np.int64)
-        draws = Draws(before, {}, None, rng, {})
+        draws = ConstrainedDraws(before, {}, None, rng, {})
         try:
             wanted, array = (
                 values.evaluated(side, [claim.value], {claim.index: index}, draws)[claim.value]
@@ -63,7 +65,7 @@ def check_tabulated(claim: Tabulated, before: Side, after: Side, values: Evaluat
             raise NotEquivalent(f"{claim.value!r} is not what the table of {claim.index!r} says")
 
 
-def _numbers(claim: Tabulated, side: Side) -> Sequence[int]:
+def _numbers(claim: LookupTableValue, side: SizedGraph) -> Sequence[int]:
     """Values that the index may have."""
     bounds = _bounds(side, claim.index)
     if bounds is not None:
@@ -73,7 +75,7 @@ def _numbers(claim: Tabulated, side: Side) -> Sequence[int]:
     return [*range(-reach, reach + 1), int(ends.min), int(ends.min) + 1, int(ends.max), -(2**31), 2**31 - 1]
 
 
-def _bounds(side: Side, name: str) -> tuple[int, int] | None:
+def _bounds(side: SizedGraph, name: str) -> tuple[int, int] | None:
     """The least and the largest value of an index; ``None`` where any integer may occur."""
     dtype = side.kind(name).dtype
     if dtype in _BYTES:
@@ -91,7 +93,7 @@ def _bounds(side: Side, name: str) -> tuple[int, int] | None:
     return None
 
 
-def _axis_lengths(side: Side, name: str) -> Iterator[int]:
+def _axis_lengths(side: SizedGraph, name: str) -> Iterator[int]:
     """Lengths of the axes that Gathers read at these positions."""
     for node in side.graph.consumers.get(name, ()):
         if node.op == "Gather" and node.domain == "" and node.inputs[1] == name:

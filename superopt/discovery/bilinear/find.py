@@ -25,13 +25,13 @@ from fractions import Fraction
 import networkx as nx
 import numpy as np
 
-from superopt.discovery.bilinear.finders import Candidates, by_flips, by_merit, by_points, by_span
+from superopt.discovery.bilinear.finders import LeastRankAlgorithms, by_flips, by_merit, by_points, by_span
 from superopt.discovery.bilinear.tensors import halves, nested, normal_form, tensor_of, transposed
 from superopt.ir.errors import UsageError
-from superopt.rules.bilinear import Algorithm, Matrix, Tile, complex_tile, conv_tile, matmul_tile
+from superopt.rules.bilinear import BilinearAlgorithm, BilinearTile, Matrix, complex_tile, conv_tile, matmul_tile
 from superopt.rules.grammar import parse_rule
 from superopt.rules.rule import Rule
-from superopt.runtime.evaluate import Array
+from superopt.runtime.comprehension_evaluation import Array
 from superopt.verifier.exact.bilinear import check_algorithm
 
 __all__ = ["TILES", "FoundAlgorithm", "find", "log_of", "rule_of", "tile_named"]
@@ -57,16 +57,16 @@ class FoundAlgorithm:
         seconds: of this process's CPU time.
     """
 
-    tile: Tile
+    tile: BilinearTile
     products: int
-    algorithm: Algorithm | None
+    algorithm: BilinearAlgorithm | None
     alternatives: int
     coefficients: int
     work: dict[str, int]
     seconds: float
 
 
-def tile_named(name: str) -> Tile:
+def tile_named(name: str) -> BilinearTile:
     """``complex``, ``matmul:M:K:N``, ``conv:OUTPUTS:TAPS`` or ``conv:OUTPUTS:TAPS:STRIDES``, sizes of several axes with
     an ``x`` between them.
 
@@ -88,7 +88,7 @@ def tile_named(name: str) -> Tile:
     raise UsageError(f"{name!r} is no tile", hint="complex, matmul:2:2:2, conv:4:3, conv:4x4:3x3, conv:4:3:2")
 
 
-def find(tile: Tile, *, seed: int = 0, steps: int = 3_000_000, walks: int = 4) -> FoundAlgorithm:
+def find(tile: BilinearTile, *, seed: int = 0, steps: int = 3_000_000, walks: int = 4) -> FoundAlgorithm:
     """The algorithm with the fewest products that the finders know of, exactly checked.
 
     Args:
@@ -103,12 +103,12 @@ def find(tile: Tile, *, seed: int = 0, steps: int = 3_000_000, walks: int = 4) -
     start = time.process_time()
     tensor = tensor_of(tile)
     products = sum(value != 0 for value in tensor.flat)
-    finders: dict[str, Callable[[], Candidates]] = {
+    finders: dict[str, Callable[[], LeastRankAlgorithms]] = {
         "points": lambda: by_points(tile, tensor), "parts": lambda: by_parts(tile, tensor)
     }  # fmt: skip
     if sum(tensor.shape[:2]) <= _SMALL:
         finders["span"] = lambda: by_span(tile, tensor)
-    algorithms: list[Algorithm] = []
+    algorithms: list[BilinearAlgorithm] = []
     work: dict[str, int] = {}
     for name, finder in finders.items():
         _take(name, finder(), algorithms, work)
@@ -130,7 +130,9 @@ def find(tile: Tile, *, seed: int = 0, steps: int = 3_000_000, walks: int = 4) -
     return FoundAlgorithm(tile, products, best, max(0, len(ordered) - 1), compared, work, seconds)
 
 
-def _take(name: str, normal_form: Candidates, algorithms: list[Algorithm], work: dict[str, int]) -> None:
+def _take(
+    name: str, normal_form: LeastRankAlgorithms, algorithms: list[BilinearAlgorithm], work: dict[str, int]
+) -> None:
     algorithms += normal_form.algorithms
     work[name] = normal_form.work
 
@@ -160,7 +162,7 @@ def log_of(sought: Sequence[FoundAlgorithm]) -> list[str]:
     return lines
 
 
-def rule_of(algorithm: Algorithm, *, spatial: int = 1) -> Rule | None:
+def rule_of(algorithm: BilinearAlgorithm, *, spatial: int = 1) -> Rule | None:
     """The rule for all sizes; ``None`` for a tile that it would not generalise.
 
     Args:
@@ -173,7 +175,7 @@ def rule_of(algorithm: Algorithm, *, spatial: int = 1) -> Rule | None:
     return _matmul(algorithm) if tile.roots == ("MatMul(x, w)",) else None
 
 
-def _conv(algorithm: Algorithm, spatial: int) -> Rule:
+def _conv(algorithm: BilinearAlgorithm, spatial: int) -> Rule:
     outputs, taps = len(algorithm.outputs), len(algorithm.weights[0])
     stride = algorithm.tile.stride
     step = stride * outputs  # from a tile to the next
@@ -191,7 +193,7 @@ def _conv(algorithm: Algorithm, spatial: int) -> Rule:
     return _rule(algorithm.tile, forall, f"Conv(x, w{attributes})", whole)
 
 
-def _matmul(algorithm: Algorithm) -> Rule:
+def _matmul(algorithm: BilinearAlgorithm) -> Rule:
     (p, q), (_, s) = algorithm.tile.shapes.values()
     forall = {"x": f"f[{p}*m, {q}*k]", "w": f"f[{q}*k, {s}*n]"}
     data = [_block("x", i, "m", j, "k") for i in range(p) for j in range(q)]
@@ -201,7 +203,7 @@ def _matmul(algorithm: Algorithm) -> Rule:
     return _rule(algorithm.tile, forall, "MatMul(x, w)", _joined(lines, 0))
 
 
-def _rule(tile: Tile, forall: dict[str, str], left: str, right: str) -> Rule:
+def _rule(tile: BilinearTile, forall: dict[str, str], left: str, right: str) -> Rule:
     name = tile.name.replace(":", "-")
     row = {"id": f"bilinear-{name}", "forall": forall, "lhs": [left], "rhs": [right], "origin": "discovered (bilinear)"}
     return parse_rule(row, where=tile.name, family="bilinear")
@@ -216,7 +218,7 @@ def _joined(parts: Sequence[str], axis: int) -> str:
     return parts[0] if len(parts) == 1 else f"Concat({', '.join(parts)}, axis={axis})"
 
 
-def _outputs(algorithm: Algorithm, data: Sequence[str], weights: Sequence[str], product: str) -> list[str]:
+def _outputs(algorithm: BilinearAlgorithm, data: Sequence[str], weights: Sequence[str], product: str) -> list[str]:
     products = [
         f"{product}({_sum(a, data)}, {_sum(b, weights)})"
         for a, b in zip(algorithm.data, algorithm.weights, strict=True)
@@ -242,7 +244,7 @@ def _multiple(factor: Fraction, term: str) -> str:
 _Places = tuple[list[int], list[int]]  # elements of the data and of the weights
 
 
-def by_parts(tile: Tile, tensor: Array) -> Candidates:
+def by_parts(tile: BilinearTile, tensor: Array) -> LeastRankAlgorithms:
     """The best algorithm of each part by points, or a product for each pair that meets where points need as many.
 
     Nothing is found where that takes as many products as the tensor has, as for one that does not fall apart.
@@ -267,10 +269,10 @@ def by_parts(tile: Tile, tensor: Array) -> Candidates:
         rows[2].extend(factors[2])
         points.append(how)
     if not rows[2] or len(rows[2]) >= len(_direct(tensor)[0]):
-        return Candidates((), work)
+        return LeastRankAlgorithms((), work)
     data, weights, outputs = (tuple(map(tuple, side)) for side in rows)
     origin: dict[str, object] = {"finder": "parts", "points": points}
-    return Candidates((normal_form(tile, data, weights, transposed(outputs), origin),), work)
+    return LeastRankAlgorithms((normal_form(tile, data, weights, transposed(outputs), origin),), work)
 
 
 def _parts(tensor: Array) -> list[_Places]:

@@ -23,10 +23,10 @@ from itertools import combinations, product
 import numpy as np
 
 from superopt.discovery.bilinear.tensors import normal_form, solved, transposed
-from superopt.rules.bilinear import Algorithm, Tile
-from superopt.runtime.evaluate import Array
+from superopt.rules.bilinear import BilinearAlgorithm, BilinearTile
+from superopt.runtime.comprehension_evaluation import Array
 
-__all__ = ["Candidates", "by_flips", "by_merit", "by_points", "by_span"]
+__all__ = ["LeastRankAlgorithms", "by_flips", "by_merit", "by_points", "by_span"]
 
 _Vector = tuple[Fraction, ...]
 _BEST = 200  # of the sets of points, by their errors in floating point, that are looked at exactly
@@ -39,19 +39,19 @@ _MOST_SPANS = 300_000  # sets of rank-one matrices that are tried
 
 
 @dataclass(frozen=True)
-class Candidates:
+class LeastRankAlgorithms:
     """Algorithms of the least rank that was found, best first, and the work: sets of rank-one matrices tried."""
 
-    algorithms: tuple[Algorithm, ...]
+    algorithms: tuple[BilinearAlgorithm, ...]
     work: int
 
 
-def by_points(tile: Tile, tensor: Array) -> Candidates:
+def by_points(tile: BilinearTile, tensor: Array) -> LeastRankAlgorithms:
     """Evaluation–interpolation: fewest points first, and of these the sets with the least growth of errors."""
     tried = 0
     points: list[Fraction | None] = [None, *_small_rationals()]
     for rank in range(max(tensor.shape[1:]), sum(tensor.shape)):
-        algorithms: list[Algorithm] = []
+        algorithms: list[BilinearAlgorithm] = []
         for mode in range(3):
             turned = np.moveaxis(tensor, mode, 0)
             if _geometric(turned) is None:
@@ -63,13 +63,13 @@ def by_points(tile: Tile, tensor: Array) -> Candidates:
                 algorithm = _interpolated(tile, turned, mode, vectors, [_named(points[n]) for n in chosen])
                 algorithms += [] if algorithm is None else [algorithm]
         if algorithms:
-            return Candidates(by_merit(algorithms), tried)
+            return LeastRankAlgorithms(by_merit(algorithms), tried)
         if rank > _RANKS:
             break
-    return Candidates((), tried)
+    return LeastRankAlgorithms((), tried)
 
 
-def by_span(tile: Tile, tensor: Array) -> Candidates:
+def by_span(tile: BilinearTile, tensor: Array) -> LeastRankAlgorithms:
     """Rank-one matrices of vectors over {-1, 0, 1}, all sets of them, fewest first; for tensors of a few elements."""
     tried = 0
     basis = [_ternary(size) for size in tensor.shape[1:]]
@@ -77,7 +77,7 @@ def by_span(tile: Tile, tensor: Array) -> Candidates:
     flat = np.array([[float(p * q) for p in b for q in g] for b, g in pairs])
     slices = tensor.astype(np.float64).reshape(len(tensor), -1)
     for rank in range(1, int(np.linalg.matrix_rank(slices)) * 3):
-        algorithms: list[Algorithm] = []
+        algorithms: list[BilinearAlgorithm] = []
         for batch in _batches(combinations(range(len(pairs)), rank), _MOST_SPANS - tried):
             tried += len(batch)
             for chosen in batch[_spanned(flat[batch], slices)]:
@@ -85,15 +85,15 @@ def by_span(tile: Tile, tensor: Array) -> Candidates:
                 algorithm = _interpolated(tile, tensor, 0, vectors, [])
                 algorithms += [] if algorithm is None else [algorithm]
         if algorithms or tried >= _MOST_SPANS:
-            return Candidates(by_merit(algorithms), tried)
-    return Candidates((), tried)
+            return LeastRankAlgorithms(by_merit(algorithms), tried)
+    return LeastRankAlgorithms((), tried)
 
 
-def by_merit(found: Sequence[Algorithm]) -> tuple[Algorithm, ...]:
+def by_merit(found: Sequence[BilinearAlgorithm]) -> tuple[BilinearAlgorithm, ...]:
     """Algorithms of equal rank: those near the least noise first, of these fewest operations at inference first."""
     least = min((a.noise for a in found), default=0.0)
 
-    def merit(algorithm: Algorithm) -> tuple[bool, int, float, int, str]:
+    def merit(algorithm: BilinearAlgorithm) -> tuple[bool, int, float, int, str]:
         data, weights, outputs = algorithm.operations
         far = algorithm.noise > _NEAR * least
         text = str((algorithm.data, algorithm.weights, algorithm.outputs))
@@ -156,8 +156,8 @@ def _promising(turned: Array, points: Sequence[Fraction | None], sets: Sequence[
 
 
 def _interpolated(
-    tile: Tile, turned: Array, mode: int, vectors: Sequence[Sequence[_Vector]], points: Sequence[str]
-) -> Algorithm | None:
+    tile: BilinearTile, turned: Array, mode: int, vectors: Sequence[Sequence[_Vector]], points: Sequence[str]
+) -> BilinearAlgorithm | None:
     """The algorithm with these vectors in two modes; ``None`` where the first's slices are not in their span."""
     columns = [[b * g for b, g in product(*pair)] for pair in zip(*vectors, strict=True)]
     coefficients = solved(columns, [part.ravel().tolist() for part in turned])
@@ -210,7 +210,7 @@ _MET = 200  # such sums that are kept of a walk
 _SPARE = 2  # summands above the least so far at which no more are split
 
 
-def by_flips(tile: Tile, tensor: Array, *, seed: int, steps: int, walks: int) -> Candidates:
+def by_flips(tile: BilinearTile, tensor: Array, *, seed: int, steps: int, walks: int) -> LeastRankAlgorithms:
     """The least rank that random walks find; no rank is aimed at.
 
     Args:
@@ -222,8 +222,8 @@ def by_flips(tile: Tile, tensor: Array, *, seed: int, steps: int, walks: int) ->
             of errors and operations is first.
     """
     if max(tensor.shape) > _WIDE or not all(v in (-1, 0, 1) for v in tensor.flat):
-        return Candidates((), 0)
-    algorithms: list[Algorithm] = []
+        return LeastRankAlgorithms((), 0)
+    algorithms: list[BilinearAlgorithm] = []
     for number in range(walks):
         walk = _Walk(tensor, random.Random(f"{seed}/{tile.name}/{number}"))
         met, reached = walk.run(steps)
@@ -233,12 +233,12 @@ def by_flips(tile: Tile, tensor: Array, *, seed: int, steps: int, walks: int) ->
         origin: dict[str, object] = {"finder": "flips", "seed": seed, "walk": number, "steps": reached}
         algorithms = [a for a in algorithms if a.rank == rank]
         algorithms += [_algorithm(tile, state, tensor.shape, origin) for state in met]
-    return Candidates(by_merit(algorithms), steps * walks)
+    return LeastRankAlgorithms(by_merit(algorithms), steps * walks)
 
 
 def _algorithm(
-    tile: Tile, summands: Sequence[tuple[int, ...]], shape: Sequence[int], origin: dict[str, object]
-) -> Algorithm:
+    tile: BilinearTile, summands: Sequence[tuple[int, ...]], shape: Sequence[int], origin: dict[str, object]
+) -> BilinearAlgorithm:
     factors = [
         tuple(_unpacked(summand[axis], shape[axis], summand[3] if axis == 1 else 1) for summand in summands)
         for axis in range(3)

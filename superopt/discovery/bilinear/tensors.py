@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from superopt.ir.errors import UsageError
-from superopt.ir.terms import App, computed
+from superopt.ir.terms import OperatorTerm, computed
 from superopt.ir.types import DType, TensorType
-from superopt.rules.bilinear import Algorithm, Matrix, Tile, matmul_tile
+from superopt.rules.bilinear import BilinearAlgorithm, BilinearTile, Matrix, matmul_tile
 from superopt.rules.typing import type_terms
-from superopt.runtime.evaluate import Array, evaluate
+from superopt.runtime.comprehension_evaluation import Array, evaluate
 
 __all__ = ["halves", "normal_form", "nested", "solved", "tensor_of", "transposed"]
 
@@ -53,7 +53,7 @@ class _Form:
 
 
 class _Forms:
-    """The algebra of such polynomials, for :func:`superopt.runtime.evaluate.evaluate`."""
+    """The algebra of such polynomials, for :func:`superopt.runtime.comprehension_evaluation.evaluate`."""
 
     logarithmic = False
 
@@ -95,7 +95,7 @@ def _objects(values: Array, normal_form: Callable[[Any], _Form]) -> Array:
     return array
 
 
-def tensor_of(tile: Tile) -> Array:
+def tensor_of(tile: BilinearTile) -> Array:
     """``T[i, j, k]``, the coefficient of ``x[i]·w[j]`` in ``z[k]``, as Fractions in an object array.
 
     Raises:
@@ -105,7 +105,7 @@ def tensor_of(tile: Tile) -> Array:
     _, meanings = type_terms(tile.terms, types)
     given_arrays = {**_symbols(tile, tile.data, 0), **_symbols(tile, tile.weights, 1)}
 
-    def outputs(app: App, operands: list[Array | None]) -> list[Array]:
+    def outputs(app: OperatorTerm, operands: list[Array | None]) -> list[Array]:
         return [evaluate(c, operands, _Forms(), {}) for c in meanings[app].outputs]
 
     arrays = computed(tile.terms, given_arrays, outputs)
@@ -120,7 +120,7 @@ def tensor_of(tile: Tile) -> Array:
     return tensor
 
 
-def _symbols(tile: Tile, names: Mapping[str, str], side: int) -> dict[str, Array]:
+def _symbols(tile: BilinearTile, names: Mapping[str, str], side: int) -> dict[str, Array]:
     arrays: dict[str, Array] = {}
     start = 0
     for name in names:
@@ -134,7 +134,7 @@ def _symbols(tile: Tile, names: Mapping[str, str], side: int) -> dict[str, Array
 _Grid = tuple[int, int]  # rows and columns of blocks
 
 
-def halves(tile: Tile) -> Iterator[tuple[Tile, Tile]]:
+def halves(tile: BilinearTile) -> Iterator[tuple[BilinearTile, BilinearTile]]:
     """Two smaller products of matrices that make up one, every size of both at least 2."""
     if tile.roots != ("MatMul(x, w)",):
         return
@@ -149,12 +149,12 @@ def _factors(size: int) -> list[int]:
     return [n for n in range(2, size // 2 + 1) if size % n == 0]
 
 
-def nested(tile: Tile, outer: Algorithm, inner: Algorithm) -> Algorithm:
+def nested(tile: BilinearTile, outer: BilinearAlgorithm, inner: BilinearAlgorithm) -> BilinearAlgorithm:
     """The outer algorithm on blocks, whose products the inner one takes."""
     (p, q), (_, s) = outer.tile.shapes.values()
     (a, b), (_, c) = inner.tile.shapes.values()
     outputs = _kronecker(transposed(outer.outputs), transposed(inner.outputs), (p, s), (a, c))
-    return Algorithm(
+    return BilinearAlgorithm(
         tile, _kronecker(outer.data, inner.data, (p, q), (a, b)),
         _kronecker(outer.weights, inner.weights, (q, s), (b, c)), transposed(outputs),
         {"finder": "nested", "of": [outer.tile.name, inner.tile.name]},
@@ -207,7 +207,9 @@ def solved(columns: Sequence[Sequence[Fraction]], targets: Sequence[Sequence[Fra
     return tuple(found)
 
 
-def normal_form(tile: Tile, data: Matrix, weights: Matrix, outputs: Matrix, origin: dict[str, object]) -> Algorithm:
+def normal_form(
+    tile: BilinearTile, data: Matrix, weights: Matrix, outputs: Matrix, origin: dict[str, object]
+) -> BilinearAlgorithm:
     """An algorithm in a normal form: the factors that scale a product to and fro are with the weights.
 
     What runs at inference, the transforms of data and outputs, has coprime integers in every product (the first of a
@@ -220,7 +222,7 @@ def normal_form(tile: Tile, data: Matrix, weights: Matrix, outputs: Matrix, orig
         rows_a.append(tuple(v / p for v in a))
         columns_g.append(tuple(v / q for v in g))
         rows_b.append(tuple(v * p * q for v in b))
-    return Algorithm(tile, tuple(rows_a), tuple(rows_b), tuple(zip(*columns_g, strict=True)), origin)
+    return BilinearAlgorithm(tile, tuple(rows_a), tuple(rows_b), tuple(zip(*columns_g, strict=True)), origin)
 
 
 def _content(row: Sequence[Fraction]) -> Fraction:

@@ -1,6 +1,6 @@
 """PyTorch (extra ``torch``): modules as graphs, and a backend of ``torch.compile``."""
 
-from superopt.frontend.pytorch.backend import Explanation, Region, backend, explain
-from superopt.frontend.pytorch.exporting import from_torch
+from superopt.frontend.pytorch.backend import TorchCompileReport, TorchRegionReport, backend, explain
+from superopt.frontend.pytorch.onnx_export import from_torch
 
-__all__ = ["Explanation", "Region", "backend", "explain", "from_torch"]
+__all__ = ["TorchCompileReport", "TorchRegionReport", "backend", "explain", "from_torch"]

@@ -28,19 +28,19 @@ from superopt.frontend.pytorch.exchange import (
     shape_of,
     tensor_of,
 )
-from superopt.frontend.pytorch.exporting import LiftedRegion, PureRegion, exported, trial
+from superopt.frontend.pytorch.onnx_export import FunctionalizedModule, ParameterLiftedModule, exported, trial
 from superopt.ir.errors import SuperoptError, Unsupported, printable
 from superopt.ir.graph import Graph
 from superopt.runtime.onnx_runtime import make_session, translated
 
-__all__ = ["Explanation", "Region", "backend", "explain"]
+__all__ = ["TorchCompileReport", "TorchRegionReport", "backend", "explain"]
 
 Rewrite = Callable[[Graph], Graph]
 SIGNATURES = 8  # of a region whose sizes vary: so many graphs, and the region itself for more
 
 
 @dataclass
-class Region:
+class TorchRegionReport:
     """What became of one region that ``torch.compile`` handed over.
 
     Attributes:
@@ -57,10 +57,10 @@ class Region:
 
 
 @dataclass
-class Explanation:
+class TorchCompileReport:
     """The regions of a call, in order."""
 
-    regions: list[Region] = field(default_factory=list)
+    regions: list[TorchRegionReport] = field(default_factory=list)
 
     @property
     def taken(self) -> int:
@@ -84,7 +84,7 @@ class _NotFinite(Exception):
     """A graph gave infinities or NaN: whether the region does, only the region can say."""
 
 
-_watched: list[Explanation] = []
+_watched: list[TorchCompileReport] = []
 
 
 def as_it_is(graph: Graph) -> Graph:
@@ -101,13 +101,13 @@ def backend(
         example_inputs: of its first call; not used: they may have no elements, so the region is compiled when called.
         rewrite: makes a better graph of one, with the same inputs and outputs.
     """
-    region = Region(tuple(str(n.target) for n in module.graph.nodes if n.op.startswith("call")))
+    region = TorchRegionReport(tuple(str(n.target) for n in module.graph.nodes if n.op.startswith("call")))
     for watching in _watched:
         watching.regions.append(region)
     return _Callable(module, region, rewrite)
 
 
-def explain(model: Callable[..., Any], inputs: Sequence[Any]) -> Explanation:
+def explain(model: Callable[..., Any], inputs: Sequence[Any]) -> TorchCompileReport:
     """Which regions of a call superopt takes, and why it does not take the others.
 
     The call is made on copies of the tensors; a module's buffers and the random numbers are put back after it.
@@ -116,7 +116,7 @@ def explain(model: Callable[..., Any], inputs: Sequence[Any]) -> Explanation:
         model: a module or a function.
         inputs: its positional arguments.
     """
-    explanation = Explanation()
+    explanation = TorchCompileReport()
     copies = [v.detach().clone().requires_grad_(v.requires_grad) if isinstance(v, torch.Tensor) else v for v in inputs]
     buffers = list(model.buffers()) if isinstance(model, torch.nn.Module) else []
     before = [v.clone() for v in buffers]
@@ -137,8 +137,8 @@ def explain(model: Callable[..., Any], inputs: Sequence[Any]) -> Explanation:
 class _Callable:
     """A region: a graph for each signature of its arguments, the region itself where it cannot be one."""
 
-    def __init__(self, module: torch.fx.GraphModule, region: Region, rewrite: Rewrite) -> None:
-        self.module, self.region, self.rewrite = LiftedRegion(module), region, rewrite
+    def __init__(self, module: torch.fx.GraphModule, region: TorchRegionReport, rewrite: Rewrite) -> None:
+        self.module, self.region, self.rewrite = ParameterLiftedModule(module), region, rewrite
         self.known: dict[Any, _Compiled | None] = {}
 
     def __call__(self, *given: Any) -> Any:
@@ -194,7 +194,7 @@ class _Compiled:
     """A region for one signature as a callable: ONNX Runtime forward, and backward where a gradient is asked for."""
 
     def __init__(
-        self, module: LiftedRegion, inputs: tuple[Any, ...], region: Region, rewrite: Rewrite
+        self, module: ParameterLiftedModule, inputs: tuple[Any, ...], region: TorchRegionReport, rewrite: Rewrite
     ) -> None:  # fmt: skip
         fixed = {p: v for p, v in enumerate(inputs) if not isinstance(v, torch.Tensor)}
         given = tuple(v for v in inputs if isinstance(v, torch.Tensor))
@@ -214,7 +214,7 @@ class _Compiled:
             check_type(value, "result")
         self.module, self.region, self.rewrite = module, region, rewrite
         self.changed = tuple(found_trial.changed)
-        self.pure = PureRegion(module, fixed, len(inputs), self.changed)
+        self.pure = FunctionalizedModule(module, fixed, len(inputs), self.changed)
         plain = tuple(v.detach().clone() for v in given)
         graph = exported(self.pure, plain)
         if len(graph.inputs) != len(given):

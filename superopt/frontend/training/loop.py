@@ -20,7 +20,7 @@ from superopt.ir.types import TensorType
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME, make_session, to_value, translated
 from superopt.runtime.reference import run
 
-__all__ = ["TrialSteps", "TrainingLoop", "rehearse"]
+__all__ = ["TrainingReferenceComparison", "TrainingLoop", "rehearse"]
 
 
 class TrainingLoop:
@@ -123,7 +123,7 @@ class TrainingLoop:
 
 
 @dataclass(frozen=True)
-class TrialSteps:
+class TrainingReferenceComparison:
     """What steps on one random batch gave.
 
     Attributes:
@@ -152,7 +152,7 @@ class TrialSteps:
 
 def rehearse(
     step: TrainingStep, steps: int = 20, *, seed: int = 0, feeds: Mapping[str, np.ndarray] | None = None
-) -> TrialSteps:
+) -> TrainingReferenceComparison:
     """Run a step several times on one batch, in ONNX Runtime without its own rewrites and in float64.
 
     Args:
@@ -180,7 +180,7 @@ def rehearse(
     moved = root_mean_square([exact[n] - first[n] for n in step.parameters])
     apart = root_mean_square([exact[n] - state[n] for n in step.parameters])
     ulps = [np.spacing(np.abs(first[n])).astype(np.float64) for n in step.parameters]
-    return TrialSteps(tuple(losses), tuple(expected), moved, apart, steps * root_mean_square(ulps))
+    return TrainingReferenceComparison(tuple(losses), tuple(expected), moved, apart, steps * root_mean_square(ulps))
 
 
 def root_mean_square(arrays: Sequence[np.ndarray]) -> float:

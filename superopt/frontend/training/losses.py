@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from superopt.ir.types import DType, TensorType
-from superopt.ops.derivative.expressions import Expr, apply, squeezed, unsqueezed
+from superopt.ops.derivative.typed_terms import TypedTerm, apply, squeezed, unsqueezed
 
 __all__ = ["LOSSES", "Loss"]
 
@@ -26,22 +26,22 @@ class Loss:
     """
 
     target: Callable[[TensorType], TensorType] | None
-    value: Callable[[Expr, Expr | None], Expr]
+    value: Callable[[TypedTerm, TypedTerm | None], TypedTerm]
     text: str
 
 
-def mean(x: Expr) -> Expr:
+def mean(x: TypedTerm) -> TypedTerm:
     """The mean of all elements."""
     return apply("ReduceMean", x, axes=tuple(range(x.rank)), keepdims=0) if x.rank else x
 
 
-def squares(y: Expr, target: Expr | None) -> Expr:
+def squares(y: TypedTerm, target: TypedTerm | None) -> TypedTerm:
     assert target is not None
     difference = y - target
     return mean(difference * difference)
 
 
-def magnitudes(y: Expr, target: Expr | None) -> Expr:
+def magnitudes(y: TypedTerm, target: TypedTerm | None) -> TypedTerm:
     assert target is not None
     return mean(apply("Abs", y - target))
 
@@ -58,7 +58,7 @@ def labels(kind: TensorType) -> TensorType:
     return TensorType(DType.INT64, tuple(s for a, s in enumerate(shape) if a != axis))
 
 
-def cross_entropy(y: Expr, target: Expr | None) -> Expr:
+def cross_entropy(y: TypedTerm, target: TypedTerm | None) -> TypedTerm:
     """``-log softmax(y)`` at the class, in the mean."""
     assert target is not None
     axis = class_axis(y.type)
@@ -66,13 +66,13 @@ def cross_entropy(y: Expr, target: Expr | None) -> Expr:
     return -mean(squeezed(chosen, (axis,)))
 
 
-def logistic(y: Expr, target: Expr | None) -> Expr:
+def logistic(y: TypedTerm, target: TypedTerm | None) -> TypedTerm:
     """``log(1 + exp y) - target · y``: the cross entropy of the sigmoid of ``y``, in the mean."""
     assert target is not None
     return mean(apply("Softplus", y) - target * y)
 
 
-def itself(y: Expr, target: Expr | None) -> Expr:
+def itself(y: TypedTerm, target: TypedTerm | None) -> TypedTerm:
     return mean(y)
 
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from superopt.ir.errors import UsageError
-from superopt.ops.derivative.expressions import Expr, apply, cast, constant
+from superopt.ops.derivative.typed_terms import TypedTerm, apply, cast, constant
 
-__all__ = ["SGD", "Adam", "AdamW", "Optimiser", "optimiser"]
+__all__ = ["SGD", "Adam", "AdamW", "TrainingOptimiser", "optimiser"]
 
 
-class Optimiser(Protocol):
+class TrainingOptimiser(Protocol):
     """How a weight moves.
 
     Attributes:
@@ -26,8 +26,8 @@ class Optimiser(Protocol):
     def kept(self) -> tuple[str, ...]: ...
 
     def update(
-        self, weight: Expr, gradient: Expr, kept: tuple[Expr, ...], lr: Expr, count: Expr
-    ) -> tuple[Expr, tuple[Expr, ...]]:
+        self, weight: TypedTerm, gradient: TypedTerm, kept: tuple[TypedTerm, ...], lr: TypedTerm, count: TypedTerm
+    ) -> tuple[TypedTerm, tuple[TypedTerm, ...]]:
         """The weight and what is kept after a step; ``count`` is its number, from 1 on."""
         ...
 
@@ -45,8 +45,8 @@ class SGD:
         return ("momentum",) if self.momentum else ()
 
     def update(
-        self, weight: Expr, gradient: Expr, kept: tuple[Expr, ...], lr: Expr, count: Expr
-    ) -> tuple[Expr, tuple[Expr, ...]]:
+        self, weight: TypedTerm, gradient: TypedTerm, kept: tuple[TypedTerm, ...], lr: TypedTerm, count: TypedTerm
+    ) -> tuple[TypedTerm, tuple[TypedTerm, ...]]:
         if self.weight_decay:
             gradient = gradient + weight * self.weight_decay
         if not kept:
@@ -70,15 +70,15 @@ class Adam:
         return ("mean", "square")
 
     def update(
-        self, weight: Expr, gradient: Expr, kept: tuple[Expr, ...], lr: Expr, count: Expr
-    ) -> tuple[Expr, tuple[Expr, ...]]:
+        self, weight: TypedTerm, gradient: TypedTerm, kept: tuple[TypedTerm, ...], lr: TypedTerm, count: TypedTerm
+    ) -> tuple[TypedTerm, tuple[TypedTerm, ...]]:
         if self.weight_decay:
             gradient = gradient + weight * self.weight_decay
         return self.moved(weight, gradient, kept, lr, count)
 
     def moved(
-        self, weight: Expr, gradient: Expr, kept: tuple[Expr, ...], lr: Expr, count: Expr
-    ) -> tuple[Expr, tuple[Expr, ...]]:
+        self, weight: TypedTerm, gradient: TypedTerm, kept: tuple[TypedTerm, ...], lr: TypedTerm, count: TypedTerm
+    ) -> tuple[TypedTerm, tuple[TypedTerm, ...]]:
         """Without decay: ``w - lr/(1 - β₁ᵗ) · m / (√v/√(1 - β₂ᵗ) + ε)``, with what is a number apart."""
         mean = kept[0] * self.beta1 + gradient * (1 - self.beta1)
         square = kept[1] * self.beta2 + gradient * gradient * (1 - self.beta2)
@@ -96,15 +96,15 @@ class AdamW(Adam):
     weight_decay: float = 0.01
 
     def update(
-        self, weight: Expr, gradient: Expr, kept: tuple[Expr, ...], lr: Expr, count: Expr
-    ) -> tuple[Expr, tuple[Expr, ...]]:
+        self, weight: TypedTerm, gradient: TypedTerm, kept: tuple[TypedTerm, ...], lr: TypedTerm, count: TypedTerm
+    ) -> tuple[TypedTerm, tuple[TypedTerm, ...]]:
         return self.moved(weight * (1 - lr * self.weight_decay), gradient, kept, lr, count)
 
 
-NAMES: dict[str, Optimiser] = {"sgd": SGD(), "momentum": SGD(momentum=0.9), "adam": Adam(), "adamw": AdamW()}
+NAMES: dict[str, TrainingOptimiser] = {"sgd": SGD(), "momentum": SGD(momentum=0.9), "adam": Adam(), "adamw": AdamW()}
 
 
-def optimiser(name: str) -> Optimiser:
+def optimiser(name: str) -> TrainingOptimiser:
     """An optimiser by its name, with PyTorch's defaults (``momentum``: 0.9).
 
     Raises:

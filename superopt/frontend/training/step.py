@@ -16,16 +16,16 @@ from math import prod
 
 import numpy as np
 
-from superopt.frontend.autodiff.extension import Extension, at_sizes, where
-from superopt.frontend.autodiff.reverse import adjoints, chosen_outputs, moving_values
+from superopt.frontend.autodiff.graph_extension import GraphExtension, at_sizes, where
+from superopt.frontend.autodiff.reverse_mode import adjoints, chosen_outputs, moving_values
 from superopt.frontend.training.losses import LOSSES, Loss
-from superopt.frontend.training.optimisers import Optimiser, optimiser
+from superopt.frontend.training.optimisers import TrainingOptimiser, optimiser
 from superopt.ir.errors import UsageError, printable
 from superopt.ir.graph import TRAINING, Graph, Value, Weight, constant
 from superopt.ops.derivative.declarations import DECLARED
-from superopt.ops.derivative.expressions import Expr, added, apply, cast, squeezed, unsqueezed
-from superopt.ops.derivative.expressions import constant as ones
-from superopt.ops.infer import Applied
+from superopt.ops.derivative.typed_terms import TypedTerm, added, apply, cast, squeezed, unsqueezed
+from superopt.ops.derivative.typed_terms import constant as ones
+from superopt.ops.shape_inference import CanonicalNode
 
 __all__ = ["TrainingStep", "train_step"]
 
@@ -84,7 +84,7 @@ class TrainingStep:
 def train_step(
     graph: Graph,
     loss: str | Loss = "mse",
-    optimizer: str | Optimiser = "sgd",
+    optimizer: str | TrainingOptimiser = "sgd",
     *,
     outputs: Sequence[str] | None = None,
     train: Sequence[str] = ("*",),
@@ -116,14 +116,14 @@ def train_step(
     fixed = at_sizes(graph, sizes or {})
     plain, followed = with_batch_statistics(fixed) if batch_statistics else (fixed, {})
     forward, name_of_loss, targets = with_loss(plain, loss, outputs, also=tuple(followed.values()))
-    extension = Extension(forward)
+    extension = GraphExtension(forward)
     parameters = _parameters(extension, name_of_loss, train, freeze)
     y = extension.expr(name_of_loss)
     expressions = adjoints(extension, {name_of_loss: ones(1, y.dtype)}, parameters)
     state: dict[str, str] = {}
     kept_weights: list[Weight] = []
 
-    def stated(name: str, array: np.ndarray) -> Expr:
+    def stated(name: str, array: np.ndarray) -> TypedTerm:
         """An input of the step with a value to start from."""
         made = extension.input(name, constant("", array).type)
         kept_weights.append(constant(str(made.term), array))
@@ -132,7 +132,7 @@ def train_step(
     made = [v for v in forward.outputs if v.name == name_of_loss]
     rate = stated(RATE, np.array(chosen.lr if lr is None else lr, np.float32))
     count = extension.emit(stated(COUNT, np.array(0, np.float32)) + 1, COUNT)
-    pairs: list[tuple[str, Expr]] = [(COUNT, count), (RATE, rate)]
+    pairs: list[tuple[str, TypedTerm]] = [(COUNT, count), (RATE, rate)]
     for name in parameters:
         weight = extension.expr(name)
         slots = [f"{slot} {name}" for slot in chosen.kept]
@@ -167,12 +167,12 @@ def with_batch_statistics(graph: Graph) -> tuple[Graph, dict[str, str]]:
     Raises:
         UsageError: statistics are no weights, or are shared.
     """
-    extension = Extension(graph)
+    extension = GraphExtension(graph)
     followed: dict[str, str] = {}
     renamed: dict[str, str] = {}
     gone: set[str] = set()
     for step in extension.steps:
-        if not isinstance(step.applied, Applied) or step.applied.operator.name != "BatchNormalization":
+        if not isinstance(step.applied, CanonicalNode) or step.applied.operator.name != "BatchNormalization":
             continue
         operands = [e for e in extension.operands(step.applied) if e is not None]
         x, scale, shift, *statistics = operands
@@ -226,9 +226,9 @@ def with_loss(
         if loss not in LOSSES:
             raise UsageError(f"loss {loss!r} is not one of {', '.join(LOSSES)}")
         loss = LOSSES[loss]
-    extension = Extension(graph)
+    extension = GraphExtension(graph)
     of = chosen_outputs(extension, outputs)
-    parts: list[Expr] = []
+    parts: list[TypedTerm] = []
     targets: list[str] = []
     for name in of:
         y = extension.expr(name)
@@ -245,7 +245,7 @@ def with_loss(
     return extension.result([output, *besides]), output.name, tuple(targets)
 
 
-def _parameters(extension: Extension, loss: str, train: Sequence[str], freeze: Sequence[str]) -> tuple[str, ...]:
+def _parameters(extension: GraphExtension, loss: str, train: Sequence[str], freeze: Sequence[str]) -> tuple[str, ...]:
     """Weights to learn: real, of more than one element, on the way to the loss, and not left out.
 
     Raises:
@@ -253,7 +253,10 @@ def _parameters(extension: Extension, loss: str, train: Sequence[str], freeze: S
     """
     fixed: set[str] = set()
     for step in extension.steps:
-        if isinstance(step.applied, Applied) and (declared := DECLARED.get(step.applied.operator.name)) is not None:
+        if (
+            isinstance(step.applied, CanonicalNode)
+            and (declared := DECLARED.get(step.applied.operator.name)) is not None
+        ):
             fixed.update(n for p, n in enumerate(step.applied.args) if p in declared.statistics and n is not None)
 
     def chosen(weight: Weight) -> bool:

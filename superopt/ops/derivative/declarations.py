@@ -6,14 +6,22 @@ from collections.abc import Callable
 from dataclasses import replace
 from math import prod
 
-from superopt.ir.poly import Dim
+from superopt.ir.size_polynomial import Dim
 from superopt.ir.types import DType
-from superopt.ops.derivative.expressions import (
+from superopt.ops.derivative.convolution_and_pooling import (
+    AVERAGE_POOL,
+    CONV,
+    CONV_TRANSPOSE,
+    MAX_POOL,
+    products_by_channel,
+    summed,
+)
+from superopt.ops.derivative.typed_terms import (
     Cotangents,
-    Derivative,
-    Expr,
-    Site,
+    DifferentiationSite,
+    OperatorDerivative,
     Tangents,
+    TypedTerm,
     added_at,
     along,
     apply,
@@ -33,7 +41,6 @@ from superopt.ops.derivative.expressions import (
     turned,
     unsqueezed,
 )
-from superopt.ops.derivative.windows import AVERAGE_POOL, CONV, CONV_TRANSPOSE, MAX_POOL, products_by_channel, summed
 
 __all__ = [
     "ATTENTION",
@@ -74,11 +81,11 @@ __all__ = [
 # The cotangent of an element goes back to the position that it was read from.
 
 
-def _reshape(site: Site, given: Tangents) -> Cotangents:
+def _reshape(site: DifferentiationSite, given: Tangents) -> Cotangents:
     return {} if given[0] is None else {0: reshaped(given[0], site.arg(0).shape)}
 
 
-def _tile(site: Site, given: Tangents) -> Cotangents:
+def _tile(site: DifferentiationSite, given: Tangents) -> Cotangents:
     """The sum over the copies."""
     if (g := given[0]) is None:
         return {}
@@ -90,7 +97,7 @@ def _tile(site: Site, given: Tangents) -> Cotangents:
     return {0: reshaped(summed, x.shape)}
 
 
-def _depth_to_space(site: Site, given: Tangents) -> Cotangents:
+def _depth_to_space(site: DifferentiationSite, given: Tangents) -> Cotangents:
     if (g := given[0]) is None:
         return {}
     b = site.size("blocksize")
@@ -101,13 +108,13 @@ def _depth_to_space(site: Site, given: Tangents) -> Cotangents:
     return {0: reshaped(blocks, site.arg(0).shape)}
 
 
-def _space_to_depth(site: Site, given: Tangents) -> Cotangents:
+def _space_to_depth(site: DifferentiationSite, given: Tangents) -> Cotangents:
     if given[0] is None:
         return {}
     return {0: apply("DepthToSpace", given[0], blocksize=site.size("blocksize"), mode="DCR")}
 
 
-def _concat(site: Site, given: Tangents) -> Cotangents:
+def _concat(site: DifferentiationSite, given: Tangents) -> Cotangents:
     if (g := given[0]) is None:
         return {}
     axis = site.int("axis")
@@ -117,25 +124,25 @@ def _concat(site: Site, given: Tangents) -> Cotangents:
     return dict(enumerate(apply_all("Split", g, axis=axis, split=sizes)))
 
 
-def _split(site: Site, given: Tangents) -> Cotangents:
+def _split(site: DifferentiationSite, given: Tangents) -> Cotangents:
     outputs = site.outputs()
     parts = [constant(0, y.dtype, y.shape) if g is None else g for g, y in zip(given, outputs, strict=True)]
     return {0: parts[0] if len(parts) == 1 else apply("Concat", *parts, axis=site.int("axis"))}
 
 
-def _pad(site: Site, given: Tangents) -> Cotangents:
+def _pad(site: DifferentiationSite, given: Tangents) -> Cotangents:
     if given[0] is None:
         return {}
     return {0: apply("Pad", given[0], pads=tuple(-p for p in site.dims("pads")), value=0.0)}
 
 
-def _pad_push(site: Site, tangents: Tangents) -> Tangents:
+def _pad_push(site: DifferentiationSite, tangents: Tangents) -> Tangents:
     if tangents[0] is None:
         return [None]
     return [apply("Pad", tangents[0], pads=site.dims("pads"), value=0.0)]
 
 
-def _slice(site: Site, given: Tangents) -> Cotangents:
+def _slice(site: DifferentiationSite, given: Tangents) -> Cotangents:
     """Zeros around and, with a step, between."""
     if (g := given[0]) is None:
         return {}
@@ -161,14 +168,14 @@ def _slice(site: Site, given: Tangents) -> Cotangents:
     return {0: apply("Pad", g, pads=(*before, *after), value=0.0)}
 
 
-def chosen(indices: Expr, size: Dim, dtype: DType) -> Expr:
+def chosen(indices: TypedTerm, size: Dim, dtype: DType) -> TypedTerm:
     """1 where the last axis is the index, counted from the end where it is negative, else 0: [*indices, size]."""
     places = apply("Range", start=0, limit=size, delta=1, dtype=indices.dtype.value)
     from_front = apply("Where", apply("Less", indices, indices.beside(0)), indices + size, indices)
     return apply("Cast", apply("Equal", unsqueezed(from_front, (indices.rank,)), places), to=dtype.value)
 
 
-def _gather(site: Site, given: Tangents) -> Cotangents:
+def _gather(site: DifferentiationSite, given: Tangents) -> Cotangents:
     """Each cotangent is added where its element was taken from: what is taken twice gets both.
 
     On another axis than the first it is a product with the matrix that has a 1 there.
@@ -185,7 +192,7 @@ def _gather(site: Site, given: Tangents) -> Cotangents:
     return {0: reshaped(whole, data.shape)}
 
 
-def _scatter_nd(site: Site, given: Tangents) -> Cotangents:
+def _scatter_nd(site: DifferentiationSite, given: Tangents) -> Cotangents:
     """The data's cotangent as it is; an update's is taken from where it went."""
     if (g := given[0]) is None:
         return {}
@@ -193,7 +200,7 @@ def _scatter_nd(site: Site, given: Tangents) -> Cotangents:
     return {0: g, 2: apply("Gather", g, reshaped(indices, indices.shape[:-1]), axis=0)}
 
 
-def _scatter_nd_push(site: Site, tangents: Tangents) -> Tangents:
+def _scatter_nd_push(site: DifferentiationSite, tangents: Tangents) -> Tangents:
     moves = (*tangents, None, None)
     data, updates = moves[0], moves[2]
     if updates is None:
@@ -202,7 +209,7 @@ def _scatter_nd_push(site: Site, tangents: Tangents) -> Tangents:
     return site.again(constant(0, x.dtype, x.shape) if data is None else data, site.arg(1), updates)
 
 
-def _gather_elements(site: Site, given: Tangents) -> Cotangents:
+def _gather_elements(site: DifferentiationSite, given: Tangents) -> Cotangents:
     if (g := given[0]) is None or 0 not in site.wanted:
         return {}
     data, indices, axis = site.arg(0), site.arg(1), site.int("axis")
@@ -215,18 +222,18 @@ def _gather_elements(site: Site, given: Tangents) -> Cotangents:
     }
 
 
-def _trilu(site: Site, given: Tangents) -> Cotangents:
+def _trilu(site: DifferentiationSite, given: Tangents) -> Cotangents:
     return {} if given[0] is None else {0: site.again(given[0])[0]}
 
 
-def _cumsum(site: Site, given: Tangents) -> Cotangents:
+def _cumsum(site: DifferentiationSite, given: Tangents) -> Cotangents:
     """The sum of everything from each position on: the other way round."""
     if given[0] is None:
         return {}
     return {0: apply("CumSum", given[0], **{**site.attributes, "reverse": 1 - site.int("reverse")})}
 
 
-def _resize(site: Site, given: Tangents) -> Cotangents:
+def _resize(site: DifferentiationSite, given: Tangents) -> Cotangents:
     """Along each axis the product with the matrix that the operator is: what it makes of an identity."""
     if (g := given[0]) is None:
         return {}
@@ -244,20 +251,20 @@ def _resize(site: Site, given: Tangents) -> Cotangents:
     return {0: g}
 
 
-RESHAPE = Derivative(_reshape, linear_in(0))
-TILE = Derivative(_tile, linear_in(0))
-DEPTH_TO_SPACE = Derivative(_depth_to_space, linear_in(0))
-SPACE_TO_DEPTH = Derivative(_space_to_depth, linear_in(0))
-CONCAT = Derivative(_concat, linear_in())
-SPLIT = Derivative(_split, linear_in(0))
-PAD = Derivative(_pad, _pad_push)
-SLICE = Derivative(_slice, linear_in(0))
-GATHER = Derivative(_gather, linear_in(0))
-GATHER_ELEMENTS = Derivative(_gather_elements, linear_in(0))
-SCATTER_ND = Derivative(_scatter_nd, _scatter_nd_push)
-TRILU = Derivative(_trilu, linear_in(0))
-CUMSUM = Derivative(_cumsum, linear_in(0))
-RESIZE = Derivative(_resize, linear_in(0))
+RESHAPE = OperatorDerivative(_reshape, linear_in(0))
+TILE = OperatorDerivative(_tile, linear_in(0))
+DEPTH_TO_SPACE = OperatorDerivative(_depth_to_space, linear_in(0))
+SPACE_TO_DEPTH = OperatorDerivative(_space_to_depth, linear_in(0))
+CONCAT = OperatorDerivative(_concat, linear_in())
+SPLIT = OperatorDerivative(_split, linear_in(0))
+PAD = OperatorDerivative(_pad, _pad_push)
+SLICE = OperatorDerivative(_slice, linear_in(0))
+GATHER = OperatorDerivative(_gather, linear_in(0))
+GATHER_ELEMENTS = OperatorDerivative(_gather_elements, linear_in(0))
+SCATTER_ND = OperatorDerivative(_scatter_nd, _scatter_nd_push)
+TRILU = OperatorDerivative(_trilu, linear_in(0))
+CUMSUM = OperatorDerivative(_cumsum, linear_in(0))
+RESIZE = OperatorDerivative(_resize, linear_in(0))
 
 
 # -- Products of matrices ------------------------------------------------------------------------------------------
@@ -265,7 +272,7 @@ RESIZE = Derivative(_resize, linear_in(0))
 # Derivatives of matrix products: products with the other factor, transposed.
 
 
-def _matmul(site: Site, given: Tangents) -> Cotangents:
+def _matmul(site: DifferentiationSite, given: Tangents) -> Cotangents:
     """``g·Bᵀ`` and ``Aᵀ·g``, summed over what broadcasting added; a vector is a row or a column."""
     if (g := given[0]) is None:
         return {}
@@ -276,7 +283,7 @@ def _matmul(site: Site, given: Tangents) -> Cotangents:
         g = unsqueezed(g, (g.rank - 1,))
     left = unsqueezed(a, (0,)) if a.rank == 1 else a
     right = unsqueezed(b, (1,)) if b.rank == 1 else b
-    found: dict[int, Expr] = {}
+    found: dict[int, TypedTerm] = {}
     if 0 in site.wanted:
         part = summed_to(product(g, turned(right)), left.shape)
         found[0] = squeezed(part, (0,)) if a.rank == 1 else part
@@ -289,7 +296,7 @@ def _matmul(site: Site, given: Tangents) -> Cotangents:
     return found
 
 
-def scaled(a: Expr, b: Expr, site: Site, turn_a: int, turn_b: int) -> Expr:
+def scaled(a: TypedTerm, b: TypedTerm, site: DifferentiationSite, turn_a: int, turn_b: int) -> TypedTerm:
     """``alpha`` times a product of matrices."""
     made = apply("Gemm", a, b, alpha=site.attributes["alpha"], beta=1.0, transA=turn_a, transB=turn_b)
     if is_smaller(a, made) and (is_smaller(a, b) or not is_smaller(b, made)):
@@ -297,12 +304,12 @@ def scaled(a: Expr, b: Expr, site: Site, turn_a: int, turn_b: int) -> Expr:
     return replace(made, multiple=lambda f: scaled(a, b * f, site, turn_a, turn_b)) if is_smaller(b, made) else made
 
 
-def _gemm(site: Site, given: Tangents) -> Cotangents:
+def _gemm(site: DifferentiationSite, given: Tangents) -> Cotangents:
     if (g := given[0]) is None:
         return {}
     a, b = site.arg(0), site.arg(1)
     turn_a, turn_b = site.int("transA"), site.int("transB")
-    found: dict[int, Expr] = {}
+    found: dict[int, TypedTerm] = {}
     if 0 in site.wanted:
         found[0] = scaled(b, g, site, turn_b, 1) if turn_a else scaled(g, b, site, 0, 1 - turn_b)
     if 1 in site.wanted:
@@ -312,8 +319,8 @@ def _gemm(site: Site, given: Tangents) -> Cotangents:
     return found
 
 
-def _gemm_push(site: Site, tangents: Tangents) -> Tangents:
-    whole: Expr | None = None
+def _gemm_push(site: DifferentiationSite, tangents: Tangents) -> Tangents:
+    whole: TypedTerm | None = None
     a, b = site.arg(0), site.arg(1)
     moves = (*tangents, None, None)
     pairs = [(moves[0], b), (a, moves[1])]
@@ -327,7 +334,7 @@ def _gemm_push(site: Site, tangents: Tangents) -> Tangents:
     return [whole]
 
 
-def _einsum(site: Site, given: Tangents) -> Cotangents:
+def _einsum(site: DifferentiationSite, given: Tangents) -> Cotangents:
     """The equation with the output in an operand's place; a letter that only it has is broadcast.
 
     A letter twice in one operand is a diagonal: the second one is another letter, tied to the first by an identity.
@@ -336,7 +343,7 @@ def _einsum(site: Site, given: Tangents) -> Cotangents:
         return {}
     left, _, result = str(site.attributes["equation"]).partition("->")
     terms = left.split(",")
-    found: dict[int, Expr] = {}
+    found: dict[int, TypedTerm] = {}
     for place in sorted(site.wanted):
         x, own = site.arg(place), ""
         inputs, letters = [g], [result]
@@ -360,13 +367,13 @@ def _einsum(site: Site, given: Tangents) -> Cotangents:
     return found
 
 
-def _einsum_push(site: Site, tangents: Tangents) -> Tangents:
+def _einsum_push(site: DifferentiationSite, tangents: Tangents) -> Tangents:
     return linear_in(*range(len(site.args)))(site, tangents)
 
 
-MATMUL = Derivative(_matmul, linear_in(0, 1))
-GEMM = Derivative(_gemm, _gemm_push)
-EINSUM = Derivative(_einsum, _einsum_push)
+MATMUL = OperatorDerivative(_matmul, linear_in(0, 1))
+GEMM = OperatorDerivative(_gemm, _gemm_push)
+EINSUM = OperatorDerivative(_einsum, _einsum_push)
 
 
 # -- Composites ----------------------------------------------------------------------------------------------------
@@ -374,7 +381,7 @@ EINSUM = Derivative(_einsum, _einsum_push)
 # Operators that are defined by others have the derivative of their expansion.
 
 
-def _group_normalization(site: Site) -> Expr:
+def _group_normalization(site: DifferentiationSite) -> TypedTerm:
     x, scale, shift, groups = site.arg(0), site.arg(1), site.arg(2), site.size("num_groups")
     within = x.shape[1] // groups
     split = reshaped(x, (x.shape[0], groups, within, *x.shape[2:]))
@@ -386,14 +393,14 @@ def _group_normalization(site: Site) -> Expr:
     return unit * unsqueezed(scale, column) + unsqueezed(shift, column)
 
 
-def _lrn(site: Site) -> Expr:
+def _lrn(site: DifferentiationSite) -> TypedTerm:
     """``x / (bias + alpha/size · Σ x²)^beta``, the sum as one of shifted copies."""
     x, size = site.arg(0), site.int("size")
     before = (size - 1) // 2
     pads = [0] * (2 * x.rank)
     pads[1], pads[x.rank + 1] = before, size - 1 - before
     padded = apply("Pad", x * x, pads=tuple(pads), value=0.0)
-    near: Expr | None = None
+    near: TypedTerm | None = None
     for t in range(size):
         part = apply("Slice", padded, axes=(1,), starts=(t,), ends=(x.shape[1] + t,), steps=(1,))
         near = part if near is None else near + part
@@ -402,7 +409,7 @@ def _lrn(site: Site) -> Expr:
     return x / apply("Pow", base, constant(site.number("beta"), x.dtype))
 
 
-def _attention(site: Site) -> Expr:
+def _attention(site: DifferentiationSite) -> TypedTerm:
     """Softmax of the scaled products of queries and keys, times values; shared heads are repeated."""
     q, k, v = site.arg(0), site.arg(1), site.arg(2)
     packed = site.int("q_num_heads")
@@ -428,21 +435,21 @@ def _attention(site: Site) -> Expr:
     return reshaped(apply("Transpose", made, perm=(0, 2, 1, 3)), (batch, rows, packed * width))
 
 
-def _heads_apart(x: Expr, count: int) -> Expr:
+def _heads_apart(x: TypedTerm, count: int) -> TypedTerm:
     batch, length, whole = x.shape
     return apply("Transpose", reshaped(x, (batch, length, count, whole // count)), perm=(0, 2, 1, 3))
 
 
-def _repeated(x: Expr, times: Dim) -> Expr:
+def _repeated(x: TypedTerm, times: Dim) -> TypedTerm:
     """Each head ``times`` times in a row."""
     batch, heads, length, width = x.shape
     wide = expanded(unsqueezed(x, (2,)), (batch, heads, times, length, width))
     return reshaped(wide, (batch, heads * times, length, width))
 
 
-GROUP_NORMALIZATION = Derivative(expansion=_group_normalization)
-LRN = Derivative(expansion=_lrn)
-ATTENTION = Derivative(expansion=_attention)
+GROUP_NORMALIZATION = OperatorDerivative(expansion=_group_normalization)
+LRN = OperatorDerivative(expansion=_lrn)
+ATTENTION = OperatorDerivative(expansion=_attention)
 
 
 # -- Functions with a derivative by their own value ----------------------------------------------------------------
@@ -450,42 +457,42 @@ ATTENTION = Derivative(expansion=_attention)
 # Equal to the derivative of the meaning, and finite where that overflows.
 
 
-def symmetric(product: Callable[[Site, Expr], Expr]) -> Derivative:
+def symmetric(product: Callable[[DifferentiationSite, TypedTerm], TypedTerm]) -> OperatorDerivative:
     """A derivative that is its own transpose: of a function of each element, or of Softmax."""
 
-    def pullback(site: Site, given: Tangents) -> Cotangents:
+    def pullback(site: DifferentiationSite, given: Tangents) -> Cotangents:
         return {} if given[0] is None else {0: product(site, given[0])}
 
-    def pushforward(site: Site, tangents: Tangents) -> Tangents:
+    def pushforward(site: DifferentiationSite, tangents: Tangents) -> Tangents:
         return [None if tangents[0] is None else product(site, tangents[0])]
 
-    return Derivative(pullback, pushforward)
+    return OperatorDerivative(pullback, pushforward)
 
 
-def _sigmoid(site: Site, g: Expr) -> Expr:
+def _sigmoid(site: DifferentiationSite, g: TypedTerm) -> TypedTerm:
     """``σ(x)·σ(-x)``: neither factor cancels."""
     return g * site.output() * apply("Sigmoid", -site.arg(0))
 
 
-def _softplus(site: Site, g: Expr) -> Expr:
+def _softplus(site: DifferentiationSite, g: TypedTerm) -> TypedTerm:
     return g * apply("Sigmoid", site.arg(0))
 
 
-def _mish(site: Site, g: Expr) -> Expr:
+def _mish(site: DifferentiationSite, g: TypedTerm) -> TypedTerm:
     """``t + x·(1 - t²)·σ(x)`` with ``t = tanh(softplus x)``."""
     x = site.arg(0)
     t = apply("Tanh", apply("Softplus", x))
     return g * (t + x * (1 - t * t) * apply("Sigmoid", x))
 
 
-def _swish(site: Site, g: Expr) -> Expr:
+def _swish(site: DifferentiationSite, g: TypedTerm) -> TypedTerm:
     """``s + αx·s·σ(-αx)`` with ``s = σ(αx)``."""
     scaled = site.arg(0) * site.number("alpha")
     s = apply("Sigmoid", scaled)
     return g * (s + scaled * s * apply("Sigmoid", -scaled))
 
 
-def _celu(site: Site, g: Expr) -> Expr:
+def _celu(site: DifferentiationSite, g: TypedTerm) -> TypedTerm:
     """1 above 0, ``exp(x/α)`` below; the exponential never sees a positive number."""
     x = site.arg(0)
     zero = constant(0, x.dtype)
@@ -493,13 +500,13 @@ def _celu(site: Site, g: Expr) -> Expr:
     return apply("Where", apply("Greater", x, zero), g, g * below)
 
 
-def _softmax(site: Site, g: Expr) -> Expr:
+def _softmax(site: DifferentiationSite, g: TypedTerm) -> TypedTerm:
     """``y·(g - Σ g·y)``."""
     y = site.output()
     return y * (g - apply("ReduceSum", g * y, axes=(site.int("axis"),), keepdims=1))
 
 
-def _log_softmax_pull(site: Site, given: Tangents) -> Cotangents:
+def _log_softmax_pull(site: DifferentiationSite, given: Tangents) -> Cotangents:
     """``g - softmax(x)·Σ g``."""
     if (g := given[0]) is None:
         return {}
@@ -507,7 +514,7 @@ def _log_softmax_pull(site: Site, given: Tangents) -> Cotangents:
     return {0: g - y * apply("ReduceSum", g, axes=(site.int("axis"),), keepdims=1)}
 
 
-def _log_softmax_push(site: Site, tangents: Tangents) -> Tangents:
+def _log_softmax_push(site: DifferentiationSite, tangents: Tangents) -> Tangents:
     """``d - Σ softmax(x)·d``."""
     if (d := tangents[0]) is None:
         return [None]
@@ -515,26 +522,26 @@ def _log_softmax_push(site: Site, tangents: Tangents) -> Tangents:
     return [d - apply("ReduceSum", y * d, axes=(site.int("axis"),), keepdims=1)]
 
 
-def _with_reduced_axes(site: Site, value: Expr) -> Expr:
+def _with_reduced_axes(site: DifferentiationSite, value: TypedTerm) -> TypedTerm:
     """A result of a reduction with its axes, of size 1."""
     return value if site.attributes["keepdims"] == 1 else unsqueezed(value, site.ints("axes"))
 
 
-def _log_sum_exp_pull(site: Site, given: Tangents) -> Cotangents:
+def _log_sum_exp_pull(site: DifferentiationSite, given: Tangents) -> Cotangents:
     """``g·exp(x - y)``: no exponent is above 0."""
     if (g := given[0]) is None:
         return {}
     return {0: _with_reduced_axes(site, g) * apply("Exp", site.arg(0) - _with_reduced_axes(site, site.output()))}
 
 
-def _log_sum_exp_push(site: Site, tangents: Tangents) -> Tangents:
+def _log_sum_exp_push(site: DifferentiationSite, tangents: Tangents) -> Tangents:
     if (d := tangents[0]) is None:
         return [None]
     share = apply("Exp", site.arg(0) - _with_reduced_axes(site, site.output()))
     return [apply("ReduceSum", share * d, axes=site.ints("axes"), keepdims=site.int("keepdims"))]
 
 
-def _batch_normalization(site: Site, given: Tangents) -> Cotangents:
+def _batch_normalization(site: DifferentiationSite, given: Tangents) -> Cotangents:
     """``g·s/r`` with ``r = √(var + ε)``, and sums of ``g`` and ``g·(x - mean)``: numbers of channels stay so few."""
     if (g := given[0]) is None:
         return {}
@@ -552,24 +559,26 @@ def _batch_normalization(site: Site, given: Tangents) -> Cotangents:
     return found
 
 
-BATCH_NORMALIZATION = Derivative(_batch_normalization, statistics=(3, 4))
+BATCH_NORMALIZATION = OperatorDerivative(_batch_normalization, statistics=(3, 4))
 SIGMOID = symmetric(_sigmoid)
 SOFTPLUS = symmetric(_softplus)
 MISH = symmetric(_mish)
 SWISH = symmetric(_swish)
 CELU = symmetric(_celu)
 SOFTMAX = symmetric(_softmax)
-LOG_SOFTMAX = Derivative(_log_softmax_pull, _log_softmax_push)
-LOG_SUM_EXP = Derivative(_log_sum_exp_pull, _log_sum_exp_push)
+LOG_SOFTMAX = OperatorDerivative(_log_softmax_pull, _log_softmax_push)
+LOG_SUM_EXP = OperatorDerivative(_log_sum_exp_pull, _log_sum_exp_push)
 
 
-QUANTISATION = Derivative(refused="a step from one integer to the next has no derivative that a training could follow")
+QUANTISATION = OperatorDerivative(
+    refused="a step from one integer to the next has no derivative that a training could follow"
+)
 
 
 # -- The table -----------------------------------------------------------------------------------------------------
 
 
-DECLARED: dict[str, Derivative] = {
+DECLARED: dict[str, OperatorDerivative] = {
     "Attention": ATTENTION,
     "AveragePool": AVERAGE_POOL,
     "BatchNormalization": BATCH_NORMALIZATION,

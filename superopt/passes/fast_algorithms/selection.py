@@ -19,22 +19,33 @@ from superopt.cost.cost_model import CostModel
 from superopt.cost.graph_costs import graph_cost
 from superopt.ir.graph import Graph, Node
 from superopt.ir.types import DType, TensorType
-from superopt.ops.infer import Typing, infer
-from superopt.passes.fast_algorithms.conv import Axis, ConvForm, FormSite, Kernel, changes_us, write_conv
-from superopt.passes.fast_algorithms.matmul import MatMulForm, write_matmul
-from superopt.passes.fast_algorithms.pixels import PixelForm, pixel_forms, write_pixels
-from superopt.passes.fast_algorithms.sites import FEWEST, Site, Writer, isolated, price_key, sites_of
-from superopt.rules.bilinear import Algorithm, algorithms
-from superopt.runtime.evaluate import Array
+from superopt.ops.shape_inference import InferredTypes, infer
+from superopt.passes.fast_algorithms.sites import FEWEST, FastAlgorithmSite, NodeBuilder, isolated, price_key, sites_of
+from superopt.passes.fast_algorithms.space_to_depth_convolution import (
+    SpaceToDepthConvolution,
+    pixel_forms,
+    write_pixels,
+)
+from superopt.passes.fast_algorithms.strassen_matmul import StrassenMatMul, write_matmul
+from superopt.passes.fast_algorithms.winograd_convolution import (
+    ConvolutionAxis,
+    ConvolutionWeights,
+    FastAlgorithmPlacement,
+    WinogradConvolution,
+    changes_us,
+    write_conv,
+)
+from superopt.rules.bilinear import BilinearAlgorithm, algorithms
+from superopt.runtime.comprehension_evaluation import Array
 
 __all__ = [
-    "Choice",
+    "FastAlgorithmChoice",
     "FORM_ERROR",
     "Form",
     "GROWTH",
     "LEAST_GAIN",
     "NEAR",
-    "PricedForm",
+    "PricedFastAlgorithm",
     "accuracy_of",
     "alternatives",
     "choose",
@@ -58,11 +69,11 @@ __all__ = [
 # of many.
 
 
-Form = ConvForm | MatMulForm | PixelForm
+Form = WinogradConvolution | StrassenMatMul | SpaceToDepthConvolution
 
 
 @dataclass(frozen=True)
-class Choice:
+class FastAlgorithmChoice:
     """A site with its form.
 
     Attributes:
@@ -75,7 +86,7 @@ class Choice:
         spared: microseconds by which ``after`` is less than what the form takes alone, since others share that.
     """
 
-    site: Site
+    site: FastAlgorithmSite
     form: Form
     before: float
     after: float
@@ -87,7 +98,7 @@ class Choice:
     @property
     def begins(self) -> Hashable:
         """Equal for forms that take one image apart in one way; ``None`` for a product of matrices."""
-        return (self.site.node.inputs[0], self.form.tiled) if isinstance(self.form, ConvForm) else None
+        return (self.site.node.inputs[0], self.form.tiled) if isinstance(self.form, WinogradConvolution) else None
 
     @property
     def more_bytes(self) -> int:
@@ -96,7 +107,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class PricedForm:
+class PricedFastAlgorithm:
     """A form of a site, its number among them, and what it is modelled to take, in microseconds.
 
     ``transform_us`` is the part of it that takes the image apart, which other forms of the image can share.
@@ -110,15 +121,15 @@ class PricedForm:
 
 # Of operators, by what they are priced by: forms (``None``: as it is), microseconds, and those of its transforms.
 FormPrices = dict[Hashable, list[tuple[Form | None, float, float]]]
-Row = tuple[Site, float, Sequence[PricedForm]]  # a site, what its operator takes, and its forms
+Row = tuple[FastAlgorithmSite, float, Sequence[PricedFastAlgorithm]]  # a site, what its operator takes, and its forms
 
 
-def common(rows: Sequence[Row]) -> Mapping[int, PricedForm]:
+def common(rows: Sequence[Row]) -> Mapping[int, PricedFastAlgorithm]:
     """The forms of those Convs that are cheapest if they share what takes an image apart, by their nodes' identity.
 
     Of each image there is at most one way in which its Convs do; those that are cheaper by themselves stay so.
     """
-    found: dict[int, PricedForm] = {}
+    found: dict[int, PricedFastAlgorithm] = {}
     images: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         if row[0].pads:
@@ -134,7 +145,7 @@ def common(rows: Sequence[Row]) -> Mapping[int, PricedForm]:
 
 
 def _tilings(rows: Sequence[Row]) -> Iterator[Hashable]:
-    return (p.form.tiled for _, _, priced in rows for p in priced if isinstance(p.form, ConvForm))
+    return (p.form.tiled for _, _, priced in rows for p in priced if isinstance(p.form, WinogradConvolution))
 
 
 def _least_us(row: Row) -> float:
@@ -143,12 +154,12 @@ def _least_us(row: Row) -> float:
     return min((before, *(p.us for p in priced)))
 
 
-def _plan(rows: Sequence[Row], tiled: Hashable) -> tuple[float, dict[int, PricedForm]]:
+def _plan(rows: Sequence[Row], tiled: Hashable) -> tuple[float, dict[int, PricedFastAlgorithm]]:
     """What an image's Convs take if it is taken apart in this way, and the forms of those that use it."""
     total = once = 0.0
-    users: dict[int, PricedForm] = {}
+    users: dict[int, PricedFastAlgorithm] = {}
     for row in rows:
-        alike = (p for p in row[2] if isinstance(p.form, ConvForm) and p.form.tiled == tiled)
+        alike = (p for p in row[2] if isinstance(p.form, WinogradConvolution) and p.form.tiled == tiled)
         priced, least = next(alike, None), _least_us(row)
         if priced is not None and priced.us - priced.transform_us < least:
             users[id(row[0].node)] = priced
@@ -158,12 +169,12 @@ def _plan(rows: Sequence[Row], tiled: Hashable) -> tuple[float, dict[int, Priced
     return total + once, users
 
 
-def shared(chosen: Sequence[Choice]) -> list[Choice]:
+def shared(chosen: Sequence[FastAlgorithmChoice]) -> list[FastAlgorithmChoice]:
     """The choices, each with what it is spared by those of the others that take its image apart in the same way."""
     whole: dict[Hashable, float] = defaultdict(float)
     for choice in chosen:
         whole[choice.begins] += choice.before
-    found: list[Choice] = []
+    found: list[FastAlgorithmChoice] = []
     for choice in chosen:
         own = 1.0 if choice.begins is None else choice.before / whole[choice.begins]
         spared = (1.0 - own) * choice.transform_us
@@ -195,17 +206,17 @@ _FAMILY = {"both axes": 1.2, "one axis direct": 1.01, "products": 1.03, "pixels 
 _APART = dict.fromkeys(("Concat", "Gather", "Pad", "Slice", "Split", "Transpose"), 1.5)
 
 
-def forms_of(site: Site, growth: float) -> list[Form]:
+def forms_of(site: FastAlgorithmSite, growth: float) -> list[Form]:
     """The forms of a site whose errors grow by at most that factor."""
     if site.pads:
         bilinear = _conv_forms(site, growth) if min(site.kernel[:2]) >= FEWEST else ()
         return [*bilinear, *pixel_forms(site)]
     rows, inner = site.rows
     blocked = [a for name, a in algorithms().items() if name.startswith("matmul:") and a.growth <= growth]
-    return [MatMulForm(rows, inner, site.kernel[1], a) for a in blocked]
+    return [StrassenMatMul(rows, inner, site.kernel[1], a) for a in blocked]
 
 
-def _conv_forms(site: Site, growth: float) -> Iterator[Form]:
+def _conv_forms(site: FastAlgorithmSite, growth: float) -> Iterator[Form]:
     """Tiles of equal size along both axes; then those that take the height directly."""
     sizes, taps, half = site.sizes[2:], site.kernel[2:], len(site.pads) // 2
     spans = [
@@ -226,22 +237,22 @@ def _conv_forms(site: Site, growth: float) -> Iterator[Form]:
             if not known or [a is not None for a in chosen] != fast or prod(a.growth for a in known) > growth:
                 continue
             height, width = (
-                Axis(size, before, after, algorithm, apart, _SINGLE if algorithm is not None else kind)
+                ConvolutionAxis(size, before, after, algorithm, apart, _SINGLE if algorithm is not None else kind)
                 for (size, before, after, kind, apart), algorithm in zip(spans, chosen, strict=True)
             )
             if min(height.outputs, width.outputs) > 0:
-                yield ConvForm(height, width)
+                yield WinogradConvolution(height, width)
 
 
-def _along(outputs: int, taps: int, stride: int) -> Algorithm | None:
+def _along(outputs: int, taps: int, stride: int) -> BilinearAlgorithm | None:
     return algorithms().get(f"conv:{outputs}:{taps}" + (f":{stride}" if stride > 1 else "")) if taps > 1 else None
 
 
 def named(form: Form) -> str:
     """``F(4×4, 3×3), 36 products`` or ``2×2×2 in 7 products``."""
-    if isinstance(form, MatMulForm):
+    if isinstance(form, StrassenMatMul):
         return f"{'×'.join(map(str, form.parts))} in {form.algorithm.rank} products"
-    if isinstance(form, PixelForm):
+    if isinstance(form, SpaceToDepthConvolution):
         return f"{form.block}×{form.block} pixels as channels"
     axes = [axis for axis in form.axes if axis.algorithm is not None]
     shape = ((a.tile, a.taps, a.stride, a.dilation) for a in axes)
@@ -255,19 +266,19 @@ def named(form: Form) -> str:
 
 def kind_of(form: Form) -> str:
     """What tells how far prices of forms are off: one of the keys of ``_FAMILY``."""
-    if isinstance(form, MatMulForm):
+    if isinstance(form, StrassenMatMul):
         return "products"
-    if isinstance(form, PixelForm):
+    if isinstance(form, SpaceToDepthConvolution):
         return "pixels as channels"
     return "one axis direct" if form.merged > 1 else "both axes"
 
 
 def accuracy_of(form: Form) -> tuple[float, float]:
     """How much larger than a direct sum's the errors can be: root mean square, and at worst."""
-    if isinstance(form, MatMulForm):
+    if isinstance(form, StrassenMatMul):
         return form.algorithm.growth, form.algorithm.bound
     growth = bound = 1.0
-    for axis in () if isinstance(form, PixelForm) else form.axes:
+    for axis in () if isinstance(form, SpaceToDepthConvolution) else form.axes:
         if axis.algorithm is not None:
             growth, bound = growth * axis.algorithm.growth, bound * axis.algorithm.bound
     return growth, bound
@@ -278,11 +289,11 @@ def choose(
     costs: CostModel,
     *,
     growth: float,
-    typing: Typing | None = None,
+    typing: InferredTypes | None = None,
     sizes: Mapping[str, int] | None = None,
     gain: float = LEAST_GAIN,
     priced: FormPrices | None = None,
-) -> list[Choice]:
+) -> list[FastAlgorithmChoice]:
     """The sites where a form gains, each with its cheapest form: a function of the graph and the prices.
 
     Args:
@@ -295,8 +306,8 @@ def choose(
         priced: prices of an earlier choice for the same graph, costs and sizes; those of this one are added.
     """
     typing, memo = typing or infer(graph), {} if priced is None else priced
-    known: dict[Hashable, tuple[float, list[PricedForm]]] = {}
-    rows: list[tuple[Site, float, list[PricedForm]]] = []
+    known: dict[Hashable, tuple[float, list[PricedFastAlgorithm]]] = {}
+    rows: list[tuple[FastAlgorithmSite, float, list[PricedFastAlgorithm]]] = []
     for site in sites_of(graph, typing, costs):
         single = isolated(graph, typing, site)
         key = price_key(single)
@@ -304,18 +315,20 @@ def choose(
             known[key] = _priced(single, site, costs, growth, sizes or {}, memo.setdefault(key, []))
         rows.append((site, *known[key]))
     together = common(rows)
-    chosen: list[Choice] = []
+    chosen: list[FastAlgorithmChoice] = []
     for site, before, forms in rows:
         joint = together.get(id(site.node))
         if options := [joint] if joint is not None else _cheapest(before, forms, gain):
             first, rivals = options[0], tuple((p.form, p.us) for p in options[1:])
-            chosen.append(Choice(site, first.form, before, first.us, FORM_ERROR * before, rivals, first.transform_us))
+            chosen.append(
+                FastAlgorithmChoice(site, first.form, before, first.us, FORM_ERROR * before, rivals, first.transform_us)
+            )
     return without_small_gains(graph, typing, chosen, costs, gain)
 
 
 def without_small_gains(
-    graph: Graph, typing: Typing, chosen: list[Choice], costs: CostModel, gain: float = LEAST_GAIN
-) -> list[Choice]:  # fmt: skip
+    graph: Graph, typing: InferredTypes, chosen: list[FastAlgorithmChoice], costs: CostModel, gain: float = LEAST_GAIN
+) -> list[FastAlgorithmChoice]:  # fmt: skip
     """Without those that gain too little once changes of layout are counted, the least one first.
 
     Args:
@@ -338,26 +351,26 @@ def without_small_gains(
     return chosen
 
 
-def layouts_us(graph: Graph, typing: Typing, chosen: Sequence[Choice], costs: CostModel) -> float:
+def layouts_us(graph: Graph, typing: InferredTypes, chosen: Sequence[FastAlgorithmChoice], costs: CostModel) -> float:
     """Microseconds that changes of layout take because of choices; negative where there are fewer."""
     places = [_form_site(c.site, c.form, c.begins) for c in chosen if c.site.pads]
     return changes_us(graph, typing, places, costs)
 
 
-def _form_site(site: Site, form: Form, begins: Hashable = None) -> FormSite:
-    return FormSite(site.nodes, site.node.inputs[0], begins, isinstance(form, PixelForm))
+def _form_site(site: FastAlgorithmSite, form: Form, begins: Hashable = None) -> FastAlgorithmPlacement:
+    return FastAlgorithmPlacement(site.nodes, site.node.inputs[0], begins, isinstance(form, SpaceToDepthConvolution))
 
 
-def _cheapest(before: float, priced: Sequence[PricedForm], gain: float) -> list[PricedForm]:
+def _cheapest(before: float, priced: Sequence[PricedFastAlgorithm], gain: float) -> list[PricedFastAlgorithm]:
     """The cheapest form that gains enough, if one does, with its rivals."""
     enough = sorted((p for p in priced if p.us < (1 - gain) * before), key=lambda p: (p.us, p.number))
     return [p for p in enough if p.us <= (1 + _RIVAL) * enough[0].us][: 1 + _MOST_RIVALS]
 
 
 def _priced(
-    alone: Graph, site: Site, costs: CostModel, growth: float, sizes: Mapping[str, int],
+    alone: Graph, site: FastAlgorithmSite, costs: CostModel, growth: float, sizes: Mapping[str, int],
     memo: list[tuple[Form | None, float, float]],
-) -> tuple[float, list[PricedForm]]:  # fmt: skip
+) -> tuple[float, list[PricedFastAlgorithm]]:  # fmt: skip
     """What an operator takes, and what its forms take, without those that cannot be cheaper.
 
     Args:
@@ -371,19 +384,19 @@ def _priced(
     if not memo:
         memo.append((None, graph_cost(alone, costs, sizes=sizes).us, 0.0))
     before = memo[0][1]
-    priced: list[PricedForm] = []
+    priced: list[PricedFastAlgorithm] = []
     for number, form in enumerate(forms_of(site, growth)):
         known = next((row for row in memo if row[0] == form), None)
         if known is None and _products_us(site, form, costs) < before:
             known = (form, *_form_us(alone, site, form, costs, sizes))
             memo.append(known)
         if known is not None:
-            priced.append(PricedForm(known[1], number, form, known[2]))
+            priced.append(PricedFastAlgorithm(known[1], number, form, known[2]))
     return before, priced
 
 
 def _form_us(
-    alone: Graph, site: Site, form: Form, costs: CostModel, sizes: Mapping[str, int]
+    alone: Graph, site: FastAlgorithmSite, form: Form, costs: CostModel, sizes: Mapping[str, int]
 ) -> tuple[float, float]:  # fmt: skip
     """What a form takes, and what its transforms of the data take."""
     made = _alone(alone, site, form)
@@ -391,15 +404,15 @@ def _form_us(
     parts = [_APART.get(op, 1.0) * estimate.us for _, op, estimate in found.per_node]
     family = _FAMILY[kind_of(form)]
     us = family * (found.us + sum(parts) - sum(e.us for *_, e in found.per_node))
-    if not isinstance(form, ConvForm):
+    if not isinstance(form, WinogradConvolution):
         return us, 0.0
     first = next(i for i, n in enumerate(made.nodes) if n.op == "MatMul" and n.inputs[1] in made.constants)
     return us, family * sum(parts[:first])
 
 
-def _alone(alone: Graph, site: Site, form: Form) -> Graph:
+def _alone(alone: Graph, site: FastAlgorithmSite, form: Form) -> Graph:
     """An operator that is a model of its own, as a form, without its weights' elements."""
-    return rewritten(alone, [Choice(site, form, 0.0, 0.0)], filled=False)
+    return rewritten(alone, [FastAlgorithmChoice(site, form, 0.0, 0.0)], filled=False)
 
 
 def decisive(graph: Graph, costs: CostModel, *, sizes: Mapping[str, int] | None = None) -> Iterator[Graph]:
@@ -419,7 +432,9 @@ def decisive(graph: Graph, costs: CostModel, *, sizes: Mapping[str, int] | None 
             yield from (_alone(alone, choice.site, form) for form in (choice.form, *(f for f, _ in choice.rivals)))
 
 
-def alternatives(graph: Graph, site: Site, costs: CostModel, growth: float) -> list[tuple[float, Form | None]]:
+def alternatives(
+    graph: Graph, site: FastAlgorithmSite, costs: CostModel, growth: float
+) -> list[tuple[float, Form | None]]:
     """What a graph's site is modelled to take in its place: as it is, and by each form, the cheapest first."""
     typing = infer(graph)
     before, priced = _priced(isolated(graph, typing, site), site, costs, growth, {}, [])
@@ -431,11 +446,11 @@ def alternatives(graph: Graph, site: Site, costs: CostModel, growth: float) -> l
     return found
 
 
-def _products_us(site: Site, form: Form, costs: CostModel) -> float:
+def _products_us(site: FastAlgorithmSite, form: Form, costs: CostModel) -> float:
     """What a form's products are expected to take by themselves: less than all of it."""
-    if isinstance(form, PixelForm):
+    if isinstance(form, SpaceToDepthConvolution):
         return 0.0  # it is one operator, which is priced as quickly
-    if isinstance(form, MatMulForm):
+    if isinstance(form, StrassenMatMul):
         (rows, inner, columns), count = form.block, form.algorithm.rank
     else:
         rows, inner, columns = form.tiles * max(site.sizes[0], 1), form.merged * site.kernel[1], site.kernel[0]
@@ -445,7 +460,11 @@ def _products_us(site: Site, form: Form, costs: CostModel) -> float:
 
 
 def rewritten(
-    graph: Graph, choices: Sequence[Choice], *, filled: bool = True, reserved: AbstractSet[str] = frozenset()
+    graph: Graph,
+    choices: Sequence[FastAlgorithmChoice],
+    *,
+    filled: bool = True,
+    reserved: AbstractSet[str] = frozenset(),
 ) -> Graph:
     """The graph with these operators written as their forms; weights that nothing reads any more are left out.
 
@@ -457,7 +476,7 @@ def rewritten(
     """
     made = {id(choice.site.node): choice for choice in choices}
     within = {id(node) for choice in choices for node in choice.site.nodes}
-    writer = Writer(graph, "bilinear", filled, reserved)
+    writer = NodeBuilder(graph, "bilinear", filled, reserved)
     nodes: list[Node] = []
     for node in graph.nodes:
         if id(node) not in within:
@@ -472,17 +491,17 @@ def rewritten(
     return replace(graph, nodes=tuple(nodes), weights=weights).checked()
 
 
-def _write(writer: Writer, graph: Graph, choice: Choice) -> None:
+def _write(writer: NodeBuilder, graph: Graph, choice: FastAlgorithmChoice) -> None:
     site, form, node = choice.site, choice.form, choice.site.node
     kind = graph.weight[site.weights].type.dtype.numpy
     weights, data = partial(_elements, graph, site.weights), node.inputs[0]
-    if isinstance(form, PixelForm):
+    if isinstance(form, SpaceToDepthConvolution):
         write_pixels(writer, form, graph, site)
         return
-    if isinstance(form, ConvForm):
+    if isinstance(form, WinogradConvolution):
         bias = None if site.bias is None else partial(_elements, graph, site.bias)
         names = (site.weights, *(() if site.bias is None else (site.bias,)))
-        kernel = Kernel(names, site.kernel[0], site.kernel[1], len(site.kernel) == 3, kind, weights, bias)
+        kernel = ConvolutionWeights(names, site.kernel[0], site.kernel[1], len(site.kernel) == 3, kind, weights, bias)
         write_conv(writer, form, data, site.sizes[0], kernel, site.output, site.after)
         return
     if len(site.sizes) == 2:

@@ -12,14 +12,14 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from superopt.cost.cost_model import CostModel
-from superopt.formats.bodies import all_names
-from superopt.formats.tensors import set_aside
+from superopt.formats.control_flow_bodies import all_names
+from superopt.formats.weight_data import set_aside
 from superopt.ir.graph import PASS, Attribute, Graph, Node, Value, Weight, attribute_key, constant
 from superopt.ir.terms import AttributeValue
 from superopt.ir.types import DType, TensorType
-from superopt.ops.infer import Applied, Barrier, Typing, infer
+from superopt.ops.shape_inference import CanonicalNode, InferredTypes, OpaqueNode, infer
 
-__all__ = ["FEWEST", "Site", "Writer", "price_key", "isolated", "possible", "sites_of"]
+__all__ = ["FEWEST", "FastAlgorithmSite", "NodeBuilder", "price_key", "isolated", "possible", "sites_of"]
 
 
 # -- Sites ---------------------------------------------------------------------------------------------------------
@@ -30,7 +30,7 @@ _WHERE = {"Conv", "MatMul"}
 
 
 @dataclass(frozen=True)
-class Site:
+class FastAlgorithmSite:
     """An operator that forms exist for.
 
     Attributes:
@@ -98,7 +98,9 @@ def _may_pay(node: Node, fixed: tuple[int, ...]) -> bool:
     return few or min(fixed[:2], default=0) >= FEWEST
 
 
-def sites_of(graph: Graph, typing: Typing | None = None, costs: CostModel | None = None) -> list[Site]:
+def sites_of(
+    graph: Graph, typing: InferredTypes | None = None, costs: CostModel | None = None
+) -> list[FastAlgorithmSite]:
     """The operators that some algorithm applies to.
 
     Args:
@@ -108,10 +110,10 @@ def sites_of(graph: Graph, typing: Typing | None = None, costs: CostModel | None
     """
     typing = typing or infer(graph)
     known = {id(node): what for node, what in zip(graph.nodes, typing.nodes, strict=True)}
-    found: list[Site] = []
+    found: list[FastAlgorithmSite] = []
     for node in graph.nodes:
         applied = known[id(node)]
-        site = _site(graph, typing, node, applied) if isinstance(applied, Applied) else None
+        site = _site(graph, typing, node, applied) if isinstance(applied, CanonicalNode) else None
         if site is not None:
             after = tuple(_after(graph, typing, known, site.node)) if site.pads else ()
             fused = () if costs is None else tuple(_fused(graph, typing, known, (site.node, *after)[-1], costs))
@@ -119,7 +121,7 @@ def sites_of(graph: Graph, typing: Typing | None = None, costs: CostModel | None
     return found
 
 
-def _site(graph: Graph, typing: Typing, node: Node, known: Applied) -> Site | None:
+def _site(graph: Graph, typing: InferredTypes, node: Node, known: CanonicalNode) -> FastAlgorithmSite | None:
     reader = {"Conv": _conv, "MatMul": _matmul}.get(known.operator.name)
     if reader is None or len(known.args) < 2 or known.args[0] is None or known.args[1] is None:
         return None
@@ -132,10 +134,10 @@ def _site(graph: Graph, typing: Typing, node: Node, known: Applied) -> Site | No
     if bias is not None and bias not in graph.constants:
         return None
     kernel = tuple(d for d in weights.type.shape if isinstance(d, int))
-    return reader(Site(node, image, (), known.args[1], bias, kernel), known.attributes)
+    return reader(FastAlgorithmSite(node, image, (), known.args[1], bias, kernel), known.attributes)
 
 
-def _conv(site: Site, attributes: Mapping[str, AttributeValue]) -> Site | None:
+def _conv(site: FastAlgorithmSite, attributes: Mapping[str, AttributeValue]) -> FastAlgorithmSite | None:
     if attributes["group"] != 1 or len(site.sizes) not in (3, 4) or min(site.sizes[1:]) < 1:
         return None
     if not _may_pay(site.node, site.kernel):
@@ -144,20 +146,20 @@ def _conv(site: Site, attributes: Mapping[str, AttributeValue]) -> Site | None:
     return replace(site, pads=pads, strides=strides, dilations=dilations)
 
 
-def _matmul(site: Site, attributes: Mapping[str, AttributeValue]) -> Site | None:
+def _matmul(site: FastAlgorithmSite, attributes: Mapping[str, AttributeValue]) -> FastAlgorithmSite | None:
     if len(site.kernel) != 2 or len(site.sizes) < 2 or min(site.sizes) < 1:
         return None
     return site if min(*site.kernel, *site.rows) >= FEWEST else None
 
 
-_Known = Mapping[int, Applied | Barrier]  # by the node's identity
+_Known = Mapping[int, CanonicalNode | OpaqueNode]  # by the node's identity
 
 
-def _after(graph: Graph, typing: Typing, nodes: _Known, node: Node) -> Iterator[Node]:
+def _after(graph: Graph, typing: InferredTypes, nodes: _Known, node: Node) -> Iterator[Node]:
     """What follows one after the other, element by element, with constants of one element alone."""
     while (reader := _reader(graph, node.outputs[0])) is not None:
         known = nodes[id(reader)]
-        if not isinstance(known, Applied) or known.operator.family not in ("elementwise", "activation"):
+        if not isinstance(known, CanonicalNode) or known.operator.family not in ("elementwise", "activation"):
             return
         first, rest = reader.inputs[0], [n for n in reader.inputs[1:] if n]
         small = all(n in graph.constants and graph.constants[n].type.elements == 1 for n in rest)
@@ -167,9 +169,9 @@ def _after(graph: Graph, typing: Typing, nodes: _Known, node: Node) -> Iterator[
         node = reader
 
 
-def _fused(graph: Graph, typing: Typing, nodes: _Known, node: Node, costs: CostModel) -> Iterator[Node]:
+def _fused(graph: Graph, typing: InferredTypes, nodes: _Known, node: Node, costs: CostModel) -> Iterator[Node]:
     """What the runtime runs in one kernel with the node, one after the other."""
-    while (reader := _reader(graph, node.outputs[0])) is not None and isinstance(nodes[id(reader)], Applied):
+    while (reader := _reader(graph, node.outputs[0])) is not None and isinstance(nodes[id(reader)], CanonicalNode):
         others = [n for n in reader.reads if n != node.outputs[0]]
         fixed = [graph.constants[n].type for n in others if n in graph.constants]
         moving = [n for n in others if n not in graph.constants]
@@ -198,7 +200,7 @@ def _ints(value: AttributeValue) -> tuple[int, ...]:
     return tuple(v for v in value if isinstance(v, int)) if isinstance(value, tuple) else ()
 
 
-def isolated(graph: Graph, typing: Typing, site: Site) -> Graph:
+def isolated(graph: Graph, typing: InferredTypes, site: FastAlgorithmSite) -> Graph:
     """A site's operator, with what runs in one kernel with it, as a model of its own."""
     nodes = (*site.nodes, *site.fused)
     made = {o for node in nodes for o in node.outputs}
@@ -222,7 +224,7 @@ def price_key(alone: Graph) -> Hashable:
 
 
 @dataclass
-class Writer:
+class NodeBuilder:
     """New nodes and weights whose names begin with ``prefix`` and are not in the graph.
 
     ``filled`` says whether weights that are computed from the graph's get elements, or only types, which is all that a

@@ -6,18 +6,18 @@ a Transpose goes only if all operators between it and another change together.
 
 from __future__ import annotations
 
-from superopt.extraction.node_costs import Pricer
-from superopt.passes.layouts.choice import POLICY, LayoutPolicy, chosen_forms, transposes_of
-from superopt.passes.layouts.writing import with_forms
-from superopt.program.program import Program
+from superopt.extraction.enode_costs import ENodeCostModel
+from superopt.passes.layouts.layout_selection import POLICY, LayoutPolicy, chosen_forms, transposes_of
+from superopt.passes.layouts.transpose_insertion import with_forms
+from superopt.program.graph_program import GraphProgram
 from superopt.regions.replay import FreshNames
 
 __all__ = ["with_fewer_transposes"]
 
 
 def with_fewer_transposes(
-    program: Program, pricer: Pricer, names: FreshNames, policy: LayoutPolicy = POLICY
-) -> Program | None:
+    program: GraphProgram, pricer: ENodeCostModel, names: FreshNames, policy: LayoutPolicy = POLICY
+) -> GraphProgram | None:
     """The program with other layouts and far fewer Transposes; ``None`` where no choice of layouts saves as many.
 
     Args:

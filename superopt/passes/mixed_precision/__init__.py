@@ -7,22 +7,44 @@
 :mod:`superopt.pipeline.mixed_precision` measures what these need, and decides by the measured error.
 """
 
-from superopt.passes.mixed_precision.lowering import Precision, Switched, lowered, switched
-from superopt.passes.mixed_precision.observation import Watched, watched
-from superopt.passes.mixed_precision.policy import POLICY, PrecisionPolicy
-from superopt.passes.mixed_precision.restrictions import (
+from superopt.passes.mixed_precision.cast_insertion import (
+    PrecisionAssignment,
+    SwitchableRoundingGraph,
+    lowered,
+    switched,
+)
+from superopt.passes.mixed_precision.half_precision_restrictions import (
     WIDE,
-    Magnitudes,
-    Operand,
-    Reason,
-    Restrictions,
+    Float32Reason,
+    HalfPrecisionInputs,
+    HalfPrecisionRestrictions,
+    ValueMagnitudes,
     candidates,
     restricted,
 )
-from superopt.passes.mixed_precision.selection import Objective, choose, of_bytes, of_time, rounded_values
+from superopt.passes.mixed_precision.magnitude_observation import MagnitudeInstrumentedGraph, watched
+from superopt.passes.mixed_precision.policy import POLICY, MixedPrecisionPolicy
+from superopt.passes.mixed_precision.selection import HalfPrecisionObjective, choose, of_bytes, of_time, rounded_values
 
 __all__ = [
-    "POLICY", "WIDE", "Magnitudes", "Objective", "Operand", "Precision", "PrecisionPolicy", "Reason",
-    "Restrictions", "Switched", "Watched", "candidates", "choose", "lowered", "of_bytes", "of_time", "restricted",
-    "rounded_values", "switched", "watched",
-]  # fmt: skip
+    "POLICY",
+    "WIDE",
+    "ValueMagnitudes",
+    "HalfPrecisionObjective",
+    "HalfPrecisionInputs",
+    "PrecisionAssignment",
+    "MixedPrecisionPolicy",
+    "Float32Reason",
+    "HalfPrecisionRestrictions",
+    "SwitchableRoundingGraph",
+    "MagnitudeInstrumentedGraph",
+    "candidates",
+    "choose",
+    "lowered",
+    "of_bytes",
+    "of_time",
+    "restricted",
+    "rounded_values",
+    "switched",
+    "watched",
+]

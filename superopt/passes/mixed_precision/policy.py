@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["POLICY", "PrecisionPolicy"]
+__all__ = ["POLICY", "MixedPrecisionPolicy"]
 
 
 @dataclass(frozen=True)
-class PrecisionPolicy:
+class MixedPrecisionPolicy:
     """What decides which operators and weights are of half precision, besides the graph and the budget of errors.
 
     Attributes:
@@ -71,4 +71,4 @@ class PrecisionPolicy:
     kept_bytes: int = 1 << 28
 
 
-POLICY = PrecisionPolicy()
+POLICY = MixedPrecisionPolicy()

@@ -14,18 +14,18 @@ from math import ceil
 
 import numpy as np
 
-from superopt.assignment import Problem, solve
+from superopt.assignment import AssignmentProblem, solve
 from superopt.cost import CostModel
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph
 from superopt.ir.terms import AttributeValue
 from superopt.ir.types import DType, TensorType
-from superopt.ops.infer import Applied, Typing
-from superopt.passes.mixed_precision.lowering import Precision
+from superopt.ops.shape_inference import CanonicalNode, InferredTypes
+from superopt.passes.mixed_precision.cast_insertion import PrecisionAssignment
+from superopt.passes.mixed_precision.half_precision_restrictions import WIDE, HalfPrecisionRestrictions
 from superopt.passes.mixed_precision.policy import POLICY
-from superopt.passes.mixed_precision.restrictions import WIDE, Restrictions
 
-__all__ = ["Objective", "choose", "of_bytes", "of_time", "rounded_values"]
+__all__ = ["HalfPrecisionObjective", "choose", "of_bytes", "of_time", "rounded_values"]
 
 _FORBIDDEN = 10**18  # the solver's
 _NANOSECONDS = 1000  # of a microsecond
@@ -36,7 +36,7 @@ WIDE_ONLY, HALF_ONLY, NARROWED, WIDENED = range(
 
 
 @dataclass(frozen=True)
-class Objective:
+class HalfPrecisionObjective:
     """What half precision is to save, in whole numbers of some unit.
 
     Attributes:
@@ -52,7 +52,7 @@ class Objective:
     static_cast: int
 
 
-def of_bytes(typing: Typing, half: DType) -> Objective:
+def of_bytes(typing: InferredTypes, half: DType) -> HalfPrecisionObjective:
     """Bytes of weights and activations: a Cast writes its value a second time."""
 
     def size(name: str, dtype: DType) -> int:
@@ -63,10 +63,10 @@ def of_bytes(typing: Typing, half: DType) -> Objective:
     def cast(name: str, narrow: bool) -> int:
         return size(name, half if narrow else WIDE) + POLICY.cast_bytes
 
-    return Objective(lambda i, dtype: 0, size, cast, POLICY.cast_bytes)
+    return HalfPrecisionObjective(lambda i, dtype: 0, size, cast, POLICY.cast_bytes)
 
 
-def of_time(graph: Graph, typing: Typing, half: DType, prices: CostModel) -> Objective:
+def of_time(graph: Graph, typing: InferredTypes, half: DType, prices: CostModel) -> HalfPrecisionObjective:
     """Nanoseconds of a device's operators and Casts; a weight is cast once."""
 
     def priced(op: str, attributes: Mapping[str, AttributeValue], args: Sequence[TensorType | None],
@@ -79,7 +79,7 @@ def of_time(graph: Graph, typing: Typing, half: DType, prices: CostModel) -> Obj
 
     def node(position: int, dtype: DType) -> int:
         how, outputs = typing.nodes[position], graph.nodes[position].outputs
-        assert isinstance(how, Applied), "others stay in float32"
+        assert isinstance(how, CanonicalNode), "others stay in float32"
         outs = [t for o in outputs if o and (t := typed(o, dtype)) is not None]
         args = [None if a is None else typed(a, dtype) for a in how.args]
         fixed = [a in graph.constants for a in how.args]
@@ -91,10 +91,10 @@ def of_time(graph: Graph, typing: Typing, half: DType, prices: CostModel) -> Obj
             raise AssertionError("only values of float32 are cast")
         return priced("Cast", {"to": str(result.dtype)}, [source], [result], [name in graph.constants])
 
-    return Objective(node, lambda name, dtype: 0, cast, 0)
+    return HalfPrecisionObjective(node, lambda name, dtype: 0, cast, 0)
 
 
-def rounded_values(graph: Graph, found: Restrictions) -> list[str]:
+def rounded_values(graph: Graph, found: HalfPrecisionRestrictions) -> list[str]:
     """The values whose rounding has an error: what operators of half precision read or make, and weights."""
     names = dict.fromkeys(n for operand in found.nodes.values() for n in operand.names)
     names |= dict.fromkeys(o for i in found.nodes for o in graph.nodes[i].outputs if o)
@@ -103,9 +103,14 @@ def rounded_values(graph: Graph, found: Restrictions) -> list[str]:
 
 
 def choose(
-    graph: Graph, found: Restrictions, half: DType, objective: Objective, errors: Mapping[str, float], budget: float,
+    graph: Graph,
+    found: HalfPrecisionRestrictions,
+    half: DType,
+    objective: HalfPrecisionObjective,
+    errors: Mapping[str, float],
+    budget: float,
     seed: int = 0,
-) -> tuple[Precision, int] | None:  # fmt: skip
+) -> tuple[PrecisionAssignment, int] | None:
     """The operators and weights that are of half precision at the least cost, errors within the budget.
 
     Args:
@@ -132,7 +137,7 @@ def choose(
         n for n, k in problem.values.items()
         if n in found.weights and problem.options[k][result.strategies[k]] in (HALF_ONLY, WIDENED)
     }  # fmt: skip
-    return Precision(half, nodes, frozenset(stored)), result.cost
+    return PrecisionAssignment(half, nodes, frozenset(stored)), result.cost
 
 
 class _Assignment:
@@ -145,9 +150,14 @@ class _Assignment:
     """
 
     def __init__(
-        self, graph: Graph, found: Restrictions, half: DType, objective: Objective, errors: Mapping[str, float],
+        self,
+        graph: Graph,
+        found: HalfPrecisionRestrictions,
+        half: DType,
+        objective: HalfPrecisionObjective,
+        errors: Mapping[str, float],
         budget: float,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.graph, self.found, self.half, self.objective = graph, found, half, objective
         self.errors, self.budget = errors, budget
         self.operators: dict[int, int] = {}
@@ -211,7 +221,7 @@ class _Assignment:
             return 0
         return ceil(_SCALE * (self.errors.get(name, 0.0) / self.budget) ** 2)
 
-    def written(self) -> Problem:
+    def written(self) -> AssignmentProblem:
         edges: list[tuple[int, int]] = []
         tables: list[np.ndarray] = []
 
@@ -231,7 +241,7 @@ class _Assignment:
                 read = frozenset({WIDE_ONLY, NARROWED, WIDENED}), frozenset({HALF_ONLY, NARROWED, WIDENED})
                 join(operator, self.values[name], read)
         sizes = np.array([len(o) for o in self.options], dtype=np.int64)
-        return Problem(
+        return AssignmentProblem(
             self.graph.name, sizes, np.array(self._costs, dtype=np.int64), np.array(self._usages, dtype=np.int64),
             np.tile(np.array([0, 1], dtype=np.int64), (len(sizes), 1)), np.array(edges, dtype=np.int64).reshape(-1, 2),
             np.concatenate([np.zeros(0, dtype=np.int64), *tables]).astype(np.int64), _SCALE,

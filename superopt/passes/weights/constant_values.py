@@ -11,13 +11,23 @@ from types import MappingProxyType
 import numpy as np
 
 from superopt.ir.graph import Weight, constant
-from superopt.ir.poly import Poly, substitute, sym, symbols
+from superopt.ir.size_polynomial import SizePolynomial, substitute, sym, symbols
 from superopt.ir.types import TensorType
 from superopt.ops import REGISTRY
-from superopt.ops.meaning import Call, Comprehension, IllTyped, Number, Read, Reduce, Scalar, Where, subexpressions
-from superopt.passes.weights.rewriting import with_operands
+from superopt.ops.operator_semantics import (
+    ElementRead,
+    IllTypedOperator,
+    ScalarCall,
+    ScalarConditional,
+    ScalarConstant,
+    ScalarExpression,
+    ScalarReduction,
+    TensorComprehension,
+    subexpressions,
+)
 from superopt.passes.weights.slice_analysis import SliceAnalysis
-from superopt.program.program import ProgramStep
+from superopt.passes.weights.slice_removal_rewrite import with_operands
+from superopt.program.graph_program import ProgramStep
 from superopt.program.value_analysis import ANYTHING
 from superopt.regions.replay import FreshNames
 
@@ -40,14 +50,14 @@ def others_of(values: SliceAnalysis, answers: Mapping[str, bool] = MappingProxyT
         if not any(a is not None and a in (answers or program.constant) for a in step.args):
             continue
         body = _Simplified(values, step, answers).of(meaning.outputs[0].body)
-        if isinstance(body, Read) and (name := step.args[body.operand]) is not None:
+        if isinstance(body, ElementRead) and (name := step.args[body.operand]) is not None:
             alike = program.types[name] == program.types[step.outputs[0]]
             if alike and _is_elementwise_read(body, meaning.outputs[0]) and name not in program.constant:
                 found[step.outputs[0]] = name
     return found
 
 
-def _is_elementwise_read(read: Read, output: Comprehension) -> bool:
+def _is_elementwise_read(read: ElementRead, output: TensorComprehension) -> bool:
     """Whether each element is the operand's at the same place."""
     if len(read.index) != len(output.axes) or any(len(axis) > 1 for axis in output.axes):
         return False
@@ -60,82 +70,86 @@ class _Simplified:
     def __init__(self, values: SliceAnalysis, step: ProgramStep, answers: Mapping[str, bool]) -> None:
         self.values, self.step, self.answers = values, step, answers
 
-    def of(self, body: Scalar) -> Scalar:
-        found: dict[int, Scalar] = {}
+    def of(self, body: ScalarExpression) -> ScalarExpression:
+        found: dict[int, ScalarExpression] = {}
         for scalar in subexpressions(body):
             found[id(scalar)] = self.one(scalar, found)
         return found[id(body)]
 
-    def one(self, scalar: Scalar, found: Mapping[int, Scalar]) -> Scalar:
+    def one(self, scalar: ScalarExpression, found: Mapping[int, ScalarExpression]) -> ScalarExpression:
         match scalar:
-            case Read():
+            case ElementRead():
                 return self.read(scalar)
-            case Call(function, args):
+            case ScalarCall(function, args):
                 return self.call(function, [found[id(a)] for a in args])
-            case Reduce(kind, variable, extent, body):
-                return self.reduced(Reduce(kind, variable, extent, found[id(body)]))
-            case Where(conditions, then, otherwise):
-                return Where(conditions, found[id(then)], found[id(otherwise)])
+            case ScalarReduction(kind, variable, extent, body):
+                return self.reduced(ScalarReduction(kind, variable, extent, found[id(body)]))
+            case ScalarConditional(conditions, then, otherwise):
+                return ScalarConditional(conditions, found[id(then)], found[id(otherwise)])
         return scalar
 
-    def read(self, read: Read) -> Scalar:
+    def read(self, read: ElementRead) -> ScalarExpression:
         name = self.step.args[read.operand]
         if name is not None and name in self.answers:
-            return Number(Fraction(self.answers[name]))
+            return ScalarConstant(Fraction(self.answers[name]))
         if name is None or name not in self.values.program.constant:
             return read
         number = self.values.uniform(name)
         if number is None or (read.outside is not None and read.outside.value != number):
             return read
-        return Number(Fraction(number))
+        return ScalarConstant(Fraction(number))
 
-    def call(self, function: str, args: Sequence[Scalar]) -> Scalar:
-        numbers = [a.value if isinstance(a, Number) else None for a in args]
+    def call(self, function: str, args: Sequence[ScalarExpression]) -> ScalarExpression:
+        numbers = [a.value if isinstance(a, ScalarConstant) else None for a in args]
         if function in ("add", "mul"):
             for number, other in zip(numbers, reversed(args), strict=True):
                 if number == (0 if function == "add" else 1):
                     return other
             if function == "mul" and 0 in numbers and self.finite(args):
-                return Number(Fraction(0))
+                return ScalarConstant(Fraction(0))
             first, second = numbers
             if isinstance(first, Fraction) and isinstance(second, Fraction):
-                return Number(first + second if function == "add" else first * second)
+                return ScalarConstant(first + second if function == "add" else first * second)
         if function == "select" and numbers[0] is not None:
             return args[1] if numbers[0] != 0 else args[2]
         if function == "inv" and isinstance(numbers[0], Fraction) and abs(numbers[0]) == 1:
             return args[0]
-        return Call(function, tuple(args))
+        return ScalarCall(function, tuple(args))
 
-    def finite(self, parts: Sequence[Scalar]) -> bool:
+    def finite(self, parts: Sequence[ScalarExpression]) -> bool:
         known = self.values.program.value_facts
-        reads = {self.step.args[s.operand] for p in parts for s in subexpressions(p) if isinstance(s, Read)}
+        reads = {self.step.args[s.operand] for p in parts for s in subexpressions(p) if isinstance(s, ElementRead)}
         return self.values.finite and all(known.get(n or "", ANYTHING).finite for n in reads)
 
-    def reduced(self, reduction: Reduce) -> Scalar:
+    def reduced(self, reduction: ScalarReduction) -> ScalarExpression:
         """A sum of zeros, or over the rows of an identity matrix."""
         body = reduction.body
-        if isinstance(body, Number):
+        if isinstance(body, ScalarConstant):
             zero = reduction.kind == "sum" and body.value == 0
             return body if zero or reduction.kind in ("max", "min") else reduction
-        if reduction.kind != "sum" or not isinstance(body, Call) or body.function != "mul":
+        if reduction.kind != "sum" or not isinstance(body, ScalarCall) or body.function != "mul":
             return reduction
         for data, weight in (body.args, body.args[::-1]):
-            if isinstance(data, Read) and isinstance(weight, Read) and self.finite((data,)):
+            if isinstance(data, ElementRead) and isinstance(weight, ElementRead) and self.finite((data,)):
                 other = self.identity(weight, reduction)
-                if other is not None and data.outside is None and not any(isinstance(i, Scalar) for i in data.index):
+                if (
+                    other is not None
+                    and data.outside is None
+                    and not any(isinstance(i, ScalarExpression) for i in data.index)
+                ):
                     put = {reduction.variable: sym(other)}
-                    index = tuple(substitute(i, put) if isinstance(i, Poly) else i for i in data.index)
+                    index = tuple(substitute(i, put) if isinstance(i, SizePolynomial) else i for i in data.index)
                     return replace(data, index=index)
         return reduction
 
-    def identity(self, weight: Read, reduction: Reduce) -> str | None:
+    def identity(self, weight: ElementRead, reduction: ScalarReduction) -> str | None:
         """The variable that has to equal a sum's for a weight to be 1, where it is 0 for any other."""
         name = self.step.args[weight.operand]
         if name is None or name not in self.values.program.constant or weight.outside is not None:
             return None
-        axes = [a for a, i in enumerate(weight.index) if isinstance(i, Poly)]
-        names = [symbols(i) for i in weight.index if isinstance(i, Poly)]
-        if len(axes) != 2 or any(isinstance(i, Scalar) for i in weight.index):
+        axes = [a for a, i in enumerate(weight.index) if isinstance(i, SizePolynomial)]
+        names = [symbols(i) for i in weight.index if isinstance(i, SizePolynomial)]
+        if len(axes) != 2 or any(isinstance(i, ScalarExpression) for i in weight.index):
             return None
         single = [next(iter(n)) for n in names if len(n) == 1]
         plain = all(weight.index[a] == sym(s) for a, s in zip(axes, single, strict=False))
@@ -173,7 +187,7 @@ def constants_of(
         given = [None if a is None else types.get(a) or program.types[a] for a in args]
         try:
             results = REGISTRY[step.op].apply(given, dict(step.attributes))[1]
-        except IllTyped:
+        except IllTypedOperator:
             results = ()
         alike = results and _elementwise(values, step, given)
         if alike and all(program.types[o] == t for o, t in zip(step.outputs, results, strict=False) if o):
@@ -199,20 +213,20 @@ def _elementwise(values: SliceAnalysis, step: ProgramStep, given: Sequence[Tenso
     return all(a.axes == b.axes and _at_zero(a.body, one) == b.body for a, b in pairs)
 
 
-def _at_zero(body: Scalar, one: Mapping[int, set[int]]) -> Scalar:
+def _at_zero(body: ScalarExpression, one: Mapping[int, set[int]]) -> ScalarExpression:
     """A body with some operands' indices on some axes 0."""
-    made: dict[int, Scalar] = {}
+    made: dict[int, ScalarExpression] = {}
     for scalar in subexpressions(body):
         match scalar:
-            case Read(operand, index, outside) if one.get(operand):
+            case ElementRead(operand, index, outside) if one.get(operand):
                 place = tuple(0 if a in one[operand] else i for a, i in enumerate(index))
-                made[id(scalar)] = Read(operand, place, outside)
-            case Call(function, args):
-                made[id(scalar)] = Call(function, tuple(made[id(a)] for a in args))
-            case Reduce(kind, variable, extent, inner):
-                made[id(scalar)] = Reduce(kind, variable, extent, made[id(inner)])
-            case Where(conditions, then, otherwise):
-                made[id(scalar)] = Where(conditions, made[id(then)], made[id(otherwise)])
+                made[id(scalar)] = ElementRead(operand, place, outside)
+            case ScalarCall(function, args):
+                made[id(scalar)] = ScalarCall(function, tuple(made[id(a)] for a in args))
+            case ScalarReduction(kind, variable, extent, inner):
+                made[id(scalar)] = ScalarReduction(kind, variable, extent, made[id(inner)])
+            case ScalarConditional(conditions, then, otherwise):
+                made[id(scalar)] = ScalarConditional(conditions, made[id(then)], made[id(otherwise)])
             case _:
                 made[id(scalar)] = scalar
     return made[id(body)]

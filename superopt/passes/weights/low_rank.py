@@ -15,17 +15,24 @@ from itertools import product as combinations
 import numpy as np
 
 from superopt.ir.graph import Weight, constant
-from superopt.ir.poly import Poly, sym, symbols
+from superopt.ir.size_polynomial import SizePolynomial, sym, symbols
 from superopt.ir.terms import AttributeValue
 from superopt.ir.types import TensorType
 from superopt.ops import REGISTRY
-from superopt.ops.meaning import Call, IllTyped, Meaning, Read, Reduce, Scalar
-from superopt.passes.weights.index_axes import products_of
-from superopt.passes.weights.rewriting import writable
+from superopt.ops.operator_semantics import (
+    ElementRead,
+    IllTypedOperator,
+    OperatorSemantics,
+    ScalarCall,
+    ScalarExpression,
+    ScalarReduction,
+)
 from superopt.passes.weights.slice_analysis import SliceAnalysis
-from superopt.program.program import ProgramStep
+from superopt.passes.weights.slice_removal import products_of
+from superopt.passes.weights.slice_removal_rewrite import writable
+from superopt.program.graph_program import ProgramStep
 from superopt.regions.replay import FreshNames
-from superopt.rules.values import Factored
+from superopt.rules.weight_claims import LowRankProduct
 
 __all__ = ["LowRankFactors", "factored_of"]
 
@@ -65,7 +72,7 @@ class LowRankFactors:
     steps: list[ProgramStep]
     weights: list[Weight]
     types: dict[str, TensorType]
-    claims: tuple[Factored, ...]
+    claims: tuple[LowRankProduct, ...]
 
 
 @dataclass(frozen=True)
@@ -90,7 +97,7 @@ def factored_of(values: SliceAnalysis, budget: float) -> LowRankFactors | None:
         return None
     program, names = values.program, FreshNames(values.program)
     found = LowRankFactors([], [], {}, ())
-    claims: list[Factored] = []
+    claims: list[LowRankProduct] = []
     for position, step in enumerate(program.steps):
         meaning = None if program.is_constant(step) else values.meaning(position)
         site = None if meaning is None else _site(values, step, meaning)
@@ -101,20 +108,20 @@ def factored_of(values: SliceAnalysis, budget: float) -> LowRankFactors | None:
             continue
         found.steps.extend(new)
         claims.append(
-            Factored(step.outputs[0], step.args[site.operand] or "", made.rank, made.error, made.error == 0.0)
+            LowRankProduct(step.outputs[0], step.args[site.operand] or "", made.rank, made.error, made.error == 0.0)
         )
     return LowRankFactors(found.steps, found.weights, found.types, tuple(claims)) if claims else None
 
 
-def _site(values: SliceAnalysis, step: ProgramStep, meaning: Meaning) -> _Site | None:
+def _site(values: SliceAnalysis, step: ProgramStep, meaning: OperatorSemantics) -> _Site | None:
     if len(meaning.outputs) != 1 or not values.program.types[step.outputs[0]].dtype.is_float:
         return None
     output = meaning.outputs[0]
     body, bias = output.body, None
     match body:
-        case Call("add", (summed_up, Read(operand))):
+        case ScalarCall("add", (summed_up, ElementRead(operand))):
             body, bias = summed_up, operand
-    if not isinstance(body, Reduce) or body.kind != "sum":
+    if not isinstance(body, ScalarReduction) or body.kind != "sum":
         return None
     fixed = [a is not None and a in values.program.constant for a in step.args]
     found = products_of(body, body.variable, fixed)
@@ -128,13 +135,13 @@ def _site(values: SliceAnalysis, step: ProgramStep, meaning: Meaning) -> _Site |
     rest = [i for a, i in enumerate(index) if a not in summed and a not in [f for f, _ in free]]
     if len(summed) != len(inner) or len(free) != 1 or any(not isinstance(i, int) for i in rest):
         return None
-    if any(isinstance(i, Poly) and output.axes[free[0][1]][0][0] in symbols(i) for i in found.data.index):
+    if any(isinstance(i, SizePolynomial) and output.axes[free[0][1]][0][0] in symbols(i) for i in found.data.index):
         return None
     return _Site(found.weight.operand, summed, free[0][0], free[0][1], bias)
 
 
-def _chain(body: Scalar) -> Iterator[Reduce]:
-    while isinstance(body, Reduce):
+def _chain(body: ScalarExpression) -> Iterator[ScalarReduction]:
+    while isinstance(body, ScalarReduction):
         yield body
         body = body.body
 
@@ -248,7 +255,7 @@ def _written(
     given = [first if p == site.operand else None if a is None else program.types[a] for p, a in enumerate(plain)]
     try:
         (between,) = REGISTRY[step.op].apply(given, dict(step.attributes))[1]
-    except IllTyped:
+    except IllTypedOperator:
         return None
     data = next(p for p, a in enumerate(step.args) if p not in (site.operand, site.bias) and a is not None)
     types = {data: between, site.operand: second}
@@ -296,21 +303,21 @@ def _pointwise_attributes(
         attributes = {**own, **put}
         try:
             meaning, types = REGISTRY[step.op].apply(given, attributes)
-        except IllTyped:
+        except IllTypedOperator:
             continue
         if types == (wanted,) and _is_pointwise(meaning, site):
             return attributes
     return None
 
 
-def _is_pointwise(meaning: Meaning, site: _Site) -> bool:
+def _is_pointwise(meaning: OperatorSemantics, site: _Site) -> bool:
     output = meaning.outputs[0]
     body = output.body
-    if isinstance(body, Call) and body.function == "add":
+    if isinstance(body, ScalarCall) and body.function == "add":
         body = body.args[0]
-    if not isinstance(body, Reduce) or not isinstance(body.body, Call) or body.body.function != "mul":
+    if not isinstance(body, ScalarReduction) or not isinstance(body.body, ScalarCall) or body.body.function != "mul":
         return False
-    data = next((r for r in body.body.args if isinstance(r, Read) and r.operand != site.operand), None)
+    data = next((r for r in body.body.args if isinstance(r, ElementRead) and r.operand != site.operand), None)
     if data is None or len(data.index) != len(output.axes) or data.outside is not None:
         return False
     at = [sym(axis[0][0]) if axis else 0 for axis in output.axes]

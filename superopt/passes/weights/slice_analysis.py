@@ -15,29 +15,29 @@ from zlib import crc32
 import numpy as np
 
 from superopt.ir.graph import WeightData
-from superopt.ir.poly import Dim, Poly, sym, symbols
+from superopt.ir.size_polynomial import Dim, SizePolynomial, sym, symbols
 from superopt.ops import REGISTRY
-from superopt.ops.meaning import (
+from superopt.ops.operator_semantics import (
     Axis,
-    Call,
-    Comprehension,
-    Condition,
-    Meaning,
-    Number,
-    Read,
-    Reduce,
-    Scalar,
-    SizeValue,
-    Where,
+    ElementRead,
+    IndexCondition,
+    OperatorSemantics,
+    ScalarCall,
+    ScalarConditional,
+    ScalarConstant,
+    ScalarExpression,
+    ScalarReduction,
+    SizeExpression,
+    TensorComprehension,
     subexpressions,
 )
-from superopt.ops.rounding import EXACT, JUMPS
+from superopt.ops.rounding_effects import EXACT, JUMPS
 from superopt.program.constant_folding import data_of
-from superopt.program.program import Program, ProgramStep
+from superopt.program.graph_program import GraphProgram, ProgramStep
 from superopt.program.value_analysis import ANYTHING
-from superopt.runtime.evaluate import FLOAT64
+from superopt.runtime.comprehension_evaluation import FLOAT64
 
-__all__ = ["Slices", "SliceAnalysis", "extents_of", "known_slices", "mixed", "of_text", "slices_of", "table"]
+__all__ = ["SliceFacts", "SliceAnalysis", "extents_of", "known_slices", "mixed", "of_text", "slices_of", "table"]
 
 
 # -- Slices --------------------------------------------------------------------------------------------------------
@@ -46,7 +46,7 @@ __all__ = ["Slices", "SliceAnalysis", "extents_of", "known_slices", "mixed", "of
 
 
 @dataclass(frozen=True)
-class SlicePolicy:
+class SliceAnalysisPolicy:
     """How much of weights is looked at.
 
     Attributes:
@@ -64,11 +64,11 @@ class SlicePolicy:
     different: float = 1e-3
 
 
-POLICY = SlicePolicy()
+POLICY = SliceAnalysisPolicy()
 
 
 @dataclass(frozen=True, eq=False)
-class Slices:
+class SliceFacts:
     """What is known of each slice along an axis.
 
     Attributes:
@@ -126,14 +126,14 @@ def of_text(text: str) -> int:
     return crc32(data) << 32 | crc32(data[::-1] + b"\1")
 
 
-def known_slices(number: np.ndarray, exact: np.ndarray, identity: np.ndarray, finite: bool) -> Slices:
+def known_slices(number: np.ndarray, exact: np.ndarray, identity: np.ndarray, finite: bool) -> SliceFacts:
     """Slices whose constant ones are known by their number."""
     number = np.where(np.isfinite(number), number, np.nan) + 0.0
     by_number = mixed(np.ascontiguousarray(number).view(np.uint64), 1)
-    return Slices(number, exact, np.where(np.isfinite(number), by_number, mixed(identity, 2)), finite)
+    return SliceFacts(number, exact, np.where(np.isfinite(number), by_number, mixed(identity, 2)), finite)
 
 
-def slices_of(rows: np.ndarray, name: str) -> Slices | None:
+def slices_of(rows: np.ndarray, name: str) -> SliceFacts | None:
     """What is known of slices with these elements; ``None`` where that is nothing.
 
     Args:
@@ -167,11 +167,13 @@ def slices_of(rows: np.ndarray, name: str) -> Slices | None:
 LONGEST = 1 << 16  # positions of an axis that is looked at
 
 
-def extents_of(meaning: Meaning) -> Mapping[str, Dim]:
+def extents_of(meaning: OperatorSemantics) -> Mapping[str, Dim]:
     """Index variables and their extents."""
     found = {v: e for c in meaning.outputs for axis in c.axes for v, e in axis}
     for comprehension in meaning.outputs:
-        found.update({s.variable: s.extent for s in subexpressions(comprehension.body) if isinstance(s, Reduce)})
+        found.update(
+            {s.variable: s.extent for s in subexpressions(comprehension.body) if isinstance(s, ScalarReduction)}
+        )
     return found
 
 
@@ -207,12 +209,12 @@ class SliceAnalysis:
     ``finite`` takes running values to be finite, unless they come from weights with infinities: 0·x is 0.
     """
 
-    program: Program
+    program: GraphProgram
     finite: bool
-    found: dict[tuple[str, int], Slices | None] = field(default_factory=dict)
+    found: dict[tuple[str, int], SliceFacts | None] = field(default_factory=dict)
     arrays: dict[str, np.ndarray | None] = field(default_factory=dict)
     computed: dict[str, WeightData | None] = field(default_factory=dict)
-    meanings: dict[int, Meaning] = field(default_factory=dict)
+    meanings: dict[int, OperatorSemantics] = field(default_factory=dict)
 
     def array(self, name: str) -> np.ndarray | None:
         """Elements of a constant; ``None`` where they are not there or too many."""
@@ -234,7 +236,7 @@ class SliceAnalysis:
             data = self.computed[name]
         return None if data is None else data.numpy()
 
-    def meaning(self, position: int) -> Meaning | None:
+    def meaning(self, position: int) -> OperatorSemantics | None:
         """Of a step; ``None`` for a barrier."""
         step = self.program.steps[position]
         if step.op == "":
@@ -255,7 +257,7 @@ class SliceAnalysis:
                     for axis in range(len(comprehension.axes)):
                         self.found[output, axis] = self._result(step, meaning, comprehension, axis)
 
-    def slices(self, name: str, axis: int) -> Slices | None:
+    def slices(self, name: str, axis: int) -> SliceFacts | None:
         """What is known of a value along an axis; ``None`` where that is nothing."""
         if (name, axis) not in self.found:
             constant, read = name in self.program.constant, self._exchanged(name, axis)
@@ -272,7 +274,7 @@ class SliceAnalysis:
         if position is None or meaning is None or len(meaning.outputs) != 1:
             return None
         body, axes = meaning.outputs[0].body, meaning.outputs[0].axes
-        if not isinstance(body, Read) or body.outside is not None or any(len(digits) != 1 for digits in axes):
+        if not isinstance(body, ElementRead) or body.outside is not None or any(len(digits) != 1 for digits in axes):
             return None
         own, source = [sym(digits[0][0]) for digits in axes], self.program.steps[position].args[body.operand]
         if source is None or len(body.index) != len(own) or any(variable not in body.index for variable in own):
@@ -290,13 +292,15 @@ class SliceAnalysis:
                 return float(slices.number[0])
         return None
 
-    def _of_weight(self, name: str, axis: int) -> Slices | None:
+    def _of_weight(self, name: str, axis: int) -> SliceFacts | None:
         array = self.array(name)
         if array is None or not 0 < array.shape[axis] <= LONGEST or array.dtype.kind not in "fbV":
             return None
         return slices_of(np.moveaxis(array, axis, 0), name)
 
-    def _result(self, step: ProgramStep, meaning: Meaning, comprehension: Comprehension, axis: int) -> Slices | None:
+    def _result(
+        self, step: ProgramStep, meaning: OperatorSemantics, comprehension: TensorComprehension, axis: int
+    ) -> SliceFacts | None:
         digits = comprehension.axes[axis]
         focus = _digits(digits)
         kind = self.program.types.get(step.outputs[0])
@@ -310,16 +314,20 @@ class SliceAnalysis:
         found = _Focus(self, step, extents_of(meaning), focus).of(comprehension.body)
         return found if found.tells else None
 
-    def _varies_with_focus(self, step: ProgramStep, body: Scalar, focus: Mapping[str, np.ndarray]) -> bool:
+    def _varies_with_focus(self, step: ProgramStep, body: ScalarExpression, focus: Mapping[str, np.ndarray]) -> bool:
         """Whether an operand's slices tell something along an axis that the focus runs over."""
         for scalar in subexpressions(body):
-            if isinstance(scalar, Read) and (name := step.args[scalar.operand]) is not None:
+            if isinstance(scalar, ElementRead) and (name := step.args[scalar.operand]) is not None:
                 for place, index in enumerate(scalar.index):
-                    if isinstance(index, Poly) and not symbols(index).isdisjoint(focus) and self.slices(name, place):
+                    if (
+                        isinstance(index, SizePolynomial)
+                        and not symbols(index).isdisjoint(focus)
+                        and self.slices(name, place)
+                    ):
                         return True
         return False
 
-    def terms(self, step: ProgramStep, meaning: Meaning, reduction: Reduce) -> Slices | None:
+    def terms(self, step: ProgramStep, meaning: OperatorSemantics, reduction: ScalarReduction) -> SliceFacts | None:
         """What is known of a sum's terms, by the position of its index variable."""
         extent = reduction.extent
         if not isinstance(extent, int) or not 1 < extent <= LONGEST:
@@ -349,46 +357,46 @@ class _Focus:
         self.length = next(iter(focus.values())).size
         self.places = mixed(np.arange(self.length, dtype=np.uint64), 3)
 
-    def of(self, body: Scalar) -> Slices:
+    def of(self, body: ScalarExpression) -> SliceFacts:
         """The body's slices. Iterative, because a meaning may be as deep as its operands are many."""
-        found: dict[int, Slices] = {}
+        found: dict[int, SliceFacts] = {}
         for scalar in subexpressions(body):
             found[id(scalar)] = self.one(scalar, found)
         return found[id(body)]
 
-    def one(self, scalar: Scalar, found: Mapping[int, Slices]) -> Slices:
+    def one(self, scalar: ScalarExpression, found: Mapping[int, SliceFacts]) -> SliceFacts:
         match scalar:
-            case Number(value):
+            case ScalarConstant(value):
                 return self.constant(float(value))
-            case SizeValue(size):
+            case SizeExpression(size):
                 return self.size(size)
-            case Read():
+            case ElementRead():
                 return self.read(scalar)
-            case Call(function, args):
+            case ScalarCall(function, args):
                 return self.call(function, [found[id(a)] for a in args])
-            case Reduce(kind, _, extent, body):
+            case ScalarReduction(kind, _, extent, body):
                 return self.reduced(kind, extent, found[id(body)])
-            case Where(conditions, then, otherwise):
+            case ScalarConditional(conditions, then, otherwise):
                 return self.where(conditions, found[id(then)], found[id(otherwise)])
         raise TypeError(f"not a scalar of the meaning language: {scalar!r}")
 
-    def constant(self, value: float) -> Slices:
+    def constant(self, value: float) -> SliceFacts:
         everywhere = np.full(self.length, value)
         if not isfinite(value):
             return self.unknown(of_text(str(value)), finite=False, same=True)
         return known_slices(everywhere, np.ones(self.length, dtype=bool), everywhere.view(np.uint64), True)
 
-    def unknown(self, identity: np.ndarray | int, *, finite: bool = True, same: bool = False) -> Slices:
+    def unknown(self, identity: np.ndarray | int, *, finite: bool = True, same: bool = False) -> SliceFacts:
         made = np.broadcast_to(mixed(identity, 4 if same else self.places), (self.length,))
-        return Slices(np.full(self.length, np.nan), np.zeros(self.length, dtype=bool), made, finite)
+        return SliceFacts(np.full(self.length, np.nan), np.zeros(self.length, dtype=bool), made, finite)
 
-    def size(self, size: Poly) -> Slices:
+    def size(self, size: SizePolynomial) -> SliceFacts:
         names = symbols(size)
         if names.isdisjoint(self.focus):
             return self.unknown(of_text(str(size)), same=True)
         return self.unknown(of_text(str(size)))
 
-    def read(self, read: Read) -> Slices:
+    def read(self, read: ElementRead) -> SliceFacts:
         name = self.values.program.same.get(n, n) if (n := self.step.args[read.operand]) is not None else ""
         assert n is not None, "a meaning read an absent operand"
         finite = self.values.program.value_facts.get(n, ANYTHING).finite
@@ -400,12 +408,12 @@ class _Focus:
                 return self.constant(whole)
             return self.unknown(of_text(f"{name}[{rest}]"), finite=finite, same=True)
         index = read.index[varying[0]]
-        at = table(index, self.focus, self.extents) if len(varying) == 1 and isinstance(index, Poly) else None
-        if at is None or isinstance(index, Scalar):
+        at = table(index, self.focus, self.extents) if len(varying) == 1 and isinstance(index, SizePolynomial) else None
+        if at is None or isinstance(index, ScalarExpression):
             return self.unknown(of_text(f"{name}[{rest}]"), finite=finite)
         return self.selected(read, n, varying[0], at, of_text(f"{name}[{rest}]{varying[0]}"), finite)
 
-    def selected(self, read: Read, name: str, axis: int, at: np.ndarray, rest: int, finite: bool) -> Slices:
+    def selected(self, read: ElementRead, name: str, axis: int, at: np.ndarray, rest: int, finite: bool) -> SliceFacts:
         """What an operand's slices say about those that are read: int64[n, m] of them."""
         shape = self.values.program.types[name].shape or ()
         size = shape[axis]
@@ -428,7 +436,7 @@ class _Focus:
         made = np.where(inside, made, mixed(made, self.places))
         return known_slices(np.where(one, number[:, 0], np.nan), np.asarray(exact.all(axis=1)), made, finite)
 
-    def call(self, function: str, args: Sequence[Slices]) -> Slices:
+    def call(self, function: str, args: Sequence[SliceFacts]) -> SliceFacts:
         finite = all(a.finite for a in args)
         identity = mixed(of_text(function), *(a.identity for a in args))
         numbers = [a.number for a in args]
@@ -467,7 +475,7 @@ class _Focus:
             identity = np.where(settled, taken, identity)
         return known_slices(number, certain.astype(bool), identity, finite)
 
-    def reduced(self, kind: str, extent: Dim, body: Slices) -> Slices:
+    def reduced(self, kind: str, extent: Dim, body: SliceFacts) -> SliceFacts:
         identity = mixed(of_text(f"{kind} {extent}"), body.identity)
         number = body.number
         if kind == "sum":
@@ -480,7 +488,7 @@ class _Focus:
         exact = body.exact & ((number == 0) | (kind in ("max", "min", "prod")))
         return known_slices(number, exact, identity, body.finite)
 
-    def where(self, conditions: Sequence[Condition], then: Slices, otherwise: Slices) -> Slices:
+    def where(self, conditions: Sequence[IndexCondition], then: SliceFacts, otherwise: SliceFacts) -> SliceFacts:
         holds = np.ones(self.length, dtype=bool)
         text, open_ones = 0, False
         for condition in conditions:
@@ -505,13 +513,13 @@ class _Focus:
         return known_slices(number, then.exact & otherwise.exact, identity, finite)
 
     @staticmethod
-    def _names(index: Dim | Scalar) -> frozenset[str]:
-        if not isinstance(index, Scalar):
+    def _names(index: Dim | ScalarExpression) -> frozenset[str]:
+        if not isinstance(index, ScalarExpression):
             return symbols(index)
         found: set[str] = set()
         for scalar in subexpressions(index):
-            if isinstance(scalar, Read):
-                found |= {n for i in scalar.index if not isinstance(i, Scalar) for n in symbols(i)}
-            elif isinstance(scalar, SizeValue):
+            if isinstance(scalar, ElementRead):
+                found |= {n for i in scalar.index if not isinstance(i, ScalarExpression) for n in symbols(i)}
+            elif isinstance(scalar, SizeExpression):
                 found |= symbols(scalar.size)
         return frozenset(found)

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from superopt import formats
 from superopt.ir.errors import InvalidOption, printable, superopt_error
 from superopt.ir.graph import Graph
-from superopt.ir.poly import Poly, symbols
+from superopt.ir.size_polynomial import SizePolynomial, symbols
 from superopt.ir.types import TensorType
 from superopt.pipeline.integrations import EFFORT, TIME_LIMIT
+from superopt.pipeline.keyword_options import Settings
 from superopt.pipeline.optimization import is_proto, load, optimize
-from superopt.pipeline.settings import Settings
 
 if TYPE_CHECKING:
     import onnx
@@ -219,8 +219,8 @@ def with_input_shapes(graph: Graph, shapes: Shapes) -> Graph:
         if dims is None or len(dims) != len(sizes):
             raise InvalidOption(f"input {printable(name)!r} has no {len(sizes)} dimensions", option="input_shapes")
         for dim, size in zip(dims, sizes, strict=True):
-            fixed = binding.get(str(dim), dim) if isinstance(dim, Poly) else dim
-            if isinstance(fixed, Poly) and symbols(fixed) == {str(fixed)}:
+            fixed = binding.get(str(dim), dim) if isinstance(dim, SizePolynomial) else dim
+            if isinstance(fixed, SizePolynomial) and symbols(fixed) == {str(fixed)}:
                 binding[str(fixed)] = size
             elif fixed != size:
                 raise InvalidOption(
@@ -229,7 +229,7 @@ def with_input_shapes(graph: Graph, shapes: Shapes) -> Graph:
                 )  # fmt: skip
     if not binding:
         return graph
-    from superopt.frontend.autodiff.extension import at_sizes  # here, because few calls fix sizes
+    from superopt.frontend.autodiff.graph_extension import at_sizes  # here, because few calls fix sizes
 
     return at_sizes(graph, binding).checked()
 

@@ -19,11 +19,11 @@ import numpy as np
 
 from superopt.ir.errors import BackendUnavailable, SuperoptError
 from superopt.ir.types import DType
-from superopt.runtime.cuda.library import Call, Convolution, Product
-from superopt.runtime.cuda.plan import Launch, Step
-from superopt.runtime.cuda.source import PRELUDE, Kernel
+from superopt.runtime.cuda.execution_plan import KernelLaunch, Step
+from superopt.runtime.cuda.kernel_source import PRELUDE, CudaKernel
+from superopt.runtime.cuda.vendor_libraries import Call, LibraryConvolution, LibraryMatMul
 
-__all__ = ["CudaDriver", "Probe", "cupy", "probe"]
+__all__ = ["CudaDevice", "CudaAvailability", "cupy", "probe"]
 
 
 # -- Probe ---------------------------------------------------------------------------------------------------------
@@ -32,7 +32,7 @@ __all__ = ["CudaDriver", "Probe", "cupy", "probe"]
 
 
 @dataclass(frozen=True)
-class Probe:
+class CudaAvailability:
     """Whether the backend works, and why not; ``device`` names it where it does."""
 
     ok: bool
@@ -41,20 +41,20 @@ class Probe:
 
 
 @cache
-def probe() -> Probe:
+def probe() -> CudaAvailability:
     """Looks for CuPy, a driver and a device. The answer is kept for the process."""
     try:
         module = import_module("cupy")
     except ImportError as error:
-        return Probe(False, f"CuPy is not installed ({error})")
+        return CudaAvailability(False, f"CuPy is not installed ({error})")
     if not module.cuda.is_available():
-        return Probe(False, "CuPy finds no CUDA device or driver")
+        return CudaAvailability(False, "CuPy finds no CUDA device or driver")
     try:
         properties = module.cuda.runtime.getDeviceProperties(0)
         module.zeros(1, dtype="float32").sum().item()
     except RuntimeError as error:  # CUDARuntimeError is one: a device that is there and does not work
-        return Probe(False, f"the CUDA device does not work: {error}")
-    return Probe(True, "", properties["name"].decode())
+        return CudaAvailability(False, f"the CUDA device does not work: {error}")
+    return CudaAvailability(True, "", properties["name"].decode())
 
 
 def cupy() -> Any:
@@ -86,8 +86,8 @@ _DEFAULT_ALGORITHM = -1
 _MODULE = 4  # kernels that are compiled as one: half of one's time goes into what all have in common
 
 
-class CudaDriver:
-    """A :class:`superopt.runtime.cuda.session.Driver` on device 0.
+class CudaDevice:
+    """A :class:`superopt.runtime.cuda.session.ExecutionDevice` on device 0.
 
     Args:
         precision: "ieee" computes float32 products in float32; "tf32" lets tensor cores round their inputs to 10 bits.
@@ -111,21 +111,23 @@ class CudaDriver:
 
     def supports(self, call: Call) -> bool:
         """Products always; convolutions where cuDNN has a precompiled engine for them."""
-        return isinstance(call, Product) or self._plan_of(call) is not None
+        return isinstance(call, LibraryMatMul) or self._plan_of(call) is not None
 
     def prepare(self, steps: Sequence[Step]) -> None:
         """Compile all kernels, several at a time, and build the convolutions' plans with their workspace."""
-        kernels = {s.kernel.name: s.kernel for s in steps if isinstance(s, Launch)}
+        kernels = {s.kernel.name: s.kernel for s in steps if isinstance(s, KernelLaunch)}
         missing = [k for name, k in kernels.items() if name not in self.functions]
         parts = min(os.cpu_count() or 1, -(-len(missing) // _MODULE))
         if parts:
             with ThreadPoolExecutor(parts) as pool:  # the compiler lets go of the interpreter's lock
                 for found in pool.map(self._compiled, (missing[i::parts] for i in range(parts))):
                     self.functions.update(found)
-        needed = [p.workspace for s in steps if isinstance(s, Convolution) and (p := self._plan_of(s)) is not None]
+        needed = [
+            p.workspace for s in steps if isinstance(s, LibraryConvolution) and (p := self._plan_of(s)) is not None
+        ]
         self._reserve(max([*needed, 1]))
 
-    def _compiled(self, kernels: Sequence[Kernel]) -> dict[str, Any]:
+    def _compiled(self, kernels: Sequence[CudaKernel]) -> dict[str, Any]:
         """A module of kernels."""
         self.cp.cuda.Device(0).use()  # a new thread has no context
         text = PRELUDE + "".join(k.source for k in kernels)
@@ -166,13 +168,13 @@ class CudaDriver:
     def step(self, step: Step, pointers: Sequence[int]) -> None:
         """Launch one step."""
         match step:
-            case Launch(kernel):
+            case KernelLaunch(kernel):
                 with self.stream:
                     arguments = tuple(np.uintp(p) for p in pointers)
                     self.functions[kernel.name]((kernel.grid,), (kernel.block,), arguments)
-            case Product():
+            case LibraryMatMul():
                 self.blas.product(step, pointers, self.precision)
-            case Convolution():
+            case LibraryConvolution():
                 found = self._plan_of(step)
                 assert found is not None, "supported, or it would be a kernel"
                 found.launch(pointers, int(self.scratches[-1][1].data.ptr))
@@ -221,7 +223,7 @@ class CudaDriver:
         stop.synchronize()
         return float(self.cp.cuda.get_elapsed_time(start, stop)) * 1e3
 
-    def _plan_of(self, call: Convolution) -> _ConvolutionPlan | None:
+    def _plan_of(self, call: LibraryConvolution) -> _ConvolutionPlan | None:
         key = (call.shapes, call.strides, call.pads, call.dilations, call.group, call.dtype, self.precision)
         if key not in self.plans:
             self.plans[key] = None if self.dnn is None else _ConvolutionPlan.make(self.dnn, call, self.precision)
@@ -241,7 +243,7 @@ class _Blas:
         """Memory of ours, so that a captured product allocates nothing."""
         self._checked("cublasSetWorkspace_v2", self.handle, ctypes.c_void_p(pointer), ctypes.c_size_t(nbytes))
 
-    def product(self, step: Product, pointers: Sequence[int], precision: str) -> None:
+    def product(self, step: LibraryMatMul, pointers: Sequence[int], precision: str) -> None:
         """Row-major ``A·B`` is column-major ``Bᵀ·Aᵀ``: the operands change places, and nothing is turned."""
         a, b, out = (ctypes.c_void_p(p) for p in pointers)
         compute = _COMPUTE.get((precision, step.dtype), _COMPUTE_FLOAT)
@@ -298,7 +300,7 @@ class _ConvolutionPlan:
         self.workspace = int(graph.get_workspace_size())
 
     @classmethod
-    def make(cls, dnn: tuple[Any, Any], call: Convolution, precision: str) -> _ConvolutionPlan | None:
+    def make(cls, dnn: tuple[Any, Any], call: LibraryConvolution, precision: str) -> _ConvolutionPlan | None:
         """The best precompiled plan; ``None`` where cuDNN has none (plans compiled at run time cost seconds each)."""
         module, handle = dnn
         kinds = {DType.FLOAT32: "FLOAT", DType.FLOAT16: "HALF", DType.BFLOAT16: "BFLOAT16"}

@@ -1,7 +1,8 @@
 """A graph made ready to run many times: weights uploaded, one arena, library plans chosen, the launches captured once.
 
-The same steps run through any :class:`Driver`: the CUDA device (:mod:`.device`), the CPU (:mod:`.host`), or a test's
-recorder. Nothing is allocated while launches are captured: a captured graph keeps addresses, so its memory must stay.
+The same steps run through any :class:`ExecutionDevice`: the CUDA device (:mod:`.device`), the CPU (:mod:`.host`), or a
+test's recorder. Nothing is allocated while launches are captured: a captured graph keeps addresses, so its memory must
+stay.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ import numpy as np
 
 from superopt.ir.errors import UsageError, printable
 from superopt.ir.graph import Graph, Weight
-from superopt.runtime.cuda.library import Call
-from superopt.runtime.cuda.plan import Launch, Plan, Step, plan
+from superopt.runtime.cuda.execution_plan import CudaExecutionPlan, KernelLaunch, Step, plan
+from superopt.runtime.cuda.vendor_libraries import Call
 from superopt.runtime.paired_benchmark import PairedTimes, result_of
 
-__all__ = ["Clocked", "Driver", "Session", "time_sessions", "supported"]
+__all__ = ["TimedExecutionDevice", "ExecutionDevice", "CudaGraphSession", "time_sessions", "supported"]
 
 
 _DRAWN = 20  # power of two: random elements that are drawn
 
 
-class Driver(Protocol):
+class ExecutionDevice(Protocol):
     """What a plan needs of a device. Pointers are addresses; memory lives as long as the driver."""
 
     def supports(self, call: Call) -> bool:
@@ -57,7 +58,9 @@ class Driver(Protocol):
         ...
 
 
-def supported(graph: Graph, driver: Driver, sizes: Mapping[str, int] | None = None, *, fuse: bool = True) -> Plan:
+def supported(
+    graph: Graph, driver: ExecutionDevice, sizes: Mapping[str, int] | None = None, *, fuse: bool = True
+) -> CudaExecutionPlan:
     """The plan with library calls where the device has them.
 
     Raises:
@@ -65,7 +68,7 @@ def supported(graph: Graph, driver: Driver, sizes: Mapping[str, int] | None = No
     """
     found = plan(graph, sizes, fuse=fuse)
     steps = (*found.setup, *found.steps)
-    missing = {s.value for s in steps if not isinstance(s, Launch) and not driver.supports(s)}
+    missing = {s.value for s in steps if not isinstance(s, KernelLaunch) and not driver.supports(s)}
     return plan(graph, sizes, fuse=fuse, generated=frozenset(missing)) if missing else found
 
 
@@ -77,14 +80,14 @@ def _drawn(power: int) -> np.ndarray:
     return np.random.default_rng(0).standard_normal(1 << power, dtype=np.float32)
 
 
-class Session:
+class CudaGraphSession:
     """Runs a graph on a device.
 
     Args:
         graph: a checked graph, all of whose operators have a meaning.
         driver: the device.
         sizes: values for its named dimensions.
-        fuse: see :func:`superopt.runtime.cuda.plan.plan`.
+        fuse: see :func:`superopt.runtime.cuda.execution_plan.plan`.
 
     Raises:
         Unsupported: the graph cannot be planned; names the node.
@@ -92,7 +95,7 @@ class Session:
     """
 
     def __init__(
-        self, graph: Graph, driver: Driver, sizes: Mapping[str, int] | None = None, *, fuse: bool = True
+        self, graph: Graph, driver: ExecutionDevice, sizes: Mapping[str, int] | None = None, *, fuse: bool = True
     ) -> None:
         self.graph, self.driver = graph, driver
         self.plan = supported(graph, driver, sizes, fuse=fuse)
@@ -182,7 +185,7 @@ _REPLAY_US = 2000.0
 _MOST = 4096  # launches in one captured graph
 
 
-class Clocked(Driver, Protocol):
+class TimedExecutionDevice(ExecutionDevice, Protocol):
     """A driver with a clock."""
 
     def elapsed(self, body: Callable[[], None]) -> float:
@@ -193,7 +196,7 @@ class Clocked(Driver, Protocol):
 
 
 def time_sessions(
-    sessions: Sequence[Session], driver: Clocked, *, rounds: int = 15, time_limit: float = 30.0
+    sessions: Sequence[CudaGraphSession], driver: TimedExecutionDevice, *, rounds: int = 15, time_limit: float = 30.0
 ) -> PairedTimes:
     """Time sessions that have run on their inputs; the first is what ratios are taken to.
 
@@ -223,7 +226,7 @@ def time_sessions(
     return result_of(samples, min(count for _, count in bodies) * len(samples), where)
 
 
-def _repeated(session: Session, driver: Clocked) -> tuple[Callable[[], None], int]:
+def _repeated(session: CudaGraphSession, driver: TimedExecutionDevice) -> tuple[Callable[[], None], int]:
     """One captured graph of several inferences, which has run once, and how many they are."""
     session.replay()
     once = max(driver.elapsed(session.replay), 0.1)
