@@ -346,6 +346,7 @@ def document(app: FastAPI) -> dict[str, Any]:
     components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     for path in found["paths"].values():
         for operation in path.values():
+            operation["description"] = operation.get("description", "").replace("``", "`")  # Markdown's code
             if "HTTPValidationError" in str(operation["responses"].get("422")):  # the framework's own: ours is 400
                 del operation["responses"]["422"]
     app.openapi_schema = found

@@ -240,17 +240,17 @@ def _write(result: Result, options: Options, job: dict[str, Any]) -> dict[str, A
     if told.way is not None:
         _write_frames([step.graph for step in told.way.steps], min(_FRAMES, large))
     (out / FILES["comparison"]).write_text(json.dumps(told.comparison, allow_nan=False))
-    return _facts(result, reduced=job["reduced"]) | {"without": without}
+    return _facts(result, options.time_limit, reduced=job["reduced"]) | {"without": without}
 
 
-def _facts(result: Result, *, reduced: bool) -> dict[str, Any]:
+def _facts(result: Result, limit: float | None, *, reduced: bool) -> dict[str, Any]:
     """What the job table keeps of a result besides its files; by it the service decides whether the result is final."""
     from superopt.pipeline.result_check import UNCHANGED
 
     report = result.report
     found: dict[str, Any] = {
         "status": report.status, "name": result.graph.name[:200], "stopped": report.search.stopped,
-        "search_seconds": report.search.seconds, "reduced": reduced,
+        "time_limit": limit, "reduced": reduced,
     }  # fmt: skip
     if report.check.reason != UNCHANGED.reason:
         found["check"] = {"verdict": report.check.verdict, "reason": _bounded(report.check.reason)}

@@ -19,9 +19,8 @@ def unfinished(outputs: Mapping[str, Any]) -> str:
     told = []
     stopped = str(outputs.get("stopped"))
     if stopped in _LIMITS:
-        seconds = outputs.get("search_seconds")
-        after = "" if seconds is None else f" after {seconds:.3g} s"
-        told.append(f"stopped{after}, at {_LIMITS[stopped]}")
+        seconds = outputs.get("time_limit") if stopped == "time" else None
+        told.append(f"stopped at {_LIMITS[stopped]}" + ("" if seconds is None else f" of {seconds:g} s"))
     check = outputs.get("check") or {}
     reason = f" ({check['reason']})" if check.get("reason") else ""
     if check.get("verdict") == "failed":

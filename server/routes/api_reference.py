@@ -45,10 +45,10 @@ def _text(name: str) -> str:
 
 
 def _operation(path: str, method: str, found: dict[str, Any]) -> dict[str, Any]:
-    answers = [(status, answer.get("description", "")) for status, answer in found["responses"].items()]
+    answers = [(status, answer.get("description", "")) for status, answer in sorted(found["responses"].items())]
     return {
         "id": found["operationId"], "method": method.upper(), "path": path, "summary": found["summary"],
-        "description": found.get("description", ""), "parameters": found.get("parameters", []),
+        "description": found.get("description", "").replace("`", ""), "parameters": found.get("parameters", []),
         "bodies": list(found.get("requestBody", {}).get("content", {})),
         "answers": [(s, "" if text == "a problem" else text) for s, text in answers],
     }  # fmt: skip

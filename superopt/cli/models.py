@@ -193,7 +193,7 @@ def verify(
         data = verdict_data(verdict)
     refuted = verdict.verdict == "refuted"
     problems: list[SuperoptError] = []
-    if refuted and verdict.feeds:
+    if refuted and verdict.feeds and data["check"]["trials"]:  # without a trial they tell nothing apart
         kept_path = written_beside(counterexample, npz(verdict.feeds), force, problems)
         if kept_path is not None:
             data["counterexample"] = str(kept_path)

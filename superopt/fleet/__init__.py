@@ -27,7 +27,12 @@ __all__ = [
     "digest",
 ]
 
-_HOMES = {"TaskLost": "child", "ClusterTimeouts": "dask_cluster", "TaskJournal": "journal", "digest": "environment_digest"}
+_HOMES = {
+    "TaskLost": "child",
+    "ClusterTimeouts": "dask_cluster",
+    "TaskJournal": "journal",
+    "digest": "environment_digest",
+}
 
 
 if not TYPE_CHECKING:  # so that names that do not exist are seen

@@ -37,6 +37,9 @@ __all__ = [
 
 _OWN_DOMAINS = ("", "ai.onnx")
 CONTROL_FLOW = ("If", "Loop", "Scan")  # operators with bodies
+_MOST_NESTED = (
+    1_000  # graphs in a body that is read: each takes a millisecond, and an optimisation reads each four times
+)
 _LARGEST = 64 << 20  # bytes of a body that is read: with more in it, it is weights that would be copied
 
 
@@ -60,6 +63,8 @@ class ControlFlowBody:
 def bodies(graph: Graph, typing: InferredTypes) -> Iterator[ControlFlowBody]:
     """The bodies that can be read and whose inputs have known types, those inside bodies not included.
 
+    A body with more than 1,000 graphs in it is none of them: its node is carried through.
+
     Args:
         graph: the graph around them.
         typing: its types.
@@ -67,11 +72,15 @@ def bodies(graph: Graph, typing: InferredTypes) -> Iterator[ControlFlowBody]:
     for place, node in enumerate(graph.nodes):
         for name, held in _held(node):
             proto = AttributeProto.FromString(held.payload)
-            if proto.ref_attr_name or not proto.HasField("g"):
+            if proto.ref_attr_name or not proto.HasField("g") or _nests_too_many(proto.g):
                 continue
             body = _Reader(graph, typing, node, proto.g, held.captures).read()
             if body is not None:
                 yield ControlFlowBody(place, name, *body)
+
+
+def _nests_too_many(body: GraphProto) -> bool:
+    return any(number > _MOST_NESTED for number, _ in enumerate(subgraphs([body]), 1))
 
 
 def read_parts(

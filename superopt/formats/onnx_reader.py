@@ -63,11 +63,15 @@ def from_model_bytes(
 
     Raises:
         InvalidModel: the bytes are not a valid ONNX model.
+        MemoryError: the process may not have the memory that the message takes.
         ResourceLimit: its functions would expand without bound.
     """
     try:
         model = ModelProto.FromString(data)
     except DecodeError as error:
+        bytearray(
+            2 * len(data)
+        )  # protobuf reports a refused allocation as a bad message: MemoryError where it can be one
         raise InvalidModel("is not an ONNX model, or is truncated: its protobuf does not parse") from error
     return _guarded(model, files, inside or {})
 

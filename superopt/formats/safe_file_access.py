@@ -7,6 +7,7 @@ decided on an open descriptor (``fstat``), so a file cannot be swapped between t
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 import tempfile
@@ -180,7 +181,9 @@ def _unwritable(error: OSError | ValueError, where: str) -> SuperoptError:
     limit = resource_limit(error, where)
     if limit is None:
         return UsageError(f"cannot be written: {reason(error)}", where=where)
-    return type(limit)(f"cannot be written: {limit.what}", where=where, hint=limit.hint)
+    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    hint = "free disk space there, or write to another place with -o" if full else limit.hint
+    return type(limit)(f"cannot be written: {limit.what}", where=where, hint=hint)
 
 
 _OVERWRITE = "choose another name, or overwrite it: --force (-f), in Python force=True"

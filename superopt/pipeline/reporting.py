@@ -113,7 +113,7 @@ def _reason(candidate: Candidate, context: OptimizationContext) -> report.Status
             "check_failed", f"the rewritten graph failed its check ({context.failures[-1].reason})"
         )
     limit = options.time_limit or 0.0
-    longer = f"run it longer with --time-limit {_MORE * max(limit, 1.0):g} to continue"
+    longer = f"run it longer to continue (a time limit of {_MORE * max(limit, 1.0):g} s)"
     if check.verdict == "skipped" and check is not UNCHANGED:
         why = f"a rewritten graph was found and could not be checked ({check.reason})"
         return report.StatusReason("not_checked", f"{why}; {longer}" if left <= 0.0 else why)

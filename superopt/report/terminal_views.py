@@ -174,10 +174,11 @@ def show_verdict(console: Console, a: str, b: str, data: Mapping[str, Any]) -> N
     far, relative = (
         "not finite" if check[k] is None else f"{check[k]:.2e}" for k in ("max_abs_error", "max_rel_error")
     )
-    console.print(
-        f"run side by side: {check['verdict']}, {check['trials']} trials, judged by the {check['reference']}, "
-        f"max rel error {relative}, max abs error {far}"
-    )
+    if check["trials"]:
+        console.print(
+            f"run side by side: {check['verdict']}, {check['trials']} trials, judged by the {check['reference']}, "
+            f"max rel error {relative}, max abs error {far}"
+        )
     if data["power"] is not None and data["verdict"] in ("tested", "unknown"):
         power = data["power"]
         console.print(

@@ -64,6 +64,18 @@ def test_a_refutation_keeps_its_exit_code_whatever_exists(tmp_path: Path) -> Non
     assert not (tmp_path / "c-2.npz").exists()
 
 
+def test_a_model_that_does_not_run_has_no_counterexample(tmp_path: Path) -> None:
+    a, b = model(tmp_path / "a.onnx", WEIGHT), model(tmp_path / "b.onnx", WEIGHT)
+    broken = onnx.load(b)
+    broken.graph.node[0].op_type = "NoSuch"
+    onnx.save(broken, b)
+    done = verify(tmp_path, a, b)
+    assert done.returncode == 5
+    assert done.stdout.startswith("refuted: does not run")
+    assert "run side by side" not in done.stdout
+    assert {p.name for p in tmp_path.iterdir()} == {"a.onnx", "b.onnx"}
+
+
 def test_a_counterexample_that_cannot_be_written_hides_nothing(tmp_path: Path) -> None:
     a = model(tmp_path / "a.onnx", WEIGHT)
     b = model(tmp_path / "b.onnx", -WEIGHT)

@@ -9,7 +9,9 @@ import pytest
 from onnx import GraphProto, ModelProto, TensorProto, helper
 
 from superopt.formats import from_bytes, shape_contradictions
+from superopt.formats.control_flow_bodies import bodies, places_read
 from superopt.ir.errors import InvalidModel, ResourceLimit
+from superopt.ops.shape_inference import infer
 from superopt.runtime.resource_limits import MOST_SUBGRAPHS, refuse_unbounded
 
 SHAPE = [4, 8]
@@ -45,11 +47,11 @@ def test_a_contradiction_is_found_however_deep(depth: int, width: int) -> None:
 
 def test_bodies_that_double_are_not_read_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[int] = []
-    infer = shape_contradictions.infer
+    inferred = shape_contradictions.infer
 
     def counted(graph: Any) -> Any:
         read.append(len(graph.nodes) + sum(len(a.payload) for n in graph.nodes for a in n.attributes.values()))
-        return infer(graph)
+        return inferred(graph)
 
     monkeypatch.setattr(shape_contradictions, "infer", counted)
     data = model(11, 2)
@@ -57,12 +59,20 @@ def test_bodies_that_double_are_not_read_again_and_again(monkeypatch: pytest.Mon
     assert sum(read) < 6 * len(data)  # reading every body at every level takes 11 times as much
 
 
+def test_bodies_that_double_too_often_are_carried_through() -> None:
+    """Of branches that nest in both, ten deep, none is read: the If is opaque, and the model comes back."""
+    for depth, read in ((4, 2), (10, 0)):
+        graph = from_bytes(model(depth, 2))
+        assert len(list(bodies(graph, infer(graph)))) == read
+        assert places_read(graph, list(bodies(graph, infer(graph)))) == frozenset([0] if read else [])
+
+
 def test_a_model_of_more_subgraphs_than_a_runtime_reads_in_time_is_not_run() -> None:
     made = ModelProto.FromString(model(1, 1))
-    bodies = made.graph.node.add(op_type="Select", domain="own", output=["s"]).attribute.add(name="bodies", type=10)
+    held = made.graph.node.add(op_type="Select", domain="own", output=["s"]).attribute.add(name="bodies", type=10)
     made.opset_import.add(domain="own", version=1)
     for count, many in ((MOST_SUBGRAPHS - 2, False), (1, True)):  # the If has two
-        bodies.graphs.extend(GraphProto(name="b") for _ in range(count))
+        held.graphs.extend(GraphProto(name="b") for _ in range(count))
         graph = from_bytes(made.SerializeToString())
         with pytest.raises(ResourceLimit, match="subgraphs") if many else nullcontext():
             refuse_unbounded(graph)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import resource
 import signal
 from pathlib import Path
@@ -11,7 +13,9 @@ import pytest
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from superopt.formats import from_onnx, load, save, to_onnx_bytes
-from superopt.ir.errors import ResourceLimit
+from superopt.formats.onnx_reader import from_model_bytes
+from superopt.formats.onnx_tensors import ExternalFiles
+from superopt.ir.errors import InvalidModel, MachineLimit, ResourceLimit
 from superopt.ops.shape_inference import infer
 from superopt.runtime import resource_limits
 from superopt.runtime.onnx_runtime import make_session, run
@@ -112,6 +116,16 @@ def test_allocations_beyond_the_memory_fail_instead_of_killing() -> None:
     assert np.ones(1 << 20).nbytes == 8 << 20
 
 
+def test_a_message_that_memory_is_lacking_for_is_not_called_broken() -> None:
+    """protobuf reports a refused allocation as it reports a bad message."""
+    data = model([make("Relu", ["x"], ["y"])], (constant("w", np.zeros(32 << 20, np.float32)),)).SerializeToString()
+    assert len(data) > 128 << 20
+    with resource_limits.bounded_memory(0.0), pytest.raises(MemoryError):
+        from_model_bytes(data, ExternalFiles(None))
+    with pytest.raises(InvalidModel, match="truncated"):
+        from_model_bytes(data[:-1], ExternalFiles(None))
+
+
 def test_an_allocation_that_python_has_no_exception_for_is_one_too() -> None:
     with pytest.raises(MemoryError, match="without exception"), resource_limits.bounded_memory():
         raise SystemError("error return without exception set")
@@ -144,4 +158,17 @@ def test_a_full_disk_is_a_limit_and_leaves_nothing(tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, previous)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_under_the_result_names_no_other_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(
+        MachineLimit, match=r"cannot be written: no space left on the disk; .* another place with -o"
+    ) as told:
+        save(from_onnx(model([make("Relu", ["x"], ["y"])])), tmp_path / "out.onnx")
+    assert "TMPDIR" not in str(told.value)
     assert list(tmp_path.iterdir()) == []

@@ -323,7 +323,7 @@ def test_without_time_the_input_comes_back() -> None:
     assert result.report.search.stopped == "time"
     assert result.report.reason.code == "time"
     assert result.report.reason.text == (
-        "the search stopped after 0 s, before it was complete; run it longer with --time-limit 2 to continue"
+        "the search stopped after 0 s, before it was complete; run it longer to continue (a time limit of 2 s)"
     )
     assert result.report.summary == f"unchanged: {result.report.reason.text}"
     assert result.report.json()["reason"] == {"code": "time", "text": result.report.reason.text}
@@ -348,8 +348,8 @@ def test_a_result_that_could_not_be_checked_in_time_is_not_called_the_best(monke
     made = superopt.optimize(graph, target="profile:cpu-epyc-2core", time_limit=90.0).report
     assert (made.status, made.check.verdict, made.reason.code) == ("unchanged", "skipped", "not_checked")
     assert made.reason.text == (
-        "a rewritten graph was found and could not be checked (the time ran out after 3 regions); run it longer with "
-        "--time-limit 180 to continue"
+        "a rewritten graph was found and could not be checked (the time ran out after 3 regions); run it longer to "
+        "continue (a time limit of 180 s)"
     )
 
 

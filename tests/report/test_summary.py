@@ -46,7 +46,7 @@ FASTER = Report(
 )
 ESTIMATED = replace(FASTER, target="profile:cpu-epyc-2core", measured=None)
 SIMPLER = replace(FASTER, measured=replace(RACED, ratio=1.002), reason=StatusReason("simpler", "…"))
-CUT = "the search stopped after 3 s, before it was complete; run it longer with --time-limit 6 to continue"
+CUT = "the search stopped after 3 s, before it was complete; run it longer to continue (a time limit of 6 s)"
 UNCHANGED = replace(FASTER, status="unchanged", measured=None, reason=StatusReason("time", CUT))
 
 

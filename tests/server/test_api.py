@@ -229,6 +229,11 @@ def test_every_operation_is_documented(client: TestClient) -> None:
     names = [o["operationId"] for o in operations]
     assert len(set(names)) == len(names) >= 15
     assert all(o["summary"] and o["responses"] for o in operations)
+    assert "``" not in json.dumps(document)
+    page = client.get("/api").text
+    assert "default false" in page
+    assert "default False" not in page
+    assert "`" not in page.partition('id="operations-title"')[2]
     body = document["paths"]["/v1/optimize"]["post"]["requestBody"]["content"]
     assert set(body) == {GRAPH, "application/octet-stream", "multipart/form-data"}
     example = body[GRAPH]["examples"]["shapes only"]["value"]

@@ -250,8 +250,8 @@ def test_the_error_that_another_was_made_of_counts() -> None:
     ("outputs", "said"),
     [
         ({"stopped": "saturated"}, ""), ({"stopped": "nodes"}, ""), ({}, ""),
-        ({"stopped": "time", "search_seconds": 3.04}, "stopped after 3.04 s, at its time limit"),
-        ({"stopped": "interrupted"}, "stopped, at the job's time limit"),
+        ({"stopped": "time", "time_limit": 3.5}, "stopped at its time limit of 3.5 s"),
+        ({"stopped": "interrupted"}, "stopped at the job's time limit"),
         ({"stopped": "saturated", "check": {"verdict": "passed", "reason": ""}}, ""),
         ({"stopped": "saturated", "check": {"verdict": "skipped", "reason": "the time ran out after 3 regions"}},
          "could not be checked (the time ran out after 3 regions)"),
@@ -343,9 +343,9 @@ def test_files_are_saved_under_the_name_of_their_model(client: TestClient, model
 
 
 def test_a_search_that_was_cut_short_says_what_is_known(client: TestClient) -> None:
-    cut = finished(client, "cut", stopped="time", search_seconds=3.0)
+    cut = finished(client, "cut", stopped="time", time_limit=3.0)
     found = client.get(f"/v1/jobs/{cut}").json()
-    assert found["unfinished"] == f"stopped after 3 s, at its time limit; POST /v1/jobs/{cut}/continue searches on"
+    assert found["unfinished"] == f"stopped at its time limit of 3 s; POST /v1/jobs/{cut}/continue searches on"
     assert client.get(f"/v1/jobs/{cut}/result").headers["superopt-unfinished"] == found["unfinished"]
     for again in (client.post(f"/v1/jobs/{cut}/continue"),
                   client.post("/v1/jobs", content=tiny("cut"), headers={"Content-Type": GRAPH})):  # fmt: skip
