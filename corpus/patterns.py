@@ -45,9 +45,8 @@ class Counting(CostModel):
     cache_bytes = None
 
     def __init__(self, flops: bool) -> None:
-        super().__init__(
-            {}, BackendCapabilities("counting", (), ONNX_RUNTIME_CPU.views)
-        )  # which fuses nothing by itself
+        # The backend fuses nothing by itself.
+        super().__init__({}, BackendCapabilities("counting", (), ONNX_RUNTIME_CPU.views))
         self.flops = flops
 
     @property

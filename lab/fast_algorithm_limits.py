@@ -44,17 +44,9 @@ from superopt.runtime.paired_benchmark import PairedTimes, time_loadings
 from superopt.verifier.check.differential import make_inputs
 
 __all__ = [
-    "FastAlgorithmTimeParts",
-    "SharedInputConvs",
-    "devices_table",
-    "graph_of",
-    "operators_table",
-    "parts_of",
-    "products_alone",
-    "shared_table",
-    "siblings_of",
-    "sums_table",
-]
+    "FastAlgorithmTimeParts", "SharedInputConvs", "devices_table", "graph_of", "operators_table", "parts_of",
+    "products_alone", "shared_table", "siblings_of", "sums_table",
+]  # fmt: skip
 
 # Ceilings of the float32 units and the memory of an H200, from its data sheet: prices of a device before anything of it
 # is recorded. What a kernel takes at least inside a captured graph is not in it: about a microsecond is usual.

@@ -68,7 +68,7 @@ def measured_row(path: Path) -> MemoryBenchmarkRow:
     """One model, as it is and written for memory.
 
     Raises:
-        SuperoptError, NotCovered: ONNX Runtime cannot run it on made-up inputs.
+        SuperoptError, UnsupportedNodeForm: ONNX Runtime cannot run it on made-up inputs.
     """
     graph = with_values(formats.load(path))
     found = least_memory(graph)
@@ -119,7 +119,7 @@ def measured_plan(
         folder: for ``before.onnx`` and ``after.onnx``, which are then raced another time; else they are now.
 
     Raises:
-        SuperoptError, NotCovered: ONNX Runtime cannot run it on made-up inputs.
+        SuperoptError, UnsupportedNodeForm: ONNX Runtime cannot run it on made-up inputs.
     """
     start = time.monotonic()
     with for_target("cpu") as model:

@@ -106,7 +106,7 @@ def planned_step(path: Path, folder: Path, *, share: float, rows: int, tries: in
             taken.
 
     Raises:
-        SuperoptError, NotCovered: it has no derivative, or ONNX Runtime cannot run it on made-up inputs.
+        SuperoptError, UnsupportedNodeForm: it has no derivative, or ONNX Runtime cannot run it on made-up inputs.
     """
     start = time.monotonic()
     graph = train_step(with_values(formats.load(path)), "mse", "sgd").graph

@@ -29,19 +29,9 @@ from superopt.rules.grammar import parse_rule, parse_scheme
 from superopt.rules.rule import TensorVariableType
 
 __all__ = [
-    "KEPT",
-    "BilinearAlgorithm",
-    "Matrix",
-    "SharedSums",
-    "BilinearTile",
-    "algorithms",
-    "complex_tile",
-    "conv_tile",
-    "load_algorithms",
-    "matmul_tile",
-    "save_algorithms",
-    "shared_sums",
-]
+    "KEPT", "BilinearAlgorithm", "Matrix", "SharedSums", "BilinearTile", "algorithms", "complex_tile", "conv_tile",
+    "load_algorithms", "matmul_tile", "save_algorithms", "shared_sums",
+]  # fmt: skip
 
 Matrix = tuple[tuple[Fraction, ...], ...]
 KEPT = Path(__file__).parent / "algorithms.json"

@@ -24,23 +24,9 @@ from superopt.rules.scanner import RuleError
 from superopt.rules.typing import meaning_digest
 
 __all__ = [
-    "FLOATS",
-    "GENEROUS",
-    "HARMFUL",
-    "METHOD",
-    "MODES",
-    "MOST_ERROR",
-    "UNKNOWN",
-    "Directions",
-    "FloatVerdict",
-    "FloatVerdictStore",
-    "SafeConditions",
-    "float_key",
-    "read_floats",
-    "row_of",
-    "verdict_in",
-    "write_floats",
-]
+    "FLOATS", "GENEROUS", "HARMFUL", "METHOD", "MODES", "MOST_ERROR", "UNKNOWN", "Directions", "FloatVerdict",
+    "FloatVerdictStore", "SafeConditions", "float_key", "read_floats", "row_of", "verdict_in", "write_floats",
+]  # fmt: skip
 
 FLOATS = "floats.json"
 METHOD = 1  # of the search for verdicts; another number, and every rule is looked at again

@@ -215,7 +215,7 @@ def type_terms(
     """Types and meanings of every subterm, operands first; ``as_run``: in the order of operations of kernels.
 
     Raises:
-        IllTyped: an operator does not accept its arguments (the message names the operator).
+        IllTypedOperator: an operator does not accept its arguments (the message names the operator).
     """
     types: dict[Term, tuple[TensorType, ...]] = {}
     meanings: dict[OperatorTerm, OperatorSemantics] = {}

@@ -13,16 +13,9 @@ from dataclasses import asdict, dataclass
 from superopt.ir.errors import InvalidModel
 
 __all__ = [
-    "WeightRewriteCertificate",
-    "ConstantNanTest",
-    "EqualSlices",
-    "LowRankProduct",
-    "KeptSlices",
-    "ConstantIndexAccess",
-    "ValueAlias",
-    "LookupTableValue",
-    "UniformSlices",
-]
+    "WeightRewriteCertificate", "ConstantNanTest", "EqualSlices", "LowRankProduct", "KeptSlices", "ConstantIndexAccess",
+    "ValueAlias", "LookupTableValue", "UniformSlices",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)

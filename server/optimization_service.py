@@ -92,7 +92,7 @@ class OptimizationService:
         """Do what takes seconds, or waits for it, in threads of its own: all else goes on beside it.
 
         Raises:
-            Problem: 503 while too many wait; what the work raises.
+            HttpProblem: 503 while too many wait; what the work raises.
         """
         return await _within(self._slow, work, *arguments)
 
@@ -109,7 +109,7 @@ class OptimizationService:
         """Both sides of a rule, evaluated at small random sizes; a few at a time.
 
         Raises:
-            Problem: 404 for an unknown rule; 503 while too many are being tried.
+            HttpProblem: 404 for an unknown rule; 503 while too many are being tried.
         """
         if rule_id not in self.catalogue.entries:
             raise HttpProblem(404, "not-found", "there is no such rule; GET /v1/rules lists them")
@@ -132,7 +132,7 @@ class OptimizationService:
             corpus: whether what it would gain on the corpus is looked at, too.
 
         Raises:
-            Problem: 422 where it is no rule; 503 while another one is judged.
+            HttpProblem: 422 where it is no rule; 503 while another one is judged.
         """
         found = self.judge.judged(rule, self.settings.corpus if corpus else None)
         near = self.catalogue.index.search(found["name"])[:5] if "name" in found else ()
@@ -151,7 +151,7 @@ class OptimizationService:
             offered: a key that came in a form.
 
         Raises:
-            Problem: 401 without a valid key where one is needed.
+            HttpProblem: 401 without a valid key where one is needed.
         """
         if not await self.needs_key():
             return self._welcome(ANYONE)
@@ -175,7 +175,7 @@ class OptimizationService:
         """Put a job into the queue, or find the one that the same client put there before.
 
         Raises:
-            Problem: 409, 422 or 429 (:meth:`JobStore.enqueue`).
+            HttpProblem: 409, 422 or 429 (:meth:`JobStore.enqueue`).
         """
         try:
             job, _ = await run_in_threadpool(self.store.enqueue, what)
@@ -204,7 +204,7 @@ class OptimizationService:
         """A job.
 
         Raises:
-            Problem: 404.
+            HttpProblem: 404.
         """
         found = await run_in_threadpool(self.store.job, job_id) if self.is_job(job_id) else None
         if found is None:
@@ -220,7 +220,7 @@ class OptimizationService:
         """A job of the caller's.
 
         Raises:
-            Problem: 404; 403 where it belongs to another.
+            HttpProblem: 404; 403 where it belongs to another.
         """
         found = await self.job(job_id)
         if found["owner"] != caller.owner:

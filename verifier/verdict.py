@@ -1,6 +1,6 @@
 """What is known of an equality. Only a proof for all sizes lets a rule into the default library.
 
->>> verdict_from_json(verdict_to_json(ProvedAllSizes(("k % 2 == 1",)))).preconditions
+>>> verdict_from_json(verdict_to_json(ProvedVerdict(("k % 2 == 1",)))).preconditions
 ('k % 2 == 1',)
 """
 

@@ -18,20 +18,9 @@ from superopt.server.jobs.blobs import Blobs, IncomingBlob
 from superopt.server.settings import ServiceLimits
 
 __all__ = [
-    "FILES",
-    "GRAPH_JSON",
-    "MODEL_FILE",
-    "MULTIPART",
-    "ONNX",
-    "ReceivedModel",
-    "is_file_name",
-    "model_of",
-    "packed",
-    "pieces",
-    "receive",
-    "recognised",
-    "sidecars",
-]
+    "FILES", "GRAPH_JSON", "MODEL_FILE", "MULTIPART", "ONNX", "ReceivedModel", "is_file_name", "model_of", "packed",
+    "pieces", "receive", "recognised", "sidecars",
+]  # fmt: skip
 
 GRAPH_JSON = "application/vnd.superopt.graph+json"
 ONNX = "application/octet-stream"
@@ -95,7 +84,7 @@ def model_of(names: Sequence[str]) -> int:
     """Which of several files is the model: a single one, else the only one that is called ``.onnx`` or ``.json``.
 
     Raises:
-        Problem: 422 where that is not clear, or two have one name.
+        HttpProblem: 422 where that is not clear, or two have one name.
     """
     models = [n for n, name in enumerate(names) if name.endswith(_MODEL) or len(names) == 1]
     if len(models) != 1 or len(set(names)) < len(names):
@@ -114,7 +103,7 @@ async def receive(request: Request, blobs: Blobs, limits: ServiceLimits, most: i
         most: bytes of the whole body.
 
     Raises:
-        Problem: 408, 413, 415 or 422; nothing is kept then.
+        HttpProblem: 408, 413, 415 or 422; nothing is kept then.
     """
     if request.headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
         raise HttpProblem(415, "unsupported-media-type", "encoded (compressed) bodies are not read",
@@ -173,7 +162,7 @@ def recognised(head: bytes, size: int, *, must_be_json: bool) -> str:
     """The media type of a model by its first bytes.
 
     Raises:
-        Problem: 422 where it is empty, or should be JSON and is not.
+        HttpProblem: 422 where it is empty, or should be JSON and is not.
     """
     if size == 0:
         raise HttpProblem(422, "invalid-model", "the model is empty", errors=[{"detail": "is empty"}])

@@ -37,7 +37,7 @@ def check_range(request: Request, size: int) -> None:
     """Take a Range that is none out of the request, as RFC 9110 says, before a file is sent by it.
 
     Raises:
-        Problem: 416 where all its ranges lie beyond the end.
+        HttpProblem: 416 where all its ranges lie beyond the end.
     """
     units, _, text = request.headers.get("range", "").partition("=")
     found = [_RANGE.fullmatch(part.strip()) for part in text.split(",")]

@@ -36,7 +36,7 @@ def read_head(version: str, headers: Sequence[tuple[bytes, bytes]], *, upgrade: 
         most: bytes of a body.
 
     Raises:
-        Problem: 400, 413, 417, 501 or 505.
+        HttpProblem: 400, 413, 417, 501 or 505.
     """
     if version not in ("1.0", "1.1"):
         raise HttpProblem(505, "http-version", "HTTP/1.1 and HTTP/1.0 are spoken here")

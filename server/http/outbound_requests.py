@@ -67,7 +67,7 @@ def post(url: str, headers: Mapping[str, str], body: bytes, *, seconds: float, p
         The status of the answer.
 
     Raises:
-        NotAllowed: the name resolves to an address that is not public.
+        ForbiddenAddress: the name resolves to an address that is not public.
         OSError: nobody answers in time.
     """
     place = urlsplit(url)

@@ -87,7 +87,7 @@ def read_options(
         catalogue: the rules that may be named.
 
     Raises:
-        Problem: 400, naming the parameter.
+        HttpProblem: 400, naming the parameter.
     """
     for name in ("target", "time_limit", "seed", *_WORDS, "opset", "precision", "error", "measure", "strict"):
         if len(given(name)) > 1:
@@ -129,7 +129,7 @@ def refuse_unknown(names: Iterable[str], known: Collection[str]) -> None:
     """Refuse a parameter that does not exist: its sender believes that it does something.
 
     Raises:
-        Problem: 400, naming each and what may be meant.
+        HttpProblem: 400, naming each and what may be meant.
     """
     unknown = sorted(set(names) - set(known))
     if unknown:

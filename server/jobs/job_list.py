@@ -49,7 +49,7 @@ def read_wanted(states: Sequence[str], ids: Sequence[str], name: str, after: str
     """Filters as they came.
 
     Raises:
-        Problem: 400, naming the parameter.
+        HttpProblem: 400, naming the parameter.
     """
     if "\0" in name:
         raise wrong("name", "holds a NUL, which no name does")

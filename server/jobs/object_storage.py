@@ -106,7 +106,7 @@ class ObjectStores:
             references: of files; one that ends in a slash stands for those directly in that folder.
 
         Raises:
-            Problem: 400 no reference, or no store; 403 not below a prefix; 409 changed meanwhile; 413 too large;
+            HttpProblem: 400 no reference, or no store; 403 not below a prefix; 409 changed meanwhile; 413 too large;
                 422 nothing there, or no model; 503 the store does not answer, or the disk has no room.
         """
         pins = [pin for text in dict.fromkeys(references) for pin in self._pinned(self._place(text))]
@@ -146,7 +146,7 @@ class ObjectStores:
             Their references.
 
         Raises:
-            Problem: 409 there is no such prefix; 503 the store does not take them.
+            HttpProblem: 409 there is no such prefix; 503 the store does not take them.
         """
         if self._results is None:
             raise HttpProblem(409, "conflict", "this service writes to no store: superopt serve --store-results "
@@ -165,7 +165,7 @@ class ObjectStores:
         """What a client means.
 
         Raises:
-            Problem: 400 or 403.
+            HttpProblem: 400 or 403.
         """
         if not self._allowed:
             raise _wrong(400, "invalid-parameter", "this service reads from no store; send the model, or have its "

@@ -27,7 +27,7 @@ class PinnedJobs:
         """Keep a job that succeeded; its link's last part, the same when asked again.
 
         Raises:
-            Problem: 404 where it is gone, 409 where it has no result, 429 where the owner has pinned too much.
+            HttpProblem: 404 where it is gone, 409 where it has no result, 429 where the owner has pinned too much.
         """
         with self._database.write() as connection:
             known = connection.execute(sa.select(pins.c.id).where(pins.c.job == job_id)).scalar_one_or_none()

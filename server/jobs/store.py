@@ -84,7 +84,7 @@ class JobStore:
             The job, and whether it is new.
 
         Raises:
-            Problem: 409 or 422 where the id or idempotency key stands for something else; 429 over a quota.
+            HttpProblem: 409 or 422 where the id or idempotency key stands for something else; 429 over a quota.
         """
         for _ in range(3):  # a concurrent twin may win the race for the unique key; then it is found
             try:

@@ -78,7 +78,7 @@ class Uploads:
         """A new one, empty.
 
         Raises:
-            Problem: 413 too long, 422 a name that is none, 429 too many or too large for one owner, 503 no room on
+            HttpProblem: 413 too long, 422 a name that is none, 429 too many or too large for one owner, 503 no room on
                 the disk.
         """
         if length > self.most:
@@ -103,7 +103,7 @@ class Uploads:
         """See that there is room for what is still to come of an upload.
 
         Raises:
-            Problem: 429 where its owner's uploads would take more than their share, 503 where the disk has no room.
+            HttpProblem: 429 where its owner's uploads would take more than their share, 503 where the disk has no room.
         """
         idle, arrived = self._idle(), self._arrived()
         known = {u.id: u for u in self._all()} | {upload.id: upload}
@@ -131,7 +131,7 @@ class Uploads:
         """One by its id.
 
         Raises:
-            Problem: 404 where there is none of this owner.
+            HttpProblem: 404 where there is none of this owner.
         """
         if _HEX.fullmatch(upload_id):
             try:
@@ -146,7 +146,7 @@ class Uploads:
         """Bytes that have arrived.
 
         Raises:
-            Problem: 404 where it was removed meanwhile.
+            HttpProblem: 404 where it was removed meanwhile.
         """
         try:
             return self._file(upload.id).stat().st_size
@@ -160,8 +160,8 @@ class Uploads:
             Bytes that have arrived.
 
         Raises:
-            Problem: 404 where it was removed meanwhile; 409 where the offset is another, or somebody is adding to it;
-                413 where more comes than was said.
+            HttpProblem: 404 where it was removed meanwhile; 409 where the offset is another, or somebody is adding to
+                it; 413 where more comes than was said.
         """
         if upload.id in self._busy:
             raise HttpProblem(409, "conflict", "another request is adding to this upload")
@@ -203,7 +203,7 @@ class Uploads:
         """Uploads as a model: the one that is called ``.onnx`` or ``.json``, and the files of its weights.
 
         Raises:
-            Problem: 409 where one has not arrived; 422 where it is not clear which one the model is.
+            HttpProblem: 409 where one has not arrived; 422 where it is not clear which one the model is.
         """
         for upload in chosen:
             if (here := self.offset(upload)) < upload.length:

@@ -74,7 +74,7 @@ class WebhookDispatcher:
             secret: that signs it.
 
         Raises:
-            Problem: 400 where this service tells nobody, or not there, or the secret is none.
+            HttpProblem: 400 where this service tells nobody, or not there, or the secret is none.
         """
         if not url:
             return None

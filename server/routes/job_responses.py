@@ -95,7 +95,7 @@ def ended(job: Mapping[str, Any]) -> Mapping[str, Any]:
     """What a successful job left.
 
     Raises:
-        Problem: the job's own if it failed; 409 while it has no result, or was cancelled.
+        HttpProblem: the job's own if it failed; 409 while it has no result, or was cancelled.
     """
     if job["state"] == "succeeded":
         outputs: Mapping[str, Any] = job["outputs"]
@@ -111,7 +111,7 @@ def delivered(service: OptimizationService, job: Mapping[str, Any]) -> dict[str,
     """The files of a result in the form that ``links.files`` has, and its report, by name.
 
     Raises:
-        Problem: as :func:`ended` has them; 410 where they are not kept any more.
+        HttpProblem: as :func:`ended` has them; 410 where they are not kept any more.
     """
     files = ended(job)["files"]
     found = {FILES[n]: service.blobs.fetched(files[n]["sha256"]) for n in (*_PIECES[_form_of(files)], "report")}
@@ -124,7 +124,7 @@ def negotiate(accept: str, preferred: str, available: Mapping[str, Any], without
     """Which representation an Accept header wants: ``json`` or ``onnx``; ``preferred`` where it does not say.
 
     Raises:
-        Problem: 406, with the reason why a representation that exists in general does not exist here.
+        HttpProblem: 406, with the reason why a representation that exists in general does not exist here.
     """
     wanted: list[tuple[float, str]] = []
     for part in accept.split(",") if accept.strip() else ["*/*"]:
@@ -153,7 +153,7 @@ async def send_result(service: OptimizationService, job: Mapping[str, Any], requ
     """The rewritten graph of a finished job, in the form that the request prefers (by default that of the input).
 
     Raises:
-        Problem: the job failed, is not finished, or has no such representation.
+        HttpProblem: the job failed, is not finished, or has no such representation.
     """
     outputs = ended(job)
     graphs = _graphs(outputs["files"])

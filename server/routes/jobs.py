@@ -86,7 +86,7 @@ async def enqueue(
         key: under which the same request again finds the same job.
 
     Raises:
-        Problem: the caller, the options or the body are refused.
+        HttpProblem: the caller, the options or the body are refused.
     """
     service = of(request)
     limits = service.settings.limits
@@ -193,7 +193,7 @@ async def go_on(
         seconds: the time limit as it came; the job's own where there is none.
 
     Raises:
-        Problem: 403 or 404; 409 where there is nothing to go on with; 400 for the time limit.
+        HttpProblem: 403 or 404; 409 where there is nothing to go on with; 400 for the time limit.
     """
     job = await service.own_job(job_id, caller)
     if reusable(ended(job)):

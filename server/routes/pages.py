@@ -102,7 +102,7 @@ async def received_model(service: OptimizationService, request: Request) -> tupl
     """The model of a form, who sent it, and its name: a file, an object of a store, or an example.
 
     Raises:
-        Problem: there is none, it is too large, or the key is not known.
+        HttpProblem: there is none, it is too large, or the key is not known.
     """
     limits = service.settings.limits
     upload = await receive(request, service.blobs, limits, limits.body)
@@ -189,7 +189,7 @@ async def _caller(request: Request, service: OptimizationService) -> ApiCaller:
     """Who sent a page's button, by the key in its form.
 
     Raises:
-        Problem: the form is too large, or the key is not known.
+        HttpProblem: the form is too large, or the key is not known.
     """
     upload = await receive(request, service.blobs, service.settings.limits, _FORM)
     return await service.caller(request, next(iter(upload.fields.get("key", [])), ""))

@@ -137,7 +137,7 @@ def read_seed(text: str) -> int:
     """A seed that came as text.
 
     Raises:
-        Problem: 400.
+        HttpProblem: 400.
     """
     if not (text.isascii() and text.isdecimal() and len(text) <= 6):
         raise HttpProblem(400, "invalid-parameter", f"seed: is not an integer from 0 to {MOST_SEED}",

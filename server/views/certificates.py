@@ -47,7 +47,7 @@ class CertificateCache:
         """The certificate of a proved rule of the library, as a file.
 
         Raises:
-            Problem: 503 while others wait for a proof, or if it could not be made again here.
+            HttpProblem: 503 while others wait for a proof, or if it could not be made again here.
         """
         kept = self._folder / f"{digest}.json"
         if kept.is_file():

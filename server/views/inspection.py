@@ -50,7 +50,7 @@ class ModelInspector:
         """A model's facts and drawing, as JSON data (``superopt.inspection`` with a ``comparison`` with itself).
 
         Raises:
-            Problem: the model's own where it is not valid or too large; 503 while another one is looked at.
+            HttpProblem: the model's own where it is not valid or too large; 503 while another one is looked at.
         """
         if not self._turn.acquire(timeout=_TURN):
             raise HttpProblem(503, "unavailable", "another model is being looked at", retry_after=5)

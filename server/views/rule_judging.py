@@ -60,7 +60,7 @@ class RuleJudge:
             corpus: a folder of models, for what the rule would gain on them if it is proved.
 
         Raises:
-            Problem: 422 where it is no rule; 503 while another one is judged.
+            HttpProblem: 422 where it is no rule; 503 while another one is judged.
         """
         typed = {key: rule[key] for key in _KEYS if key in rule}
         text = json.dumps({"rule": typed, "corpus": None if corpus is None else str(corpus)})

@@ -6,13 +6,6 @@ from superopt.assignment.problem import AssignmentProblem, parse_problem, proble
 from superopt.assignment.solver import StrategyAssignment, solve
 
 __all__ = [
-    "StrategyAssignment",
-    "AssignmentEvaluation",
-    "AssignmentSolverPolicy",
-    "AssignmentProblem",
-    "evaluate",
-    "parse_problem",
-    "problem_from_json",
-    "read_problem",
-    "solve",
-]
+    "StrategyAssignment", "AssignmentEvaluation", "AssignmentSolverPolicy", "AssignmentProblem", "evaluate",
+    "parse_problem", "problem_from_json", "read_problem", "solve",
+]  # fmt: skip

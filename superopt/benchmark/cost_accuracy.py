@@ -26,17 +26,9 @@ from superopt.runtime.paired_benchmark import PairedTimes, median_error, time_mo
 from superopt.runtime.sample_data import feeds_for, with_values
 
 __all__ = [
-    "RewriteSpeedupPrediction",
-    "HeldOutAccuracy",
-    "ModelTimePrediction",
-    "ProfileRepeatability",
-    "held_out",
-    "predict_changes",
-    "repeat",
-    "right_share",
-    "spearman",
-    "validate",
-]
+    "RewriteSpeedupPrediction", "HeldOutAccuracy", "ModelTimePrediction", "ProfileRepeatability", "held_out",
+    "predict_changes", "repeat", "right_share", "spearman", "validate",
+]  # fmt: skip
 
 _HELD_OUT = 10  # one record in this many is held out
 _ROUNDS = 15

@@ -256,9 +256,8 @@ def optimize(
     if learn is not None and rules is not None:
         raise UsageError("--discover writes rules of its own", hint="leave out --rules, or discover --from beforehand")
     thrifty_heap()
-    child_process_search.allow_child_process(
-        "rich.live", "superopt.cli.command_utilities"
-    )  # which only show what is done
+    # These modules only show what is done.
+    child_process_search.allow_child_process("rich.live", "superopt.cli.command_utilities")
     with ModelInputPath(model) as path, ProgressReporter() as progress, ExitStack() as held:
         if learn is not None:
             from superopt.pipeline.rule_learning import learn_from

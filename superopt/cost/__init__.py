@@ -2,17 +2,24 @@
 
 The modules in the order in which a price is found:
 
-1. ``target``: from the name of a target to its cost model.
-2. ``record``: one operator application (``MeasurementKey``, ``Question``) and its measured time
-(``MeasurementRecord``). 3. ``profile``: files of records: the shipped profiles, and the store that grows on this
-machine. 4. ``calibration``: scales a shipped profile to this machine. 5. ``cost_model``: the price of one operator
-application (``CostModel``), read from a profile (``ProfileCostModel``). 6. ``predictor``: the price of an application
-without a record: a roofline per operator and its nearest records. 7. ``roofline``: the ceilings of a device. 8.
-``fusion``: what a backend runs as one kernel. 9. ``cache_model``: which data an inference reads from which cache. 10.
-``graph_costs``: the price, the work and the memory of a whole graph. 11. ``measured``: prices that are measured on
-request. ``measurement`` times on the CPU, ``cuda`` on a GPU. 12. ``recording``: records a new profile.
+1. ``target_cost_models``: from the name of a target to its cost model.
+2. ``measurement_record``: one operator application (``MeasurementKey``, ``MeasurementRequest``) and its measured time
+   (``MeasurementRecord``).
+3. ``device_profile``: files of records: the shipped profiles, and the store that grows on this machine.
+4. ``profile_calibration``: scales a shipped profile to this machine.
+5. ``cost_model``: the price of one operator application (``CostModel``), read from a profile (``ProfileCostModel``).
+6. ``operator_time_predictor``: the price of an application without a record: a roofline per operator and its nearest
+   records.
+7. ``roofline``: the ceilings of a device.
+8. ``backend_capabilities``: what a backend runs as one kernel.
+9. ``cache_model``: which data an inference reads from which cache.
+10. ``graph_costs``: the price, the work and the memory of a whole graph.
+11. ``measured_cost_models``: prices that are measured on request. ``operator_timing`` times on the CPU, ``cuda_timing``
+    on a GPU.
+12. ``profile_recorder``: records a new profile.
 
-Optimising under a recorded profile needs neither ``measured`` nor what it builds on, so those are imported on request.
+Optimising under a recorded profile needs neither ``measured_cost_models`` nor what it builds on, so those are imported
+on request.
 """
 
 from __future__ import annotations
@@ -47,42 +54,13 @@ if TYPE_CHECKING:
     from superopt.cost.profile_calibration import list_calibrations
 
 __all__ = [
-    "BACKENDS",
-    "ONNX_RUNTIME_CPU",
-    "OPENVINO_CPU",
-    "BackendCapabilities",
-    "CostModel",
-    "InferenceWork",
-    "CostEstimate",
-    "ProducerConsumerFusion",
-    "GraphCost",
-    "MeasurementKey",
-    "MeasuredCpuCostModel",
-    "DevicePeakPerformance",
-    "DeviceGraphTimer",
-    "DeviceProfile",
-    "MeasurementRecord",
-    "ProfileCostModel",
-    "DeviceProfileStore",
-    "GraphResourceUsage",
-    "ceilings",
-    "device_of",
-    "for_target",
-    "graph_cost",
-    "graph_work",
-    "list_calibrations",
-    "load_profile",
-    "node_work",
-    "operator_rows",
-    "peaks_of_header",
-    "profile_names",
-    "read_profile",
-    "shipped_header",
-    "roofline_data",
-    "timeline",
-    "work",
-    "write_profile",
-]
+    "BACKENDS", "ONNX_RUNTIME_CPU", "OPENVINO_CPU", "BackendCapabilities", "CostModel", "InferenceWork", "CostEstimate",
+    "ProducerConsumerFusion", "GraphCost", "MeasurementKey", "MeasuredCpuCostModel", "DevicePeakPerformance",
+    "DeviceGraphTimer", "DeviceProfile", "MeasurementRecord", "ProfileCostModel", "DeviceProfileStore",
+    "GraphResourceUsage", "ceilings", "device_of", "for_target", "graph_cost", "graph_work", "list_calibrations",
+    "load_profile", "node_work", "operator_rows", "peaks_of_header", "profile_names", "read_profile", "shipped_header",
+    "roofline_data", "timeline", "work", "write_profile",
+]  # fmt: skip
 
 
 if not TYPE_CHECKING:  # so that names that do not exist are seen

@@ -115,7 +115,7 @@ class CudaOperatorTimer:
         """Warm and cold nanoseconds of one application, by slopes; both, since the cold one costs no more.
 
         Raises:
-            Unsupported: the backend does not run it. NotCovered: it cannot be written alone.
+            Unsupported: the backend does not run it. UnsupportedNodeForm: it cannot be written alone.
         """
         return self.time_graph(application_graph(question))
 

@@ -457,9 +457,8 @@ class _CostedInference(GraphWorkAnalysis):
         return (*first, *(places[i] for i in found))
 
     def task(self, model: CostModel) -> RematerializationInputGraph:
-        from superopt.memory.rematerialization_graph import (
-            RematerializationInputGraph,
-        )  # here, because few models are written for memory
+        # Imported here, because few models are written for memory.
+        from superopt.memory.rematerialization_graph import RematerializationInputGraph
         from superopt.memory.rematerialization_schedule import (
             RematerializationNode,
             RematerializationProblem,

@@ -48,14 +48,9 @@ from superopt.runtime.paired_benchmark import Clock, circumstances, cpu_name
 from superopt.runtime.protocol import Runtime
 
 __all__ = [
-    "MeasuredCpuCostModel",
-    "MeasuredDeviceCostModel",
-    "MeasurementCache",
-    "MeasuringCostModel",
-    "ChildProcessMeasurements",
-    "Progress",
-    "device_store",
-]
+    "MeasuredCpuCostModel", "MeasuredDeviceCostModel", "MeasurementCache", "MeasuringCostModel",
+    "ChildProcessMeasurements", "Progress", "device_store",
+]  # fmt: skip
 
 Progress = Callable[[int, int | None, str], None]
 _REFIT = 1.25  # growth of the store after which the predictor is fitted again: the first records say the most

@@ -178,7 +178,7 @@ def question_of(key: MeasurementKey) -> MeasurementRequest:
     """The question of a key.
 
     Raises:
-        NotCovered: it is not one of an operator's application (but of a kernel or a graph), or it is damaged.
+        UnsupportedNodeForm: it is not one of an operator's application (but of a kernel or a graph), or it is damaged.
     """
     record = REGISTRY.get(key.op)
     if record is None:

@@ -126,7 +126,7 @@ def application_graph(question: MeasurementRequest) -> Graph:
     """A graph of one application: constant arguments become weights, which the runtime may pack ahead of time.
 
     Raises:
-        NotCovered: the operator cannot be written as an ONNX node, or a type is not static.
+        UnsupportedNodeForm: the operator cannot be written as an ONNX node, or a type is not static.
     """
     op, attributes, arg_types, fixed = question.op, question.attributes, question.args, question.fixed
     if op not in REGISTRY:
@@ -256,8 +256,8 @@ class CpuGraphTimer:
             cold: with weights in memory, too (see :func:`measure_graph`).
 
         Raises:
-            InvalidModel, Unsupported: the runtime cannot run it. NotCovered: inputs cannot be made for it, or it is
-                too large to be timed.
+            InvalidModel, Unsupported: the runtime cannot run it. UnsupportedNodeForm: inputs cannot be made for it, or
+                it is too large to be timed.
         """
         refuse_large(graph)
         try:
@@ -329,7 +329,7 @@ def refuse_large(graph: Graph) -> None:
     """Timing must not take more memory than optimising does: a graph of large tensors is predicted instead.
 
     Raises:
-        NotCovered: the weights and inputs are too large. ResourceLimit: what it makes of them is.
+        UnsupportedNodeForm: the weights and inputs are too large. ResourceLimit: what it makes of them is.
     """
     refuse_unbounded(graph)
     inputs = (v.type for v in graph.inputs if isinstance(v.type, TensorType))
@@ -377,7 +377,7 @@ def measure_graph(graph: Graph, meter: CpuGraphTimer | None = None, *, cold: boo
             Without it, the cold time is the warm one.
 
     Raises:
-        InvalidModel, Unsupported: the runtime cannot run it. NotCovered: inputs cannot be made for it.
+        InvalidModel, Unsupported: the runtime cannot run it. UnsupportedNodeForm: inputs cannot be made for it.
     """
     meter = meter or CpuGraphTimer()
     if not any(n.op in _BLOCKED and not n.domain for n in graph.nodes):
@@ -473,7 +473,7 @@ class OperatorTimer(Protocol):
         """Time it; ``cold``: with weights in memory, too, else that time need not be more than the warm one.
 
         Raises:
-            SuperoptError: the backend refuses it. NotCovered: it cannot be timed alone.
+            SuperoptError: the backend refuses it. UnsupportedNodeForm: it cannot be timed alone.
         """
         ...
 

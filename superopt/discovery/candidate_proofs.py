@@ -98,7 +98,7 @@ class CandidateProver:
         """The proved rules that a candidate leads to: most general first, none when it is false or not proved.
 
         Raises:
-            OutOfBounds: time or memory is used up; verdicts reached so far are kept.
+            ResourceBoundsExceeded: time or memory is used up; verdicts reached so far are kept.
         """
         turned = replace(candidate, lhs=candidate.rhs, rhs=candidate.lhs)  # the right side may be defined more often
         for version in (candidate, turned):

@@ -100,7 +100,7 @@ class OperatorVocabulary:
         data: of a theme that solves: ranks of its data.
         simplifies: only rules after which less runs: fewer operators, those that only rename memory last.
         slack: of a theme that solves: what a right side may cost, as a share of its left side.
-        records: operators from whose records leaves and vocabulary were generated (:mod:`.vocabulary`).
+        records: operators from whose records leaves and vocabulary were generated (:mod:`.vocabulary_generation`).
         instances: assignments of sizes and attributes at which terms are compared, where the configuration's are few.
         biased: of a theme that solves: whether operators also have the first operand that they may lack.
         alternatives: of a theme that solves: an equal is looked for with each way to apply operators to data, however

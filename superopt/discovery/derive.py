@@ -149,7 +149,7 @@ class DerivabilityEGraph:
         """Put both sides of a rule over the universe's leaves in; the classes of each pair of terms.
 
         Raises:
-            IllTyped: a side is not well-formed at this point.
+            IllTypedOperator: a side is not well-formed at this point.
         """
         left, right = at_sizes(rule, self.point.sizes, self.point.reals)
         made: dict[Term, int] = {}

@@ -292,7 +292,7 @@ class _TargetSolver:
             reach: what is to be saved at least.
 
         Raises:
-            OutOfBounds: there is no time left; an unfinished target has no result.
+            ResourceBoundsExceeded: there is no time left; an unfinished target has no result.
         """
         self.bounds.check()
         most = round(min(_CHEAPER, 1.0 - reach / part.us), 3)

@@ -1,10 +1,10 @@
 """An equal expression whose weights are solved for, not typed and not enumerated.
 
 The left side is any expression over data and weights. For each skeleton over its data (:mod:`.skeletons`), cheapest
-first, the weights in the skeleton's holes are found by comparing coefficients at concrete places (:mod:`.linear`), and
-expressions over the left side's weights that have these values are synthesised (:mod:`.synthesis`). What comes out is a
-candidate like any other: tested exactly at other sizes, generalised, and proved for all sizes by
-:class:`.candidate_proofs.CandidateProver`.
+first, the weights in the skeleton's holes are found by comparing coefficients at concrete places
+(:mod:`.weight_equations`), and expressions over the left side's weights that have these values are synthesised
+(:mod:`.weight_synthesis`). What comes out is a candidate like any other: tested exactly at other sizes, generalised,
+and proved for all sizes by :class:`.candidate_proofs.CandidateProver`.
 """
 
 from __future__ import annotations
@@ -110,8 +110,8 @@ class RightSideSolver:
         """Candidates, cheapest right side first.
 
         Raises:
-            IllTyped: the problem is not well-formed.
-            OutOfBounds: time or memory is used up.
+            IllTypedOperator: the problem is not well-formed.
+            ResourceBoundsExceeded: time or memory is used up.
         """
         try:
             self.assignments = assignments_of(self.problem, ASSIGNMENTS + _SPARE, self.seed)

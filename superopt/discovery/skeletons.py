@@ -64,7 +64,7 @@ def skeletons(
             otherwise those that work element by element, which cost no more.
 
     Raises:
-        IllTyped: the problem is not well-formed.
+        IllTypedOperator: the problem is not well-formed.
     """
     types = type_terms([problem.term], problem.kinds)[0]
     (target,) = types[problem.term]

@@ -109,7 +109,7 @@ def solve_one(
         signals: whether what is found about images is proposed with one spatial axis as well.
 
     Raises:
-        OutOfBounds: the solver's time or memory is used up; what is in ``found`` is proved.
+        ResourceBoundsExceeded: the solver's time or memory is used up; what is in ``found`` is proved.
     """
     problem = solver.problem
     batch = max(len(t.shape or ()) for t in problem.kinds.values()) < 4
@@ -163,7 +163,7 @@ def solve_all(
         follows: whether rules derive a candidate.
 
     Raises:
-        OutOfBounds: time or memory is used up.
+        ResourceBoundsExceeded: time or memory is used up.
     """
     solution = SolvedRightSides()
     by_size: Counter[int] = Counter()

@@ -187,7 +187,7 @@ def _equation(problem: SynthesisProblem, values: Mapping[str, int] | None) -> Di
         values: what they are in the model that the expression is from, if it is from one.
 
     Raises:
-        IllTyped: an operator does not accept its operands, for another reason.
+        IllTypedOperator: an operator does not accept its operands, for another reason.
     """
     known_tensor_types: dict[Term, TensorType] = {VariableTerm(n): t for n, t in problem.kinds.items()}
     for term in postorder(problem.term):

@@ -27,14 +27,9 @@ from superopt.rules.rule import Rule
 from superopt.verifier.exact.sampling import SizeSample
 
 __all__ = [
-    "VocabularyEnumeration",
-    "VocabularyExplorationResult",
-    "VocabularyCandidates",
-    "explore",
-    "fingerprint_points",
-    "key_of",
-    "prepared",
-]
+    "VocabularyEnumeration", "VocabularyExplorationResult", "VocabularyCandidates", "explore", "fingerprint_points",
+    "key_of", "prepared",
+]  # fmt: skip
 
 _GROWTH = 6000  # e-nodes that one rule may add to the universe of candidates
 _MATCHES = 3000
@@ -155,7 +150,7 @@ def explore(
         enumerated: its terms, where they were enumerated already, or its candidates.
 
     Raises:
-        OutOfBounds: time or memory is used up. Verdicts reached so far are in the folder.
+        ResourceBoundsExceeded: time or memory is used up. Verdicts reached so far are in the folder.
     """
     chunks = DiscoveryResultCache(None if folder is None else Path(folder))
     return _explored(theme, config, chunks, progress or _silent, bounds, known, enumerated)
@@ -215,7 +210,7 @@ def prepared(
     """What of :func:`explore` does not depend on the rules of other themes: its enumeration and its candidates.
 
     Raises:
-        OutOfBounds: time or memory is used up.
+        ResourceBoundsExceeded: time or memory is used up.
     """
     started = time.process_time()
     log: dict[str, float] = {}

@@ -28,16 +28,9 @@ from superopt.verifier.exact.ordered_field import OrderedPrimeField
 from superopt.verifier.exact.sampling import SizeSample
 
 __all__ = [
-    "MOST_UNKNOWN",
-    "TermEvaluator",
-    "SampledProblemInstance",
-    "WeightConstraints",
-    "TooManyUnknowns",
-    "WeightsNotSolved",
-    "meanings_of",
-    "required_weights",
-    "residues",
-]
+    "MOST_UNKNOWN", "TermEvaluator", "SampledProblemInstance", "WeightConstraints", "TooManyUnknowns",
+    "WeightsNotSolved", "meanings_of", "required_weights", "residues",
+]  # fmt: skip
 
 _FUNCTIONALS = 2
 _SPARE = 8  # equations more than unknowns: what they add would show a right side that is no solution
@@ -106,7 +99,7 @@ def meanings_of(
     """Meanings of the applications in a term, and its type.
 
     Raises:
-        IllTyped: it is not well-formed.
+        IllTypedOperator: it is not well-formed.
     """
     types, meanings = type_terms([root], kinds)
     return {term: meaning.outputs for term, meaning in meanings.items()}, types[root][0]
@@ -122,7 +115,7 @@ class TermEvaluator:
         rng: where elements of the data come from.
 
     Raises:
-        IllTyped: the expression is not well-formed.
+        IllTypedOperator: the expression is not well-formed.
     """
 
     def __init__(
@@ -141,7 +134,8 @@ class TermEvaluator:
         """The expression's elements, as residues.
 
         Raises:
-            Unlucky, NeedsOrder: an inverse of zero in every draw, or a function that the place's algebra does not have.
+            InverseOfZero, NeedsOrder: an inverse of zero in every draw, or a function that the place's algebra does not
+                have.
         """
         while len(self.samples) <= sample:
             self.samples.append(self._drawn())
@@ -205,7 +199,7 @@ class TermEvaluator:
         """A term over the leaves at a sample, in a batch of one; each is computed once.
 
         Raises:
-            Unlucky, NeedsOrder: as above.
+            InverseOfZero, NeedsOrder: as above.
         """
         self.goal(sample)
         values = self.samples[sample]
@@ -241,9 +235,10 @@ def required_weights(
         By hole; ``None`` where no weights make the two equal.
 
     Raises:
-        Undecided: ``unknown`` is not linear in its holes, has too many, or what they have to be depends on each other.
-        Unlucky, NeedsOrder: an inverse of zero, or a function that compares numbers.
-        IllTyped: one of them is not well-formed.
+        WeightsNotSolved: ``unknown`` is not linear in its holes, has too many, or what they have to be depends on each
+            other.
+        InverseOfZero, NeedsOrder: an inverse of zero, or a function that compares numbers.
+        IllTypedOperator: one of them is not well-formed.
     """
     shapes = {h: known.place.shape(t) for h, t in holes.items()}
     sizes = {h: prod(s) for h, s in shapes.items()}
@@ -297,7 +292,7 @@ class _Linear:
         """Outputs by unknowns, and the output where all unknowns are 0.
 
         Raises:
-            Undecided: the outputs are not linear in the unknowns.
+            WeightsNotSolved: the outputs are not linear in the unknowns.
         """
         assignment, count = self.known.place, self.count
         probe = rng.integers(0, MODULUS // 2, size=count)
@@ -365,7 +360,7 @@ def _separated(
     """The equations of each unknown by itself.
 
     Raises:
-        Undecided: one speaks of several.
+        WeightsNotSolved: one speaks of several.
     """
     found_required_weights: dict[str, WeightConstraints] = {}
     start = 0

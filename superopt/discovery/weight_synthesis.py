@@ -97,7 +97,7 @@ class WeightTermTable:
         """The next level: movements of everything, products and sums with what is small. Whether there is more.
 
         Raises:
-            OutOfBounds: time or memory is used up.
+            ResourceBoundsExceeded: time or memory is used up.
         """
         before, start = len(self.items), self.level[-2]
         fresh = self.items[start:before]

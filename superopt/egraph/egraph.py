@@ -201,7 +201,7 @@ class EGraph:
         """The types of an e-node's arguments.
 
         Raises:
-            IllTyped: an argument is a tuple of outputs.
+            IllTypedOperator: an argument is a tuple of outputs.
         """
         types: list[TensorType | None] = []
         for arg in node[1:]:
@@ -275,7 +275,7 @@ class EGraph:
         """The class of an application, made if it is new. A tuple class for operators with several outputs.
 
         Raises:
-            IllTyped: the operator does not accept the arguments, or only if the model's sizes are lucky.
+            IllTypedOperator: the operator does not accept the arguments, or only if the model's sizes are lucky.
         """
         node = self.canonical((self.head(op, attributes), *args))
         found = self._table.get(node)
@@ -351,7 +351,7 @@ class EGraph:
         """The class of output ``index`` of a tuple class.
 
         Raises:
-            IllTyped: there is no such output.
+            IllTypedOperator: there is no such output.
         """
         root = self.find(tuple_class)
         node = (self.head(PROJECT, (("index", index),)), root)

@@ -162,9 +162,8 @@ class CompiledPattern:
         if found is None:
             fixed = frozenset(n for n, c in zip(self.tensor_slots, constant, strict=True) if c)
             before, after = _running(self.source, fixed), _running(self.target, fixed)
-            apps = sum(
-                isinstance(t, OperatorTerm) and bool(t.args) for t in postorder(*self.source)
-            )  # no literal constants
+            # Literal constants are not counted.
+            apps = sum(isinstance(t, OperatorTerm) and bool(t.args) for t in postorder(*self.source))
             found = self._runtime[constant] = (before, after, apps - before)
         return found
 

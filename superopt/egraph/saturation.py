@@ -64,7 +64,7 @@ class FlattenedTerms:
         """The attributes of every application under a binding; patterns give equal bindings as one object.
 
         Raises:
-            IllTyped: an operator is not known, or an element type was never bound.
+            IllTypedOperator: an operator is not known, or an element type was never bound.
         """
         found = self._known.get(id(sizes))
         if found is None:
@@ -103,7 +103,7 @@ def instantiate(graph: EGraph, recipe: FlattenedTerms, match: PatternMatch) -> l
     """Add a recipe's terms to the graph under a match and give their classes.
 
     Raises:
-        IllTyped: an application is not typed; applications below it may have been added.
+        IllTypedOperator: an application is not typed; applications below it may have been added.
     """
     classes = [graph.find(match.tensors[name]) for name in recipe.variables]
     attributes = recipe.attributes(graph, match.sizes)

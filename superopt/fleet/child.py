@@ -124,7 +124,7 @@ class ChildProcessPool:
         """Run a call in a child.
 
         Raises:
-            Lost: the child died, or took longer than it may.
+            TaskLost: the child died, or took longer than it may.
             BackendUnavailable: none can be started.
         """
         size = int.from_bytes(call[:4], "big")

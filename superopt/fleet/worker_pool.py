@@ -29,7 +29,7 @@ _PROCESS = 128 << 20  # bytes that a worker's process takes at least, with NumPy
 
 
 class TaskResultStore(Protocol):
-    """Results of finished tasks by their digests: a :class:`.Journal`, or a folder of files."""
+    """Results of finished tasks by their digests: a :class:`.TaskJournal`, or a folder of files."""
 
     def get(self, key: str) -> Mapping[str, Any] | None:
         """What is kept under a digest."""
@@ -78,7 +78,7 @@ class TaskOutcome(Generic[T]):
         """What the task returned.
 
         Raises:
-            Lost: its process died each time it was tried, or took too long. BaseException: what the task raised.
+            TaskLost: its process died each time it was tried, or took too long. BaseException: what the task raised.
         """
         if self.error is not None:
             raise self.error

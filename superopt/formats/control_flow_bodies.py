@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from onnx import AttributeProto, GraphProto, NodeProto, TensorProto
 
 from superopt.formats.function_inlining import MODEL
-from superopt.formats.onnx_nodes import attribute_from_payload, node_proto, subgraphs
+from superopt.formats.onnx_nodes import attribute_from_payload, more_subgraphs, node_proto, subgraphs
 from superopt.formats.onnx_nodes import node as read_node
 from superopt.formats.onnx_tensors import ExternalFiles, tensor_proto, unknown_dim, value, value_info, weight
 from superopt.ir.errors import InvalidModel, ResourceLimit
@@ -23,23 +23,13 @@ from superopt.ir.types import DType, TensorType
 from superopt.ops.shape_inference import InferredTypes, infer
 
 __all__ = [
-    "CONTROL_FLOW",
-    "ControlFlowBody",
-    "all_names",
-    "bodies",
-    "count_nodes",
-    "names_read",
-    "nested_operators",
-    "places_read",
-    "read_parts",
-    "with_body",
-]
+    "CONTROL_FLOW", "ControlFlowBody", "all_names", "bodies", "count_nodes", "names_read", "nested_operators",
+    "places_read", "read_parts", "with_body",
+]  # fmt: skip
 
 _OWN_DOMAINS = ("", "ai.onnx")
 CONTROL_FLOW = ("If", "Loop", "Scan")  # operators with bodies
-_MOST_NESTED = (
-    1_000  # graphs in a body that is read: each takes a millisecond, and an optimisation reads each four times
-)
+_MOST_NESTED = 1_000  # graphs in a body that is read: each takes a millisecond, four times in an optimisation
 _LARGEST = 64 << 20  # bytes of a body that is read: with more in it, it is weights that would be copied
 
 
@@ -63,7 +53,7 @@ class ControlFlowBody:
 def bodies(graph: Graph, typing: InferredTypes) -> Iterator[ControlFlowBody]:
     """The bodies that can be read and whose inputs have known types, those inside bodies not included.
 
-    A body with more than 1,000 graphs in it is none of them: its node is carried through.
+    A body with more than 1,000 graphs, itself and those inside it, is none of them: its node is carried through.
 
     Args:
         graph: the graph around them.
@@ -72,15 +62,11 @@ def bodies(graph: Graph, typing: InferredTypes) -> Iterator[ControlFlowBody]:
     for place, node in enumerate(graph.nodes):
         for name, held in _held(node):
             proto = AttributeProto.FromString(held.payload)
-            if proto.ref_attr_name or not proto.HasField("g") or _nests_too_many(proto.g):
+            if proto.ref_attr_name or not proto.HasField("g") or more_subgraphs([proto.g], _MOST_NESTED):
                 continue
             body = _Reader(graph, typing, node, proto.g, held.captures).read()
             if body is not None:
                 yield ControlFlowBody(place, name, *body)
-
-
-def _nests_too_many(body: GraphProto) -> bool:
-    return any(number > _MOST_NESTED for number, _ in enumerate(subgraphs([body]), 1))
 
 
 def read_parts(

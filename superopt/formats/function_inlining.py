@@ -2,7 +2,7 @@
 
 A call means its function's body with the call's operands and attributes put in (ONNX, "Functions"). So types, rules and
 prices go through a call once the body stands in its place. Which nodes came from which call is remembered, so that
-:mod:`.function_calls` can undo it.
+:func:`superopt.pipeline.function_inlining.restore_calls` can undo it.
 """
 
 from __future__ import annotations

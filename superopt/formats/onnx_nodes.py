@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, islice
 
 import onnx
 from google.protobuf.message import Message
@@ -31,6 +31,7 @@ __all__ = [
     "node",
     "node_keys",
     "node_proto",
+    "more_subgraphs",
     "subgraphs",
 ]
 
@@ -134,6 +135,11 @@ def subgraphs(roots: Iterable[GraphProto]) -> Iterator[GraphProto]:
         for item in graph.node:
             for value in item.attribute:
                 stack.extend(_graphs(value))
+
+
+def more_subgraphs(roots: Iterable[GraphProto], most: int) -> bool:
+    """Whether the graphs and all graphs nested in them are more than so many; no more of them are counted."""
+    return any(True for _ in islice(subgraphs(roots), most, None))
 
 
 def nested_tensors(roots: Iterable[GraphProto], *extra: AttributeProto) -> Iterator[TensorProto]:

@@ -69,9 +69,8 @@ def from_model_bytes(
     try:
         model = ModelProto.FromString(data)
     except DecodeError as error:
-        bytearray(
-            2 * len(data)
-        )  # protobuf reports a refused allocation as a bad message: MemoryError where it can be one
+        # protobuf reports a refused allocation as a bad message. Where it can be one, this raises MemoryError.
+        bytearray(2 * len(data))
         raise InvalidModel("is not an ONNX model, or is truncated: its protobuf does not parse") from error
     return _guarded(model, files, inside or {})
 

@@ -24,19 +24,9 @@ from superopt.ir.graph import ArrayWeightData, Graph, WeightData
 from superopt.ir.types import DType, TensorType
 
 __all__ = [
-    "ScratchWeightData",
-    "FileWeightData",
-    "PackedWeightData",
-    "RandomWeightData",
-    "SparseWeightData",
-    "expected_bytes",
-    "pack",
-    "packed_chunks",
-    "refuse_changed_files",
-    "set_aside",
-    "shape_of",
-    "unpack",
-]
+    "ScratchWeightData", "FileWeightData", "PackedWeightData", "RandomWeightData", "SparseWeightData", "expected_bytes",
+    "pack", "packed_chunks", "refuse_changed_files", "set_aside", "shape_of", "unpack",
+]  # fmt: skip
 
 MAX_ELEMENTS = 2**62
 _SMALL = 1 << 16  # bytes of a draw that is held: writing as many takes as long as drawing them

@@ -16,23 +16,9 @@ from typing import TypeVar
 from superopt.ir.size_polynomial import SizePolynomial
 
 __all__ = [
-    "OperatorTerm",
-    "AttributeValue",
-    "Attributes",
-    "OutputTerm",
-    "Term",
-    "VariableTerm",
-    "children",
-    "computed",
-    "format_term",
-    "format_value",
-    "is_open",
-    "postorder",
-    "rebuilt",
-    "remade",
-    "replaced",
-    "variables",
-]
+    "OperatorTerm", "AttributeValue", "Attributes", "OutputTerm", "Term", "VariableTerm", "children", "computed",
+    "format_term", "format_value", "is_open", "postorder", "rebuilt", "remade", "replaced", "variables",
+]  # fmt: skip
 
 _Value = TypeVar("_Value")
 

@@ -8,20 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 __all__ = [
-    "RematerializationNode",
-    "RematerializationStep",
-    "RematerializationProblem",
-    "RematerializationSchedule",
-    "alive_at",
-    "append_recomputation",
-    "lightened",
-    "original_timetable",
-    "patient",
-    "peak_of",
-    "polished",
-    "prompt",
+    "RematerializationNode", "RematerializationStep", "RematerializationProblem", "RematerializationSchedule",
+    "alive_at", "append_recomputation", "lightened", "original_timetable", "patient", "peak_of", "polished", "prompt",
     "spans",
-]
+]  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -151,7 +151,7 @@ def clamp(start: Dim, end: Dim, step: Dim, size: Dim) -> tuple[Dim, Dim, int]:
     """Start and end inside the axis and in order.
 
     Raises:
-        NotCovered: where they lie depends on a size that is not known.
+        UnsupportedNodeForm: where they lie depends on a size that is not known.
     """
     if not isinstance(step, int) or step == 0:
         raise UnsupportedNodeForm(f"step {step}")
@@ -312,7 +312,7 @@ def equal_parts(size: Dim, count: int, opset: int) -> tuple[Dim, ...]:
     """``count`` equal parts; from opset 18 on the last may be smaller.
 
     Raises:
-        NotCovered: the size does not divide, or is not known well enough.
+        UnsupportedNodeForm: the size does not divide, or is not known well enough.
     """
     if count < 1:
         raise UnsupportedNodeForm(f"{count} parts")
@@ -381,7 +381,7 @@ def pad_value(view: OnnxNodeView) -> float | int:
     """The constant around the tensor.
 
     Raises:
-        NotCovered: it is computed at run time.
+        UnsupportedNodeForm: it is computed at run time.
     """
     if view.opset < 11:
         return real(view, "value", 0.0)

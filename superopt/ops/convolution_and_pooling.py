@@ -104,7 +104,7 @@ def vector(value: AttributeValue, length: int, name: str) -> tuple[Dim, ...]:
     """A list attribute of sizes with a known length.
 
     Raises:
-        IllTyped: it is not a list of that many sizes.
+        IllTypedOperator: it is not a list of that many sizes.
     """
     if not isinstance(value, tuple) or len(value) != length:
         raise IllTypedOperator(f"{name} needs {length} entries, not {value}")
@@ -130,8 +130,8 @@ def read_windows(view: OnnxNodeView, kernel: Sequence[Dim]) -> dict[str, Attribu
     """Strides, pads and dilations of a node; ``auto_pad`` and ``ceil_mode`` are resolved into pads.
 
     Raises:
-        NotCovered: the padding depends on a size that is not known.
-        Contradiction: there are not as many as the input has spatial axes.
+        UnsupportedNodeForm: the padding depends on a size that is not known.
+        ContradictoryShapes: there are not as many as the input has spatial axes.
     """
     sizes = view.type(0).shape or ()
     rank = len(sizes) - 2
@@ -277,8 +277,8 @@ def grouped(x: SymbolicOperand, w: SymbolicOperand, group: AttributeValue) -> tu
     """The number of groups, the batch size and the spatial sizes.
 
     Raises:
-        Contradiction: ranks do not fit, or the group is not positive.
-        IllTyped: the group is no number.
+        ContradictoryShapes: ranks do not fit, or the group is not positive.
+        IllTypedOperator: the group is no number.
     """
     if x.rank < 3 or x.rank != w.rank:
         raise ContradictoryShapes(f"{x.type} and {w.type} are not an image and its filters")

@@ -47,7 +47,7 @@ def flops(operator: Operator, types: Sequence[TensorType | None], attributes: Ma
     """Arithmetic operations of one application, symbolic where sizes are.
 
     Raises:
-        IllTyped: the operator does not accept the types.
+        IllTypedOperator: the operator does not accept the types.
     """
     return _flops(operator, tuple(types), tuple(sorted(attributes.items())))
 

@@ -78,8 +78,8 @@ def _of_columns(b: SymbolicOperand, given: SymbolicOperand) -> None:
     """Refuse numbers for the columns of what is no matrix, as ONNX Runtime does.
 
     Raises:
-        Contradiction: ``b`` is none, or the numbers are not those of columns.
-        IllTyped: they are those of each of several matrices, which is not covered.
+        ContradictoryShapes: ``b`` is none, or the numbers are not those of columns.
+        IllTypedOperator: they are those of each of several matrices, which is not covered.
     """
     if given.rank > 1:
         require(same(given.shape[-2], 1), f"{given.type} for the columns of {b.type}")

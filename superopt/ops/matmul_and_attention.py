@@ -159,7 +159,7 @@ def parse_equation(equation: AttributeValue, count: int) -> tuple[list[str], str
     """The letters of each operand and of the output.
 
     Raises:
-        IllTyped: the equation is implicit, has an ellipsis, or does not fit the number of operands.
+        IllTypedOperator: the equation is implicit, has an ellipsis, or does not fit the number of operands.
     """
     left, arrow, result = str(equation).replace(" ", "").partition("->")
     terms = left.split(",")
@@ -178,8 +178,8 @@ def explicit(equation: str, shapes: Sequence[Sequence[Dim]]) -> str:
     """The equation with its output stated and letters for the axes that an ellipsis stands for.
 
     Raises:
-        NotCovered: it does not fit the operands.
-        Contradiction: an ellipsis stands for different numbers of axes.
+        UnsupportedNodeForm: it does not fit the operands.
+        ContradictoryShapes: an ellipsis stands for different numbers of axes.
     """
     left, arrow, result = equation.partition("->")
     terms = left.split(",")

@@ -28,7 +28,7 @@ def dtype_from_code(code: int) -> DType:
     """The element type of an ONNX TensorProto.DataType number.
 
     Raises:
-        NotCovered: there is no such type.
+        UnsupportedNodeForm: there is no such type.
     """
     if not 1 <= code <= len(_CODES):
         raise UnsupportedNodeForm(f"element type {code} is not known")
@@ -44,7 +44,7 @@ def typed(name: AttributeValue) -> DType:
     """The element type that a canonical "dtype" attribute names.
 
     Raises:
-        IllTyped: it names none.
+        IllTypedOperator: it names none.
     """
     try:
         return DType(str(name))
@@ -64,7 +64,7 @@ def only(view: OnnxNodeView, *names: str) -> None:
     """Refuse a node that has other attributes than these.
 
     Raises:
-        NotCovered: it does.
+        UnsupportedNodeForm: it does.
     """
     unknown = set(view.node.attributes).difference(names)
     if unknown:
@@ -123,8 +123,8 @@ def listed(view: OnnxNodeView, name: str, position: int, moved: int) -> tuple[Di
     """Integers that are an attribute below opset ``moved`` and an input from there on; ``None`` when absent.
 
     Raises:
-        NotCovered: the input's value is not known.
-        Contradiction: the input is a matrix or more.
+        UnsupportedNodeForm: the input's value is not known.
+        ContradictoryShapes: the input is a matrix or more.
     """
     if view.opset < moved:
         return integers(view, name) if name in view.node.attributes else None
@@ -141,7 +141,7 @@ def refuse_matrix(view: OnnxNodeView, position: int, name: str) -> None:
     """A list that comes as an input has one axis (ONNX Runtime also takes a number).
 
     Raises:
-        Contradiction: it has more.
+        ContradictoryShapes: it has more.
     """
     kind = view.types[position]
     if kind is not None and kind.rank is not None and kind.rank > 1:
@@ -152,7 +152,7 @@ def known_ints(values: Sequence[Dim], what: str) -> tuple[int, ...]:
     """The values, all known.
 
     Raises:
-        NotCovered: one is symbolic.
+        UnsupportedNodeForm: one is symbolic.
     """
     if any(isinstance(v, SizePolynomial) for v in values):
         raise UnsupportedNodeForm(f"{what} is symbolic")
@@ -200,7 +200,7 @@ def since_only(opset: int, since: int) -> None:
     """Refuse to write below an opset version.
 
     Raises:
-        NotCovered: the model's version is lower.
+        UnsupportedNodeForm: the model's version is lower.
     """
     if opset < since:
         raise UnsupportedNodeForm(f"needs opset {since}, the model has {opset}")
@@ -234,7 +234,7 @@ def onnx_value(value: AttributeValue) -> Attribute:
     """A canonical value as an ONNX attribute.
 
     Raises:
-        NotCovered: it is symbolic.
+        UnsupportedNodeForm: it is symbolic.
     """
     if isinstance(value, str):
         return value.encode()
@@ -249,7 +249,7 @@ def int64s(values: AttributeValue, what: str = "the value") -> np.ndarray:
     """A canonical list of integers as the constant input that newer opsets take.
 
     Raises:
-        NotCovered: one is symbolic.
+        UnsupportedNodeForm: one is symbolic.
     """
     listing = values if isinstance(values, tuple) else (values,)
     if not all(isinstance(v, int) for v in listing):
@@ -264,7 +264,7 @@ def normal_axis(axis: int, rank: int) -> int:
     """An axis counted from the front.
 
     Raises:
-        Contradiction: it is outside the rank.
+        ContradictoryShapes: it is outside the rank.
     """
     if not -rank <= axis < rank:
         raise ContradictoryShapes(f"axis {axis} is outside rank {rank}")
@@ -275,8 +275,8 @@ def normal_axes(axes: Sequence[Dim], rank: int) -> tuple[int, ...]:
     """Axes counted from the front, in order, none twice.
 
     Raises:
-        NotCovered: they are not known, or repeated.
-        Contradiction: one is outside the rank.
+        UnsupportedNodeForm: they are not known, or repeated.
+        ContradictoryShapes: one is outside the rank.
     """
     found = tuple(normal_axis(a, rank) for a in known_ints(axes, "an axis"))
     if len(set(found)) != len(found):
@@ -305,7 +305,7 @@ def flag(value: AttributeValue, name: str) -> bool:
     """A canonical attribute that is 0 or 1.
 
     Raises:
-        IllTyped: it is neither, or a variable.
+        IllTypedOperator: it is neither, or a variable.
     """
     if value not in (0, 1):
         raise IllTypedOperator(f"{name} is 0 or 1, not {value}")

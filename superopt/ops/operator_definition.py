@@ -31,17 +31,9 @@ from superopt.ops.operator_semantics import (
 from superopt.ops.rounding_effects import RoundingEffect, moves, rounding_of
 
 __all__ = [
-    "CanonicalNodeForm",
-    "OnnxNodeForm",
-    "OnnxNodeView",
-    "UnsupportedNodeForm",
-    "Operator",
-    "OperatorRegistry",
-    "FLOATS",
-    "INTEGERS",
-    "NUMERIC",
-    "ANY",
-]
+    "CanonicalNodeForm", "OnnxNodeForm", "OnnxNodeView", "UnsupportedNodeForm", "Operator", "OperatorRegistry",
+    "FLOATS", "INTEGERS", "NUMERIC", "ANY",
+]  # fmt: skip
 
 FLOATS = frozenset({DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64})
 INTEGERS = frozenset(
@@ -69,7 +61,7 @@ class OnnxNodeView:
         """The node's attribute, or the default.
 
         Raises:
-            NotCovered: it is absent and there is no default.
+            UnsupportedNodeForm: it is absent and there is no default.
         """
         value = self.node.attributes.get(name, default)
         if value is None:
@@ -84,7 +76,7 @@ class OnnxNodeView:
         """The type of an input, of known rank.
 
         Raises:
-            NotCovered: the input's type or rank is not known.
+            UnsupportedNodeForm: the input's type or rank is not known.
         """
         found = self.types[position] if position < len(self.types) else None
         if found is None or found.shape is None:
@@ -150,11 +142,12 @@ class Operator:
         since: first opset version whose node form ``read`` understands and ``write`` can produce.
         dtypes: element types of the first argument (or of the output, without arguments) that the meaning covers.
         result: element type of the first output from argument types and attributes; raises ``IllTypedOperator`` on a
-            mismatch. later: element types of the outputs behind the first; empty: they have the same. read: node →
-            canonical form; raises ``UnsupportedNodeForm`` for uses that the meaning does not describe. write: canonical
-            attributes and argument types, at an opset → node form; raises ``UnsupportedNodeForm``. commutative: the two
-            arguments can be exchanged (used for normal forms, and checked by a law). kernel: the meaning in the order
-            of operations of ONNX Runtime's kernel, where that rounds otherwise: equal over
+            mismatch.
+        later: element types of the outputs behind the first; empty: they have the same.
+        read: node → canonical form; raises ``UnsupportedNodeForm`` for uses that the meaning does not describe.
+        write: canonical attributes and argument types, at an opset → node form; raises ``UnsupportedNodeForm``.
+        commutative: the two arguments can be exchanged (used for normal forms, and checked by a law).
+        kernel: the meaning in the order of operations of ONNX Runtime's kernel, where that rounds otherwise: equal over
             the reals, and what verdicts in floating point are about. ``None``: as the meaning is written.
         family: the group of operators that it belongs to.
         definition: for a composite, that it is defined by others (documentation).
@@ -194,7 +187,8 @@ class Operator:
         """The meaning at these argument types, and the types of the outputs.
 
         Raises:
-            IllTyped: the operator does not accept them (``Undetermined`` if that depends on unknown sizes).
+            IllTypedOperator: the operator does not accept them (``UndeterminedShapes`` if that depends on unknown
+                sizes).
         """
         return _applied(self, tuple(types), tuple(sorted(attributes.items())))
 
@@ -202,7 +196,7 @@ class Operator:
         """What it does to rounding errors of its operands: exact, smooth, or with jumps. From the meaning.
 
         Raises:
-            IllTyped: the operator does not accept the types.
+            IllTypedOperator: the operator does not accept the types.
         """
         return _rounding(self, tuple(types), tuple(sorted(attributes.items())))
 
@@ -215,7 +209,7 @@ class Operator:
         """Whether it computes no element, but puts those of its operands in other places. From the meaning.
 
         Raises:
-            IllTyped: the operator does not accept the types.
+            IllTypedOperator: the operator does not accept the types.
         """
         return _moving(self, tuple(types), tuple(sorted(attributes.items())))
 

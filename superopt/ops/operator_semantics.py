@@ -31,42 +31,12 @@ from superopt.ir.size_polynomial import Dim, SizePolynomial, sym
 from superopt.ir.types import TensorType
 
 __all__ = [
-    "FUNCTIONS",
-    "Axis",
-    "ScalarCall",
-    "TensorComprehension",
-    "IndexCondition",
-    "ContradictoryShapes",
-    "IllTypedOperator",
-    "Index",
-    "OperatorSemantics",
-    "ElementTypeMismatch",
-    "ScalarConstant",
-    "SymbolicOperand",
-    "ElementRead",
-    "ScalarReduction",
-    "ScalarExpression",
-    "SizeExpression",
-    "UndeterminedShapes",
-    "ScalarConditional",
-    "at_least",
-    "broadcast_dims",
-    "broadcast_into",
-    "build",
-    "call",
-    "combine",
-    "equal_to",
-    "inverse",
-    "largest",
-    "least",
-    "number",
-    "product",
-    "require",
-    "same",
-    "tensor",
-    "total",
-    "where",
-]
+    "FUNCTIONS", "Axis", "ScalarCall", "TensorComprehension", "IndexCondition", "ContradictoryShapes",
+    "IllTypedOperator", "Index", "OperatorSemantics", "ElementTypeMismatch", "ScalarConstant", "SymbolicOperand",
+    "ElementRead", "ScalarReduction", "ScalarExpression", "SizeExpression", "UndeterminedShapes", "ScalarConditional",
+    "at_least", "broadcast_dims", "broadcast_into", "build", "call", "combine", "equal_to", "inverse", "largest",
+    "least", "number", "product", "require", "same", "tensor", "total", "where",
+]  # fmt: skip
 
 
 class IllTypedOperator(InvalidModel):
@@ -260,7 +230,7 @@ class SymbolicOperand:
         """Sizes of the axes.
 
         Raises:
-            Undetermined: the rank is not known.
+            UndeterminedShapes: the rank is not known.
         """
         if self.type.shape is None:
             raise UndeterminedShapes(f"the rank of input {self.position} is not known")
@@ -326,7 +296,7 @@ def require(condition: IndexCondition, message: str) -> None:
     """Demand a condition on sizes: refuted at once, or kept as an obligation where it is not decided.
 
     Raises:
-        Contradiction: the condition is known to be false.
+        ContradictoryShapes: the condition is known to be false.
     """
     known = condition.known
     if known is False:
@@ -457,8 +427,8 @@ def broadcast_dims(shapes: Sequence[Sequence[Dim]]) -> tuple[Dim, ...]:
     """The shape that several shapes broadcast to (ONNX multidirectional broadcasting).
 
     Raises:
-        Contradiction: two known sizes do not fit.
-        Undetermined: an unknown size might be 1.
+        ContradictoryShapes: two known sizes do not fit.
+        UndeterminedShapes: an unknown size might be 1.
     """
     rank = max((len(s) for s in shapes), default=0)
     result: list[Dim] = []
@@ -478,8 +448,8 @@ def broadcast_into(shape: Sequence[Dim], target: Sequence[Dim], message: str) ->
     """Demand that a shape broadcasts to another and does not widen it.
 
     Raises:
-        Contradiction: known sizes or ranks exclude it.
-        IllTyped: a size that is not known would have to be a certain one.
+        ContradictoryShapes: known sizes or ranks exclude it.
+        IllTypedOperator: a size that is not known would have to be a certain one.
     """
     joined = broadcast_dims([target, shape])
     if joined == tuple(target):

@@ -187,7 +187,7 @@ def amount(value: AttributeValue) -> Operandlike:
     """A real attribute as a number.
 
     Raises:
-        IllTyped: it is none.
+        IllTypedOperator: it is none.
     """
     if not isinstance(value, int | float | SizePolynomial):
         raise IllTypedOperator(f"{value!r} is not a number")
@@ -198,7 +198,7 @@ def position(axis: AttributeValue, rank: int) -> int:
     """A canonical axis attribute.
 
     Raises:
-        IllTyped: it is symbolic or outside the rank.
+        IllTypedOperator: it is symbolic or outside the rank.
     """
     if not isinstance(axis, int) or not 0 <= axis < rank:
         raise IllTypedOperator(f"axis {axis} is not an axis of rank {rank}")
@@ -387,9 +387,8 @@ def group_normalization(
     require(same(x.shape[1], num_groups * within), f"{x.shape[1]} channels do not split into {num_groups} groups")
     for parameter in (scale, b):
         if parameter.rank != 1 or parameter.shape[0] == 1 != x.shape[1]:
-            raise IllTypedOperator(
-                f"{parameter.type} would have to broadcast"
-            )  # as ONNX Runtime's expansion of it lets it
+            # ONNX Runtime's expansion of the operator lets it.
+            raise IllTypedOperator(f"{parameter.type} would have to broadcast")
     per_channel(x, scale, b)
 
     def value(n: Dim, channel: tuple[Dim, Dim], *at: Dim) -> ScalarExpression:

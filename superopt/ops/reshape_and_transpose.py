@@ -167,7 +167,7 @@ def sizes_of(value: AttributeValue, name: str) -> tuple[Dim, ...]:
     """A canonical list of sizes.
 
     Raises:
-        IllTyped: it is not a list of integers.
+        IllTypedOperator: it is not a list of integers.
     """
     if not isinstance(value, tuple) or not all(isinstance(v, int | SizePolynomial) for v in value):
         raise IllTypedOperator(f"{name} {value!r} is not a list of sizes")
@@ -178,7 +178,7 @@ def axes_of(value: AttributeValue, rank: int) -> tuple[int, ...]:
     """A canonical list of different axes of a rank.
 
     Raises:
-        IllTyped: it is not.
+        IllTypedOperator: it is not.
     """
     axes = tuple(v for v in value if isinstance(v, int)) if isinstance(value, tuple) else ()
     if not isinstance(value, tuple) or len(axes) != len(value) or len(set(axes)) != len(axes):
@@ -241,7 +241,7 @@ def with_inferred(wanted: tuple[Dim, ...], elements: Dim) -> tuple[Dim, ...]:
     """The shape with its −1 replaced by what is left of the elements.
 
     Raises:
-        NotCovered: there are several, other negative sizes, or nothing can be divided.
+        UnsupportedNodeForm: there are several, other negative sizes, or nothing can be divided.
     """
     free = [p for p, w in enumerate(wanted) if w == -1]
     if len(free) > 1 or any(isinstance(w, int) and w < -1 for w in wanted):
@@ -270,7 +270,7 @@ def symbolic_shape(wanted: Sequence[Dim], shape: Sequence[Dim]) -> list[int]:
     """Sizes with symbols written as 0 (copied from the input) and at most one −1.
 
     Raises:
-        NotCovered: that does not express it.
+        UnsupportedNodeForm: that does not express it.
     """
     if any(w == 0 for w in wanted):
         raise UnsupportedNodeForm("a size 0 beside a symbolic size")

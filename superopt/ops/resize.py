@@ -169,7 +169,7 @@ def resize_scales(view: OnnxNodeView) -> tuple[Fraction, ...]:
     """The exact scale of each axis, from ``scales`` or from ``sizes``.
 
     Raises:
-        NotCovered: neither is known.
+        UnsupportedNodeForm: neither is known.
     """
     shape = view.type(0).shape or ()
     axes = [a % len(shape) for a in integers(view, "axes", range(len(shape)))] if shape else []
@@ -228,7 +228,7 @@ def written_scales(attributes: Mapping[str, AttributeValue], shape: Sequence[Dim
     """Scales as float32 where they are exact, else the output sizes.
 
     Raises:
-        NotCovered: neither can be written.
+        UnsupportedNodeForm: neither can be written.
     """
     ups, downs = scale_vector(attributes["scales_up"], len(shape)), scale_vector(attributes["scales_down"], len(shape))
     if all(Fraction(float32(u / d)) == Fraction(u, d) for u, d in zip(ups, downs, strict=True)):

@@ -28,16 +28,9 @@ from superopt.ops.operator_semantics import ContradictoryShapes, OperatorSemanti
 from superopt.ops.small_tensor_values import FLOATS, LIMIT, SmallTensorValue, evaluate_small, small_of_array
 
 __all__ = [
-    "CanonicalNode",
-    "OpaqueNode",
-    "InferredTypes",
-    "application_reader",
-    "computed_from_weights",
-    "infer",
-    "is_symbol",
-    "known_shapes",
-    "sizes_fed_to",
-]
+    "CanonicalNode", "OpaqueNode", "InferredTypes", "application_reader", "computed_from_weights", "infer", "is_symbol",
+    "known_shapes", "sizes_fed_to",
+]  # fmt: skip
 
 LARGEST = 2**63 - 1  # bytes; ONNX counts in int64
 _TOO_LARGE = "an output is larger than 2⁶³ bytes, or its size is too long a formula"

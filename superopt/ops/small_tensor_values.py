@@ -206,7 +206,7 @@ def apply(function: str, args: tuple[Element, ...]) -> Element:
     """A function of the meaning language on certain values.
 
     Raises:
-        Unknown: the result is not certain or not rational.
+        UnknownTensorValue: the result is not certain or not rational.
     """
     if any(isinstance(a, SizePolynomial) for a in args):
         return apply_symbolic(function, tuple(a for a in args if not isinstance(a, Fraction)), len(args))

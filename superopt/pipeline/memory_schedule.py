@@ -77,7 +77,7 @@ def least_memory(
 
     Raises:
         InvalidModel, Unsupported, ResourceLimit: ONNX Runtime cannot run it, or not with its arena watched.
-        NotCovered: an input is no tensor.
+        UnsupportedNodeForm: an input is no tensor.
     """
     sizes = sizes or {}
     before = min(_footprints(graph, sizes), key=lambda f: f.plan.peak)
@@ -137,7 +137,7 @@ def arena_of(graph: Graph, sizes: Mapping[str, int]) -> ArenaMeasurement:
 
     Raises:
         InvalidModel, Unsupported, ResourceLimit: ONNX Runtime cannot run it, or not with its arena watched.
-        NotCovered: an input is no tensor.
+        UnsupportedNodeForm: an input is no tensor.
     """
     refuse_unbounded(graph, sizes)
     with weightless_file(graph) as model:
@@ -149,8 +149,8 @@ def arena_of(graph: Graph, sizes: Mapping[str, int]) -> ArenaMeasurement:
 
 
 def _footprints(graph: Graph, sizes: Mapping[str, int]) -> list[ActivationFootprint]:
-    """The footprint; several where sessions differ (see :class:`superopt.memory.ArenaMeasurement`): none may be
-    luck."""
+    """The footprint; several where sessions differ (:class:`superopt.memory.arena_measurement.ArenaMeasurement`): none
+    may be luck."""
     first = footprint(graph, sizes=sizes)
     varies = sum(n.op == "ReorderOutput" for n in first.ran.nodes) > 1
     return [first, *(footprint(graph, sizes=sizes) for _ in range(_SESSIONS if varies else 0))]

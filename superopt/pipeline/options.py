@@ -13,22 +13,9 @@ from superopt.rules.float_verdicts import MODES
 from superopt.runtime.protocol import RUNTIMES
 
 __all__ = [
-    "ALGORITHMS",
-    "EFFORTS",
-    "FLOAT32",
-    "FUNCTIONS",
-    "MOST_PARETO",
-    "OBJECTIVES",
-    "PRECISIONS",
-    "VALUES",
-    "EffortBudget",
-    "Options",
-    "Progress",
-    "pareto_paths",
-    "bytes_of",
-    "one_of",
-    "quiet",
-]
+    "ALGORITHMS", "EFFORTS", "FLOAT32", "FUNCTIONS", "MOST_PARETO", "OBJECTIVES", "PRECISIONS", "VALUES",
+    "EffortBudget", "Options", "Progress", "pareto_paths", "bytes_of", "one_of", "quiet",
+]  # fmt: skip
 
 ALGORITHMS = "algorithms"  # what ``disable`` calls those with fewer multiplications
 VALUES = "values"  # and rewrites by the elements of weights

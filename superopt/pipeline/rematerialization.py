@@ -359,7 +359,7 @@ def points(
 
     Raises:
         InvalidModel, Unsupported, ResourceLimit: ONNX Runtime cannot run it, or not with its arena watched.
-        NotCovered: an input is no tensor.
+        UnsupportedNodeForm: an input is no tensor.
     """
     writing = RematerializationPlanWriter(graph, model, sizes or {}, seconds, rows)
     found = list(writing.first)

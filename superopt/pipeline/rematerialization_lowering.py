@@ -61,12 +61,12 @@ def realised(
         planned: the graph.
         plan: of its task.
         sizes: what symbolic dimensions are counted at.
-        sizes_known: see :func:`superopt.memory.written`.
+        sizes_known: see :func:`superopt.memory.rematerialization_graph.written`.
         deadline: on the monotonic clock, after which what was found has to do.
 
     Raises:
         InvalidModel, Unsupported, ResourceLimit: ONNX Runtime cannot run it, or not with its arena watched.
-        NotCovered: an input is no tensor.
+        UnsupportedNodeForm: an input is no tensor.
     """
     feeds = feeds_for(planned.graph, sizes or {})
     plan = prompt(planned.task, plan)

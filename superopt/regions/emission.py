@@ -74,7 +74,7 @@ def emit(
         made_by: the pass that new nodes name which no rule wrote; "": none.
 
     Raises:
-        NotCovered: a step cannot be written at the model's opset (extraction chooses none such).
+        UnsupportedNodeForm: a step cannot be written at the model's opset (extraction chooses none such).
     """
     graph = program.graph
     names = FreshNames(program, reserved)

@@ -170,7 +170,7 @@ def lower(region: ProgramRegion, operators: Mapping[str, Operator]) -> RegionEGr
     """The e-graph that holds exactly the region.
 
     Raises:
-        IllTyped: a step does not fit its record (the program was not read by :func:`program_of`).
+        IllTypedOperator: a step does not fit its record (the program was not read by :func:`program_of`).
     """
     assumed: set[IndexCondition] = set()
     for step in region.steps:

@@ -1,4 +1,4 @@
-"""What an optimisation did: the report's data and JSON (``model``), and how a terminal shows it (``terminal``)."""
+"""What an optimisation did: the report's data and JSON (``optimization_report``), and how a terminal shows it."""
 
 from __future__ import annotations
 
@@ -30,30 +30,9 @@ from superopt.report.optimization_report import (
 from superopt.runtime.paired_measurement import PairedMeasurement, certainty, outcome
 
 __all__ = [
-    "FastAlgorithmReport",
-    "AppliedRuleReport",
-    "CheckReport",
-    "CheckFailure",
-    "CheckPower",
-    "CostReport",
-    "NumericalErrorReport",
-    "FileSize",
-    "Float32ReasonReport",
-    "PairedMeasurement",
-    "NodeCounts",
-    "OpaqueOperators",
-    "ResultDigest",
-    "MixedPrecisionReport",
-    "MeasurementRequestReport",
-    "StatusReason",
-    "Report",
-    "RuntimeFault",
-    "SearchStatistics",
-    "MemoryTimeTradeoffReport",
-    "WeightRewriteReport",
-    "VerificationReport",
-    "ResourceUsageReport",
-    "certainty",
-    "operator_counts",
-    "outcome",
-]
+    "FastAlgorithmReport", "AppliedRuleReport", "CheckReport", "CheckFailure", "CheckPower", "CostReport",
+    "NumericalErrorReport", "FileSize", "Float32ReasonReport", "PairedMeasurement", "NodeCounts", "OpaqueOperators",
+    "ResultDigest", "MixedPrecisionReport", "MeasurementRequestReport", "StatusReason", "Report", "RuntimeFault",
+    "SearchStatistics", "MemoryTimeTradeoffReport", "WeightRewriteReport", "VerificationReport", "ResourceUsageReport",
+    "certainty", "operator_counts", "outcome",
+]  # fmt: skip

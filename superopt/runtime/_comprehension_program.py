@@ -36,9 +36,8 @@ class AffineIndex:
     terms: tuple[tuple[str, int], ...]
 
 
-Form = (
-    AffineIndex | SizePolynomial
-)  # an index polynomial: affine in index variables, or anything else (products, quotients)
+# An index polynomial: affine in index variables, or anything else (products, quotients).
+Form = AffineIndex | SizePolynomial
 
 
 @dataclass(slots=True)

@@ -74,7 +74,7 @@ def evaluate_application(
         wanted: positions of the outputs to compute (all by default); the others are ``None``.
 
     Raises:
-        IllTyped: the operator does not accept these types or attributes.
+        IllTypedOperator: the operator does not accept these types or attributes.
     """
     actual = [
         None if a is None or t is None else TensorType(t.dtype, tuple(map(int, a.shape)))

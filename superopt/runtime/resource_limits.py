@@ -17,7 +17,7 @@ from pathlib import Path
 
 from onnx import AttributeProto, ModelProto
 
-from superopt.formats.onnx_nodes import expanded_nodes, subgraphs
+from superopt.formats.onnx_nodes import expanded_nodes, more_subgraphs
 from superopt.ir.errors import ResourceLimit
 from superopt.ir.graph import Graph, OpaqueAttribute, label
 from superopt.ir.size_polynomial import symbols, value_at
@@ -157,8 +157,9 @@ def _refuse_subgraphs(graph: Graph) -> None:
     if sum(map(len, payloads)) <= _SUBGRAPH_BYTES * MOST_SUBGRAPHS:
         return
     attributes = [AttributeProto.FromString(payload) for payload in payloads]
-    found = subgraphs(g for a in attributes for g in [*([a.g] if a.HasField("g") else ()), *a.graphs])
-    if any(number > MOST_SUBGRAPHS for number, _ in enumerate(found, 1)):
+    if more_subgraphs(
+        (g for a in attributes for g in [*([a.g] if a.HasField("g") else ()), *a.graphs]), MOST_SUBGRAPHS
+    ):
         raise ResourceLimit(f"the model holds more than {MOST_SUBGRAPHS:,} subgraphs")
 
 

@@ -67,7 +67,7 @@ def feeds_for(graph: Graph, sizes: Mapping[str, int] | None = None, *, integer: 
         integer: what integer inputs are filled with.
 
     Raises:
-        NotCovered: an input is not a tensor of known rank.
+        UnsupportedNodeForm: an input is not a tensor of known rank.
     """
     feeds: dict[str, np.ndarray] = {}
     bent = len(graph.nodes) == 1 and _is_piecewise(graph)

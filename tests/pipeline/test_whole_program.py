@@ -60,9 +60,8 @@ def test_what_is_modelled_slower_needs_a_race_without_doubt(
     def measure(
         *_: object, looks: Mapping[int, Callable[[PairedMeasurement], bool]], **__: object
     ) -> PairedMeasurement:
-        found = PairedMeasurement(
-            1.0, ratio, ratio, 31, spread, deviation=spread / IQR_OF_NORMAL
-        )  # of several loadings
+        # Of several loadings.
+        found = PairedMeasurement(1.0, ratio, ratio, 31, spread, deviation=spread / IQR_OF_NORMAL)
         for rounds, enough in sorted(looks.items()):
             looked.append(rounds)
             found = PairedMeasurement(1.0, ratio, ratio, rounds, spread, deviation=spread / IQR_OF_NORMAL)

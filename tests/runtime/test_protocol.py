@@ -137,9 +137,8 @@ def test_layout_changes_at_the_edges_are_not_in_a_price(monkeypatch):
     monkeypatch.setattr(Odd, "trace", lambda *_, **__: traced)
     monkeypatch.setattr(CpuGraphTimer, "time", lambda *_, **__: OperatorTiming(1000.0, 2000.0, 0.1))
     assert measure_graph(chain("Conv"), CpuGraphTimer(1, odd)) == OperatorTiming(750.0, 1500.0, 0.1)
-    assert measure_graph(chain("MatMul"), CpuGraphTimer(1, odd)) == OperatorTiming(
-        1000.0, 2000.0, 0.1
-    )  # it has one layout
+    # MatMul has one layout.
+    assert measure_graph(chain("MatMul"), CpuGraphTimer(1, odd)) == OperatorTiming(1000.0, 2000.0, 0.1)
 
 
 def test_what_is_kept_is_kept_by_runtime(monkeypatch, tmp_path):

@@ -127,7 +127,7 @@ def _outputs(rule: Rule, rows: Sequence[Row]) -> list[tuple[Rule, Rule, int | No
     A case that is said to be contradictory has one row, without a place.
 
     Raises:
-        Rejected: there are too few or too many rows.
+        CertificateRejected: there are too few or too many rows.
     """
     found: list[tuple[Rule, Rule, int | None]] = []
     for instance in instances(rule):
@@ -176,7 +176,7 @@ def script_of(data: Row) -> str:
     """Every goal of a certificate's derivations as one SMT-LIB script, each on its own after a reset.
 
     Raises:
-        Rejected: a derivation is not one of the rule, or its steps do not lead to nothing.
+        CertificateRejected: a derivation is not one of the rule, or its steps do not lead to nothing.
     """
     texts: dict[str, None] = {}
     outputs = _outputs(parse_rule(data["rule"]), data["derivations"])
@@ -224,7 +224,7 @@ class _Goals:
         """What the left side demands beyond types and guards is stated, or follows from what is.
 
         Raises:
-            Rejected: positions that the left side reads are nowhere said to be inside its axes.
+            CertificateRejected: positions that the left side reads are nowhere said to be inside its axes.
         """
         self.assumptions = self.assumed(rule)
         text = " and ".join(map(format_guard, added))

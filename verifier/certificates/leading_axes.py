@@ -36,7 +36,7 @@ def require_uniform(rule: Rule, numbers: Iterable[int]) -> None:
     """Show that with each of these numbers of leading axes a rule is what it is with one.
 
     Raises:
-        Rejected: it is not, or that is not seen.
+        CertificateRejected: it is not, or that is not seen.
     """
     if named := sorted(n for n in (*rule.sizes, *rule.attribute_atoms) if re.fullmatch(r"lead_\d+", n)):
         raise CertificateRejected(f"the rule has names of leading axes: {', '.join(named)}")
@@ -50,7 +50,7 @@ def _without_leading(rule: Rule, number: int) -> list[object]:
     """Both sides as a list of terms, with their meanings at any one leading position.
 
     Raises:
-        Rejected: a meaning depends on the leading axes in another way.
+        CertificateRejected: a meaning depends on the leading axes in another way.
     """
     (instance,) = instances(rule, (number,))
     typed = types_of(instance)
@@ -107,7 +107,7 @@ class _Element:
         """Of an output.
 
         Raises:
-            Rejected: it does not have the leading axes where it should.
+            CertificateRejected: it does not have the leading axes where it should.
         """
         count = len(sizes) if leads else 0
         first = made.axes[:count]
@@ -126,7 +126,7 @@ class _Element:
         """A size or a position.
 
         Raises:
-            Rejected: it depends on the leading axes.
+            CertificateRejected: it depends on the leading axes.
         """
         if symbols(size) & {n for s in (*self.sizes, *self.leading) for n in symbols(s)}:
             raise CertificateRejected(f"an operator depends on the leading axes by {size}")
@@ -157,7 +157,7 @@ class _Element:
         """Where an operand is read, besides its leading position.
 
         Raises:
-            Rejected: that is not the leading position at which the output is asked for.
+            CertificateRejected: that is not the leading position at which the output is asked for.
         """
         count = len(self.sizes) if self.operands[operand] else 0
         if count and index[:count] != self.leading:

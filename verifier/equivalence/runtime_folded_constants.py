@@ -92,9 +92,8 @@ def contents_of(weight: Weight) -> str:
     data = weight.data
     if data is None:
         return f"weight {weight.type} {weight.name}"
-    held = (
-        ArrayWeightData(data.numpy()) if isinstance(data, SparseWeightData) else data
-    )  # all others name what they hold alike
+    # All others name what they hold alike.
+    held = ArrayWeightData(data.numpy()) if isinstance(data, SparseWeightData) else data
     return f"weight {weight.type} {held.digest}"
 
 

@@ -57,7 +57,7 @@ def evaluated(term: Term, arrays: Mapping[str, tuple[np.ndarray, DType]]) -> Eva
         arrays: elements and their type.
 
     Raises:
-        IllTyped: an operator does not accept its arguments.
+        IllTypedOperator: an operator does not accept its arguments.
     """
     made: dict[Term, list[EvaluatedWeightExpression | None]] = {}
     for sub in postorder(term):
@@ -161,7 +161,7 @@ def written(
         opset: of the model that the nodes are for.
 
     Raises:
-        NotCovered: an operator cannot be written at that opset.
+        UnsupportedNodeForm: an operator cannot be written at that opset.
     """
     labels: dict[Term, tuple[str, ...]] = {}
     types: dict[Term, tuple[TensorType, ...]] = {}

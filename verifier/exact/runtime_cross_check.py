@@ -116,7 +116,7 @@ def side_graph(roots: tuple[Term, ...], variables: Mapping[str, TensorType], ops
     """A side of a rule at given sizes as a model.
 
     Raises:
-        NotCovered: an operator cannot be written at this opset.
+        UnsupportedNodeForm: an operator cannot be written at this opset.
     """
     types, _ = type_terms(roots, variables)
     names: dict[Term, str] = {}

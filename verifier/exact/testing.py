@@ -300,7 +300,7 @@ def compare(trial: ExactTrial, given: Mapping[str, Array], algebra: Exact | Orde
     """The first disagreement of the two sides at these elements.
 
     Raises:
-        Unlucky: an inverse of zero; draw other elements.
+        InverseOfZero: an inverse of zero; draw other elements.
     """
     values = values_of((*trial.lhs, *trial.rhs), trial, given, algebra)
     for pair, (a, b) in enumerate(zip(trial.lhs, trial.rhs, strict=True)):
@@ -341,7 +341,7 @@ def fails(
     The difference is ``None`` when it is the types that disagree, or one side is defined where the other is not.
 
     Raises:
-        Unlucky: neither side could be evaluated at any elements that were drawn.
+        InverseOfZero: neither side could be evaluated at any elements that were drawn.
     """
     trial = trial_at(rule, point)
     if trial is None:

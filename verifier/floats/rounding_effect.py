@@ -106,7 +106,7 @@ def evaluated(roots: Sequence[Term], given: Mapping[str, np.ndarray], dtype: DTy
 
     Raises:
         RuleError: superopt has no such operator, or not with such an attribute.
-        IllTyped: an operator does not accept these types or attributes.
+        IllTypedOperator: an operator does not accept these types or attributes.
     """
     found: dict[Term, tuple[np.ndarray | None, ...]] = {}
     for term in postorder(*roots):

@@ -84,7 +84,7 @@ class StraightLineProgram:
         """The node of an element of a term, by its position in row-major order.
 
         Raises:
-            TooLarge: see there.
+            ProgramTooLarge: see there.
         """
         if isinstance(term, OutputTerm):
             return self.element(term.term, flat, term.index)

@@ -60,7 +60,7 @@ class ProofBudget:
         """Count work.
 
         Raises:
-            OutOfTimeError: nothing is left.
+            ProofBudgetExceeded: nothing is left.
         """
         self.units -= units
         if self.units < 0:
@@ -72,7 +72,7 @@ class ProofBudget:
         """Whether Z3 shows that the assertions contradict each other, with at most this much of its own count.
 
         Raises:
-            OutOfTimeError: nothing is left.
+            ProofBudgetExceeded: nothing is left.
         """
         return bool(self._query(solver, most) == z3.unsat)
 
@@ -80,7 +80,7 @@ class ProofBudget:
         """Values that satisfy the assertions, if Z3 finds some with at most this much of its own count.
 
         Raises:
-            OutOfTimeError: nothing is left.
+            ProofBudgetExceeded: nothing is left.
         """
         return solver.model() if self._query(solver, most) == z3.sat else None
 

@@ -98,7 +98,7 @@ def context_of(rule: Rule) -> ProofContext:
     """The context of a rule without ``...``.
 
     Raises:
-        IllTyped: a side is not well-formed.
+        IllTypedOperator: a side is not well-formed.
         RuleError: a side names an operator that superopt does not have.
     """
     least, hypotheses, reals = _ranges(rule)
@@ -303,7 +303,7 @@ def unforced(rule: Rule, values: Mapping[str, set[int]], budget: ProofBudget) ->
     """Every size and attribute can take two values, unless the rule's own types and ``where`` say which one.
 
     Raises:
-        Refusal: well-formedness of the left side forces one to a number.
+        MalformedRule: well-formedness of the left side forces one to a number.
     """
     conditions, least = stated(rule)
     for name in (*rule.sizes, *rule.attribute_atoms):
@@ -320,7 +320,7 @@ def derived(rule: Rule, budget: ProofBudget) -> list[str]:
     """What the left side of a plain rule demands beyond types and guards, as preconditions.
 
     Raises:
-        Refusal: positions are declared that lie beyond the axis that they are read on.
+        MalformedRule: positions are declared that lie beyond the axis that they are read on.
     """
     types = types_of(rule)
     conditions, least = stated(rule)

@@ -28,35 +28,11 @@ from superopt.verifier.prover.normal_form_terms import (
 )  # fmt: skip
 
 __all__ = [
-    "ONE",
-    "ZERO",
-    "FunctionApplication",
-    "GuardedBranch",
-    "TensorElement",
-    "BranchReduction",
-    "Factor",
-    "Factors",
-    "Monomial",
-    "SizeFactor",
-    "SumPowerBase",
-    "Value",
-    "add",
-    "atom_value",
-    "constant",
-    "dimensions",
-    "factor_dimensions",
-    "free",
-    "fresh",
-    "map_monomial",
-    "merge_factors",
-    "mul",
-    "rename_apart",
-    "replace",
-    "scale",
-    "size_value",
-    "substitute_factors",
-    "text",
-]
+    "ONE", "ZERO", "FunctionApplication", "GuardedBranch", "TensorElement", "BranchReduction", "Factor", "Factors",
+    "Monomial", "SizeFactor", "SumPowerBase", "Value", "add", "atom_value", "constant", "dimensions",
+    "factor_dimensions", "free", "fresh", "map_monomial", "merge_factors", "mul", "rename_apart", "replace", "scale",
+    "size_value", "substitute_factors", "text",
+]  # fmt: skip
 
 
 def constant(number: Fraction | int) -> Value:

@@ -20,23 +20,9 @@ from superopt.ops.operator_semantics import IndexCondition
 from superopt.verifier.prover.arith import normal_condition
 
 __all__ = [
-    "ONE",
-    "ZERO",
-    "FunctionApplication",
-    "GuardedBranch",
-    "TensorElement",
-    "BranchReduction",
-    "Factor",
-    "Factors",
-    "Monomial",
-    "SizeFactor",
-    "SumPowerBase",
-    "Value",
-    "free",
-    "fresh",
-    "restart_names",
-    "text",
-]
+    "ONE", "ZERO", "FunctionApplication", "GuardedBranch", "TensorElement", "BranchReduction", "Factor", "Factors",
+    "Monomial", "SizeFactor", "SumPowerBase", "Value", "free", "fresh", "restart_names", "text",
+]  # fmt: skip
 
 
 _LONGEST = 20_000  # characters of a text that is kept as it is: far above any rule's

@@ -58,7 +58,7 @@ class RuntimeSizes:
         """A node form, and for each literal that is computed, by place, the value in its stead.
 
         Raises:
-            NotCovered: a size is part of an attribute of the node, which cannot be computed.
+            UnsupportedNodeForm: a size is part of an attribute of the node, which cannot be computed.
         """
         names = sorted(open_symbols(attributes))
         if len(names) > len(STANDINS):
@@ -94,7 +94,7 @@ class RuntimeSizes:
         """A size as an int64 vector of one element.
 
         Raises:
-            NotCovered: no value's shape says it.
+            UnsupportedNodeForm: no value's shape says it.
         """
         if isinstance(dim, int):
             return self.literal(np.array([dim], np.int64))

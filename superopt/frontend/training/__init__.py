@@ -6,14 +6,6 @@ from superopt.frontend.training.optimisers import SGD, Adam, AdamW, TrainingOpti
 from superopt.frontend.training.step import TrainingStep, train_step
 
 __all__ = [
-    "LOSSES",
-    "SGD",
-    "Adam",
-    "AdamW",
-    "TrainingOptimiser",
-    "TrainingReferenceComparison",
-    "TrainingLoop",
-    "TrainingStep",
-    "rehearse",
-    "train_step",
-]
+    "LOSSES", "SGD", "Adam", "AdamW", "TrainingOptimiser", "TrainingReferenceComparison", "TrainingLoop",
+    "TrainingStep", "rehearse", "train_step",
+]  # fmt: skip

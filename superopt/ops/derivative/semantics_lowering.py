@@ -70,7 +70,7 @@ def pushforward(
         tangents: theirs, one for each; ``None`` for one that stays.
 
     Raises:
-        NotLowered: the meaning is not treated.
+        NotLowerable: the meaning is not treated.
     """
     moving = {p: len(args) + p for p, t in enumerate(tangents) if t is not None}
     body = tangent_of(output.body, moving)
@@ -87,7 +87,7 @@ def pullback(
     """The cotangents of the wanted operands from that of an output; those that do not matter are left out.
 
     Raises:
-        NotLowered: the meaning is not treated.
+        NotLowerable: the meaning is not treated.
     """
     run = _Lowering(output, args, given.dtype)
     return run.reverse(wanted, given)

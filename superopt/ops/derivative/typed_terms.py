@@ -154,7 +154,7 @@ def apply_all(name: str, *args: TypedTerm | None, **attributes: AttributeValue) 
     """An operator's outputs, in canonical form: every attribute is named, but ``dtype`` may be left out (float32).
 
     Raises:
-        IllTyped: the operator does not accept the arguments.
+        IllTypedOperator: the operator does not accept the arguments.
     """
     from superopt.ops import REGISTRY  # the records name these functions, so they are not there when this is loaded
 

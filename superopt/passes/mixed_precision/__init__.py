@@ -27,24 +27,8 @@ from superopt.passes.mixed_precision.policy import POLICY, MixedPrecisionPolicy
 from superopt.passes.mixed_precision.selection import HalfPrecisionObjective, choose, of_bytes, of_time, rounded_values
 
 __all__ = [
-    "POLICY",
-    "WIDE",
-    "ValueMagnitudes",
-    "HalfPrecisionObjective",
-    "HalfPrecisionInputs",
-    "PrecisionAssignment",
-    "MixedPrecisionPolicy",
-    "Float32Reason",
-    "HalfPrecisionRestrictions",
-    "SwitchableRoundingGraph",
-    "MagnitudeInstrumentedGraph",
-    "candidates",
-    "choose",
-    "lowered",
-    "of_bytes",
-    "of_time",
-    "restricted",
-    "rounded_values",
-    "switched",
-    "watched",
-]
+    "POLICY", "WIDE", "ValueMagnitudes", "HalfPrecisionObjective", "HalfPrecisionInputs", "PrecisionAssignment",
+    "MixedPrecisionPolicy", "Float32Reason", "HalfPrecisionRestrictions", "SwitchableRoundingGraph",
+    "MagnitudeInstrumentedGraph", "candidates", "choose", "lowered", "of_bytes", "of_time", "restricted",
+    "rounded_values", "switched", "watched",
+]  # fmt: skip

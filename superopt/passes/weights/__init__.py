@@ -99,9 +99,8 @@ def by_positions(graph: Graph, worth: Callable[[Graph], bool]) -> WeightRewriteS
             after = trial
     if not taken:
         return None
-    moved = tuple(
-        ConstantIndexAccess(n) for m in taken if (n := m.steps[-1].outputs[0]) in after.producer
-    )  # others need it no more
+    # Others need it no more.
+    moved = tuple(ConstantIndexAccess(n) for m in taken if (n := m.steps[-1].outputs[0]) in after.producer)
     at = {p for m in taken for p in (m.position, *m.without)}
     read = sorted({a for p in at for a in values.program.steps[p].reads} & graph.constants.keys())
     digests = tuple((n, d.digest) for n in read if (d := graph.constants[n].data) is not None)
