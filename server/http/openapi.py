@@ -11,6 +11,7 @@ from superopt.server.http.body import GRAPH_JSON, MULTIPART, ONNX
 from superopt.server.http.parameters import DESCRIPTIONS
 from superopt.server.http.problems import MEDIA, TITLES
 from superopt.server.jobs.job_list import MOST, STATES
+from superopt.server.jobs.store import FINAL
 
 __all__ = [
     "ALGORITHM", "ALGORITHMS", "INSPECTION", "model_body",
@@ -81,6 +82,16 @@ SCHEMAS: dict[str, Any] = {
                 "description": "files: the result's, by the names under which they belong together"}]}},
             "representations": {"type": "object", "additionalProperties": {"type": "integer"},
                                 "description": "media types of the result and their sizes in bytes"},
+        },
+    },
+    "JobFinished": {
+        "type": "object", "required": ["type", "timestamp", "data"], "description": "what a web-hook is sent",
+        "properties": {
+            "type": {"const": "job.finished"}, "timestamp": {"type": "string", "format": "date-time"},
+            "data": {"type": "object", "required": ["id", "state", "name", "status", "links"], "properties": {
+                "id": {"type": "string", "format": "uuid"}, "state": {"enum": sorted(FINAL)},
+                "name": {"type": ["string", "null"]}, "status": {"enum": ["improved", "unchanged", None]},
+                "links": {"type": "object", "additionalProperties": _NAME}}},
         },
     },
     "Report": {"type": "object", "required": ["format", "version", "status", "cost", "check", "rules_applied"],
@@ -223,6 +234,15 @@ _HEADERS: dict[str, tuple[dict[str, Any], str]] = {
                        "signs what is sent to the webhook, as https://www.standardwebhooks.com has it; "
                        "whsec_ and base64 stands for bytes"),
 }  # fmt: skip
+_SIGNATURE = {"webhook-id": _NAME, "webhook-timestamp": {"type": "integer"}, "webhook-signature": _NAME}
+_JOB_FINISHED: dict[str, Any] = {"{$request.query.webhook}": {"post": {
+    "summary": "The job has ended.",
+    "description": "Signed under Webhook-Secret as https://www.standardwebhooks.com has it. An answer but 2xx is "
+    "tried again, for about two and a half hours.",
+    "parameters": [{"name": n, "in": "header", "required": True, "schema": s} for n, s in _SIGNATURE.items()],
+    "requestBody": {"required": True, "content": {"application/json": {"schema": _ref("JobFinished")}}},
+    "responses": {"2XX": {"description": "received; nothing of the answer but its status is read"}},
+}}}  # fmt: skip
 _FILTERS: dict[str, tuple[dict[str, Any], str]] = {
     "state": ({"type": "array", "items": {"type": "string", "enum": [*STATES]}}, "in one of these states"),
     "id": ({"type": "array", "items": {"type": "string", "format": "uuid"}}, "one of these"),
@@ -266,7 +286,8 @@ def submission(*headers: str) -> dict[str, Any]:
         _parameter(name, "query", schema, text) for name, (schema, text) in DESCRIPTIONS.items()
     ]
     parameters += [_parameter(name, "header", *_HEADERS[name]) for name in headers]
-    return {"parameters": parameters, **model_body()}
+    told = {"callbacks": {"jobFinished": _JOB_FINISHED}} if "Webhook-Secret" in headers else {}
+    return {"parameters": parameters, **model_body(), **told}
 
 
 def model_body() -> dict[str, Any]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
+import jsonschema
 import pytest
 import sqlalchemy as sa
 from service_testing import GRAPH, tiny, until
@@ -174,6 +175,14 @@ def test_a_job_is_submitted_with_its_web_hook(tmp_path: Path, receiver: Receiver
         assert job["webhook"] == {"state": "waiting", "tries": 0, "answer": None}
         http.delete(sent.headers["location"])
         until(lambda: http.get(sent.headers["location"]).json()["webhook"]["state"] == "delivered", 20)
-    [(_, _, body)] = receiver.seen
+        document = http.get("/openapi.json").json()
+    [(_, sent_headers, body)] = receiver.seen
     assert json.loads(body)["data"]["state"] == "cancelled"
     assert SECRET not in sent.text
+    for method, path in (("post", "/v1/jobs"), ("put", "/v1/jobs/{job_id}"), ("post", "/v1/optimize")):
+        [callback] = document["paths"][path][method]["callbacks"]["jobFinished"].values()
+        declared = callback["post"]["requestBody"]["content"]["application/json"]["schema"]
+        jsonschema.validate(json.loads(body), {**declared, "components": document["components"]})
+        assert {p["name"] for p in callback["post"]["parameters"]} == {
+            n for n in sent_headers if n.startswith("webhook-")
+        }
