@@ -368,8 +368,7 @@ def extend(
 ) -> None:
     """Add rules of other runs to the library: those after which less runs than after its own.
 
-    Verdicts are recorded afterwards: `python -m superopt.verifier.admission`, `superopt rules floats`, `superopt rules
-    gains --record`, `make certify`.
+    What follows is in docs/contributing.md, "Add a rule": verdicts, gains, certificates.
     """
     from superopt.discovery.extend import extend as add
     from superopt.rules.library import BUILT_IN

@@ -13,12 +13,13 @@ import shlex
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import onnx.defs
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -55,6 +56,8 @@ NOT_RUN = {  # the beginning of a command → why the test leaves it out
     "superopt train-step": "seconds; tests/cli/test_gradients.py",
 }
 PYTHON_NOT_RUN = {"service.md": "needs a running service; tests/server/test_client.py"}
+ROOMS = ("superopt", "server", "verifier", "rules", "tests", "lab")  # three of them are linked into the first
+HEADERS = ("Accept", "Host", "Location")  # of HTTP
 GENERATED = re.compile(r"<!-- table: .*?<!-- end of table -->", re.DOTALL)
 
 
@@ -172,6 +175,39 @@ def test_files_that_are_named_exist(page: Path) -> None:
         if top in tops | packages and not re.search(r"DATE|NNNN|NAME|DIR", name):
             bases = [ROOT, ROOT / "superopt"]
             assert any((b / name).exists() or (b / f"{name}.py").exists() for b in bases), name
+
+
+@cache
+def defined() -> Mapping[str, frozenset[str]]:
+    """Classes and constants of the repository, and the methods and fields of the classes."""
+    found: dict[str, frozenset[str]] = {}
+    for room in ROOMS:
+        for path in sorted((ROOT / room).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+                if isinstance(node, ast.ClassDef):
+                    members = {n.name for n in node.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)}
+                    members |= {
+                        n.target.id
+                        for n in node.body
+                        if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)
+                    }
+                    found[node.name] = found.get(node.name, frozenset()) | members
+                elif isinstance(node, ast.Assign | ast.AnnAssign):
+                    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                    found |= {t.id: frozenset() for t in targets if isinstance(t, ast.Name)}
+    return found
+
+
+@pytest.mark.parametrize("page", [*PAGES, *DECISIONS, ROOT / "rules" / "README.md"], ids=lambda p: p.name)
+def test_classes_and_modules_that_are_named_exist(page: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    operators = {schema.name for schema in onnx.defs.get_all_schemas()}
+    words = {*operators, *HEADERS, *(p.name for p in ROOT.iterdir())}
+    assert [n for n in re.findall(r"`([A-Z][a-z]+(?:[A-Z][a-z]*)*)`", text) if n not in {*defined(), *words}] == []
+    modules = {p.name for room in ROOMS for p in (ROOT / room).rglob("*.py")}
+    assert [n for n in re.findall(r"`(\w+\.py)`", text) if n not in modules] == []
+    for name, member in re.findall(r"`([A-Z][a-z]+(?:[A-Z][a-z]*)*)\.([a-z_]\w*)`", text):
+        assert member in defined().get(name, ()), f"{name}.{member}"
 
 
 def test_the_path_of_one_model_is_that_of_the_code() -> None:
