@@ -96,6 +96,17 @@ Effort = Annotated[
         help="how much work the search and the benchmark may do; quick: one pass by prices, nothing is timed",
     ),
 ]
+Floats = Annotated[
+    str,
+    typer.Option(
+        "--float",
+        metavar="strict|standard|fast",
+        envvar="SUPEROPT_FLOAT",
+        help="strict: rules that are safe for all floats, and no algorithm with fewer multiplications. standard: "
+        "also rules whose conditions hold, and algorithms with errors up to 1e-5. fast: all rules that are true of "
+        "the reals, and errors up to 1e-4",
+    ),
+]
 Runtime = Annotated[
     str, typer.Option("--runtime", metavar="onnxruntime|openvino", envvar="SUPEROPT_RUNTIME",
                       help="what the model will run in")

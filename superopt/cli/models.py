@@ -14,6 +14,8 @@ from superopt.cli.command_utilities import (
     MOST_WORKERS,
     Cluster,
     Dims,
+    Effort,
+    Floats,
     Force,
     Json,
     Model,
@@ -47,6 +49,11 @@ def explain(
     runtime: Runtime = "onnxruntime",
     time_limit: TimeLimit = TIME_LIMIT,
     dim: Dims = None,
+    floats: Floats = "standard",
+    effort: Effort = "default",
+    rules: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="a library of rules used besides the built-in one")
+    ] = None,
     made: Annotated[
         str | None,
         typer.Option("--result", metavar="MODEL", help="the result of an earlier run; MODEL is not optimized again"),
@@ -63,7 +70,8 @@ def explain(
     """Show what optimize does to MODEL, step by step: the rules, where they apply, and what each step gains.
 
     It optimizes the model first, which takes seconds to minutes. Each step leaves a whole model, which --step N -o FILE
-    writes. For a model that superopt wrote, it also shows which rules made each node. With --rule it optimizes nothing.
+    writes. It also shows which pass and which rules made the nodes that superopt wrote. With --rule it optimizes
+    nothing.
     """
     from superopt import pipeline
     from superopt.formats import load
@@ -75,7 +83,10 @@ def explain(
     if rule is not None and (made is not None or step is not None):
         raise UsageError("--rule goes with neither --result nor --step")
     claim({"-o": output, "--json": report_json}, [model, made] if made else [model], force=force)
-    options = pipeline.Options(target=target, runtime=runtime, time_limit=time_limit, sizes=parse_dims(dim or []))
+    options = pipeline.Options(
+        target=target, runtime=runtime, time_limit=time_limit, sizes=parse_dims(dim or []), floats=floats,
+        effort=effort, rules=rules,
+    )  # fmt: skip
     console = err() if "-" in (output, report_json) else out()
     if rule is not None:
         with ModelInputPath(model) as path, ProgressReporter() as progress:
@@ -88,7 +99,7 @@ def explain(
         if made is None:
             result = pipeline.optimize(path, options=options, progress=progress)
             report, derivation = pipeline.explained(result, options)
-            show_provenance(console, result.original)
+            show_provenance(console, result.graph)
             show_report(console, model, report, estimates=True)
             show_explanation(console, report)
         else:

@@ -19,6 +19,7 @@ from superopt.cli.command_utilities import (
     Cluster,
     Dims,
     Effort,
+    Floats,
     Force,
     Json,
     Model,
@@ -114,17 +115,7 @@ def optimize(
     strict: Annotated[
         bool, typer.Option("--strict", help="fail (exit 4) if superopt does not understand a node")
     ] = False,
-    floats: Annotated[
-        str,
-        typer.Option(
-            "--float",
-            metavar="strict|standard|fast",
-            envvar="SUPEROPT_FLOAT",
-            help="strict: rules that are safe for all floats, and no algorithm with fewer multiplications. standard: "
-            "also rules whose conditions hold, and algorithms with errors up to 1e-5. fast: all rules that are true of "
-            "the reals, and errors up to 1e-4",
-        ),
-    ] = "standard",
+    floats: Floats = "standard",
     effort: Effort = "default",
     objective: Annotated[
         str,

@@ -13,7 +13,7 @@ from superopt.ir.graph import Graph
 from superopt.ir.symbolic_size_binding import sizes_fed
 from superopt.ops.shape_inference import infer
 from superopt.passes.rule_matches import RuleDirectionMatches, matches_of
-from superopt.pipeline.optimization import load
+from superopt.pipeline.optimization import load, select_rules
 from superopt.pipeline.options import Options, Progress, quiet
 from superopt.pipeline.shape_defaults import default_sizes
 from superopt.report.inspection import facts_of
@@ -71,7 +71,7 @@ def rule_matches(
     Args:
         model: a path or a graph.
         rule: its id.
-        options: the target, the sizes, the mode of floating point, and the folder of rules.
+        options: the target, the sizes, the mode of floating point, the effort, and the folder of rules.
         progress: called with (done, total, what).
 
     Raises:
@@ -88,9 +88,11 @@ def rule_matches(
         found = matches_of(
             graph, infer(graph), library[rule], prices, floats=library.floats(options.floats), sizes=sizes
         )
+    used = select_rules(options)
     return {
         "format": "superopt.rule-matches", "version": 1, "rule": rule, "verdict": library.verdict_name(rule),
-        "float": options.floats, "target": options.target, "directions": [_direction(d) for d in found],
+        "float": options.floats, "effort": options.effort, "searched": rule in {r.id for r in used.admitted},
+        "target": options.target, "directions": [_direction(d) for d in found],
     }  # fmt: skip
 
 

@@ -269,6 +269,8 @@ def show_provenance(console: Console, graph: Graph) -> None:
 def show_rule_matches(console: Console, found: Mapping[str, Any]) -> None:
     """Where a rule matches a model, and what refuses it elsewhere: a row for each outcome."""
     console.print(f"[bold]{escape(found['rule'])}[/bold]  {found['verdict']}")
+    if not found["searched"]:
+        console.print(f"  --effort {found['effort']} does not use this rule")
     for direction in found["directions"]:
         console.print(f"{escape(direction['from'])}\n→ {escape(direction['to'])}")
         if direction["refusal"]:

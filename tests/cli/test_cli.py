@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -211,8 +212,9 @@ def test_inspect_and_cost_and_explain(tmp_path: Path) -> None:
     prices = json.loads(run("cost", str(source), "--json", "-").stdout)
     assert prices["us"] > 0
     assert {n["source"] for n in prices["nodes"]} <= {"measured", "interpolated", "roofline", "free"}
-    text = run("explain", str(source)).stdout.decode()
+    text = run("explain", str(source), "--effort", "quick", "--target", "profile:cpu-epyc-2core").stdout.decode()
     assert "at " in text
+    assert re.search(r"Conv +(conv|batchnorm)-", text)  # which rules made a node of the result
     text = run("explain", str(source), "--rule", "batchnorm-cde9", "--target", "profile:cpu-epyc-2core").stdout.decode()
     assert "matches; saves" in text
     assert (

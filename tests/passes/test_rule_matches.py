@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from superopt.pipeline.options import Options
 from superopt.program.graph_program import program_of
 from superopt.regions.region_egraph import lower, region_of
 from superopt.rules import load_library
+from superopt.rules.peepholes import peephole_library
 
 LIBRARY = load_library()
 PRICES = ProfileCostModel(load_profile("cpu-epyc-2core"))
@@ -108,6 +110,15 @@ def test_the_data_name_the_rule_and_its_places() -> None:
     assert (found["format"], found["version"]) == ("superopt.rule-matches", 1)
     assert (found["rule"], found["verdict"]) == ("batchnorm-cde9", "proved_all_sizes")
     assert [d["matches"] for d in found["directions"]] == [1, 0]
+
+
+def test_the_data_say_whether_the_effort_uses_the_rule() -> None:
+    options = Options(target="profile:cpu-epyc-2core", effort="quick")
+    quick = peephole_library(REGISTRY)
+    [left, *_] = [i for i in load_library() if i not in quick]
+    assert rule_matches(normalised(), "batchnorm-cde9", options=options)["searched"]
+    assert not rule_matches(normalised(), left, options=options)["searched"]
+    assert rule_matches(normalised(), left, options=replace(options, effort="default"))["searched"]
 
 
 def test_a_rule_that_is_not_there_is_refused() -> None:
