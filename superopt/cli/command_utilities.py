@@ -93,7 +93,7 @@ Effort = Annotated[
     typer.Option(
         metavar="quick|default|thorough",
         envvar="SUPEROPT_EFFORT",
-        help="how much work the search and the benchmark may do; quick: one pass by prices, nothing is timed",
+        help="how much work the search and the benchmark may do; quick: greedy, by prices; nothing is timed",
     ),
 ]
 Floats = Annotated[

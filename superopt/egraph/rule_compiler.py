@@ -278,7 +278,7 @@ def _of_all(rules: tuple[Rule, ...], deadline: float, floats: FloatVerdictStore 
 
 # -- Rules compiled one by one -------------------------------------------------------------------------------------
 #
-# A search in one pass applies a few hundred rules, others for each model. They are put together from a file that holds
+# A greedy search applies a few hundred rules, others for each model. They are put together from a file that holds
 # each rule's compiled form, and its forms for some numbers of parts, as bytes of its own. Rules that are instances of
 # others are among them: equal patterns are told apart by none of what follows (:attr:`Pattern.identity`).
 

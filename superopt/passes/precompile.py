@@ -46,7 +46,7 @@ def compile_library(destination: Path) -> list[Path]:
 
 
 def _first_runs() -> None:
-    """Read the profiles and the rules of one pass, and search models with so many parts."""
+    """Read the profiles and the rules of a greedy search, and search models with so many parts."""
     # here, so that the caller's cache folder is set before
     from superopt.cost import DeviceProfile, ProfileCostModel, load_profile, profile_names
     from superopt.egraph.rule_compiler import store_compiled_rules

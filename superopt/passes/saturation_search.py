@@ -71,7 +71,7 @@ class SaturationPolicy:
         matching_steps: of matching in one region: three times what any region of the corpus takes (34,438).
         region_nodes, step_nodes: e-nodes that a region may grow by at least, and for each of its steps.
         greedy_rounds: of a phase that applies rewrites greedily, at most.
-        first_rounds: of the phase that removes operators, in one pass: what it leaves, the next phase applies by
+        first_rounds: of the phase that removes operators, in a greedy search: what it leaves, the next phase applies by
             prices.
         selection_rounds: of moving selections up: a selection passes this many operators.
         writing_share: of the time, which is kept for writing the result.
@@ -357,7 +357,7 @@ class _Run:
     def try_other_orders(self) -> None:
         """Search again from the input in other orders, if merging distant siblings paid."""
         orders = (partial(self._saturate, merging=True), self._neighbours_first)
-        for order in () if self.options.reducing_only or self.options.one_pass or not self.merged else orders:
+        for order in () if self.options.reducing_only or self.options.greedy or not self.merged else orders:
             if not self._out_of_budget():
                 self._from_input(order)
 
@@ -435,7 +435,7 @@ class _Run:
         if self.options.reducing_only:
             self.totals.before = self._cost() + self.totals.gain
             return
-        if self.options.one_pass:
+        if self.options.greedy:
             self._rewrite_by_prices()
             return
         if not self.merged:
@@ -494,7 +494,7 @@ class _Run:
     def _shorten(self) -> None:
         """Apply the rewrites after which fewer operators run: few, and mostly profitable."""
         quiet = 0
-        for number in range(POLICY.first_rounds if self.options.one_pass else POLICY.greedy_rounds):
+        for number in range(POLICY.first_rounds if self.options.greedy else POLICY.greedy_rounds):
             order = level_order(self.program) if number % 2 else list(self.program.running)
             regions, _ = cut(self.program, order, self.prepared.adjacent, POLICY.windows[1], fused=self.costs.fusable)
             chosen = [region_of(self.program, r) for r in regions]
@@ -710,14 +710,14 @@ class _Run:
     def _search(
         self, region: ProgramRegion, rewrites: RewriteSet | None, rounds: int, shortening: bool
     ) -> RegionResult:
-        one_pass = self.options.one_pass
-        prices = self.prices if one_pass and rewrites is None else None
+        greedy = self.options.greedy
+        prices = self.prices if greedy and rewrites is None else None
         limits = SaturationLimits(self.nodes, rounds, self.deadline, steps=POLICY.matching_steps, prices=prices)
         pricer = self.unweighted if shortening else self.pricer
-        first = self.prepared.removing if rewrites is None and not one_pass else RewriteSet()
+        first = self.prepared.removing if rewrites is None and not greedy else RewriteSet()
         settings = (self.options.least_gain, self.options.seed, first)
         result = search_region(
-            region, rewrites or self.prepared.all_rewrites, REGISTRY, pricer, limits, *settings, exact=not one_pass
+            region, rewrites or self.prepared.all_rewrites, REGISTRY, pricer, limits, *settings, exact=not greedy
         )
         self._count(result)
         if result.missed:

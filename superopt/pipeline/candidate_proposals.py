@@ -65,7 +65,7 @@ class CandidateProposer:
         """A search's result with fast algorithms, until timing refuses them."""
         context, options = self._context, self._context.task.options
         wanted = not options.enable and ALGORITHMS not in options.disable and options.objective != "memory"
-        wanted &= not context.task.effort.one_pass
+        wanted &= context.task.effort.fast_algorithms
         if context.task.budget.interrupted or self._algorithms_refused or not wanted:  # they need more memory
             return
         from superopt.pipeline.fast_algorithm_proposals import (
@@ -110,7 +110,7 @@ class CandidateProposer:
         """
         context, candidate = self._context, refusal.candidate
         if self._fewer_rules is None:
-            fewer_rules = candidate.decision.undetectable or context.task.effort.one_pass
+            fewer_rules = candidate.decision.undetectable or not context.task.effort.timed
         elif self._fewer_rules or demand_of(candidate.cost).no_more_than(demand_of(context.input_cost)):
             return None
         else:

@@ -113,7 +113,7 @@ def optimize(
         threads=options.threads,
         time_limit=budget.measuring,
         runtime=options.runtime,
-        calibrate=not EFFORTS[options.effort].one_pass,
+        calibrate=EFFORTS[options.effort].calibrates,
     ) as model_costs:
         budget.extend(time.monotonic() - began)
         notes = (*written, *notes, *_unknown_sizes(graph, options.sizes))
@@ -127,8 +127,8 @@ def select_rules(options: Options, operators: Collection[str] = REGISTRY) -> Rul
     """The library the options ask for. Rules of the user's own are proved, or tested exactly, before they are used.
 
     Args:
-        options: settings. For one pass, unless they enable rules by name, what a pass applies to a model is chosen, and
-            rules of the user's own.
+        options: settings. Where the effort uses peepholes only, and unless they enable rules by name, these are chosen,
+            and rules of the user's own.
         operators: of the model, by their records.
 
     Raises:
@@ -136,11 +136,11 @@ def select_rules(options: Options, operators: Collection[str] = REGISTRY) -> Rul
     """
     others = (ALGORITHMS, VALUES)
     disabled = tuple(name for name in options.disable if name not in others)
-    one_pass = EFFORTS[options.effort].one_pass and not options.enable
-    if one_pass and options.rules is None and not disabled:
+    peepholes_only = EFFORTS[options.effort].peepholes_only and not options.enable
+    if peepholes_only and options.rules is None and not disabled:
         return peephole_library(operators)
     library = load_library(options.rules).select(enable=options.enable, disable=disabled, beside=others)
-    if one_pass:
+    if peepholes_only:
         left = load_library().rules.keys() - peephole_library(operators).rules.keys()
         library = replace(library, chosen=frozenset(library if library.chosen is None else library.chosen) - left)
     if options.rules is None:

@@ -50,4 +50,4 @@ class OptimizationTask:
     def timed(self) -> bool:
         """Whether results are timed beside the input."""
         timeable = self.options.target in ("cpu", "cuda") and self.graph.weight_bytes <= LARGE
-        return self.options.measure or (timeable and not self.effort.one_pass)
+        return self.options.measure or (timeable and self.effort.timed)

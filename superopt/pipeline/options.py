@@ -36,19 +36,41 @@ class EffortBudget:
         rows: of the linear programs that decide what is computed again, as a multiple of the planner's default.
         timing_seconds: of a benchmark, after which what is still in doubt is decided by the work of the graphs and by
             their prices.
-        one_pass: rewrites are applied where they gain by price, from those rules that results of whole searches rest
-            on; nothing is timed or calibrated, and neither fast algorithms nor the weights' elements are looked at. A
-            result that prices refuse is followed by a search with rules that leave less to run.
+        timed: a result is timed beside the input; else prices alone accept it, and a result that they refuse is
+            followed by a search with rules that leave less to run.
+        calibrates: a profile is scaled to this machine.
+        greedy: the search applies rewrites where they gain by price, in this process; it caches no region and does not
+            look at the elements of weights.
+        peepholes_only: of the built-in library, only the rules that recorded results rest on are used
+            (:mod:`superopt.rules.peepholes`).
+        fast_algorithms: they are proposed.
+        brief_check: outputs are compared on fewer inputs, and a model that runs long is not run with the runtime's
+            optimisations off.
     """
 
     nodes: int
     rows: float
     timing_seconds: float = 4.0
-    one_pass: bool = False
+    timed: bool = True
+    calibrates: bool = True
+    greedy: bool = False
+    peepholes_only: bool = False
+    fast_algorithms: bool = True
+    brief_check: bool = False
 
 
 EFFORTS: Mapping[str, EffortBudget] = {
-    "quick": EffortBudget(20_000, 1 / 3, timing_seconds=1.5, one_pass=True),
+    "quick": EffortBudget(
+        20_000,
+        1 / 3,
+        timing_seconds=1.5,
+        timed=False,
+        calibrates=False,
+        greedy=True,
+        peepholes_only=True,
+        fast_algorithms=False,
+        brief_check=True,
+    ),
     "default": EffortBudget(200_000, 1.0),
     "thorough": EffortBudget(2_000_000, 10.0),
 }

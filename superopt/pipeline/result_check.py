@@ -54,7 +54,7 @@ def check_result(
     """
     most = min(LARGE, options.memory_limit or LARGE)
     runtime = runtime_named(options.runtime)
-    brief = EFFORTS[options.effort].one_pass and options.floats != "fast"
+    brief = EFFORTS[options.effort].brief_check and options.floats != "fast"
     rewritten = partial(check_rewrite, bench=bench, brief=brief)
 
     def checked(how: Callable[..., CheckResult]) -> CheckResult:

@@ -75,7 +75,7 @@ def find_runtime_fault(candidate: Candidate, context: OptimizationContext) -> Ca
         return candidate
     if any(w.data is None for w in graph.weights) or task.budget.check_seconds > CHECKS.fault_share * task.budget.left:
         return candidate
-    if task.effort.one_pass and task.budget.check_seconds > CHECKS.least_seconds + CHECKS.brief_fault_seconds:
+    if task.effort.brief_check and task.budget.check_seconds > CHECKS.least_seconds + CHECKS.brief_fault_seconds:
         return candidate
     until = task.budget.left * (1.0 - CHECKS.fault_share)
     try:

@@ -76,7 +76,7 @@ class SearchRunner:
     def _freely(self, rules: tuple[Rule, ...], *, no_tradeoffs: bool, reducing_only: bool) -> SearchResult:
         task = self.task
         limits = replace(self._limits(), no_tradeoffs=no_tradeoffs, reducing_only=reducing_only)
-        if task.effort.one_pass:
+        if task.effort.greedy:
             memory = self._memories.setdefault((self.widens, tuple(r.id for r in rules)), SearchCache())
             return search(task.graph, rules, task.costs, self._timed(limits), task.progress, memory)
         own = () if task.options.rules is None else user_rules(task.library, rules)
@@ -108,8 +108,8 @@ class SearchRunner:
             sizes=task.sizes,
             floats=task.library.floats(options.floats),
             most_nodes=task.effort.nodes,
-            one_pass=task.effort.one_pass,
-            cache=not task.effort.one_pass,  # to keep a region takes as long as to search it
+            greedy=task.effort.greedy,
+            cache=not task.effort.greedy,  # to keep a region takes as long as to search it
             finite=TRAINING in task.graph.metadata,  # of what is not finite nothing is learnt
             cheap_us=self.cheap_us,
             widens=self.widens,
@@ -130,7 +130,7 @@ class SearchRunner:
         if not task.budget.allows_reading_weights:
             self.log.note("there was no time to look at the elements of the weights")
             return True
-        from superopt.pipeline.weight_rewrites import rewrite_weights  # here, because a search in one pass needs none
+        from superopt.pipeline.weight_rewrites import rewrite_weights  # here, because a greedy search needs none
 
         task.progress(0, None, "looking at the weights' elements")
         try:

@@ -145,7 +145,7 @@ class RegionCache:
             return None
         settings = (
             code_digest(*_PACKAGES), _rules_digest(tuple(rules)), sorted(opset.items()),
-            sorted(options.sizes.items()), options.node_limit, options.seed, options.least_gain, options.one_pass,
+            sorted(options.sizes.items()), options.node_limit, options.seed, options.least_gain, options.greedy,
             "" if options.floats is None else options.floats.digest,
         )  # fmt: skip
         return RegionCache(hashlib.sha256(repr(settings).encode()).hexdigest(), costs, operators)

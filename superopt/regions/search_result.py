@@ -40,7 +40,7 @@ class SearchOptions:
         no_tradeoffs: only plans with no more FLOPs, bytes and kernels than what they replace, and less of one.
         reducing_only: only the kinds of rewrites that are few and mostly right (merging, selecting early, what leaves
             fewer operators to run, final fusion), and no windows in which all rules have their turn.
-        one_pass: a rewrite is applied where it gains by the prices of its two sides, or once where it costs no more, on
+        greedy: a rewrite is applied where it gains by the prices of its two sides, or once where it costs no more, on
             windows of the full size; regions are extracted by local search, and one order of merging is tried.
         cheap_us: microseconds of the whole model that a price may be expected to lose by being off, and still not be
             asked for.
@@ -65,7 +65,7 @@ class SearchOptions:
     finite: bool = False
     no_tradeoffs: bool = False
     reducing_only: bool = False
-    one_pass: bool = False
+    greedy: bool = False
     cheap_us: float = 0.0
     cache: bool = True
     reserved: frozenset[str] = frozenset()

@@ -105,10 +105,10 @@ def test_numbers_with_a_scale_for_each_channel_stay_reals(place: str) -> None:
     assert searched(model) is model
 
 
-def test_one_pass_reaches_them_too() -> None:
+def test_greedy_search_reaches_them_too() -> None:
     model = graph("a = ReduceMean <keepdims = 1> (x, hw) y = QuantizeLinear (a, t, o)")
     library = peephole_library({n.op for n in model.nodes})
-    options = SearchOptions(cache=False, floats=library.floats("standard"), one_pass=True)
+    options = SearchOptions(cache=False, floats=library.floats("standard"), greedy=True)
     assert operators(search(model, tuple(library.values()), Roofline(), options).graph) == ["GlobalAveragePool"]
 
 

@@ -62,11 +62,11 @@ def test_no_more_transposes_are_left_than_the_twin_has(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "one_pass"), [slow("resnet", False), ("resnet", True), ("unet", False), slow("unet", True)]
+    ("name", "greedy"), [slow("resnet", False), ("resnet", True), ("unet", False), slow("unet", True)]
 )
-def test_rules_keep_what_layouts_gained(name: str, one_pass: bool) -> None:
+def test_rules_keep_what_layouts_gained(name: str, greedy: bool) -> None:
     network, twin = (CHANNELS_LAST[name](last, size=64, width=1) for last in (True, False))
-    found, beside = (searched(g, rules=True, one_pass=one_pass, most_nodes=2000) for g in (network, twin))
+    found, beside = (searched(g, rules=True, greedy=greedy, most_nodes=2000) for g in (network, twin))
     assert interior_transposes(found.graph) == 0
     assert found.after_us <= 1.05 * beside.after_us
     assert_equal(network, found.graph)

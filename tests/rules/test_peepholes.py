@@ -1,4 +1,4 @@
-"""The rules of one pass are rules of the library, with its verdicts, chosen by the operators of a model."""
+"""The rules of a greedy search are rules of the library, with its verdicts, chosen by the operators of a model."""
 
 from __future__ import annotations
 
