@@ -177,7 +177,9 @@ def search(
         preparation.run(run)
     try:
         for search_pass in PASSES:
+            before = run.program
             search_pass.run(run)
+            run.attribute(search_pass.name, before)
     except KeyboardInterrupt:
         run.stopped = "interrupted"
     return run.result()
@@ -239,6 +241,7 @@ class _Run:
         )
         self.widening_us = 0.0  # what that gains
         self.laid_out = 0  # operators in another layout
+        self.made_by: dict[tuple[str, ...], str] = {}  # the pass that wrote a step, by the step's outputs
         self.budget = weights // 10 + (64 << 20) if budget is None else budget
         if memory.prices is None:
             pricer = ENodeCostModel(costs.in_context(weights), graph.opset, options.sizes, self.deadline)
@@ -315,6 +318,18 @@ class _Run:
             attributes = tuple(sorted(node.attributes.items()))
             us += self.pricer.alone((node.operator.name, attributes, types, tuple(a in fixed for a in node.args)))
         return us
+
+    def attribute(self, name: str, before: GraphProgram) -> None:
+        """Record which steps a pass wrote.
+
+        Args:
+            name: of the pass.
+            before: the program that it was given.
+        """
+        if self.program is not before:
+            known = {step.outputs: step for step in before.steps}
+            new = (s for s in self.program.steps if s.node is None and known.get(s.outputs) != s)
+            self.made_by |= {step.outputs: name for step in new}
 
     # -- passes --------------------------------------------------------------------------------------------------
 
@@ -747,8 +762,9 @@ class _Run:
         try:
             if changed or fewer:
                 emitted = emit(
-                    self.program, REGISTRY, self.budget, self.options.reserved | self.graph.names, made_by="search"
-                )
+                    self.program, REGISTRY, self.budget, self.options.reserved | self.graph.names, made_by="search",
+                    passes=self.made_by,
+                )  # fmt: skip
             if emitted is not None and self.widened is not None:
                 reserved = self.options.reserved | self.graph.names
                 emitted = replace(emitted, graph=narrowed(emitted.graph, self.canonical.graph, reserved))

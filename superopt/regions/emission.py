@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 import numpy as np
 
@@ -62,7 +63,7 @@ class _Literals:
 
 def emit(
     program: GraphProgram, operators: Mapping[str, Operator], budget: int, reserved: AbstractSet[str] = frozenset(), *,
-    made_by: str = "",
+    made_by: str = "", passes: Mapping[tuple[str, ...], str] = MappingProxyType({}),
 ) -> EmittedGraph:  # fmt: skip
     """The program as a graph with the signature of the model.
 
@@ -72,6 +73,7 @@ def emit(
         budget: bytes by which folding constants may make the weights grow; what does not fit stays as nodes.
         reserved: names that nothing new may have.
         made_by: the pass that new nodes name which no rule wrote; "": none.
+        passes: by a step's outputs, the pass that wrote it, where that is another.
 
     Raises:
         UnsupportedNodeForm: a step cannot be written at the model's opset (extraction chooses none such).
@@ -88,7 +90,8 @@ def emit(
     node_names = {s.node.name for s in program.steps if s.node is not None}
     nodes: list[Node] = []
     for step in _needed(program, made):
-        node = step.node if step.node is not None else _node(program, step, operators, literals, node_names, unruled)
+        written_by = {PASS: passes[step.outputs]} if step.outputs in passes else unruled
+        node = step.node if step.node is not None else _node(program, step, operators, literals, node_names, written_by)
         if not alike.keys().isdisjoint(node.inputs):
             node = replace(node, inputs=tuple(alike.get(i, i) for i in node.inputs))
         nodes.append(node)

@@ -17,7 +17,7 @@ from superopt.cost.target_cost_models import for_target
 from superopt.extraction.enode_costs import ENodeCostModel
 from superopt.formats import load, to_onnx_bytes
 from superopt.frontend import GraphBuilder
-from superopt.ir.graph import Graph
+from superopt.ir.graph import PASS, Graph
 from superopt.ops.shape_inference import infer
 from superopt.passes import SearchOptions, SearchResult, search
 from superopt.passes.layouts import with_fewer_transposes
@@ -83,6 +83,8 @@ def test_a_value_that_two_operators_read_is_transposed_once() -> None:
     found = searched(graph)
     assert sum(n.op == "Transpose" for n in found.graph.nodes) == 2
     assert_equal(graph, found.graph)
+    written = {n.metadata[PASS] for n in found.graph.nodes if PASS in n.metadata}
+    assert written == {"layouts"}  # the pass, and not only that a search did it
 
 
 def test_symbolic_batches_and_outputs_in_between_stay() -> None:
