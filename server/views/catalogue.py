@@ -1,12 +1,18 @@
-"""The rule library, operators and profiles as the service shows them; read once, at the start."""
+"""The rule library, operators and profiles as the service shows them, and what is recorded of the rules; read once.
+
+Names are made from a rule's shape (:mod:`superopt.report.naming`), so many rules share one. A rule's difference is the
+shortest choice of facts (operators, attributes, types, conditions) that no other rule of its name has together.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, cached_property, lru_cache
+from pathlib import Path
 from typing import Any
 
 from superopt import cost
@@ -17,7 +23,10 @@ from superopt.report.rule_differences import RuleDifferences
 from superopt.rules import Rule, RuleLibrary, format_rule, load_library
 from superopt.rules.float_verdicts import float_key
 
-__all__ = ["RuleCatalogue", "built_in_catalogue"]
+__all__ = ["RuleCatalogue", "RuleEvidence", "built_in_catalogue"]
+
+
+log = logging.getLogger("superopt.serve")
 
 
 class RuleCatalogue:
@@ -143,3 +152,40 @@ def _operator(record: Operator) -> dict[str, Any]:
         "inputs": list(record.inputs), "outputs": list(record.outputs), "attributes": dict(record.attributes),
         "dtypes": sorted(record.dtypes), "commutative": record.commutative,
     }  # fmt: skip
+
+
+class RuleEvidence:
+    """The files beside the rules; read once. What is not there is not known."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @cached_property
+    def _gains(self) -> Mapping[str, Any]:
+        return self._read("gains.json")
+
+    @cached_property
+    def _record(self) -> Mapping[str, Any]:
+        return self._read("certificates/record.json")
+
+    def gain(self, rule_id: str) -> Mapping[str, Any] | None:
+        """``lhs_us``, ``rhs_us`` (microseconds) and their ``source``: both sides costed at the sizes of discovery."""
+        found = self._gains.get(rule_id)
+        return found if found and found["lhs_us"] is not None and found["rhs_us"] is not None else None
+
+    def certified(self, digest: str) -> Mapping[str, Any] | None:
+        """When a rule's certificate was checked, by which solvers, and how many goals they answered."""
+        row = self._record.get("rules", {}).get(digest)
+        if row is None:
+            return None
+        solvers = [f"{name} {release}" for name, release in self._record["solvers"].items()]
+        return {"date": self._record["date"], "solvers": solvers, "goals": row["goals"], "points": row["points"]}
+
+    def _read(self, name: str) -> Mapping[str, Any]:
+        path = self._folder / name
+        try:
+            found = json.loads(path.read_text())
+        except (OSError, ValueError) as error:
+            log.warning("%s: %s", path, error)
+            return {}
+        return found if isinstance(found, dict) else {}

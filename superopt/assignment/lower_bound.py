@@ -24,7 +24,6 @@ from superopt.assignment.reduction import Floats, Integers
 
 __all__ = ["AssignmentLowerBound", "prove"]
 
-
 _ROUNDING = 2.0**-48  # relative error of sums of costs
 _SURE = 1e-9  # share of the cost by which a choice must exceed the best one before it is left out
 

@@ -48,11 +48,9 @@ from superopt.rules import Rule, load_library
 
 __all__ = ["AIMS", "CostValidation", "ProxyCostModel", "cut_blocks", "repeat_profile", "rewrites", "validate_costs"]
 
-
 _LEAST_CHANGE = 0.03
 _BLOCKS = 2  # of a model
 _RACE, _BLOCK_RACE = 6.0, 1.5  # seconds of a race of whole models, and of blocks for each of their forms
-
 
 AIMS = ("fewest operators", "fewest FLOPs", "chance 1", "chance 2", "chance 3")
 _FACTOR = 1.0  # standard deviation of the logarithm of a random factor: forms 7 times as slow are chosen now and then

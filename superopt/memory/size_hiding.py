@@ -33,7 +33,6 @@ from superopt.memory.runtime_memory_planner import ALIGNMENT, planned
 
 __all__ = ["FOR_MEMORY", "OPSET", "SizeHidingReshapes", "best_open", "kernel_of", "measurable"]
 
-
 FOR_MEMORY = {PASS: "reduce memory"}  # metadata of nodes that are written for less memory
 OPSET = 13  # the first in which ReduceSum takes its axes as an operand, or none
 _WORK = 200_000  # nodes of plans that are simulated: three seconds

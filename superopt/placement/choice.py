@@ -32,7 +32,6 @@ from superopt.placement.strategies import MeshForm, Model, Operation, mesh_forms
 
 __all__ = ["POLICY", "Choice", "PlacementPolicy", "PlacementProblem", "Speeds", "choose"]
 
-
 _Types = tuple[TensorType | None, ...]
 
 

@@ -33,7 +33,6 @@ from superopt.runtime.node_execution import run_node
 
 __all__ = ["at_dtype", "bind_sizes", "evaluate_application", "run", "wide"]
 
-
 MOST_TURNS = 1000  # of a loop: Python takes a millisecond for each, and a condition of the data may never end one
 Run = Callable[[Graph, Mapping[str, np.ndarray]], Sequence[np.ndarray]]
 

@@ -30,9 +30,7 @@ from superopt.runtime.reference import evaluate_application
 
 __all__ = ["GraphExtension", "at_sizes"]
 
-
 FOLDED = 2**16  # elements of a constant that is computed now and kept
-
 
 STANDINS = (1_000_003, 1_000_033, 1_000_037, 1_000_039, 1_000_081, 1_000_099, 1_000_117, 1_000_121)
 NodeWriter = Callable[[str, Sequence[str], Mapping[str, int]], str]
