@@ -272,7 +272,7 @@ class GraphExtension:
         if len(types) == 1 and self._folded(term, names, types[0], stem):
             return
         if term.op == "ConstantOfShape" and isinstance(size := attributes["value"], SizePolynomial):
-            self._made[term] = self._number(size, types[0], stem)
+            self._made[term] = self._number(size, types[0])
             return
         computed: dict[int, str] = {}
         try:
@@ -300,7 +300,7 @@ class GraphExtension:
         if len(types) == 1:
             self._made[term] = outputs[0]
 
-    def _number(self, size: SizePolynomial, kind: TensorType, stem: str) -> str:
+    def _number(self, size: SizePolynomial, kind: TensorType) -> str:
         """A size that is not known as a number of rank 0."""
         whole = self._node("Squeeze", (self.sizes.size(size),), {})
         return self._node("Cast", (whole,), {"to": dtype_code(kind.dtype.value)}, kind)
