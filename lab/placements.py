@@ -17,12 +17,10 @@ import numpy as np
 from lab.layers import NetworkBuilder, layer_norm, linear
 from superopt.frontend import SymbolicTensor
 from superopt.ir.graph import Graph
-from superopt.placement.choice import Choice, PlacementProblem, choose
+from superopt.placement.choice import Choice, PlacementProblem, Speeds, choose
 from superopt.placement.cluster import Cluster, Device, Link
-from superopt.placement.schedule import Application, schedule_of
-from superopt.placement.speeds import Speeds
+from superopt.placement.schedule import Application, schedule_of, simulate, tasks_of
 from superopt.placement.strategies import MeshForm, model_of
-from superopt.placement.timeline import simulate, tasks_of
 
 __all__ = [
     "cluster", "drawn_cluster", "drawn_model", "exchanges", "least_seconds", "main", "mlp", "problem_of", "transformer",

@@ -30,7 +30,7 @@ from superopt.server.http.security_middleware import SecurityMiddleware
 from superopt.server.http.system_errors import meaning
 from superopt.server.optimization_service import OptimizationService
 from superopt.server.routes import HEAD_AGAIN, ONLY_KNOWN, ROUTERS
-from superopt.server.routes.errors import answer
+from superopt.server.routes.render import problem_answer
 from superopt.server.settings import ServiceSettings
 
 __all__ = ["create_app"]
@@ -93,13 +93,13 @@ def _allowed(app: FastAPI, path: str, named: str) -> str:
 def _handle_problems(app: FastAPI) -> None:
     @app.exception_handler(HttpProblem)
     async def _problem(request: Request, error: HttpProblem) -> Response:
-        return answer(request, error)
+        return problem_answer(request, error)
 
     @app.exception_handler(RequestValidationError)
     async def _validation(request: Request, error: RequestValidationError) -> Response:
         places = [{"parameter": str(e["loc"][-1]), "detail": str(e["msg"])} for e in error.errors()]
         text = "; ".join(f"{p['parameter']}: {p['detail']}" for p in places)
-        return answer(request, HttpProblem(400, "invalid-parameter", text, errors=places))
+        return problem_answer(request, HttpProblem(400, "invalid-parameter", text, errors=places))
 
     @app.exception_handler(HTTPException)
     async def _http(request: Request, error: HTTPException) -> Response:
@@ -112,7 +112,7 @@ def _handle_problems(app: FastAPI) -> None:
             detail = f"{request.method} is none of its methods; they are {headers['Allow']}"
         elif error.status_code == 404:
             detail = f"there is nothing at {printable(request.url.path)}; /api describes what there is"
-        return answer(request, HttpProblem(error.status_code, kind, detail, headers=headers))
+        return problem_answer(request, HttpProblem(error.status_code, kind, detail, headers=headers))
 
     @app.exception_handler(ClientDisconnect)
     async def _gone(request: Request, error: ClientDisconnect) -> Response:
@@ -129,7 +129,7 @@ def _handle_problems(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def _bug(request: Request, error: Exception) -> Response:
         log.exception("%s %s", request.method, request.url.path, exc_info=error)
-        return answer(request, HttpProblem(500, "internal", "an error in the service; please report it"))
+        return problem_answer(request, HttpProblem(500, "internal", "an error in the service; please report it"))
 
 
 def _machine(request: Request, error: BaseException, otherwise: str, retry_after: int) -> Response:
@@ -140,4 +140,4 @@ def _machine(request: Request, error: BaseException, otherwise: str, retry_after
     problem = (
         HttpProblem(503, "unavailable", otherwise, retry_after=retry_after) if found is None else from_meaning(found)
     )
-    return answer(request, problem)
+    return problem_answer(request, problem)

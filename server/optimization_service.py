@@ -19,7 +19,6 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
 from superopt.rules.library import BUILT_IN
-from superopt.server.gallery import ResultGallery
 from superopt.server.http.body import ReceivedModel
 from superopt.server.http.connections import OpenConnections
 from superopt.server.http.health import HealthMonitor
@@ -31,16 +30,15 @@ from superopt.server.jobs.database import JobDatabase
 from superopt.server.jobs.database_blobs import DatabaseBlobs
 from superopt.server.jobs.job_watch import JobWatcher
 from superopt.server.jobs.object_storage import ObjectStores
-from superopt.server.jobs.pinned_jobs import PinnedJobs
+from superopt.server.jobs.retention import PinnedJobs
 from superopt.server.jobs.store import JobStore, JobSubmission
 from superopt.server.jobs.uploads import Uploads
 from superopt.server.jobs.webhooks import WebhookDispatcher
 from superopt.server.settings import ServiceSettings
-from superopt.server.views.catalogue import built_in_catalogue
+from superopt.server.views.catalogue import RuleEvidence, built_in_catalogue
 from superopt.server.views.certificates import CertificateCache
 from superopt.server.views.inspection import ModelInspector
-from superopt.server.views.recorded_corpus import RecordedCorpus
-from superopt.server.views.rule_evidence import RuleEvidence
+from superopt.server.views.recorded_corpus import RecordedCorpus, ResultGallery
 from superopt.server.views.rule_judging import RuleJudge
 from superopt.server.views.rule_trials import try_rule
 

@@ -8,7 +8,9 @@ result.save("faster.onnx")
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from superopt.ir.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from superopt import errors
@@ -48,21 +50,13 @@ _HOMES = {
     "from_jax": "frontend.from_jax",
     "jit": "frontend.jit",
     "Settings": "pipeline.keyword_options",
+    "errors": "errors",
+    **dict.fromkeys(("Options", "Result", "load"), "pipeline"),
     "onnx_program": "pipeline.integrations.onnx_ir_pass",
     "optimize": "pipeline.api",
     **dict.fromkeys(("simplify", "slim"), "pipeline.integrations.drop_in"),
     **dict.fromkeys(("explain", "from_torch"), "pipeline.pytorch"),
 }
 
-
-if not TYPE_CHECKING:  # so that names that do not exist are seen
-
-    def __getattr__(name: str) -> Any:
-        """The front door is imported when it is first used, so that ``import superopt`` and ``--help`` cost nothing."""
-        if name in __all__:
-            from importlib import import_module
-
-            if name == "errors":
-                return import_module("superopt.errors")
-            return getattr(import_module(f"superopt.{_HOMES.get(name, 'pipeline')}"), name)
-        raise AttributeError(f"module 'superopt' has no attribute {name!r}")
+if not TYPE_CHECKING:  # ``import superopt`` and ``--help`` cost nothing
+    __getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -3,9 +3,9 @@
 if __name__ != "superopt.verifier":
     raise ImportError("import superopt.verifier; verifier/ is where its source lives")
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
+from superopt.ir.lazy_names import lazy_names
 from superopt.verifier.verdict import ProvedVerdict, RefutedVerdict, TestedVerdict, UnknownVerdict, Verdict
 
 if TYPE_CHECKING:
@@ -31,10 +31,5 @@ _HOMES = {
     "verify": "equivalence.graphs",
 }
 
-
-if not TYPE_CHECKING:  # so that names that do not exist are seen
-
-    def __getattr__(name: str) -> object:
-        if name not in _HOMES:
-            raise AttributeError(f"superopt.verifier has no {name}")
-        return getattr(import_module(f"superopt.verifier.{_HOMES[name]}"), name)
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_names(__name__, _HOMES)

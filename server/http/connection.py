@@ -18,8 +18,8 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from superopt.server.http.body import read_head
 from superopt.server.http.connections import OpenConnections
-from superopt.server.http.header_checks import read_head
 from superopt.server.http.health import PATHS
 from superopt.server.http.problems import MEDIA, HttpProblem
 from superopt.server.http.security_middleware import SECURITY, UNREAD, UnreadBodyTracker

@@ -3,14 +3,17 @@
 A *nursery* loads the engine once and forks a *child* for each job; the nursery itself never sees a job. A child runs
 in its own session and in a private folder with next to no environment, dies with its nursery as that dies with its
 worker, and limits its own memory, file sizes and processor time before it opens anything. It speaks through files:
-``progress``, ``out/*`` and ``outcome.json``.
+``progress``, ``out/*`` and ``outcome.json``. :class:`EngineProcess` is the nursery as its worker sees it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
+import select
+import subprocess
 import sys
 import tempfile
 import time
@@ -21,9 +24,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import superopt
 from superopt.fleet.child import ends_with
 from superopt.ir.errors import InvalidModel, ResourceLimit, SuperoptError, out_of_memory
 from superopt.server.http.system_errors import DISK_FULL, OUT_OF_MEMORY, meaning
+from superopt.server.settings import ServiceSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,7 +36,8 @@ if TYPE_CHECKING:
     from superopt.ir.graph import Graph
     from superopt.pipeline import Options, Result
 
-__all__ = ["confine", "load_received", "main", "process_memory"]
+__all__ = ["EngineProcess", "confine", "load_received", "main", "process_memory"]
+
 
 _EVERY = 0.02  # seconds between two progress messages; more would only be overwritten
 # What takes long to load. Not ONNX Runtime: it starts a thread, and only one thread survives a fork.
@@ -44,6 +50,10 @@ FILES = {  # what a job leaves, by the name that the job table keeps it under
     "json": "graph.json", "onnx": "graph.onnx", "data": "graph.onnx.data", "parts": "weights.json", "weights": SIDECAR,
     "report": "report.json", "comparison": "comparison.json", "shared": "frames.safetensors",
 }  # fmt: skip
+
+
+_ROOT = str(Path(superopt.__file__).parents[1])
+_CHILD_START = "import sys; sys.path.append({root!r}); from superopt.server.jobs.child import main; main()"
 
 
 def main() -> None:
@@ -296,3 +306,65 @@ def _write_onnx(graph: Graph, path: Path, external_above: int) -> None:
 
 if __name__ == "__main__":
     main()
+
+
+class EngineProcess:
+    """The process that has the engine loaded and forks a child for each job."""
+
+    def __init__(self, settings: ServiceSettings) -> None:
+        limits = settings.limits
+        seconds = limits.job_seconds + limits.last_words
+        given = json.dumps(
+            {"memory": limits.job_memory, "result": limits.result, "inline": limits.inline, "seconds": seconds}
+        )
+        environment = {
+            "PATH": os.defpath, "HOME": "/nonexistent", "OMP_NUM_THREADS": "1",
+            "SUPEROPT_CACHE": str(settings.data / "profile"),
+        }  # fmt: skip
+        self.process = subprocess.Popen(
+            [sys.executable, "-I", "-c", _CHILD_START.format(root=_ROOT), str(os.getpid()), given],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, cwd="/", start_new_session=True,
+        )  # fmt: skip
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self._ear, self._mouth = self.process.stdin, self.process.stdout
+        os.set_blocking(self._mouth.fileno(), False)
+        self._said = b""
+        self._loaded = False
+
+    def ask(self, folder: Path) -> None:
+        """Have a child do the job in this folder."""
+        with contextlib.suppress(BrokenPipeError):
+            self._ear.write(f"{folder}\n".encode())
+            self._ear.flush()
+
+    def hear(self, seconds: float) -> tuple[str, int] | None:
+        """What it says next, within ``seconds``: ("pid", N), ("exit", N), or ("gone", 0) if it died."""
+        if b"\n" not in self._said and select.select([self._mouth], [], [], seconds)[0]:
+            chunk = self._mouth.read(4096)
+            if chunk == b"":
+                return "gone", 0
+            self._said += chunk or b""
+        if b"\n" not in self._said:
+            return None
+        line, _, self._said = self._said.partition(b"\n")
+        word, number = line.split()
+        return word.decode(), int(number)
+
+    def ready(self) -> bool:
+        """Whether it has the engine loaded and lives."""
+        if not self._loaded and (said := self.hear(0)) is not None:
+            self._loaded = said[0] == "ready"
+        return self._loaded and self.alive()
+
+    def alive(self) -> bool:
+        """Whether it can be asked."""
+        return self.process.poll() is None
+
+    def end(self) -> None:
+        """End it; a child that it still has dies too."""
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self._ear, self._mouth):
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()

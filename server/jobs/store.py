@@ -14,6 +14,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import sqlalchemy as sa
@@ -23,17 +24,53 @@ from sqlalchemy.exc import IntegrityError
 from superopt.server.http.problems import HttpProblem
 from superopt.server.jobs.database import JobDatabase, events, jobs, now, owners, results, webhooks
 from superopt.server.jobs.failure_detection import StallDetector
-from superopt.server.jobs.records import JobClaim, JobSubmission
 from superopt.server.jobs.usage import QUEUE_WAIT, RUN_TIME, add_usage, observe_seconds, take_turn
 from superopt.server.settings import ServiceLimits
 
-__all__ = ["FINAL", "WAITING", "JobClaim", "Pulse", "JobStore", "JobSubmission"]
+__all__ = ["FINAL", "WAITING", "JobClaim", "JobStore", "JobSubmission", "Pulse"]
 
 FINAL = frozenset({"succeeded", "failed", "cancelled"})
 Pulse = Literal["go on", "cancel", "lost"]
 WAITING = ("queued", "running")
 _LOST = {"type": "job-lost", "status": 422, "detail": "the process that ran this job died each time it was tried"}
 Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class JobSubmission:
+    """What a client asks for. ``request`` is the digest of all of it, by which repeats are recognised."""
+
+    owner: str
+    request: str
+    name: str
+    options: Mapping[str, Any]
+    media: str
+    model: str
+    weights: str | None
+    cache_key: str
+    id: str | None = None
+    idempotency_key: str | None = None
+    per_minute: int | None = None
+    active: int | None = None
+    webhook: tuple[str, str] | None = None  # where its end is told, and the secret that signs it
+
+
+@dataclass(frozen=True)
+class JobClaim:
+    """A job that this worker holds; ``began`` is by the clock of its store."""
+
+    id: str
+    owner: str
+    attempt: int
+    losses: int
+    deferrals: int
+    options: Mapping[str, Any] = field(hash=False)
+    media: str
+    model: str
+    weights: str | None
+    cache_key: str
+    waited: float  # seconds from its submission to this attempt, by the database's clock
+    began: float
 
 
 def _counted(*where: sa.ColumnElement[bool]) -> sa.ScalarSelect[int]:

@@ -24,10 +24,9 @@ from superopt.server.http import logs
 from superopt.server.http.body import MODEL_FILE, ONNX, sidecars
 from superopt.server.http.system_errors import DISK_FULL, meaning
 from superopt.server.jobs.blobs import Blobs
-from superopt.server.jobs.child import FILES, FRAME, NO_ROOM
+from superopt.server.jobs.child import FILES, FRAME, NO_ROOM, EngineProcess
 from superopt.server.jobs.database import JobDatabase
 from superopt.server.jobs.database_blobs import DatabaseBlobs
-from superopt.server.jobs.engine_process import EngineProcess
 from superopt.server.jobs.result_reuse import reusable
 from superopt.server.jobs.retention import JobRetention
 from superopt.server.jobs.store import JobClaim, JobStore

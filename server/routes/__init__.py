@@ -6,13 +6,11 @@ from starlette.requests import Request
 
 from superopt.server.http.head_method import ASKED
 from superopt.server.http.parameters import refuse_unknown
-from superopt.server.routes.api_reference import router as api
 from superopt.server.routes.gallery import router as gallery
-from superopt.server.routes.inspect import router as inspect
 from superopt.server.routes.jobs import router as jobs
 from superopt.server.routes.library_pages import router as library
 from superopt.server.routes.meta import router as meta
-from superopt.server.routes.optimize import router as optimize
+from superopt.server.routes.optimize_and_inspect import router as optimize
 from superopt.server.routes.pages import router as pages
 from superopt.server.routes.rules import router as rules
 from superopt.server.routes.uploads import router as uploads
@@ -37,4 +35,4 @@ async def _head_again(request: Request) -> None:
 HEAD_AGAIN = Depends(_head_again)  # once a HEAD has found its route: a file's answer then does not read the file
 ONLY_KNOWN = Depends(_only_known)  # a query parameter that the OpenAPI document does not name is refused
 
-ROUTERS = (optimize, inspect, jobs, uploads, rules, gallery, api, meta, pages, library)
+ROUTERS = (optimize, jobs, uploads, rules, gallery, meta, pages, library)

@@ -21,8 +21,7 @@ from superopt.server.routes.render import page
 from superopt.server.routes.rules import read_seed
 from superopt.server.views.charts import spark
 from superopt.server.views.recorded_corpus import RecordedCorpusRun, ratio_of
-from superopt.server.views.rule_drawing import draw
-from superopt.server.views.rule_page import example_of, float_rows, gain_text, reach_text, read_rule
+from superopt.server.views.rule_page import draw, example_of, float_rows, gain_text, reach_text, read_rule
 from superopt.verifier.exact.bilinear import check_algorithm
 
 __all__ = ["router"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -19,7 +21,7 @@ from superopt.report import outcome
 from superopt.server.http.body import GRAPH_JSON, ONNX, ReceivedModel, receive
 from superopt.server.http.keys import ApiCaller
 from superopt.server.http.parameters import JobId, read_options
-from superopt.server.http.problems import HttpProblem
+from superopt.server.http.problems import TITLES, HttpProblem
 from superopt.server.jobs.blobs import IncomingBlob
 from superopt.server.jobs.database import JobDatabase, jobs, now
 from superopt.server.jobs.result_reuse import unfinished
@@ -32,12 +34,17 @@ from superopt.server.routes.report_rendering import shown
 from superopt.server.settings import ServiceLimits
 from superopt.server.views.charts import timeline
 
-__all__ = ["expected_wait", "received_model", "router", "JobWaitStatus"]
+__all__ = ["EXAMPLES", "JobWaitStatus", "expected_wait", "received_model", "router"]
+
 
 router = APIRouter(include_in_schema=False)
 _WORDS = ("enable", "disable", "dim", "source")  # fields in which blanks or commas stand between several
 _REPORTS = 3  # that the first page names
 _FORM = 1 << 14  # bytes of a form that holds no file
+
+
+FOLDER = Path(__file__).parents[1] / "examples"
+EXAMPLES = {"Python": "optimize.py", "curl": "optimize.sh", "JavaScript": "optimize.mjs"}
 
 
 def _examples(service: OptimizationService) -> list[str]:
@@ -308,3 +315,36 @@ def _queue(connection: sa.Connection, ahead: int) -> str:
 def _duration(seconds: float) -> str:
     """A rough time: seconds below two minutes, minutes above."""
     return f"{max(1, round(seconds))} s" if seconds < 120 else f"{round(seconds / 60)} min"
+
+
+@router.get("/api")
+async def get_api_page(request: Request) -> Response:
+    """Every operation with its parameters and answers; the examples as they are run by the tests."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for path, operations in request.app.openapi()["paths"].items():
+        for method, found in operations.items():
+            groups.setdefault((found.get("tags") or ["others"])[0], []).append(_operation(path, method, found))
+    examples = [(title, name, _text(name)) for title, name in EXAMPLES.items()]
+    return page("api.html", "/api", groups=groups, problems=TITLES, examples=examples,
+                needs_key=await of(request).needs_key())  # fmt: skip
+
+
+@router.get("/docs")
+async def get_docs() -> Response:
+    """Where FastAPI's services have such a page, and people look for it."""
+    return RedirectResponse("/api", 308)
+
+
+@cache
+def _text(name: str) -> str:
+    return (FOLDER / name).read_text(encoding="utf-8")
+
+
+def _operation(path: str, method: str, found: dict[str, Any]) -> dict[str, Any]:
+    answers = [(status, answer.get("description", "")) for status, answer in sorted(found["responses"].items())]
+    return {
+        "id": found["operationId"], "method": method.upper(), "path": path, "summary": found["summary"],
+        "description": found.get("description", "").replace("`", ""), "parameters": found.get("parameters", []),
+        "bodies": list(found.get("requestBody", {}).get("content", {})),
+        "answers": [(s, "" if text == "a problem" else text) for s, text in answers],
+    }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Templates → answers: what every page knows, and how values are written."""
+"""Templates → answers: what every page knows, how values are written, and a problem as a page or a document."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
+from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from superopt.ir.errors import printable
@@ -23,8 +24,10 @@ from superopt.report.quantities import (
     time_text,
     unbroken,
 )
+from superopt.server.http.problems import HttpProblem
 
-__all__ = ["SEARCH_ENDS", "VERDICTS", "built", "page"]
+__all__ = ["SEARCH_ENDS", "VERDICTS", "built", "page", "problem_answer"]
+
 
 _HERE = Path(__file__).parents[1]
 VERDICTS = {
@@ -40,6 +43,9 @@ _PROOF = {  # what a verdict's parts are called
     "steps": "Steps", "ranks": "Proved rank by rank", "leading": "Leading axes", "nonzero": "Conditions on elements",
     "preconditions": "Preconditions",
 }  # fmt: skip
+
+
+_HTML = ("text/html", "application/xhtml+xml")
 
 
 def built() -> bool:
@@ -96,3 +102,24 @@ def page(
     """
     text = _templates().get_template(template).render(here=here, built=built(), **values)
     return HTMLResponse(text, status, dict(headers or {}))
+
+
+def problem_answer(request: Request, problem: HttpProblem) -> Response:
+    """The problem_answer to a request that cannot be met."""
+    if not _wants_page(request.headers.get("accept", "")):
+        response: Response = problem.response()
+    else:
+        response = page("problem.html", "", status=problem.status, headers=problem.headers, problem=problem.body)
+    response.headers["Vary"] = "Accept"
+    return response
+
+
+def _wants_page(accept: str) -> bool:
+    """Whether an Accept header names HTML, as browsers do for what is to be looked at, before any JSON."""
+    for part in accept.lower().split(","):
+        media = part.partition(";")[0].strip()
+        if media in _HTML:
+            return True
+        if media.endswith("json"):
+            return False
+    return False

@@ -1,27 +1,34 @@
-"""What was recorded about the corpus, as the pages show it: the manifest, and runs of ``superopt corpus update``."""
+"""What was recorded about the corpus, as the pages show it: the manifest, and runs of ``superopt corpus update``.
+
+Results that open without a job are recorded by :mod:`superopt.server.gallery_record`.
+"""
 
 from __future__ import annotations
 
+import gzip
 import json
 import logging
 import tomllib
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 from superopt.ir.errors import SuperoptError
 from superopt.report.corpus import CorpusModelResult, CorpusRun, geometric_mean
 
-__all__ = ["RecordedCorpus", "RecordedCorpusRun"]
+__all__ = ["RecordedCorpus", "RecordedCorpusRun", "ResultGallery"]
+
 
 log = logging.getLogger("superopt.serve")
 _WORSE = 1.02  # growth against the run before from which a page says so
 _PLACES = ("baselines/*.json", "*baseline*.json")
 _BENCHMARK, _OURS = "superopt.bench", "superopt"
 _BENCHMARKS = ("bench*/*.json", "*bench*.json")
+
+_FORMAT = "superopt.gallery"
 
 
 @dataclass(frozen=True)
@@ -201,3 +208,35 @@ class RecordedCorpus:
         if self._folder is None:
             return []
         return sorted({p for pattern in patterns for p in self._folder.glob(pattern) if p.is_file()})
+
+
+class ResultGallery:
+    """The folder ``results`` of a corpus folder: ``NAME.json.gz`` each. Without it there is nothing."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder / "results" if folder is not None else None
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """The models of which something was recorded."""
+        paths = self._folder.glob("*.json.gz") if self._folder is not None and self._folder.is_dir() else ()
+        return frozenset(path.name.removesuffix(".json.gz") for path in paths)
+
+    @lru_cache(maxsize=16)  # noqa: B019  (one service per process)
+    def entry(self, name: str) -> dict[str, Any] | None:
+        """What is kept of a model, as JSON data (``superopt.gallery``); nothing where it is not known."""
+        if self._folder is None or name not in self.names:
+            return None
+        path = self._folder / f"{name}.json.gz"
+        try:
+            found = json.loads(gzip.decompress(path.read_bytes()))
+        except (OSError, ValueError, EOFError) as error:
+            log.warning("%s: %s", path, error)
+            return None
+        return found if isinstance(found, dict) and found.get("format") == _FORMAT else None
+
+    @lru_cache(maxsize=64)  # noqa: B019
+    def comparison(self, name: str) -> bytes:
+        """Input and result of a model as one graph, ready to send; empty where it is not known."""
+        entry = self.entry(name)
+        return json.dumps(entry["comparison"], separators=(",", ":")).encode() if entry is not None else b""

@@ -24,7 +24,7 @@ on request.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from superopt.cost.backend_capabilities import (
     BACKENDS,
@@ -47,6 +47,7 @@ from superopt.cost.graph_costs import GraphCost, GraphResourceUsage, graph_cost,
 from superopt.cost.measurement_record import CostEstimate, MeasurementKey, MeasurementRecord
 from superopt.cost.roofline import DevicePeakPerformance, ceilings, operator_rows, peaks_of_header, roofline_data
 from superopt.cost.target_cost_models import device_of, for_target
+from superopt.ir.lazy_names import lazy_names
 from superopt.ops.flops_and_bytes import InferenceWork
 
 if TYPE_CHECKING:
@@ -62,17 +63,7 @@ __all__ = [
     "roofline_data", "timeline", "work", "write_profile",
 ]  # fmt: skip
 
-
-if not TYPE_CHECKING:  # so that names that do not exist are seen
-
-    def __getattr__(name: str) -> Any:
-        """Import what measures on request: a recorded profile needs none of it."""
-        if name == "MeasuredCpuCostModel":
-            from superopt.cost.measured_cost_models import MeasuredCpuCostModel
-
-            return MeasuredCpuCostModel
-        if name == "list_calibrations":
-            from superopt.cost.profile_calibration import list_calibrations
-
-            return list_calibrations
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:  # a recorded profile needs nothing that measures
+    __getattr__, __dir__ = lazy_names(
+        __name__, {"MeasuredCpuCostModel": "measured_cost_models", "list_calibrations": "profile_calibration"}
+    )

@@ -149,7 +149,7 @@ class _Frame:
             yield from (f"Split(A, axis={axis}, split=[{size}])" for axis, size in enumerate(self.shape))
             return
         for operands in self._operands_of(record):
-            for attributes in self._attributes(record, operands):
+            for attributes in self._attributes(record):
                 yield f"{op}({', '.join((*operands, *attributes))})"
 
     def _operands_of(self, record: Operator) -> Iterator[tuple[str, ...]]:
@@ -161,7 +161,7 @@ class _Frame:
                 yield _HOLES[:1]
             yield _HOLES[: len(names)]
 
-    def _attributes(self, record: Operator, operands: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    def _attributes(self, record: Operator) -> Iterator[tuple[str, ...]]:
         if "starts" in record.attributes:
             yield from self._cuts()
             return
@@ -175,11 +175,11 @@ class _Frame:
             for above, below in combinations(reversed(self.ladder), 2):
                 yield tuple(f"{k}={v}" for k, v in zip(sorted(keys), (above, below), strict=True))
             return
-        ways = [list(self._values(record, key, kind, operands)) for key, kind in record.attributes.items()]
+        ways = [list(self._values(record, key, kind)) for key, kind in record.attributes.items()]
         for chosen in product(*ways):
             yield tuple(f"{k}={v}" for k, v in zip(record.attributes, chosen, strict=True) if v)
 
-    def _values(self, record: Operator, key: str, kind: str, operands: tuple[str, ...]) -> Iterator[str]:
+    def _values(self, record: Operator, key: str, kind: str) -> Iterator[str]:
         rank = len(self.axes)
         if key == "axis":
             yield from (str(a) for a in range(rank))

@@ -7,7 +7,9 @@ where another stopped. Behind it is a ``concurrent.futures.Executor``, whichever
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from superopt.ir.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from superopt.fleet.child import TaskLost
@@ -32,15 +34,8 @@ _HOMES = {
     "ClusterTimeouts": "dask_cluster",
     "TaskJournal": "journal",
     "digest": "environment_digest",
+    **dict.fromkeys(("TaskOutcome", "TaskResultStore", "WorkerPool", "WorkerTask"), "worker_pool"),
 }
 
-
-if not TYPE_CHECKING:  # so that names that do not exist are seen
-
-    def __getattr__(name: str) -> Any:
-        """Loaded when first used: the command asks :mod:`superopt.fleet.mpi` where it runs before anything else."""
-        if name in __all__:
-            from importlib import import_module
-
-            return getattr(import_module(f"superopt.fleet.{_HOMES.get(name, 'worker_pool')}"), name)
-        raise AttributeError(f"module 'superopt.fleet' has no attribute {name!r}")
+if not TYPE_CHECKING:  # the command asks :mod:`superopt.fleet.mpi` where it runs before anything else
+    __getattr__, __dir__ = lazy_names(__name__, _HOMES)

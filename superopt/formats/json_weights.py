@@ -417,12 +417,12 @@ def _inline(cursor: JsonCursor, kind: TensorType) -> WeightData:
     elif kind.dtype in (DType.COMPLEX64, DType.COMPLEX128):
         cursor.fail("complex values are written packed, as raw")
     else:
-        return _floats(cursor, items, kind)
+        return _floats(items, kind)
     wide = np.array(values, np.uint64 if kind.dtype is DType.UINT64 else np.int64).astype(kind.dtype.numpy)
     return PackedWeightData(kind, pack(wide, kind.dtype))
 
 
-def _floats(cursor: JsonCursor, items: list[JsonCursor], kind: TensorType) -> PackedWeightData:
+def _floats(items: list[JsonCursor], kind: TensorType) -> PackedWeightData:
     exact = np.array([i.number() for i in items], np.float64)
     with np.errstate(over="ignore"):
         array = exact.astype(kind.dtype.numpy)

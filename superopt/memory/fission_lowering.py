@@ -12,7 +12,7 @@ from superopt.ir.graph import Graph, Node, Weight, constant, unused_name
 from superopt.ir.terms import AttributeValue
 from superopt.ir.types import TensorType
 from superopt.memory.fission import FissionPartBuilder, FissionRegion, FissionSearchGraph, bounds, form_of
-from superopt.memory.size_hiding_reshapes import FOR_MEMORY
+from superopt.memory.size_hiding import FOR_MEMORY
 from superopt.memory.slicing import AxisRange
 from superopt.ops import REGISTRY
 from superopt.ops.operator_definition import Operator, UnsupportedNodeForm

@@ -2,7 +2,7 @@
 
 Left alone, the runtime's elimination of common subexpressions merges a copy with what it repeats, and its walk back
 from the results may run copies long before they are needed. Both are prevented by a *guard* on what a copy reads
-(:mod:`superopt.memory.size_hiding_reshapes`), which opens with what is made right before the copy is planned to run.
+(:mod:`superopt.memory.size_hiding`), which opens with what is made right before the copy is planned to run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from superopt.memory.rematerialization_schedule import (
     RematerializationSchedule,
     RematerializationStep,
 )
-from superopt.memory.size_hiding_reshapes import FOR_MEMORY, SizeHidingReshapes, measurable
+from superopt.memory.size_hiding import FOR_MEMORY, SizeHidingReshapes, measurable
 
 __all__ = ["ExecutionOrderConstraint", "RematerializationInputGraph", "LoweredRematerialization", "written"]
 

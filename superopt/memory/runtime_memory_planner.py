@@ -1,7 +1,7 @@
 """What ONNX Runtime's planner makes of a graph's activations: buffers, who shares them, and where they lie in a block.
 
 The graph is the one that it really runs (:func:`superopt.runtime.executed_graph.lowered`), whose file has its nodes in
-the order in which they are executed. Its rules, as of 1.31 on the CPU (docs/decisions/0029):
+the order in which they are executed (:func:`as_executed`). Its rules, as of 1.31 on the CPU (docs/decisions/0029):
 
 - a graph's inputs are the caller's, its outputs have memory of their own, and the rest is one block;
 - a value is its operand's memory where the kernel only renames it, and where the kernel may work in place, the shapes
@@ -24,9 +24,62 @@ from superopt.memory.inplace_kernels import IN_PLACE, RENAMING
 from superopt.memory.liveness import Lifetime, alive
 from superopt.memory.rematerialization_schedule import RematerializationProblem, RematerializationSchedule, spans
 
-__all__ = ["ALIGNMENT", "PlannedBuffer", "ActivationMemoryPlan", "block_of", "planned"]
+__all__ = [
+    "ALIGNMENT",
+    "ActivationMemoryPlan",
+    "PlannedBuffer",
+    "as_executed",
+    "block_of",
+    "execution_order",
+    "planned",
+]
+
 
 ALIGNMENT = 256  # bytes that sizes are rounded up to
+
+
+def execution_order(nodes: Sequence[Node], number: Sequence[int]) -> list[int]:
+    """Positions of the nodes in the order in which they are executed.
+
+    From the nodes that no other reads, the greatest number first, back to what each reads, again the greatest first; a
+    node comes after all that it reads.
+
+    Args:
+        nodes: in any order.
+        number: the runtime's number of each: its place in the file, or, for what the runtime made, a greater one.
+    """
+    makers = {o: i for i, n in enumerate(nodes) for o in n.outputs if o}
+    reads = [sorted({makers[n] for n in node.reads if n in makers}, key=number.__getitem__) for node in nodes]
+    read = {i for before in reads for i in before}
+    stack = [(i, False) for i in sorted(range(len(nodes)), key=number.__getitem__) if i not in read]
+    found: list[int] = []
+    seen: set[int] = set()
+    while stack:
+        node, left = stack.pop()
+        if left:
+            found.append(node)
+        elif node not in seen:
+            seen.add(node)
+            stack.append((node, True))
+            stack += [(i, False) for i in reads[node] if i not in seen]
+    return found
+
+
+def as_executed(lowered: Graph, given: Graph) -> Sequence[Node]:
+    """The nodes of a lowered graph in the order of execution.
+
+    ONNX Runtime writes them in that order where it has made nodes of its own; else in the order of the file that it was
+    given.
+
+    Args:
+        lowered: as ONNX Runtime wrote it.
+        given: what it was made of.
+    """
+    place = {(n.op, n.domain, n.outputs): i for i, n in enumerate(given.nodes)}
+    keys = [(n.op, n.domain, n.outputs) for n in lowered.nodes]
+    if not all(k in place for k in keys):
+        return lowered.nodes
+    return [lowered.nodes[i] for i in execution_order(lowered.nodes, [place[k] for k in keys])]
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,7 @@ from superopt.ir.symbolic_size_binding import sizes_fed
 from superopt.ir.types import TensorType
 from superopt.memory.inplace_kernels import IN_PLACE, RENAMING
 from superopt.memory.liveness import Lifetime, alive, lifetimes, unavoidable
-from superopt.memory.runtime_execution_order import as_executed
-from superopt.memory.runtime_memory_planner import ActivationMemoryPlan, planned
+from superopt.memory.runtime_memory_planner import ActivationMemoryPlan, as_executed, planned
 from superopt.ops.operator_definition import UnsupportedNodeForm
 from superopt.ops.shape_inference import infer
 from superopt.pipeline.options import Options

@@ -1,6 +1,6 @@
 """Hiding sizes from some of a model's kernels, so that their memory waits for nothing.
 
-Which kernels, :mod:`superopt.memory.hidden_size_selection` says. A kernel whose sizes are to be unknown reads every
+Which kernels, :mod:`superopt.memory.size_hiding` says. A kernel whose sizes are to be unknown reads every
 operand through a guard (a view, of which no byte moves); what knows its sizes again reads a view with all of them
 declared. What the runtime fuses only at sizes that it knows is found out by looking at what it then runs: what is lost
 is left closed.
@@ -16,9 +16,8 @@ import numpy as np
 
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph, Node, unused_name
-from superopt.memory.hidden_size_selection import best_open, kernel_of
 from superopt.memory.inplace_kernels import RENAMING
-from superopt.memory.size_hiding_reshapes import FOR_MEMORY, OPSET, SizeHidingReshapes, measurable
+from superopt.memory.size_hiding import FOR_MEMORY, OPSET, SizeHidingReshapes, best_open, kernel_of, measurable
 from superopt.ops.operator_definition import UnsupportedNodeForm
 from superopt.ops.shape_inference import InferredTypes
 from superopt.pipeline.memory_timeline import ActivationFootprint, footprint

@@ -17,7 +17,7 @@ from superopt.memory.remat import ROWS, front
 from superopt.memory.rematerialization_graph import RematerializationInputGraph
 from superopt.memory.rematerialization_schedule import RematerializationSchedule, original_timetable
 from superopt.memory.runtime_memory_planner import block_of
-from superopt.memory.size_hiding_reshapes import OPSET
+from superopt.memory.size_hiding import OPSET
 from superopt.ops.operator_definition import UnsupportedNodeForm
 from superopt.ops.shape_inference import infer
 from superopt.pipeline.acceptance_policy import POLICY, doubt_of, too_slow_for_memory

@@ -11,7 +11,7 @@ from superopt.ir.graph import Graph, Node, Value, unused_name
 from superopt.ir.size_polynomial import sym, symbols
 from superopt.ir.types import TensorType, ValueType
 from superopt.memory.runtime_memory_planner import ALIGNMENT
-from superopt.memory.size_hiding_reshapes import FOR_MEMORY, SizeHidingReshapes
+from superopt.memory.size_hiding import FOR_MEMORY, SizeHidingReshapes
 from superopt.ops.shape_inference import InferredTypes
 from superopt.pipeline.memory_timeline import ActivationFootprint
 

@@ -164,7 +164,7 @@ def _divided(
         for part in subexpressions(output.body):
             if isinstance(part, ElementRead):
                 kind = types[part.operand]
-                axis = _carried(part, (kind and kind.shape) or (), variable, extent, extents, count)
+                axis = _carried(part, (kind and kind.shape) or (), variable, extent, extents)
                 if found.setdefault(part.operand, axis) != axis:
                     return None
             elif variable in _sizes_in(part):
@@ -187,7 +187,7 @@ def _sizes_in(part: ScalarExpression) -> frozenset[str]:
 
 
 def _carried(
-    read: ElementRead, shape: Sequence[Dim], variable: str, extent: int, extents: Mapping[str, Dim], count: int
+    read: ElementRead, shape: Sequence[Dim], variable: str, extent: int, extents: Mapping[str, Dim]
 ) -> int | None:
     """The axis at which a read has the index.
 

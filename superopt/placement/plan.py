@@ -20,10 +20,9 @@ from superopt.placement.cluster import Cluster
 from superopt.placement.composition import Layout, composed, with_copies
 from superopt.placement.placements import Spec
 from superopt.placement.rank_files import rank_graphs
-from superopt.placement.schedule import Application, Instruction, schedule_of
+from superopt.placement.schedule import Application, Event, Instruction, chrome_trace, schedule_of, simulate, tasks_of
 from superopt.placement.statements import ProvedForm, certify_form, check_form_certificate
 from superopt.placement.strategies import Model, model_of
-from superopt.placement.timeline import Event, chrome_trace, simulate, tasks_of
 from superopt.verifier.check.check_settings import CheckResult
 from superopt.verifier.check.differential import check
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from superopt.benchmark.rewrite_pairs import AIMS, ProxyCostModel, blocks, rewrites
+from superopt.benchmark.cost_validation import AIMS, ProxyCostModel, cut_blocks, rewrites
 from superopt.cost.measurement_record import key_of, question_of
 from superopt.ir.graph import Graph, Node, Value, constant, structural_hash
 from superopt.ir.types import DType, TensorType
@@ -35,24 +35,24 @@ def names(found):
 def test_blocks_are_runs_of_nodes_that_stand_alone_at_the_same_places_for_a_seed():
     graph = towers(40, 512)
     order = [n.name for n in graph.nodes]
-    found = blocks(graph, 3, seed=5)
+    found = cut_blocks(graph, 3, seed=5)
     assert len(found) == 3
     for block, held in zip(found, names(found), strict=True):
         start = order.index(held[0])
         assert held == order[start : start + len(held)]
         assert block.inputs
         assert check(block, block, trials=1).verdict == "passed"
-    assert names(blocks(graph, 3, seed=5)) == names(found)
-    assert names(blocks(graph, 3, seed=6)) != names(found)
+    assert names(cut_blocks(graph, 3, seed=5)) == names(found)
+    assert names(cut_blocks(graph, 3, seed=6)) != names(found)
 
 
 def test_a_small_graph_is_a_block_itself():
     graph = towers(2, 16)
-    assert blocks(graph, 3) == (graph,)
+    assert cut_blocks(graph, 3) == (graph,)
 
 
 def test_rewrites_are_equal_different_and_reproducible():
-    [block] = blocks(towers(1, 32), 1)
+    [block] = cut_blocks(towers(1, 32), 1)
     rules = [r for r in load_library().admitted if r.operators <= {"MatMul", "Add", "Relu", "Concat", "Split"}]
     found = dict(rewrites(block, rules, AIMS))
     assert len(found) >= 2

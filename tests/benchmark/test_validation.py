@@ -18,8 +18,7 @@ from superopt.benchmark.cost_accuracy import (
     spearman,
     validate,
 )
-from superopt.benchmark.cost_validation import CostValidation, validate_costs
-from superopt.benchmark.rewrite_pairs import ProxyCostModel
+from superopt.benchmark.cost_validation import CostValidation, ProxyCostModel, validate_costs
 from superopt.cost import DeviceProfileStore, MeasuredCpuCostModel, MeasurementRecord
 from superopt.cost.measurement_record import key_of
 from superopt.ir.graph import Graph, Node, Value, constant

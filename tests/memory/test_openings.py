@@ -8,8 +8,8 @@ import pytest
 
 from superopt.ir.graph import Graph, Node, Value, Weight
 from superopt.ir.types import DType, TensorType
-from superopt.memory.hidden_size_selection import best_open, kernel_of
 from superopt.memory.runtime_memory_planner import planned
+from superopt.memory.size_hiding import best_open, kernel_of
 
 
 def chain(widths: tuple[int, ...], operators: tuple[str, ...]) -> tuple[Graph, dict[str, TensorType]]:

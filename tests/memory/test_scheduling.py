@@ -16,7 +16,7 @@ from superopt.ir.errors import UsageError
 from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ir.types import DType, TensorType
 from superopt.memory.arena_measurement import measured_arena
-from superopt.memory.runtime_execution_order import execution_order
+from superopt.memory.runtime_memory_planner import execution_order
 from superopt.ops.shape_inference import infer
 from superopt.pipeline.memory_schedule import MemoryScheduledGraph, least_memory
 from superopt.pipeline.memory_timeline import footprint

@@ -15,7 +15,7 @@ import superopt
 from superopt.formats.control_flow_bodies import all_names, bodies, count_nodes
 from superopt.formats.onnx_reader import from_onnx
 from superopt.ir.graph import Graph
-from superopt.memory.size_hiding_reshapes import SizeHidingReshapes
+from superopt.memory.size_hiding import SizeHidingReshapes
 from superopt.ops.shape_inference import infer
 from superopt.passes.fast_algorithms.sites import NodeBuilder
 from superopt.pipeline.runtime_fault_avoidance import with_copies

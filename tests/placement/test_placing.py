@@ -26,7 +26,7 @@ from superopt.placement.execution import RankProgram, Threads, run_in_threads
 from superopt.placement.placements import PARTIAL, REPLICATED, Spec, coordinates, group_of, split
 from superopt.placement.plan import layout_of, rank_name
 from superopt.placement.rank_files import piece_bounds
-from superopt.placement.timeline import Task, chrome_trace, simulate
+from superopt.placement.schedule import Task, chrome_trace, simulate
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.sample_data import feeds_for
 

@@ -10,11 +10,11 @@ from starlette.testclient import TestClient
 
 from superopt.report.algorithm_names import algorithm_data, search_algorithms
 from superopt.report.naming import RuleIndex
-from superopt.report.rule_differences import RuleDifferences
 from superopt.rules import RuleLibrary, load_library, parse_rule
 from superopt.rules.bilinear import algorithms
 from superopt.server.app import create_app
 from superopt.server.settings import ServiceSettings
+from superopt.server.views.catalogue import RuleDifferences
 
 LIBRARY = load_library()
 NAMES = RuleIndex(LIBRARY).names

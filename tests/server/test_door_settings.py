@@ -11,8 +11,8 @@ import pytest
 
 from superopt import TIME_LIMIT, Options
 from superopt.ir.errors import UsageError
+from superopt.server.http.body import read_head
 from superopt.server.http.connections import OpenConnections
-from superopt.server.http.header_checks import read_head
 from superopt.server.http.problems import HttpProblem
 from superopt.server.settings import ConnectionLimits, ServiceLimits, ServiceSettings
 

@@ -30,7 +30,7 @@ from superopt.server import examples
 from superopt.server.app import create_app
 from superopt.server.jobs.database import JobDatabase
 from superopt.server.jobs.retention import JobRetention
-from superopt.server.routes.api_reference import EXAMPLES, FOLDER
+from superopt.server.routes.pages import EXAMPLES, FOLDER
 from superopt.server.settings import ServiceLimits, ServiceSettings
 from superopt.server.views.charts import timeline
 from superopt.server.views.graph_pairing import drawn, side_of

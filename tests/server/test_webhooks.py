@@ -21,11 +21,10 @@ from starlette.testclient import TestClient
 from test_store import OUTPUTS, claimed, submission
 
 from superopt.server.app import create_app
-from superopt.server.http.outbound_requests import ForbiddenAddress, may_reach, post
 from superopt.server.http.problems import HttpProblem
 from superopt.server.jobs.database import JobDatabase, webhooks
 from superopt.server.jobs.store import JobStore
-from superopt.server.jobs.webhooks import WebhookDispatcher, signature
+from superopt.server.jobs.webhooks import ForbiddenAddress, WebhookDispatcher, may_reach, post, signature
 from superopt.server.settings import ServiceLimits, ServiceSettings
 
 SECRET = "0123456789abcdef"

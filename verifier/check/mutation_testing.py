@@ -100,12 +100,12 @@ def _kinds(graph: Graph, node: Node) -> Iterator[str]:
     if any(node.op in family for family in _ALIKE) and not node.domain:
         yield "sibling"
     if not node.domain:
-        yield from (f"attribute {k}" for k, v in sorted(node.attributes.items()) if _changes(node.op, k, v))
+        yield from (f"attribute {k}" for k, v in sorted(node.attributes.items()) if _changes(k, v))
     elif node.domain == "ai.onnx.ml":
         yield from (f"attribute {k}" for k, v in sorted(node.attributes.items()) if k in _TABLES and v != ())
 
 
-def _changes(op: str, name: str, value: object) -> bool:
+def _changes(name: str, value: object) -> bool:
     """Whether an attribute is one that may be changed without danger: kernels divide by some, and crash."""
     if isinstance(value, tuple):
         return name in _POSITIVE | _NATURAL | {"axes", "perm"} and len(value) > (name == "perm")

@@ -63,10 +63,10 @@ def pairings(a: Monomial, b: Monomial) -> Iterator[list[Dim]]:
             (i, f) for i, (f, p) in enumerate(a.factors) if i not in used and p == power and f.head == factor.head
         ]
         for i, f in reversed(options):
-            stack.append((position + 1, (*used, i), [*equations, *_index_equations(f, factor, a, b)]))
+            stack.append((position + 1, (*used, i), [*equations, *_index_equations(f, factor)]))
 
 
-def _index_equations(f: Factor, g: Factor, a: Monomial, b: Monomial) -> list[Dim]:
+def _index_equations(f: Factor, g: Factor) -> list[Dim]:
     """``index in g - index in f`` for elements in corresponding places, where no inner variable occurs."""
     if isinstance(f, TensorElement) and isinstance(g, TensorElement):
         return [j - i for i, j in zip(f.index, g.index, strict=True)]

@@ -143,7 +143,7 @@ class SumMatcher:
     def _combined(self, a: Monomial, b: Monomial, given_conditions: Conditions) -> Value | None:
         """``a + b`` as residues and a combined overlap, if some bijection matches their factors on an overlap."""
         b = rename_apart(b)
-        for bijection in self._bijections(a, b, given_conditions):
+        for bijection in self._bijections(a, b):
             moved = _moved(b, bijection, a.bound)
             if moved is None:
                 continue
@@ -181,7 +181,7 @@ class SumMatcher:
 
     # Bijections
 
-    def _bijections(self, a: Monomial, b: Monomial, given: Conditions) -> Iterator[Bijection]:
+    def _bijections(self, a: Monomial, b: Monomial) -> Iterator[Bijection]:
         """Affine bijections, as ``b``'s bound variables in terms of ``a``'s."""
         if not b.bound:
             yield {}
@@ -250,7 +250,7 @@ class SumMatcher:
         if len(left.bound) != len(right.bound):
             return False
         a, b = _as_monomial(left), rename_apart(_as_monomial(right))
-        for bijection in self._bijections(a, b, given_conditions):
+        for bijection in self._bijections(a, b):
             moved = _moved(b, bijection, a.bound)
             if moved is None:
                 continue
