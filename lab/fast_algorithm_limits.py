@@ -21,7 +21,7 @@ from superopt import formats
 from superopt.cost.backend_capabilities import SUPEROPT_CUDA
 from superopt.cost.cost_model import CostModel
 from superopt.cost.graph_costs import graph_cost
-from superopt.cost.roofline import DevicePeakPerformance, RooflineCeilings
+from superopt.cost.roofline_ceilings import DevicePeakPerformance, RooflineCeilings
 from superopt.ir.errors import UsageError
 from superopt.ir.graph import Graph, Node, Value
 from superopt.ops.shape_inference import infer
@@ -35,7 +35,7 @@ from superopt.passes.fast_algorithms.selection import (
     rewritten,
 )
 from superopt.passes.fast_algorithms.sites import sites_of
-from superopt.passes.fast_algorithms.winograd_convolution import FastAlgorithmPlacement, WinogradConvolution, changes_us
+from superopt.passes.fast_algorithms.winograd_convolution import ReplacedConvolution, WinogradConvolution, changes_us
 from superopt.pipeline.optimization import optimize
 from superopt.pipeline.options import ALGORITHMS
 from superopt.pipeline.paired_benchmark import clock_of
@@ -112,7 +112,7 @@ def parts_of(graph: Graph, chosen: Sequence[FastAlgorithmChoice], prices: CostMo
     )
     before, after = _roofs(graph, prices, peaks), _roofs(new_graph, prices, peaks)
     typing = infer(graph)
-    form_sites = [FastAlgorithmPlacement(c.site.nodes, c.site.node.inputs[0], c.begins) for c in chosen if c.site.pads]
+    form_sites = [ReplacedConvolution(c.site.nodes, c.site.node.inputs[0], c.begins) for c in chosen if c.site.pads]
     more = changes_us(graph, typing, form_sites, prices) - changes_us(graph, typing, [], prices)
     us = graph_cost(graph, prices, typing).us
     return FastAlgorithmTimeParts(

@@ -21,7 +21,7 @@ from superopt.pipeline.optimization import optimize
 from superopt.pipeline.options import ALGORITHMS, Options
 from superopt.runtime.executed_graph import lowered
 from superopt.runtime.paired_benchmark import median_error, time_models
-from superopt.runtime.sample_data import feeds_for
+from superopt.runtime.synthetic_tensors import feeds_for
 
 __all__ = ["LayoutBenchmarkRow", "interior_transposes", "main", "row_of", "transposes"]
 

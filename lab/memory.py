@@ -20,12 +20,12 @@ from superopt.memory.arena_measurement import measured_arena
 from superopt.memory.remat import ROWS
 from superopt.ops.operator_definition import UnsupportedNodeForm
 from superopt.pipeline.acceptance_policy import doubt_of
-from superopt.pipeline.memory_schedule import arena_block, least_memory
+from superopt.pipeline.activation_memory_reduction import arena_block, least_memory
 from superopt.pipeline.memory_timeline import footprint, footprint_of
 from superopt.pipeline.options import EFFORTS
 from superopt.pipeline.paired_benchmark import measure
 from superopt.pipeline.rematerialization import smallest_points
-from superopt.runtime.sample_data import feeds_for, with_values
+from superopt.runtime.synthetic_tensors import feeds_for, with_values
 
 __all__ = [
     "MemoryBenchmarkRow",

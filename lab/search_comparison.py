@@ -30,7 +30,7 @@ from superopt.egraph.pattern_compiler import CompiledPattern, PatternMatch, boun
 from superopt.egraph.pattern_index import PatternTrie
 from superopt.egraph.rule_compiler import CompiledRewrites, compile_rewrites
 from superopt.egraph.saturation import instantiate, recipe_of
-from superopt.extraction.dag import NODE_US, ExtractionRequest, cost_of, problem_of, used_classes
+from superopt.extraction.dag import NODE_US, ExtractionContext, cost_of, problem_of, used_classes
 from superopt.extraction.enode_costs import ENodeCostModel
 from superopt.ir.graph import Graph
 from superopt.ir.terms import AttributeValue, Term
@@ -230,7 +230,7 @@ class _State:
         graph = lowered.graph
         outputs = [lowered.classes[region.number[o]] for o in region.outputs]
         given = frozenset(n for g in graph.classes.values() for n, b in g.nodes.items() if b in lowered.origin)
-        problem = problem_of(graph, ExtractionRequest(outputs, input_nodes=given), self.pricer)
+        problem = problem_of(graph, ExtractionContext(outputs, input_nodes=given), self.pricer)
         choice = incumbent_of(region, lowered, problem)
         for owner, options in problem.of.items():
             choice.setdefault(owner, options[0]) if options else None

@@ -59,7 +59,7 @@ POLICIES = (
     ("superopt.cost.profile_calibration", "CALIBRATION", False),
     ("superopt.cost.operator_timing", "TIMING", False),
     ("superopt.cost.profile_recorder", "DRIFT", False),
-    ("superopt.cost.roofline", "PROBES", False),
+    ("superopt.cost.roofline_ceilings", "PROBES", False),
     ("superopt.cost.cuda_timing", "TIMING", False),
 )
 _MODELS = (

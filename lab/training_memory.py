@@ -31,14 +31,14 @@ from superopt.memory.remat import ROWS, front
 from superopt.memory.runtime_memory_planner import block_of
 from superopt.ops.operator_definition import UnsupportedNodeForm
 from superopt.pipeline.acceptance_policy import doubt_of
-from superopt.pipeline.memory_schedule import arena_of
+from superopt.pipeline.activation_memory_reduction import arena_of
 from superopt.pipeline.memory_timeline import footprint_of
 from superopt.pipeline.paired_benchmark import measurement_of
 from superopt.pipeline.rematerialization_lowering import realised
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME, bind, make_session, run
 from superopt.runtime.paired_benchmark import time_bound
 from superopt.runtime.protocol import released
-from superopt.runtime.sample_data import with_values
+from superopt.runtime.synthetic_tensors import with_values
 from superopt.verifier.check.differential import make_inputs
 
 __all__ = ["PairedStepTiming", "TrainingStepMemory", "main", "planned_step", "raced", "rendered"]

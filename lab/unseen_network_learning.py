@@ -24,7 +24,7 @@ from superopt.pipeline.options import Options
 from superopt.pipeline.rule_learning import learn_from
 from superopt.rules.rule import Rule
 from superopt.runtime.paired_benchmark import PairedTimes, time_models
-from superopt.runtime.sample_data import feeds_for, with_values
+from superopt.runtime.synthetic_tensors import feeds_for, with_values
 from superopt.verifier.exact.testing import test
 from superopt.verifier.verdict import RefutedVerdict
 

@@ -20,7 +20,7 @@ import numpy as np
 from superopt import formats
 from superopt.benchmark.inductor import older
 from superopt.ir.graph import Graph
-from superopt.runtime.sample_data import with_values
+from superopt.runtime.synthetic_tensors import with_values
 
 __all__ = ["PEERS", "missing", "time_peer"]
 

@@ -202,7 +202,7 @@ def _whole(profile: Path, names: Sequence[str], deadline: float) -> list[dict[st
     from superopt.cost import ProfileCostModel, graph_cost, read_profile
     from superopt.cost.cuda_timing import CudaOperatorTimer
     from superopt.ir.errors import SuperoptError
-    from superopt.runtime.sample_data import feeds_for
+    from superopt.runtime.synthetic_tensors import feeds_for
 
     kept = STATE / "whole.json"
     rows: list[dict[str, Any]] = json.loads(kept.read_text()) if kept.exists() else []
@@ -230,7 +230,7 @@ def _whole(profile: Path, names: Sequence[str], deadline: float) -> list[dict[st
 
 def _peers(rows: list[dict[str, Any]], deadline: float) -> None:
     """What the peers take for the same models; one that fails, or is not installed, is said so."""
-    from superopt.runtime.sample_data import feeds_for
+    from superopt.runtime.synthetic_tensors import feeds_for
 
     for peer in gpu_peers.PEERS:
         for row in rows:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from superopt.cost.cost_model import CostModel
 from superopt.cost.measurement_record import CostEstimate
-from superopt.cost.roofline import DevicePeakPerformance
+from superopt.cost.roofline_ceilings import DevicePeakPerformance
 
 
 class Roofline(CostModel):

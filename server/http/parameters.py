@@ -16,7 +16,7 @@ from superopt.ir.errors import UsageError
 from superopt.rules.float_verdicts import MODES
 from superopt.server.http.problems import HttpProblem
 from superopt.server.settings import ServiceLimits
-from superopt.server.views.catalogue import RuleCatalogue
+from superopt.server.views.catalogue import RuleLibraryView
 
 __all__ = ["DESCRIPTIONS", "JobId", "canonical_id", "read_options", "refuse_unknown", "wrong"]
 
@@ -77,7 +77,7 @@ DESCRIPTIONS: Mapping[str, tuple[dict[str, Any], str]] = {
 
 
 def read_options(
-    given: Callable[[str], Sequence[str]], limits: ServiceLimits, catalogue: RuleCatalogue
+    given: Callable[[str], Sequence[str]], limits: ServiceLimits, catalogue: RuleLibraryView
 ) -> dict[str, Any]:
     """Options as the child takes them.
 

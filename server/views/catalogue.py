@@ -25,7 +25,7 @@ from superopt.rules import Rule, RuleLibrary, format_rule, load_library
 from superopt.rules.float_verdicts import float_key
 from superopt.rules.rule import TensorVariableType, scalar_value
 
-__all__ = ["RuleCatalogue", "RuleDifferences", "RuleEvidence", "built_in_catalogue"]
+__all__ = ["RuleLibraryView", "RuleDifferences", "RuleEvidence", "built_in_catalogue"]
 
 log = logging.getLogger("superopt.serve")
 _LITERAL = re.compile(r"(\w+)=(\"[^\"]*\"|\[[-\d.\", ]+\]|-?\d[\d.e+-]*)(?=[,)])")
@@ -34,7 +34,7 @@ _MOST = 3  # facts of one difference
 _KINDS = {"f": "reals", "i": "integers", "b": "booleans"}
 
 
-class RuleCatalogue:
+class RuleLibraryView:
     """The built-in library, indexed."""
 
     def __init__(self) -> None:
@@ -142,9 +142,9 @@ class RuleCatalogue:
 
 
 @cache
-def built_in_catalogue() -> RuleCatalogue:
+def built_in_catalogue() -> RuleLibraryView:
     """The catalogue of this process: its library never changes, and indexing it takes a second."""
-    return RuleCatalogue()
+    return RuleLibraryView()
 
 
 def _counts(values: Iterable[str]) -> dict[str, int]:

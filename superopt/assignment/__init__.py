@@ -2,10 +2,10 @@
 
 from superopt.assignment.evaluation import AssignmentEvaluation, evaluate
 from superopt.assignment.policy import AssignmentSolverPolicy
-from superopt.assignment.problem import AssignmentProblem, parse_problem, problem_from_json, read_problem
+from superopt.assignment.problem import StrategyAssignmentProblem, parse_problem, problem_from_json, read_problem
 from superopt.assignment.solver import StrategyAssignment, solve
 
 __all__ = [
-    "StrategyAssignment", "AssignmentEvaluation", "AssignmentSolverPolicy", "AssignmentProblem", "evaluate",
+    "StrategyAssignment", "AssignmentEvaluation", "AssignmentSolverPolicy", "StrategyAssignmentProblem", "evaluate",
     "parse_problem", "problem_from_json", "read_problem", "solve",
 ]  # fmt: skip

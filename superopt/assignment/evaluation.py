@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from superopt.assignment.problem import AssignmentProblem
+from superopt.assignment.problem import StrategyAssignmentProblem
 from superopt.errors import UsageError
 
 __all__ = ["AssignmentEvaluation", "evaluate"]
@@ -29,7 +29,7 @@ class AssignmentEvaluation:
     feasible: bool
 
 
-def evaluate(problem: AssignmentProblem, strategies: Sequence[int]) -> AssignmentEvaluation:
+def evaluate(problem: StrategyAssignmentProblem, strategies: Sequence[int]) -> AssignmentEvaluation:
     """Evaluate one strategy for each node.
 
     Raises:
@@ -46,7 +46,7 @@ def evaluate(problem: AssignmentProblem, strategies: Sequence[int]) -> Assignmen
     return AssignmentEvaluation(_cost(problem, chosen, sizes), peak, peak <= problem.usage_limit)
 
 
-def _cost(problem: AssignmentProblem, chosen: list[int], sizes: list[int]) -> int:
+def _cost(problem: StrategyAssignmentProblem, chosen: list[int], sizes: list[int]) -> int:
     total, start = 0, 0
     for strategy, size in zip(chosen, sizes, strict=True):
         total += int(problem.costs[start + strategy])
@@ -58,7 +58,7 @@ def _cost(problem: AssignmentProblem, chosen: list[int], sizes: list[int]) -> in
     return total
 
 
-def _peak(problem: AssignmentProblem, chosen: list[int], sizes: list[int]) -> int:
+def _peak(problem: StrategyAssignmentProblem, chosen: list[int], sizes: list[int]) -> int:
     changes: dict[int, int] = {}
     start = 0
     for strategy, size, (first, end) in zip(chosen, sizes, problem.intervals.tolist(), strict=True):

@@ -22,7 +22,7 @@ from superopt.assignment.pairwise import Mask, PairwiseModel
 from superopt.assignment.policy import AssignmentSolverPolicy
 from superopt.assignment.reduction import Floats, Integers
 
-__all__ = ["AssignmentLowerBound", "prove"]
+__all__ = ["LowerBoundResult", "prove"]
 
 _ROUNDING = 2.0**-48  # relative error of sums of costs
 _SURE = 1e-9  # share of the cost by which a choice must exceed the best one before it is left out
@@ -168,7 +168,7 @@ def _colouring(model: PairwiseModel) -> Integers:
 
 
 @dataclass(frozen=True)
-class AssignmentLowerBound:
+class LowerBoundResult:
     """What is known of the optimum.
 
     Attributes:
@@ -190,7 +190,7 @@ def prove(
     *,
     program: bool,
     paced: bool,
-) -> AssignmentLowerBound:
+) -> LowerBoundResult:
     """A lower bound, as good as the time allows.
 
     Args:
@@ -204,7 +204,7 @@ def prove(
         paced: whether message passing takes a share of the time; else as many sweeps as there are, within the time.
     """
     if not model.nodes:
-        return AssignmentLowerBound(model.constant, None)
+        return LowerBoundResult(model.constant, None)
     cost = math.inf if best is None else model.cost(best)
     bound, strategies, entries = _bounded(model, memory, multipliers, policy, left, paced)
     known, room = math.inf, math.inf  # what the optimum is at most, and by how much more than the bound
@@ -213,14 +213,14 @@ def prove(
     joint = _joint(model, strategies, entries)
     allowed, pairs = _possible(model, strategies <= room, (joint <= room) & ~model.forbidden)
     if not program or pairs.sum() > policy.program_entries or left() < policy.program_seconds:
-        return AssignmentLowerBound(bound, None)
+        return LowerBoundResult(bound, None)
     if (np.add.reduceat(allowed.astype(np.int64), model.offsets[:-1]) == 0).any():
-        return AssignmentLowerBound(max(bound, known), None)
+        return LowerBoundResult(max(bound, known), None)
     if memory_entries(memory, allowed) > policy.memory_entries:
-        return AssignmentLowerBound(bound, None)
+        return LowerBoundResult(bound, None)
     outcome = AssignmentIntegerProgram(model, memory, allowed, pairs).solve(left(), policy.program_nodes, best)
     better = outcome.choice if outcome.choice is not None and model.cost(outcome.choice) < cost else None
-    return AssignmentLowerBound(max(bound, min(outcome.bound, known)), better)
+    return LowerBoundResult(max(bound, min(outcome.bound, known)), better)
 
 
 def _bounded(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from superopt.assignment.pairwise import Mask
-from superopt.assignment.problem import AssignmentProblem
+from superopt.assignment.problem import StrategyAssignmentProblem
 from superopt.assignment.reduction import Floats, Integers, ReducedProblem
 
 __all__ = ["MemoryConstraints", "memory_of"]
@@ -58,7 +58,7 @@ class MemoryConstraints:
         return np.asarray(np.bincount(self.strategy, self.bytes * rate[self.allocation], strategies), dtype=np.float64)
 
 
-def memory_of(problem: AssignmentProblem, reduced: ReducedProblem) -> MemoryConstraints:
+def memory_of(problem: StrategyAssignmentProblem, reduced: ReducedProblem) -> MemoryConstraints:
     """The memory of a reduced problem."""
     live = np.flatnonzero(problem.intervals[:, 0] < problem.intervals[:, 1])
     usages = list(problem.node_usages())

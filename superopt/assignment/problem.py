@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from superopt.errors import InvalidModel
 
-__all__ = ["Integers", "AssignmentProblem", "parse_problem", "problem_from_json", "read_problem"]
+__all__ = ["Integers", "StrategyAssignmentProblem", "parse_problem", "problem_from_json", "read_problem"]
 
 Integers = NDArray[np.int64]
 _MAGIC = b"\x1f\x8b"  # with which gzip begins
@@ -28,7 +28,7 @@ _LEAST, _MOST = -(2**63), 2**63 - 1
 
 
 @dataclass(frozen=True)
-class AssignmentProblem:
+class StrategyAssignmentProblem:
     """Nodes with strategies, tables of costs on edges, and bytes over time.
 
     Attributes:
@@ -82,7 +82,7 @@ class AssignmentProblem:
             yield a, b, self.tables[start:end].reshape(sizes[a], sizes[b])
 
 
-def read_problem(path: Path) -> AssignmentProblem:
+def read_problem(path: Path) -> StrategyAssignmentProblem:
     """Read a problem.
 
     Args:
@@ -95,7 +95,7 @@ def read_problem(path: Path) -> AssignmentProblem:
     return parse_problem(path.read_bytes(), str(path))
 
 
-def parse_problem(data: bytes, where: str) -> AssignmentProblem:
+def parse_problem(data: bytes, where: str) -> StrategyAssignmentProblem:
     """A problem from the bytes of a file.
 
     Args:
@@ -128,7 +128,7 @@ def _parsed(data: bytes) -> object:
         raise InvalidModel(f"is not JSON: {error}", hint=hint) from None
 
 
-def problem_from_json(document: object) -> AssignmentProblem:
+def problem_from_json(document: object) -> StrategyAssignmentProblem:
     """A problem from parsed JSON: ``{"problem": {"nodes": …, "edges": …, "usage_limit": …}}``.
 
     Raises:
@@ -151,7 +151,9 @@ def problem_from_json(document: object) -> AssignmentProblem:
     _integers([limit], "/problem/usage_limit")
     if not isinstance(name, str):
         _refuse("/problem/name", "is not text", "leave it out, or write text")
-    return AssignmentProblem(name, sizes, costs, usages, _intervals(nodes, len(sizes)), pairs, tables, int(limit))
+    return StrategyAssignmentProblem(
+        name, sizes, costs, usages, _intervals(nodes, len(sizes)), pairs, tables, int(limit)
+    )
 
 
 def _intervals(nodes: Mapping[str, Any], count: int) -> Integers:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from superopt.assignment.problem import AssignmentProblem
+from superopt.assignment.problem import StrategyAssignmentProblem
 from superopt.errors import InvalidModel
 
 __all__ = ["Floats", "Integers", "ReducedProblem", "reduce_problem"]
@@ -46,7 +46,7 @@ class ReducedProblem:
     lift: list[Integers]
 
 
-def reduce_problem(problem: AssignmentProblem, forbidden: int) -> ReducedProblem:
+def reduce_problem(problem: StrategyAssignmentProblem, forbidden: int) -> ReducedProblem:
     """Apply the reductions.
 
     Args:
@@ -66,7 +66,7 @@ def reduce_problem(problem: AssignmentProblem, forbidden: int) -> ReducedProblem
 class _Reduction:
     """Nodes, tables and merges while the rules are applied; ``kept[i]`` are the remaining strategies of node i."""
 
-    def __init__(self, problem: AssignmentProblem, forbidden: int) -> None:
+    def __init__(self, problem: StrategyAssignmentProblem, forbidden: int) -> None:
         self.problem = problem
         n = problem.nodes
         self.costs = [np.where(c >= forbidden, np.inf, c) for c in problem.node_costs()]

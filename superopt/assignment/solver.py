@@ -11,11 +11,11 @@ import numpy as np
 
 from superopt.assignment.block_move_search import BlockMoveSearch
 from superopt.assignment.evaluation import evaluate
-from superopt.assignment.lower_bound import AssignmentLowerBound, prove
+from superopt.assignment.lower_bound import LowerBoundResult, prove
 from superopt.assignment.memory_constraints import memory_of
 from superopt.assignment.pairwise import pairwise_of
 from superopt.assignment.policy import AssignmentSolverPolicy
-from superopt.assignment.problem import AssignmentProblem
+from superopt.assignment.problem import StrategyAssignmentProblem
 from superopt.assignment.reduction import Integers, ReducedProblem, reduce_problem
 from superopt.errors import InvalidModel, ResourceLimit, SuperoptError
 
@@ -52,7 +52,7 @@ class StrategyAssignment:
 
 
 def solve(
-    problem: AssignmentProblem,
+    problem: StrategyAssignmentProblem,
     *,
     time_limit: float = 60.0,
     work: int | None = None,
@@ -118,7 +118,7 @@ def _run(search: BlockMoveSearch, work: int | None, left: Callable[[], float]) -
         search.step()
 
 
-def _none_found(proof: AssignmentLowerBound) -> SuperoptError:
+def _none_found(proof: LowerBoundResult) -> SuperoptError:
     if proof.bound == math.inf:
         return InvalidModel(
             "no assignment is feasible: an integer program proved it", hint="raise usage_limit, or forbid less"

@@ -17,13 +17,13 @@ from superopt.cost.graph_costs import graph_cost
 from superopt.cost.measured_cost_models import MeasuredCpuCostModel
 from superopt.cost.measurement_record import NOT_OPERATORS, MeasurementRecord
 from superopt.cost.operator_time_predictor import OperatorTimePredictor
-from superopt.cost.roofline import RooflineCeilings
+from superopt.cost.roofline_ceilings import RooflineCeilings
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph
-from superopt.ir.temporary import TemporaryFolder
+from superopt.ir.temporary_folders import TemporaryFolder
 from superopt.ops.operator_definition import UnsupportedNodeForm
 from superopt.runtime.paired_benchmark import PairedTimes, median_error, time_models
-from superopt.runtime.sample_data import feeds_for, with_values
+from superopt.runtime.synthetic_tensors import feeds_for, with_values
 
 __all__ = [
     "RewriteSpeedupPrediction", "HeldOutAccuracy", "ModelTimePrediction", "ProfileRepeatability", "held_out",

@@ -25,7 +25,7 @@ from superopt import TIME_LIMIT, formats
 from superopt.benchmark.inductor import MARK
 from superopt.benchmark.row_cache import RowCache, code_digest
 from superopt.ir.errors import SuperoptError, UsageError, printable
-from superopt.ir.temporary import TemporaryFolder
+from superopt.ir.temporary_folders import TemporaryFolder
 from superopt.pipeline.options import Progress, quiet
 from superopt.rules import load_library
 from superopt.runtime.paired_benchmark import PairedTimes, result_of

@@ -21,7 +21,7 @@ from superopt.benchmark.optimizer_comparison import child_job
 from superopt.benchmark.row_cache import RowCache, code_digest
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import structural_hash
-from superopt.ir.temporary import TemporaryFolder
+from superopt.ir.temporary_folders import TemporaryFolder
 from superopt.pipeline.options import Progress, quiet
 from superopt.runtime.paired_benchmark import median_error, result_of
 from superopt.runtime.protocol import runtime_named

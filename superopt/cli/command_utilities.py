@@ -22,7 +22,7 @@ from rich.console import Console
 from superopt.cli.output_paths import refuse_own_files
 from superopt.cli.standard_streams import copy_input, write_data
 from superopt.ir.errors import Interrupted, SuperoptError, UsageError, printable
-from superopt.ir.temporary import TemporaryFolder
+from superopt.ir.temporary_folders import TemporaryFolder
 
 if TYPE_CHECKING:
     import numpy as np

@@ -42,7 +42,7 @@ from superopt.cli.command_utilities import (
 from superopt.cli.output_paths import MODEL_SUFFIXES, claim, refuse_own_files
 from superopt.ir.errors import SuperoptError, UsageError, printable
 from superopt.ir.interpreter_settings import rarely_collected
-from superopt.ir.temporary import TemporaryFolder
+from superopt.ir.temporary_folders import TemporaryFolder
 from superopt.pipeline import integrations
 
 if TYPE_CHECKING:

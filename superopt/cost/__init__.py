@@ -45,7 +45,13 @@ from superopt.cost.device_profile import (
 )
 from superopt.cost.graph_costs import GraphCost, GraphResourceUsage, graph_cost, graph_work, node_work, timeline, work
 from superopt.cost.measurement_record import CostEstimate, MeasurementKey, MeasurementRecord
-from superopt.cost.roofline import DevicePeakPerformance, ceilings, operator_rows, peaks_of_header, roofline_data
+from superopt.cost.roofline_ceilings import (
+    DevicePeakPerformance,
+    ceilings,
+    operator_rows,
+    peaks_of_header,
+    roofline_data,
+)
 from superopt.cost.target_cost_models import device_of, for_target
 from superopt.ir.lazy_names import lazy_names
 from superopt.ops.flops_and_bytes import InferenceWork

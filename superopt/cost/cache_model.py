@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from superopt.cost.roofline import DevicePeakPerformance
+from superopt.cost.roofline_ceilings import DevicePeakPerformance
 
 if TYPE_CHECKING:
     from superopt.cost.cost_model import CostModel

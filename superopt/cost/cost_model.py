@@ -29,7 +29,7 @@ from superopt.cost.measurement_record import (
     key_of,
 )
 from superopt.cost.operator_time_predictor import OperatorTimePredictor
-from superopt.cost.roofline import DevicePeakPerformance, ceilings_of, factor_of, peaks_of_header
+from superopt.cost.roofline_ceilings import DevicePeakPerformance, ceilings_of, factor_of, peaks_of_header
 from superopt.ir.graph import Graph
 from superopt.ir.symbolic_size_binding import at_sizes, value_at_sizes
 from superopt.ir.terms import AttributeValue

@@ -27,7 +27,7 @@ from superopt.runtime.cuda.device import CudaDevice
 from superopt.runtime.cuda.execution_plan import Step
 from superopt.runtime.cuda.session import CudaGraphSession, TimedExecutionDevice, supported, time_sessions
 from superopt.runtime.paired_benchmark import PairedTimes
-from superopt.runtime.sample_data import feeds_for
+from superopt.runtime.synthetic_tensors import feeds_for
 
 __all__ = ["CudaOperatorTimer", "BenchmarkDevice", "slope"]
 

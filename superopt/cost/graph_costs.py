@@ -33,7 +33,7 @@ from superopt.ops.shape_inference import CanonicalNode, InferredTypes, infer
 from superopt.runtime.crash_isolation import risk_of
 from superopt.runtime.executed_graph import first_of_equals, lowered, run_types
 from superopt.runtime.resource_limits import refuse_unbounded
-from superopt.runtime.sample_data import feeds_for, sample
+from superopt.runtime.synthetic_tensors import feeds_for, sample
 
 if TYPE_CHECKING:
     from superopt.memory.rematerialization_graph import RematerializationInputGraph

@@ -33,7 +33,7 @@ from superopt.cost.operator_timing import (
     measure_graph,
     time_weight_pass,
 )
-from superopt.cost.roofline import (
+from superopt.cost.roofline_ceilings import (
     PEAK_QUESTIONS,
     DevicePeakPerformance,
     RooflineCeilings,
@@ -173,7 +173,7 @@ class MeasurementCache:
 
     def price(
         self,
-        model: CostEstimator,
+        model: MeasurementPricer,
         question: MeasurementRequest,
         key: MeasurementKey,
         time_it: Callable[[MeasurementRequest], OperatorTiming],
@@ -193,7 +193,7 @@ class MeasurementCache:
         return self._fitted[1].predict(op, *work, key, cold)
 
 
-class CostEstimator(Protocol):
+class MeasurementPricer(Protocol):
     """A cost model as far as :meth:`MeasurementCache.price` needs it."""
 
     def estimate_of(self, record: MeasurementRecord) -> CostEstimate:

@@ -35,7 +35,7 @@ from typing import Any
 import numpy as np
 
 from superopt.cost.measurement_record import NOT_OPERATORS, CostEstimate, MeasurementKey, MeasurementRecord
-from superopt.cost.roofline import RooflineCeilings
+from superopt.cost.roofline_ceilings import RooflineCeilings
 from superopt.ir.types import DType
 from superopt.ops import REGISTRY
 

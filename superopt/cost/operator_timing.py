@@ -40,7 +40,7 @@ from superopt.cost.backend_capabilities import SUMMAND, BackendCapabilities, cpu
 from superopt.cost.cache_model import core_bytes, evict, fit_miss_curve, last_level_bytes, probe_sizes
 from superopt.cost.cost_model import DeviceGraphTimer
 from superopt.cost.measurement_record import MeasurementKey, MeasurementRecord, MeasurementRequest
-from superopt.cost.roofline import peaks_of_times
+from superopt.cost.roofline_ceilings import peaks_of_times
 from superopt.ir.disk_cache import load_object, store_object
 from superopt.ir.errors import InvalidModel
 from superopt.ir.graph import Graph, Node, Value, Weight, constant
@@ -52,7 +52,7 @@ from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.paired_benchmark import Clock, circumstances, time_bound
 from superopt.runtime.protocol import InputBoundModel, Runtime
 from superopt.runtime.resource_limits import refuse_unbounded
-from superopt.runtime.sample_data import feeds_for, with_values
+from superopt.runtime.synthetic_tensors import feeds_for, with_values
 
 __all__ = [
     "time_weight_pass",

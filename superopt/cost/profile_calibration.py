@@ -28,7 +28,7 @@ from superopt.cost.cost_model import ProfileCostModel
 from superopt.cost.device_profile import DeviceProfile, load_profile, profile_names, shipped_header
 from superopt.cost.measurement_record import NOT_OPERATORS, MeasurementRecord, question_of
 from superopt.cost.operator_timing import CpuOperatorTimer, OperatorTimer
-from superopt.cost.roofline import RooflineCeilings, ceilings_of, peaks_of_header
+from superopt.cost.roofline_ceilings import RooflineCeilings, ceilings_of, peaks_of_header
 from superopt.ir.disk_cache import load_object, store_object
 from superopt.ir.errors import SuperoptError
 from superopt.ops.operator_definition import UnsupportedNodeForm

@@ -63,11 +63,11 @@ from superopt.verifier.verdict import (
     verdict_to_json,
 )
 
-__all__ = ["CandidateProver", "CandidateOutcomeCounts", "any_rank", "leading", "one_axis_less", "with_lead"]
+__all__ = ["CandidateProver", "CandidateOutcomes", "any_rank", "leading", "one_axis_less", "with_lead"]
 
 
 @dataclass
-class CandidateOutcomeCounts:
+class CandidateOutcomes:
     """What became of candidates."""
 
     tested: int = 0
@@ -92,7 +92,7 @@ class CandidateProver:
         self.theme = theme
         self.chunks = chunks
         self.bounds = bounds
-        self.tally = CandidateOutcomeCounts()
+        self.tally = CandidateOutcomes()
 
     def rules(self, candidate: Rule) -> list[Rule]:
         """The proved rules that a candidate leads to: most general first, none when it is false or not proved.

@@ -26,7 +26,7 @@ from superopt.discovery.result_cache import (
     code_digest,
     digest_of,
 )
-from superopt.discovery.sharded import ShardedEnumerationCosts, enumerate_sharded
+from superopt.discovery.sharded import DistributedEnumerationStatistics, enumerate_sharded
 from superopt.discovery.solved_right_sides import SOLVED
 from superopt.discovery.vocabulary_exploration import (
     VocabularyEnumeration,
@@ -269,7 +269,7 @@ def _explore_all(
     explorations: dict[str, VocabularyExplorationResult] = {}
     known_rules: tuple[Rule, ...] = ()
     kept_chunks = DiscoveryResultCache(chunks)
-    traffic: dict[str, ShardedEnumerationCosts] = {}
+    traffic: dict[str, DistributedEnumerationStatistics] = {}
 
     def task(theme: OperatorVocabulary) -> WorkerTask[dict[str, object]]:
         told = say if fleet.alone else None
@@ -374,7 +374,7 @@ def _prepared(theme: OperatorVocabulary, config: DiscoveryConfig, bounds: Resour
 
 def _sharded(
     theme: OperatorVocabulary, config: DiscoveryConfig, shards: int, fleet: WorkerPool, chunks: Path, say: Progress
-) -> tuple[VocabularyEnumeration, ShardedEnumerationCosts]:
+) -> tuple[VocabularyEnumeration, DistributedEnumerationStatistics]:
     """A theme's terms, enumerated by the whole fleet."""
     points = fingerprint_points(theme, config)
     chunks.mkdir(parents=True, exist_ok=True)

@@ -48,7 +48,7 @@ from superopt.ir.types import TensorType
 from superopt.runtime.comprehension_evaluation import Array
 from superopt.verifier.exact.sampling import SizeSample
 
-__all__ = ["ShardTaskCost", "TermSizeCosts", "ShardedEnumerationCosts", "enumerate_sharded"]
+__all__ = ["ShardTaskCost", "TermSizeCosts", "DistributedEnumerationStatistics", "enumerate_sharded"]
 
 _BLOCK = BATCH  # applications that are evaluated by one task; the client holds eight results a worker
 _VALUED = BATCH // 2  # where values go back too, which take ten times the memory of rows
@@ -81,7 +81,7 @@ class TermSizeCosts:
 
 
 @dataclass
-class ShardedEnumerationCosts:
+class DistributedEnumerationStatistics:
     """What a sharded enumeration took, for the capacity plan (lab/notes/scale.md).
 
     Attributes:
@@ -119,7 +119,7 @@ def enumerate_sharded(
     kept: TaskResultStore | None = None,
     folder: Path | None = None,
     progress: Callable[[EnumerationCounts], None] | None = None,
-) -> tuple[Enumeration, ShardedEnumerationCosts]:
+) -> tuple[Enumeration, DistributedEnumerationStatistics]:
     """What :func:`.enumerate_terms` finds, made by a fleet; ``classes`` lack those of the last size, and all values.
 
     Args:
@@ -136,7 +136,7 @@ def enumerate_sharded(
     _give_back()
     builder = begun(theme, points, seed, most)
     key = digest_of("sharded", code_digest(), theme.text, theme.operators, [repr(p) for p in points], seed)
-    run = _Sharded(builder, shards, fleet, kept, key, ShardedEnumerationCosts())
+    run = _Sharded(builder, shards, fleet, kept, key, DistributedEnumerationStatistics())
     for size in range(1, theme.operators + 1):
         with tempfile.TemporaryDirectory(dir=folder, prefix="ranges-") as place:
             run.grow(size, last=size == theme.operators, ranges=Path(place))
@@ -154,7 +154,7 @@ class _Sharded:
     fleet: WorkerPool
     checkpoints: TaskResultStore | None
     key: str
-    traffic: ShardedEnumerationCosts
+    traffic: DistributedEnumerationStatistics
     groups: list[tuple[int, tuple[TensorType, ...]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from superopt.discovery.candidate_proofs import CandidateOutcomeCounts, CandidateProver
+from superopt.discovery.candidate_proofs import CandidateOutcomes, CandidateProver
 from superopt.discovery.candidates import operator_count, restricted, sized_by_data
 from superopt.discovery.config import WEIGHTS, DiscoveryConfig, OperatorVocabulary
 from superopt.discovery.enumerate import EnumerationCounts
@@ -47,7 +47,7 @@ class SolvedRightSides:
     levels: list[EnumerationCounts] = field(default_factory=list)
     candidates: int = 0
     derived: int = 0
-    tally: CandidateOutcomeCounts = field(default_factory=CandidateOutcomeCounts)
+    tally: CandidateOutcomes = field(default_factory=CandidateOutcomes)
     unusable: int = 0
     without: tuple[int, int] = (0, 0)
 

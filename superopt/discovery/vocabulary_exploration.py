@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from superopt.discovery.candidate_proofs import CandidateOutcomeCounts, CandidateProver
+from superopt.discovery.candidate_proofs import CandidateOutcomes, CandidateProver
 from superopt.discovery.candidates import candidates, operator_count
 from superopt.discovery.config import DiscoveryConfig, OperatorVocabulary
 from superopt.discovery.derive import QUICK_ROUNDS, SHORTCUT, DerivabilityEGraph, derived, rewrites_of
@@ -186,7 +186,7 @@ def _explored(
     kept_rules, followed = _select(
         theme, fingerprint_points(theme, config)[0], proposals, prover, say, bounds, known_rules
     )
-    tally: CandidateOutcomeCounts = prover.tally
+    tally: CandidateOutcomes = prover.tally
     log |= {
         "seconds": log.get("seconds", 0.0) + time.process_time() - started,
         "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,

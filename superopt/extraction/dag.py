@@ -17,7 +17,7 @@ from superopt.extraction.enode_costs import FORBIDDEN, ENodeCostModel
 
 __all__ = [
     "Choice",
-    "ExtractionRequest",
+    "ExtractionContext",
     "ExtractionProblem",
     "FusionSaving",
     "constant_forms",
@@ -47,7 +47,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class ExtractionRequest:
+class ExtractionContext:
     """What an extraction is given beside its e-graph and prices.
 
     Attributes:
@@ -88,7 +88,7 @@ class ExtractionProblem:
     pairs: Mapping[int, tuple[FusionSaving, ...]] = field(default_factory=dict)  # by consumer
 
 
-def problem_of(graph: EGraph, frame: ExtractionRequest, pricer: ENodeCostModel) -> ExtractionProblem:
+def problem_of(graph: EGraph, frame: ExtractionContext, pricer: ENodeCostModel) -> ExtractionProblem:
     """The problem of computing what a frame wants from a rebuilt e-graph, at these prices."""
     wanted = tuple(dict.fromkeys(graph.find(r) for r in frame.roots))
     drafts: dict[int, list[Candidate]] = {}
@@ -181,7 +181,7 @@ def _indexed(
     kept: Mapping[int, list[Candidate]],
     roots: tuple[int, ...],
     pricer: ENodeCostModel,
-    frame: ExtractionRequest,
+    frame: ExtractionContext,
 ) -> ExtractionProblem:
     """Of e-nodes that need the same the cheapest, and each that the input has: what is in its place has to gain.
 

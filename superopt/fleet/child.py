@@ -27,7 +27,7 @@ from typing import Any
 from superopt.fleet import environment_digest
 from superopt.ir.disk_cache import UNKEPT, cache_directory
 from superopt.ir.errors import BackendUnavailable, MachineLimit, ResourceLimit, SuperoptError
-from superopt.ir.temporary import own_folder
+from superopt.ir.temporary_folders import own_folder
 
 __all__ = [
     "ChildProcessPool",

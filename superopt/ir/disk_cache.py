@@ -27,7 +27,7 @@ from typing import Any
 from superopt.ir.errors import MachineLimit, printable
 from superopt.ir.interpreter_settings import rarely_collected
 from superopt.ir.size_polynomial import SizePolynomial
-from superopt.ir.temporary import own_folder
+from superopt.ir.temporary_folders import own_folder
 
 __all__ = [
     "SHIPPED",

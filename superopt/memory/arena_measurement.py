@@ -21,7 +21,7 @@ import numpy as np
 
 import superopt.runtime  # noqa: F401  before ONNX Runtime, whose telemetry it switches off
 from superopt.ir.errors import Unsupported
-from superopt.ir.temporary import TemporaryFolder
+from superopt.ir.temporary_folders import TemporaryFolder
 
 __all__ = ["ArenaMeasurement", "measured_arena"]
 

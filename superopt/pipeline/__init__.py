@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from superopt.pipeline.optimization import Result, load, optimize
     from superopt.pipeline.options import EFFORTS, Options, Progress
     from superopt.pipeline.paired_benchmark import measure
-    from superopt.pipeline.rewrite_derivation import Derivation, derive, explained
+    from superopt.pipeline.stepwise_derivation import Derivation, derive, explained
 
 __all__ = [
     "EFFORTS", "Derivation", "Options", "Progress", "Result", "cost", "derive", "explained", "inspect", "load",
@@ -19,7 +19,7 @@ __all__ = [
 ]  # fmt: skip
 
 _MODULES = {
-    **dict.fromkeys(("Derivation", "derive", "explained"), "rewrite_derivation"),
+    **dict.fromkeys(("Derivation", "derive", "explained"), "stepwise_derivation"),
     **dict.fromkeys(("cost", "inspect", "rule_matches"), "inspection"),
     **dict.fromkeys(("Result", "load", "optimize"), "optimization"),
     **dict.fromkeys(("EFFORTS", "Options", "Progress"), "options"),

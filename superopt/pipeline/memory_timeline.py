@@ -25,7 +25,7 @@ from superopt.runtime.executed_graph import lowered_without_weights, type_values
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.protocol import released
 from superopt.runtime.resource_limits import LARGE, refuse_unbounded
-from superopt.runtime.sample_data import feeds_for
+from superopt.runtime.synthetic_tensors import feeds_for
 
 __all__ = ["ActivationFootprint", "footprint", "footprint_data", "footprint_of", "footprints", "memory_report"]
 

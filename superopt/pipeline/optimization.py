@@ -15,7 +15,7 @@ from superopt.ir.errors import ResourceLimit, Unsupported, UsageError, printable
 from superopt.ir.graph import Graph
 from superopt.ir.interpreter_settings import rarely_collected
 from superopt.ir.size_polynomial import symbols
-from superopt.ir.temporary import remove_abandoned
+from superopt.ir.temporary_folders import remove_abandoned
 from superopt.ir.types import TensorType
 from superopt.ops import REGISTRY
 from superopt.ops.shape_inference import CanonicalNode, InferredTypes, OpaqueNode, infer

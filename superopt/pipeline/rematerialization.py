@@ -21,7 +21,7 @@ from superopt.memory.size_hiding import OPSET
 from superopt.ops.operator_definition import UnsupportedNodeForm
 from superopt.ops.shape_inference import infer
 from superopt.pipeline.acceptance_policy import POLICY, doubt_of, too_slow_for_memory
-from superopt.pipeline.memory_schedule import arena_block, least_memory
+from superopt.pipeline.activation_memory_reduction import arena_block, least_memory
 from superopt.pipeline.memory_timeline import footprint
 from superopt.pipeline.options import EFFORTS, Options, Progress
 from superopt.pipeline.rematerialization_lowering import RematerializedGraph, realised

@@ -26,10 +26,10 @@ from superopt.memory.rematerialization_graph import (
     written,
 )
 from superopt.memory.rematerialization_schedule import RematerializationSchedule, prompt
-from superopt.pipeline.memory_schedule import arena_of
+from superopt.pipeline.activation_memory_reduction import arena_of
 from superopt.pipeline.memory_timeline import ActivationFootprint, footprint_of
 from superopt.runtime.onnx_runtime import NCHWC
-from superopt.runtime.sample_data import feeds_for
+from superopt.runtime.synthetic_tensors import feeds_for
 
 __all__ = ["RematerializedGraph", "realised"]
 

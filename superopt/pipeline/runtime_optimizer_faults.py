@@ -34,7 +34,7 @@ from superopt.verifier.check.input_generation import LEVELS, fed_types
 from superopt.verifier.check.rounding_noise import DisturbedRuns, is_exact
 from superopt.verifier.check.shared_weight_sessions import Arrays, SharedWeightSessions, attempt
 from superopt.verifier.check.steered_inputs import steered
-from superopt.verifier.check.tolerance import FACTOR, ULPS, OutputPerturbation, element_type, equal, scales
+from superopt.verifier.check.tolerance import FACTOR, ULPS, OutputRoundingNoise, element_type, equal, scales
 
 if TYPE_CHECKING:
     from superopt.runtime.protocol import LoadedModel
@@ -285,7 +285,7 @@ class UnoptimizedRuntimeReference:
 
     def _moved(self, name: str, old: np.ndarray, feeds: Arrays) -> Iterator[np.ndarray]:
         """How far the model's own rounding moves an output on inputs, by more and more runs."""
-        moves, done = OutputPerturbation(old), 0
+        moves, done = OutputRoundingNoise(old), 0
         for count in POLICY.samples:
             inputs, inside = self._samples(feeds, range(done, count))
             moves.add([r[name] for r in inputs], [r[name] for r in inside])

@@ -16,8 +16,8 @@ from math import prod
 
 import numpy as np
 
-from superopt.assignment import AssignmentProblem, StrategyAssignment, solve
 from superopt.assignment import AssignmentSolverPolicy as SolverPolicy
+from superopt.assignment import StrategyAssignment, StrategyAssignmentProblem, solve
 from superopt.cost.cost_model import CostModel, ProfileCostModel
 from superopt.cost.device_profile import load_profile
 from superopt.errors import InvalidModel, UsageError
@@ -202,7 +202,7 @@ class PlacementProblem:
             for v in self.values
         }
 
-    def problem(self, limit: int) -> AssignmentProblem:
+    def problem(self, limit: int) -> StrategyAssignmentProblem:
         """The problem with a limit of memory: values first, then operations."""
         number = {v: k for k, v in enumerate(self.values)}
         costs = [np.zeros(len(self.specs[v]), dtype=np.int64) for v in self.values]
@@ -223,7 +223,7 @@ class PlacementProblem:
                 if v:
                     edges.append((node, number[v]))
                     tables.append(self._table(v, [f.results[k] for f in forms], self.specs[v]))
-        return AssignmentProblem(
+        return StrategyAssignmentProblem(
             self.model.graph.name, np.array([len(c) for c in costs], dtype=np.int64), np.concatenate(costs),
             np.concatenate(usages), np.array(intervals, dtype=np.int64),
             np.array(edges, dtype=np.int64).reshape(-1, 2),

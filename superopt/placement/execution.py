@@ -26,7 +26,7 @@ from superopt.placement.plan import PLAN, rank_name
 from superopt.placement.rank_files import piece_bounds
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.protocol import LoadedModel
-from superopt.runtime.sample_data import feeds_for
+from superopt.runtime.synthetic_tensors import feeds_for
 from superopt.verifier.check.output_errors import error_of
 
 __all__ = ["RankProgram", "Transport", "main", "run_in_threads", "whole_outputs"]

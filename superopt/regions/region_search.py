@@ -14,8 +14,8 @@ from superopt.egraph.saturation import RewriteSet, SaturationLimits, SaturationO
 from superopt.extraction.dag import (
     Candidate,
     Choice,
+    ExtractionContext,
     ExtractionProblem,
-    ExtractionRequest,
     cost_of,
     improve,
     problem_of,
@@ -391,7 +391,7 @@ def _naming(region: ProgramRegion, lowered: RegionEGraph, pricer: ENodeCostModel
     return us
 
 
-def frame_of(region: ProgramRegion, lowered: RegionEGraph) -> ExtractionRequest:
+def frame_of(region: ProgramRegion, lowered: RegionEGraph) -> ExtractionContext:
     """What the region gives an extraction."""
     graph = lowered.graph
     roots = [lowered.classes[region.number[o]] for o in region.outputs]
@@ -402,7 +402,7 @@ def frame_of(region: ProgramRegion, lowered: RegionEGraph) -> ExtractionRequest:
     }  # fmt: skip
     within = frozenset(n for n, step in given.items() if step in region.within)
     inner = {graph.find(lowered.classes[number]): us for number, us in region.inner}
-    return ExtractionRequest(roots, paid, frozenset(given), within, inner)
+    return ExtractionContext(roots, paid, frozenset(given), within, inner)
 
 
 def _changed(problem: ExtractionProblem, before: Choice, after: Choice) -> float:

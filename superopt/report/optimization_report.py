@@ -175,7 +175,7 @@ class AppliedRuleReport:
     """A rule that the result uses: how often, where (node names of the result) and with which verdict.
 
     ``gain_us`` is the modelled gain of the steps whose nodes it made where the report has a derivation
-    (:mod:`superopt.pipeline.rewrite_derivation`), and that of the search's regions otherwise.
+    (:mod:`superopt.pipeline.stepwise_derivation`), and that of the search's regions otherwise.
     """
 
     rule: str

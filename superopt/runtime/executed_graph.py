@@ -23,14 +23,14 @@ from superopt.formats.weight_data import SparseWeightData, expected_bytes
 from superopt.ir.errors import Unsupported
 from superopt.ir.graph import Graph, Node, OpaqueAttribute, Value, Weight
 from superopt.ir.size_polynomial import sym
-from superopt.ir.temporary import TemporaryFolder
+from superopt.ir.temporary_folders import TemporaryFolder
 from superopt.ir.types import DType, TensorType
 from superopt.ops.shape_inference import infer
 from superopt.runtime.crash_isolation import refuse_fatal_loading, risk_of
 from superopt.runtime.onnx_runtime import NCHWC, ONNX_RUNTIME, InferenceSession, bind, element_type, make_session, run
 from superopt.runtime.protocol import Runtime
 from superopt.runtime.resource_limits import bounded_memory, give_back, refuse_unbounded
-from superopt.runtime.sample_data import with_values, without_elements
+from superopt.runtime.synthetic_tensors import with_values, without_elements
 
 __all__ = [
     "ExecutedGraphTypes",

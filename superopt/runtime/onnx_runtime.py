@@ -31,7 +31,7 @@ from superopt.ir.errors import (
     quoted_error,
     system_limits,
 )
-from superopt.ir.temporary import TemporaryFolder
+from superopt.ir.temporary_folders import TemporaryFolder
 from superopt.ir.types import DType
 from superopt.runtime.protocol import InputBoundModel, LoadedModel, Runtime, TracedKernel
 from superopt.runtime.watchdog import stopped_after

@@ -13,8 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 from superopt.assignment import (
-    AssignmentProblem,
     AssignmentSolverPolicy,
+    StrategyAssignmentProblem,
     evaluate,
     parse_problem,
     problem_from_json,
@@ -51,7 +51,7 @@ def drawn(seed: int, *, scale: int = 100, forbidden: float = 0.15, slack: float 
                         "usage_limit": least + int(slack * (most - least))}}  # fmt: skip
 
 
-def optimum(problem: AssignmentProblem, forbidden: int = FORBIDDEN) -> int | None:
+def optimum(problem: StrategyAssignmentProblem, forbidden: int = FORBIDDEN) -> int | None:
     """The least cost within the limit, by exhaustion; ``None`` where all that fits is forbidden."""
     values = (evaluate(problem, s) for s in itertools.product(*(range(k) for k in problem.sizes.tolist())))
     return min((v.cost for v in values if v.feasible and v.cost < forbidden), default=None)
@@ -102,7 +102,7 @@ def test_equal_work_and_seed_give_equal_results() -> None:
 
 
 def graph(costs: list[list[int]], usages: list[list[int]], intervals: list[list[int]], limit: int,
-          edges: dict[tuple[int, int], list[int]] | None = None) -> AssignmentProblem:  # fmt: skip
+          edges: dict[tuple[int, int], list[int]] | None = None) -> StrategyAssignmentProblem:  # fmt: skip
     joined = edges or {}
     return problem_from_json({"problem": {
         "nodes": {"costs": costs, "usages": usages, "intervals": intervals},

@@ -7,7 +7,7 @@ from superopt.cost.measurement_record import key_of, question_of
 from superopt.ir.graph import Graph, Node, Value, constant, structural_hash
 from superopt.ir.types import DType, TensorType
 from superopt.rules import load_library
-from superopt.runtime.sample_data import sample
+from superopt.runtime.synthetic_tensors import sample
 from superopt.verifier.check.differential import check
 
 

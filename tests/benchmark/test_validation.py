@@ -23,7 +23,7 @@ from superopt.cost import DeviceProfileStore, MeasuredCpuCostModel, MeasurementR
 from superopt.cost.measurement_record import key_of
 from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ir.types import DType, TensorType
-from superopt.runtime.sample_data import sample
+from superopt.runtime.synthetic_tensors import sample
 
 
 def f(*shape):

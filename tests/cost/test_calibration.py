@@ -26,7 +26,7 @@ from superopt.cost.profile_calibration import (
     calibration_of,
     scaled,
 )
-from superopt.cost.roofline import ceilings_of
+from superopt.cost.roofline_ceilings import ceilings_of
 from superopt.ir.errors import Unsupported
 from superopt.ops.operator_definition import UnsupportedNodeForm
 from superopt.report.terminal_views import profile_rows, show_profiles

@@ -10,7 +10,7 @@ from superopt.cost.measurement_record import key_of
 from superopt.ir.graph import Graph, Node, Value, Weight, constant
 from superopt.ir.types import DType, TensorType
 from superopt.runtime.executed_graph import first_of_equals, lowered
-from superopt.runtime.sample_data import sample
+from superopt.runtime.synthetic_tensors import sample
 
 IMAGE = TensorType(DType.FLOAT32, (1, 16, 8, 8))
 MATRIX = TensorType(DType.FLOAT32, (4, 16))

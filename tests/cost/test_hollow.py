@@ -12,7 +12,7 @@ from superopt.formats.weight_data import expected_bytes
 from superopt.frontend import GraphBuilder
 from superopt.ir.graph import Graph
 from superopt.runtime.executed_graph import lowered, lowered_without_weights, session_without_weights, type_values
-from superopt.runtime.sample_data import feeds_for
+from superopt.runtime.synthetic_tensors import feeds_for
 
 
 def networks() -> dict[str, Graph]:

@@ -13,7 +13,7 @@ from superopt.cost.operator_timing import CpuGraphTimer, application_graph
 from superopt.ir.graph import Graph, Node, Value, Weight
 from superopt.ir.types import DType, TensorType
 from superopt.runtime.onnx_runtime import bind, make_session
-from superopt.runtime.sample_data import feeds_for
+from superopt.runtime.synthetic_tensors import feeds_for
 
 
 def product(columns):

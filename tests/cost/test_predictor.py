@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from superopt.cost import MeasurementKey, MeasurementRecord, ProfileCostModel, load_profile, operator_time_predictor
 from superopt.cost.measurement_record import MeasurementRequest
 from superopt.cost.operator_time_predictor import OperatorTimePredictor
-from superopt.cost.roofline import RooflineCeilings, ceilings_of
+from superopt.cost.roofline_ceilings import RooflineCeilings, ceilings_of
 from superopt.ir.types import DType, TensorType
 from superopt.ops import REGISTRY
 

@@ -30,7 +30,7 @@ from superopt.ops.operator_definition import UnsupportedNodeForm
 from superopt.passes.fast_algorithms.selection import GROWTH, FastAlgorithmChoice, alternatives, rewritten
 from superopt.passes.fast_algorithms.sites import sites_of
 from superopt.pipeline import optimize
-from superopt.runtime.sample_data import sample
+from superopt.runtime.synthetic_tensors import sample
 
 
 def f(*shape):

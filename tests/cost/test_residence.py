@@ -5,7 +5,7 @@ import pytest
 
 from superopt.cost import DeviceProfileStore, MeasuredCpuCostModel, graph_cost, graph_costs
 from superopt.cost.cache_model import ActivationCachePenalty
-from superopt.cost.roofline import DevicePeakPerformance
+from superopt.cost.roofline_ceilings import DevicePeakPerformance
 from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ir.types import DType, TensorType
 

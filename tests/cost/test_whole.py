@@ -16,7 +16,7 @@ from superopt.ir.graph import Graph, Node, Value, Weight, constant
 from superopt.ir.size_polynomial import sym
 from superopt.ir.types import DType, TensorType
 from superopt.ops.shape_inference import infer
-from superopt.runtime.sample_data import sample
+from superopt.runtime.synthetic_tensors import sample
 
 
 def f(*shape):

@@ -12,7 +12,7 @@ from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ir.types import DType, TensorType
 from superopt.ops import REGISTRY
 from superopt.runtime.cuda.execution_plan import plan
-from superopt.runtime.sample_data import sample
+from superopt.runtime.synthetic_tensors import sample
 
 SHAPE = (2, 16, 8, 64)
 POINTWISE = [n for n, o in REGISTRY.items() if o.family in ("elementwise", "activation")]

@@ -19,7 +19,7 @@ from superopt.runtime.cuda.execution_plan import plan
 from superopt.runtime.cuda.session import CudaGraphSession, time_sessions
 from superopt.runtime.cuda.vendor_libraries import Call
 from superopt.runtime.reference import run
-from superopt.runtime.sample_data import feeds_for
+from superopt.runtime.synthetic_tensors import feeds_for
 
 pytestmark = [
     pytest.mark.gpu,

@@ -19,7 +19,7 @@ from superopt.ops.shape_inference import InferredTypes, infer
 from superopt.passes.fast_algorithms import selection
 from superopt.passes.fast_algorithms.selection import GROWTH, FastAlgorithmChoice, choose, forms_of, named, rewritten
 from superopt.passes.fast_algorithms.sites import possible, sites_of
-from superopt.passes.fast_algorithms.winograd_convolution import FastAlgorithmPlacement, WinogradConvolution, changes
+from superopt.passes.fast_algorithms.winograd_convolution import ReplacedConvolution, WinogradConvolution, changes
 from superopt.pipeline.fast_algorithm_application import apply_algorithms
 from superopt.pipeline.fast_algorithm_proposals import NumericalErrorComparison, accuracy
 from superopt.runtime import onnx_runtime
@@ -221,7 +221,7 @@ def test_forms_are_written_at_the_models_opset(opset: int) -> None:
     assert np.abs(found - wanted).max() <= 1e-5 * np.abs(wanted).max()
 
 
-def chain(*ops: str) -> tuple[Graph, InferredTypes, list[FastAlgorithmPlacement]]:
+def chain(*ops: str) -> tuple[Graph, InferredTypes, list[ReplacedConvolution]]:
     """Convs and others on an image, one after the other; those that are called Form are Convs to be written as one."""
     b = GraphBuilder("m")
     x = b.input("x", "float32", (1, 32, 12, 12))
@@ -233,7 +233,7 @@ def chain(*ops: str) -> tuple[Graph, InferredTypes, list[FastAlgorithmPlacement]
                 x = b.op(op, x)
     b.output(x, "y")
     graph = b.build()
-    places = [FastAlgorithmPlacement((n,), n.inputs[0]) for n, op in zip(graph.nodes, ops, strict=True) if op == "Form"]
+    places = [ReplacedConvolution((n,), n.inputs[0]) for n, op in zip(graph.nodes, ops, strict=True) if op == "Form"]
     return graph, infer(graph), places
 
 

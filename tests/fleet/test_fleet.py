@@ -26,7 +26,7 @@ from superopt.fleet.child import ChildProcessPool, packed, unpacked
 from superopt.fleet.environment_digest import libraries
 from superopt.fleet.worker_pool import memory
 from superopt.ir.errors import BackendUnavailable, UsageError
-from superopt.ir.temporary import own_folder
+from superopt.ir.temporary_folders import own_folder
 from superopt.rules import load_library
 from superopt.verifier import batch_proving
 

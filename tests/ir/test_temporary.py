@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from superopt.ir.errors import MachineLimit
-from superopt.ir.temporary import TemporaryFolder, own_folder
+from superopt.ir.temporary_folders import TemporaryFolder, own_folder
 
 _HOLD = """
 import sys
-from superopt.ir.temporary import TemporaryFolder
+from superopt.ir.temporary_folders import TemporaryFolder
 folder = TemporaryFolder("test")
 (folder.path / "large").write_bytes(b"1" * 1000)
 print(folder.path, flush=True)

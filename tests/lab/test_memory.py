@@ -8,7 +8,7 @@ import pytest
 from lab.memory import main
 from superopt import formats
 from superopt.memory.arena_measurement import measured_arena
-from superopt.runtime.sample_data import feeds_for
+from superopt.runtime.synthetic_tensors import feeds_for
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -9,7 +9,7 @@ import pytest
 from lab.training_memory import main, planned_step, raced
 from superopt import formats
 from superopt.memory.arena_measurement import measured_arena
-from superopt.runtime.sample_data import feeds_for
+from superopt.runtime.synthetic_tensors import feeds_for
 
 
 @pytest.mark.slow

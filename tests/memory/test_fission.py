@@ -16,13 +16,13 @@ from superopt.memory.fission import FissionRegion, FissionSearchGraph, grown, he
 from superopt.memory.fission_lowering import split
 from superopt.ops.shape_inference import CanonicalNode, infer
 from superopt.pipeline import fission
+from superopt.pipeline.activation_memory_reduction import arena_block
 from superopt.pipeline.fission import fissions
-from superopt.pipeline.memory_schedule import arena_block
 from superopt.pipeline.rematerialization import smallest_points
 from superopt.report import PairedMeasurement
 from superopt.rules import Rule, TensorVariableType
 from superopt.runtime import reference
-from superopt.runtime.sample_data import feeds_for
+from superopt.runtime.synthetic_tensors import feeds_for
 from superopt.verifier import ProvedVerdict, UnknownVerdict
 from superopt.verifier.equivalence.graphs import PROVED, verify
 from superopt.verifier.prover.piecewise_proofs import prove_joined

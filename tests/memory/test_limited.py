@@ -15,7 +15,7 @@ from superopt import formats
 from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ir.types import DType, TensorType
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
-from superopt.runtime.sample_data import feeds_for
+from superopt.runtime.synthetic_tensors import feeds_for
 
 LIMIT, PROCESS = 400 << 20, 512 << 20
 _RUN = """

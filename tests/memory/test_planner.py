@@ -13,7 +13,7 @@ from superopt.ir.types import DType, TensorType
 from superopt.memory.arena_measurement import ArenaMeasurement, measured_arena
 from superopt.memory.inplace_kernels import IN_PLACE, RENAMING
 from superopt.pipeline.memory_timeline import ActivationFootprint, footprint_of
-from superopt.runtime.sample_data import feeds_for, with_values
+from superopt.runtime.synthetic_tensors import feeds_for, with_values
 
 TINY = Path(__file__).parents[2] / "corpus" / "tiny"
 SHAPE = (8, 16, 16, 16)

@@ -34,7 +34,7 @@ from superopt.pipeline.memory_timeline import footprint
 from superopt.pipeline.rematerialization import RematerializationPlanWriter, points, smallest_points
 from superopt.pipeline.rematerialization_lowering import realised
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
-from superopt.runtime.sample_data import feeds_for, with_values
+from superopt.runtime.synthetic_tensors import feeds_for, with_values
 from superopt.verifier.equivalence.graphs import PROVED, verify
 
 ROWS, COLUMNS = 64, 64

@@ -18,11 +18,11 @@ from superopt.ir.types import DType, TensorType
 from superopt.memory.arena_measurement import measured_arena
 from superopt.memory.runtime_memory_planner import execution_order
 from superopt.ops.shape_inference import infer
-from superopt.pipeline.memory_schedule import MemoryScheduledGraph, least_memory
+from superopt.pipeline.activation_memory_reduction import MemoryScheduledGraph, least_memory
 from superopt.pipeline.memory_timeline import footprint
 from superopt.pipeline.symbolic_row_dimension import open_rows
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
-from superopt.runtime.sample_data import feeds_for, with_values
+from superopt.runtime.synthetic_tensors import feeds_for, with_values
 from superopt.verifier.equivalence.graphs import verify
 
 SAYS_NOTHING = Counter({"Slice": 1, "Cast": 1, "ReduceSum": 1, "Add": 1, "Split": 1})  # shapes of a few zeros

@@ -25,7 +25,7 @@ from superopt.passes.layouts.layout_selection import POLICY
 from superopt.program.graph_program import GraphProgram, program_of
 from superopt.regions.replay import FreshNames
 from superopt.rules import load_library
-from superopt.runtime.sample_data import feeds_for
+from superopt.runtime.synthetic_tensors import feeds_for
 
 TINY = Path(__file__).parents[2] / "corpus" / "tiny"
 TARGET = "profile:cpu-epyc-2core"

@@ -15,7 +15,7 @@ from superopt.ops.shape_inference import infer
 from superopt.passes.fast_algorithms.selection import GROWTH, FastAlgorithmChoice, choose, rewritten
 from superopt.passes.fast_algorithms.sites import possible, sites_of
 from superopt.passes.fast_algorithms.space_to_depth_convolution import SpaceToDepthConvolution, pixel_forms
-from superopt.passes.fast_algorithms.winograd_convolution import FastAlgorithmPlacement, changes
+from superopt.passes.fast_algorithms.winograd_convolution import ReplacedConvolution, changes
 from superopt.rules.library import load_library
 from superopt.runtime import onnx_runtime
 
@@ -128,7 +128,7 @@ def test_its_result_is_no_image_in_blocks() -> None:
     b.output(b.op("Conv", small, b.weight("l", (16, 8, 3, 3)), pads=[1, 1, 1, 1]), "y")
     graph = b.build()
     first = graph.nodes[0]
-    place = FastAlgorithmPlacement((first,), "x", direct=True)
+    place = ReplacedConvolution((first,), "x", direct=True)
     typing = infer(graph)
     before, after = (changes(graph, typing, some, BLOCKED) for some in ([], [place]))
     assert before.get(first.outputs[0], 0) == 0

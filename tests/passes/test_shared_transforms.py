@@ -25,7 +25,7 @@ from superopt.passes.fast_algorithms.selection import (
     shared,
 )
 from superopt.passes.fast_algorithms.sites import sites_of
-from superopt.passes.fast_algorithms.winograd_convolution import FastAlgorithmPlacement, WinogradConvolution, changes
+from superopt.passes.fast_algorithms.winograd_convolution import ReplacedConvolution, WinogradConvolution, changes
 from superopt.runtime import onnx_runtime
 
 PROFILE = "profile:cpu-epyc-2core"
@@ -110,10 +110,10 @@ def test_forms_that_share_begin_with_one_transpose() -> None:
     form = next(f for f in selection.forms_of(sites[0], STANDARD) if isinstance(f, WinogradConvolution))
     begins = [FastAlgorithmChoice(site, form, 1.0, 0.5).begins for site in sites]
     assert begins[0] == begins[1]
-    makers = FastAlgorithmPlacement((graph.nodes[0],), "x")
+    makers = ReplacedConvolution((graph.nodes[0],), "x")
 
     def spared(*kinds: object) -> int:
-        readers = [FastAlgorithmPlacement(s.nodes, s.node.inputs[0], k) for s, k in zip(sites, kinds, strict=True)]
+        readers = [ReplacedConvolution(s.nodes, s.node.inputs[0], k) for s, k in zip(sites, kinds, strict=True)]
         return changes(graph, infer(graph), [makers, *readers], ONNX_RUNTIME_CPU.blocked)[sites[0].node.inputs[0]]
 
     assert spared(*begins) == -2  # the maker's last and the readers' first

@@ -10,7 +10,7 @@ from superopt import pipeline
 from superopt.formats import load, to_json
 from superopt.ir.graph import Graph, Node, Value
 from superopt.ir.types import DType, TensorType
-from superopt.pipeline.rewrite_derivation import derive, steps
+from superopt.pipeline.stepwise_derivation import derive, steps
 from superopt.verifier.check.differential import check
 
 TINY = Path(__file__).resolve().parents[2] / "corpus" / "tiny"

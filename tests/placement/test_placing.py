@@ -28,7 +28,7 @@ from superopt.placement.plan import layout_of, rank_name
 from superopt.placement.rank_files import piece_bounds
 from superopt.placement.schedule import Task, chrome_trace, simulate
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
-from superopt.runtime.sample_data import feeds_for
+from superopt.runtime.synthetic_tensors import feeds_for
 
 SLOW = {"flops": 20e12, "bandwidth": 1e12}
 GOOD: dict[str, Any] = {

@@ -15,7 +15,7 @@ from superopt.ir.graph import Graph, Node, Value, Weight, constant
 from superopt.ir.types import DType, TensorType
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.protocol import InputBoundModel, LoadedModel, TracedKernel
-from superopt.runtime.sample_data import sample
+from superopt.runtime.synthetic_tensors import sample
 
 
 def typed(*shape: int) -> TensorType:

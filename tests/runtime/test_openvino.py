@@ -25,7 +25,7 @@ from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ops.shape_inference import infer
 from superopt.report.benchmark import runtimes_table
 from superopt.runtime.protocol import runtime_named
-from superopt.runtime.sample_data import feeds_for, sample
+from superopt.runtime.synthetic_tensors import feeds_for, sample
 
 pytestmark = pytest.mark.skipif(
     util.find_spec("openvino") is None, reason="OpenVINO is not installed: pip install 'superopt[openvino]'"

@@ -26,7 +26,7 @@ from superopt.runtime import reference
 from superopt.runtime.onnx_runtime import ONNX_RUNTIME
 from superopt.runtime.paired_benchmark import time_models
 from superopt.runtime.protocol import RUNTIMES, Runtime, TracedKernel, runtime_named
-from superopt.runtime.sample_data import feeds_for
+from superopt.runtime.synthetic_tensors import feeds_for
 from superopt.verifier.check.differential import check
 
 INSTALLED = [name for name in RUNTIMES if name != "openvino" or util.find_spec("openvino") is not None]

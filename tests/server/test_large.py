@@ -22,7 +22,7 @@ from service_testing import GRAPH, Live, free_port, start, stop, tiny, until
 
 from superopt import pipeline
 from superopt.formats import load, save
-from superopt.pipeline.rewrite_derivation import explained
+from superopt.pipeline.stepwise_derivation import explained
 from superopt.pipeline.weightless_optimization import apply, topology
 from superopt.server.settings import ServiceLimits, ServiceSettings
 from superopt.verifier.check.differential import check

@@ -40,7 +40,7 @@ from superopt.verifier.prover.normal_form_arithmetic import (
     TensorElement,
     Value,
 )
-from superopt.verifier.prover.prover import OutputDerivation, prove_with_steps
+from superopt.verifier.prover.prover import RuleOutputProof, prove_with_steps
 from superopt.verifier.verdict import ProvedVerdict, UnknownVerdict, verdict_to_json
 
 __all__ = ["certificate_of", "certify"]
@@ -82,7 +82,7 @@ def certify(rule: Rule, directory: Path, *, time_limit: float = 10.0) -> ProvedV
     return verdict
 
 
-def _derivation(d: OutputDerivation) -> dict[str, Any]:
+def _derivation(d: RuleOutputProof) -> dict[str, Any]:
     facts, written = d.facts, _Written()
     return {
         "lhs": str(d.lhs), "rhs": str(d.rhs), "hypotheses": _rows(_conditions(facts.hypotheses)),

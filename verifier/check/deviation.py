@@ -25,7 +25,7 @@ from superopt.verifier.check.deliberate_rounding import outputs_rounded_on_purpo
 from superopt.verifier.check.rounding_noise import ELEMENTARY, REALS, DisturbedRuns, is_exact, live_values
 from superopt.verifier.check.shared_weight_sessions import REFUSALS, Arrays, SharedWeightSessions, attempt
 from superopt.verifier.check.steered_inputs import SteeredInput
-from superopt.verifier.check.tolerance import OutputComparison, OutputPerturbation, compare, element_type
+from superopt.verifier.check.tolerance import OutputComparison, OutputRoundingNoise, compare, element_type
 
 __all__ = ["DeviationExplainer", "leading_to", "NEAR", "OverflowProximity", "CheckTrial"]
 
@@ -197,7 +197,7 @@ _UNEXPLAINABLE = {1: 2.0**10, 2: 2.0**7, 4: 2.0**4, 12: 1.0, 36: 1.0}
 
 
 _Compared = Callable[
-    [OutputPerturbation | None, np.ndarray | None], OutputComparison
+    [OutputRoundingNoise | None, np.ndarray | None], OutputComparison
 ]  # by moves, without the elements of a mask
 
 
@@ -216,7 +216,7 @@ class _Evidence:
     optimised: tuple[Arrays | None, ...] = ()
     count: int = 0
     runs: tuple[list[Arrays], list[Arrays]] = field(default_factory=lambda: ([], []))
-    displacements: dict[str, tuple[int, OutputPerturbation]] = field(
+    displacements: dict[str, tuple[int, OutputRoundingNoise]] = field(
         default_factory=dict
     )  # by output, with the runs that are in it
     near: dict[str, np.ndarray] = field(default_factory=dict)
@@ -281,7 +281,7 @@ class DeviationExplainer:
             optimised: the result ran with the runtime's optimisations on.
         """
 
-        def look(moved: OutputPerturbation | None, full: np.ndarray | None) -> OutputComparison:
+        def look(moved: OutputRoundingNoise | None, full: np.ndarray | None) -> OutputComparison:
             return compare(
                 trial.original[name], made, dtype, moved, mixed=trial.feed.mixed, exact=exact, full=full,
                 slack=self._slack, optimised=optimised,
@@ -299,7 +299,7 @@ class DeviationExplainer:
         full: np.ndarray | None = None
         excused = ""
 
-        def look(moved: OutputPerturbation | None) -> OutputComparison:
+        def look(moved: OutputRoundingNoise | None) -> OutputComparison:
             looked = compared(moved, full)
             return replace(looked, excused=excused) if looked.problem is None and excused else looked
 
@@ -308,7 +308,7 @@ class DeviationExplainer:
             comparison = look(None)
             if np.isinf(comparison.absolute):
                 return comparison
-        moved: OutputPerturbation | None = None
+        moved: OutputRoundingNoise | None = None
         for count, moved in self._displacements(trial, number, name):
             comparison = look(moved)
             if comparison.problem is None:
@@ -362,7 +362,7 @@ class DeviationExplainer:
     def _meant(self) -> frozenset[str]:
         return outputs_rounded_on_purpose(self._graph, self._typing)
 
-    def all_moves(self, trial: CheckTrial, number: int, name: str) -> OutputPerturbation | None:
+    def all_moves(self, trial: CheckTrial, number: int, name: str) -> OutputRoundingNoise | None:
         """The moves of an output that were gathered so far; ``None`` if none were."""
         known_evidence = self._evidence.get(number)
         return (
@@ -381,11 +381,11 @@ class DeviationExplainer:
             else known_evidence.displacements[name][1].broken
         )
 
-    def _displacements(self, trial: CheckTrial, number: int, name: str) -> Iterator[tuple[int, OutputPerturbation]]:
+    def _displacements(self, trial: CheckTrial, number: int, name: str) -> Iterator[tuple[int, OutputRoundingNoise]]:
         """More and more evidence of an output's moves, beginning with the stored evidence."""
         known_evidence = self._evidence_of(number)
         if name not in known_evidence.displacements:
-            known_evidence.displacements[name] = (0, OutputPerturbation(trial.original[name], tiny=trial.feed.tiny))
+            known_evidence.displacements[name] = (0, OutputRoundingNoise(trial.original[name], tiny=trial.feed.tiny))
         done, moved = known_evidence.displacements[name]
         if not moved.has_optimised and (ran := self.optimised(trial, number)) is not None:
             moved.add_optimised(ran[name])
@@ -459,7 +459,7 @@ class DeviationExplainer:
         return self._smooth[name]
 
 
-def _untold(moved: OutputPerturbation, old: np.ndarray) -> np.ndarray:
+def _untold(moved: OutputRoundingNoise, old: np.ndarray) -> np.ndarray:
     """How much of the original's own rounding float64 does not resolve; 0 where that is its type."""
     dtype = element_type(old)
     if dtype is None or dtype is DType.FLOAT64:

@@ -10,7 +10,7 @@ in ONNX Runtime, its optimisations off:
 
 Either kind alone would excuse too much. Moving inputs excuses ``x·x - y·y`` in place of ``(x + y)·(x - y)``, which
 rounds far less. Disturbing intermediates excuses ``x`` in place of ``(x + 12582912) - 12582912``, which rounds on
-purpose. So a check uses the smaller of the two (:class:`superopt.verifier.check.tolerance.OutputPerturbation`).
+purpose. So a check uses the smaller of the two (:class:`superopt.verifier.check.tolerance.OutputRoundingNoise`).
 Weights, and values computed from weights alone, are not disturbed inside: they are constants.
 
 The disturbed model reads its noise as inputs (:class:`NoiseInput`) wherever their shapes follow from the other inputs:

@@ -31,7 +31,7 @@ from superopt.ir.errors import (
 )
 from superopt.ir.graph import ArrayWeightData, Graph, Weight, WeightData
 from superopt.ir.interpreter_settings import side_by_side
-from superopt.ir.temporary import TemporaryFolder
+from superopt.ir.temporary_folders import TemporaryFolder
 from superopt.ir.types import DType, TensorType
 from superopt.runtime import isolated_process
 from superopt.runtime.crash_isolation import IsolatedSession, refuse_fatal_loading, risk_of
@@ -46,7 +46,7 @@ from superopt.runtime.onnx_runtime import (
 from superopt.runtime.onnx_runtime import run as run_session
 from superopt.runtime.protocol import LoadedModel, Runtime
 from superopt.runtime.resource_limits import give_back, resident
-from superopt.runtime.sample_data import with_values, without_elements
+from superopt.runtime.synthetic_tensors import with_values, without_elements
 
 __all__ = ["LARGE", "LONGEST", "REFUSALS", "Arrays", "SharedWeightSessions", "attempt"]
 

@@ -18,7 +18,7 @@ __all__ = [
     "MARGIN",
     "ULPS",
     "OutputComparison",
-    "OutputPerturbation",
+    "OutputRoundingNoise",
     "agrees_with_reals",
     "compare",
     "element_type",
@@ -68,7 +68,7 @@ class OutputComparison:
     excused: str = ""
 
 
-class OutputPerturbation:
+class OutputRoundingNoise:
     """How far an output of the original moved, by element, in all disturbed runs so far.
 
     Args:
@@ -130,9 +130,9 @@ class OutputPerturbation:
                 array[part] = _distance(self._old[part], run[part])
         return array
 
-    def of_intermediates(self) -> OutputPerturbation:
+    def of_intermediates(self) -> OutputRoundingNoise:
         """The same, of the runs with disturbed intermediates alone."""
-        alone = OutputPerturbation(self._old)
+        alone = OutputRoundingNoise(self._old)
         alone._kinds = {kind: moved for kind, moved in self._kinds.items() if kind == "inside"}
         alone._optimised, alone._reordered = self._optimised, self._reordered
         return alone
@@ -151,7 +151,7 @@ def compare(
     old: np.ndarray,
     new: np.ndarray,
     dtype: DType | None,
-    moves: OutputPerturbation | None = None,
+    moves: OutputRoundingNoise | None = None,
     *,
     mixed: bool = False,
     exact: np.ndarray | None = None,
@@ -444,7 +444,7 @@ def agrees_with_reals(
     new: np.ndarray,
     exact: np.ndarray,
     dtype: DType | None,
-    moves: OutputPerturbation | None = None,
+    moves: OutputRoundingNoise | None = None,
     *,
     slack: float = 0.0,
     optimised: bool = False,

@@ -43,13 +43,13 @@ from superopt.rules.typing import complete, instances, type_terms, variable_type
 from superopt.verifier.prover.prover import prove
 from superopt.verifier.verdict import ProvedVerdict
 
-__all__ = ["OperatorGradientProof", "GradientProofGoal", "cases", "check_gradients", "statements"]
+__all__ = ["OperatorGradientProof", "OperatorDerivativeGoal", "cases", "check_gradients", "statements"]
 
 SECONDS = 20.0  # of work that a proof may take
 
 
 @dataclass(frozen=True)
-class GradientProofGoal:
+class OperatorDerivativeGoal:
     """One thing to prove: of ``what`` ("pushforward" or "pullback of x"), in the case as its text says it."""
 
     op: str
@@ -134,7 +134,7 @@ def _kinks(name: str) -> tuple[str, ...]:
     return kinks_of(meanings[term].outputs)
 
 
-def statements(name: str) -> Iterator[GradientProofGoal]:
+def statements(name: str) -> Iterator[OperatorDerivativeGoal]:
     """What is to be proved of an operator."""
     for text in cases()[name]:
         for rule in instances(_case(text)):
@@ -165,7 +165,7 @@ def _listed(text: str) -> Iterator[str]:
     yield text[start:]
 
 
-def _of_application(name: str, case: str, rule: Rule, term: OperatorTerm) -> Iterator[GradientProofGoal]:
+def _of_application(name: str, case: str, rule: Rule, term: OperatorTerm) -> Iterator[OperatorDerivativeGoal]:
     types = variable_types(rule)
     makers = {p: _site(a, types) for p, a in enumerate(term.args) if isinstance(a, OperatorTerm) and a.args}
     args = tuple(makers[p].output() if p in makers else _operand(a, types) for p, a in enumerate(term.args))
@@ -195,7 +195,7 @@ def _of_application(name: str, case: str, rule: Rule, term: OperatorTerm) -> Ite
 
     def adjoint(
         what: str, pulled: Mapping[int, TypedTerm], positions: Sequence[int], given_expressions: Sequence[TypedTerm]
-    ) -> GradientProofGoal:
+    ) -> OperatorDerivativeGoal:
         """That cotangents of these operands, with their tangents, are what the derivative is with the given ones."""
         chosen = [tangent if p in positions else None for p, tangent in enumerate(tangents)]
         body = derivative([None if t is None else t.term for t in chosen])
@@ -255,12 +255,12 @@ def _inner(a: TypedTerm, b: TypedTerm) -> TypedTerm:
 
 def _statement(
     name: str, case: str, what: str, rule: Rule, left: Term, right: Term, more: Sequence[TypedTerm | None]
-) -> GradientProofGoal:  # fmt: skip
+) -> OperatorDerivativeGoal:  # fmt: skip
     used = set(variables(left, right))
     own = {n: s for n, s in rule.forall.items() if isinstance(s, AttributeVariableType) or n in used}
     added_types = {str(e.term): TensorVariableType("f", e.shape) for e in more if e is not None and str(e.term) in used}
     stated = replace(rule, id=f"{name}: {what}", forall={**own, **added_types}, lhs=(left,), rhs=(right,))
-    return GradientProofGoal(name, case, what, stated)
+    return OperatorDerivativeGoal(name, case, what, stated)
 
 
 def _derivatives(rule: Rule) -> list[Operator]:

@@ -52,7 +52,7 @@ from superopt.verifier.prover.normal_form_arithmetic import (
 from superopt.verifier.prover.normal_form_terms import restart_names
 from superopt.verifier.verdict import ProvedVerdict, UnknownVerdict
 
-__all__ = ["OutputDerivation", "RuleProof", "prove", "prove_with_steps"]
+__all__ = ["RuleOutputProof", "RuleProof", "prove", "prove_with_steps"]
 
 # Places of a reduction, at most, that are written out where the sums themselves were not matched: few first, because
 # every place multiplies the terms, and no more than a kernel's taps along an axis.
@@ -60,7 +60,7 @@ _UNROLLED = (4, 7)
 
 
 @dataclass(frozen=True)
-class OutputDerivation:
+class RuleOutputProof:
     """How one output of one instance was proved: the sides' elements, and steps from their difference to 0.
 
     ``digits`` are the extents that each output axis's index was written in; ``parts`` define names that are not the
@@ -83,7 +83,7 @@ class RuleProof:
     """What a proof did, for certificates: one derivation per instance, case of clamping and output; ``None`` for all
     of a case whose hypotheses contradict each other."""
 
-    goals: list[OutputDerivation | None] = field(default_factory=list)
+    goals: list[RuleOutputProof | None] = field(default_factory=list)
 
 
 @dataclass
@@ -246,7 +246,7 @@ def _prove_output(
         matcher = SumMatcher(attempt.algebra, unroll)
         is_zero = matcher.zero(add(attempt.left, scale(attempt.right, -1)))
         extents = tuple(tuple(d) for d in digits)
-        derivation = OutputDerivation(
+        derivation = RuleOutputProof(
             left, right, attempt.facts, attempt.left, attempt.right, tuple(matcher.steps), extents, context.parts,
             facts.established,
         )  # fmt: skip

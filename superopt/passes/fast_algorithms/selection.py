@@ -30,7 +30,7 @@ from superopt.passes.fast_algorithms.strassen_matmul import StrassenMatMul, writ
 from superopt.passes.fast_algorithms.winograd_convolution import (
     ConvolutionAxis,
     ConvolutionWeights,
-    FastAlgorithmPlacement,
+    ReplacedConvolution,
     WinogradConvolution,
     changes_us,
     write_conv,
@@ -357,8 +357,8 @@ def layouts_us(graph: Graph, typing: InferredTypes, chosen: Sequence[FastAlgorit
     return changes_us(graph, typing, places, costs)
 
 
-def _form_site(site: FastAlgorithmSite, form: Form, begins: Hashable = None) -> FastAlgorithmPlacement:
-    return FastAlgorithmPlacement(site.nodes, site.node.inputs[0], begins, isinstance(form, SpaceToDepthConvolution))
+def _form_site(site: FastAlgorithmSite, form: Form, begins: Hashable = None) -> ReplacedConvolution:
+    return ReplacedConvolution(site.nodes, site.node.inputs[0], begins, isinstance(form, SpaceToDepthConvolution))
 
 
 def _cheapest(before: float, priced: Sequence[PricedFastAlgorithm], gain: float) -> list[PricedFastAlgorithm]:

@@ -37,7 +37,7 @@ __all__ = [
     "ConvolutionAxis",
     "WinogradConvolution",
     "ConvolutionWeights",
-    "FastAlgorithmPlacement",
+    "ReplacedConvolution",
     "array_of",
     "changes",
     "changes_us",
@@ -343,7 +343,7 @@ _LAST = (0, 2, 3, 1)  # channels last
 
 
 @dataclass(frozen=True)
-class FastAlgorithmPlacement:
+class ReplacedConvolution:
     """A form: the nodes that it stands for, one after the other, and the image that it reads.
 
     ``begins`` is equal for forms of one image that begin with one Transpose. A ``direct`` form is a convolution still,
@@ -361,7 +361,7 @@ class FastAlgorithmPlacement:
 
 
 def changes(
-    graph: Graph, typing: InferredTypes, forms: Sequence[FastAlgorithmPlacement], blocked: frozenset[str]
+    graph: Graph, typing: InferredTypes, forms: Sequence[ReplacedConvolution], blocked: frozenset[str]
 ) -> Mapping[str, int]:
     """By value, how often its layout is changed beyond what forms count themselves; less where forms meet.
 
@@ -413,7 +413,7 @@ def changes(
     return found
 
 
-def changes_us(graph: Graph, typing: InferredTypes, forms: Sequence[FastAlgorithmPlacement], costs: CostModel) -> float:
+def changes_us(graph: Graph, typing: InferredTypes, forms: Sequence[ReplacedConvolution], costs: CostModel) -> float:
     """What these changes take in microseconds: each as long as the image's Transpose."""
     total = 0.0
     for name, count in changes(graph, typing, forms, costs.backend.blocked).items():

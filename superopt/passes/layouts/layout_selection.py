@@ -17,8 +17,8 @@ from math import exp, hypot, isinf
 
 import numpy as np
 
-from superopt.assignment import AssignmentProblem, evaluate, solve
 from superopt.assignment import AssignmentSolverPolicy as SolverPolicy
+from superopt.assignment import StrategyAssignmentProblem, evaluate, solve
 from superopt.cost.measurement_record import CostEstimate
 from superopt.errors import InvalidModel, ResourceLimit
 from superopt.extraction.enode_costs import ENodeCostModel
@@ -365,7 +365,7 @@ class _Choice:
                 if np.any(lost):
                     yield steps[fused.maker], steps[i], _integers(lost)
 
-    def _problem(self) -> AssignmentProblem:
+    def _problem(self) -> StrategyAssignmentProblem:
         steps = {i: number for number, i in enumerate(self.forms)}
         values = {v: len(steps) + number for number, v in enumerate(self.values)}
         costs = [_integers(self._form_costs(i)) for i in self.forms]
@@ -375,7 +375,7 @@ class _Choice:
             costs.append(_integers([0.0 if made else self._there_us(value, own, s) for s in sets]))
         edges = [*self._edges(steps, values), *self._fusions(steps)]
         flat = np.concatenate(costs)
-        return AssignmentProblem(
+        return StrategyAssignmentProblem(
             "layouts", np.array([len(c) for c in costs]), flat, np.zeros_like(flat),
             np.zeros((len(costs), 2), np.int64), np.array([e[:2] for e in edges]).reshape(-1, 2),
             np.concatenate([e[2].reshape(-1) for e in edges]), 0,

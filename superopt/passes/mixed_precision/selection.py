@@ -14,7 +14,7 @@ from math import ceil
 
 import numpy as np
 
-from superopt.assignment import AssignmentProblem, solve
+from superopt.assignment import StrategyAssignmentProblem, solve
 from superopt.cost import CostModel
 from superopt.ir.errors import SuperoptError
 from superopt.ir.graph import Graph
@@ -221,7 +221,7 @@ class _Assignment:
             return 0
         return ceil(_SCALE * (self.errors.get(name, 0.0) / self.budget) ** 2)
 
-    def written(self) -> AssignmentProblem:
+    def written(self) -> StrategyAssignmentProblem:
         edges: list[tuple[int, int]] = []
         tables: list[np.ndarray] = []
 
@@ -241,7 +241,7 @@ class _Assignment:
                 read = frozenset({WIDE_ONLY, NARROWED, WIDENED}), frozenset({HALF_ONLY, NARROWED, WIDENED})
                 join(operator, self.values[name], read)
         sizes = np.array([len(o) for o in self.options], dtype=np.int64)
-        return AssignmentProblem(
+        return StrategyAssignmentProblem(
             self.graph.name, sizes, np.array(self._costs, dtype=np.int64), np.array(self._usages, dtype=np.int64),
             np.tile(np.array([0, 1], dtype=np.int64), (len(sizes), 1)), np.array(edges, dtype=np.int64).reshape(-1, 2),
             np.concatenate([np.zeros(0, dtype=np.int64), *tables]).astype(np.int64), _SCALE,

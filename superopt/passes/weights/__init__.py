@@ -18,8 +18,8 @@ from superopt.ops import REGISTRY
 from superopt.ops.shape_inference import infer
 from superopt.passes.canonicalize import fold_known_sizes
 from superopt.passes.deliberate_rounding import guard_deliberate_rounding
-from superopt.passes.weights.constant_index_gathers import ReplacementSteps, moved_of
 from superopt.passes.weights.constant_values import constants_of, others_of
+from superopt.passes.weights.gather_scatter_to_slices import ReplacementSteps, moved_of
 from superopt.passes.weights.lookup_tables import LookupTableRewrite, tabulations_of
 from superopt.passes.weights.low_rank import factored_of
 from superopt.passes.weights.nan_test_folding import decided_tests

@@ -16,7 +16,7 @@ from superopt.cost import (
     write_profile,
 )
 from superopt.cost.measurement_record import key_of
-from superopt.cost.roofline import PEAK_QUESTIONS, peaks_of_times
+from superopt.cost.roofline_ceilings import PEAK_QUESTIONS, peaks_of_times
 from superopt.ir.graph import Graph, Node, Value, constant
 from superopt.ir.types import DType, TensorType
 from superopt.ops.shape_inference import infer
@@ -24,7 +24,7 @@ from superopt.pipeline import cost as cost_of
 from superopt.pipeline import inspect, optimize
 from superopt.pipeline.memory_limit import memory_bound, needed
 from superopt.report.roofline_plot import roofline
-from superopt.runtime.sample_data import sample
+from superopt.runtime.synthetic_tensors import sample
 
 HEADER = {
     "device": "<b>evil</b>", "cache_bytes": 1 << 20, "dispatch_ns": 100.0,

@@ -37,7 +37,7 @@ from superopt.pipeline.symbolic_row_dimension import open_rows, values_of_known_
 from superopt.runtime.executed_graph import discard_threshold, weightless_file
 from superopt.runtime.onnx_runtime import make_session, run
 from superopt.runtime.resource_limits import refuse_unbounded
-from superopt.runtime.sample_data import feeds_for, with_values
+from superopt.runtime.synthetic_tensors import feeds_for, with_values
 
 __all__ = ["MemoryScheduledGraph", "arena_of", "arena_block", "least_memory", "orders"]
 
