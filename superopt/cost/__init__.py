@@ -10,7 +10,7 @@ The modules in the order in which a price is found:
 5. ``cost_model``: the price of one operator application (``CostModel``), read from a profile (``ProfileCostModel``).
 6. ``operator_time_predictor``: the price of an application without a record: a roofline per operator and its nearest
    records.
-7. ``roofline``: the ceilings of a device.
+7. ``roofline_ceilings``: the ceilings of a device.
 8. ``backend_capabilities``: what a backend runs as one kernel.
 9. ``cache_model``: which data an inference reads from which cache.
 10. ``graph_costs``: the price, the work and the memory of a whole graph.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from superopt.ir.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from superopt.pipeline.inspection import cost, inspect, rule_matches
@@ -18,20 +19,14 @@ __all__ = [
     "measure", "optimize", "memory_report", "rule_matches",
 ]  # fmt: skip
 
-_MODULES = {
+_HOMES = {
     **dict.fromkeys(("Derivation", "derive", "explained"), "stepwise_derivation"),
     **dict.fromkeys(("cost", "inspect", "rule_matches"), "inspection"),
     **dict.fromkeys(("Result", "load", "optimize"), "optimization"),
     **dict.fromkeys(("EFFORTS", "Options", "Progress"), "options"),
     "measure": "paired_benchmark",
     "memory_report": "memory_timeline",
-}
-
+}  # an optimisation does not need what explains one
 
 if not TYPE_CHECKING:  # so that names that do not exist are seen
-
-    def __getattr__(name: str) -> Any:
-        """A name is imported when it is first used: an optimisation does not need what explains one."""
-        if name in _MODULES:
-            return getattr(import_module(f"superopt.pipeline.{_MODULES[name]}"), name)
-        raise AttributeError(f"module 'superopt.pipeline' has no attribute {name!r}")
+    __getattr__, __dir__ = lazy_names(__name__, _HOMES)
