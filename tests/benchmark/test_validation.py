@@ -63,9 +63,10 @@ def products_only(monkeypatch):
     monkeypatch.setattr(cost_validation, "select_rules", chosen)
 
 
-@pytest.fixture
-def cpu(tmp_path):
-    return MeasuredCpuCostModel(store=DeviceProfileStore("test", {}, tmp_path))
+@pytest.fixture(scope="module")
+def cpu(tmp_path_factory):
+    """For all tests, as the ceilings of this processor take seconds to measure."""
+    return MeasuredCpuCostModel(store=DeviceProfileStore("test", {}, tmp_path_factory.mktemp("store")))
 
 
 def test_a_model_that_cannot_run_is_a_row_that_says_why(cpu):

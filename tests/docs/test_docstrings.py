@@ -1,10 +1,14 @@
-"""What docstrings promise: the errors that they name exist."""
+"""What docstrings promise: the errors that they name exist, and their examples give what they say."""
 
 from __future__ import annotations
 
 import builtins
+import doctest
+import importlib
 import re
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("superopt", "server", "verifier", "rules", "lab")
@@ -14,12 +18,15 @@ CLASS = re.compile(r"^ *class (\w+)", re.MULTILINE)
 IMPORTED = re.compile(r"^ *from \S+ import (?:\(([^)]*)\)|(.*))", re.MULTILINE)  # of another package
 
 
+def sources() -> list[Path]:
+    return [p for room in ROOMS for p in sorted((ROOT / room).rglob("*.py")) if "node_modules" not in p.parts]
+
+
 def test_errors_that_are_documented_exist() -> None:
     """By the text: to parse all of it takes seconds."""
     known = set(dir(builtins))
     named: list[tuple[Path, str]] = []
-    sources = (p for room in ROOMS for p in sorted((ROOT / room).rglob("*.py")) if "node_modules" not in p.parts)
-    for path in sources:
+    for path in sources():
         text = path.read_text("utf-8")
         known.update(CLASS.findall(text))
         known.update(name for names in IMPORTED.findall(text) for name in re.findall(r"\w+", "".join(names)))
@@ -28,3 +35,23 @@ def test_errors_that_are_documented_exist() -> None:
             named += [(path, name) for line in lines for name in line.split(", ")]
     assert len(named) > 400
     assert [(str(path.relative_to(ROOT)), name) for path, name in named if name not in known] == []
+
+
+def modules_with_examples() -> list[str]:
+    """All but the client, whose example needs a running service: `tests/server/test_client.py` has one."""
+    found = []
+    for path in sources():
+        if ">>> " in path.read_text("utf-8"):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            name = ".".join(parts if parts[0] in ("lab", "superopt") else ("superopt", *parts))
+            found.append(name.removesuffix(".__init__"))
+    return [name for name in found if name != "superopt.client"]
+
+
+@pytest.mark.parametrize("name", modules_with_examples())
+def test_examples_give_what_they_say(name: str) -> None:
+    if name == "superopt.frontend.from_jax":
+        pytest.importorskip("jax")
+    found = doctest.testmod(importlib.import_module(name))
+    assert found.attempted
+    assert not found.failed

@@ -99,8 +99,11 @@ def test_certificates_hold(certificates: dict[str, str], tmp_path: Path, name: s
     assert result.points >= 3
     assert result.solvers
     assert set(result.solvers.values()) == {result.goals}
-    again = certificate_of(_rule(name))[1]
-    assert again == certificates[name], "a certificate does not depend on what was proved before it"
+
+
+@pytest.mark.parametrize("name", ["concat", "max", "softmax", "gather", "guarded", "pool"])
+def test_a_certificate_does_not_depend_on_what_was_proved_before_it(certificates: dict[str, str], name: str) -> None:
+    assert certificate_of(_rule(name))[1] == certificates[name]
 
 
 @pytest.mark.parametrize(
