@@ -31,6 +31,7 @@ from superopt.cost.measurement_record import CostEstimate, MeasurementRequest  #
 from superopt.ir.graph import Graph, structural_hash  # noqa: E402
 from superopt.passes import SearchOptions, search  # noqa: E402
 from superopt.rules import Rule, load_library  # noqa: E402
+from superopt.rules.float_verdicts import FloatVerdictStore  # noqa: E402
 from superopt.verifier.check.differential import check  # noqa: E402
 
 TABLE = ROOT / "lab" / "results" / "patterns.md"
@@ -86,12 +87,13 @@ def running(graph: Graph) -> list[str]:
     return names
 
 
-def look(pattern: Pattern, rules: Sequence[Rule]) -> Found:
+def look(pattern: Pattern, rules: Sequence[Rule], floats: FloatVerdictStore | None = None) -> Found:
     """Search for the pattern's goal: fewest operators, and if that is not it, fewest FLOPs."""
     graph = pattern.graph()
     best: Found | None = None
+    options = SearchOptions(time_limit=_SECONDS, least_gain=0.0, floats=floats)
     for flops in (False, True):
-        found = search(graph, rules, Counting(flops), SearchOptions(time_limit=_SECONDS, least_gain=0.0))
+        found = search(graph, rules, Counting(flops), options)
         names = running(found.graph)
         verdict = check(graph, found.graph).verdict if found.graph is not graph else "passed"
         used = tuple(a.rule for a in found.applied if a.rule != "fold")

@@ -116,22 +116,19 @@ def named(rule: Rule) -> Rule:
 
 
 # -- Sizes inside products and sums --------------------------------------------------------------------------------
-#
-# Sizes of a rule that occur only inside products and sums: found from what the expression must be.
-#
-# A Conv's weights ``f[g*o, c, u, v]`` of 64 output channels at ``g = 4`` mean ``o = 16``.
-#
-# >>> from superopt.ir.size_polynomial import sym
-# >>> solve([(sym("g") * sym("o"), 64)], {"g": 4})
-# {'g': 4, 'o': 16}
-# >>> solve([(sym("g") * sym("o"), 63)], {"g": 4}) is None
-# True
 
 
 def solve(equations: Sequence[tuple[SizePolynomial, Dim]], known: Mapping[str, Dim]) -> dict[str, Dim] | None:
     """``known`` with every name added that an equation ``expression == value`` determines.
 
-    Only exact, linear solutions are taken. Names that nothing determines are left out.
+    Only exact, linear solutions are taken. Names that nothing determines are left out. A Conv's weights
+    ``f[g*o, c, u, v]`` of 64 output channels at ``g = 4`` mean ``o = 16``:
+
+    >>> from superopt.ir.size_polynomial import sym
+    >>> solve([(sym("g") * sym("o"), 64)], {"g": 4})
+    {'g': 4, 'o': 16}
+    >>> solve([(sym("g") * sym("o"), 63)], {"g": 4}) is None
+    True
 
     Args:
         equations: expressions over the rule's names, and the sizes (over the model's names) that they must equal.

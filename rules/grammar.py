@@ -11,7 +11,7 @@
 MatMul(Mul(x, s), a)
 >>> parse_term("MatMul(x, (a)")
 Traceback (most recent call last):
-superopt.rules.scanner.RuleError: term, column 13: expected ',' or ')', found the end
+superopt.rules.scanner.RuleError: term, column 14: expected ',' or ')', found the end
     MatMul(x, (a)
                  ^
 """

@@ -10,10 +10,15 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 sys.path.append(str(Path(__file__).parent))  # for graphs.py, roofline.py and the like, which several folders share
 
 import superopt.runtime  # noqa: F401  # before a test imports ONNX Runtime itself, which would tell its maker of it
+
+# Hypothesis would draw numbers that superopt's modules contain too: it parses all of them, for ten seconds in each
+# process, and after a change of any it draws others.
+providers.is_local_module_file = lambda _path: False
 
 settings.register_profile("superopt", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("superopt")

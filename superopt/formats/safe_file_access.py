@@ -108,7 +108,7 @@ class AtomicFileReplacement:
 
     >>> import tempfile, pathlib
     >>> folder = pathlib.Path(tempfile.mkdtemp())
-    >>> with Replacement() as files:
+    >>> with AtomicFileReplacement() as files:
     ...     files.add(folder / "a.txt", [b"one", b"two"], force=False)
     >>> (folder / "a.txt").read_bytes()
     b'onetwo'

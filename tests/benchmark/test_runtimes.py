@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -23,9 +24,11 @@ def rows(op: str) -> Graph:
     return Graph("rows", (Value("x", kind),), (Value("y", kind),), (), (Node("n", op, ("x",), ("y",)),), {"": 21})
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    monkeypatch.setenv("SUPEROPT_CACHE", str(tmp_path_factory.mktemp("cache")))
+@pytest.fixture(scope="module", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SUPEROPT_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 def raced() -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The costs on trial: rows, summary, direction, held-out records, two runs."""
 
 import random
+import shutil
 import signal
 from dataclasses import replace
 
@@ -62,9 +63,27 @@ def products_only(monkeypatch):
     monkeypatch.setattr(cost_validation, "select_rules", chosen)
 
 
+@pytest.fixture(scope="module")
+def cpu(tmp_path_factory):
+    """For all tests, as the ceilings of this processor take seconds to measure."""
+    return MeasuredCpuCostModel(store=DeviceProfileStore("test", {}, tmp_path_factory.mktemp("store")))
+
+
+@pytest.fixture(scope="module")
+def known_machine(tmp_path_factory):
+    """A cache in which is what this processor reaches and what flushing its caches costs: that takes seconds."""
+    folder = tmp_path_factory.mktemp("machine")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SUPEROPT_CACHE", str(folder))
+        assert MeasuredCpuCostModel().peaks() is not None
+    return folder
+
+
 @pytest.fixture
-def cpu(tmp_path):
-    return MeasuredCpuCostModel(store=DeviceProfileStore("test", {}, tmp_path))
+def own_cache(known_machine, monkeypatch, tmp_path):
+    """A cache that holds nothing else."""
+    shutil.copytree(known_machine, tmp_path / "cache")
+    monkeypatch.setenv("SUPEROPT_CACHE", str(tmp_path / "cache"))
 
 
 def test_a_model_that_cannot_run_is_a_row_that_says_why(cpu):
@@ -146,8 +165,7 @@ def test_two_profiles_from_nothing_are_compared(tmp_path):
     assert 0 <= found.on_ratios < 2
 
 
-def test_the_whole_trial_on_a_small_model(monkeypatch, tmp_path, products_only):
-    monkeypatch.setenv("SUPEROPT_CACHE", str(tmp_path))
+def test_the_whole_trial_on_a_small_model(own_cache, tmp_path, products_only):
     given = [stack(6), tmp_path / "missing.onnx"]
     found = validate_costs(given, rounds=3, search_limit=300.0)  # however busy the machine is
     data = found.json()
@@ -159,8 +177,7 @@ def test_the_whole_trial_on_a_small_model(monkeypatch, tmp_path, products_only):
     assert CostValidation((), (), held_out([])).json()["summary"]["direction_right"] is None
 
 
-def test_a_trial_that_was_cut_short_goes_on(monkeypatch, tmp_path):
-    monkeypatch.setenv("SUPEROPT_CACHE", str(tmp_path / "cache"))
+def test_a_trial_that_was_cut_short_goes_on(own_cache, tmp_path):
     path = tmp_path / "stack.json"
     formats.save(stack(2), path)
     given = {"pairs": False, "rounds": 2, "keep": tmp_path / "kept"}
@@ -172,8 +189,9 @@ def test_a_trial_that_was_cut_short_goes_on(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("where", ["the search of a model", "the search of a block"])
-def test_ctrl_c_ends_the_trial_with_the_models_that_are_done(monkeypatch, tmp_path, where, ctrl_c, products_only):
-    monkeypatch.setenv("SUPEROPT_CACHE", str(tmp_path / "cache"))
+def test_ctrl_c_ends_the_trial_with_the_models_that_are_done(
+    monkeypatch, tmp_path, where, ctrl_c, own_cache, products_only
+):  # fmt: skip
     paths = [tmp_path / f"{name}.json" for name in ("done", "stopped", "never")]
     for path in paths:
         formats.save(stack(2 if path.stem == "done" else 3), path)

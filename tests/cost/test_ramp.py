@@ -89,6 +89,7 @@ def test_the_ramp_is_measured_once_and_kept(tmp_path, monkeypatch):
 
 def test_a_recording_says_how_much_the_cache_holds(monkeypatch):
     monkeypatch.setattr("superopt.cost.operator_timing.time_weight_pass", lambda size, _: 0.01 * size)
+    monkeypatch.setattr("superopt.cost.operator_timing.peaks_of_times", lambda _: {})
     facts = CpuOperatorTimer().facts()
     assert miss_curve_of_header(facts) == default_miss_curve(facts["cache_bytes"])
 

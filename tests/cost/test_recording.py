@@ -319,7 +319,9 @@ def test_where_there_is_nothing_to_measure_or_to_measure_on(tmp_path):
         device_of("profile:x")
 
 
-def test_the_processor_is_a_device(tmp_path):
+def test_the_processor_is_a_device(tmp_path, monkeypatch):
+    """All but how much its cache holds, of which ``test_ramp.py`` is."""
+    monkeypatch.setattr("superopt.cost.operator_timing.time_weight_pass", lambda size, _: 0.01 * size)
     device = device_of("cpu")
     recorder = ProfileRecorder(device, tmp_path / "p.jsonl.gz", forever())
     assert recorder.measure(questions(1024)) == 1

@@ -40,9 +40,10 @@ def mlp(values=True):
     return graph(nodes, inputs={"x": f(8, 64)}, outputs=["y"], weights=weights)
 
 
-@pytest.fixture
-def cpu(tmp_path):
-    return MeasuredCpuCostModel(store=DeviceProfileStore("test", {}, tmp_path))
+@pytest.fixture(scope="module")
+def cpu(tmp_path_factory):
+    """For all tests, as the ceilings of this processor take seconds to measure."""
+    return MeasuredCpuCostModel(store=DeviceProfileStore("test", {}, tmp_path_factory.mktemp("store")))
 
 
 def test_on_this_cpu_the_parts_are_what_onnx_runtime_runs(cpu):

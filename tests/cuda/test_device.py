@@ -182,8 +182,9 @@ def test_nothing_imports_cupy_at_start_up() -> None:
     assert done.stdout.split() == ["False", "False"]
 
 
-def test_costs_on_a_device_are_measured_once_and_kept(tmp_path: Path) -> None:
+def test_costs_on_a_device_are_measured_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The model that ``--target cuda`` uses, over the device that counts time."""
+    monkeypatch.setattr(CudaOperatorTimer, "peaks", {"flops_per_s": 1e12, "bytes_per_s": 1e12})
     model = MeasuredDeviceCostModel(
         CudaOperatorTimer(driver=Recorder()), store=DeviceProfileStore("device", {}, tmp_path)
     )

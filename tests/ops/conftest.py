@@ -425,15 +425,34 @@ def samples() -> list[Sample]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test that takes ``sample`` runs over every sample; the first of some operators are essential.
+    """A test that takes ``sample`` runs for every operator, over all of its samples; some operators are essential.
 
-    One that takes ``newer`` runs over a third of those of newer opsets.
+    One that takes ``newer`` runs over a third of the samples of newer opsets.
     """
     if "newer" in metafunc.fixturenames:
         newer = [s for s in SAMPLES if s.opset >= 21]
         metafunc.parametrize("newer", sampled(newer, len(newer) // 3), ids=str)
     if "sample" in metafunc.fixturenames:
         essential = getattr(metafunc.module, "ESSENTIAL", ())
-        first = {id(next(s for s in SAMPLES if s.op == op)) for op in essential}
-        given = [pytest.param(s, marks=pytest.mark.essential) if id(s) in first else s for s in SAMPLES]
-        metafunc.parametrize("sample", given, ids=str)
+        by_operator: dict[str, list[Sample]] = {}
+        for sample in SAMPLES:
+            by_operator.setdefault(sample.op, []).append(sample)
+        given = [
+            pytest.param(own, marks=[pytest.mark.essential] if op in essential else [], id=op)
+            for op, own in by_operator.items()
+        ]
+        metafunc.parametrize("sample", given)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Call a test that takes ``sample`` for each of its operator's: a test a sample costs more than most samples do."""
+    if "sample" not in pyfuncitem.fixturenames:
+        return None
+    for sample in pyfuncitem.funcargs["sample"]:
+        try:
+            pyfuncitem.obj(sample)
+        except BaseException as error:
+            error.add_note(f"of the sample {sample}")
+            raise
+    return True

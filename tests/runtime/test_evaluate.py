@@ -260,7 +260,7 @@ def test_guards_split_ranges_or_mask(limit):
 
 
 def test_a_chain_of_thousands_of_guards():
-    parts = [rng.standard_normal(1 + i % 2) for i in range(3000)]
+    parts = [rng.standard_normal(1 + i % 2) for i in range(2000)]
 
     def meaning(*xs):
         size = sum(x.shape[0] for x in xs)

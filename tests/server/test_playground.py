@@ -31,6 +31,7 @@ def test_a_true_rule_is_proved_with_a_certificate_that_holds(client: TestClient)
     check_certificate(found["certificate"])
     assert {f["direction"] for f in found["floats"]} == {"forward", "backward"}
     assert found["trial"]["outcome"] == "equal"
+    assert "corpus" not in found, "it was not asked for"
     known = load_library()
     assert found["nearest"]
     assert all(n["id"] in known for n in found["nearest"])
@@ -44,7 +45,6 @@ def test_what_a_proved_rule_would_gain_on_the_corpus(tmp_path: Path) -> None:
     (corpus / "other.json").write_text(two_products.replace('"Add"', '"Mul"'))
     with TestClient(create_app(ServiceSettings(tmp_path / "data", corpus=corpus)), base_url="http://localhost") as http:
         found = http.post("/v1/rules/judge?corpus=true", json=SUM).json()
-        assert "corpus" not in http.post("/v1/rules/judge", json=SUM).json()
         assert http.post("/v1/rules/judge?corpus=perhaps", json=SUM).status_code == 400
         form = {"forall": "x: f[m, k]\na, b: f[k, n]", "lhs": SUM["lhs"][0], "rhs": SUM["rhs"][0], "corpus": "true"}
         page = http.post("/playground", files={k: (None, v) for k, v in form.items()}).text

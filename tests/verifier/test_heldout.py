@@ -9,37 +9,50 @@ from __future__ import annotations
 import json
 import os
 import zlib
+from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 import pytest
 from rule_mutation import mutants
+from sampling import rule_ids
 
 from superopt.rules import Rule, RuleError, load_library, parse_rule
 from superopt.rules.grammar import format_rule
+from superopt.rules.library import RuleLibrary
 from superopt.verifier import ProvedVerdict, RefutedVerdict, prove
 from superopt.verifier.exact.counterexample import replay
 from superopt.verifier.exact.testing import test as exact_test
 
 FULL = os.environ.get("SUPEROPT_FULL") == "1"
 HERE = Path(__file__).parent / "heldout"
-TRUE = load_library(HERE / "true.toml", built_in=False)
-FALSE = load_library(HERE / "false.toml", built_in=False)
-REVIEWER_TRUE = load_library(HERE / "reviewer_true.toml", built_in=False)
-REVIEWER_FALSE = load_library(HERE / "reviewer_false.toml", built_in=False)
-THIRD_TRUE = load_library(HERE / "third_true.toml", built_in=False)
-THIRD_FALSE = load_library(HERE / "third_false.toml", built_in=False)
-IMPLICIT_TRUE = load_library(HERE / "implicit_true.toml", built_in=False)
-IMPLICIT_FALSE = load_library(HERE / "implicit_false.toml", built_in=False)
 # True, and not proved yet: a Ceil under Relu, a maximum above a minimum, Sigmoid over windows, Log x + Log y.
 UNDECIDED = frozenset({"true-order-39", "true-order-58", "true-order-61", "true-domain-24"})
 LIBRARY = load_library()
 
 
-def _sample(rules: dict[str, Rule], every: int) -> list[Rule]:
-    return [rules[i] for i in rules if FULL or zlib.crc32(i.encode()) % every == 0]
+@cache
+def _held_out(file: str) -> RuleLibrary:
+    return load_library(HERE / f"{file}.toml", built_in=False)
 
 
-@pytest.mark.parametrize("rule", _sample(dict(TRUE) | dict(REVIEWER_TRUE) | dict(THIRD_TRUE), 24), ids=lambda r: r.id)
+@pytest.fixture
+def rule(request: pytest.FixtureRequest) -> Rule:
+    file, name = request.param
+    return _held_out(file)[name]
+
+
+def _sampled(ids: Iterable[str], every: int) -> list[str]:
+    return [i for i in ids if FULL or zlib.crc32(i.encode()) % every == 0]
+
+
+def _sample(*files: str, every: int) -> pytest.MarkDecorator:
+    """For a test of one ``rule``: a sample of those of the files."""
+    rows = [(file, i) for file in files for i in _sampled(rule_ids(HERE / f"{file}.toml"), every)]
+    return pytest.mark.parametrize("rule", rows, ids=[i for _, i in rows], indirect=True)
+
+
+@_sample("true", "reviewer_true", "third_true", every=24)
 def test_true_rules_are_proved_and_not_refuted(rule: Rule) -> None:
     verdict = prove(rule)
     assert isinstance(verdict, ProvedVerdict), verdict
@@ -47,22 +60,20 @@ def test_true_rules_are_proved_and_not_refuted(rule: Rule) -> None:
     assert not isinstance(exact_test(rule), RefutedVerdict)
 
 
-@pytest.mark.parametrize("rule", _sample(dict(IMPLICIT_TRUE), 9), ids=lambda r: r.id)
+@_sample("implicit_true", every=9)
 def test_unusual_true_rules_are_proved_and_never_refuted(rule: Rule) -> None:
     assert isinstance(prove(rule), ProvedVerdict) != (rule.id in UNDECIDED)
     assert not isinstance(exact_test(rule), RefutedVerdict)
 
 
-@pytest.mark.parametrize("rule", _sample(dict(IMPLICIT_FALSE), 14), ids=lambda r: r.id)
+@_sample("implicit_false", every=14)
 def test_rules_that_are_false_by_what_they_leave_unsaid_are_not_proved(rule: Rule) -> None:
     assert not isinstance(prove(rule, time_limit=1.0), ProvedVerdict)
     verdict = exact_test(rule)
     assert not isinstance(verdict, RefutedVerdict) or replay(json.loads(json.dumps(verdict.counterexample)))
 
 
-@pytest.mark.parametrize(
-    "rule", _sample(dict(FALSE) | dict(REVIEWER_FALSE) | dict(THIRD_FALSE), 24), ids=lambda r: r.id
-)
+@_sample("false", "reviewer_false", "third_false", every=24)
 def test_false_rules_are_refuted_and_replay(rule: Rule) -> None:
     verdict = exact_test(rule)
     assert isinstance(verdict, RefutedVerdict), rule.origin
@@ -73,7 +84,7 @@ def test_false_rules_are_refuted_and_replay(rule: Rule) -> None:
 def test_proof_and_testing_agree_on_mutants_of_the_library() -> None:
     """One mutant of a sample of rules here, all of every rule with SUPEROPT_FULL=1."""
     asked = refuted = 0
-    for rule in _sample(dict(LIBRARY), 20):
+    for rule in (LIBRARY[i] for i in _sampled(LIBRARY, 40)):
         made = list(mutants(rule))
         for what, mutant in made if FULL else made[zlib.crc32(rule.id.encode()) % max(len(made), 1) :][:1]:
             asked += 1
@@ -169,7 +180,9 @@ def test_what_differs_only_at_awkward_elements_is_refuted(left: str, right: str)
 
 
 def test_the_work_of_a_proof_does_not_depend_on_what_ran_before() -> None:
-    rules = [REVIEWER_TRUE[i] for i in ("rev-clip-clip", "rev-maxpool-1d-2d", "rev-qkv", "rev-slice-reverse")]
+    rules = [
+        _held_out("reviewer_true")[i] for i in ("rev-clip-clip", "rev-maxpool-1d-2d", "rev-qkv", "rev-slice-reverse")
+    ]
 
     def spent(rule: Rule, seconds: float) -> bool:
         return isinstance(prove(rule, time_limit=seconds), ProvedVerdict)
