@@ -314,17 +314,21 @@ def _packed_name(mode: str) -> str:
 
 
 @lru_cache(maxsize=4)
-def _packed_rules(mode: str) -> Mapping[str, bytes]:
-    found = load_object(_FOLDER, _packed_name(mode), ())
-    return found if isinstance(found, dict) else {}
+def _packed_rules(mode: str) -> tuple[str, Mapping[str, bytes]]:
+    """The name of the file, and what is in it."""
+    name = _packed_name(mode)
+    found = load_object(_FOLDER, name, ())
+    return name, found if isinstance(found, dict) else {}
 
 
 def _composed(rules: Sequence[Rule], floats: FloatVerdictStore | None) -> _CompiledLibrary | None:
     """The rules put together from the file; ``None`` where it has not all of them."""
-    known = {} if floats is None or len(rules) < _WORTH else _packed_rules(floats.mode)
-    if floats is None or not known or any(r.fingerprint not in known for r in rules):
+    if floats is None or len(rules) < _WORTH:
         return None
-    text = f"{_packed_name(floats.mode)} {[r.fingerprint for r in rules]}"
+    file, known = _packed_rules(floats.mode)
+    if not known or any(r.fingerprint not in known for r in rules):
+        return None
+    text = f"{file} {[r.fingerprint for r in rules]}"
     name = hashlib.sha256(text.encode()).hexdigest()
     found = _alive.get(name)
     if isinstance(found, _CompiledLibrary):
@@ -340,7 +344,7 @@ def _composed(rules: Sequence[Rule], floats: FloatVerdictStore | None) -> _Compi
 
 def _unpacked_lifts(prepared: _CompiledLibrary, count: int, mode: str) -> dict[_Side, _Side | None]:
     """Of the sides of rules that are in the file: what they are for so many parts."""
-    packs, found = _packed_rules(mode), dict[_Side, _Side | None]()
+    packs, found = _packed_rules(mode)[1], dict[_Side, _Side | None]()
     for fingerprint, piece in prepared.by_fingerprint.items():
         content = packs.get(f"{fingerprint}-{count}")
         if content is not None:

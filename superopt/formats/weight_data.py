@@ -24,8 +24,8 @@ from superopt.ir.graph import ArrayWeightData, Graph, WeightData
 from superopt.ir.types import DType, TensorType
 
 __all__ = [
-    "ScratchWeightData", "FileWeightData", "PackedWeightData", "RandomWeightData", "SparseWeightData", "expected_bytes",
-    "pack", "packed_chunks", "refuse_changed_files", "set_aside", "shape_of", "unpack",
+    "ScratchWeightData", "FileWeightData", "PackedWeightData", "RandomWeightData", "SparseWeightData", "end_elements",
+    "expected_bytes", "pack", "packed_chunks", "refuse_changed_files", "set_aside", "shape_of", "unpack",
 ]  # fmt: skip
 
 MAX_ELEMENTS = 2**62
@@ -248,6 +248,20 @@ def set_aside(array: np.ndarray) -> WeightData:
     """The elements as a weight holds them: large ones in the scratch file, if it has room."""
     held = scratch(array) if array.nbytes >= _SMALL and not array.dtype.hasobject else None
     return ArrayWeightData(array) if held is None else ScratchWeightData(held)
+
+
+def end_elements(data: WeightData, count: int) -> bytes | None:
+    """The first and the last elements, in which large weights differ, if they differ at all; ``None`` where elements
+    are strings, or have to be computed first.
+
+    Args:
+        data: of a weight.
+        count: elements at either end.
+    """
+    if not isinstance(data, ArrayWeightData | FileWeightData | PackedWeightData | ScratchWeightData):
+        return None
+    flat = np.asarray(data.numpy()).reshape(-1)
+    return None if flat.dtype.hasobject else flat[:count].tobytes() + flat[-count:].tobytes()
 
 
 @dataclass(frozen=True, eq=False)

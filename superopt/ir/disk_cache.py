@@ -132,12 +132,17 @@ def code_digest(*packages: str, data: tuple[str, ...] = ()) -> str:
     return digest.hexdigest()
 
 
+@lru_cache(maxsize=64)
+def _by_name(classes: tuple[type, ...]) -> dict[tuple[str, str], type]:
+    return {(c.__module__, c.__qualname__): c for c in classes}
+
+
 class _Reader(pickle.Unpickler):
     """Makes values of the named classes and of Python's own containers, and nothing else."""
 
     def __init__(self, payload: bytes, classes: Iterable[type]) -> None:
         super().__init__(io.BytesIO(payload))
-        self._classes = {(c.__module__, c.__qualname__): c for c in classes}
+        self._classes = _by_name(tuple(classes))
 
     def find_class(self, module: str, name: str) -> type:
         found = self._classes.get((module, name))

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from superopt.formats.weight_data import RandomWeightData
+from superopt.formats.weight_data import RandomWeightData, end_elements
 from superopt.ir.graph import Graph, Node, Weight, attribute_key, constant, unused_name
 from superopt.ir.size_polynomial import sym
 from superopt.ir.types import DType
@@ -178,8 +178,7 @@ def _sample(weight: Weight) -> Hashable:
     assert data is not None, "only weights with elements are compared"
     if isinstance(data, RandomWeightData):  # drawing takes a second of processor time for BERT
         return data.seed, data.scale, data.offset, data.distribution
-    flat = np.asarray(data.numpy()).reshape(-1)
-    return flat[: SHARING.sample].tobytes() + flat[-SHARING.sample :].tobytes()
+    return end_elements(data, SHARING.sample)
 
 
 def _copied(found: CanonicalNode | OpaqueNode, typing: InferredTypes) -> str | None:

@@ -379,22 +379,26 @@ def rounding_loss(data: FoldedWeightData, alone: bool) -> str:
     dtype = data.types[data.output].dtype
     if dtype not in _HALF or all(s.args and only_moves_elements(s, data.types) for s in data.steps):
         return ""
-    half = _HALF[dtype]
+    half, least = _HALF[dtype], float(ml_dtypes.finfo(dtype.numpy).smallest_normal)  # type: ignore[no-untyped-call]
     scale = worst = 0.0  # of all elements the largest; the largest error that an element's own size does not excuse
     for wide in data.blocks():
-        with np.errstate(all="ignore"):
-            rounded = at_dtype(wide, dtype).astype(np.float64)
-            finite = np.isfinite(wide)
-            if not finite.all():
-                if all(_finite(s) for s in data.sources.values()):  # an infinite mask may stay one
-                    return f"a constant leaves the range of {dtype}"
-                wide, rounded = wide[finite], rounded[finite]
-            if not np.isfinite(rounded).all():
+        size = np.abs(wide)
+        largest = float(size.max(initial=0.0))
+        if not np.isfinite(largest):
+            if all(_finite(s) for s in data.sources.values()):  # an infinite mask may stay one
                 return f"a constant leaves the range of {dtype}"
-            size, error = np.abs(wide), np.abs(rounded - wide)
-        scale = max(scale, float(size.max(initial=0.0)))
-        excused = 2 * half * size if alone else 0.0
-        worst = max(worst, float(np.max(error, where=error > excused, initial=0.0)))
+            finite = np.isfinite(wide)
+            wide, size = wide[finite], size[finite]
+            largest = float(size.max(initial=0.0))
+        with np.errstate(all="ignore"):
+            if not np.isfinite(at_dtype(np.asarray(largest), dtype).astype(np.float64)):
+                return f"a constant leaves the range of {dtype}"
+            scale = max(scale, largest)
+            tiny = size < least  # others lose half a unit of their last place: less than what counts
+            if tiny.any():
+                error = np.abs(at_dtype(wide[tiny], dtype).astype(np.float64) - wide[tiny])
+                excused = 2 * half * size[tiny] if alone else 0.0
+                worst = max(worst, float(np.max(error, where=error > excused, initial=0.0)))
     # One term of a sum: an error as small as that of rounding the largest. A factor: its own rounding error, or
     # something smaller than that of an error of the largest, twice rounded away.
     if worst > 2 * half * scale * (half if alone else 1.0):

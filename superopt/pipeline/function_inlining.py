@@ -14,7 +14,7 @@ import numpy as np
 
 from superopt.formats.function_inlining import InlinedGraph, inlined, with_calls
 from superopt.ir.errors import InvalidModel, ResourceLimit, Unsupported, UsageError
-from superopt.ir.graph import Graph, structural_hash
+from superopt.ir.graph import Graph
 from superopt.pipeline.options import Options
 from superopt.pipeline.result import Result
 from superopt.report import ResultDigest
@@ -86,5 +86,5 @@ def restore_calls(result: Result, given: Graph, before: InlinedGraph, options: O
         return replace(result, original=given)
     graph = given if result.graph is before.graph else with_calls(result.graph, before, given)
     pareto = tuple(replace(p, graph=with_calls(p.graph, before, given)) for p in result.pareto)
-    told = replace(result.report, result=ResultDigest(structural_hash(graph)))
+    told = replace(result.report, result=ResultDigest(graph))
     return replace(result, graph=graph, original=given, report=told, pareto=pareto)

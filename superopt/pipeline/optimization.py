@@ -22,7 +22,6 @@ from superopt.ops.shape_inference import CanonicalNode, InferredTypes, OpaqueNod
 from superopt.pipeline.driver import run_passes
 from superopt.pipeline.function_inlining import inline_functions, restore_calls
 from superopt.pipeline.keyword_options import options_of
-from superopt.pipeline.opset_conversion import written_at_opset
 from superopt.pipeline.optimization_task import OptimizationTask
 from superopt.pipeline.options import ALGORITHMS, EFFORTS, VALUES, Options, Progress, quiet
 from superopt.pipeline.result import Result
@@ -93,6 +92,8 @@ def optimize(
     progress(0, None, "loading")
     given, written = load(model), tuple[str, ...]()
     if options.opset is not None:
+        from superopt.pipeline.opset_conversion import written_at_opset  # here, because few are written at another
+
         given, written = written_at_opset(given, options, budget)
     before, notes = inline_functions(given, options)
     graph = before.graph

@@ -6,7 +6,6 @@ from superopt import cost as costs
 from superopt import report
 from superopt.formats import onnx_bytes
 from superopt.formats.control_flow_bodies import count_nodes
-from superopt.ir.graph import structural_hash
 from superopt.pipeline.candidate import Candidate
 from superopt.pipeline.optimization_context import OptimizationContext
 from superopt.pipeline.result import Result
@@ -48,7 +47,7 @@ def _report(
         questions=report.MeasurementRequestReport(
             search.measurements_requested, task.costs.measured, search.measurements_decisive
         ),
-        result=report.ResultDigest(structural_hash(search.graph)),
+        result=report.ResultDigest(search.graph),
         cost=report.CostReport(before.us, after.us, min(before.measured_share, after.measured_share)),
         measured=candidate.measurement,
         check=_check(candidate.check),

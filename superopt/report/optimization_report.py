@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
 from superopt.formats.control_flow_bodies import nested_operators
-from superopt.ir.graph import Graph
+from superopt.ir.graph import Graph, structural_hash
 from superopt.report.quantities import bytes_text, count_text, speedup_text, times_text
 from superopt.runtime.paired_measurement import PairedMeasurement, certainty, outcome
 
@@ -266,11 +267,25 @@ class MeasurementRequestReport:
     decided: int = 0
 
 
-@dataclass(frozen=True)
 class ResultDigest:
-    """The graph that was returned; ``digest`` is a SHA-256 of its canonical form, weights included."""
+    """The graph that was returned, by a digest that is computed when it is asked for, since that reads all weights."""
 
-    digest: str
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+
+    @cached_property
+    def digest(self) -> str:
+        """A SHA-256 of the graph's canonical form, weights included."""
+        return structural_hash(self._graph)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ResultDigest) and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    def __getstate__(self) -> dict[str, str]:
+        return {"digest": self.digest}  # not the graph
 
 
 @dataclass(frozen=True)
@@ -438,7 +453,9 @@ class Report:
 
     def json(self) -> dict[str, Any]:
         """The report as JSON data, ``{"format": "superopt.report", "version": 1, …}``."""
-        data = {"format": "superopt.report", "version": 1, **asdict(self), "summary": self.summary}
+        told = asdict(replace(self, result=None))
+        told["result"] = None if self.result is None else {"digest": self.result.digest}
+        data = {"format": "superopt.report", "version": 1, **told, "summary": self.summary}
         return _plain(data)  # type: ignore[no-any-return]
 
 

@@ -8,6 +8,7 @@ Runtime may keep one of equal weights.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ import numpy as np
 from superopt import formats
 from superopt.formats.onnx_reader import shapes_alone
 from superopt.formats.onnx_writer import save_with_external
-from superopt.formats.weight_data import SparseWeightData, expected_bytes
+from superopt.formats.weight_data import RandomWeightData, SparseWeightData, end_elements, expected_bytes
 from superopt.ir.errors import Unsupported
 from superopt.ir.graph import Graph, Node, OpaqueAttribute, Value, Weight
 from superopt.ir.size_polynomial import sym
@@ -47,6 +48,7 @@ __all__ = [
 ]
 
 _LONGEST_RUN = 60.0  # seconds, on a loaded machine
+_ENDS = 64  # elements at both ends of a weight that are compared before all are read
 
 
 def lowered(graph: Graph, runtime: Runtime = ONNX_RUNTIME) -> Graph:
@@ -71,12 +73,21 @@ def first_of_equals(weights: Iterable[Weight]) -> dict[str, str]:
         alike.setdefault(weight.type, []).append(weight)
     found: dict[str, str] = {}
     for group in alike.values():
-        first: dict[object, str] = {}
-        for weight in group:
-            known = weight.data is not None and len(group) > 1
-            mark: object = weight.data.digest if known and weight.data is not None else weight.name
+        first: dict[str, str] = {}
+        for weight, mark in zip(group, _marks(group), strict=True):
             found[weight.name] = first.setdefault(mark, weight.name)
     return found
+
+
+def _marks(weights: Sequence[Weight]) -> Iterator[str]:
+    """What equal ones of weights of one type have in common; all elements are read only where those at the ends do not
+    tell a weight from the others."""
+    ends = [None if w.data is None else end_elements(w.data, _ENDS) for w in weights]
+    often = Counter(ends)
+    drawn = any(isinstance(w.data, RandomWeightData) for w in weights)  # which may be equal to any other
+    for weight, end in zip(weights, ends, strict=True):
+        different = len(weights) == 1 or (end is not None and often[end] == 1 and not drawn)
+        yield weight.name if weight.data is None or different else weight.data.digest
 
 
 def without_reorders(graph: Graph) -> Graph:

@@ -34,6 +34,7 @@ from superopt.runtime.node_execution import run_node
 __all__ = ["at_dtype", "bind_sizes", "evaluate_application", "run", "wide"]
 
 MOST_TURNS = 1000  # of a loop: Python takes a millisecond for each, and a condition of the data may never end one
+_KEPT = 1 << 24  # bytes of a weight whose wide elements are kept between nodes
 Run = Callable[[Graph, Mapping[str, np.ndarray]], Sequence[np.ndarray]]
 
 
@@ -144,7 +145,8 @@ def run(
 ) -> dict[str, np.ndarray]:
     """Run a graph in float64, from the meanings; nodes without one run in ONNX Runtime at their own types.
 
-    A weight is read when a node needs it and not kept, and a value is dropped after its last use.
+    A weight is read when a node needs it; a small one that several nodes need is widened once, and kept as a value is,
+    until its last use.
 
     Args:
         graph: the model, in a valid order.
@@ -174,6 +176,7 @@ def run(
             uses[name] = uses.get(name, 0) + 1
     for name in wanted:
         uses[name] = uses.get(name, 0) + 1
+    state.shared = frozenset(name for name, count in uses.items() if count > 1)
     for position in needed:
         if time.monotonic() > deadline:
             raise OutOfTime("the time ran out while the reference ran")
@@ -216,6 +219,7 @@ class _Run:
     values: dict[str, tuple[np.ndarray, DType | None]]  # computed values: wide elements, and their own element type
     moved: Callable[[np.ndarray], np.ndarray] | None
     deadline: float = float("inf")
+    shared: frozenset[str] = frozenset()  # names that several nodes read
 
     @cached_property
     def bodies(self) -> Mapping[int, Mapping[str, ControlFlowBody]]:
@@ -240,6 +244,9 @@ class _Run:
             dtype = declared.dtype if isinstance(declared, TensorType) else None
         elif weight is not None and weight.data is not None:
             array, dtype = weight.data.numpy(), weight.type.dtype
+            if dtype.is_float and name in self.shared and array.nbytes <= _KEPT:
+                array = wide(array, dtype)
+                self.values[name] = (array, dtype)
         else:
             raise UsageError(f"input {printable(name)!r} was not given")
         return array, dtype

@@ -7,7 +7,8 @@ from superopt import formats
 from superopt.cost import ONNX_RUNTIME_CPU
 from superopt.cost.backend_capabilities import SUPEROPT_CUDA
 from superopt.cost.measurement_record import key_of
-from superopt.ir.graph import Graph, Node, Value, Weight, constant
+from superopt.formats.weight_data import RandomWeightData
+from superopt.ir.graph import ArrayWeightData, Graph, Node, Value, Weight, constant
 from superopt.ir.types import DType, TensorType
 from superopt.runtime.executed_graph import first_of_equals, lowered
 from superopt.runtime.synthetic_tensors import sample
@@ -80,6 +81,28 @@ def test_equal_weights_are_held_once():
     assert first_of_equals([ones, Weight("w", ones.type, None)]) == {"a": "a", "w": "w"}  # unknown elements may differ
     assert first_of_equals([]) == {}
     assert first_of_equals([text, text])
+
+
+def test_weights_that_differ_at_their_ends_are_not_read_through():
+    class Counted(ArrayWeightData):
+        read = 0
+
+        @property
+        def digest(self) -> str:
+            Counted.read += 1
+            return ArrayWeightData(self.array).digest
+
+    def of(name: str, *elements: int) -> Weight:
+        array = np.zeros(1000, np.float32)
+        array[list(elements)] = 1.0
+        return Weight(name, constant(name, array).type, Counted(array))
+
+    assert first_of_equals([of("a", 0), of("b", 999), of("c")]) == {"a": "a", "b": "b", "c": "c"}
+    assert Counted.read == 0
+    inside = [of("a"), of("b", 500), of("c")]
+    assert first_of_equals(inside) == {"a": "a", "b": "b", "c": "a"}
+    drawn = Weight("r", inside[0].type, RandomWeightData(inside[0].type, 1, 0.0, 1.0))  # ones, like what is stored
+    assert first_of_equals([of("a", *range(1000)), drawn]) == {"a": "a", "r": "a"}
 
 
 def test_kernels_of_one_name_share_a_packed_weight():

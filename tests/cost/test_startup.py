@@ -41,6 +41,9 @@ def test_optimising_loads_no_gpu_library_no_prover_and_no_library_of_graphs():
             "superopt.verifier.prover.prover",
             "superopt.verifier.equivalence.graphs",
             "superopt.discovery",
+            "superopt.assignment.solver",
+            "superopt.formats.opset_conversion",
+            "highspy",
         }
         & loaded
     )

@@ -379,3 +379,27 @@ def test_what_an_earlier_search_computed_of_a_weight_is_computed_on_in_the_next(
     assert [n.op for n in second.nodes] == ["Mul", "Relu"]
     feeds = feeds_of(model)
     np.testing.assert_allclose(as_run(typed(second), feeds)["y"], as_run(typed(model), feeds)["y"], rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32])
+@pytest.mark.parametrize("alone", [False, True])
+def test_what_rounding_loses_is_that_of_every_element(dtype: DType, alone: bool) -> None:
+    half = {DType.FLOAT16: 2.0**-11, DType.BFLOAT16: 2.0**-8, DType.FLOAT32: 2.0**-24}[dtype]
+    verdicts = set()
+    for exponent in range(-160, 190, 3):
+        reals = RNG.standard_normal(16) * 2.0 ** (exponent - RNG.integers(0, 60, 16))
+        source, kind = ArrayWeightData(reals), TensorType(DType.FLOAT64, (16,))
+        step = ProgramStep("Neg", ("k",), (), ("y",), None, "")
+        types = {"k": kind, "y": TensorType(dtype, (16,))}
+        found = rounding_loss(FoldedWeightData((step,), {"k": source}, types, "y"), alone)
+        with np.errstate(over="ignore"):
+            rounded = reals.astype(dtype.numpy).astype(np.float64)
+        size, error = np.abs(reals), np.abs(rounded - reals)
+        worst = error[error > 2 * half * size].max(initial=0.0) if alone else error.max()
+        if not np.isfinite(rounded).all():
+            expected = "leaves the range"
+        else:
+            expected = "too small" if worst > 2 * half * size.max() * (half if alone else 1.0) else ""
+        assert (expected in found) if expected else not found
+        verdicts.add(expected)
+    assert verdicts == {"leaves the range", "too small", ""}

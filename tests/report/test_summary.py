@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import io
+import pickle
 import re
 from dataclasses import replace
 from math import inf
 from typing import Any
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 from rich.console import Console
 
+from superopt.ir.graph import Graph, constant, structural_hash
 from superopt.report import (
     CheckReport,
     CostReport,
@@ -21,6 +24,7 @@ from superopt.report import (
     PairedMeasurement,
     Report,
     ResourceUsageReport,
+    ResultDigest,
     SearchStatistics,
     StatusReason,
     VerificationReport,
@@ -48,6 +52,27 @@ ESTIMATED = replace(FASTER, target="profile:cpu-epyc-2core", measured=None)
 SIMPLER = replace(FASTER, measured=replace(RACED, ratio=1.002), reason=StatusReason("simpler", "…"))
 CUT = "the search stopped after 3 s, before it was complete; run it longer to continue (a time limit of 6 s)"
 UNCHANGED = replace(FASTER, status="unchanged", measured=None, reason=StatusReason("time", CUT))
+
+
+def test_the_digest_of_the_result_is_computed_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = Graph("g", (), (), (constant("w", np.ones(3, np.float32)),), (), {"": 18})
+    asked: list[Graph] = []
+
+    def counted(of: Graph) -> str:
+        asked.append(of)
+        return structural_hash(of)
+
+    monkeypatch.setattr("superopt.report.optimization_report.structural_hash", counted)
+    report = replace(FASTER, result=ResultDigest(graph))
+    assert report.summary
+    assert asked == []
+    assert report.json()["result"] == {"digest": structural_hash(graph)}
+    assert report.json() == replace(FASTER, result=ResultDigest(graph)).json()
+    assert len(asked) == 2
+    copied = pickle.loads(pickle.dumps(report))
+    assert copied == report
+    assert copied.result.digest == structural_hash(graph)
+    assert FASTER.json()["result"] is None
 
 
 @pytest.mark.parametrize(

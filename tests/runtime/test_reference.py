@@ -57,6 +57,24 @@ def test_weights_are_read_only_when_needed():
     assert fed["z"].tolist() == [5, 5, 5]
 
 
+@pytest.mark.parametrize("dtype", [DType.FLOAT16, DType.FLOAT32])
+def test_a_weight_of_several_nodes_is_read_once_and_means_the_same_to_each(dtype: DType):
+    kind = TensorType(dtype, (3,))
+    held = Counting(np.array([0.1, 2, -3], dtype.numpy))
+    nodes = (
+        Node("m", "Mul", ("x", "w"), ("p",)), Node("a", "Add", ("p", "w"), ("s",)),
+        Node("i", "Identity", ("w",), ("v",)), Node("d", "Sub", ("s", "v"), ("y",)),
+    )  # fmt: skip
+    graph = Graph("g", (Value("x", kind),), (Value("y", kind),), (Weight("w", kind, held),), nodes, {"": 18})
+    before = held.reads
+    found = run(graph, {"x": np.array([1, 1, 2], dtype.numpy)})["y"]
+    wide = held.array.astype(np.float64)
+    np.testing.assert_array_equal(found, wide * [1, 1, 2] + wide - wide)
+    inferred = run(graph, {"x": np.array([1, 1, 2], dtype.numpy)}, outputs=["p"])  # one node reads it
+    np.testing.assert_array_equal(inferred["p"], wide * [1, 1, 2])
+    assert held.reads - before <= 4  # inference may look at a small one
+
+
 def test_missing_inputs_are_named():
     with pytest.raises(UsageError, match="'x' was not given"):
         run(chain(1), {})

@@ -14,11 +14,11 @@ from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import combinations
 from math import exp, hypot, isinf
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from superopt.assignment import AssignmentSolverPolicy as SolverPolicy
-from superopt.assignment import StrategyAssignmentProblem, evaluate, solve
 from superopt.cost.measurement_record import CostEstimate
 from superopt.errors import InvalidModel, ResourceLimit
 from superopt.extraction.enode_costs import ENodeCostModel
@@ -37,6 +37,9 @@ from superopt.passes.layouts.operator_layouts import (
     unchanged,
 )
 from superopt.program.graph_program import GraphProgram, ProgramStep
+
+if TYPE_CHECKING:
+    from superopt.assignment import StrategyAssignmentProblem
 
 __all__ = ["POLICY", "LayoutPolicy", "chosen_forms", "transposes_of"]
 
@@ -366,6 +369,8 @@ class _Choice:
                     yield steps[fused.maker], steps[i], _integers(lost)
 
     def _problem(self) -> StrategyAssignmentProblem:
+        from superopt.assignment import StrategyAssignmentProblem  # here, because few programs come to a choice
+
         steps = {i: number for number, i in enumerate(self.forms)}
         values = {v: len(steps) + number for number, v in enumerate(self.values)}
         costs = [_integers(self._form_costs(i)) for i in self.forms]
@@ -383,6 +388,8 @@ class _Choice:
 
     def solved(self) -> Mapping[int, OperatorLayout] | None:
         """The forms of a choice that costs less than the steps as they are; ``None`` where none was found."""
+        from superopt.assignment import evaluate, solve  # here, because few programs come to a choice
+
         problem = self._problem()
         own = ((unchanged(self.program.types[v].rank or 0), sets) for v, sets in self.sets.items())
         as_is = [*(0 for _ in self.forms), *(sets.index((layout,)) for layout, sets in own)]
