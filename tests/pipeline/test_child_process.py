@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import signal
@@ -101,9 +102,11 @@ def test_where_the_system_gives_none_this_process_searches(monkeypatch: pytest.M
         monkeypatch.setattr(os, "fork", refuses)
     else:
         monkeypatch.setattr(child_process_search, "SharedScratchFile", refuses)
+    gc.collect()  # what other tests have left open
     files = len(os.listdir("/proc/self/fd"))
     assert [n.op for n in searched(folding()).graph.nodes] == ["Conv", "Relu"]
-    assert len(os.listdir("/proc/self/fd")) == files
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= files
 
 
 def test_the_result_is_the_one_that_this_process_finds(monkeypatch: pytest.MonkeyPatch) -> None:
