@@ -87,6 +87,7 @@ def explain(
         target=target, runtime=runtime, time_limit=time_limit, sizes=parse_dims(dim or []), floats=floats,
         effort=effort, rules=rules,
     )  # fmt: skip
+    options.validate(flags=True)
     console = err() if "-" in (output, report_json) else out()
     if rule is not None:
         with ModelInputPath(model) as path, ProgressReporter() as progress:

@@ -95,6 +95,8 @@ REFUSED: dict[str, tuple[int, str]] = {
        for n in ("N", "N=", "=8", "N=0", "N=-1", "N=1.5", "N=٣", "N=99999999999999999999")},
     "inspect m.onnx --dim N=1 --dim N=2": (2, "--dim gives 'N' two sizes: 1 and 2"),
     "cost m.onnx --top -1": (2, "--top"),
+    "explain m.onnx --effort fast": (2, "--effort 'fast' is none of quick, default, thorough"),
+    "explain m.onnx --float loose": (2, "--float 'loose' is none of strict, standard, fast"),
     "verify m.onnx m.json --trials 0": (2, "--trials"),
     "rules prove --all --workers 0": (2, "--workers"),
     "corpus run --workers -1": (2, "--workers"),
