@@ -9,17 +9,12 @@ import re
 from pathlib import Path
 
 import pytest
+from source_files import ROOT, sources
 
-ROOT = Path(__file__).parents[2]
-ROOMS = ("superopt", "server", "verifier", "rules", "lab")
 RAISES = re.compile(r"^( *)Raises:\n((?:\1    .*\n|\n)+)", re.MULTILINE)
 NAMED = r"^{}    ([A-Z]\w+(?:, [A-Z]\w+)*):"
 CLASS = re.compile(r"^ *class (\w+)", re.MULTILINE)
 IMPORTED = re.compile(r"^ *from \S+ import (?:\(([^)]*)\)|(.*))", re.MULTILINE)  # of another package
-
-
-def sources() -> list[Path]:
-    return [p for room in ROOMS for p in sorted((ROOT / room).rglob("*.py")) if "node_modules" not in p.parts]
 
 
 def test_errors_that_are_documented_exist() -> None:

@@ -22,6 +22,7 @@ from typing import Any
 import onnx.defs
 import pytest
 import typer
+from source_files import sources
 from typer.testing import CliRunner
 
 from superopt.cli import app
@@ -56,7 +57,7 @@ NOT_RUN = {  # the beginning of a command → why the test leaves it out
     "superopt train-step": "seconds; tests/cli/test_gradients.py",
 }
 PYTHON_NOT_RUN = {"service.md": "needs a running service; tests/server/test_client.py"}
-ROOMS = ("superopt", "server", "verifier", "rules", "tests", "lab")  # three of them are linked into the first
+DEFINED = re.compile(r"^ *class (\w+)|^ *([A-Z_]\w+)(?:: [^=\n]+)? = ", re.MULTILINE)  # classes and constants
 HEADERS = ("Accept", "Host", "Location")  # of HTTP
 GENERATED = re.compile(r"<!-- table: .*?<!-- end of table -->", re.DOTALL)
 
@@ -178,23 +179,25 @@ def test_files_that_are_named_exist(page: Path) -> None:
 
 
 @cache
-def defined() -> Mapping[str, frozenset[str]]:
-    """Classes and constants of the repository, and the methods and fields of the classes."""
-    found: dict[str, frozenset[str]] = {}
-    for room in ROOMS:
-        for path in sorted((ROOT / room).rglob("*.py")):
-            for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-                if isinstance(node, ast.ClassDef):
-                    members = {n.name for n in node.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)}
-                    members |= {
-                        n.target.id
-                        for n in node.body
-                        if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)
-                    }
-                    found[node.name] = found.get(node.name, frozenset()) | members
-                elif isinstance(node, ast.Assign | ast.AnnAssign):
-                    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                    found |= {t.id: frozenset() for t in targets if isinstance(t, ast.Name)}
+def texts() -> Mapping[Path, str]:
+    return {p: p.read_text("utf-8") for p in sources()}
+
+
+@cache
+def defined() -> frozenset[str]:
+    """Classes and constants of the repository, by the text: to parse all of it takes seconds."""
+    return frozenset(name for text in texts().values() for pair in DEFINED.findall(text) for name in pair if name)
+
+
+def members(name: str) -> set[str]:
+    """Methods and fields of the classes of a name."""
+    found = set[str]()
+    for text in texts().values():
+        if f"class {name}" not in text:
+            continue
+        for node in (n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.ClassDef) and n.name == name):
+            found |= {n.name for n in node.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)}
+            found |= {n.target.id for n in node.body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)}
     return found
 
 
@@ -204,10 +207,10 @@ def test_classes_and_modules_that_are_named_exist(page: Path) -> None:
     operators = {schema.name for schema in onnx.defs.get_all_schemas()}
     words = {*operators, *HEADERS, *(p.name for p in ROOT.iterdir())}
     assert [n for n in re.findall(r"`([A-Z][a-z]+(?:[A-Z][a-z]*)*)`", text) if n not in {*defined(), *words}] == []
-    modules = {p.name for room in ROOMS for p in (ROOT / room).rglob("*.py")}
+    modules = {p.name for p in (*texts(), *(ROOT / "tests").rglob("*.py"))}
     assert [n for n in re.findall(r"`(\w+\.py)`", text) if n not in modules] == []
     for name, member in re.findall(r"`([A-Z][a-z]+(?:[A-Z][a-z]*)*)\.([a-z_]\w*)`", text):
-        assert member in defined().get(name, ()), f"{name}.{member}"
+        assert member in members(name), f"{name}.{member}"
 
 
 def test_the_path_of_one_model_is_that_of_the_code() -> None:
