@@ -96,6 +96,9 @@ Effort = Annotated[
         help="how much work the search and the benchmark may do; quick: greedy, by prices; nothing is timed",
     ),
 ]
+Rules = Annotated[
+    Path | None, typer.Option("--rules", metavar="DIR", help="a library of rules used besides the built-in one")
+]
 Floats = Annotated[
     str,
     typer.Option(

@@ -17,6 +17,7 @@ from superopt.cli.command_utilities import (
     Dims,
     Json,
     ProgressReporter,
+    Rules,
     err,
     going_on,
     out,
@@ -59,7 +60,6 @@ Workers = Annotated[
     typer.Option(min=0, max=MOST_WORKERS, help="how many models run at once; 0: one a core, as far as memory allows"),
 ]
 Disable = Annotated[list[str] | None, typer.Option(metavar="RULE", help="leave out a rule or a family")]
-Rules = Annotated[Path | None, typer.Option(metavar="DIR", help="a library of rules used besides the built-in one")]
 Measure = Annotated[
     bool, typer.Option("--measure", help="also time input and result side by side; times decide nothing here")
 ]

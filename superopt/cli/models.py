@@ -21,6 +21,7 @@ from superopt.cli.command_utilities import (
     Model,
     ModelInputPath,
     ProgressReporter,
+    Rules,
     Runtime,
     Seed,
     Target,
@@ -51,9 +52,7 @@ def explain(
     dim: Dims = None,
     floats: Floats = "standard",
     effort: Effort = "default",
-    rules: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="a library of rules used besides the built-in one")
-    ] = None,
+    rules: Rules = None,
     made: Annotated[
         str | None,
         typer.Option("--result", metavar="MODEL", help="the result of an earlier run; MODEL is not optimized again"),

@@ -25,6 +25,7 @@ from superopt.cli.command_utilities import (
     Model,
     ModelInputPath,
     ProgressReporter,
+    Rules,
     Runtime,
     Seed,
     Target,
@@ -77,9 +78,7 @@ def optimize(
         ),
     ] = None,
     seed: Seed = 0,
-    rules: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="a library of rules used besides the built-in one")
-    ] = None,
+    rules: Rules = None,
     enable: Annotated[list[str] | None, typer.Option(metavar="RULE", help="use only these rules or families")] = None,
     disable: Annotated[
         list[str] | None,

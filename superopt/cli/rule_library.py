@@ -13,6 +13,7 @@ from superopt.cli.algorithms import show_algorithm
 from superopt.cli.command_utilities import (
     Force,
     Json,
+    Rules,
     err,
     out,
     write_json,
@@ -23,12 +24,9 @@ from superopt.ir.errors import NotEquivalent, UsageError, printable
 if TYPE_CHECKING:
     from superopt.rules import Rule, RuleLibrary
 
-__all__ = ["Rules", "app"]
+__all__ = ["app"]
 
 app = typer.Typer(no_args_is_help=True, help="The rule library: list, show, prove, certify, export.")
-
-
-Rules = Annotated[Path | None, typer.Option("--rules", metavar="DIR", help="a library used besides the built-in one")]
 
 
 @app.command("list")

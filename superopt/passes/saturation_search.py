@@ -179,7 +179,7 @@ def search(
         for search_pass in PASSES:
             before = run.program
             search_pass.run(run)
-            run.attribute(search_pass.name, before)
+            run.record_written_steps(search_pass.name, before)
     except KeyboardInterrupt:
         run.stopped = "interrupted"
     return run.result()
@@ -319,7 +319,7 @@ class _Run:
             us += self.pricer.alone((node.operator.name, attributes, types, tuple(a in fixed for a in node.args)))
         return us
 
-    def attribute(self, name: str, before: GraphProgram) -> None:
+    def record_written_steps(self, name: str, before: GraphProgram) -> None:
         """Record which steps a pass wrote.
 
         Args:

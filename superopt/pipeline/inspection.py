@@ -13,7 +13,7 @@ from superopt.ir.graph import Graph
 from superopt.ir.symbolic_size_binding import sizes_fed
 from superopt.ops.shape_inference import infer
 from superopt.passes.rule_matches import RuleDirectionMatches, matches_of
-from superopt.pipeline.optimization import load, select_rules
+from superopt.pipeline.optimization import chosen_rules, load
 from superopt.pipeline.options import Options, Progress, quiet
 from superopt.pipeline.shape_defaults import default_sizes
 from superopt.report.inspection import facts_of
@@ -88,10 +88,11 @@ def rule_matches(
         found = matches_of(
             graph, infer(graph), library[rule], prices, floats=library.floats(options.floats), sizes=sizes
         )
-    used = select_rules(options)
+    used = chosen_rules(options)
+    searched = rule in (used if used.chosen is None else used.chosen)
     return {
         "format": "superopt.rule-matches", "version": 1, "rule": rule, "verdict": library.verdict_name(rule),
-        "float": options.floats, "effort": options.effort, "searched": rule in {r.id for r in used.admitted},
+        "float": options.floats, "effort": options.effort, "searched": searched,
         "target": options.target, "directions": [_direction(d) for d in found],
     }  # fmt: skip
 

@@ -36,7 +36,7 @@ from superopt.verifier.z3_solver import require_solver
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["Result", "is_proto", "load", "optimize", "select_rules"]
+__all__ = ["Result", "chosen_rules", "is_proto", "load", "optimize", "select_rules"]
 
 
 def load(model: str | Path | bytes | onnx.ModelProto | Graph) -> Graph:
@@ -128,12 +128,30 @@ def select_rules(options: Options, operators: Collection[str] = REGISTRY) -> Rul
     """The library the options ask for. Rules of the user's own are proved, or tested exactly, before they are used.
 
     Args:
+        options: settings.
+        operators: of the model, by their records.
+
+    Raises:
+        RuleError: a rule does not parse, is false (the message holds the counterexample), or cannot be shown true.
+    """
+    library = chosen_rules(options, operators)
+    if options.rules is None:
+        return library
+    from superopt.verifier.admission import admit  # here, because it loads Z3, which most runs do not need
+
+    return admit(library)
+
+
+def chosen_rules(options: Options, operators: Collection[str] = REGISTRY) -> RuleLibrary:
+    """The library the options ask for, with the verdicts that are stored: nothing is proved.
+
+    Args:
         options: settings. Where the effort uses peepholes only, and unless they enable rules by name, these are chosen,
             and rules of the user's own.
         operators: of the model, by their records.
 
     Raises:
-        RuleError: a rule does not parse, is false (the message holds the counterexample), or cannot be shown true.
+        RuleError: a rule does not parse.
     """
     others = (ALGORITHMS, VALUES)
     disabled = tuple(name for name in options.disable if name not in others)
@@ -144,11 +162,7 @@ def select_rules(options: Options, operators: Collection[str] = REGISTRY) -> Rul
     if peepholes_only:
         left = load_library().rules.keys() - peephole_library(operators).rules.keys()
         library = replace(library, chosen=frozenset(library if library.chosen is None else library.chosen) - left)
-    if options.rules is None:
-        return library
-    from superopt.verifier.admission import admit  # here, because it loads Z3, which most runs do not need
-
-    return admit(library)
+    return library
 
 
 def _refuse_opaque(graph: Graph, typing: InferredTypes) -> None:

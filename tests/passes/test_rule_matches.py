@@ -19,11 +19,13 @@ from superopt.ops.shape_inference import infer
 from superopt.passes.deliberate_rounding import guard_deliberate_rounding
 from superopt.passes.rule_matches import RuleDirectionMatches, matches_of
 from superopt.pipeline import rule_matches
+from superopt.pipeline.optimization import select_rules
 from superopt.pipeline.options import Options
 from superopt.program.graph_program import program_of
 from superopt.regions.region_egraph import lower, region_of
 from superopt.rules import load_library
 from superopt.rules.peepholes import peephole_library
+from superopt.rules.scanner import RuleError
 
 LIBRARY = load_library()
 PRICES = ProfileCostModel(load_profile("cpu-epyc-2core"))
@@ -119,6 +121,19 @@ def test_the_data_say_whether_the_effort_uses_the_rule() -> None:
     assert rule_matches(normalised(), "batchnorm-cde9", options=options)["searched"]
     assert not rule_matches(normalised(), left, options=options)["searched"]
     assert rule_matches(normalised(), left, options=replace(options, effort="default"))["searched"]
+
+
+def test_a_rule_of_the_user_s_is_shown_before_it_is_proved(tmp_path: Path) -> None:
+    """A false one too: where it matches is what its author asks for, and only an optimisation needs a proof."""
+    (tmp_path / "own.toml").write_text(
+        '[[rule]]\nid = "false"\nforall = { x = "f[...]" }\nlhs = ["Relu(x)"]\nrhs = ["x"]\n', encoding="utf-8"
+    )
+    options = Options(target="profile:cpu-epyc-2core", rules=tmp_path)
+    found = rule_matches(normalised(), "false", options=options)
+    assert found["searched"]
+    assert found["verdict"] != "proved_all_sizes"
+    with pytest.raises(RuleError):
+        select_rules(options)
 
 
 def test_a_rule_that_is_not_there_is_refused() -> None:
